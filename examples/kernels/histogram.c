@@ -1,7 +1,7 @@
-/* Counts how often each value occurs among 16-bit samples.
+/* Histogram of 16-bit samples.
  *
- * Arguments: 0: offset of the samples, 1: their number, 2: offset of the counters, 65536 of 32 bits, which are
- * added to. Results: 0: samples counted, 1: the value that occurs most often.
+ * Arguments: 0: offset of the samples, 1: their number, 2: offset of 65536 counters of 32 bits, to which the
+ * kernel adds. Results: 0: samples counted, 1: the most frequent value.
  *
  *     clang --target=wasm32 -mbulk-memory -O2 -nostdlib -Wl,--no-entry -Wl,--export=run \
  *         -o histogram.wasm histogram.c

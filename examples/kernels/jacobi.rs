@@ -1,5 +1,5 @@
-//! Five-point Jacobi sweeps over a float32 grid, one after the other: what the built-in `stencil` computes, bit
-//! for bit. It can be stopped after any 64 rows, and go on from there on another card.
+//! Five-point Jacobi sweeps over a float32 grid: the same result as the built-in kernel `stencil`, bit for
+//! bit. The run can stop after any 64 rows and resume on another card.
 //!
 //! Arguments: 0: rows, 1: columns, 2: offset of the grid, 3: offset of a second one of the same size, 4: sweeps.
 //! Result: 0: offset of the grid that holds the result.
@@ -27,7 +27,7 @@ extern "C" fn run() {
     // SAFETY: two ranges that do not overlap; every bit pattern is a number.
     let mut planes: [&mut [f32]; 2] = unsafe { [memory(grids[0], cells), memory(grids[1], cells)] };
 
-    // State: whether there is any, sweeps done, rows done of the next.
+    // State: 1 if there is any, sweeps done, rows done of the next.
     let mut state = resume().unwrap_or_default();
     if state[0] == 0 {
         state[0] = 1;
@@ -66,7 +66,7 @@ fn one(from: &[f32], to: &mut [f32], row: usize, columns: usize) {
     let line = |row: usize| &from[row * columns..][..columns];
     let (north, here, south) = (line(row - 1), line(row), line(row + 1));
     let inner = columns - 2;
-    // Slices of one length each, so that the compiler makes vectors of it.
+    // Slices of equal length, so that the compiler vectorises the loop.
     let (north, south) = (&north[1..][..inner], &south[1..][..inner]);
     let (west, east) = (&here[..inner], &here[2..][..inner]);
     let to = &mut to[row * columns + 1..][..inner];

@@ -1,4 +1,4 @@
-//! What a kernel can ask of its region; docs/kernels.md says more. Put this file beside your kernel.
+//! Imports of a kernel from its region (docs/kernels.md). Put this file beside your kernel.
 
 #![allow(dead_code)]
 
@@ -33,8 +33,8 @@ pub fn refuse(index: u32) -> ! {
     core::arch::wasm32::unreachable()
 }
 
-/// Card memory from `offset` on as `count` values of `T`. Ends the run if it is not all in banks that the run
-/// was given, or not aligned.
+/// Card memory from `offset` on as `count` values of `T`. Ends the run unless the whole range is aligned and
+/// in granted banks.
 ///
 /// # Safety
 /// No other slice of the same memory is in use. `T` has no invalid values.
@@ -56,7 +56,7 @@ pub fn result(index: u32, value: u64) {
     import_result(index, value);
 }
 
-/// Shows how far the run has come, in your own measure.
+/// Publishes the progress of the run, in units of the kernel.
 pub fn progress(done: u64) {
     import_progress(done);
 }
@@ -66,14 +66,14 @@ pub fn traffic(read: u64, written: u64) {
     import_traffic(read, written);
 }
 
-/// A place where the run may be stopped or held; with the banks, these words must suffice to go on from here.
-/// Reach one at least every 100 ms.
+/// A safe point, at which the run may be stopped or paused. With the banks, `state` must suffice to resume
+/// from here. Reach one at least every 100 ms.
 pub fn safe_point(state: &[u64; 16]) {
     // SAFETY: the region reads sixteen words.
     unsafe { import_safe_point(state) }
 }
 
-/// The state to go on from, if the run is to continue another one.
+/// The state to resume from, if this run resumes another one.
 pub fn resume() -> Option<[u64; 16]> {
     let mut state = [0; 16];
     // SAFETY: the region writes sixteen words.

@@ -1,4 +1,4 @@
-//! The smallest kernel that does something: adds a number to each 32-bit word of a range of card memory.
+//! A minimal kernel: adds a number to each 32-bit word of a range of card memory.
 //!
 //! Arguments: 0: offset of the range, 1: number of words, 2: the number. Result: 0: words changed.
 //!

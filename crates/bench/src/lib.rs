@@ -1,4 +1,4 @@
-//! Benchmarks as commands: each figure stands beside a baseline that the same run measured.
+//! Benchmarks as commands: the same run measures each figure and its baseline.
 //!
 //! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported as medians.
 //! [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`] writes as JSON lines
@@ -27,9 +27,9 @@ pub struct Benchmark {
     pub name: &'static str,
     /// A heading.
     pub title: &'static str,
-    /// What the figures are.
+    /// Description of the figures.
     pub measures: &'static str,
-    /// What the figures are compared with.
+    /// Description of the baseline.
     pub baseline: &'static str,
     /// The command that runs it.
     pub command: &'static str,

@@ -22,7 +22,7 @@ pub(crate) fn allocate(pages: Pages, len: usize) -> io::Result<Mapping> {
     if pages == Pages::Huge {
         mapping.prefault(0, len)?;
     }
-    // SAFETY: the mapping has `len` bytes, and nobody else has it.
+    // SAFETY: the mapping has `len` bytes, and no other thread has it.
     unsafe { mapping.base().write_bytes(1, len) };
     Ok(mapping)
 }
@@ -50,7 +50,8 @@ pub fn memcpy(pages: Pages, block: usize, source: usize, window: usize, time: Du
 /// As [`memcpy`].
 ///
 /// # Safety
-/// The first range is readable, the second one writable, and they do not overlap. Nobody else accesses them meanwhile.
+/// The first range is readable, the second one writable, and they do not overlap. No other thread accesses
+/// them meanwhile.
 pub unsafe fn memcpy_between(
     (from, source): (*const u8, usize),
     (to, window): (*mut u8, usize),
@@ -155,7 +156,7 @@ pub fn two_thread_memcpy(pages: Pages, block: usize, time: Duration) -> io::Resu
         while request.0[3].load(Ordering::Acquire) != message {
             std::hint::spin_loop();
         }
-        // SAFETY: `block` bytes of each, and nobody else accesses either.
+        // SAFETY: `block` bytes of each, and no other thread accesses either.
         unsafe { black_box(to.base()).copy_from_nonoverlapping(black_box(from.base()), block) };
         completion.0[0].store(request.0[0].load(Ordering::Relaxed), Ordering::Relaxed);
         completion.0[3].store(message + 1, Ordering::Release);

@@ -1,4 +1,4 @@
-//! `docs/benchmarks.md`: results files of all machines as one document.
+//! `docs/benchmarks.md`: one document from the results files of all machines.
 //!
 //! The repository keeps results files in `docs/benchmarks/MACHINE/NAME.jsonl`. The document is a function of these files
 //! and of [`BENCHMARKS`] alone.

@@ -86,7 +86,7 @@ impl Header {
     }
 }
 
-/// What a command prints; `None` if it fails.
+/// The output of a command; `None` if it fails.
 fn output_of(program: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(program).args(arguments).output().ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
@@ -111,20 +111,20 @@ pub enum ResultsError {
     Io {
         /// The file or folder.
         path: PathBuf,
-        /// What the operating system reported.
+        /// The operating system's error.
         cause: std::io::Error,
     },
     /// The file could not be saved.
     #[error(transparent)]
     Save(#[from] SaveError),
-    /// A line is not what it has to be.
+    /// A line is invalid.
     #[error("{}, line {line}: {cause}; run the benchmark again", path.display())]
     Line {
         /// The file.
         path: PathBuf,
         /// The line, from 1.
         line: usize,
-        /// What is wrong.
+        /// The error of the JSON parser.
         cause: serde_json::Error,
     },
     /// The file has no header.
@@ -164,7 +164,7 @@ impl Results {
         text
     }
 
-    /// Writes the file; it is the old one or the whole new one.
+    /// Replaces the file atomically: readers see the old file or the whole new one.
     ///
     /// # Errors
     /// [`ResultsError`].

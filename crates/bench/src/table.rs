@@ -9,7 +9,7 @@ use crate::Benchmark;
 /// One measured figure. In JSON: `{"name","value","unit","baseline","ratio"}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// What was measured, for example `WRITE 64 KiB, perftest`.
+    /// The measured quantity, for example `WRITE 64 KiB, perftest`.
     pub name: String,
     /// The median over all rounds.
     pub value: f64,

@@ -16,7 +16,7 @@ pub enum ToolError {
         program: String,
         /// The Debian package with it.
         package: &'static str,
-        /// What the operating system reported.
+        /// The operating system's error.
         cause: std::io::Error,
     },
     /// A side exited with an error, or ran into the time limit.
@@ -26,9 +26,9 @@ pub enum ToolError {
         program: String,
         /// `server` or `client`.
         side: &'static str,
-        /// How it ended.
+        /// Its exit status, or the time limit.
         end: String,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
     /// The client printed no row of results.
@@ -36,7 +36,7 @@ pub enum ToolError {
     NoResult {
         /// The tool with its arguments.
         program: String,
-        /// What it printed.
+        /// Its output.
         output: String,
     },
 }
@@ -62,9 +62,9 @@ pub fn retry_clock_calibration<T, E: std::fmt::Display>(
 /// A tool with the arguments and the environment of its server and its client.
 #[derive(Clone, Debug)]
 pub struct ToolPair {
-    /// For example `ib_write_bw`.
+    /// The program, for example `ib_write_bw`.
     pub program: String,
-    /// The Debian package that has it.
+    /// The Debian package that contains it.
     pub package: &'static str,
     /// Arguments of both sides.
     pub arguments: Vec<String>,
@@ -134,8 +134,8 @@ impl ToolPair {
         }
     }
 
-    /// The command of one side, pinned to a core of its own if there are two: latency depends on the pair of cores, which
-    /// the scheduler would choose anew for each run.
+    /// The command of one side, pinned to a separate core if there are two. Latency depends on the pair of
+    /// cores, and the scheduler would choose another pair for each run.
     fn command(&self, port: u16, server: Option<&str>) -> Command {
         let cores = cores();
         let mut command = match cores.get(usize::from(server.is_some())) {
@@ -177,7 +177,7 @@ impl ToolPair {
         let client = self.command(port, Some("localhost")).spawn().map_err(missing)?;
         let client = self.finish(client, "client");
         if client.is_err() {
-            // Without its client the server would wait forever.
+            // A server without its client would wait forever.
             let _ = server.kill();
         }
         let server = self.finish(server, "server");

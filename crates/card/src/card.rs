@@ -19,7 +19,7 @@ use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
 /// Time between two attempts to connect to a card that is not running yet.
 const RETRY_PERIOD: Duration = Duration::from_millis(5);
 
-/// Time within which a running card answers, even on a busy host.
+/// Time within which a running card answers, also on a busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why a card cannot be opened.
@@ -55,7 +55,7 @@ pub enum OpenError {
     Malformed {
         /// The requested card.
         name: CardName,
-        /// What is wrong with the reply.
+        /// The error in the reply.
         what: &'static str,
     },
     /// A system call failed.
@@ -119,7 +119,7 @@ pub enum CommandError {
         card: CardName,
         /// The region.
         region: usize,
-        /// Why.
+        /// The card's fault.
         fault: Fault,
     },
 }

@@ -84,7 +84,7 @@ pub enum CheckpointError {
     Io {
         /// The file.
         file: PathBuf,
-        /// Why.
+        /// The operating system's error.
         cause: io::Error,
     },
     /// A field of the file is invalid.

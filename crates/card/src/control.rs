@@ -63,7 +63,7 @@ pub struct RunRequest {
 }
 
 impl RunRequest {
-    /// A run with these arguments, all banks and no bounds.
+    /// A run with these arguments, all banks and no limits.
     pub fn new(arguments: &[u64]) -> RunRequest {
         let mut words = [0; WORDS];
         let len = arguments.len().min(WORDS);
@@ -120,8 +120,8 @@ impl RemoteCard {
     pub fn stop(&self, region: u32) -> Result<bool, RemoteError> {
         self.with(|inner| {
             inner.check_region(region)?;
-            // The word of the stop would overwrite that of a start that the region has not read yet. Other commands
-            // wait for the end of the run and may be overwritten.
+            // Wait first: the stop would overwrite the word of a start that the region has not read yet.
+            // Other commands wait for the end of the run and may be overwritten.
             let latest = inner.register(region_register(region, region_at::doorbell))?;
             let starts = [RegionCommand::Start, RegionCommand::Resume].map(|command| command as u64);
             if starts.contains(&(latest & 0xff)) {
@@ -410,7 +410,7 @@ impl Inner {
             self.messages.retain(|message| !is_dma(message) || message.sequence > end);
             return Ok(());
         };
-        // The rest of the ring has to complete before the ring is used again.
+        // The other entries of the ring have to complete before it is used again.
         let producer = self.register(at::dma_producer)?;
         let is_last = |message: &Message| is_dma(message) && message.sequence >= producer;
         self.wait_until(Deadline::after(timeout), |inner| {

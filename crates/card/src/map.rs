@@ -5,11 +5,11 @@
 //!
 //! - A map sees its own loads and stores in program order.
 //! - After [`RemoteMap::release`] returns, every store made before it is in card memory, for kernels, RDMA and
-//!   other maps. Only bytes that were stored to are written, so two clients may store to different bytes of one
+//!   other maps. A release writes only the stored bytes, so two clients may store to different bytes of one
 //!   line.
-//! - After [`RemoteMap::acquire`], loads see what was in card memory at that moment or later; bytes stored here
-//!   and not yet released stay as they are.
-//! - Between an acquire and the next one a load may see any value that the byte had in that time.
+//! - After [`RemoteMap::acquire`], loads see card memory of that moment or later. Local stores that are not
+//!   released yet stay visible.
+//! - Between two acquires a load may see any value that the byte had in that time.
 //!
 //! The usual pattern: one side stores, releases, and signals (by a doorbell, a message, a word in memory). The other
 //! side receives the signal, acquires, and loads.

@@ -245,7 +245,7 @@ impl Ring {
     }
 }
 
-/// Registers this process as one that the card has to wake.
+/// Registers this process as a waiter that the card has to wake.
 struct InterruptWaiter<'a>(&'a AtomicU32);
 
 impl<'a> InterruptWaiter<'a> {

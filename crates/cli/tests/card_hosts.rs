@@ -1,5 +1,5 @@
-//! Cards on hosts of their own: leases, kernels, interrupts, copies and a stencil over the network between three hosts, and
-//! what happens when a cable is cut in the middle.
+//! Cards on separate hosts: leases, kernels, interrupts, DMA transfers and a stencil over a network of three
+//! hosts. Network links are cut during operations.
 
 #[path = "common/network.rs"]
 mod network;
@@ -22,12 +22,12 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_millis(800);
 const MEGABYTE: usize = 1 << 20;
 
-/// Environment of a test program that is to be a node on the first host: the network.
+/// Environment variable that makes this test program a node on the first host: the network's name.
 const BE_A_NODE: &str = "MILLSTREAM_TEST_NODE";
 
-/// A card on a host, which ends with this.
+/// A card on a host; dropping this value ends the card.
 struct Card {
-    // `ip netns exec` becomes the card.
+    // `ip netns exec` executes the card in place of itself.
     process: Child,
     address: String,
 }
@@ -60,7 +60,7 @@ impl Drop for Card {
     }
 }
 
-/// Runs one of this program's own tests as a node on the first host.
+/// Runs one of this program's tests as a node on the first host.
 #[track_caller]
 fn as_a_node(test: &str) {
     if !is_root() {
@@ -81,7 +81,7 @@ fn as_a_node(test: &str) {
     println!("{said}");
 }
 
-/// The network, if this process was started on it; else there is nothing to do.
+/// The network, if this process was started as a node; else the test returns at once.
 fn network_around() -> Option<Network> {
     std::env::var(BE_A_NODE).ok().map(Network::made_by_another)
 }
@@ -123,7 +123,7 @@ fn works_on_a_node() {
     one.read(100, &mut back).unwrap();
     assert!(back == mine);
 
-    // A kernel, with its interrupt.
+    // A kernel, and the message at its end.
     one.load(0, KernelSource::Builtin("mix")).unwrap();
     let rung = one.start(0, &RunRequest::new(&[100 << 20 >> 4, 4096, 3])).unwrap();
     let message = loop {
@@ -135,7 +135,7 @@ fn works_on_a_node() {
     assert_eq!((message.kind, message.region, message.cause), (MessageKind::RegionDone, 0, None));
     assert_eq!((message.card, message.values[0]), (one.hello().card, 3));
 
-    // From card to card, without this host.
+    // From card to card; the data does not pass this host.
     let before = received(&network, 1);
     one.connect_peer(0, &cards[1].address).unwrap();
     one.run_dma(&[copy_to(Span::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
@@ -143,7 +143,7 @@ fn works_on_a_node() {
     other.read(4096, &mut back).unwrap();
     assert!(back == mine);
 
-    // A key of a lease that has ended opens nothing, from another host either.
+    // The key of an ended lease is invalid for other hosts, too.
     let stale = copy_to(Span::new(0, 64), &other, 0);
     other.release().unwrap();
     other.acquire(LEASE, PATIENCE).unwrap();
@@ -163,7 +163,7 @@ fn works_on_a_node() {
     assert!(stencil.status.success() && said.contains("every point equals the reference"), "{said}");
 }
 
-/// Bytes that came to a host over its cable.
+/// Bytes that a host has received on its link.
 fn received(network: &Network, host: usize) -> u64 {
     let links = run("ip", &["-n", &network.host(host), "-s", "-j", "link", "show", "wire0"], &[]);
     let links: serde_json::Value = serde_json::from_slice(&links.stdout).unwrap();
@@ -183,7 +183,7 @@ fn is_cut() {
     as_a_node("is_cut");
 }
 
-/// Waits for an error of a cut network: soon, and fatal to the connection.
+/// Checks the error of a cut network: reported soon, and fatal to the connection.
 fn ends<T: std::fmt::Debug>(doing: &str, started: Instant, outcome: Result<T, RemoteError>) {
     let error = outcome.unwrap_err();
     assert!(error.is_fatal(), "{doing}: {error}");
@@ -198,7 +198,8 @@ fn is_cut_on_a_node() {
     let mut cards = vec![Card::serve(&network, 2), Card::serve(&network, 3)];
     let pause = || std::thread::sleep(Duration::from_millis(100));
 
-    // In the middle of a kernel, of a transfer, of a copy to the other card; that one goes on.
+    // The link is cut during a kernel, a transfer, a copy to the other card (the initiator continues), and a
+    // copy from the card.
     for (doing, host) in [("kernel", 2), ("transfer", 2), ("copy", 3), ("copy out", 2)] {
         let [one, other] = [&cards[0], &cards[1]].map(leased);
         let started = std::thread::scope(|scope| {
@@ -248,14 +249,14 @@ fn is_cut_on_a_node() {
             }
             Instant::now()
         });
-        // The card that was cut off becomes free all by itself, and says why; seen from its own host.
+        // The lease of the card without link expires, as the card reports to a client on its own host.
         let cut_off = &cards[host - 2];
         let free = |info: &serde_json::Value| info["lease"]["holder"] == 0;
         let info = until(&network, host, &cut_off.address, free);
         assert_eq!(info["lease"]["end_cause"], Cause::LeaseExpired.to_string(), "{info}");
         println!("{doing}: free {:?} later", started.elapsed());
         if doing == "kernel" {
-            // And it forgets the node that it does not hear any more.
+            // The card also removes the client that it can no longer reach.
             until(&network, host, &cut_off.address, |info| info["lease"]["clients"] == 1);
         }
         network.mend(host);
@@ -265,7 +266,7 @@ fn is_cut_on_a_node() {
         assert!(bytes.iter().all(|byte| *byte == 0), "{doing}: the former holder's data");
     }
 
-    // A stencil goes on when one of its cards is cut off, and again when one is killed: here there is no other left.
+    // A stencil job continues when one of its cards is cut off, and fails when the last one is killed.
     let mut job = stencil(&cards, 1_000_000).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::thread::sleep(Duration::from_secs(1));
     network.cut(3);
@@ -285,7 +286,7 @@ fn is_cut_on_a_node() {
     }
 }
 
-/// What a card says of itself to somebody on its own host, once that is as wanted.
+/// Waits until the state that a card reports on its own host is as wanted; returns it.
 fn until(
     network: &Network,
     host: usize,

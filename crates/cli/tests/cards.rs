@@ -1,4 +1,4 @@
-//! `millstream card` as people use it, on cards in processes of their own.
+//! `millstream card` from the command line, on cards in separate processes.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
@@ -78,8 +78,8 @@ impl User<'_> {
     }
 }
 
-/// Modules that trap, loop and reach for what is not theirs are loaded into one region of a leased card while the other
-/// region and memory are in use; every one ends with its cause, and the next one runs.
+/// Loads kernels that trap, loop or access memory outside their banks into one region of a leased card. The
+/// other region and memory stay in use; each run ends with its cause, and the next one runs.
 #[track_caller]
 fn kernels_that_fail(user: &User<'_>) {
     user.does(&["load", "one", "0", "mix"]);
@@ -125,7 +125,7 @@ fn kernels_that_fail(user: &User<'_>) {
             let region = &user.json(&["info", "one"])["regions"][1];
             assert_eq!((&region["state"], region["cause"].is_null()), (&"Faulted".into(), false), "{region}");
         }
-        // Memory takes and gives bytes meanwhile, and the other region has not noticed.
+        // Memory stays usable, and the other region keeps running.
         user.does(&["put", "one", "8MiB", &file]);
         let len = std::fs::metadata(user.home.join(&file)).unwrap().len();
         user.does(&["get", "one", "8MiB", &len.to_string(), "back"]);
@@ -198,7 +198,7 @@ fn a_session_from_lease_to_restore() {
     assert!(user.fails(&["load", "one", "0", "nonsense"]).contains("it has: "));
     assert!(user.fails(&["load", "one", "5", "mix"]).contains("no region 5"));
 
-    // A run that does not end by itself goes on in a checkpoint, and on the other card.
+    // A running kernel continues after a checkpoint, and also on the other card.
     user.does(&["start", "one", "0", "4MiB", "4096", "0xffffffff"]);
     let watched = user.does(&["watch", "one", "--once"]);
     assert!(watched.contains("mix: running"), "{watched}");
@@ -217,7 +217,7 @@ fn a_session_from_lease_to_restore() {
         user.does(&["lease", card, "--release"]);
     }
     assert!(user.fails(&["lease", "one", "--release"]).contains("acquire its lease first"));
-    // A module of WebAssembly, as text.
+    // A WebAssembly module as text.
     user.does(&["lease", "one"]);
     let module = r#"(module $seven
         (import "millstream_1" "result" (func $result (param i32 i64)))
@@ -227,7 +227,7 @@ fn a_session_from_lease_to_restore() {
     user.does(&["load", "one", "1", "seven.wat"]);
     assert_eq!(user.json(&["start", "one", "1", "--wait", "20"])["results"][0], 7);
     kernels_that_fail(&user);
-    // Somebody else's lease is ended, and then the card passes its test.
+    // Revokes another client's lease; then the card passes its selftest.
     user.does(&["lease", "one", "--revoke"]);
     let tested = user.json(&["selftest", "one"]);
     assert_eq!(tested["passed"], true, "{tested}");
@@ -263,7 +263,7 @@ fn watch_is_a_live_view_of_the_terminals_size() {
     user.does(&["lease", &card.address]);
     user.does(&["load", &card.address, "0", "mix"]);
     user.does(&["start", &card.address, "0", "4MiB", "4096", "0xffffffff"]);
-    // However long a picture takes here: until there are five, then keys, as one would type them.
+    // Sends the keys after five pictures, however long these take.
     let watch = |rows: u32, keys: &[u8]| {
         let program = env!("CARGO_BIN_EXE_millstream");
         let command =
@@ -295,9 +295,9 @@ fn watch_is_a_live_view_of_the_terminals_size() {
     let (seen, status) = watch(60, b"\x03");
     assert!(status.success(), "{status}: {seen:?}");
     let pictures: Vec<_> = seen.split("\x1b[H").skip(1).collect();
-    // The run goes on from picture to picture.
+    // The run progresses from picture to picture.
     assert!(pictures[1].contains("mix: running") && pictures[1] != pictures[3], "{seen:?}");
-    // Twice at once: whether or not the second ends the program before the first, the terminal is as it was.
+    // Two interrupts at once: the terminal is restored even if the second one ends the program first.
     let (small, _) = watch(5, b"\x03\x03");
     let picture = small.split("\x1b[H").nth(2).unwrap();
     assert!(picture.lines().count() == 5 && picture.contains("more lines"), "{picture:?}");

@@ -76,7 +76,7 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     assert_eq!(replayed["trigger"]["decisions_matching"], 3 * 691_200);
     assert_eq!(replayed["not_stored_events"], 90);
 
-    // Read with h5py, and with a second implementation of the input format.
+    // Read the files with h5py, and compare with a second implementation of the input format.
     let mut rows = 0;
     for unit in ["bu0", "bu1"] {
         let mut compare = Command::new(PYTHON);

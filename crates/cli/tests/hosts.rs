@@ -35,8 +35,8 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
         .replace("directory = \".\"", "directory = \"spread\"");
     assert!(spread.contains("listen") && spread.contains("spread"), "{spread}");
     fs::write(folder.join("spread.toml"), spread).unwrap();
-    // The manager and a builder unit with its card on the first host, the other builder unit with its card and a
-    // readout unit on the second, two readout units on the third.
+    // First host: the manager, and a builder unit with its card. Second host: the other builder unit with its
+    // card, and a readout unit. Third host: two readout units.
     let launcher = folder.join("through.sh");
     let script = format!(
         "#!/bin/sh\nhost=1\ncase \"$4 $5\" in\n\"readout 0\" | \"builder 1\" | *card1*) host=2 ;;\nreadout*) host=3 ;;\nesac\n\
@@ -74,7 +74,7 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
     let units =
         ["1 builder", "1 card", "1 manager", "2 builder", "2 card", "2 readout", "3 readout", "3 readout"];
     assert_eq!(places, units);
-    // The payload went over the wire: a third of it comes to the second host from the third.
+    // The payload crossed the network: the second host receives a third of it from the third host.
     let links = run("ip", &["-n", &network.host(2), "-s", "-j", "link", "show", "wire0"], &[]);
     let links: serde_json::Value = serde_json::from_slice(&links.stdout).unwrap();
     let bytes = links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap();

@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 use common::{both, finish, free_port, start};
 use millstream_shm::ports;
 
-/// Waits until somebody listens on the port.
+/// Waits until a process listens on the port.
 fn wait_for_listener(port: &str) {
     let port = port.parse().expect("a port");
     assert!(ports::wait_for_listener(port, Duration::from_secs(20)), "nobody listens on port {port}");
 }
 
-/// Server and client of a program; what the client printed.
+/// Runs server and client of a program. Returns the client's output.
 fn pair(program: &[&str]) -> String {
     let [_, client] = both(&format!("{program:?} (of perftest or ibverbs-utils)"), || {
         let port = free_port();
@@ -46,7 +46,7 @@ fn ibv_devinfo_lists_the_device() {
     }
 }
 
-/// It watches for ever; that it found the device and did not give up is what there is to see.
+/// The program finds the device and runs until it is killed.
 #[test]
 fn ibv_asyncwatch_waits_for_events() {
     let mut watch = start(&["stdbuf", "-oL", "ibv_asyncwatch"]);
@@ -79,7 +79,7 @@ fn pingpongs_run_and_validate_what_they_receive() {
     }
 }
 
-/// The server runs until it is told not to; the client ends, and both check what they receive.
+/// The server serves two clients; all of them check the data that they receive.
 #[test]
 fn ibv_xsrq_pingpong_serves_several_clients() {
     let port = free_port();
@@ -100,7 +100,7 @@ fn perftest_moves_every_size_by_every_operation() {
         let sizes: Vec<f64> = all.iter().map(|row| row[0]).collect();
         let expected: Vec<f64> = (1..=23).map(|power| f64::from(1 << power)).collect();
         assert_eq!(sizes, expected, "{tool}");
-        // The peak: a process that had to wait for a core can have an average that is printed as zero.
+        // The peak rate: the average of a process that waited for a core can be printed as zero.
         assert!(all.iter().all(|row| row[2] > 0.0), "{tool}: {all:?}");
     }
     for tool in ["ib_write_lat", "ib_read_lat", "ib_send_lat", "ib_atomic_lat"] {
@@ -134,7 +134,7 @@ fn perftest_runs_with_its_options() {
     }
 }
 
-/// A killed side: the other ends within the retry time, not as if all were well, and nothing is left.
+/// One side is killed: the other one fails within the retry time.
 #[test]
 fn the_other_side_of_a_killed_program_ends() {
     for kill_server in [true, false] {
@@ -151,7 +151,7 @@ fn the_other_side_of_a_killed_program_ends() {
         let end = finish(survivor);
         assert!(end.is_err(), "kill_server = {kill_server}: {end:?}");
         assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}", began.elapsed());
-        // Both are gone; the variables keep their names for the next round.
+        // Both programs have ended; the next round assigns the variables again.
         server = start(&["true"]);
         client = start(&["true"]);
         assert!(finish(server).is_ok() && finish(client).is_ok());

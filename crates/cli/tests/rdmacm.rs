@@ -1,7 +1,7 @@
 //! Debian's unmodified librdmacm with its programs on the soft device, started by `millstream run`.
 //!
-//! `conformance/rdmacm` runs all of them with all their options; here is one of each kind, and what happens when
-//! things go wrong. They need the packages rdmacm-utils and perftest; without them the tests fail and say so.
+//! These tests run one program of each kind, and failures; `conformance/rdmacm` runs all programs with all
+//! options. The tests need the packages rdmacm-utils and perftest and fail without them.
 
 mod common;
 
@@ -15,7 +15,7 @@ fn succeeds(words: &[&str]) -> String {
     finish(start(words)).unwrap_or_else(|error| panic!("{words:?}: {error}"))
 }
 
-/// Waits until a process listens on the port: its flags say so (docs/rdma-cm.md has the name).
+/// Waits until a process listens on the port; the name of its socket shows that (docs/rdma-cm.md).
 fn wait_for_listener(port: &str) {
     let name = format!("/{port}/");
     let listens = || {
@@ -28,7 +28,7 @@ fn wait_for_listener(port: &str) {
     }
 }
 
-/// What both sides of a program said; both must have ended well.
+/// The output of both sides of a program, which must both succeed.
 fn pair(server: &[&str], client: &[&str]) -> [String; 2] {
     both(&format!("{client:?} (of rdmacm-utils or perftest)"), || {
         let port = free_port();
@@ -78,7 +78,7 @@ fn perftest_connects_by_rdma_cm() {
     }
 }
 
-/// Both ends of an extended connection, with the shared receive queue's number in the private data.
+/// An XRC connection: the private data holds the number of the shared receive queue.
 #[test]
 fn extended_connections_carry_messages() {
     let [server, client] = pair(
@@ -106,14 +106,14 @@ fn a_port_has_one_owner() {
     assert!(second.contains("Address already in use"), "{second}");
     server.kill().unwrap();
     server.wait().unwrap();
-    // A killed owner owns nothing.
+    // The port of a killed process is free.
     let third = start(&["rping", "-s", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
     wait_for_listener(&port);
     succeeds(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]);
     finish(third).expect("it served");
 }
 
-/// The other side of a killed program hears of it at once.
+/// The other side of a killed program ends at once.
 #[test]
 fn the_other_side_of_a_killed_program_ends() {
     let port = free_port();
@@ -124,7 +124,7 @@ fn the_other_side_of_a_killed_program_ends() {
     let began = Instant::now();
     client.kill().unwrap();
     client.wait().unwrap();
-    // It says DISCONNECT, or that its last request failed.
+    // It reports DISCONNECT, or the failure of its last request.
     let end = finish(server);
     assert!(began.elapsed() < Duration::from_secs(20), "it took {:?}: {end:?}", began.elapsed());
 }
@@ -141,7 +141,7 @@ fn programs_find_the_devices_files() {
     assert!(globbed.ends_with("types/0\n"), "{globbed}");
     let written = finish(start(&["bash", "-c", &format!("echo x > {device}/node_guid")]));
     assert!(written.is_err_and(|error| error.contains("Permission denied")));
-    // What the verbs library says, and what the files say, is one device.
+    // The verbs library and the files in sysfs describe the same device.
     let guid = succeeds(&["cat", &format!("{device}/node_guid")]);
     assert!(succeeds(&["ibv_devinfo"]).contains(guid.trim()), "{guid}");
 }

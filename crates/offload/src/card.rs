@@ -66,7 +66,7 @@ pub trait StencilCard: Send + Debug {
     /// Reads card memory from offset `from` into the grid's bytes `bytes`.
     ///
     /// # Safety
-    /// Nobody else accesses these bytes of the grid meanwhile.
+    /// No other thread accesses these bytes of the grid meanwhile.
     unsafe fn read(&mut self, grid: &Grid, bytes: Range<u64>, from: u64) -> Result<(), CardError>;
 
     /// Transfers rows to neighbours, card to card, and waits until they have arrived.
@@ -158,7 +158,7 @@ impl StencilCard for LocalCard {
 
     fn write(&mut self, grid: &Grid, bytes: Range<u64>, to: u64) -> Result<(), CardError> {
         assert!(bytes.end <= grid.shape().bytes());
-        // SAFETY: the range was checked; nobody writes to bytes that a card is being sent.
+        // SAFETY: the range was checked; no thread writes to bytes that are being sent to a card.
         let bytes = unsafe {
             std::slice::from_raw_parts(grid.pointer(bytes.start), (bytes.end - bytes.start) as usize)
         };

@@ -1,4 +1,4 @@
-//! Emulated cards in processes of their own, started for one job.
+//! Emulated cards in separate processes, started for one job.
 
 use std::io::{self, BufRead as _, BufReader};
 use std::path::Path;
@@ -17,7 +17,7 @@ impl CardProcess {
     /// Starts `millstream stencil --serve-card BYTES`; `program` is the path of `millstream`.
     ///
     /// # Errors
-    /// What starting the process reports; `UnexpectedEof` if it ends before it prints its address.
+    /// The error of starting the process; `UnexpectedEof` if it ends before it prints its address.
     pub fn start(program: &Path, memory_bytes: u64) -> io::Result<CardProcess> {
         let mut process = Command::new(program)
             .args(["stencil", "--serve-card", &memory_bytes.to_string()])

@@ -128,7 +128,8 @@ impl Grid {
     /// All bytes.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: as above. Writers through a shared grid promise that nobody reads the bytes that they write.
+        // SAFETY: as above. Writers through a shared grid promise that no thread reads the bytes that they
+        // write.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.shape.bytes() as usize) }
     }
 

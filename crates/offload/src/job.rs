@@ -351,8 +351,9 @@ impl<C: StencilCard> CardDriver<'_, C> {
         let rows = self.tile().owned.clone();
         let (bytes, began) = (target.span(&rows), self.start.elapsed());
         let from = self.plan.row_offset(self.tile(), block as u64 % 2, rows.start);
-        // SAFETY: a card reads its owned rows. Nobody else uses this grid: rows were written to cards from the other grid, or a
-        // later checkpoint is complete and all cards have passed the barrier after it.
+        // SAFETY: a card reads its owned rows. No other thread uses this grid: rows were written to cards
+        // from the other grid, or a later checkpoint is complete and all cards have passed the barrier after
+        // it.
         let read = unsafe { self.card.read(target, bytes.clone(), from) };
         self.check(read, || format!("reading rows {} to {} for a checkpoint", rows.start, rows.end))?;
         self.record(StepKind::Checkpoint, block, began, bytes.end - bytes.start);

@@ -1,4 +1,5 @@
-//! Leased cards on the network: data moves by RDMA between this host and the cards, and by copy descriptors between cards.
+//! Leased cards on the network. Data moves by RDMA between this host and the cards, and by DMA transfers
+//! between cards.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -16,7 +17,7 @@ use crate::card::{CardError, ComputeRegion, HaloTransfer, Neighbour, StencilCard
 use crate::grid::Grid;
 use crate::recovery::CardGroup;
 
-/// Time limit of one run or copy, for a card that hangs; the death of a card is noticed at once.
+/// Time limit of one run or transfer, for a card that hangs. The end of a card process is detected at once.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The name and the address of a card.

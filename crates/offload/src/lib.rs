@@ -31,7 +31,7 @@ pub enum OffloadError {
     Memory {
         /// Size of the grid.
         bytes: u64,
-        /// What the operating system reported.
+        /// The operating system's error.
         cause: String,
     },
     /// A card failed.

@@ -11,8 +11,9 @@
 //!     └────────┘                  └────────┘
 //! ```
 //!
-//! With a halo of `depth` rows a card makes `depth` sweeps of its owned rows without an exchange. It also computes some rows of
-//! its neighbours, few beside a tile. In return, messages are fewer and larger, and the kernel can block in time.
+//! With a halo of `depth` rows a card makes `depth` sweeps of its owned rows without an exchange. It also
+//! computes some rows of its neighbours, which are few compared with its own. In return, messages are fewer
+//! and larger, and the kernel can block in time.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Jobs that survive the loss of cards: the remaining and the spare cards compute the lost card's rows.
+//! Recovery from the loss of cards: the remaining and the spare cards compute the lost card's rows.
 //!
 //! ```text
 //!   plan for all sweeps ─► job ─► done
@@ -20,7 +20,7 @@ use crate::job::{self, CheckpointPolicy, JobFailure};
 use crate::plan::{Plan, PlanError};
 use crate::timeline::{CardLoss, JobReport};
 
-/// The cards of a job, some of which may be lost.
+/// The cards of a job; cards may be lost while it runs.
 pub trait CardGroup {
     /// One of the cards.
     type Card: StencilCard;
@@ -28,8 +28,8 @@ pub trait CardGroup {
     /// The cards in the order of their tiles.
     fn cards_mut(&mut self) -> &mut [Self::Card];
 
-    /// Removes lost cards, replaces them by spare cards if there are any, and reconnects neighbours. No job runs meanwhile.
-    /// Returns the names of the lost cards.
+    /// Removes lost cards, replaces them by spare cards if there are any, and reconnects neighbours. Call it
+    /// while no job runs. Returns the names of the lost cards.
     ///
     /// # Errors
     /// An error that leaves the remaining cards unusable.
@@ -51,8 +51,9 @@ pub struct JobOptions {
 /// sweeps, which drops after a loss. `spare` has the grid's shape.
 ///
 /// # Errors
-/// [`OffloadError::Card`] if a card fails and none is lost: it would fail again. [`OffloadError::Plan`] if the grid does not
-/// fit on the given cards. [`OffloadError::NoCardsLeft`] if it does not fit on the remaining cards.
+/// [`OffloadError::Card`] if a card fails and none is lost: it would fail again. [`OffloadError::Plan`] if
+/// the grid does not fit on the given cards. [`OffloadError::NoCardsLeft`] if it does not fit on the
+/// remaining cards.
 pub fn run<G: CardGroup>(
     group: &mut G,
     grid: &mut Grid,

@@ -124,7 +124,7 @@ pub struct BlockReport {
     pub sweeps: u64,
     /// From the start of its first step to the end of its last [s].
     pub wall_s: f64,
-    /// The same per sweep [s].
+    /// `wall_s` per sweep [s].
     pub per_iteration_s: f64,
     /// Times by kind, averaged over the cards. Overlapping steps count in full, so the sum may exceed the wall time.
     pub mean: Breakdown,

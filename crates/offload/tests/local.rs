@@ -164,7 +164,7 @@ fn the_error_of_a_failed_card_names_it_at_any_step() {
     assert!(failures < 50, "some step is the last");
 }
 
-/// Cards of which the last one fails.
+/// A group of cards whose last card fails.
 struct FailingGroup(Vec<FailingCard>);
 
 impl FailingGroup {

@@ -1,4 +1,4 @@
-//! Jobs on leased cards in processes of their own.
+//! Jobs on leased cards in separate processes.
 
 use std::io::Write as _;
 use std::num::NonZeroU64;

@@ -1,9 +1,10 @@
 //! Five-point Jacobi sweeps: a sweep replaces each point of a grid by the mean of its four neighbours.
 //!
-//! Memory bandwidth limits a single sweep: four operations per point, and eight bytes of memory traffic. A tile that fits into a
-//! core's cache therefore goes through up to [`MAX_DEPTH`] sweeps before it is written back (temporal blocking, module
-//! `tile`), in the widest vectors of the processor (module `rows`). The result does not depend on processor, tiles or threads:
-//! it equals [`reference()`] bit for bit, and numpy's
+//! Memory bandwidth limits a single sweep: four operations per point, and eight bytes of memory traffic. The
+//! kernel therefore takes a tile that fits into a core's cache through up to [`MAX_DEPTH`] sweeps before it
+//! writes the tile back (temporal blocking, module `tile`). It uses the widest vectors of the processor
+//! (module `rows`). The result does not depend on processor, tiles or threads. It equals [`reference()`] bit
+//! for bit, and numpy's
 //! `0.25 * ((a[:-2, 1:-1] + a[2:, 1:-1]) + (a[1:-1, :-2] + a[1:-1, 2:]))`.
 //!
 //! The outermost rows and columns of a grid keep their values.
@@ -15,7 +16,7 @@
 //! let expected = reference(&source, 40, 50, 7);
 //! let mut destination = source.clone();
 //! let planes = [&mut source, &mut destination].map(|cells| Plane::of(cells, 40, 50));
-//! // SAFETY: two distinct grids, which nobody else accesses.
+//! // SAFETY: two distinct grids, which no other thread accesses.
 //! unsafe { Jacobi::new(2).run(planes[0], planes[1], 7, &|| true).unwrap() };
 //! assert_eq!(destination, expected);
 //! ```
@@ -47,7 +48,7 @@ const TILE_ROWS: usize = 1024;
 /// Grids of this size [bytes] or more are written with non-temporal stores, since they exceed the caches.
 const NON_TEMPORAL_BYTES: usize = 16 << 20;
 
-/// The vector units with a loop of their own.
+/// The vector units that the inner loops are implemented for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VectorUnit {
     /// No vector unit, or an unknown one.
@@ -139,8 +140,8 @@ impl<E: Element> Jacobi<E> {
         Jacobi::with(threads, VectorUnit::widest(), MAX_DEPTH)
     }
 
-    /// A kernel on a given vector unit (the portable loop if this processor lacks it), which makes at most `depth` sweeps, 1 to
-    /// [`MAX_DEPTH`], before it writes a tile back.
+    /// A kernel on a given vector unit; the portable loop if this processor lacks it. It makes at most
+    /// `depth` sweeps, 1 to [`MAX_DEPTH`], before it writes a tile back.
     #[must_use]
     pub fn with(threads: usize, unit: VectorUnit, depth: usize) -> Jacobi<E> {
         let scratch = (0..threads.max(1)).map(|_| ScratchMemory::default()).collect();
@@ -159,8 +160,9 @@ impl<E: Element> Jacobi<E> {
     /// If the planes differ in size, or have rows longer than their pitch.
     ///
     /// # Safety
-    /// The planes are readable and writable and do not overlap. Nobody else writes the source or accesses the destination
-    /// meanwhile. If another process does, in memory that it maps too, the result is unspecified.
+    /// The planes are readable and writable and do not overlap. No other thread writes the source or accesses
+    /// the destination meanwhile. If another process does, in memory that it maps too, the result is
+    /// unspecified.
     pub unsafe fn run(
         &mut self,
         source: Plane<E>,
@@ -186,8 +188,8 @@ impl<E: Element> Jacobi<E> {
     /// depth.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), except that others may write other rows of the destination, and rows of the source that are
-    /// more than `sweeps` away.
+    /// As for [`run`](Self::run), except that other threads may write other rows of the destination, and rows
+    /// of the source that are more than `sweeps` away.
     pub unsafe fn run_rows(
         &mut self,
         source: Plane<E>,
@@ -336,7 +338,7 @@ impl<E: Element> SharedRun<E> {
     }
 }
 
-/// The cells after `sweeps` sweeps, computed one sweep after the other, point by point.
+/// The cells after `sweeps` sweeps, computed sweep by sweep and point by point.
 ///
 /// # Panics
 /// If there are not `rows * columns` cells.

@@ -1,8 +1,8 @@
 //! The inner loops: two neighbouring rows at a time, for each vector unit.
 //!
-//! Two rows need four input rows instead of twice three. West and east neighbours come from registers that already hold the
-//! row, so that a result vector costs two loads and one store. The loop is generic over [`Vector`], which each instruction set
-//! implements.
+//! Two rows need four input rows instead of twice three. West and east neighbours come from registers that
+//! already hold the row, so a result vector costs two loads and one store. The loop is generic over
+//! [`Vector`], which each instruction set implements.
 
 use crate::VectorUnit;
 use crate::element::Element;
@@ -93,8 +93,8 @@ trait Vector: Copy {
     unsafe fn east(here: Self, after: Self) -> Self;
 }
 
-/// The loop of all vector units. Vectors start at multiples of their length, counted from column zero. The remainder at either
-/// end is computed by a vector that overlaps its neighbour, with the same values.
+/// The loop of all vector units. Vectors start at multiples of their length, counted from column zero. At
+/// either end, a vector that overlaps its neighbour computes the remainder, with the same values.
 ///
 /// # Safety
 /// As for [`RowPairFn`], and the processor has the instructions of `V`.

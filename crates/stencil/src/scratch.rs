@@ -59,7 +59,7 @@ mod tests {
         for cells in [1, 100, HUGE_PAGE_THRESHOLD / 8, 3 * HUGE_PAGE / 8, 7] {
             let base = scratch.reserve(cells);
             assert!(base.addr().is_multiple_of(LINE));
-            // SAFETY: the reserved elements, which nobody else accesses.
+            // SAFETY: the reserved elements, which no other thread accesses.
             let buffer = unsafe { std::slice::from_raw_parts_mut(base, cells) };
             buffer.fill(1.5);
             assert!(buffer.iter().all(|&cell| cell == 1.5));

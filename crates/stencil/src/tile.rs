@@ -1,12 +1,12 @@
 //! Several sweeps over one tile within the cache, row by row.
 //!
-//! Level `t` is the grid after `t` sweeps. A point of level `t` needs its neighbours of level `t - 1`, so a tile of level `T`
-//! needs `T` more rows and columns of level 0 on each side. Neighbouring tiles compute these points too; in return tiles are
-//! independent: any thread computes any tile in any order.
+//! Level `t` is the grid after `t` sweeps. A point of level `t` needs its neighbours of level `t - 1`. A tile
+//! of level `T` therefore needs `T` more rows and columns of level 0 on each side. Neighbouring tiles compute
+//! these points too. In return tiles are independent: any thread computes any tile in any order.
 //!
-//! Within a tile all levels advance together, two rows a step. In step `p` level `t` computes rows `2p - t` and `2p - t + 1`
-//! from rows `2p - t - 1` to `2p - t + 2` of level `t - 1`: two rows of this step and two of the previous one. Each level
-//! therefore keeps four rows:
+//! Within a tile all levels advance together, two rows a step. In step `p` level `t` computes rows `2p - t`
+//! and `2p - t + 1`. Its input is rows `2p - t - 1` to `2p - t + 2` of level `t - 1`: two rows of this step
+//! and two of the previous one. Each level therefore keeps four rows:
 //!
 //! ```text
 //!      level 0 (source)   1            2            3 (destination)
@@ -26,13 +26,13 @@ use crate::rows::{RowLoops, RowPairFn, STEP, fence, single};
 use crate::scratch::ScratchMemory;
 use crate::{Plane, Stopped};
 
-/// RowLoops that a level keeps.
+/// Rows that a level keeps.
 const KEPT: usize = 4;
 
 /// A tile to compute.
 #[derive(Clone, Debug)]
 pub(crate) struct Tile {
-    /// RowLoops of the result.
+    /// Rows of the result.
     pub(crate) rows: Range<usize>,
     /// Columns of the result: from a multiple of [`STEP`] to a multiple of it or to the last column.
     pub(crate) columns: Range<usize>,
@@ -80,8 +80,8 @@ impl<E: Element> Pass<E> {
     /// Computes one tile. Calls `go_on` after each step.
     ///
     /// # Safety
-    /// The planes have the same size and do not overlap; the source is readable, the destination writable. Nobody else writes
-    /// the tile of the destination or the part of the source that the tile needs.
+    /// The planes have the same size and do not overlap; the source is readable, the destination writable. No
+    /// other thread writes the tile of the destination or the part of the source that the tile needs.
     pub(crate) unsafe fn tile(
         &self,
         tile: &Tile,

@@ -277,7 +277,7 @@ fn packet(
     Ok(packet)
 }
 
-/// Samples of a camera at night level, with a bright one now and then.
+/// Samples of a camera at night level, with an occasional bright sample.
 struct Noise(u32);
 
 impl Noise {
@@ -309,7 +309,7 @@ mod tests {
             let rate = cluster7(workload, &geometry).unwrap();
             assert_eq!(rate.events % 64, 0);
             assert_eq!(rate.payload_bytes, rate.events * payload);
-            // A bright sample, added three times, exceeds the threshold; a quiet one does not.
+            // A bright sample, added three times, exceeds the threshold; a dark one does not.
             assert!((1..5 * rate.events).contains(&rate.decisions_set), "{rate:?}");
             assert!(rate.kernel_time >= workload.duration && rate.copy_time > Duration::ZERO);
         }

@@ -38,8 +38,8 @@ const MEMORY: u64 = 256 << 20;
 const TIMEOUT: Duration = Duration::from_secs(20);
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
-/// Each measurement of a throughput moves about so much, after a pass over its places that brings into the caches what
-/// they can hold: as [`memcpy`] does.
+/// Bytes that each measurement of a throughput moves, approximately. One pass over the memory comes first as
+/// a warm-up of the caches, as in [`memcpy`].
 const MOVED: usize = 512 << 20;
 
 /// Measures the figures that `only` selects; `program` is the path of `millstream`, which serves the cards.

@@ -1,4 +1,5 @@
-//! Time and memory of the modelled event builder by number of nodes: one second of data taking, a process each.
+//! Time and memory of the modelled event builder by number of nodes: one second of data taking, one process
+//! per case.
 
 use std::error::Error;
 use std::path::Path;

@@ -55,7 +55,7 @@ fn compile_simgrid(out: &Path) -> Result<PathBuf, String> {
     }
 }
 
-/// The costs of a simulation in a process of its own.
+/// The costs of one simulation, which runs in a separate process.
 struct CaseRun {
     /// Run time of the process [s].
     seconds: f64,
@@ -217,7 +217,7 @@ pub fn run(program: &Path, out: &Path, rounds: usize) -> Result<Table, Box<dyn E
     Ok(table)
 }
 
-/// Time and memory of simulations by size, each in a process of its own.
+/// Time and memory of simulations by size, each in a separate process.
 fn simulation_costs(table: &mut Table, program: &Path) -> Result<(), Box<dyn Error>> {
     for side in [2u32, 3, 4, 5] {
         let run = run_model(program, "torus", side, 1, 1 << 20)?;

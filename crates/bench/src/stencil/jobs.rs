@@ -88,7 +88,7 @@ impl CoreAssignment {
     }
 }
 
-/// A grid and leased cards in processes of their own.
+/// A grid, and leased cards in separate processes.
 struct JobSetup {
     plan: Plan,
     grid: Grid,

@@ -37,7 +37,7 @@ pub enum StencilError {
     Start {
         /// The program.
         program: OsString,
-        /// What the operating system reported.
+        /// The operating system's error.
         cause: std::io::Error,
     },
     /// gcc rejected the C program.
@@ -48,7 +48,7 @@ pub enum StencilError {
     Write {
         /// The file.
         path: PathBuf,
-        /// What the operating system reported.
+        /// The operating system's error.
         cause: std::io::Error,
     },
     /// A program answered a request with something else than a number.
@@ -67,7 +67,7 @@ pub enum StencilError {
     },
 }
 
-/// What to measure.
+/// Options of the benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Rows and columns of the grid.

@@ -214,8 +214,8 @@ fn system_calls(mut stream: TcpStream, size: u32, direction: Direction) -> Resul
     let (mut pid, mut addr) = ([0; 4], [0; 8]);
     stream.read_exact(&mut pid)?;
     stream.read_exact(&mut addr)?;
-    // The same kind of local memory as in the figures that this is a baseline of: READs arrive in huge pages, perftest
-    // writes from its heap.
+    // Local memory as in the figures with this baseline: READs arrive in huge pages, perftest writes from its
+    // heap.
     let (mut heap, landing) = match direction {
         Direction::Read => (Vec::new(), Some(allocate(Pages::Huge, size as usize)?)),
         Direction::Write => (vec![2u8; size as usize], None),

@@ -1,8 +1,8 @@
 //! `millstream bench wire`: the soft device between hosts, against raw UDP packets and other transports.
 //!
-//! Two network namespaces on one machine stand for two hosts, joined by a veth pair. A veth pair passes segmentation-offload
-//! buffers whole to the receiver, unless something on the way needs single packets. The figure without segmentation offload
-//! shows the difference.
+//! Two network namespaces on one machine act as two hosts, joined by a veth pair. A veth pair passes
+//! segmentation-offload buffers whole to the receiver, unless a component on the path needs single packets.
+//! The figure without segmentation offload shows the difference.
 
 mod netns;
 pub mod raw_udp;
@@ -35,7 +35,7 @@ const PORT: u16 = 18_515;
 /// Attempts before a figure counts as failed: connections are set up over TCP, on a busy machine.
 const ATTEMPTS: usize = 2;
 
-/// What to measure, and with what.
+/// Options of the benchmark.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The path of `millstream`, which runs both sides of the raw UDP link.
@@ -88,7 +88,8 @@ struct Measured {
     cpu_seconds: [Vec<f64>; 2],
 }
 
-/// Measures all selected figures in turn with their baselines. Returns the table, and for each tool that failed why.
+/// Measures all selected figures in turn with their baselines. Returns the table, and a line for each tool
+/// that failed.
 ///
 /// # Errors
 /// The error of creating the namespaces.

@@ -91,7 +91,7 @@ pub(crate) struct Inner {
     pub(crate) hello: ServerHello,
     pub(crate) options: RemoteOptions,
     pub(crate) sequence: u64,
-    /// By region: the latest word that this node has pending and not seen taken up.
+    /// By region: the latest doorbell word of this client that the region has not acknowledged.
     pub(crate) pending: [u64; MAX_REGIONS],
     is_disconnected: bool,
     /// The error of a failed heartbeat; it is more precise than the end of the connection.

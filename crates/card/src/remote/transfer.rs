@@ -138,8 +138,8 @@ impl Inner {
     }
 
     fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
-        /// Work requests per list, of which the last is signaled, and lists in flight: together less than the depth of
-        /// the send queue.
+        /// Work requests per list, with the last one signaled, and lists in flight: together less than the
+        /// depth of the send queue.
         const LIST: usize = 32;
         const LISTS: u64 = 6;
         let memory = self.lease()?.memory;

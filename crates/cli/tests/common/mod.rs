@@ -20,9 +20,9 @@ pub(crate) fn start(program: &[&str]) -> Child {
         .expect("the program starts")
 }
 
-/// Waits for the end, and says what was printed; after a minute the program is killed.
+/// Waits until a program ends, and returns its output. Kills it after a minute.
 pub(crate) fn finish(mut child: Child) -> Result<String, String> {
-    // Read all the time: a program that has filled a pipe waits.
+    // Read while the program runs: a program that has filled a pipe waits.
     let printed = [
         child.stdout.take().map(|from| Box::new(from) as Box<dyn Read + Send>),
         child.stderr.take().map(|from| Box::new(from) as Box<dyn Read + Send>),
@@ -47,7 +47,7 @@ pub(crate) fn finish(mut child: Child) -> Result<String, String> {
     if status.success() { Ok(text) } else { Err(format!("{status}\n{text}")) }
 }
 
-/// What server and client said, which must both end well.
+/// The output of server and client, which must both succeed.
 pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) -> [String; 2] {
     let ended = retry_clock_calibration(|| match sides() {
         [Ok(server), Ok(client)] => Ok([server, client]),
@@ -56,7 +56,7 @@ pub(crate) fn both(what: &str, sides: impl Fn() -> [Result<String, String>; 2]) 
     ended.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A port that is free for TCP, and so most likely for the connection manager.
+/// A free TCP port, which is most likely free for the connection manager, too.
 pub(crate) fn free_port() -> String {
     ports::unused().expect("a port").to_string()
 }

@@ -1,4 +1,4 @@
-//! Hosts on one machine: network namespaces on a switch (veth and a bridge), whose cables can be cut.
+//! Hosts on one machine: network namespaces on a switch (veth and a bridge), whose links can be cut.
 #![allow(dead_code, reason = "each test program uses what it needs")]
 
 use std::process::{Command, Output};
@@ -7,7 +7,7 @@ pub(crate) fn run(program: &str, words: &[&str], environment: &[(&str, &str)]) -
     Command::new(program).args(words).envs(environment.iter().copied()).output().expect("it starts")
 }
 
-/// Whether there can be namespaces; says so if not.
+/// Whether this process can create namespaces; prints a line if not.
 pub(crate) fn is_root() -> bool {
     let root = run("id", &["-u"], &[]).stdout == b"0\n";
     if !root {
@@ -16,14 +16,14 @@ pub(crate) fn is_root() -> bool {
     root
 }
 
-/// Hosts 1 to 3 on one switch; gone when dropped by who made it.
+/// Hosts 1 to 3 on one switch. Dropping the value that created them deletes them.
 pub(crate) struct Network {
     name: String,
     own: bool,
 }
 
 impl Network {
-    /// Hosts with addresses [`Network::address`]; `test` tells networks of one program from each other.
+    /// Creates hosts with addresses [`Network::address`]. `test` distinguishes the networks of one program.
     pub(crate) fn new(test: &str) -> Self {
         let network = Self { name: format!("millstream-{}-{test}", std::process::id()), own: true };
         let name = &network.name;
@@ -42,7 +42,7 @@ impl Network {
         network
     }
 
-    /// A network that another process made.
+    /// A network that another process created.
     pub(crate) fn made_by_another(name: String) -> Self {
         Self { name, own: false }
     }
@@ -67,12 +67,12 @@ impl Network {
         command
     }
 
-    /// Takes the cable of a host out of the switch.
+    /// Cuts the link between a host and the switch.
     pub(crate) fn cut(&self, host: usize) {
         ip(&format!("-n {}-0 link set port{host} down", self.name));
     }
 
-    /// Puts it back.
+    /// Restores the link.
     pub(crate) fn mend(&self, host: usize) {
         ip(&format!("-n {}-0 link set port{host} up", self.name));
     }
