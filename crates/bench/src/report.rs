@@ -1,33 +1,94 @@
 //! `docs/benchmarks.md`: one document from the results files of all machines.
 //!
 //! The repository keeps results files in `docs/benchmarks/MACHINE/NAME.jsonl`. The document is a function of these files
-//! and of [`BENCHMARKS`] alone.
+//! and of [`BENCHMARKS`] alone. The README shows the figures of [`HIGHLIGHTS`] on the machine measured last.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-use millstream_report::save;
+use millstream_report::{block, save};
 
 use crate::BENCHMARKS;
 use crate::results::{Header, Machine, Results, ResultsError};
 
-/// Copies the results files in `from` into the folders of their machines under `kept`, then renders `document` from all
-/// files under `kept`. Returns the files that were copied.
+/// The figures that the README shows: benchmark, figure, and the baseline in words.
+pub const HIGHLIGHTS: [(&str, &str, &str); 10] = [
+    ("verbs", "WRITE 64 KiB, raw verbs", "memcpy"),
+    ("verbs", "READ 64 KiB, raw verbs", "memcpy"),
+    ("verbs", "SEND 64 KiB, raw verbs", "memcpy"),
+    ("verbs", "WRITE latency 8 B, raw verbs, vs UCX put", "UCX put over its own shared memory"),
+    ("verbs", "WRITE rate 8 B inline, raw verbs", "UCX put over its own shared memory"),
+    ("evb", "3 readout → 2 builder, batch 256, no kernel", "memcpy"),
+    ("evb", "3 readout → 2 builder, batch 256, cluster7", "memcpy"),
+    ("card", "node to card, WRITE 1 MiB", "memcpy"),
+    ("card", "card to card, queued 1 MiB", "memcpy"),
+    ("card", "doorbell to interrupt, polling card, median", "target"),
+];
+
+/// The name of the README's generated block.
+const README_BLOCK: &str = "measured";
+
+/// Copies the results files in `from` into the folders of their machines under `kept`, then renders `document` and the
+/// block of figures in `readme` from all files under `kept`. Returns the files written.
 ///
 /// # Errors
 /// [`ResultsError`] if a file cannot be read or written.
-pub fn update(from: &Path, kept: &Path, document: &Path) -> Result<Vec<PathBuf>, ResultsError> {
-    let mut copied = Vec::new();
+pub fn update(
+    from: &Path,
+    kept: &Path,
+    document: &Path,
+    readme: &Path,
+) -> Result<Vec<PathBuf>, ResultsError> {
+    let mut written = Vec::new();
     for path in results_files(from)? {
         let results = Results::read(&path)?;
         let Header { benchmark, machine, .. } = &results.header;
         let to = kept.join(machine.folder()).join(format!("{benchmark}.jsonl"));
         results.write(&to)?;
-        copied.push(to);
+        written.push(to);
     }
-    save(document, &render(&load(kept)?))?;
-    Ok(copied)
+    let results = load(kept)?;
+    save(document, &render(&results))?;
+    written.push(document.to_owned());
+    let page = std::fs::read_to_string(readme)
+        .map_err(|cause| ResultsError::Io { path: readme.to_owned(), cause })?;
+    if let Some(page) = block::replace(&page, README_BLOCK, &highlights(&results)) {
+        save(readme, &page)?;
+        written.push(readme.to_owned());
+    }
+    Ok(written)
+}
+
+/// The figures of the README, from the machine with the latest results.
+#[must_use]
+pub fn highlights(results: &[Results]) -> String {
+    let Some(latest) = results.iter().max_by_key(|each| (&each.header.date, &each.header.machine)) else {
+        return "No machine has results yet.".to_owned();
+    };
+    let Machine { cpu, cores, .. } = &latest.header.machine;
+    let mut out = String::new();
+    let mut commits = Vec::new();
+    for (benchmark, name, baseline) in HIGHLIGHTS {
+        let of_machine = results.iter().filter(|each| each.header.machine == latest.header.machine);
+        let Some(run) = of_machine.into_iter().find(|each| each.header.benchmark == benchmark) else {
+            continue;
+        };
+        let Some(figure) = run.figures.iter().find(|figure| figure.name == name) else { continue };
+        let short = name.split(", vs ").next().unwrap_or(name);
+        let [value, against, ratio] = figure.cells();
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "| {short} | {value} {} | {baseline}: {against} | {ratio} |", figure.unit);
+        if !commits.contains(&&run.header.commit) {
+            commits.push(&run.header.commit);
+        }
+    }
+    let commits: Vec<_> = commits.iter().map(|commit| commit.as_str()).collect();
+    format!(
+        "{cpu}, {cores} cores; commit {}; {}.\n\n| figure | value | baseline, same run | ratio |\n|---|--:|---|--:|\n{out}",
+        commits.join(", "),
+        latest.header.date
+    )
 }
 
 /// All results files under `kept`, one folder a machine.
@@ -144,7 +205,7 @@ mod tests {
             only: Vec::new(),
         };
         let figures = vec![
-            Figure::with_baseline("WRITE 64 KiB", 36.0, "GB/s", 40.0),
+            Figure::with_baseline("WRITE 64 KiB, raw verbs", 36.0, "GB/s", 40.0),
             Figure::without_baseline("latency", 0.18, "µs"),
         ];
         Results { header, figures }
@@ -165,7 +226,7 @@ mod tests {
             "## Xeon (6-85), 2 cores, virtual machine",
             "### xeon-6-85-2-cores: verbs",
             "Commit a,",
-            "| WRITE 64 KiB | 36.0 | GB/s | 40.0 | 0.90 |",
+            "| WRITE 64 KiB, raw verbs | 36.0 | GB/s | 40.0 | 0.90 |",
             "| latency | 0.180 | µs |  |  |",
             "### xeon-6-85-2-cores: wire",
             "Commit b,",
@@ -193,14 +254,23 @@ mod tests {
     #[test]
     fn new_results_replace_those_of_their_machine_and_keep_the_others() {
         let folder = tempfile::tempdir().unwrap();
-        let [from, kept, document] = ["new", "kept", "benchmarks.md"].map(|name| folder.path().join(name));
+        let [from, kept, document, readme] =
+            ["new", "kept", "benchmarks.md", "README.md"].map(|name| folder.path().join(name));
+        std::fs::write(&readme, "# Name\n<!-- measured: begin -->\n<!-- measured: end -->\n").unwrap();
         for old in [results("EPYC", "verbs", "old-epyc"), results("Xeon", "verbs", "old-xeon")] {
             let path = kept.join(old.header.machine.folder()).join("verbs.jsonl");
             old.write(&path).unwrap();
         }
         results("Xeon", "verbs", "new-xeon").write(&from.join("verbs.jsonl")).unwrap();
-        let copied = update(&from, &kept, &document).unwrap();
-        assert_eq!(copied, [kept.join("xeon-6-85-2-cores/verbs.jsonl")]);
+        let written = update(&from, &kept, &document, &readme).unwrap();
+        assert_eq!(written, [kept.join("xeon-6-85-2-cores/verbs.jsonl"), document.clone(), readme.clone()]);
+        let page = std::fs::read_to_string(&readme).unwrap();
+        let row = "Xeon, 2 cores; commit new-xeon; 2026-01-31.";
+        assert!(
+            page.contains(row)
+                && page.contains("| WRITE 64 KiB, raw verbs | 36.0 GB/s | memcpy: 40.0 | 0.90 |"),
+            "{page}"
+        );
         let text = std::fs::read_to_string(&document).unwrap();
         assert!(
             text.contains("old-epyc") && text.contains("new-xeon") && !text.contains("old-xeon"),
@@ -210,9 +280,15 @@ mod tests {
     }
 
     #[test]
-    fn the_document_in_the_repository_is_the_rendered_one() {
-        let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
-        let expected = render(&load(&docs.join("benchmarks")).unwrap());
+    fn the_documents_in_the_repository_are_the_rendered_ones() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+        let docs = root.join("docs");
+        let results = load(&docs.join("benchmarks")).unwrap();
+        let readme = std::fs::read_to_string(root.join("README.md")).unwrap();
+        let page =
+            block::replace(&readme, README_BLOCK, &highlights(&results)).expect("the README has the block");
+        assert!(readme == page, "README.md differs from the results; `make bench-report` writes it");
+        let expected = render(&results);
         let document = std::fs::read_to_string(docs.join("benchmarks.md")).unwrap();
         assert!(
             document == expected,

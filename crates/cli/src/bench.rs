@@ -51,11 +51,10 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             table
         }
         BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
-        BenchCommand::Report { results, document } => {
-            for copied in report::update(&out, &results, &document)? {
-                println!("{}", copied.display());
+        BenchCommand::Report { results, document, readme } => {
+            for written in report::update(&out, &results, &document, &readme)? {
+                println!("{}", written.display());
             }
-            println!("{}", document.display());
             return Ok(ExitCode::SUCCESS);
         }
         BenchCommand::RawUdp(options) => return raw_udp(&options).map(|()| ExitCode::SUCCESS),

@@ -6,11 +6,13 @@
 //! - [`throughput`] draws the rate over time, [`timeline`] the activities of workers, [`chart`] any series.
 //!   [`svg`], [`axis`] and [`colour`] are their parts.
 //! - [`Progress`] is a progress bar.
+//! - [`block`] replaces a generated part of a Markdown page.
 //!
 //! `docs/output.md` lists the fields of the JSON.
 #![forbid(unsafe_code)]
 
 pub mod axis;
+pub mod block;
 pub mod chart;
 pub mod colour;
 mod progress;

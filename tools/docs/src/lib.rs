@@ -2,12 +2,10 @@
 //!
 //! - [`graph`] renders the crates of the workspace and the arrows between them, from `cargo metadata`.
 //! - [`links`] finds links in Markdown files whose target does not exist.
-//! - [`block`] replaces the generated part of a Markdown page.
 //!
 //! `cargo run -p millstream-docs` writes the generated parts; the tests compare them with what is there.
 #![forbid(unsafe_code)]
 
-pub mod block;
 pub mod graph;
 pub mod links;
 

@@ -5,7 +5,8 @@ use std::error::Error;
 use std::fs;
 
 use millstream_docs::graph::Graph;
-use millstream_docs::{block, workspace_root};
+use millstream_docs::workspace_root;
+use millstream_report::block;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let root = workspace_root();

@@ -3,7 +3,8 @@
 use std::fs;
 
 use millstream_docs::graph::Graph;
-use millstream_docs::{block, links, workspace_root};
+use millstream_docs::{links, workspace_root};
+use millstream_report::block;
 
 const UPDATE: &str = "`cargo run -p millstream-docs` writes it anew";
 

@@ -115,6 +115,9 @@ pub(crate) enum BenchCommand {
         /// The document
         #[arg(long, default_value = "docs/benchmarks.md", value_name = "FILE")]
         document: PathBuf,
+        /// The page with the short table of figures
+        #[arg(long, default_value = "README.md", value_name = "FILE")]
+        readme: PathBuf,
     },
     /// One side of the raw UDP link; `wire` starts it
     #[command(hide = true)]
