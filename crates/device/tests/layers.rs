@@ -35,7 +35,7 @@ fn read(folder: &Path, module: Option<&str>, graph: &mut Graph) {
     }
 }
 
-/// The layers from the bottom up; what is left in `graph` lies on a cycle or above one.
+/// The layers from the bottom up. Modules that remain in `graph` lie on a cycle or above one.
 fn layers(graph: &mut Graph) -> Vec<Vec<String>> {
     let mut layers = Vec::new();
     loop {

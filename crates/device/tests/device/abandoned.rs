@@ -1,8 +1,8 @@
-//! Senders that die in the middle of a message, with a request of a shared receive queue in hand: it comes back,
-//! once, however many die before anybody looks.
+//! Senders that die in the middle of a message after they have taken a request from a shared receive queue.
+//! The request returns to the queue exactly once, also if several senders die.
 //!
-//! What kills them is their own memory: the message lies in a file that has become shorter, so that copying it
-//! raises SIGBUS. That is after the request was taken, each time.
+//! The senders die of SIGBUS: the message lies in a file that was truncated. They copy the message after they
+//! have taken the request.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use millstream_shm::{Mapping, PAGE, round_up};
 use crate::support::{Adapter, Process, Setup, attributes, listen, mask, next, tell, wait_for};
 
 const QKEY: u32 = 0x1234;
-/// A message, and what the receiver has room for: with the header of a datagram.
+/// Bytes of a message. Receives have room for it and for the header of a datagram.
 const MESSAGE: u32 = 64;
 const ROOM: u32 = MESSAGE + 40;
 const REQUESTS: usize = 4;
@@ -28,7 +28,7 @@ fn ready(qp: &Qp, dest: u32) {
             (QpType::Ud, QpState::Init) => attr::PKEY_INDEX | attr::PORT | attr::QKEY,
             (QpType::Ud, QpState::Rtr) => 0,
             (QpType::Ud, _) => attr::SQ_PSN,
-            // What the far end of an extended connection needs is ignored at the near one.
+            // The initiator of an XRC connection ignores the attributes that its target needs.
             _ => mask(state),
         };
         let all = QpAttr { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
@@ -46,12 +46,12 @@ fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: QpType) -> Arc<Qp> {
     Qp::new(&adapter.pd, cq, cq, capacity, true, kind, RecvSource::Own).expect("a queue pair")
 }
 
-/// A shared receive queue with memory for all its requests, which are posted.
+/// A full shared receive queue, and the memory of its requests.
 struct Queue {
     srq: Arc<Srq>,
     cq: Arc<Cq>,
     mr: Mr,
-    // Last: it is registered until then.
+    // Dropped last: it is registered until then.
     memory: Vec<u8>,
 }
 
@@ -62,7 +62,7 @@ impl Queue {
             None => Srq::new(&adapter.pd, REQUESTS as u32, 1),
             Some(domain) => Srq::for_domain(&adapter.pd, domain, &cq, REQUESTS as u32, 1),
         };
-        // Whole pages, which senders map: through the kernel a copy would fail and kill nobody.
+        // Whole pages, which senders map. A copy through the kernel would fail without SIGBUS.
         let mut memory = vec![0; (REQUESTS + 1) * PAGE];
         let mr = adapter.register(&mut memory);
         let queue = Self { srq: srq.expect("a shared queue"), cq, memory, mr };
@@ -75,14 +75,14 @@ impl Queue {
         self.srq.post(i as u64, &[Sge { addr, length: ROOM, lkey: self.mr.key() }])
     }
 
-    /// All places are free again but for `waiting` requests, and no place is free twice.
+    /// Checks that all slots except those of `waiting` requests are free, each once.
     fn is_whole(&self, waiting: usize) {
         (waiting..REQUESTS).for_each(|i| wait_for("a place", || self.post(i) != Err(Errno::NOMEM)));
         assert_eq!(self.post(0), Err(Errno::NOMEM), "a place came back twice");
     }
 }
 
-/// Another process, which dies when it sends.
+/// Makes another process send, and expects it to die of SIGBUS.
 fn dies(process: &mut Process) {
     assert_eq!(process.signal_of_death(), Some(libc::SIGBUS));
 }
@@ -90,7 +90,7 @@ fn dies(process: &mut Process) {
 /// The other process.
 pub(crate) fn doomed() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: plain system calls. It dies by its own memory, and leaves no core file.
+    // SAFETY: plain system calls. The process dies of SIGBUS and leaves no core file.
     unsafe {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
@@ -198,7 +198,7 @@ fn completed_srq_requests_are_not_returned() {
     let sent = adapter.cq();
     let sender = sender(&adapter, &sent, QpType::Ud);
     ready(&sender, 0);
-    // Two messages that nobody has polled, when the queue pair fails.
+    // Two messages are not polled when the queue pair fails.
     for _ in 0..2 {
         sender.post_send(&datagram(receiver.qpn())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);

@@ -1,8 +1,8 @@
-//! A process of the same user maps everything that the device shows to its peers, and stores garbage over it
-//! while data flows. The device may answer with errors. It does not crash, touch memory that it was not
-//! given, or wait without end; and when the siege is over, it works.
+//! A process of the same user maps everything that the device shares with its peers, and overwrites it with
+//! garbage during data traffic. The device may report errors. It must not crash, touch memory that was not
+//! registered, or hang. Afterwards it must work.
 //!
-//! `MILLSTREAM_CORRUPTION_ROUNDS` says how many rounds, `MILLSTREAM_SEED` which.
+//! `MILLSTREAM_CORRUPTION_ROUNDS` sets the number of rounds, `MILLSTREAM_SEED` the random seed.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -27,24 +27,24 @@ use crate::support::{
     connect_queue_pair, from_environment, listen, next, pattern, readable, tell,
 };
 
-/// A round's data traffic. What it ends with may have to wait for leases that are held by the living.
+/// Duration of a round's data traffic. The clean-up after it may wait for forged leases of live processes.
 const ROUND: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Order {
-    /// Makes everything; answers with a card.
+    /// Makes all objects. Answers with their addresses.
     Open,
-    /// Connects to the owner of this card.
+    /// Connects to the process with these addresses.
     Connect(Card),
-    /// Does everything, for a while, whatever becomes of it; answers with what came of it.
+    /// Executes random operations for a while and ignores errors. Answers with the number of completions.
     Endure(u64),
-    /// Moves data, all of which has to arrive.
+    /// Moves data and checks that all of it arrives.
     Prove,
-    /// Ends everything.
+    /// Destroys all objects.
     Close,
 }
 
-/// What the peer has to know.
+/// The addresses of a process's objects, for its peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Card {
     numbers: Vec<u32>,
@@ -56,7 +56,7 @@ struct Card {
 enum Answer {
     Card(Card),
     Done,
-    /// Completions: good ones, errors.
+    /// Number of successful and of failed completions.
     Endured(u64, u64),
 }
 
@@ -81,8 +81,8 @@ fn a_corrupted_arena_causes_errors_only() {
     let mut victim = Process::start("victim");
     let mut totals = [0, 0];
     for round in 0..from_environment("MILLSTREAM_CORRUPTION_ROUNDS", 8) {
-        // The peer's own arena is stored over, too: what the victim finds there is as bad. The peer may
-        // fall: others could be made to write into it.
+        // The peer's own arena is corrupted, too, and the victim reads it. The peer may crash: other
+        // processes could be made to write into it.
         let mut peer = Process::start("victim");
         let cards = [card(&mut victim), card(&mut peer)];
         let [ours, theirs] = &cards;
@@ -97,7 +97,7 @@ fn a_corrupted_arena_causes_errors_only() {
         say(&mut victim, &Order::Endure(random.next()));
         let Answer::Endured(good, bad) = heard(&mut victim) else { panic!("no result") };
         totals = [totals[0] + good, totals[1] + bad];
-        // Mostly it also ends everything under siege.
+        // In most rounds it also destroys all objects while the corruption continues.
         let mut vandals = Vec::from(vandals);
         if random.once_in(4) {
             vandals.clear();
@@ -107,7 +107,7 @@ fn a_corrupted_arena_causes_errors_only() {
     }
     println!("seed {seed}: {} good completions, {} errors", totals[0], totals[1]);
     assert!(totals.iter().all(|&n| n != 0), "both: {totals:?}");
-    // New objects know nothing of it.
+    // New objects are not affected.
     let mut peer = Process::start("victim");
     let cards = [card(&mut victim), card(&mut peer)];
     say(&mut victim, &Order::Connect(cards[1].clone()));
@@ -118,7 +118,7 @@ fn a_corrupted_arena_causes_errors_only() {
     say(&mut victim, &Order::Close);
     assert!(matches!(heard(&mut victim), Answer::Done));
     assert!(victim.finish().success());
-    // And this process, which has its own device, has not noticed anything.
+    // The device of this process is not affected either.
     let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
     connect(&mut a, &mut b, &Setup::default());
     let (source, target) = (a.hold(&pattern(1, 5000)), b.register(Kind::Anonymous, 5000, 0));
@@ -126,8 +126,7 @@ fn a_corrupted_arena_causes_errors_only() {
     assert_eq!(a.sent(1)[0].status, 0);
 }
 
-/// In a process of its own: maps what a device shows to its peers, and stores garbage over it until it is
-/// killed.
+/// In another process: maps what a device shares with its peers, and overwrites it with garbage until killed.
 pub(crate) fn corruptor() {
     let line = listen().expect("whom, and the seed");
     let mut words = line.split(' ').map(|word| word.parse::<u64>().expect("a number"));
@@ -144,7 +143,7 @@ pub(crate) fn corruptor() {
             for fd in fds {
                 match millstream_shm::file_len(fd.as_fd()) {
                     Ok(len @ 1..) => others.push(Mapping::new(fd.as_fd(), 0, len, true).expect("room")),
-                    // An event: now and then its count is full.
+                    // An event descriptor: sometimes its counter is filled.
                     _ if random.once_in(4) => fill(fd.as_fd()),
                     _ => {}
                 }
@@ -180,7 +179,7 @@ pub(crate) fn corruptor() {
                     4 => old.wrapping_add(1),
                     5 => old.wrapping_sub(1),
                     6 => old ^ 1 << random.below(32),
-                    // A lease that somebody holds who lives.
+                    // A lease that a live process seems to hold.
                     7 if random.once_in(200) => pids[random.below(2) as usize],
                     _ => all.word32(from + i * 4).load(Ordering::Relaxed),
                 };
@@ -197,8 +196,8 @@ pub(crate) fn corruptor() {
 
 fn fill(event: BorrowedFd<'_>) {
     let most = u64::MAX - 1;
-    // SAFETY: writes eight bytes from a local. If there was a count already it would wait, and this
-    // process has other things to do.
+    // SAFETY: writes eight bytes from a local. A write that would exceed the maximum would block, so only an
+    // empty counter is filled.
     unsafe {
         let mut polled = libc::pollfd { fd: event.as_raw_fd(), events: libc::POLLIN, revents: 0 };
         if libc::poll(&raw mut polled, 1, 0) == 0 {
@@ -207,7 +206,7 @@ fn fill(event: BorrowedFd<'_>) {
     }
 }
 
-/// The parts of a file that have memory.
+/// The ranges of a file that have pages.
 fn used(file: BorrowedFd<'_>, len: usize) -> Vec<(usize, usize)> {
     let mut parts = Vec::new();
     let mut at = 0;
@@ -225,10 +224,10 @@ fn used(file: BorrowedFd<'_>, len: usize) -> Vec<(usize, usize)> {
     }
 }
 
-/// In a process of its own: does what the parent says.
+/// In another process: executes the parent's commands.
 pub(crate) fn victim() {
     let adapter = Adapter::open();
-    // Nobody was given this.
+    // This memory is not registered.
     let secret = pattern(99, 4 << 20);
     let memory = [
         Memory::new(Kind::Anonymous, 1 << 20, 0),
@@ -273,7 +272,8 @@ pub(crate) fn victim() {
     }
 }
 
-/// Queue pairs to the peer; after them come those that end in this process.
+/// Number of queue pairs that are connected to the peer. The queue pairs after them are connected within this
+/// process.
 const ABROAD: usize = 4;
 const QKEY: u32 = 7;
 
@@ -291,7 +291,7 @@ struct Objects<'a> {
 impl<'a> Objects<'a> {
     fn new(adapter: &'a Adapter, memory: &'a [Memory]) -> Self {
         let channel = Channel::new(&adapter.context).expect("a channel");
-        // SAFETY: a plain system call on a descriptor that lives.
+        // SAFETY: a plain system call on an open descriptor.
         assert_eq!(unsafe { libc::fcntl(channel.as_fd().as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) }, 0);
         let cqs = [(); 2].map(|()| Cq::new(&adapter.context, 256, Some(channel.clone())).expect("a queue"));
         let srq = Srq::new(&adapter.pd, 64, 1).expect("a shared queue");
@@ -308,7 +308,8 @@ impl<'a> Objects<'a> {
         Mr::register(&self.adapter.pd, start, memory.len as u64, start, 15).expect("registered")
     }
 
-    /// The second and the sixth receive from the shared queue, the fourth and the last are for datagrams.
+    /// Makes queue pair `i`. The second and the sixth use the shared receive queue; the fourth and the last
+    /// are for datagrams.
     fn qp(&self, i: usize) -> Arc<Qp> {
         let kind = if i % 4 == 3 { QpType::Ud } else { QpType::Rc };
         let receives = if i % 4 == 1 { RecvSource::Shared(self.srq.clone()) } else { RecvSource::Own };
@@ -325,7 +326,7 @@ impl<'a> Objects<'a> {
 
     fn connect_home(&self) {
         let home = &self.qps[ABROAD..];
-        // To itself; to the third of them, and back.
+        // The first is connected to itself, the second and the third to each other.
         for (from, to) in [(0, 0), (1, 2), (2, 1), (3, 3)] {
             ready(&home[from], home[to].qpn());
         }
@@ -403,7 +404,7 @@ impl<'a> Objects<'a> {
             if self.qps[i].post_send(&wr) == Ok(()) {
                 posted.insert(wr_id);
             }
-            // Receives everywhere; what has no room for one says so.
+            // Receives in all queues. A full queue reports an error.
             for qp in &self.qps {
                 let _ =
                     qp.post_recv(wr_id, &[self.element(&mut random, 4096), self.element(&mut random, 4096)]);
@@ -414,13 +415,13 @@ impl<'a> Objects<'a> {
             }
             if random.once_in(50) {
                 let other = random.below(self.mrs.len() as u64) as usize;
-                // A peer may seem to be inside, for two seconds.
+                // The forged state may claim that a peer's operation is in flight, for up to two seconds.
                 let _ = self.mrs[other].deregister();
                 self.mrs[other] = self.register(&self.memory[other]);
             }
             let [of_sends, of_receives] = self.cqs.each_ref().map(|cq| {
                 let mut out = [Wc::default(); 16];
-                // An overflow is an error like others.
+                // An overrun counts as an error.
                 let n = cq.poll(&mut out).unwrap_or(0);
                 Vec::from(&out[..n])
             });
@@ -442,14 +443,14 @@ impl<'a> Objects<'a> {
                 cq.acknowledge(1);
             }
             if random.once_in(1000) {
-                // There may be any number of them.
+                // Forged completions can be endless.
                 break;
             }
         }
         Answer::Endured(good, bad)
     }
 
-    /// Writes into each region of the peer, and of this process, and reads it back.
+    /// Writes to each region of the peer and of this process, and reads the data back.
     fn prove(&mut self) {
         let abroad = self.peer.clone().expect("connected");
         let home = self.card();
@@ -481,7 +482,7 @@ impl<'a> Objects<'a> {
         }
     }
 
-    /// New queue pairs that end in this process, in place of those that have failed.
+    /// Replaces the failed queue pairs within this process.
     fn begin_again(&mut self) {
         self.qps.drain(ABROAD..).for_each(|qp| qp.destroy());
         self.qps.extend((ABROAD..ABROAD + 4).map(|i| self.qp(i)).collect::<Vec<_>>());
@@ -493,7 +494,7 @@ impl<'a> Objects<'a> {
         self.srq.destroy().expect("no queue pair is left");
         self.cqs.iter().for_each(|cq| cq.destroy().expect("no queue pair is left"));
         for mr in &mut self.mrs {
-            // No queue pair is left that anybody could be inside of.
+            // No queue pair is left that could have an operation in flight.
             assert_ne!(mr.deregister(), Err(Errno::BUSY));
         }
     }

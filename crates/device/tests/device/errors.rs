@@ -1,4 +1,5 @@
-//! Every way for a request to fail: what each side is told, and what becomes of the rest.
+//! Every error of a work request: the completions and events on both sides, and the flushed requests behind
+//! it.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ const ACCESS_ERR: u32 = 3;
 
 const LEN: usize = 8192;
 
-/// A connection on which something is about to go wrong.
+/// A connection on which a request will fail.
 struct Scene {
     a: End,
     b: End,
@@ -27,10 +28,10 @@ struct Scene {
     target: Region,
 }
 
-/// What happens at the other end.
+/// The effect at the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
-    /// Nothing: the fault was found before anything left.
+    /// None: the requester found the error before it sent anything.
     Nothing,
     /// Its queue pair fails, with this event.
     Fails(u32),
@@ -51,15 +52,15 @@ impl Scene {
         (self.target.addr + at as u64, self.target.key)
     }
 
-    /// Three receives on both sides, then the request and two more: the request fails as said, the
-    /// others are flushed in order, and so are the receives of those who fail.
+    /// Posts three receives on both sides, then the request and two more. The request must fail with
+    /// `status`. The others must be flushed in order, and so must the receives of each queue pair that fails.
     fn fails(mut self, what: &str, request: Request, status: u32, there: There) {
         let (a, b) = (&mut self.a, &mut self.b);
         let own = a.register(Kind::Anonymous, 64, 0);
         let room = b.register(Kind::Anonymous, 64, 0);
         for i in 0..3 {
             a.recv(10 + i, &[own.all()]);
-            // Those of the other end may be there already, to fail with.
+            // The responder's queue pair may have receives already, to be flushed.
             if !matches!(there, There::ReceiveFails(_)) {
                 b.recv(20 + i, &[room.all()]);
             }
@@ -116,7 +117,7 @@ fn a_key_that_is_not_valid() {
             let zero = request(1, opcode, &[scene.source.part(0, 8)], (addr, 0));
             scene.fails("key zero", zero, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
 
-            // Used before, so that the sender remembers it, and then taken back.
+            // Used once, so that the sender caches the key, and then deregistered.
             let mut scene = Scene::new(place, &Setup::default());
             let stale = scene.b.register(Kind::Anonymous, LEN, 0);
             let use_it = request(1, opcode, &[scene.source.part(0, 8)], (stale.addr, stale.key));
@@ -178,7 +179,7 @@ fn access_that_was_not_granted() {
             let denied = request(1, opcode, &[scene.source.part(0, 8)], scene.to(0));
             scene.fails("by the queue pair", denied, WC_REM_INV_REQ_ERR, There::Fails(REQ_ERR));
 
-            // And just enough is enough.
+            // The minimum of access rights suffices.
             let setup = Setup { access: enough & !L, ..Setup::default() };
             let mut scene = Scene::new(place, &setup);
             let region = scene.b.register_as(Kind::Anonymous, LEN, 0, enough);
@@ -312,7 +313,7 @@ fn earlier_requests_complete_before_a_failing_one() {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
-        // The first waits for a receive, the others behind it.
+        // The first request waits for a receive; the others wait behind it.
         a.send(1, &[source.all()]);
         a.write(2, &[source.all()], (target.addr, target.key ^ 1));
         a.send(3, &[source.all()]);
@@ -324,7 +325,7 @@ fn earlier_requests_complete_before_a_failing_one() {
         assert_eq!(sent, [(1, WC_SUCCESS), (2, WC_REM_ACCESS_ERR), (3, flushed), (4, flushed)]);
         assert_eq!(b.received(1), [Completion::ok(5, WC_OP_RECV, 64)]);
         wait_for("the other end's failure", || b.state() == QpState::Err);
-        // Also what is posted later.
+        // Requests that are posted later are flushed, too.
         a.send(6, &[source.all()]);
         a.recv(7, &[source.all()]);
         b.send(8, &[target.all()]);

@@ -1,4 +1,5 @@
-//! Asynchronous events: when they come, how they are waited for, and that objects outlive them.
+//! Asynchronous events: when they are raised, how programs wait for them, and that destruction waits for
+//! acknowledgements.
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -24,10 +25,10 @@ const COMM_EST: u32 = 4;
 const SQ_DRAINED: u32 = 5;
 const LIMIT_REACHED: u32 = 15;
 
-/// Long enough for something wrong to happen.
+/// Long enough for a wrong event to arrive.
 const A_WHILE: Duration = Duration::from_millis(50);
 
-/// The wait for an event that must come.
+/// Longest wait for an event that must arrive.
 const SOON: Duration = Duration::from_secs(10);
 
 fn readable(fd: &impl AsFd) -> bool {
@@ -42,7 +43,7 @@ fn make_nonblocking(fd: BorrowedFd<'_>) {
     }
 }
 
-/// A queue pair on the way to SQD, which it reports.
+/// A queue pair in transition to SQD, which will raise SQ_DRAINED.
 fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
     let qp = adapter.qp(cq).expect("a queue pair");
     connect_queue_pair(&qp, qp.qpn(), &Setup::default());
@@ -55,8 +56,8 @@ fn drain(qp: &Qp) {
     qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
 }
 
-/// Fetches the next event as a C program does, ends the object in another thread, and sees that this
-/// waits for the acknowledgement.
+/// Fetches the next event as a C program does, destroys the object in another thread, and checks that the
+/// destruction waits for the acknowledgement.
 fn ends_after_the_acknowledgement(
     adapter: &Adapter,
     kind: u32,
@@ -127,7 +128,7 @@ fn destroying_an_object_drops_its_events() {
     assert_eq!((fetched.kind(), fetched.pointer()), (SQ_DRAINED, 2));
     drop(fetched);
     assert!(!readable(&*adapter.context));
-    // The last one that waits: nobody is called to an event that is not there.
+    // After the last queued event the descriptor must not be readable.
     let third = drains(&adapter, &cq);
     assert!(readable(&*adapter.context));
     third.destroy();
@@ -190,7 +191,7 @@ fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         b.recv(1, &[target.all()]);
-        // Too early: it is tried again, and counts when it arrives.
+        // Sent before the receiver is ready: it is retried, and raises the event when it arrives.
         a.send(1, &[source.all()]);
         assert_eq!(b.async_event(A_WHILE), None);
         b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
@@ -201,7 +202,7 @@ fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
         assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(b.async_event(A_WHILE), None, "{place:?}");
         b.modify(QpState::Rts, &setup);
-        // The way back: its peer is in RTS since long.
+        // In the other direction the peer is in RTS already.
         b.post(request(3, WR_RDMA_WRITE, &[target.all()], (source.addr, source.key)));
         assert_eq!(b.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(a.async_event(A_WHILE), None, "{place:?}");

@@ -1,5 +1,5 @@
-//! Plays of operations against the device (`operations`): those that a fuzzer has found worth keeping, and random
-//! ones. `MILLSTREAM_PLAYS` says how many, `MILLSTREAM_SEED` which.
+//! Sequences of operations against the device (`operations`): the fuzzer's corpus, and random ones.
+//! `MILLSTREAM_PLAYS` sets the number of random ones, `MILLSTREAM_SEED` the random seed.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! Programs of the same user that say strange things to the device's socket. The device goes on.
+//! Programs of the same user that send invalid messages to the device's socket. The device keeps working.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use crate::support::wire::{
 };
 use crate::support::{Completion, End, Kind, Place, Setup, connect, pair, pattern};
 
-/// The device behind this end still greets strangers and moves data to whom it knows and whom not.
+/// Checks that the device behind this end answers hellos, and moves data to known and to new peers.
 fn still_works(victim: &mut End) {
     greet(&dial(victim.number()));
     victim.keep();
@@ -26,7 +26,7 @@ fn still_works(victim: &mut End) {
     victim.deregister(&target);
 }
 
-/// Whether the device hung up.
+/// Whether the device has closed the connection.
 fn is_over(connection: &Connection) -> bool {
     let mut buffer = [0; 64];
     loop {
@@ -45,7 +45,7 @@ fn malformed_messages_close_their_connection_only() {
     for len in [1, 3, 4, 20, 23, 25, 64, 1000, 60_000].into_iter().chain([24; 40]) {
         let connection = dial(number);
         let nonsense = pattern(seeds.next().expect("endless"), len);
-        // Which word says what is left to chance; an operation that exists is one in a billion.
+        // All words are random. A valid operation is a one-in-a-billion case.
         connection.send(&nonsense, &[]).expect("the device listens");
         assert!(is_over(&connection), "{len} bytes");
     }
@@ -103,8 +103,8 @@ fn forged_reports_raise_no_impossible_events() {
     let (theirs, ours) = (victim.number(), near.number());
     let connection = dial(theirs);
     let tell = |op, words: &[u32]| connection.send(&message(op, words), &[]).expect("the device listens");
-    // Not from its peer; of no queue pair; events of other kinds of objects, which programs would
-    // take the queue pair for.
+    // From a queue pair that is not the peer; for no queue pair; with events of other object types, whose
+    // pointer a program would misinterpret.
     tell(FAULT, &[theirs, ours ^ 1, 3]);
     tell(FAULT, &[theirs ^ 1, ours, 3]);
     for event in [0, 4, 8, 9, 15, 17, 1000, u32::MAX - 1] {
@@ -112,23 +112,23 @@ fn forged_reports_raise_no_impossible_events() {
     }
     for qpn in [theirs, 0, u32::MAX] {
         tell(LIMIT_REACHED, &[qpn]);
-        // No completion was lost, and there is no XRC queue of any number.
+        // No completion was lost, and there are no XRC shared receive queues.
         tell(OVERRUN, &[qpn]);
         tell(ABANDONED, &[qpn]);
         (0..5).for_each(|what| tell(SHARED, &[qpn, what]));
     }
-    // The first request is not a stranger's.
+    // The sender is not the peer.
     tell(CONTACT, &[theirs, ours ^ 1]);
     tell(CONTACT, &[theirs ^ 1, ours]);
-    // Processes that are not there have no queue pairs in groups.
+    // Announcements of processes that do not exist.
     for block in [0, 0xfff, 0x1000, u32::MAX] {
         assert_eq!(ask(&connection, MEMBER, &[block]).0[..2], [MEMBER, block]);
     }
-    // The device reads in order: with this answer, all that is said.
+    // The device reads in order: after this answer, all earlier messages are handled.
     ask(&connection, CHANNEL, &[0]);
     assert_eq!(victim.async_event(Duration::from_millis(50)), None);
     assert_eq!(victim.state(), QpState::Rts);
-    // One that could be true is believed, once.
+    // A plausible report is accepted, once.
     (0..1000).for_each(|_| tell(FAULT, &[theirs, ours, 3]));
     ask(&connection, CHANNEL, &[0]);
     assert_eq!(victim.async_event(Duration::from_secs(5)), Some(3));
@@ -144,7 +144,7 @@ fn a_client_that_reads_no_answers_does_not_block_the_server() {
     let number = victim.number();
     let rude = dial(number);
     rude.set_timeout(Duration::from_millis(100)).expect("our own socket");
-    // Until both directions are full, or the device has had enough.
+    // Until both directions are full, or the device closes the connection.
     let question = message(CHANNEL, &[1]);
     while rude.send(&question, &[]).is_ok() {}
     let start = Instant::now();
@@ -176,7 +176,7 @@ fn the_server_recovers_from_descriptor_exhaustion() {
     std::thread::sleep(Duration::from_millis(500));
     let burnt = processor_time(id) - before;
     assert!(burnt < Duration::from_millis(200), "{burnt:?} of 500 ms spent on nothing");
-    // Those who got in are served.
+    // The accepted connections are served.
     greet(&crowd[0]);
     crowd.clear();
     still_works(&mut victim);
@@ -198,17 +198,17 @@ fn another_user_is_refused() {
     still_works(&mut victim);
 }
 
-/// In a process of its own: becomes another user and calls.
+/// In another process: switches to another user and connects.
 pub(crate) fn stranger() {
     let name = crate::support::listen().expect("a name");
-    // SAFETY: all threads of this process become nobody (the C library sees to it).
+    // SAFETY: the C library switches all threads of this process to user 65534.
     assert_eq!(unsafe { libc::setuid(65534) }, 0);
     let timeout = Duration::from_secs(5);
     let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
     assert_eq!(refused.kind(), std::io::ErrorKind::PermissionDenied);
-    // Without our own side's check.
+    // Without the client's own check.
     let connection = Connection::open_any_user(&name, timeout).expect("the socket itself is open to all");
-    // It may have hung up already.
+    // The device may have closed the connection already.
     let _ = connection.send(&message(HELLO, &[0]), &[]);
     let end = if is_over(&connection) { "hung up on" } else { "answered" };
     crate::support::tell(end);

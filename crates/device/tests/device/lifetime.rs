@@ -1,4 +1,4 @@
-//! Ends: what a call that takes something away promises, while others are in the middle of using it.
+//! Guarantees of the calls that destroy objects and deregister memory while peers use them.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn concurrently_created_queue_pairs_are_independent() {
     in_a_process_of_its_own("crowd");
 }
 
-/// In a process of its own: few numbers are left, and threads fight for them.
+/// In another process: few queue pair numbers are left, and threads compete for them.
 pub(crate) fn crowd() {
     const THREADS: u8 = 4;
     let adapter = Adapter::open();
@@ -64,7 +64,7 @@ fn a_full_key_table_refuses_and_keys_do_not_come_back() {
     in_a_process_of_its_own("keys");
 }
 
-/// In a process of its own: every place in the key table is taken.
+/// In another process: the table of memory keys is full.
 pub(crate) fn keys() {
     let adapter = Adapter::open();
     let mut memory = vec![0u8; 64];
@@ -73,7 +73,7 @@ pub(crate) fn keys() {
     let mut all: Vec<Mr> = (0..MAX_MR).map(|_| register().expect("a place is left")).collect();
     assert_eq!(register().err(), Some(Errno::NOMEM));
     let former = all.pop().expect("many").key();
-    // Dropped is deregistered, and twice is once.
+    // Dropping a region deregisters it, and a second deregistration does nothing.
     let mut twice = all.pop().expect("many");
     assert_eq!((twice.deregister(), twice.deregister()), (Ok(()), Ok(())));
     drop(twice);
@@ -88,7 +88,7 @@ fn a_reused_qpn_has_no_former_state() {
     in_a_process_of_its_own("reborn");
 }
 
-/// In a process of its own: a queue pair's number is given out again.
+/// In another process: a queue pair number is reused.
 pub(crate) fn reborn() {
     const LEN: usize = 96 << 20;
     let setup = Setup::default();
@@ -99,7 +99,7 @@ pub(crate) fn reborn() {
     let sender = adapter.qp(&sender_cq).expect("a queue pair");
     connect_queue_pair(&sender, number, &setup);
     connect_queue_pair(&former, sender.qpn(), &setup);
-    // Its sender knows it, and it leaves a completion that nobody has polled.
+    // Its sender has cached it, and one of its completions is not polled.
     former.post_recv(77, &[]).expect("room");
     sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!(next(&sender_cq).status, WC_SUCCESS);
@@ -118,8 +118,8 @@ pub(crate) fn reborn() {
     reborn.post_recv(88, &[]).expect("room");
     assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the completion of a former life");
 
-    // The former sender comes again while the friend is in the middle of a long transfer: the owner
-    // must not take that for its end.
+    // The former sender tries again during a long transfer of the new peer. The owner must not take that for
+    // the transfer's end.
     let (mut from, mut to) = (vec![1u8; LEN], vec![2u8; LEN]);
     let (source, mut target) = (adapter.register(&mut from), adapter.register(&mut to));
     let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
@@ -142,7 +142,7 @@ pub(crate) fn reborn() {
 
 #[test]
 fn no_write_after_deregistration_or_destruction() {
-    // Whole pages, which peers map, and the inside of a page, which they reach through the kernel.
+    // Whole pages, which peers map, and a part of a page, which they access through the kernel.
     for (len, skew) in [(64 * 4096, 0), (2000, 100)] {
         for destroy in [false, true] {
             for round in 0..12u64 {
@@ -161,7 +161,7 @@ fn no_write_after_deregistration_or_destruction() {
                     a.deregister(&target);
                 }
                 let took = start.elapsed();
-                // From the end: whoever is still at it comes there last.
+                // Poisons the end first: a copy still in flight writes there last.
                 a.store(&target, len as isize - 8, &[POISON; 8]);
                 a.store(&target, 0, &vec![POISON; len]);
                 let Reply::Completions(last) = b.answer() else { panic!("no completions") };
@@ -193,7 +193,7 @@ fn no_read_response_is_stored_after_deregistration() {
         let (remote_addr, rkey) = (source.addr, source.key);
         let wr = SendWr { opcode: WR_RDMA_READ, sges: &sges, remote_addr, rkey, ..SendWr::default() };
         near.post_send(&wr).expect("room");
-        // When the peer is ready, the device's own thread carries it out.
+        // The progress thread executes it once the peer is ready.
         far.attempt(Command::Connect(near.qpn(), setup.clone())).expect("to RTR");
         let deadline = Instant::now() + SOON;
         while !has_begun(&to, 0) {
@@ -215,7 +215,7 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
     let source = b.register(Kind::Anonymous, len, 0);
     let target = a.register(Kind::Anonymous, len, 0);
     b.begin(&Command::Hammer(request(1, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key))));
-    // Regions that have nothing to do with it come and go.
+    // Unrelated regions are registered and deregistered.
     let start = Instant::now();
     for _ in 0..50 {
         let other = a.register(Kind::Anonymous, 4096, 0);

@@ -1,5 +1,5 @@
-//! The soft device through its public interface: between the ends of one process, and between two
-//! processes, which is this program again in another role.
+//! Tests of the soft device through its public interface, within one process and between two. The second
+//! process is this program in another role.
 
 mod abandoned;
 mod corrupted_arena;
@@ -30,7 +30,7 @@ mod wire;
 mod wr_lists;
 mod xrc;
 
-/// Not a test: the other process of tests here starts in this function.
+/// Entry point of the other processes of these tests; not a test.
 #[test]
 #[ignore = "started by the tests that need another process"]
 fn other_process() {

@@ -1,4 +1,4 @@
-//! Multicast groups: every member of the host gets a copy, whoever it belongs to and whenever it joined.
+//! Multicast groups: every member on the host gets a copy, in every process and whenever it joined.
 
 use std::sync::Arc;
 
@@ -15,15 +15,15 @@ use crate::support::{
 
 const QKEY: u32 = 0x1234;
 
-/// Names the process whose groups these are, for others that it starts.
+/// Environment variable with the id of this run's first process, from which group addresses derive.
 const RUN: &str = "MILLSTREAM_TEST_RUN";
 
-/// Whether all goes by packets: then over the loopback interface, by IPv4, which every host has.
+/// Whether the run uses packets only: over the loopback interface by IPv4, which every host has.
 fn by_packets() -> bool {
     std::env::var("MILLSTREAM_PATH").is_ok_and(|path| path == "wire")
 }
 
-/// A group of this run: other programs of this user are on the host, too.
+/// A group address of this run. Other runs on the host use other addresses.
 fn group(last: u8) -> [u8; 16] {
     let run = std::env::var(RUN).map_or_else(|_| std::process::id(), |run| run.parse().expect("a number"));
     let mut gid = [0; 16];
@@ -36,7 +36,7 @@ fn group(last: u8) -> [u8; 16] {
     gid
 }
 
-/// Where datagrams for a group go, with the route header that receivers find.
+/// The destination of datagrams for a group, with the global route header that receivers see.
 fn to(group: [u8; 16], qkey: u32) -> Option<UdDestination> {
     let mut grh = [0; 40];
     if group[0] == 0 {
@@ -50,7 +50,7 @@ fn to(group: [u8; 16], qkey: u32) -> Option<UdDestination> {
     Some(UdDestination { on_this_host: false, qpn: 0xff_ffff, qkey, grh })
 }
 
-/// A datagram queue pair that is ready, with memory to receive into.
+/// A datagram queue pair in RTS, with memory for receives.
 struct Member {
     qp: Arc<Qp>,
     cq: Arc<Cq>,
@@ -127,10 +127,11 @@ fn every_member_gets_a_copy_and_nobody_else() {
     for (who, member) in [("another group", &stranger), ("none", &outsider), ("another key", &other_key)] {
         member.has_nothing(who);
     }
-    // To the number of a member by the group's address, and to everybody by a member's address: to nobody.
+    // A member's number with the group's address, and the multicast number with a member's address: both are
+    // dropped.
     sender.send(to(group(1), QKEY).map(|to| UdDestination { qpn: members[0].qp.qpn(), ..to }));
     sender.send(to(group(1), QKEY).map(|to| UdDestination { grh: [0x60; 40], ..to }));
-    // With the highest bit the sender's own key is meant.
+    // The highest bit selects the sender's own Q_Key.
     sender.send(to(group(2), 1 << 31));
     assert_eq!(next(&stranger.cq).status, WC_SUCCESS);
     members.iter().for_each(|member| member.has_nothing("no message of the group"));
@@ -170,7 +171,7 @@ fn queue_pairs_come_and_go() {
     assert!(!member.qp.is_attached());
     sender.send(to(group(4), QKEY));
     member.has_nothing("it has left");
-    // IPv4 groups are mapped.
+    // IPv4 groups are mapped into IPv6.
     let mut v4 = [0; 16];
     v4[10..].copy_from_slice(&[0xff, 0xff, 239, 1, 2, 3]);
     assert_eq!(member.qp.attach(v4), Ok(()));
@@ -189,7 +190,7 @@ fn the_table_is_bounded() {
     in_a_process_of_its_own("joiner");
 }
 
-/// In a process of its own, whose table it fills.
+/// In another process: fills the process's table.
 pub(crate) fn joiner() {
     let adapter = Adapter::open();
     let member = Member::new(&adapter, QKEY);
@@ -221,7 +222,7 @@ fn start_listener() -> Process {
     process
 }
 
-/// The other side of it: says what arrives.
+/// The other process: reports the datagrams that arrive.
 pub(crate) fn listener() {
     let adapter = Adapter::open();
     let member = Member::of(&adapter, group(6));
@@ -235,7 +236,7 @@ pub(crate) fn listener() {
             "count" => tell(&member.cq.poll(&mut [Wc::default()]).expect("no overflow").to_string()),
             _ => {
                 let len = next(&member.cq).byte_len;
-                // Whoever hears of it may send the next one at once.
+                // Posted before the report: the sender may send the next datagram at once.
                 member.post();
                 tell(&len.to_string());
             }
@@ -255,7 +256,7 @@ fn members_of_other_processes_get_copies_too() {
     let mut early = start_listener();
     sender.send(to(group(6), QKEY));
     hears(&mut early);
-    // It joins after the sender has looked for everybody.
+    // They join after the sender has searched for members.
     let (mut late, mut killed) = (start_listener(), start_listener());
     let local = Member::of(&adapter, group(6));
     sender.send(to(group(6), QKEY));
@@ -272,7 +273,7 @@ fn members_of_other_processes_get_copies_too() {
         hears(&mut late);
         assert_eq!(next(&local.cq).byte_len, 40);
     }
-    // The one that left has nothing but what it heard of before.
+    // The member that left has only the datagrams sent before.
     early.say("count");
     assert_eq!(early.hear(), "0");
 }

@@ -1,7 +1,7 @@
-//! Objects that come and go: thousands of connections, threads that make, use and end objects of one context
-//! at once, and forks in the middle of it. Afterwards there is exactly what was there before.
+//! Creation and destruction of objects: thousands of connections, concurrent threads on one context, and
+//! forks meanwhile. Afterwards the process has exactly the resources that it had before.
 //!
-//! `make soak` runs the long forms; `MILLSTREAM_CYCLES` says how many.
+//! `make soak` runs the long forms; `MILLSTREAM_CYCLES` sets the number of cycles.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +29,7 @@ fn ten_thousand_connections_come_and_go() {
     come_and_go(from_environment("MILLSTREAM_CYCLES", 10_000));
 }
 
-/// Two processes connect and disconnect; one of them is replaced now and then.
+/// Connects and disconnects two processes, and sometimes replaces one of them.
 fn come_and_go(cycles: u64) {
     let setup = Setup::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
@@ -45,7 +45,7 @@ fn come_and_go(cycles: u64) {
         a.write(3, &[source.all()], (target.addr, target.key));
         assert!(a.sent(2).iter().all(|sent| sent.status == WC_SUCCESS), "cycle {cycle}");
         assert_eq!(b.received(1)[0].status, WC_SUCCESS, "cycle {cycle}");
-        // Either end may be the first to leave.
+        // The ends alternate in who disconnects first.
         if cycle % 2 == 0 {
             a.destroy();
             b.destroy();
@@ -83,7 +83,7 @@ fn threads_and_forks_on_one_context_for_long() {
     assert!(process.finish().success());
 }
 
-/// In a process of its own: threads make, use and end everything; others poll; one forks.
+/// In another process: threads make, use and destroy all objects; others poll; one forks.
 pub(crate) fn churn() {
     const MAKERS: u64 = 3;
     let cycles = from_environment("MILLSTREAM_BUSTLE", 300);
@@ -91,7 +91,7 @@ pub(crate) fn churn() {
     let shared = Cq::new(&adapter.context, 4096, None).expect("a queue");
     let srq = Srq::new(&adapter.pd, 256, 1).expect("a shared queue");
     let over = AtomicBool::new(false);
-    // Once round, so that what is made at first use is there.
+    // One cycle first, so that lazily created resources exist.
     make_and_end(&adapter, &shared, &srq, &mut Random::new(0));
     let me = std::process::id();
     let born = Usage::of(me);
@@ -105,7 +105,7 @@ pub(crate) fn churn() {
                 })
             })
             .collect();
-        // Polls what completes on behalf of queue pairs that others end meanwhile.
+        // Polls completions of queue pairs that other threads destroy meanwhile.
         scope.spawn(|| {
             let mut out = [Wc::default(); 32];
             while !over.load(Ordering::Relaxed) {
@@ -114,7 +114,7 @@ pub(crate) fn churn() {
                 std::thread::yield_now();
             }
         });
-        // Contexts come and go, too.
+        // Contexts are opened and dropped, too.
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
                 drop(Context::open().expect("the device opens"));
@@ -122,7 +122,7 @@ pub(crate) fn churn() {
             }
         });
         scope.spawn(|| {
-            // Each kind twice at least, however quick the makers are.
+            // Each kind of fork at least twice.
             let mut turn = 0;
             while turn < 6 || !over.load(Ordering::Relaxed) {
                 fork(turn);
@@ -130,16 +130,17 @@ pub(crate) fn churn() {
                 std::thread::sleep(Duration::from_millis(5));
             }
         });
-        // A failed one ends all.
+        // A failed thread stops all threads.
         let results: Vec<_> = makers.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         over.store(true, Ordering::Relaxed);
         results.into_iter().for_each(|result| result.expect("a maker failed"));
     });
-    // What was left to be polled belongs to queue pairs that have ended.
+    // Completions left in the queue belong to destroyed queue pairs.
     Usage::is_again(me, &born);
 }
 
-/// A queue pair with its own queue and channel, one on the shared queues, memory; used and ended.
+/// Makes, uses and destroys a queue pair with its own completion queue and channel, one on the shared queues,
+/// and memory.
 fn make_and_end(
     adapter: &Adapter,
     shared: &std::sync::Arc<Cq>,
@@ -163,7 +164,7 @@ fn make_and_end(
         rkey: mr.key(),
         ..SendWr::default()
     };
-    // To the shared queues, if there is a receive; the other way with an event.
+    // One SEND to the shared queues, if there is a receive, and one back with an event.
     let _ = srq.post(1, &[]);
     cq.arm(false);
     own.post_recv(2, &[]).expect("room");
@@ -186,15 +187,16 @@ fn make_and_end(
     cq.destroy().expect("no queue pair is left");
 }
 
-/// Forks a child that leaves at once, becomes another program, or uses a device of its own.
+/// Forks a child that exits at once, executes another program, or opens its own device.
 fn fork(turn: u32) {
-    // SAFETY: the child uses what the C library and the device keep usable, and leaves by _exit.
+    // SAFETY: the child uses only what the C library and the device keep usable after a fork, and leaves by
+    // _exit.
     let child = unsafe { libc::fork() };
     assert!(child >= 0, "no room for a child");
     if child == 0 {
         // SAFETY: plain system calls; the arguments are C strings that end with a null.
         unsafe {
-            // Should it hang, it does not do so for ever.
+            // Ends a child that hangs.
             libc::alarm(SOON.as_secs() as u32);
             match turn % 3 {
                 0 => libc::_exit(0),

@@ -1,10 +1,10 @@
-//! Operations on a device and against it, spelled by bytes: what a fuzzer varies (`fuzz/`), and what a test plays
-//! again from the seeds.
+//! Operations on a device and against it, decoded from bytes. A fuzzer varies the bytes (`fuzz/`); a test
+//! replays the seeds.
 //!
-//! There are two processes, each with a device. One plays: it posts requests of any form, stores into its own arena
-//! and into its partner's as any process of the user can, and says anything to its own device's socket. The partner
-//! only makes what requests lead to. Whatever the bytes say, both devices live on, and nothing is touched that was
-//! not registered.
+//! There are two processes, each with a device. The player posts requests of any form. It stores to its own
+//! arena and to its partner's, as any process of the user can. It sends any message to its own device's
+//! socket. The partner only provides the targets of requests. For any bytes, both devices must survive, and
+//! no memory outside registered regions may change.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use millstream_device::{Channel, Context, Cq, Mr, Pd, Srq};
 use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;
 
-/// Version of the messages and of what is in an arena, as a device says it in its greeting.
+/// Version of the messages and of the arena's layout, as in a device's hello.
 pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARN7") ^ 2;
-/// Bytes of the memory that is registered, and of what lies around it.
+/// Bytes of the registered memory, and of the guard on each side.
 const LEN: usize = 16 << 10;
 const GUARD: usize = 4096;
 const UNTOUCHED: u8 = 0x5a;
 const QKEY: u32 = 7;
-/// All that peers may be allowed.
+/// All access rights of peers.
 const ACCESS: u32 = 15;
 
-/// The queue pairs of each side: own receives, shared receives, datagrams.
+/// The queue pairs of each side: with a receive queue, with a shared receive queue, for datagrams.
 const KINDS: [(QpType, bool); 3] = [(QpType::Rc, false), (QpType::Rc, true), (QpType::Ud, false)];
 
-/// What one side makes for one play.
+/// The objects of one side in one run.
 struct Objects {
     cq: Arc<Cq>,
     srq: Arc<Srq>,
     qps: Vec<Arc<Qp>>,
     mr: Mr,
-    // Last: it is registered until then.
+    // Dropped last: it is registered until then.
     memory: Vec<u8>,
 }
 
@@ -85,7 +85,7 @@ impl Objects {
         format!("{} {} {}", numbers.join(" "), self.mr.key(), self.start())
     }
 
-    /// Nothing beside the registered memory was touched.
+    /// Checks that no memory beside the registered part has changed.
     fn check(&self) {
         let (before, rest) = self.memory.split_at(GUARD);
         let around = before.iter().chain(&rest[LEN..]);
@@ -125,7 +125,7 @@ fn connect(qp: &Qp, dest: u32) {
             path: AddressVector { is_global: true, dgid, port: 1, ..AddressVector::default() },
             ..QpAttr::default()
         };
-        // What a play has done to the arena may stand in the way.
+        // The transition may fail, because the run may have corrupted the arena.
         let _ = qp.modify(&attributes, attr::STATE | needs);
     }
 }
@@ -134,7 +134,7 @@ fn numbers(line: &str) -> Vec<u64> {
     line.split(' ').map(|word| word.parse().expect("a number")).collect()
 }
 
-/// The partner, until it hears nothing more: makes everything anew for each play.
+/// The partner: makes new objects for each run, until its input ends.
 pub(crate) fn partner(tell: impl Fn(&str), hear: impl Fn() -> Option<String>) {
     let context = Context::open().expect("the device opens");
     let pd = Pd::new(&context);
@@ -150,23 +150,23 @@ pub(crate) fn partner(tell: impl Fn(&str), hear: impl Fn() -> Option<String>) {
     }
 }
 
-/// What the player keeps from play to play.
+/// The player's state that lasts over several runs.
 pub(crate) struct Stage<T> {
     context: Arc<Context>,
     pd: Arc<Pd>,
-    /// To the partner: says a line, and hears one.
+    /// Sends a line to the partner and returns its answer.
     talk: T,
     own: Option<Seen>,
     partners: Option<Seen>,
 }
 
-/// A device as any process of the user sees it.
+/// A device's shared memory, as any process of the user can map it.
 struct Seen {
     arena: OwnedFd,
     mapping: Mapping,
 }
 
-/// Calls the device that owns this queue pair.
+/// Connects to the device that owns this queue pair.
 fn dial(qpn: u32) -> Connection {
     // SAFETY: a plain system call.
     let user = unsafe { libc::geteuid() };
@@ -186,7 +186,7 @@ impl Seen {
         Self { arena, mapping }
     }
 
-    /// Offsets of the words that have memory.
+    /// Offsets of the words on pages that exist.
     fn words(&self) -> Vec<usize> {
         let (mut found, mut at) = (Vec::new(), 0);
         loop {
@@ -198,19 +198,19 @@ impl Seen {
                 }
                 (start, libc::lseek(self.arena.as_raw_fd(), start, libc::SEEK_HOLE))
             };
-            // A table's unused entries are much, and say nothing.
+            // The unused entries of a table are many and without effect.
             let used = (start as usize..(end as usize).min(self.mapping.len())).step_by(4);
             found.extend(used.filter(|at| self.mapping.word32(*at).load(Ordering::Relaxed) != 0));
             at = end;
         }
     }
 
-    /// Stores one of the values that are worth a try.
+    /// Stores one of the interesting values.
     fn store(&self, words: &[usize], bytes: &mut Bytes<'_>) {
         if words.is_empty() {
             return;
         }
-        // The words behind those that say something, too.
+        // The words behind the known ones, too.
         let at = words[bytes.short() as usize % words.len()] + 4 * (bytes.byte() as usize % 4);
         let other = words[bytes.byte() as usize % words.len()];
         if at + 4 > self.mapping.len() {
@@ -228,14 +228,14 @@ impl Seen {
             6 => old ^ 1 << (bytes.byte() % 32),
             _ => self.mapping.word32(other).load(Ordering::Relaxed),
         };
-        // Who pretends that somebody who lives holds a lease makes others wait for two seconds, and finds nothing.
+        // A forged lease of a live process only makes others wait for two seconds.
         if new != std::process::id() {
             word.store(new, Ordering::Relaxed);
         }
     }
 }
 
-/// Bytes that are taken one after the other; zeroes when there are none left.
+/// A reader of the input's bytes, which returns zeroes after the end.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {
@@ -259,13 +259,13 @@ impl Bytes<'_> {
 }
 
 impl<T: FnMut(&str) -> String> Stage<T> {
-    /// With a partner to talk to: one line there, one line back.
+    /// `talk` sends a line to the partner and returns the partner's answer.
     pub(crate) fn new(talk: T) -> Self {
         let context = Context::open().expect("the device opens");
         Self { pd: Pd::new(&context), context, talk, own: None, partners: None }
     }
 
-    /// Plays what the bytes say.
+    /// Executes the operations that the bytes encode.
     pub(crate) fn play(&mut self, bytes: &[u8]) {
         let objects = Objects::new(&self.context, &self.pd);
         let home = Objects::new(&self.context, &self.pd);
@@ -274,7 +274,8 @@ impl<T: FnMut(&str) -> String> Stage<T> {
         let (theirs, &[key, start]) = card.split_at(KINDS.len()) else { panic!("{card:?} is no card") };
         let theirs: Vec<u32> = theirs.iter().map(|n| *n as u32).collect();
         objects.connect(&theirs);
-        // One to itself, and two to each other in a way that cannot be: both kinds of mistakes are welcome.
+        // One queue pair connected to itself, and two of different types connected to each other: both errors
+        // are intended.
         let at_home: Vec<u32> = home.qps.iter().map(|qp| qp.qpn()).collect();
         home.connect(&at_home);
         let here = self.own.get_or_insert_with(|| Seen::new(at_home[0]));
@@ -301,7 +302,7 @@ impl<T: FnMut(&str) -> String> Stage<T> {
                 9 => drop(from.cq.poll(&mut out)),
                 10 => {
                     let connection = line.take().unwrap_or_else(|| dial(at_home[0]));
-                    // Who talks nonsense is hung up on.
+                    // The device closes a connection after an invalid message.
                     line = say(&connection, &at_home, &mut bytes).then_some(connection);
                 }
                 _ => match bytes.byte() % 4 {
@@ -332,7 +333,7 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
     let (opcode, flags) = (u32::from(bytes.byte()) % 20, u32::from(bytes.byte()));
     let inline = flags & 8 != 0;
     let piece = |bytes: &mut Bytes<'_>| {
-        // What a program says about memory of its own process for inline data must be true.
+        // The address of inline data must be readable memory: the caller of the verb vouches for it.
         let (skip, length) = (bytes.short() % LEN as u16, u32::from(bytes.short()));
         let length = if inline { length % 256 } else { length };
         let lkey = from.mr.key() ^ u32::from(!inline && bytes.byte() == 1);
@@ -359,7 +360,7 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
     let _ = from.qps[i].post_send(&wr);
 }
 
-/// Says anything to the device's socket; false if nobody listens any more.
+/// Sends any message to the device's socket; false if the device has closed the connection.
 fn say(connection: &Connection, numbers: &[u32], bytes: &mut Bytes<'_>) -> bool {
     let mut words = [u32::from(bytes.byte() % 16), 0, 0, 0, 0, 0];
     for word in &mut words[1..4] {
@@ -372,6 +373,6 @@ fn say(connection: &Connection, numbers: &[u32], bytes: &mut Bytes<'_>) -> bool 
     }
     let message = words.map(u32::to_ne_bytes).concat();
     let len = if bytes.byte() == 1 { usize::from(bytes.byte()) % message.len() } else { message.len() };
-    // Answers are left in the socket until it is full; then the device hangs up.
+    // Answers are not read. The device closes the connection when the socket is full.
     connection.send(&message[..len], &[]).is_ok()
 }

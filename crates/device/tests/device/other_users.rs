@@ -1,6 +1,6 @@
-//! Another user of the same host: can reach nothing, learn nothing, and keep nobody from working.
+//! Another user of the same host: must not access memory, read data, or disturb the device.
 //!
-//! Both users are made here, which takes root; without it these tests say that they were not run.
+//! The tests switch to both users, which requires root. Without root they report that they were skipped.
 
 use std::io::ErrorKind;
 use std::os::fd::AsFd;
@@ -15,7 +15,7 @@ use crate::support::wire::{HELLO, message};
 use crate::support::{Adapter, Completion, End, Kind, Process, Setup, connect, connect_queue_pair, next};
 use crate::support::{listen, pattern, serve, tell};
 
-/// The users that the two processes become; neither has a name on most systems.
+/// User ids of the two processes. Most systems have no such users.
 pub(crate) const OWNER: u32 = 65533;
 pub(crate) const STRANGER: u32 = 65532;
 
@@ -29,8 +29,8 @@ fn is_root(test: &str) -> bool {
 }
 
 pub(crate) fn become_user(uid: u32) {
-    // SAFETY: all threads of this process become the user (the C library sees to it). That makes the
-    // process undumpable, which would protect it from more than its user's other processes are.
+    // SAFETY: the C library switches all threads of this process. The switch makes the process undumpable,
+    // which would protect it more than an ordinary process of the user; so that is undone.
     unsafe {
         assert_eq!(libc::setgroups(0, std::ptr::null()), 0);
         assert_eq!(libc::setgid(uid), 0);
@@ -39,13 +39,13 @@ pub(crate) fn become_user(uid: u32) {
     }
 }
 
-/// In a process of its own: an end of a connection, of a user of its own.
+/// In another process of another user: an end of a connection.
 pub(crate) fn owner() {
     become_user(OWNER);
     serve();
 }
 
-/// What a stranger tries.
+/// The objects that the other user attacks.
 #[derive(Serialize, Deserialize)]
 struct Aim {
     process: u32,
@@ -84,7 +84,7 @@ fn another_user_reaches_nothing() {
     write(&mut near);
 }
 
-/// In a process of its own: another user who tries every way that the system has.
+/// In another process: another user, which tries every interface of the system.
 pub(crate) fn trespasser() {
     become_user(STRANGER);
     let aim: Aim = serde_json::from_str(&listen().expect("an aim")).expect("an aim");
@@ -106,7 +106,7 @@ pub(crate) fn trespasser() {
     let here = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
     let there = libc::iovec { iov_base: aim.addr as *mut _, iov_len: 1 };
     let pid = aim.process as i32;
-    // SAFETY: system calls with locals of ours, all of which are refused.
+    // SAFETY: system calls with local variables; the kernel refuses all of them.
     unsafe {
         let (here, there) = (&raw const here, &raw const there);
         denied("reading its memory", libc::process_vm_readv(pid, here, 1, there, 1, 0) >= 0);
@@ -119,7 +119,7 @@ pub(crate) fn trespasser() {
             denied("taking a descriptor", libc::syscall(libc::SYS_pidfd_getfd, handle, fd, 0) >= 0);
         }
     }
-    // Its socket, whose name is no secret. Our own side would not even speak.
+    // Its socket, whose name is not secret. The client's own check is left out.
     let name = format!("millstream/{OWNER}/{:03x}", aim.number >> 12);
     let timeout = Duration::from_secs(5);
     let refused = Connection::open(&name, timeout).expect_err("our side looks at the user, too");
@@ -127,7 +127,7 @@ pub(crate) fn trespasser() {
     let connection = Connection::open_any_user(&name, timeout).expect("the socket itself is open to all");
     let _ = connection.send(&message(HELLO, &[crate::support::wire::VERSION, std::process::id(), 1]), &[]);
     assert!(matches!(connection.receive(&mut [0; 64]), Ok((0, _)) | Err(_)), "an answer");
-    // With a device of its own, and everything that it would have to know.
+    // With its own device, and with all numbers and keys.
     let adapter = Adapter::open();
     let cq = adapter.cq();
     let qp = adapter.qp(&cq).expect("a queue pair");
@@ -155,14 +155,14 @@ fn socket_names_of_another_user_do_not_delay() {
     let mut squatter = Process::start("squatter");
     squatter.say("take");
     let taken: u32 = squatter.hear().parse().expect("a number");
-    // New devices find other names.
+    // New devices take other names.
     let (mut a, mut b) = (of_owner(), of_owner());
     let setup = Setup { timeout: 10, retry_cnt: 2, ..Setup::default() };
     connect(&mut a, &mut b, &setup);
     let (source, target) = (a.hold(&[1; 64]), b.register(Kind::Anonymous, 64, 0));
     a.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
-    // Who is sent to one of the squatter's numbers tells him nothing.
+    // A process that connects to one of the squatter's numbers sends it nothing.
     let mut lost = of_owner();
     lost.open(&setup);
     let start = Instant::now();
@@ -176,7 +176,7 @@ fn socket_names_of_another_user_do_not_delay() {
     assert!(squatter.finish().success());
 }
 
-/// In a process of its own: another user who holds names of the owner's.
+/// In another process: another user, which holds socket names of the owner.
 pub(crate) fn squatter() {
     become_user(STRANGER);
     listen().expect("the word");

@@ -1,4 +1,4 @@
-//! Processes that are killed, stopped or forked: the survivors get errors, not silence.
+//! Processes that are killed, stopped or forked: the survivors' requests complete in error.
 
 use std::io::{PipeReader, PipeWriter, Read, Write};
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
     found.iter().map(|c| (c.wr_id, c.status)).collect()
 }
 
-/// Requests to the dead peer complete in order: the first says why.
+/// Checks that the requests to an exited peer complete in order: the first with the error, the others
+/// flushed.
 fn ends_in_order(a: &mut End, first: u64, count: usize) {
     let expected: Vec<_> = (0..count as u64)
         .map(|i| (first + i, if i == 0 { WC_RETRY_EXC_ERR } else { WC_WR_FLUSH_ERR }))
@@ -32,14 +33,14 @@ fn ends_in_order(a: &mut End, first: u64, count: usize) {
 
 #[test]
 fn pending_requests_fail_when_the_peer_is_killed() {
-    // Timers that would take minutes.
+    // ACK timers of minutes.
     let setup = Setup { timeout: 24, ..Setup::default() };
     let (mut a, mut b) = pair(Place::Elsewhere, &setup);
     let source = a.hold(&pattern(1, 64));
     a.recv(10, &[source.all()]);
     a.recv(11, &[source.all()]);
     (0..5).for_each(|wr_id| a.send(wr_id, &[source.all()]));
-    // The sender sleeps: nobody but the device itself can notice.
+    // The sender sleeps: only the device's threads can notice the exit.
     a.arm(Which::Send, false);
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
@@ -48,7 +49,7 @@ fn pending_requests_fail_when_the_peer_is_killed() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     ends_in_order(&mut a, 0, 5);
     assert_eq!(statuses(&a.received(2)), [(10, WC_WR_FLUSH_ERR), (11, WC_WR_FLUSH_ERR)]);
-    // What is posted now is flushed too.
+    // Requests posted afterwards are flushed, too.
     a.send(5, &[source.all()]);
     a.recv(12, &[source.all()]);
     assert_eq!(statuses(&a.sent(1)), [(5, WC_WR_FLUSH_ERR)]);
@@ -74,7 +75,7 @@ fn a_peer_that_exits_or_disconnects_fails_the_stream() {
                     if killed {
                         process.kill();
                     } else {
-                        // Ends without a word to its peers.
+                        // The process exits without a message to its peers.
                         assert!(process.finish().success());
                     }
                 });
@@ -99,7 +100,7 @@ fn a_lock_of_a_killed_producer_does_not_block_others() {
     connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
     survivor.connect_to(from_survivor.qpn(), &setup);
     for round in 0..10u64 {
-        // Somebody else completes into the same queue, all the time, until its end.
+        // Another peer completes into the same queue all the time, until it exits.
         let mut dying = End::new(Place::Elsewhere);
         let from_dying = adapter.qp_sized(&cq, 4096, QpType::Rc, RecvSource::Own).expect("a queue pair");
         connect_queue_pair(&from_dying, dying.open(&setup), &setup);
@@ -133,13 +134,13 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
     let number = b.number();
     let source = a.hold(&[1; 64]);
     a.send(0, &[source.all()]);
-    // It holds all descriptors of the dead, the ends of our connections among them.
+    // The child holds all descriptors of the exited process, including the ends of our connections.
     let Ok(Reply::Number(child)) = b.attempt(Command::ForkSleeper) else { panic!("no child") };
     b.process().kill();
     let start = Instant::now();
     ends_in_order(&mut a, 0, 1);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    // Its socket is still there, but nobody answers: that is found out at once, too.
+    // Its socket still exists but has no reader. That is detected at once, too.
     let mut late = End::new(Place::Here);
     let short = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
     late.open(&short);
@@ -157,7 +158,7 @@ fn a_forked_child_has_a_device_of_its_own() {
     in_a_process_of_its_own("family");
 }
 
-/// In a process of its own: a family, of which both generations use the device.
+/// In another process: parent and child both use the device.
 pub(crate) fn family() {
     let adapter = Adapter::open();
     let setup = Setup::default();
@@ -167,7 +168,8 @@ pub(crate) fn family() {
     let parent = adapter.qp(&cq).expect("a queue pair");
     let (mut from_child, to_parent) = std::io::pipe().expect("a pipe");
     let (from_parent, mut to_child) = std::io::pipe().expect("a pipe");
-    // SAFETY: the child uses what the C library and the device keep usable, and leaves by _exit.
+    // SAFETY: the child uses only what the C library and the device keep usable after a fork, and leaves by
+    // _exit.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -246,11 +248,11 @@ fn messages_to_a_stopped_peer_arrive_when_it_continues() {
     let source = a.hold(&pattern(1, 1 << 16));
     let [first, second] = [(); 2].map(|()| b.register(Kind::Anonymous, 1 << 16, 0));
     b.process().stop();
-    // Its memory cannot be mapped as long as it does not answer; it is reached all the same.
+    // The memory of a stopped process cannot be mapped. It is accessed through the kernel.
     a.write(1, &[source.all()], (first.addr, first.key));
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     b.process().signal(libc::SIGCONT);
-    // Now the answer comes, late, and is not one to the next question.
+    // The late answer must not be taken for the answer to the next request.
     a.write(2, &[source.part(0, 1000)], (second.addr, second.key));
     assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_RDMA_WRITE, 0)]);
     assert!(b.load(&first, 0, 1 << 16) == pattern(1, 1 << 16), "what was written while it was stopped");
@@ -264,7 +266,7 @@ fn a_stopped_process_is_signalled_when_it_continues() {
     b.recv(1, &[target.all()]);
     b.arm(Which::Recv, false);
     b.process().stop();
-    // Nobody has signalled this channel before: the sender would have to ask for it.
+    // The channel was never signalled: the sender would have to request its descriptor.
     a.send(2, &[source.all()]);
     assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
     b.process().signal(libc::SIGCONT);

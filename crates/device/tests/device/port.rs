@@ -1,6 +1,7 @@
-//! Processes that share the UDP port: whoever of them dies, the others go on; and users who may not share it.
+//! Processes that share the UDP port: when one dies, the others keep working. Another user cannot share it.
 //!
-//! Each test has a network of its own, which takes root; without it these tests say that they were not run.
+//! Each test runs in its own network namespace, which requires root. Without root the tests report that they
+//! were skipped.
 
 use std::fs::{self, File};
 use std::time::Duration;
@@ -12,14 +13,14 @@ use crate::support::{
     Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern, tell,
 };
 
-/// Runs a role on the wire in a process of its own.
+/// Runs a role on the wire in another process.
 fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
     assert_eq!(process.hear_within(Duration::from_secs(60)), "done");
     assert!(process.finish().success(), "{role}");
 }
 
-/// Two ends in processes of their own.
+/// Two ends, each in its own process.
 fn elsewhere() -> [End; 2] {
     let setup = Setup::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
@@ -30,7 +31,7 @@ fn elsewhere() -> [End; 2] {
 /// Bytes of one WRITE.
 const LEN: usize = 1 << 18;
 
-/// Posts WRITEs, runs `meanwhile` while they are under way, and expects all of them to arrive.
+/// Posts WRITEs, runs `meanwhile` while they are in flight, and expects all of them to arrive.
 fn write_during(a: &mut End, b: &mut End, seed: u64, regions: &[Region; 2], meanwhile: impl FnOnce()) {
     let (source, target) = (&regions[0], &regions[1]);
     a.store(source, 0, &pattern(seed, LEN));
@@ -48,21 +49,21 @@ fn other_processes_keep_the_port_when_one_exits() {
     on_the_wire("port_survivors");
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn survivors() {
     if own_network("other_processes_keep_the_port_when_one_exits") {
         let setup = Setup::default();
-        // The first one on the port binds the socket that all read, too.
+        // The first process on the port also binds the socket that all of them read.
         let [mut first, mut second] = elsewhere();
         let (mut a, mut b) = pair(Place::Elsewhere, &setup);
         let [mut third, mut fourth] = elsewhere();
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || first.process().kill());
         write_during(&mut a, &mut b, 2, &regions, || third.process().kill());
-        // A stopped one keeps its place, and holds nobody up.
+        // A stopped process keeps its socket slot, and does not delay the others.
         fourth.process().stop();
         write_during(&mut a, &mut b, 3, &regions, || {});
-        // Newcomers take the places of the dead, one of them that of the first.
+        // New processes take the socket slots of the dead ones, including the first slot.
         let newcomers = elsewhere();
         write_during(&mut a, &mut b, 4, &regions, || second.process().kill());
         fourth.process().signal(libc::SIGCONT);
@@ -73,7 +74,7 @@ pub(crate) fn survivors() {
             c.process().kill();
             d.process().kill();
         });
-        // All that are left but this process.
+        // All remaining processes but this one.
         b.process().kill();
         let [mut c, mut d] = elsewhere();
         let theirs = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
@@ -93,7 +94,7 @@ fn of(role: &str, errors: &std::path::Path) -> End {
     End::Elsewhere(Box::new(Process::start_with(role, |command| command.stderr(file))))
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn users() {
     if own_network("ordinary_users_have_the_port_one_at_a_time") {
         let folder = tempfile::tempdir().expect("a folder");
@@ -103,7 +104,7 @@ pub(crate) fn users() {
         connect(&mut a, &mut b, &setup);
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || {});
-        // Another user learns who has it.
+        // Another user's error names the user that has the port.
         let mut other = of("other_user", &said("other"));
         let number = other.open(&setup);
         other.modify(millstream_device::qp::state::QpState::Init, &setup);
@@ -114,7 +115,7 @@ pub(crate) fn users() {
             format!("UDP port 4791 is held by user {OWNER}, not by Millstream programs of user {STRANGER}");
         assert!(words.contains(&expected), "{words}");
         write_during(&mut a, &mut b, 2, &regions, || {});
-        // Then it is free for others.
+        // Afterwards the port is free for other users.
         a.process().kill();
         b.process().kill();
         let [mut c, mut d] = ["c", "d"].map(|name| of("other_user", &said(name)));
@@ -125,7 +126,7 @@ pub(crate) fn users() {
     tell("done");
 }
 
-/// In a process of its own: an end of another user's.
+/// In another process: an end of another user.
 pub(crate) fn other_user() {
     become_user(STRANGER);
     crate::support::serve();
@@ -136,14 +137,14 @@ fn a_forked_child_keeps_no_place_on_the_port() {
     on_the_wire("port_parent");
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn parent() {
     if own_network("a_forked_child_keeps_no_place_on_the_port") {
         let mut member = Process::start("port_forker");
         assert_eq!(member.hear(), "forked");
         let child: i32 = member.hear().parse().expect("a process id");
         member.kill();
-        // With the place of one that is gone, nobody could begin anew.
+        // A socket slot held by the child would keep new processes from starting.
         let [mut a, mut b] = elsewhere();
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || {});
@@ -153,7 +154,7 @@ pub(crate) fn parent() {
     tell("done");
 }
 
-/// In a process of its own: has a child that outlives it.
+/// In another process: has a child that outlives it.
 pub(crate) fn forker() {
     let (mut a, _b) = pair(Place::Here, &Setup::default());
     a.has_nothing(Which::Send);

@@ -1,5 +1,5 @@
-//! Queues as containers: how much they hold, what they refuse, in which order they give back, and what
-//! is left of it all after RESET.
+//! Queues as containers: their capacity, the errors of full ones, the order of completions, and their state
+//! after RESET.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -59,7 +59,7 @@ fn sizes_beyond_the_devices_are_refused() {
 #[test]
 fn a_full_queue_accepts_requests_again_after_polling() {
     for place in Place::BOTH {
-        // Not a power of two: the device may round up, but not what it promised to count.
+        // Not powers of two: the device may round up, but must count the granted capacity exactly.
         let (mut a, mut b) = pair(place, &Setup { send_wr: 5, recv_wr: 3, ..Setup::default() });
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -85,7 +85,7 @@ fn a_full_queue_accepts_requests_again_after_polling() {
         }
         assert_eq!(b.attempt(recv.clone()).unwrap_err(), libc::ENOMEM);
         a.send(1, &[source.all()]);
-        // Used up, and a place again only when its completion is polled.
+        // Consumed, but the slot is free only after its completion is polled.
         assert_eq!(b.attempt(recv.clone()).unwrap_err(), libc::ENOMEM);
         b.received(1);
         b.attempt(recv.clone()).expect("room");
@@ -127,7 +127,7 @@ fn completions_come_once_and_in_order_around_the_rings() {
     }
 }
 
-/// A sender looks at several receives at a time.
+/// Senders prefetch several receives at a time.
 #[test]
 fn each_message_meets_its_own_receive() {
     for place in Place::BOTH {
@@ -137,7 +137,7 @@ fn each_message_meets_its_own_receive() {
         let source = a.register(Kind::Anonymous, 4096, 0);
         let target = b.register(Kind::Anonymous, 4096, 0);
         let (mut posted, mut taken) = (0u64, 0u64);
-        // Each has a place of its own, and some have it in two parts.
+        // Each has its own memory, some in two elements.
         let place_of = |id: u64| 64 * (id % 61) as usize;
         let post = |b: &mut End, ids: std::ops::Range<u64>| {
             for id in ids {
@@ -169,7 +169,7 @@ fn each_message_meets_its_own_receive() {
             taken += messages;
             a.sent(messages as usize);
             if round % 7 == 3 {
-                // What waits is gone, and the sender, which knows it already, stays as it is.
+                // RESET drops pending receives; the sender, which has cached the queue pair, is unaffected.
                 b.modify(QpState::Reset, &setup);
                 b.connect_to(to_a, &setup);
                 let waiting = posted - taken;
@@ -191,7 +191,7 @@ fn a_full_completion_queue_of_the_sender_is_fatal() {
         a.write(wr_id, &[source.all()], (target.addr, target.key));
     }
     assert_eq!(a.state(), QpState::Err);
-    // What is posted now is lost without further notice.
+    // Requests posted now are dropped without an error.
     a.write(5, &[source.all()], (target.addr, target.key));
     a.write(6, &[source.all()], (target.addr, target.key));
     let events: HashSet<_> = (0..2).map(|_| a.async_event(Duration::from_secs(5))).collect();
@@ -231,7 +231,7 @@ fn err_flushes_both_queues_in_order() {
         let setup = Setup { signal_all: false, ..Setup::default() };
         let (mut a, _b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
-        // All but the second ask for no completion; they get one all the same.
+        // Only the second is signalled; flushed requests complete in any case.
         for wr_id in 0..4 {
             let mut request =
                 crate::support::request(wr_id, millstream_device::types::WR_SEND, &[source.all()], (0, 0));
@@ -261,7 +261,7 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
         let (to_b, to_a) = (b.number(), a.number());
         for round in 0..5u64 {
             let id = round * 100;
-            // Completions that nobody polls, requests that wait, receives that nobody uses.
+            // Completions not polled, pending requests, unused receives.
             for i in 0..3 {
                 b.recv(id + i, &[target.all()]);
                 a.recv(id + 10 + i, &[source.all()]);
@@ -279,7 +279,7 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
             }
             a.connect_to(to_b, &setup);
             b.connect_to(to_a, &setup);
-            // All places are free again.
+            // All slots are free again.
             for i in 0..8 {
                 a.store(&source, 0, &pattern(id + i, 64));
                 b.recv(id + 40 + i, &[target.all()]);
@@ -360,13 +360,13 @@ fn objects_in_use_cannot_be_destroyed() {
     let qp = Qp::new(&pd, &cq, &cq, QpCap::default(), true, QpType::Rc, shared).expect("a queue pair");
     assert_eq!(cq.destroy(), Err(Errno::BUSY));
     assert_eq!(srq.destroy(), Err(Errno::BUSY));
-    // Twice is once.
+    // A second call does nothing.
     qp.destroy();
     qp.destroy();
     drop(qp);
     let other = Qp::new(&pd, &cq, &cq, QpCap::default(), true, QpType::Rc, RecvSource::Own);
     assert_eq!(cq.destroy(), Err(Errno::BUSY));
-    // One that is forgotten goes, too.
+    // Dropping destroys, too.
     drop(other);
     assert_eq!(cq.destroy(), Ok(()));
     assert_eq!(srq.destroy(), Ok(()));
@@ -379,7 +379,7 @@ fn deregistering_twice_has_no_effect() {
     let first = end.register(Kind::Anonymous, 64, 0);
     end.deregister(&first);
     end.deregister(&first);
-    // Places of the table must not be given out twice.
+    // No slot of the table may be in use twice.
     let keys: HashSet<u32> = (0..4).map(|_| end.register(Kind::Anonymous, 64, 0).key >> 16).collect();
     assert_eq!(keys.len(), 4);
 }
@@ -415,7 +415,7 @@ fn five_hundred_queue_pairs_between_two_processes() {
     let mut ends = Vec::new();
     for i in 0..COUNT {
         let mut a = End::new(Place::Here);
-        // Those opened before go on living beside it.
+        // The queue pairs opened before live on beside it.
         b.keep();
         connect(&mut a, &mut b, &setup);
         let source = a.hold(&[i as u8 ^ 0x5a]);

@@ -1,4 +1,4 @@
-//! Memory regions of every kind: changed in place, without memory, paged on demand, of the device itself.
+//! Memory regions of every kind: re-registered, null, paged on demand, on device memory.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -23,11 +23,11 @@ const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATO
 const ALL: u32 = ACCESS_LOCAL_WRITE | REMOTE;
 const LEN: usize = 3 * PAGE;
 
-/// Pages that a test maps, changes and unmaps as it likes.
+/// Pages that a test maps, changes and unmaps.
 struct Pages(usize, usize);
 
 impl Pages {
-    /// Addresses only.
+    /// Reserves addresses without memory.
     fn reserved(len: usize) -> Self {
         Self::map(0, len, libc::PROT_NONE, 0)
     }
@@ -38,13 +38,13 @@ impl Pages {
 
     fn map(at: usize, len: usize, prot: i32, flags: i32) -> Self {
         let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
-        // SAFETY: a new mapping, or one over pages of the test's own.
+        // SAFETY: a new mapping, or one over the test's own pages.
         let base = unsafe { libc::mmap(at as *mut _, len, prot, flags, -1, 0) };
         assert_ne!(base, libc::MAP_FAILED);
         Self(base as usize, len)
     }
 
-    /// Fresh zero pages in the place of these.
+    /// Replaces these with fresh zero pages.
     fn replace(&self) {
         std::mem::forget(Self::map(self.0, self.1, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_FIXED));
     }
@@ -59,7 +59,7 @@ impl Pages {
 
     fn fill(&self, bytes: &[u8]) {
         assert!(bytes.len() <= self.1);
-        // SAFETY: inside the pages, which are there when this is called.
+        // SAFETY: inside the pages, which are mapped when this is called.
         unsafe { (self.0 as *mut u8).copy_from(bytes.as_ptr(), bytes.len()) };
     }
 
@@ -74,7 +74,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        // SAFETY: mapped by us; the regions on it are gone or paged on demand.
+        // SAFETY: mapped by us; the regions on it are deregistered or paged on demand.
         unsafe { libc::munmap(self.0 as *mut _, self.1) };
     }
 }
@@ -102,7 +102,7 @@ impl Scene {
         Mr::register(self.pd(), addr, len as u64, addr, access).expect("registered")
     }
 
-    /// An operation of the peer's on `len` bytes; if it fails, the two are connected anew.
+    /// Executes an operation of the peer on `len` bytes, and connects the two again if it fails.
     fn remote(&mut self, opcode: u32, to: (u64, u32), len: usize) -> u32 {
         let sge = self.local.part(0, len);
         self.peer.post(request(5, opcode, &[sge], to));
@@ -110,14 +110,14 @@ impl Scene {
         self.reconnect_after(status)
     }
 
-    /// An operation of the owner's with local memory of its own on the peer's.
+    /// Executes an operation of the owner, from or to its local memory, on the peer's memory.
     fn own(&mut self, opcode: u32, sge: (u64, u32, u32)) -> u32 {
         self.owner.post(request(6, opcode, &[sge], (self.local.addr, self.local.key)));
         let status = self.owner.sent(1)[0].status;
         self.reconnect_after(status)
     }
 
-    /// The peer sends into a receive of the owner's; the peer's status.
+    /// Sends from the peer into a receive of the owner, and returns the peer's status.
     fn received(&mut self, sge: (u64, u32, u32)) -> u32 {
         self.owner.recv(7, &[sge]);
         let source = self.local.part(0, sge.1 as usize);
@@ -181,7 +181,7 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
 fn a_failed_rereg_leaves_the_region_unchanged() {
     let mut scene = Scene::new(Place::Elsewhere);
     let pages = Pages::new(LEN);
-    // No program has pages there.
+    // No program maps pages there.
     let hole = PAGE as u64;
     let mut mr = scene.register(pages.addr(), LEN, ALL);
     let foreign = Some(scene.owner.actor().foreign_pd().clone());
@@ -234,7 +234,7 @@ fn a_failed_rereg_leaves_the_region_unchanged() {
     assert_eq!(scene.remote(WR_RDMA_READ, (0, readable.key()), LEN), WC_SUCCESS);
 }
 
-/// The peer writes and writes; once the region has moved on, nothing arrives where it was.
+/// The peer writes all the time. After a re-registration no byte arrives in the old memory.
 #[test]
 fn no_access_to_a_deregistered_region() {
     let mut scene = Scene::new(Place::Elsewhere);
@@ -373,7 +373,7 @@ fn on_demand_regions_follow_their_memory() {
             assert_eq!(scene.remote(WR_RDMA_READ, (addr, whole.key()), 8), WC_REM_OP_ERR, "{addr:#x}");
             assert_eq!(scene.own(WR_RDMA_WRITE, (addr, 8, whole.key())), WC_LOC_PROT_ERR, "{addr:#x}");
         }
-        // Memory that may only be read.
+        // Read-only memory.
         let text = b"constant".as_ptr() as u64;
         assert_eq!(scene.remote(WR_RDMA_READ, (text, whole.key()), 8), WC_SUCCESS);
         assert_eq!(scene.peer.load(&scene.local, 0, 8), b"constant");
@@ -413,7 +413,7 @@ fn advice_is_checked_and_brings_pages() {
     let range = |mr: &Mr, at: u64, length: u32| Sge { addr: pages.addr() + at, length, lkey: mr.key() };
     let resident = || {
         let mut there = [0u8; LEN / PAGE];
-        // SAFETY: writes one byte a page.
+        // SAFETY: writes one byte for each page.
         assert_eq!(unsafe { libc::mincore(pages.0 as *mut _, LEN, there.as_mut_ptr()) }, 0);
         there.iter().filter(|page| **page & 1 != 0).count()
     };
@@ -514,7 +514,7 @@ fn device_memory_is_limited() {
     crate::support::in_a_process_of_its_own("device memory");
 }
 
-/// In a process of its own: nobody else takes of it.
+/// In another process, so that no other test allocates device memory.
 pub(crate) fn all_device_memory() {
     let adapter = crate::support::Adapter::open();
     let half = Dm::new(&adapter.context, MAX_DM / 2, 0).expect("half");

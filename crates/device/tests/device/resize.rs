@@ -1,5 +1,4 @@
-//! Completion queues that change while they are used: their size, the moderation of their events; and the
-//! times in them.
+//! Completion queues in use: resizing, event moderation and timestamps.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -14,7 +13,7 @@ use crate::support::{
     request, wait_for,
 };
 
-/// Sends messages 0 … `count` from `from` to `to`, whose immediate data are their numbers.
+/// Sends messages 0 … `count` from `from` to `to`, with their numbers as immediate data.
 fn exchange(from: &mut End, to: &mut End, source: &Region, target: &Region, numbers: std::ops::Range<u64>) {
     for number in numbers {
         to.recv(number, &[target.all()]);
@@ -38,7 +37,7 @@ fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
         let (mut here, mut there) = pair(place, &setup);
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         let mut next = 0;
-        // The odd counts move the place at which the rings begin.
+        // The odd counts shift the positions at which the rings begin.
         for (waiting, sizes) in [(5, &[8, 16, 5, 1024][..]), (8, &[8, 64, 16, 9, 32]), (0, &[1, 2, 8])] {
             for (which, taken) in [(Which::Recv, 3), (Which::Send, 1)] {
                 let cq = here.actor().cq(which).clone();
@@ -97,7 +96,7 @@ fn resizing_below_pending_completions_is_refused() {
     }
 }
 
-/// A smaller queue overflows sooner: its size is true for peers, too.
+/// A smaller queue overruns sooner: the new size applies to peers, too.
 #[test]
 fn a_peer_keeps_to_the_new_size() {
     for place in Place::BOTH {
@@ -208,7 +207,7 @@ impl Loop {
         }
     }
 
-    /// Whether there is an event, now or within the time.
+    /// Whether an event arrives within the time.
     fn event(&self, within: Duration) -> bool {
         let there = readable(&*self.channel, within);
         if there {
@@ -223,20 +222,20 @@ impl Loop {
 fn moderated_events_come_for_many_completions_or_after_their_time() {
     let test = Loop::new();
     let soon = Duration::from_secs(20);
-    // As long as verbs can say it.
+    // The longest period of the verbs interface.
     test.cq.moderate(4, Duration::from_micros(u16::MAX.into()));
     for _ in 0..3 {
         test.cq.arm(false);
         (0..4).for_each(|i| test.send(i));
         assert!(test.event(soon), "the count is reached");
         test.drain();
-        // Fewer have to wait for their time.
+        // Fewer completions wait for the period.
         test.cq.arm(false);
         test.send(4);
         assert!(test.event(soon), "the time is over");
         test.drain();
     }
-    // With an hour to wait only the count can be it.
+    // With a period of an hour, only the count can raise the event.
     test.cq.moderate(3, Duration::from_secs(3600));
     test.cq.arm(false);
     (0..2).for_each(|i| test.send(i));
@@ -244,7 +243,7 @@ fn moderated_events_come_for_many_completions_or_after_their_time() {
     test.send(2);
     assert!(test.event(soon));
     test.drain();
-    // Those that wait when moderation ends have waited long enough.
+    // Completions pending when moderation ends raise the event at once.
     test.cq.arm(false);
     test.send(0);
     assert!(!test.event(Duration::from_millis(50)));
@@ -283,7 +282,7 @@ fn completions_carry_timestamps() {
     let start = Timestamp::now();
     test.send(1);
     let between = Timestamp::now();
-    // Not when they are polled, and not when the queue is resized.
+    // Neither polling nor resizing changes the timestamps.
     std::thread::sleep(Duration::from_millis(5));
     test.cq.resize(128).expect("room");
     test.send(2);
@@ -300,7 +299,7 @@ fn completions_carry_timestamps() {
     let now =
         std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("after 1970").as_secs();
     assert!(now - seconds(end) < 60);
-    // Polled in the ordinary way, times go with their completions.
+    // Ordinary polling consumes the timestamps with their completions.
     (3..6).for_each(|i| test.send(i));
     assert_eq!(test.sends.poll(&mut [Wc::default(); 2]), Ok(2));
     let before = Timestamp::now();
@@ -308,7 +307,7 @@ fn completions_carry_timestamps() {
     assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 < before);
     assert!(test.sends.poll_one().expect("no overflow").expect("it is there").1 >= before);
     test.drain();
-    // And those of a queue pair that is gone go with it.
+    // Destroying a queue pair removes the timestamps of its completions.
     (7..9).for_each(|i| test.send(i));
     test.qps[0].destroy();
     assert_eq!(test.sends.poll_one(), Ok(None));

@@ -1,4 +1,5 @@
-//! Peers that are not ready: requests wait as long as the attributes say, whoever polls or sleeps.
+//! Peers that are not ready: requests are retried as the queue pair's attributes demand, for polling and for
+//! sleeping programs.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use millstream_device::types::{
 
 use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, pair, pattern, request, wait_for};
 
-/// Long enough for a wrong time-out to happen.
+/// Long enough for a wrong timeout to occur.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 #[test]
@@ -43,7 +44,7 @@ fn rnr_retries_take_the_receivers_time() {
 
 #[test]
 fn rnr_retry_seven_retries_forever_without_polling() {
-    // The shortest time-out there is has nothing to do with it.
+    // The shortest ACK timeout has no effect on RNR retries.
     let setup = Setup { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..Setup::default() };
     for place in Place::BOTH {
         let (mut a, mut b) = pair(place, &setup);
@@ -61,7 +62,7 @@ fn rnr_retry_seven_retries_forever_without_polling() {
         b.recv(12, &[target.all()]);
         b.recv(13, &[target.all()]);
         b.recv(14, &[target.all()]);
-        // The senders completions show in the queue without its having been polled before.
+        // The sender's completions are in the queue without an earlier poll.
         assert!(b.received(4).iter().map(|c| c.wr_id).eq(11..=14));
         assert!(a.sent(4).iter().map(|c| c.wr_id).eq(1..=4));
     }
@@ -85,7 +86,7 @@ fn a_sleeping_sender_is_woken_by_its_channel() {
     }
 }
 
-/// Nobody polls: the completion of the failed request wakes the sender, the failure of the rest goes with it.
+/// Without polling: the completion of the failed request wakes the sender, together with the flushed ones.
 #[test]
 fn retries_expire_while_both_sides_sleep() {
     for place in Place::BOTH {
@@ -110,7 +111,7 @@ fn retries_expire_while_both_sides_sleep() {
         assert!(a.event(Which::Send, Duration::from_secs(20)));
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
 
-        // Gone while it sleeps.
+        // The peer's queue pair is destroyed while the sender sleeps.
         let setup = Setup { timeout: 21, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
@@ -134,14 +135,14 @@ fn requests_behind_a_pending_request_wait() {
         std::thread::sleep(Duration::from_millis(30));
         assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
         b.recv(3, &[]);
-        // One byte for a receive without room: the request fails and takes the WRITE with it.
+        // One byte for an empty receive: the request fails, and the WRITE is flushed.
         let sent: Vec<_> = a.sent(2).iter().map(|c| c.wr_id).collect();
         assert_eq!(sent, [1, 2]);
         assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
     }
 }
 
-/// An end whose peer exists and is in INIT; the third is what that needs to be connected.
+/// An end in RTS, its peer in INIT, and the number that the peer has to connect to.
 fn not_ready(place: Place, setup: &Setup) -> (End, End, u32) {
     let (mut a, mut b) = (End::new(Place::Here), End::new(place));
     let (to_b, to_a) = (b.open(setup), a.open(setup));
@@ -150,7 +151,7 @@ fn not_ready(place: Place, setup: &Setup) -> (End, End, u32) {
     (a, b, to_a)
 }
 
-/// From INIT to RTS.
+/// Takes the peer from INIT to RTS.
 fn becomes_ready(b: &mut End, to_a: u32, setup: &Setup) {
     b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
     b.modify(QpState::Rts, setup);
@@ -234,7 +235,7 @@ fn a_peer_that_never_existed_costs_the_retries() {
     let setup = Setup { timeout: 10, retry_cnt: 1, ..Setup::default() };
     let mut a = End::new(Place::Here);
     let me = a.open(&setup);
-    // Another block of numbers than ours; most are nobody's.
+    // Another queue pair number prefix; most are unused.
     let nobody = (1..0xfff).map(|i| (me ^ (i << 12)) & 0xff_f000).find(|qpn| {
         let name = format!("@millstream/{}/{:03x}", user(), qpn >> 12);
         !std::fs::read_to_string("/proc/net/unix").expect("this is Linux").contains(&name)
@@ -257,7 +258,7 @@ fn a_destroyed_peer_is_not_waited_for() {
         let setup = Setup { timeout: 21, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
-        // One waits already, one comes later.
+        // One is pending already, one is posted later.
         a.send(1, &[source.all()]);
         b.destroy();
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);

@@ -1,5 +1,5 @@
-//! Rules of the specification that drivers of the kernel and of vendors have broken in the past, and the tests
-//! that keep this device to them, in shared memory and on the wire.
+//! Rules of the specification that kernel and vendor drivers have broken, and the tests of them, in shared
+//! memory and on the wire.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -238,7 +238,7 @@ fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
             a.post(request(1, opcode, &[source.part(0, len)], (at, target.key)));
             assert_eq!(a.sent(1)[0].status, WC_REM_ACCESS_ERR, "{len} bytes at {at:#x}");
         }
-        // The same for local memory.
+        // Local memory likewise.
         let (mut a, mut b) = pair(place, &Setup::default());
         let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
         a.write(1, &[(u64::MAX - 7, 8, source.key)], (target.addr, target.key));
@@ -251,7 +251,7 @@ fn sums_of_lengths_do_not_wrap() {
     let (mut a, mut b) = pair(Place::Here, &Setup::default());
     let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
     b.recv(7, &[target.all()]);
-    // 2^32 and 2^32 + 32 bytes: in 32 bits nothing, and few enough for inline data and the receive.
+    // 2^32 and 2^32 + 32 bytes: truncated to 32 bits they would fit inline data and the receive.
     for second in [1 << 31, (1 << 31) + 32] {
         let sges = [(source.addr, 1 << 31, source.key), (source.addr, second, source.key)];
         for opcode in [WR_SEND, WR_RDMA_WRITE] {
@@ -284,14 +284,14 @@ fn the_longest_message_is_accepted_and_no_longer_one() {
 
 #[test]
 fn timers_die_with_their_queue_pair() {
-    // 67 ms, once again.
+    // 67 ms, with one retry.
     let setup = Setup { timeout: 14, retry_cnt: 1, ..Setup::default() };
     for destroyed in [false, true] {
         let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
         let (to_a, to_b) = (a.open(&setup), b.open(&setup));
         a.connect_to(to_b, &setup);
         let source = a.hold(&[1; 64]);
-        // Nobody is ready for it: it waits, and would end in an error.
+        // The peer is not ready: the request is retried, and would fail in the end.
         a.send(1, &[source.all()]);
         std::thread::sleep(Duration::from_millis(40));
         if destroyed {
@@ -300,7 +300,7 @@ fn timers_die_with_their_queue_pair() {
             continue;
         }
         a.modify(QpState::Reset, &setup);
-        // A new life, in which the timer of the former one would fire.
+        // Connected again: the old connection's timer must not fire now.
         a.connect_to(to_b, &setup);
         b.modify(QpState::Init, &setup);
         b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
@@ -310,7 +310,7 @@ fn timers_die_with_their_queue_pair() {
         assert_eq!(a.state(), QpState::Rts);
         a.send(3, &[]);
         assert_eq!(a.sent(1)[0].wr_id, 3);
-        // And when it is due, it comes.
+        // The timer of the new connection does fire.
         let mut lonely = End::new(Place::Here);
         lonely.open(&setup);
         let mut silent = End::new(Place::Elsewhere);
@@ -323,7 +323,7 @@ fn timers_die_with_their_queue_pair() {
 
 #[test]
 fn retry_count_seven_is_finite() {
-    // 4.19 ms, and seven times more.
+    // 4.19 ms, with seven retries.
     let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
     let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
     a.open(&setup);

@@ -1,4 +1,4 @@
-//! Shared receive queues: every request is used once, and none is lost, whoever goes away.
+//! Shared receive queues: every request is consumed once, and none is lost when a queue pair or process ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const ACCESS_ERR: u32 = 3;
 const LIMIT_REACHED: u32 = 15;
 const LAST_WQE_REACHED: u32 = 16;
 
-/// Queue pairs that receive from one queue, each with its sender.
+/// Queue pairs on one shared receive queue, each with its sender.
 struct Crew {
     adapter: Adapter,
     srq: Arc<Srq>,
@@ -51,7 +51,7 @@ impl Crew {
         self.pairs[pair].0.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     }
 
-    /// How many more requests the queue takes.
+    /// Number of free slots of the queue.
     fn room(&self) -> usize {
         (0..).take_while(|i| self.srq.post(1000 + i, &[]) != Err(Errno::NOMEM)).count()
     }
@@ -118,12 +118,12 @@ fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
         if ends != "reset" {
             crew.pairs.pop();
         }
-        // The other's is still there.
+        // The other queue pair's completion remains.
         let wc = next(&crew.received);
         assert_eq!(wc.qp_num, crew.pairs[0].1.qpn());
         assert!(is_empty(&crew.received), "completions of a queue pair that was {ends}");
         assert_eq!(crew.room(), 4, "after {ends}");
-        // Used up again, so that the next round can begin.
+        // Consumed again, before the next round.
         for _ in 0..4 {
             crew.send(0);
             assert_eq!(next(&crew.sent).status, WC_SUCCESS);
@@ -149,7 +149,7 @@ fn a_limit_is_reported_once() {
     assert_eq!(crew.srq.limit(), 0);
     (0..2).for_each(|_| crew.send(0));
     assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None, "not armed again");
-    // Below it already.
+    // Already below the limit.
     crew.srq.set_limit(3).expect("within the size");
     assert_eq!(event(&crew.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
 }
@@ -167,7 +167,7 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     let mut events = [(); 2].map(|()| event(&crew.adapter.context, Duration::from_secs(5)));
     events.sort_unstable();
     assert_eq!(events, [Some(ACCESS_ERR), Some(LAST_WQE_REACHED)]);
-    // Its requests are not its own: nothing is flushed. And it has failed once, however often it is told.
+    // Requests of a shared queue are not flushed. A second transition to ERR raises no second event.
     let error = attributes(&Setup::default(), QpState::Err, 0);
     crew.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
     assert!(is_empty(&crew.received));
@@ -184,7 +184,7 @@ fn a_request_taken_by_an_exited_sender_is_returned() {
     }
 }
 
-/// Kills the sender of a message and ends the receiver. False if the message was quicker.
+/// Kills the sender during a message and destroys the receiver. False if the message completed first.
 fn dies_in_the_middle(adapter: &Adapter, ends: &str) -> bool {
     const LEN: usize = 64 << 20;
     let setup = Setup::default();

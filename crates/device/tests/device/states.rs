@@ -1,4 +1,4 @@
-//! The state machine of a queue pair, as `modify` lets it be seen.
+//! The state machine of a queue pair, as `modify` exposes it.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn open() -> End {
     end
 }
 
-/// To a state by the usual way.
+/// Takes a queue pair from RESET to a state by the usual transitions.
 fn walk(qp: &Qp, to: QpState) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
         let dest = qp.qpn();
@@ -84,7 +84,7 @@ fn only_transitions_of_the_specification_exist() {
                 }
                 other => walk(qp, other),
             }
-            // What the new state needs from its usual predecessor, or nothing.
+            // The attributes that the usual transition to the state requires, or only the state.
             let masks = [mask(to), attr::STATE];
             let exists = to == Reset || (to == Err && from != Reset) || ways.contains(&(from, to));
             let went = masks
@@ -195,7 +195,7 @@ fn a_drained_queue_keeps_its_requests() {
         a.modify(QpState::Rts, &setup);
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
         assert_eq!(b.load(&target, 0, 100), pattern(1, 100));
-        // It still receives.
+        // The queue pair still receives.
         let back = b.hold(&pattern(2, 100));
         a.modify(QpState::Sqd, &setup);
         a.recv(2, &[source.all()]);
@@ -218,7 +218,7 @@ fn sq_drained_is_reported_on_request() {
     let asks = QpAttr { en_sqd_async_notify: true, ..drain };
     qp.modify(&asks, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
     assert_eq!(end.async_event(Duration::from_secs(1)), Some(SQ_DRAINED));
-    // Changes of a drained queue drain nothing.
+    // A change within SQD raises no second SQ_DRAINED.
     qp.modify(&asks, attr::STATE | attr::PORT).expect("in SQD");
     assert_eq!(end.async_event(Duration::from_millis(20)), None);
 }

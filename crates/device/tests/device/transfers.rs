@@ -1,4 +1,4 @@
-//! Bytes arrive, all of them and nothing else, from and into every kind of memory.
+//! Transfers from and to every type of memory: all bytes arrive, and no others change.
 
 use millstream_device::types::{
     SEND_INLINE, WC_OP_ATOMIC_WRITE, WC_OP_COMP_SWAP, WC_OP_FETCH_ADD, WC_OP_RDMA_READ, WC_OP_RDMA_WRITE,
@@ -12,7 +12,7 @@ use crate::support::{
     request,
 };
 
-/// A region that is compared with what it should contain, guards included.
+/// A region and its expected contents, guard bytes included.
 struct Mirror {
     region: Region,
     bytes: Vec<u8>,
@@ -44,8 +44,7 @@ const SKEW: usize = 1237;
 /// Start of the first whole page.
 const INNER: usize = PAGE - SKEW;
 
-/// Offsets and lengths: the small, the odd, and all ways to lie across pages that can be mapped and
-/// pages that cannot.
+/// Offsets and lengths: small ones, odd ones, and all ways to lie across mappable and other pages.
 const RANGES: [(usize, usize); 24] = [
     (0, 0),
     (0, 1),
@@ -123,7 +122,7 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
             Kind::Dmabuf | Kind::NoNewWriters => LEN,
             _ => 0,
         };
-        // Three pages less the two partial ones: 1,237 bytes into a page, three pages and 1,000 bytes on.
+        // Only whole pages can be mapped: three pages and 1,000 bytes that start 1,237 bytes into a page.
         assert_eq!(a.register(kind, LEN, SKEW).mapped, expected as u64, "{kind:?}");
     }
 }
@@ -252,7 +251,7 @@ fn inline_data_is_taken_when_posted() {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.register(Kind::Anonymous, 256, 0);
         let target = b.register(Kind::Anonymous, 256, 1);
-        // Without a key, in pieces, and overwritten before anybody can have received it.
+        // Without a key, in pieces, and overwritten before the receiver can have read it.
         let pieces = |len: usize| {
             let half = len / 2;
             [(source.addr, half as u32, 0), (source.addr + half as u64, (len - half) as u32, 0)]
@@ -287,7 +286,8 @@ fn immediate_data_arrives_with_its_message() {
         a.post(request(1, WR_SEND, &[source.part(0, 10)], (0, 0)).with_imm(0xdead_beef));
         assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 10).with_imm(0xdead_beef)]);
 
-        // A WRITE's receive only says that it happened: its memory is not touched, nor its keys.
+        // The receive of a WRITE with immediate data only reports it: neither its memory nor its keys are
+        // used.
         b.recv(2, &[(0, 100, 12345)]);
         a.post(request(2, WR_RDMA_WRITE, &[source.part(5, 20)], to).with_imm(7));
         assert_eq!(b.received(1), [Completion::ok(2, WC_OP_RECV_RDMA_WITH_IMM, 20).with_imm(7)]);
@@ -340,7 +340,7 @@ fn unsignalled_requests_complete_silently() {
             (0..3).for_each(|i| a.post(silent(round * 10 + i)));
             a.has_nothing(Which::Send);
             a.write(round * 10 + 3, &[source.all()], to);
-            // The completion of the last gives all four places in the queue back.
+            // The completion of the last request frees all four slots of the queue.
             assert_eq!(a.sent(1), [Completion::ok(round * 10 + 3, WC_OP_RDMA_WRITE, 0)]);
         }
         a.has_nothing(Which::Send);
@@ -356,7 +356,7 @@ fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile, Kind::NoNewWriters] {
             let region = b.register(kind, LEN, 8);
             let mut far = Mirror::new(&mut b, region, 1);
-            // In the partial first page, and in a whole one.
+            // On the partial first page, and on a whole page.
             for at in [0, 2 * PAGE] {
                 let before = 1u64 << 40 | at as u64;
                 far.part(at, 8).copy_from_slice(&before.to_ne_bytes());
@@ -419,7 +419,7 @@ fn an_atomic_write_stores_eight_bytes() {
     }
 }
 
-/// Two processes count in the same words at the same time, by regions of every kind.
+/// Concurrent atomic additions of two processes to shared words, through regions of every type.
 #[test]
 fn no_count_is_lost_between_initiators() {
     const EACH: u64 = 3000;
@@ -456,7 +456,7 @@ fn no_count_is_lost_between_initiators() {
             assert_eq!(a.sent(1)[0].status, 0);
         }
         assert!(matches!(b.answer(), Reply::Done));
-        // SAFETY: a word of our own memory that nobody changes any more.
+        // SAFETY: a word of our own memory; all writers have finished.
         assert_eq!(unsafe { (word as *const u64).read_unaligned() }, 2 * EACH, "{word:#x}");
     }
 }
@@ -474,7 +474,7 @@ fn a_queue_pair_can_be_connected_to_itself() {
     assert_eq!(a.received(1), [Completion::ok(1, WC_OP_RECV, 1000)]);
     assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_SEND, 0)]);
     assert_eq!(a.load(&target, 0, 1000), pattern(1, 1000));
-    // Into itself, overlapping.
+    // Overlapping source and target.
     a.write(3, &[target.part(0, 900)], (target.addr + 100, target.key));
     assert_eq!(a.sent(1), [Completion::ok(3, WC_OP_RDMA_WRITE, 0)]);
     assert_eq!(a.load(&target, 100, 900), pattern(1, 1000)[..900]);
@@ -493,7 +493,7 @@ fn flags_of_the_wrong_operation_are_refused() {
     refused(&mut a, request(1, WR_SEND, &[source.part(0, 257)], (0, 0)).inline(), libc::EINVAL);
     refused(&mut a, request(1, WR_SEND, &[source.part(0, 8); 9], (0, 0)), libc::EINVAL);
     refused(&mut a, request(1, 77, &[source.part(0, 8)], (0, 0)), libc::EOPNOTSUPP);
-    // Longer than the device says messages may be, in lengths whose sum does not fit 32 bits.
+    // Longer than the device's longest message, with lengths whose sum does not fit 32 bits.
     refused(&mut a, request(1, WR_SEND, &[(source.addr, u32::MAX, source.key); 8], (0, 0)), libc::EINVAL);
     let inline_key = Request { flags: SEND_INLINE, ..request(1, WR_SEND, &[(source.addr, 8, 0)], to) };
     b.recv(1, &[target.all()]);

@@ -1,4 +1,4 @@
-//! Unreliable connections and datagrams: what cannot be delivered is dropped, and nobody is told.
+//! Unreliable connections and datagrams: a message that cannot be delivered is dropped without an error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ fn undeliverable_unreliable_messages_are_dropped() {
         assert_eq!((near.state(), far.state()), (QpState::Rts, QpState::Rts), "{what}");
         assert!(is_empty(&received), "{what}");
     }
-    // Too long for the receive, which stays for the next message.
+    // Too long for the receive, which remains for the next message.
     far.post_recv(7, &[millstream_device::types::Sge { length: 63, ..element(&to, &target) }]).expect("room");
     near.post_send(&send).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
@@ -107,7 +107,7 @@ fn the_senders_own_fault_stops_its_send_queue_only() {
     assert_eq!((next(&sent).status, near.state()), (WC_LOC_PROT_ERR, QpState::Sqe));
     near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!(next(&sent).status, WC_WR_FLUSH_ERR);
-    // It still receives.
+    // The queue pair still receives.
     near.post_recv(7, &[]).expect("room");
     far.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!((next(&sent).wr_id, next(&received).status), (7, WC_SUCCESS));

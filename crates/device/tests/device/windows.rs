@@ -1,4 +1,4 @@
-//! Memory windows: what they show and to whom, what binds and unbinds them, and what they hold on to.
+//! Memory windows: access through them, binding and invalidation, and the objects that they keep.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::support::{
 };
 
 const LEN: usize = 5 * PAGE;
-/// Where windows start and how long they are: from the middle of a page to the middle of another.
+/// Offset of the windows, which start and end in the middle of a page.
 const AT: usize = PAGE + 1000;
 const SHOWN: usize = 2 * PAGE + 17;
 
@@ -37,7 +37,7 @@ struct Scene {
     memory: Vec<u8>,
     /// The peer's.
     local: Region,
-    /// Windows end with their last reference.
+    /// Windows are deallocated with their last reference.
     windows: Vec<Arc<Mw>>,
 }
 
@@ -49,7 +49,7 @@ impl Scene {
     fn with_access(place: Place, access: u32) -> Self {
         let (owner, mut peer) = pair(place, &Setup::default());
         let mut memory = pattern(9, LEN + PAGE);
-        // On a page's start, so that inner pages can be mapped.
+        // At a page boundary, so that inner pages can be mapped.
         let start = memory.as_ptr().align_offset(PAGE);
         memory.drain(..start % PAGE);
         let addr = memory.as_mut_ptr() as u64;
@@ -70,7 +70,7 @@ impl Scene {
         Mw::new(self.owner.actor().pd(), kind).expect("room")
     }
 
-    /// What shows `SHOWN` bytes from `AT` under the window's next key.
+    /// A binding to `SHOWN` bytes from `AT`, with the window's next key.
     fn part(&self, mw: &Arc<Mw>, access: u32) -> MwBind {
         let (key, region) = (mw.next_key(), self.mr.key());
         MwBind { mw: mw.clone(), key, region, addr: self.addr() + AT as u64, len: SHOWN as u64, access }
@@ -83,7 +83,7 @@ impl Scene {
         completion.status
     }
 
-    /// A window that shows the usual part.
+    /// A window that is bound to the usual part.
     fn bound(&mut self, kind: MwType, access: u32) -> Arc<Mw> {
         let mw = self.window(kind);
         let bind = self.part(&mw, access);
@@ -93,14 +93,14 @@ impl Scene {
         mw
     }
 
-    /// Posts an operation of the peer's on `len` bytes at `addr`; its status.
+    /// Executes an operation of the peer on `len` bytes at `addr`, and returns its status.
     fn try_op(&mut self, opcode: u32, key: u32, addr: u64, len: usize) -> u32 {
         let sge = self.local.part(0, len);
         self.peer.post(request(5, opcode, &[sge], (addr, key)));
         self.peer.sent(1)[0].status
     }
 
-    /// The same, which is refused; then the two are connected anew.
+    /// Executes an operation of the peer that must fail, and connects the two again.
     fn denied(&mut self, what: &str, opcode: u32, key: u32, addr: u64, len: usize) {
         let before = self.memory.clone();
         assert_eq!(self.try_op(opcode, key, addr, len), WC_REM_ACCESS_ERR, "{what}");
@@ -108,12 +108,12 @@ impl Scene {
         self.reconnect();
     }
 
-    /// New queue pairs; windows of type 2 are lost with the old ones.
+    /// Replaces the queue pairs. Windows of type 2 become invalid with the old ones.
     fn reconnect(&mut self) {
         connect(&mut self.owner, &mut self.peer, &Setup::default());
     }
 
-    /// Invalidates a key as its owner; the status.
+    /// Invalidates a key as its owner, and returns the status.
     fn invalidate(&mut self, key: u32) -> u32 {
         let wr =
             SendWr { wr_id: 8, opcode: WR_LOCAL_INV, flags: SEND_SIGNALED, imm: key, ..SendWr::default() };
@@ -135,7 +135,7 @@ fn a_window_covers_only_its_range() {
             let mut scene = Scene::new(place);
             let start = if based == 0 { scene.addr() + AT as u64 } else { 0 };
             let mut key = scene.bound(kind, REMOTE | based).key();
-            // Ends, whole, and pages with what is around them.
+            // Both ends, the whole window, and pages with the bytes around them.
             for (at, len) in [(0, 1), (SHOWN - 1, 1), (0, SHOWN), (PAGE - 1000, PAGE), (5, 0), (SHOWN, 0)] {
                 let bytes = pattern(at as u64 + 50, len);
                 scene.peer.store(&scene.local, 0, &bytes);
@@ -172,7 +172,7 @@ fn a_window_allows_what_it_was_bound_for() {
                 (ACCESS_REMOTE_WRITE, WR_RDMA_WRITE, true),
                 (ACCESS_REMOTE_WRITE, WR_RDMA_READ, false),
                 (ACCESS_REMOTE_ATOMIC, WR_RDMA_WRITE, false),
-                // Programs pass it, though it means nothing to a peer.
+                // Programs pass this right, though it has no effect for peers.
                 (ACCESS_LOCAL_WRITE, WR_RDMA_WRITE, false),
                 (0, WR_RDMA_READ, false),
             ] {
@@ -182,7 +182,7 @@ fn a_window_allows_what_it_was_bound_for() {
                 let expected = if allowed { WC_SUCCESS } else { WC_REM_ACCESS_ERR };
                 assert_eq!(scene.try_op(opcode, key, addr, 8), expected, "{kind:?} {access:#x} {opcode}");
             }
-            // Windows are for peers only, and so are their keys.
+            // A window's key is a remote key only.
             let mut scene = Scene::new(place);
             let key = scene.bound(kind, REMOTE).key();
             let sge = (scene.addr() + AT as u64, 8, key);
@@ -210,7 +210,7 @@ fn only_the_queue_pair_that_bound_it_serves_a_window_of_type_2() {
     }
 }
 
-/// All ways to end what a window shows, and the kinds for which they work.
+/// All ways to invalidate or unbind a window, and the types for which they work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     BindNothing,
@@ -250,7 +250,7 @@ fn a_region_with_bound_windows_cannot_be_deregistered() {
                     assert_eq!(scene.bind(&nothing), WC_SUCCESS);
                 }
                 BindOther => {
-                    // Of the same domain, elsewhere.
+                    // A region of the same domain with other addresses.
                     let addr = other.addr();
                     let pd = scene.owner.actor().pd();
                     let mr = Mr::register(pd, addr, LEN as u64, addr, BINDABLE).expect("registered");
@@ -284,7 +284,7 @@ fn a_region_with_bound_windows_cannot_be_deregistered() {
 #[test]
 fn binds_that_are_refused_when_they_are_carried_out() {
     let mut case = 0;
-    // Other regions of a scene's memory, which go before it does.
+    // Other regions on the scene's memory, dropped before it.
     let kept = std::cell::RefCell::new(Vec::new());
     let mut refused = |access: u32, kind: MwType, wanted: u32, change: &dyn Fn(&Scene, &mut MwBind)| {
         case += 1;
@@ -306,7 +306,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
         refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() - 1);
         refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() + LEN as u64);
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = (LEN - AT) as u64 + 1);
-        // Sums that wrap to something inside.
+        // Sums that wrap to an address inside.
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = u64::MAX);
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = u64::MAX - bind.addr + 2);
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.addr = u64::MAX);
@@ -322,7 +322,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
     }
     refused(BINDABLE, MwType::Type2, REMOTE, &|_, bind| bind.len = 0);
 
-    // A window of type 2 is not moved while it is bound, and stays where it was.
+    // A window of type 2 cannot be bound again while it is bound, and keeps its binding.
     let mut scene = Scene::new(Place::Here);
     let mw = scene.bound(MwType::Type2, REMOTE);
     let again = scene.part(&mw, REMOTE);
@@ -429,7 +429,7 @@ fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
 #[test]
 fn a_reused_key_shows_its_current_region() {
     for place in Place::BOTH {
-        // The same key at once, chosen by the owner.
+        // The owner chooses the same key at once.
         let mut scene = Scene::new(place);
         let mw = scene.window(MwType::Type2);
         let first = scene.part(&mw, REMOTE);
@@ -442,7 +442,7 @@ fn a_reused_key_shows_its_current_region() {
         assert_eq!(scene.memory[4 * PAGE..4 * PAGE + 8], pattern(3, LEN)[..8]);
         scene.denied("where it was", WR_RDMA_WRITE, first.key, first.addr, 8);
 
-        // After all others, chosen by the device.
+        // The device chooses the key again after all others.
         let mut scene = Scene::new(place);
         let mw = scene.bound(MwType::Type1, REMOTE);
         let (key, mut keys) = (mw.key(), std::collections::HashSet::new());
@@ -473,8 +473,8 @@ fn an_invalidation_waits_for_its_receive_like_any_send() {
     assert_eq!(scene.owner.load(&room, 0, 100), pattern(3, LEN)[..100]);
 }
 
-/// The peer writes and writes through a window; what happens when it is taken away is that writes fail
-/// and, from then on, none arrives.
+/// The peer writes through a window all the time. When the window becomes invalid, writes fail, and no
+/// further byte arrives.
 #[test]
 fn no_access_through_a_deallocated_window() {
     for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {

@@ -1,8 +1,8 @@
-//! Over the wire, by UDP packets on the loopback interface: what holds in shared memory holds here, too, also when the
-//! network misbehaves.
+//! Tests of the wire, with UDP packets on the loopback interface: the semantics are those of shared memory,
+//! also with network faults.
 //!
-//! Whether a process uses the wire is said by its environment. So the tests here start this program again, with
-//! `MILLSTREAM_PATH=wire`, either to run the tests of the other modules once more, or in a role.
+//! The environment of a process selects the wire. So these tests start this program again with
+//! `MILLSTREAM_PATH=wire`, either to repeat the tests of other modules, or in a role.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
@@ -22,7 +22,7 @@ use crate::support::{
     Command as Order, End, Kind, Place, Process, SOON, Setup, Which, own_network, pair, pattern, request,
 };
 
-/// Modules whose tests hold for both paths.
+/// Modules whose tests apply to both paths.
 const MODULES: [&str; 9] = [
     "errors::",
     "events::",
@@ -113,7 +113,7 @@ fn groups_are_reached_by_packets() {
     once_more(&tests, tests.len(), &[]);
 }
 
-/// Runs a role on the wire that ends by itself.
+/// Runs a role on the wire in another process, and waits until it succeeds.
 fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
     assert!(process.finish().success(), "{role}");
@@ -124,9 +124,9 @@ fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
     on_the_wire("wire_widow");
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn widow() {
-    // 16.8 ms, four times.
+    // 16.8 ms, with three retries.
     let setup = Setup { timeout: 12, retry_cnt: 3, ..Setup::default() };
     let (mut a, mut b) = pair(Place::Elsewhere, &setup);
     let source = a.hold(&pattern(1, 10_000));
@@ -143,7 +143,7 @@ pub(crate) fn widow() {
     assert_eq!(a.state(), QpState::Err);
 }
 
-/// How often something is tried of which the scheduler may spoil any one.
+/// Number of tries of a measurement that the scheduler may disturb.
 const TIMES: u64 = 21;
 
 #[test]
@@ -151,14 +151,14 @@ fn a_receiver_that_stops_polling_has_acknowledged() {
     on_the_wire("wire_taker");
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn taker() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let mut waits: Vec<Duration> = (0..TIMES)
         .map(|wr_id| {
             a.recv(wr_id, &[target.all()]);
-            // Long enough that the library's thread expects nobody to poll.
+            // Long enough that the progress thread expects no poller.
             std::thread::sleep(Duration::from_millis(5));
             b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
             take(&a);
@@ -167,8 +167,8 @@ pub(crate) fn taker() {
             taken.elapsed()
         })
         .collect();
-    // Otherwise every one of them lasts until the sender asks what is missing, after 4 ms. On a loaded machine many may be
-    // the scheduler's.
+    // Without a prompt ACK each try lasts until the sender's ACK timer expires, after 4 ms. On a loaded
+    // machine the scheduler may delay many.
     waits.sort_unstable();
     let quarter = waits[waits.len() / 4];
     assert!(quarter < Duration::from_millis(3), "acknowledged after {waits:?}");
@@ -184,7 +184,7 @@ fn a_busy_receiver_acknowledges_first() {
     assert!(process.finish().success());
 }
 
-/// In a process of its own, which captures its packets.
+/// In another process, which captures its packets.
 pub(crate) fn busy() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
@@ -200,11 +200,11 @@ pub(crate) fn busy() {
         b.answer();
         late += u32::from(captured() != registered);
     }
-    // On a loaded machine the sender may have asked what is missing, and is answered once more.
+    // On a loaded machine the sender's ACK timer may have expired, which causes one more ACK.
     assert!(u64::from(late) < TIMES / 2, "acknowledged {late} times later than the next thing was done");
 }
 
-/// Polls without a pause until a message has come, and not once more.
+/// Polls without a pause until a message has arrived, and not afterwards.
 fn take(end: &End) {
     let (queue, mut taken) = (end.actor().cq(Which::Recv), [Wc::default()]);
     let deadline = Instant::now() + SOON;
@@ -218,13 +218,13 @@ fn a_disconnect_request_to_an_exited_manager_is_answered() {
     on_the_wire("wire_heir");
 }
 
-/// In a process of its own, which has no connection manager.
+/// In another process, which has no connection manager.
 pub(crate) fn heir() {
     if !own_network("a_disconnect_request_to_an_exited_manager_is_answered") {
         return;
     }
     let (_a, _b) = pair(Place::Here, &Setup::default());
-    // Another host, by another address of the loopback interface.
+    // Another loopback address stands for another host.
     let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
     let elsewhere = beside_the_port(there);
     let wish = cm::Message::Dreq {
@@ -248,7 +248,7 @@ pub(crate) fn heir() {
     assert_eq!(datagram, agreed.emit(9));
 }
 
-/// A socket on the port, beside those of this host's processes.
+/// A further socket on the UDP port of this host's processes.
 fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
     let on: libc::c_int = 1;
     let name = libc::sockaddr_in {
@@ -257,7 +257,7 @@ fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
         sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
         sin_zero: [0; 8],
     };
-    // SAFETY: a new descriptor that nobody else owns; option and name are on the stack.
+    // SAFETY: a new descriptor without another owner; option and name are on the stack.
     unsafe {
         let socket =
             UdpSocket::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
@@ -276,7 +276,7 @@ fn invalid_datagrams_have_no_effect() {
     on_the_wire("wire_target");
 }
 
-/// Packets of every operation for this queue pair, none of which it can expect.
+/// Packets of every operation for this queue pair, all of them unexpected.
 fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
     let payloads: [&'static [u8]; 3] = [&[], &[0x5a; 8], &[0x5a; 1027]];
     Opcode::ALL.iter().flat_map(move |opcode| payloads.map(|payload| (*opcode, payload))).map(
@@ -308,7 +308,7 @@ fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
     )
 }
 
-/// In a process of its own.
+/// In another process.
 pub(crate) fn target() {
     let setup = Setup::default();
     let (mut a, mut b) = pair(Place::Here, &setup);
@@ -317,13 +317,13 @@ pub(crate) fn target() {
     b.store(&target, 0, &pattern(2, 3000));
     (0..3).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
 
-    // From the very address that the peer has.
+    // From the peer's address.
     let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).expect("a socket");
     let port = socket.local_addr().expect("bound").port();
     let here = |port| (Ipv4Addr::LOCALHOST.into(), port);
     let flow = Flow::new(here(port), here(UDP_PORT)).expect("one family");
     let send = |packet: &[u8]| {
-        // The kernel's buffer is not endless, and what it drops tests nothing.
+        // Packets that overflow the kernel's buffer would test nothing.
         std::thread::sleep(Duration::from_micros(20));
         socket.send_to(packet, here(UDP_PORT)).expect("sent");
     };
@@ -336,7 +336,7 @@ pub(crate) fn target() {
         for packet in impossible(qpn, psn) {
             send(&sealed(&packet));
             send(&packet);
-            // Cut in and behind every header, with a check sum that is right.
+            // Truncated inside and behind every header, with a valid ICRC.
             for len in (bth::LEN + ICRC_LEN..packet.len().min(80)).chain([packet.len().max(17) - 1]) {
                 send(&sealed(&packet[..len]));
             }

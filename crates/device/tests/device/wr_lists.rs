@@ -1,4 +1,5 @@
-//! Lists and batches of send requests do what their requests would do one by one, however the device carries them out.
+//! Lists and batches of send requests have the effects of their single requests, however the device executes
+//! them.
 
 use millstream_device::types::{
     SEND_SIGNALED, SEND_SOLICITED, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR,
@@ -9,13 +10,13 @@ use crate::support::{
     Command, Completion, Kind, Place, Random, Setup, Which, from_environment, pair, pattern, request,
 };
 
-/// Requests of a list, at most.
+/// Most requests of a list.
 const MOST: u64 = 40;
-/// Bytes of a request, at most: some lists are told of in several parts, some in one.
+/// Most bytes of a request. Some lists are completed in one group, some in several.
 const LARGEST: u64 = 6000;
 
-/// SENDs of many sizes with WRITEs between them, some signalled, some solicited, some inline; too few receive requests wait
-/// for most lists, so that the rest of the list waits for those that are posted later.
+/// SENDs of many sizes with WRITEs between them, some signalled, some solicited, some inline. Most lists find
+/// too few receives, so that their rest waits for receives that are posted later.
 #[test]
 fn everything_arrives_once_and_in_order() {
     let mut random = Random::new(from_environment("MILLSTREAM_SEED", 1));
@@ -55,7 +56,7 @@ fn everything_arrives_once_and_in_order() {
                     }
                     list.push(one);
                 }
-                // The last one's completion tells that all are through.
+                // The completion of the last request shows that all have completed.
                 list.push(request(99, WR_RDMA_WRITE, &[source.part(0, 1)], (written.addr, written.key)));
                 sent.push((99, WC_OP_RDMA_WRITE));
                 let slot = |at: usize| (at * LARGEST as usize, LARGEST as usize);
@@ -92,7 +93,7 @@ fn everything_arrives_once_and_in_order() {
     }
 }
 
-/// A receiver's completion queue has room for some of the SENDs that would be told of together.
+/// The receiver's completion queue has room for a part of a group of SENDs.
 #[test]
 fn completions_that_fit_are_delivered_despite_overrun() {
     for place in Place::BOTH {
@@ -118,7 +119,8 @@ fn completions_that_fit_are_delivered_despite_overrun() {
     }
 }
 
-/// A batch with one wrong request, or with more than the queue has room for, leaves nothing behind, and the next one is posted.
+/// A batch with an invalid request, or with more requests than the queue has room for, has no effect. The
+/// next batch is posted.
 #[test]
 fn a_batch_is_posted_whole_or_not_at_all() {
     for place in Place::BOTH {
@@ -128,7 +130,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
         let target = b.hold(&[0; 64]);
         let write =
             |wr_id: u64| request(wr_id, WR_RDMA_WRITE, &[source.part(0, 8)], (target.addr, target.key));
-        // What is used is looked up, so that later requests go the shortest way.
+        // The first request fills the caches, so that later ones take the fast path.
         a.post_batch(&[write(0)]);
         a.sent(1);
         b.store(&target, 0, &[0; 64]);
@@ -140,7 +142,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
             let list = [list[0].clone(), list[1].clone(), wrong];
             assert_eq!(a.attempt(Command::Batch(list.to_vec())).err(), Some(libc::EINVAL));
         }
-        // Fifteen unsignalled ones fill all but one place.
+        // Fifteen unsignalled requests fill all but one slot.
         let mut filling: Vec<_> = (0..15).map(write).collect();
         filling.iter_mut().for_each(|one| one.flags &= !SEND_SIGNALED);
         assert_eq!(b.load(&target, 0, 64), [0; 64]);
@@ -157,7 +159,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
     }
 }
 
-/// The requests of a batch behind one that fails are flushed, in the same call.
+/// The requests of a batch behind a failed one are flushed within the call.
 #[test]
 fn a_failure_flushes_the_rest_of_the_batch() {
     for place in Place::BOTH {

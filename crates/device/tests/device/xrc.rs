@@ -27,7 +27,7 @@ const LIMIT_REACHED: u32 = 15;
 const SOON: Duration = Duration::from_secs(10);
 const A_WHILE: Duration = Duration::from_millis(30);
 
-/// From RESET to RTS with what each of the two kinds needs.
+/// Takes a queue pair from RESET to RTS with the attributes that its type requires.
 fn connect(qp: &Qp, dest: u32) {
     connect_with(qp, dest, &Setup::default());
 }
@@ -77,7 +77,7 @@ impl Scene {
         Queue::new(&self.adapter, &self.domain, &self.adapter.cq())
     }
 
-    /// Posts a request and returns how it ended.
+    /// Posts a request and returns its status.
     fn status(&self, wr: &SendWr<'_>) -> u32 {
         self.sender.post_send(wr).expect("room");
         next(&self.sent).status
@@ -89,7 +89,7 @@ struct Queue {
     srq: Arc<Srq>,
     cq: Arc<Cq>,
     mr: Mr,
-    // Last: it is registered until then.
+    // Dropped last: it is registered until then.
     memory: Vec<u8>,
 }
 
@@ -106,7 +106,7 @@ impl Queue {
         self.srq.post(wr_id, &[element(&self.memory, &self.mr)]).expect("room");
     }
 
-    /// How many more requests it takes.
+    /// Number of free slots.
     fn room(&self) -> usize {
         (0..).take_while(|i| self.srq.post(1000 + i, &[]) != Err(Errno::NOMEM)).count()
     }
@@ -164,7 +164,7 @@ fn one_sided_operations_reach_memory_of_the_queues_domain() {
     assert_eq!(scene.status(&imm), WC_SUCCESS);
     let wc = next(&queue.cq);
     assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, scene.receiver.qpn()));
-    // Memory of another protection domain is out of reach, though the sender's.
+    // A receive cannot use memory of another protection domain, even of the sender's.
     let other = Adapter::open();
     let mut foreign = vec![0u8; 64];
     let mr = other.register(&mut foreign);
@@ -199,7 +199,7 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         assert_eq!((scene.sender.state(), scene.receiver.state()), (QpState::Err, QpState::Err), "{which}");
         assert_eq!(scene.status(&wr), WC_WR_FLUSH_ERR, "{which}");
         assert!(is_empty(&cq), "{which}");
-        // Queues live on without the queue pair.
+        // The queues survive the queue pair.
         foreign.srq.destroy().expect("unused");
     }
 }
@@ -314,7 +314,7 @@ fn objects_in_use_are_not_deallocated() {
     assert_eq!(scene.receiver.post_send(&queue.send()), Err(Errno::NOTSUP));
     assert_eq!(scene.receiver.post_recv(1, &[]), Err(Errno::INVAL));
     assert_eq!(scene.sender.post_recv(1, &[]), Err(Errno::INVAL));
-    // Completions go with the queue, but not with the queue pair.
+    // Destroying the queue removes its completions; destroying the queue pair does not.
     queue.post(1);
     queue.post(2);
     (0..2).for_each(|_| assert_eq!(scene.status(&queue.send()), WC_SUCCESS));
@@ -376,10 +376,10 @@ fn the_domain_of_a_file_exists_while_it_is_open() {
     assert_eq!(open(false, false).err(), Some(Errno(libc::EAGAIN)));
 }
 
-/// Another process with a queue in the domain of a file, and an idle queue pair that it may be told of.
+/// Another process with a shared receive queue in the domain of a file, and an idle queue pair to connect.
 struct Member {
     process: Process,
-    /// Of its receiving queue pair, of its queue.
+    /// Numbers of its receiving queue pair and of its shared receive queue.
     qpn: u32,
     srqn: u32,
 }
@@ -393,13 +393,13 @@ impl Member {
         Self { process, qpn, srqn }
     }
 
-    /// Connects its queue pair.
+    /// Connects the process's queue pair.
     fn connect(&mut self, sender: &Qp) {
         self.process.say(&format!("connect {}", sender.qpn()));
         assert_eq!(self.process.hear(), "done");
     }
 
-    /// The next message in its queue: the queue pair that it came through, and its text.
+    /// The next message in its queue: the receiving queue pair, and the text.
     fn received(&mut self) -> (u32, String) {
         self.process.say("receive");
         let line = self.process.hear();
@@ -408,7 +408,7 @@ impl Member {
     }
 }
 
-/// The other side of [`Member`].
+/// The other process of [`Member`].
 pub(crate) fn member() {
     let adapter = Adapter::open();
     let path = listen().expect("a path");
@@ -455,13 +455,13 @@ fn one_connection_serves_the_processes_of_a_domain() {
             assert_eq!(member.received(), (qpn, format!("to number {i}")), "round {round}");
         }
     }
-    // The end of the one is not the end of the others.
+    // The exit of one member does not affect the others.
     members[2].process.kill();
     let to = |member: &Member| SendWr { opcode: WR_SEND, remote_srqn: member.srqn, ..SendWr::default() };
     sender.post_send(&to(&members[1])).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
     assert_eq!(members[1].received(), (qpn, String::new()));
-    // But who sends to it all the same names a queue that does not exist.
+    // A request to the exited member names a queue that does not exist.
     wait_for("the end to be noticed", || {
         sender.post_send(&to(&members[2])).expect("room");
         next(&sent).status == WC_REM_INV_REQ_ERR

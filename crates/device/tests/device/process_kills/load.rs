@@ -1,5 +1,5 @@
-//! A process under load: three reliable connections that carry every operation both ways, check what they
-//! carry, and end with their peer.
+//! A process under load: three reliable connections with every operation in both directions, whose data is
+//! checked. They end when the peer dies.
 
 use std::collections::VecDeque;
 use std::os::fd::AsFd;
@@ -19,32 +19,32 @@ use serde::{Deserialize, Serialize};
 use crate::support::{Adapter, Kind, Memory, Random, SOON, Setup, Usage, connect_queue_pair, listen, tell};
 
 pub(super) const LANES: usize = 3;
-/// The lane that receives from a shared queue.
+/// The lane with a shared receive queue.
 const SHARED: usize = 1;
 
-/// Requests of a lane that wait for their completion, at most.
+/// Most requests of a lane in flight.
 const DEPTH: usize = 16;
-/// Receives of a queue, and bytes in each.
+/// Receive requests of a queue, and bytes of each.
 const RECEIVES: u64 = 32;
 const RECEIVE_LEN: u64 = 256;
 
-/// Memory that peers can map: counters, a place to write to, and bytes that never change.
+/// Memory that peers can map: counters, a target of WRITEs, and constant bytes.
 const BIG: usize = (2 << 20) + 8192;
 const BIG_LANDING: u64 = 4096;
 const BIG_CONSTANT: u64 = MIB + 8192;
 const MIB: u64 = 1 << 20;
-/// Bytes that travel inside a request, at most.
+/// Most bytes of inline data.
 const INLINE: u64 = 64;
 
-/// Memory that they reach through the kernel, laid out alike.
+/// Memory that peers access through the kernel, with an equal layout.
 const SMALL: usize = 3000;
 const SMALL_LANDING: u64 = 100;
 const SMALL_CONSTANT: u64 = 2000;
 
-/// How long a peer that does not answer is waited for: 67 ms, eight times.
+/// ACK timeout code: 67 ms, eight times.
 const TIMEOUT: u8 = 14;
 
-/// What the peer has to know.
+/// The addresses of a process's objects, for its peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Card {
     pub(super) numbers: [u32; LANES],
@@ -54,12 +54,12 @@ pub(super) struct Card {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Makes everything; answers with a card.
+    /// Makes all objects. Answers with their addresses.
     Open { seed: u64 },
-    /// Connects to the owner of this card, and exchanges data with it until it is gone; then ends
-    /// everything that was made.
+    /// Connects to the process with these addresses, exchanges data until that process exits, and destroys
+    /// all objects.
     Go(Card),
-    /// What the process has.
+    /// Answers with the resources that the process holds.
     Usage,
 }
 
@@ -70,7 +70,7 @@ pub(super) enum Answer {
     Usage(Usage),
 }
 
-/// In a process of its own: does what the parent says, until it is killed.
+/// In another process: executes the parent's commands until killed.
 pub(crate) fn serve() {
     let adapter = Adapter::open();
     let memory = [Memory::new(Kind::Anonymous, BIG, 0), Memory::new(Kind::Data, SMALL, 0)];
@@ -95,11 +95,11 @@ fn constant(at: u64) -> u8 {
     (at.wrapping_mul(31) + 7) as u8
 }
 
-/// What a request that was posted has to bring.
+/// The expected result of a posted request.
 #[derive(Clone, Copy, Debug)]
 enum Brings {
     Nothing,
-    /// Constant bytes of the peer, from this place.
+    /// The peer's constant bytes from this offset on.
     Constant {
         at: u64,
         len: u64,
@@ -112,7 +112,7 @@ enum Brings {
 struct Posted {
     wr_id: u64,
     brings: Brings,
-    /// Its place in the scratch memory.
+    /// Its offset in the scratch memory.
     local: u64,
 }
 
@@ -143,15 +143,15 @@ struct Lane {
     /// Messages sent and received so far.
     sent: u64,
     received: u64,
-    /// What the peer's two counters of this lane hold.
+    /// Expected values of the peer's two counters of this lane.
     counters: [u64; 2],
-    /// Receive requests of its own that wait.
+    /// Receive requests in its own queue.
     waiting: u64,
-    /// A READ into the large area is under way.
+    /// A READ into the large area is in flight.
     reads_large: bool,
-    /// Its first error has come.
+    /// Its first error completion was polled.
     over: bool,
-    /// A receive of it was flushed.
+    /// One of its receives was flushed.
     flushed: bool,
 }
 
@@ -164,11 +164,11 @@ struct Load<'a> {
     srq: Arc<Srq>,
     lanes: Vec<Lane>,
     random: Random,
-    /// Receives that wait in the shared queue.
+    /// Receive requests in the shared queue.
     shared_waiting: u64,
     /// Waits for events instead of polling.
     sleeps: bool,
-    /// Found nothing after it had asked for events.
+    /// The queue was empty after it was armed.
     tired: bool,
 }
 
@@ -251,7 +251,7 @@ impl<'a> Load<'a> {
         }
         while self.lanes.iter().any(|lane| !lane.over || !lane.posted.is_empty() || lane.waiting != 0) {
             for lane in 0..LANES {
-                // One more after the end: it is flushed, too.
+                // One request more after the error: it is flushed, too.
                 while !self.lanes[lane].over && self.lanes[lane].posted.len() < DEPTH {
                     self.post(lane, peer);
                 }
@@ -269,7 +269,7 @@ impl<'a> Load<'a> {
         self.end()
     }
 
-    /// Takes what is complete; false if nothing is.
+    /// Polls and handles completions; false if there are none.
     fn poll(&mut self) -> bool {
         let mut out = [Wc::default(); 32];
         let mut some = false;
@@ -286,7 +286,7 @@ impl<'a> Load<'a> {
         some
     }
 
-    /// Posts a request that chance chooses.
+    /// Posts a random request.
     fn post(&mut self, lane: usize, peer: &Card) {
         let random = &mut self.random;
         let id = self.lanes[lane].next_id;
@@ -359,7 +359,7 @@ impl<'a> Load<'a> {
         lane.next_id += 1;
     }
 
-    /// A request of ours is complete.
+    /// Handles the completion of a send request.
     fn sent(&mut self, lane: usize, wc: &Wc) {
         let lane = &mut self.lanes[lane];
         let posted = lane.posted.pop_front().expect("as many completions as requests");
@@ -385,7 +385,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// A message of the peer is here, or a receive was flushed.
+    /// Handles the completion of a receive: a message, or a flush.
     fn received(&mut self, lane: usize, wc: &Wc) {
         let own = lane != SHARED;
         let it = &mut self.lanes[lane];
@@ -417,7 +417,7 @@ impl<'a> Load<'a> {
     fn sleep(&mut self) {
         let sides = [&self.send, &self.recv];
         sides.iter().for_each(|(cq, _)| cq.arm(false));
-        // What came before that is found by polling once more; it may be an event as well.
+        // Completions from before the arming are polled once more; they may have raised an event as well.
         let fds = sides.map(|(_, channel)| channel.as_fd());
         if self.tired {
             self.tired = false;
@@ -434,7 +434,7 @@ impl<'a> Load<'a> {
         }
     }
 
-    /// Ends everything; what is left of it is in nobody's way.
+    /// Destroys all objects. Remaining completions must not prevent that.
     fn end(mut self) -> Answer {
         let sum = |count: fn(&Lane) -> u64| self.lanes.iter().map(count).sum();
         let ended = Answer::Ended { sent: sum(|lane| lane.next_id), received: sum(|lane| lane.received) };
@@ -446,7 +446,7 @@ impl<'a> Load<'a> {
                 self.lanes.iter().for_each(|lane| lane.qp.destroy());
             }
         }
-        // What the dead peer had taken from the shared queue, one at most, is back.
+        // A receive that the dead peer had taken from the shared queue, at most one, has returned.
         let taken = (0..).take_while(|_| self.srq.post(0, &[]) != Err(Errno::NOMEM)).count() as u64;
         let all = taken + self.shared_waiting;
         assert!((RECEIVES..=RECEIVES + 1).contains(&all), "{all} receives of the shared queue");

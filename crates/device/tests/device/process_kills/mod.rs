@@ -1,7 +1,8 @@
-//! Processes that are killed at random moments under load. Whoever is left gets the error completions that
-//! the specification names, loses nothing else, keeps nothing, and goes on with the next peer.
+//! Processes that are killed at random moments under load. The survivor gets the error completions of the
+//! specification, loses no other data, leaks nothing, and works with the next peer.
 //!
-//! `make soak` runs the long form. `MILLSTREAM_KILLS` says how many, `MILLSTREAM_SEED` which.
+//! `make soak` runs the long form. `MILLSTREAM_KILLS` sets the number of kills, `MILLSTREAM_SEED` the random
+//! seed.
 
 pub(crate) mod load;
 
@@ -23,7 +24,7 @@ fn one_thousand_kills() {
     soak(from_environment("MILLSTREAM_KILLS", 1000), from_environment("MILLSTREAM_SEED", 1));
 }
 
-/// A process under load and what it had before its first connection.
+/// A process under load, and the resources that it held before its first connection.
 struct Loaded {
     process: Process,
     born: Usage,
@@ -33,9 +34,9 @@ struct Loaded {
 impl Loaded {
     fn start(folder: &TempDir) -> Self {
         let process = Process::start_with("load", |command| {
-            // Whatever a process leaves in a file system, it leaves here.
+            // All files that a process leaves behind are in this folder.
             command.env("TMPDIR", folder.path()).env("XDG_RUNTIME_DIR", folder.path());
-            // Programs of others on the wire's port would come and go among its descriptors.
+            // Other programs on the UDP port would change the number of its descriptors.
             command.env("MILLSTREAM_PATH", "shm")
         });
         let mut loaded = Self { process, born: Usage::of(std::process::id()), peers: 0 };
@@ -64,16 +65,16 @@ impl Loaded {
     }
 }
 
-/// What a run has seen.
+/// Results of a run.
 #[derive(Default)]
 struct Tally {
-    /// From the kill to the survivor's last completion, by whether data was flowing already.
+    /// Times from the kill to the survivor's last completion, by whether data was in flight.
     waits: [Vec<Duration>; 2],
     sent: u64,
     received: u64,
-    /// Most peers that one process has outlived.
+    /// The largest number of peers that one process has outlived.
     outlived: u32,
-    /// Resident memory of the process that has outlived most, after its third peer and at its end, KiB.
+    /// Resident memory of that process after its third peer and at its end, KiB.
     resident: [u64; 2],
 }
 
@@ -88,13 +89,13 @@ fn soak(kills: u64, seed: u64) {
         let mut pair = [survivor, Loaded::start(&folder)];
         let cards = pair.each_mut().map(|loaded| loaded.open(random.next()));
         let [first, second] = &cards;
-        // Sometimes while they connect, mostly under load.
+        // Kills sometimes while they connect, mostly under load.
         let connecting = random.once_in(4);
         let after = random.below(if connecting { 2_000 } else { 30_000 });
         pair[0].order(&Order::Go(second.clone()));
         pair[1].order(&Order::Go(first.clone()));
         std::thread::sleep(Duration::from_micros(after));
-        // The elder lives on more often: only he would notice what adds up.
+        // The older process survives more often: only there would a leak accumulate.
         let victim = usize::from(!random.once_in(50));
         let [elder, younger] = pair;
         let (mut dead, mut left) = if victim == 0 { (elder, younger) } else { (younger, elder) };
@@ -127,7 +128,7 @@ fn soak(kills: u64, seed: u64) {
     let left = std::fs::read_dir(folder.path()).expect("our own folder").count();
     assert_eq!(left, 0, "files of the dead");
     let [early, late] = tally.resident;
-    // Tables of the arena fill up to some MiB once; a leak would go on.
+    // The arena's tables grow to some MiB once; a leak would continue.
     assert!(late < early + (24 << 10), "{early} KiB after three peers, {late} KiB after {}", tally.outlived);
     report(&mut tally, &survivor);
 }

@@ -1,4 +1,4 @@
-//! One end of a connection, with its objects, doing what it is told.
+//! One end of a connection: its objects, and the commands that it executes.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::memory::{self, Kind, Memory};
 use super::process;
 
-/// Everything that can be chosen about an end.
+/// The parameters of an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Setup {
     pub(crate) send_wr: u32,
@@ -53,7 +53,7 @@ impl Default for Setup {
     }
 }
 
-/// A send request that can travel to another process.
+/// A send request in a form that can be serialized for another process.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Request {
     pub(crate) wr_id: u64,
@@ -68,7 +68,7 @@ pub(crate) struct Request {
     pub(crate) swap: u64,
 }
 
-/// What a completion says.
+/// The fields of a completion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Completion {
     pub(crate) wr_id: u64,
@@ -100,14 +100,14 @@ pub(crate) enum Which {
     Recv,
 }
 
-/// What an end can be told to do.
+/// A command to an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
-    /// Makes a queue pair in RESET; answers with its number.
+    /// Creates a queue pair in RESET. Answers with its number.
     Open(Setup),
-    /// Goes to a state, with the attributes that it needs.
+    /// Modifies the queue pair to a state, with the attributes that the transition requires.
     Modify(u32, Setup),
-    /// Goes to RTR, connected to a queue pair.
+    /// Modifies the queue pair to RTR, connected to another one.
     Connect(u32, Setup),
     /// Allocates memory and registers it; answers with the region.
     Register {
@@ -130,18 +130,18 @@ pub(crate) enum Command {
         at: isize,
         len: usize,
     },
-    /// No mapping of the region's memory for writing from now on.
+    /// Seals the region's memory against new writable mappings.
     ForbidNewWriters(usize),
     Send(Request),
-    /// Posts them as one list.
+    /// Posts the requests as one list.
     SendAll(Vec<Request>),
-    /// Posts them as a batch is: all or none.
+    /// Posts the requests as a batch: all or none.
     Batch(Vec<Request>),
     Recv {
         wr_id: u64,
         sges: Vec<(u64, u32, u32)>,
     },
-    /// Polls until there are `count` completions or `within_ms` is over.
+    /// Polls until there are `count` completions or `within_ms` have passed.
     Poll {
         which: Which,
         count: usize,
@@ -151,31 +151,31 @@ pub(crate) enum Command {
         which: Which,
         solicited: bool,
     },
-    /// Waits for a completion event, without polling; answers whether one came.
+    /// Waits for a completion event without polling. Answers whether one arrived.
     AwaitEvent {
         which: Which,
         within_ms: u64,
     },
-    /// The next asynchronous event's kind, if one comes.
+    /// Waits for the next asynchronous event. Answers with its type.
     AsyncEvent {
         within_ms: u64,
     },
-    /// Posts the same request again and again until it fails; answers with that completion.
+    /// Repeats a request until it fails. Answers with that completion.
     Hammer(Request),
-    /// Posts the same request so many times, each after the one before has completed well.
+    /// Repeats a request as often as given, each time after the last one has succeeded.
     Repeat(Request, u64),
-    /// Forks a child that does nothing, for half a minute; its process id.
+    /// Forks a child that sleeps for half a minute. Answers with its process id.
     ForkSleeper,
     /// The queue pair's state.
     State,
     /// The queue pair's number.
     Number,
-    /// Lives on with its present queues while others are opened.
+    /// Keeps the present queues while others are created.
     Keep,
     Destroy,
 }
 
-/// What an end answers.
+/// An end's answer to a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Reply {
     Done,
@@ -238,7 +238,7 @@ impl Queues {
     }
 }
 
-/// The attributes that an end has in all states.
+/// The attributes of an end for the transition to `state`.
 pub(crate) fn attributes(setup: &Setup, state: QpState, dest_qpn: u32) -> QpAttr {
     QpAttr {
         state,
@@ -263,16 +263,16 @@ pub(crate) fn attributes(setup: &Setup, state: QpState, dest_qpn: u32) -> QpAttr
     }
 }
 
-/// The address that all ends have in common, mapped.
+/// The common address of all ends: IPv4 loopback mapped into IPv6.
 pub(crate) const LOOPBACK: [u8; 16] = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
 
-/// Where the GID table has it.
+/// Index of the loopback address in the GID table.
 pub(crate) fn loopback_index() -> u8 {
     let is_it = |entry: &gid::GidEntry| entry.raw == LOOPBACK && entry.kind == gid::GidKind::RoceV2;
     gid::table().iter().position(is_it).expect("a loopback interface") as u8
 }
 
-/// What each state needs to be reached.
+/// Mask of the attributes that the transition to `state` requires.
 pub(crate) fn mask(state: QpState) -> u32 {
     attr::STATE
         | match state {
@@ -327,7 +327,7 @@ impl Actor {
         &self.pd
     }
 
-    /// A domain that none of its queue pairs is in.
+    /// A protection domain without queue pairs.
     pub(crate) fn foreign_pd(&self) -> &Arc<Pd> {
         &self.foreign_pd
     }
@@ -361,7 +361,7 @@ impl Actor {
             Command::Modify(state, setup) => {
                 let state = QpState::from_raw(state).expect("a state");
                 let attributes = attributes(&setup, state, 0);
-                // Changes in the same state name only what may change in all of them.
+                // A change without a transition sets only attributes that may change in every state.
                 let same = self.qp().state() == state && state != QpState::Reset;
                 let mask = if same { attr::STATE | attr::ACCESS_FLAGS } else { mask(state) };
                 let resumes = self.qp().state() == QpState::Sqd && state == QpState::Rts;
@@ -424,7 +424,7 @@ impl Actor {
                 // SAFETY: the child makes system calls only.
                 let child = unsafe { libc::fork() };
                 if child == 0 {
-                    // SAFETY: plain system calls. Should it be forgotten, the alarm ends it.
+                    // SAFETY: plain system calls. The alarm ends the child if the parent does not.
                     unsafe {
                         libc::alarm(30);
                         loop {
@@ -455,7 +455,7 @@ impl Actor {
         access: u32,
         foreign: bool,
     ) -> Result<Reply, Errno> {
-        // Far from any address, so that the two cannot be taken for each other.
+        // Far from any virtual address, so that the two cannot be confused.
         const IOVA: u64 = 1 << 56;
         let memory = Memory::new(kind, len, skew);
         let pd = if foreign { &self.foreign_pd } else { &self.pd };
@@ -563,11 +563,11 @@ impl Drop for Actor {
     }
 }
 
-/// What local memory may be used for by default.
+/// The default access rights of a region.
 pub(crate) const ALL_ACCESS: u32 =
     ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 
-/// In another process: does what the parent says until its end.
+/// In another process: executes the parent's commands until its input ends.
 pub(crate) fn serve() {
     let mut actor = Actor::new();
     while let Some(line) = process::listen() {

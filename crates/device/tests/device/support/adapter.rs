@@ -1,4 +1,4 @@
-//! The device's own objects, for tests that need more than the two ends of a connection.
+//! The device's objects, for tests that need more than two ends of a connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,13 +11,13 @@ use super::actor::readable;
 use super::process::Process;
 use super::wait_for;
 
-/// Runs a role that ends by itself.
+/// Runs a role in another process, and waits until it succeeds.
 pub(crate) fn in_a_process_of_its_own(role: &str) {
     let mut process = Process::start(role);
     assert!(process.finish().success(), "{role}");
 }
 
-/// The device in this process, without intermediary.
+/// The device in this process, used directly.
 pub(crate) struct Adapter {
     pub(crate) context: Arc<Context>,
     pub(crate) pd: Arc<Pd>,
@@ -64,12 +64,12 @@ pub(crate) fn element(memory: &[u8], mr: &Mr) -> Sge {
     Sge { addr: memory.as_ptr() as u64, length: memory.len() as u32, lkey: mr.key() }
 }
 
-/// The next asynchronous event's kind, if one comes within the time.
+/// The type of the next asynchronous event, if one arrives within the time.
 pub(crate) fn event(context: &Context, within: Duration) -> Option<u32> {
     readable(context, within).then(|| context.next_event().expect("it is readable").kind())
 }
 
-/// No completion waits.
+/// Whether the queue has no completion.
 pub(crate) fn is_empty(cq: &Cq) -> bool {
     cq.poll(&mut [Wc::default()]).expect("no overflow") == 0
 }
@@ -81,23 +81,24 @@ pub(crate) fn next(cq: &Cq) -> Wc {
     out[0]
 }
 
-/// Reads a byte that others may be writing.
+/// Reads a byte that peers may be writing.
 pub(crate) fn peek(memory: &[u8], at: usize) -> u8 {
     // SAFETY: inside the slice.
     unsafe { memory.as_ptr().add(at).read_volatile() }
 }
 
-/// What memory is filled with when nobody may touch it any more.
+/// The fill byte of memory that peers may no longer access.
 pub(crate) const POISON: u8 = 0xee;
 
-/// Poisons the ends first: whoever is still copying, from whichever end, comes to one of them last.
+/// Fills memory with [`POISON`], both ends first: a copy still in flight, in either direction, writes to an
+/// end last.
 pub(crate) fn poison(memory: &mut [u8]) {
     let page = memory.len().min(4096);
     memory[..page].fill(POISON);
     memory.rchunks_mut(4096).for_each(|page| page.fill(POISON));
 }
 
-/// Whether somebody who copies bytes of this value, in whatever order, has begun.
+/// Whether a copy of bytes of this value has begun, in any order.
 pub(crate) fn has_begun(memory: &[u8], value: u8) -> bool {
     (0..64).any(|i| peek(memory, memory.len() / 64 * i + 2048) == value)
 }

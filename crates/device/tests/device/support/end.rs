@@ -1,4 +1,4 @@
-//! One end of a connection, wherever it is, in the words of the tests.
+//! One end of a connection, in this process or another one, behind one interface.
 
 use std::time::Duration;
 
@@ -13,12 +13,12 @@ use super::actor::{ALL_ACCESS, Actor, Command, Completion, Reply, Request, Setup
 use super::memory::Kind;
 use super::process::Process;
 
-/// Where the other end of a connection is.
+/// The process of an end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// In this process.
+    /// This process.
     Here,
-    /// In another one.
+    /// Another process.
     Elsewhere,
 }
 
@@ -81,17 +81,17 @@ impl End {
         }
     }
 
-    /// Starts something without waiting for the answer; only elsewhere.
+    /// Sends a command without waiting for the answer. Only for an end elsewhere.
     pub(crate) fn begin(&mut self, command: &Command) {
         self.process().say(&serde_json::to_string(command).expect("plain data"));
     }
 
-    /// The answer to what was begun.
+    /// Waits for the answer to the command of [`End::begin`].
     pub(crate) fn answer(&mut self) -> Reply {
         serde_json::from_str(&self.process().hear()).expect("a reply")
     }
 
-    /// Does something; the errno if it is refused.
+    /// Executes a command. An error is its errno.
     pub(crate) fn attempt(&mut self, command: Command) -> Result<Reply, i32> {
         let reply = match self {
             Self::Here(actor) => actor.obey(command),
@@ -111,7 +111,7 @@ impl End {
         self.attempt(command).unwrap_or_else(|number| panic!("errno {number} from {what:.200}"))
     }
 
-    /// Makes the queue pair, in state RESET; its number.
+    /// Creates the queue pair in state RESET, and returns its number.
     pub(crate) fn open(&mut self, setup: &Setup) -> u32 {
         match self.run(Command::Open(setup.clone())) {
             Reply::Number(number) => number,
@@ -127,7 +127,7 @@ impl End {
         }
     }
 
-    /// The queues so far live on while others are opened.
+    /// Keeps the present queues while others are created.
     pub(crate) fn keep(&mut self) {
         self.run(Command::Keep);
     }
@@ -136,14 +136,14 @@ impl End {
         self.run(Command::Modify(state as u32, setup.clone()));
     }
 
-    /// From RESET to RTS, connected to `dest`.
+    /// Takes the queue pair from RESET to RTS, connected to `dest`.
     pub(crate) fn connect_to(&mut self, dest: u32, setup: &Setup) {
         self.modify(QpState::Init, setup);
         self.run(Command::Connect(dest, setup.clone()));
         self.modify(QpState::Rts, setup);
     }
 
-    /// A region that allows everything.
+    /// Registers a region with all access rights.
     pub(crate) fn register(&mut self, kind: Kind, len: usize, skew: usize) -> Region {
         self.register_as(kind, len, skew, ALL_ACCESS)
     }
@@ -167,7 +167,7 @@ impl End {
         }
     }
 
-    /// A region with these contents.
+    /// Registers a region with these contents.
     pub(crate) fn hold(&mut self, bytes: &[u8]) -> Region {
         let region = self.register(Kind::Anonymous, bytes.len(), 0);
         self.store(&region, 0, bytes);
@@ -203,17 +203,17 @@ impl End {
         self.run(Command::Batch(requests.to_vec()));
     }
 
-    /// SEND
+    /// Posts a SEND.
     pub(crate) fn send(&mut self, wr_id: u64, sges: &[(u64, u32, u32)]) {
         self.post(request(wr_id, WR_SEND, sges, (0, 0)));
     }
 
-    /// RDMA WRITE
+    /// Posts an RDMA WRITE.
     pub(crate) fn write(&mut self, wr_id: u64, sges: &[(u64, u32, u32)], to: (u64, u32)) {
         self.post(request(wr_id, WR_RDMA_WRITE, sges, to));
     }
 
-    /// RDMA READ
+    /// Posts an RDMA READ.
     pub(crate) fn read(&mut self, wr_id: u64, sges: &[(u64, u32, u32)], from: (u64, u32)) {
         self.post(request(wr_id, WR_RDMA_READ, sges, from));
     }
@@ -223,7 +223,7 @@ impl End {
         self.run(Command::Recv { wr_id, sges: sges.to_vec() });
     }
 
-    /// Polls for `count` completions, which must come soon.
+    /// Polls for `count` completions, which must arrive within [`SOON`](super::SOON).
     pub(crate) fn completions(&mut self, which: Which, count: usize) -> Vec<Completion> {
         let found = self.poll(which, count, SOON);
         assert_eq!(found.len(), count, "completions of {which:?}: {found:?}");
@@ -248,7 +248,7 @@ impl End {
         self.completions(Which::Recv, count)
     }
 
-    /// Nothing has completed and nothing completes at once.
+    /// Checks that there is no completion.
     pub(crate) fn has_nothing(&mut self, which: Which) {
         let found = self.poll(which, 1, Duration::ZERO);
         assert!(found.is_empty(), "{which:?}: {found:?}");
@@ -258,7 +258,7 @@ impl End {
         self.run(Command::Arm { which, solicited });
     }
 
-    /// Whether a completion event comes in this time.
+    /// Whether a completion event arrives within this time.
     pub(crate) fn event(&mut self, which: Which, within: Duration) -> bool {
         match self.run(Command::AwaitEvent { which, within_ms: within.as_millis() as u64 }) {
             Reply::Event(event) => event.is_some(),
@@ -266,7 +266,7 @@ impl End {
         }
     }
 
-    /// The next asynchronous event's kind.
+    /// The type of the next asynchronous event.
     pub(crate) fn async_event(&mut self, within: Duration) -> Option<u32> {
         match self.run(Command::AsyncEvent { within_ms: within.as_millis() as u64 }) {
             Reply::Event(event) => event,
@@ -285,7 +285,7 @@ impl End {
         self.run(Command::Destroy);
     }
 
-    /// No mapping of this memory for writing from now on.
+    /// Seals the memory against new writable mappings.
     pub(crate) fn forbid_new_writers(&mut self, region: &Region) {
         self.run(Command::ForbidNewWriters(region.id));
     }
@@ -325,7 +325,7 @@ impl Request {
 }
 
 impl Completion {
-    /// A good one.
+    /// A successful completion.
     pub(crate) fn ok(wr_id: u64, opcode: u32, byte_len: usize) -> Self {
         Self { wr_id, status: WC_SUCCESS, opcode, byte_len: byte_len as u32, imm: None, invalidated: None }
     }
@@ -336,7 +336,7 @@ impl Completion {
     }
 }
 
-/// Two connected ends, the first one here.
+/// Two connected ends; the first one is in this process.
 pub(crate) fn pair(place: Place, setup: &Setup) -> (End, End) {
     let (mut a, mut b) = (End::new(Place::Here), End::new(place));
     connect(&mut a, &mut b, setup);

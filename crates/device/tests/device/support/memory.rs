@@ -7,10 +7,10 @@ use std::sync::mpsc::channel;
 use millstream_shm::{Mapping, Memfd, PAGE};
 use serde::{Deserialize, Serialize};
 
-/// Bytes before and after each piece of memory that nobody may touch.
+/// Guard bytes before and after each piece of memory, which nothing may change.
 pub(crate) const GUARD: usize = 64;
 
-/// Where memory comes from.
+/// The type of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Kind {
     /// A private anonymous mapping.
@@ -21,9 +21,9 @@ pub(crate) enum Kind {
     Brk,
     /// The stack of a thread.
     ThreadStack,
-    /// The stack that the process was started with. Once a process.
+    /// The stack of the main thread. Once per process.
     MainStack,
-    /// Static, zero at start.
+    /// Static, zero-initialised.
     Bss,
     /// Static, initialised from the program file.
     Data,
@@ -37,14 +37,14 @@ pub(crate) enum Kind {
     Dmabuf,
     /// A memfd that could shrink, registered by descriptor.
     UnsealedDmabuf,
-    /// A memfd that, once registered, nobody else can map for writing.
+    /// A memfd that is sealed against writable mappings after its registration.
     NoNewWriters,
     /// A private anonymous mapping without write permission.
     ReadOnly,
 }
 
 impl Kind {
-    /// All that can be written, wherever the process.
+    /// All writable types that work in every process.
     pub(crate) const WRITABLE: [Self; 12] = [
         Self::Anonymous,
         Self::Malloc,
@@ -66,14 +66,14 @@ impl Kind {
     }
 }
 
-/// A piece of memory, with guards around it.
+/// A piece of memory with guard bytes around it.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    /// First byte that may be used.
+    /// First usable byte.
     pub(crate) start: *mut u8,
-    /// Bytes that may be used.
+    /// Usable bytes.
     pub(crate) len: usize,
-    /// For memory that is registered by descriptor: that, and the offset of `start`.
+    /// For memory that is registered by descriptor: the descriptor, and the offset of `start`.
     pub(crate) file: Option<(OwnedFd, usize)>,
     _owner: Owner,
 }
@@ -83,7 +83,7 @@ enum Owner {
     Mapping(#[expect(dead_code, reason = "held")] Mapping),
     Private(*mut u8, usize),
     Heap(#[expect(dead_code, reason = "held")] Vec<u8>),
-    /// Not given back.
+    /// Never freed.
     Static,
 }
 
@@ -174,7 +174,7 @@ fn heap(len: usize) -> Piece {
 }
 
 fn brk(len: usize) -> Piece {
-    // SAFETY: the allocator copes with others moving the break; these bytes stay ours for ever.
+    // SAFETY: the allocator tolerates other users of the break; these bytes stay ours for ever.
     let base = unsafe { libc::sbrk(len as libc::intptr_t) };
     assert_ne!(base as isize, -1);
     (base.cast(), Owner::Static, None)
@@ -198,13 +198,13 @@ fn thread_stack(len: usize) -> Piece {
     (receiver.recv().expect("sent at once") as *mut u8, Owner::Static, None)
 }
 
-/// The part of the first thread's stack below all that it uses while it waits for the tests' threads.
+/// A part of the main thread's stack, below the part that it uses while it waits for the test threads.
 fn main_stack(len: usize) -> Piece {
     let maps = std::fs::read_to_string("/proc/self/maps").expect("this is Linux");
     let line = maps.lines().find(|line| line.ends_with("[stack]")).expect("every process has one");
     let (start, _) = line.split_once('-').expect("a range");
     let base = (usize::from_str_radix(start, 16).expect("hexadecimal") - len) as *mut u8;
-    // SAFETY: a stack grows when memory below it is touched; nobody else is there.
+    // SAFETY: a stack grows when memory below it is touched; nothing else uses that memory.
     unsafe { base.write_bytes(0, len) };
     (base, Owner::Static, None)
 }
@@ -219,7 +219,7 @@ static DATA_USED: AtomicUsize = AtomicUsize::new(0);
 fn part(array: *mut [u8; STATIC], used: &AtomicUsize, len: usize) -> *mut u8 {
     let at = used.fetch_add(len, Ordering::Relaxed);
     assert!(at + len <= STATIC, "static memory is used up");
-    // SAFETY: inside the array; each part is given out once.
+    // SAFETY: inside the array; each part is used once.
     unsafe { array.cast::<u8>().add(at) }
 }
 
@@ -234,7 +234,7 @@ fn memfd(len: usize) -> OwnedFd {
 }
 
 fn new_memfd() -> OwnedFd {
-    // SAFETY: a new descriptor that nobody else owns.
+    // SAFETY: a new descriptor without another owner.
     unsafe {
         let fd = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING);
         assert!(fd >= 0);
@@ -249,7 +249,7 @@ fn unsealed(len: usize) -> OwnedFd {
     fd
 }
 
-/// From now on the memory can be mapped for reading only; who has mapped it keeps what he has.
+/// Seals the memory against new writable mappings. Existing mappings remain.
 pub(crate) fn forbid_new_writers(memory: &Memory) {
     let (fd, _) = memory.file.as_ref().expect("a memfd");
     // SAFETY: our own descriptor.

@@ -1,4 +1,4 @@
-//! What the tests stand on: ends of a connection, here or in another process, that do as they are told.
+//! Support code of the tests: ends of a connection, in this process or another one, that execute commands.
 
 mod actor;
 mod adapter;
@@ -25,10 +25,10 @@ pub(crate) use usage::Usage;
 
 use std::time::{Duration, Instant};
 
-/// How long anything may take that is expected to happen.
+/// Longest wait for anything expected.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-/// Waits until `done`, giving the core away.
+/// Waits until `done`, and yields the core.
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     let deadline = Instant::now() + SOON;
     while !done() {
@@ -37,7 +37,7 @@ pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that differ from seed to seed and from place to place.
+/// Bytes that differ by seed and by offset.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

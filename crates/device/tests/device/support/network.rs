@@ -1,9 +1,10 @@
-//! A network of the test's own: nobody else is on its port, so who comes first there is known.
+//! A private network namespace: no other process is on its UDP port, so the order of the test's processes is
+//! known.
 
 use std::io;
 
-/// Gives this thread, and all threads and processes that it starts from now on, a network with nothing but loopback.
-/// False, with the reason on standard error, where the system does not allow that.
+/// Moves this thread, and the threads and processes that it starts later, to a network namespace with
+/// loopback only. False, with the reason on standard error, where the system does not allow that.
 pub(crate) fn own_network(test: &str) -> bool {
     let done = enter();
     if let Err(error) = &done {

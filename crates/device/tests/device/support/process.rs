@@ -1,4 +1,4 @@
-//! Another process: this test program again, in a role of its own, spoken to in lines.
+//! Another process: this test program in another role, with one line per message.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -8,10 +8,10 @@ use std::time::Duration;
 
 use super::SOON;
 
-/// Names the role that this program plays.
+/// Environment variable with the role of the process.
 pub(crate) const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 
-/// Marks the lines that are meant for the parent, among those of the test harness.
+/// Marks lines to the parent among those of the test harness.
 const MARK: &str = "@@ ";
 
 /// A process in a role; killed when dropped.
@@ -28,7 +28,7 @@ impl Process {
         Self::start_with(role, |command| command)
     }
 
-    /// The same with more said about the process.
+    /// Starts this program in the role `role`, after `prepare` has changed the command.
     pub(crate) fn start_with(role: &str, prepare: impl FnOnce(&mut Command) -> &mut Command) -> Self {
         let mut command = Command::new(std::env::current_exe().expect("a test program has a path"));
         command.args(["--ignored", "--exact", "other_process", "--nocapture"]);
@@ -54,7 +54,7 @@ impl Process {
         self.child.id()
     }
 
-    /// Says one line.
+    /// Sends one line.
     pub(crate) fn say(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("open until the end");
         writeln!(stdin, "{line}").expect("the other process listens");
@@ -65,7 +65,7 @@ impl Process {
         self.hear_within(SOON)
     }
 
-    /// Waits for the next line, and not longer than this.
+    /// Waits for the next line, at most this long.
     pub(crate) fn hear_within(&mut self, time: Duration) -> String {
         self.lines.recv_timeout(time).unwrap_or_else(|error| {
             let status = self.child.try_wait();
@@ -79,7 +79,7 @@ impl Process {
         assert_eq!(unsafe { libc::kill(self.id() as i32, signal) }, 0);
     }
 
-    /// Stops the process, all of it, until a [`libc::SIGCONT`].
+    /// Stops all threads of the process until a [`libc::SIGCONT`].
     pub(crate) fn stop(&self) {
         self.signal(libc::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.id());
@@ -97,7 +97,7 @@ impl Process {
         self.child.wait().expect("our own child");
     }
 
-    /// Closes its input, which asks it to end, and waits for that.
+    /// Closes the process's input, which makes it exit, and waits for the exit.
     pub(crate) fn finish(&mut self) -> ExitStatus {
         self.stdin = None;
         self.child.wait().expect("our own child")
@@ -105,7 +105,7 @@ impl Process {
 }
 
 impl Process {
-    /// Waits for its end; the signal that killed it, if one did.
+    /// Waits for the exit, and returns the signal that killed the process, if any.
     pub(crate) fn signal_of_death(&mut self) -> Option<i32> {
         self.child.wait().expect("our own child").signal()
     }
@@ -113,15 +113,15 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Also when stopped, or gone already.
+        // Works for a stopped process, too. It may have exited already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// In the other process: says one line to the parent.
+/// In the other process: sends one line to the parent.
 pub(crate) fn tell(line: &str) {
-    // The harness may have left its line unfinished.
+    // The test harness may have printed an unfinished line.
     println!("\n{MARK}{line}");
 }
 

@@ -1,6 +1,6 @@
-//! Chance that can be repeated: the same seed gives the same numbers.
+//! Reproducible random numbers: a seed determines the sequence.
 
-/// Numbers from a seed (splitmix64).
+/// A pseudo-random generator (splitmix64).
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
@@ -17,18 +17,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`.
+    /// A random number below `n`.
     pub(crate) fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// True once in `n` times.
+    /// True with probability 1/`n`.
     pub(crate) fn once_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }
 }
 
-/// A number from the environment, for runs that are longer or repeat an earlier one.
+/// A number from the environment, for longer runs and for the seed of an earlier one.
 pub(crate) fn from_environment(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))

@@ -1,4 +1,4 @@
-//! What a process has of the system: what is not given back shows here.
+//! The descriptors and mappings that a process holds, to find leaks.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -7,12 +7,12 @@ use serde::{Deserialize, Serialize};
 
 use super::SOON;
 
-/// What a process has of the system.
+/// The resources that a process holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Usage {
-    /// Descriptors by what they stand for.
+    /// Number of descriptors by target.
     pub(crate) descriptors: BTreeMap<String, usize>,
-    /// Mappings of memory that was or could be shared, by name.
+    /// Number of mappings of memory that was or could be shared, by name.
     pub(crate) mappings: BTreeMap<String, usize>,
     pub(crate) threads: usize,
     pub(crate) resident_kib: u64,
@@ -32,7 +32,7 @@ impl Usage {
             resident_kib: resident.trim().trim_end_matches(" kB").parse().expect("a number"),
         };
         for descriptor in entries("fd") {
-            // The one that lists them is gone.
+            // The descriptor that lists the directory is closed already.
             let Ok(what) = std::fs::read_link(descriptor.path()) else { continue };
             let what = what.to_string_lossy().replace(|c: char| c.is_ascii_digit(), "");
             *usage.descriptors.entry(what).or_default() += 1;
@@ -45,13 +45,13 @@ impl Usage {
         usage
     }
 
-    /// The same apart from how much memory was touched so far.
+    /// Whether two usages are equal, apart from the memory that was touched so far.
     pub(crate) fn same(&self, other: &Self) -> bool {
         let shared = |usage: &Self| (usage.descriptors.clone(), usage.mappings.clone(), usage.threads);
         shared(self) == shared(other)
     }
 
-    /// Waits until a process has what it had before, and nothing else.
+    /// Waits until a process holds exactly the resources that it held before.
     pub(crate) fn is_again(process: u32, before: &Self) {
         let start = Instant::now();
         loop {

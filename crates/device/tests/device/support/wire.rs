@@ -1,4 +1,4 @@
-//! The messages between devices, written down once more: what a program that is no device would send.
+//! A second definition of the messages between devices, for programs that are not devices.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -39,12 +39,12 @@ pub(crate) fn message(op: u32, words: &[u32]) -> Vec<u8> {
     all.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-/// What an answer says.
+/// The words of an answer.
 pub(crate) fn words(answer: &[u8]) -> Vec<u32> {
     answer.chunks_exact(4).map(|w| u32::from_ne_bytes([w[0], w[1], w[2], w[3]])).collect()
 }
 
-/// Asks something; the answer's words, operation first, and its descriptors.
+/// Sends a request. Returns the answer's words, operation first, and its descriptors.
 pub(crate) fn ask(connection: &Connection, op: u32, request: &[u32]) -> (Vec<u32>, Vec<OwnedFd>) {
     connection.send(&message(op, request), &[]).expect("the device listens");
     let mut buffer = [0; 64];
@@ -52,7 +52,7 @@ pub(crate) fn ask(connection: &Connection, op: u32, request: &[u32]) -> (Vec<u32
     (words(&buffer[..n]), fds)
 }
 
-/// Greets the device; its arena.
+/// Sends a hello, and returns the device's arena.
 pub(crate) fn greet(connection: &Connection) -> OwnedFd {
     let (answer, fds) = ask(connection, HELLO, &[VERSION, std::process::id(), 1]);
     assert_eq!(answer[..2], [HELLO, VERSION]);
