@@ -1,9 +1,10 @@
 //! Benchmarks as commands: the same run measures each figure and its baseline.
 //!
-//! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported as medians.
-//! [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`] writes as JSON lines
-//! (`target/bench/NAME.jsonl`), and [`report`] renders these files as `docs/benchmarks.md`. [`memcpy`] measures the
-//! copies that serve as baselines; [`tools`] runs unmodified programs such as perftest and UCX as a server and a client.
+//! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported
+//! as medians. [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`]
+//! writes as JSON lines (`target/bench/NAME.jsonl`). [`report`] renders these files as `docs/benchmarks.md`.
+//! [`memcpy`] measures the copies that serve as baselines. [`tools`] runs unmodified programs, such as
+//! perftest and UCX, as server and client.
 
 pub mod card;
 pub mod evb;

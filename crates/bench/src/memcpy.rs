@@ -92,8 +92,8 @@ fn throughput(block: usize, time: Duration, mut copy: impl FnMut(usize)) -> f64 
 
 /// GB/s of `memcpy` of one block while another thread polls a flag, on another core if there is one.
 ///
-/// This bounds what a copy reaches when the receiver polls: two cores of a virtual machine may be two threads of one
-/// physical core.
+/// This is the upper bound of a copy whose receiver polls: two cores of a virtual machine may be two threads
+/// of one physical core.
 ///
 /// # Errors
 /// As [`memcpy`].

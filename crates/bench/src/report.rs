@@ -29,7 +29,7 @@ pub const HIGHLIGHTS: [(&str, &str, &str); 10] = [
 /// The name of the README's generated block.
 const README_BLOCK: &str = "measured";
 
-/// Copies the results files in `from` into the folders of their machines under `kept`, then renders `document` and the
+/// Copies the results files in `from` into the folders of their machines under `kept`. Then renders `document` and the
 /// block of figures in `readme` from all files under `kept`. Returns the files written.
 ///
 /// # Errors

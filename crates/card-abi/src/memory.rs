@@ -1,7 +1,7 @@
 //! Ranges of card memory, and card memory that this process has mapped.
 //!
 //! Other processes and network adapters write to the mapping at any time. Hence no code holds a reference
-//! into it: bytes are copied out first and checked afterwards, so that the checked bytes are the used bytes.
+//! into it. Bytes are copied out first and checked afterwards, so that the checked bytes are the used bytes.
 
 use std::fmt;
 use std::ptr;

@@ -1,9 +1,9 @@
-//! The card process: an accelerator card with memory in banks, a register file (BAR0) and regions that run
-//! kernels on that memory.
+//! The card process: an accelerator card with memory in banks, a register file (BAR0), and regions that run
+//! kernels.
 //!
-//! [`serve`] runs a card in the calling process. Memory and registers of an emulated card are memfds, which it
-//! passes to local users as the driver of a real card passes dma-bufs. A card with a verbs device is also
-//! used over the network.
+//! [`serve`] runs a card in the calling process. Memory and registers of an emulated card are memfds. The
+//! card passes them to local users as a driver passes dma-bufs. A card with a verbs device is also used over
+//! the network.
 //!
 //! ```
 //! use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The card process: creates memory and registers, starts the threads, passes the memory to local users, and
-//! ends as its [`Lifetime`] says.
+//! The card process: creates memory and registers, starts the threads, serves local users, and ends as its
+//! [`Lifetime`] says.
 //!
 //! File descriptors hold all resources of a card, so the system frees them when a card is killed. Its users
 //! see the end of their connection.
@@ -52,7 +52,7 @@ const POLLING: Duration = Duration::from_secs(3600);
 pub enum Lifetime {
     /// Never.
     Unbounded,
-    /// When this descriptor becomes readable or hangs up: the read end of a pipe that the launcher
+    /// When this descriptor becomes readable or hangs up. It is the read end of a pipe that the launcher
     /// holds open, or a pidfd of the launcher.
     Launcher(OwnedFd),
     /// When the connection ends that opened the card as its owner, or when no owner connects in time.
@@ -87,7 +87,7 @@ pub struct CardConfig {
     /// How long threads poll for further work before they sleep. Polling answers sooner and uses a processor.
     pub spin: Duration,
     /// Longest time between two heartbeats of an idle card. Also the longest delay of a doorbell that a
-    /// client rings by RDMA WRITE without immediate data, which cannot wake the card.
+    /// client rings without immediate data: such an RDMA WRITE cannot wake the card.
     pub heartbeat: Duration,
     /// When the card ends.
     pub lifetime: Lifetime,
@@ -332,8 +332,8 @@ pub fn serve_with(
     let ended = server.run();
     context.stop.store(true, Ordering::SeqCst);
     context.queue.close();
-    // The stop flag is not the futex word, so this wake can come too early; then the queue sleeps for one
-    // heartbeat period more.
+    // The stop flag is not the futex word, so this wake can come too early. Then the queue sleeps for one
+    // more heartbeat period.
     futex::wake_all(hardware.registers.doorbell());
     context.regions.iter().for_each(|region| {
         region.request_interrupt();

@@ -198,8 +198,8 @@ fn is_cut_on_a_node() {
     let mut cards = vec![Card::serve(&network, 2), Card::serve(&network, 3)];
     let pause = || std::thread::sleep(Duration::from_millis(100));
 
-    // The link is cut during a kernel, a transfer, a copy to the other card (the initiator continues), and a
-    // copy from the card.
+    // The link is cut during a kernel, a transfer, a copy to the other card, and a copy from the card. In the
+    // third case the initiator continues.
     for (doing, host) in [("kernel", 2), ("transfer", 2), ("copy", 3), ("copy out", 2)] {
         let [one, other] = [&cards[0], &cards[1]].map(leased);
         let started = std::thread::scope(|scope| {

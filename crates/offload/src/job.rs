@@ -2,17 +2,17 @@
 //!
 //! ```text
 //!   first block        write rows of band 1, 2, …   while band 0, 1, … is computed
-//!   blocks between     compute the boundary rows; then the interior, while the boundary rows travel
+//!   blocks between     compute the boundary rows; then the interior, while the boundary rows are sent
 //!   last block         read band 0, 1, …            while band 1, 2, … is computed
 //! ```
 //!
-//! After each block the cards wait for each other: a card's next block needs its neighbours' boundary rows. A thread on this
-//! host drives each card. Data moves between this host's memory and the cards, and from card to card. If a card fails, the
-//! others stop, and the error names the card.
+//! After each block the cards wait for each other: a card's next block needs its neighbours' boundary rows. A
+//! thread on this host drives each card. Data moves between this host's memory and the cards, and from card
+//! to card. If a card fails, the others stop, and the error names the card.
 //!
-//! A job with checkpoints reads the cards' owned rows into a second grid while the next block is computed; that block does not
-//! change them. Two grids alternate, so that one of them always holds a complete state ([`CheckpointPolicy`]), from which
-//! [`crate::recovery`] continues.
+//! A job with checkpoints reads the cards' owned rows into a second grid while the next block is computed.
+//! That block does not change these rows. Two grids alternate, so one of them always holds a complete state
+//! ([`CheckpointPolicy`]). [`crate::recovery`] continues from it.
 
 use std::collections::VecDeque;
 use std::num::NonZeroU64;
@@ -278,8 +278,9 @@ impl<C: StencilCard> CardDriver<'_, C> {
         Ok(())
     }
 
-    /// Computes a block band by band: writes the rows of each band before it in the first block, reads them after it in the
-    /// last. Two bands are in progress at a time, so that cores that finish one band continue with the other.
+    /// Computes a block band by band. The first block writes the rows of each band before it, the last block
+    /// reads them after it. Two bands are in progress at a time, so that cores that finish one band continue
+    /// with the other.
     fn block_in_bands(&mut self, block: usize, first: bool, last: bool) -> Result<(), StopCause> {
         let bands = self.plan.bands(self.tile());
         let sweeps = self.plan.blocks[block];
@@ -351,9 +352,9 @@ impl<C: StencilCard> CardDriver<'_, C> {
         let rows = self.tile().owned.clone();
         let (bytes, began) = (target.span(&rows), self.start.elapsed());
         let from = self.plan.row_offset(self.tile(), block as u64 % 2, rows.start);
-        // SAFETY: a card reads its owned rows. No other thread uses this grid: rows were written to cards
-        // from the other grid, or a later checkpoint is complete and all cards have passed the barrier after
-        // it.
+        // SAFETY: a card reads its owned rows. No other thread uses this grid: either rows were written to
+        // cards from the other grid, or a later checkpoint is complete. In the second case all cards have
+        // passed the barrier after it.
         let read = unsafe { self.card.read(target, bytes.clone(), from) };
         self.check(read, || format!("reading rows {} to {} for a checkpoint", rows.start, rows.end))?;
         self.record(StepKind::Checkpoint, block, began, bytes.end - bytes.start);

@@ -153,8 +153,8 @@ impl Plan {
         self.blocks.iter().sum()
     }
 
-    /// The blocks before which a checkpoint is made: at least `every` sweeps apart, and neither the first block nor the last,
-    /// whose result is read in any case.
+    /// The blocks before which a checkpoint is made, at least `every` sweeps apart. The first block needs
+    /// none, and the result of the last one is read in any case.
     #[must_use]
     pub fn checkpoints(&self, every: u64) -> Vec<usize> {
         let (mut due, mut since) = (Vec::new(), 0);
@@ -190,8 +190,8 @@ impl Plan {
         self.plane_offset(tile, plane) + (row - tile.with_halo.start) * self.shape.row_bytes()
     }
 
-    /// The owned rows of a tile in bands, for overlapping transfers with computation. The first and the last bands are small:
-    /// nothing is computed while the first one is written or the last one is read.
+    /// The owned rows of a tile in bands, for overlapping transfers with computation. The first and the last
+    /// bands are small, because no computation overlaps with writing the first one or reading the last one.
     #[must_use]
     pub fn bands(&self, tile: &Tile) -> Vec<Range<u64>> {
         let (mut from, mut to) = (tile.owned.start, tile.owned.end);

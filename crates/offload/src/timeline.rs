@@ -143,8 +143,8 @@ pub struct CardLoss {
     pub at_s: f64,
 }
 
-/// The report of a job. After a loss of cards, `depth`, `cards`, `rows`, `bytes`, `mean`, `blocks` and `steps` cover the time
-/// since the last loss; the other fields cover the whole job.
+/// The report of a job. After a loss of cards, `depth`, `cards`, `rows`, `bytes`, `mean`, `blocks` and
+/// `steps` cover the time since the last loss. The other fields cover the whole job.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct JobReport {
     /// Rows and columns.

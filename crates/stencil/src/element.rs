@@ -5,9 +5,10 @@ pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 
     /// Size [bytes].
     const BYTES: usize = size_of::<Self>();
 
-    /// The new value of a point from its four neighbours: `((north + south) + (west + east)) * 0.25`, each operation rounded.
+    /// The new value of a point from its four neighbours.
     ///
-    /// All variants of the kernel use this order and fuse no operations, so that they agree in every bit.
+    /// `((north + south) + (west + east)) * 0.25`, each operation rounded. All variants of the kernel use this order and fuse no
+    /// operations, so that they agree in every bit.
     #[must_use]
     fn average(north: Self, south: Self, west: Self, east: Self) -> Self;
 

@@ -1,10 +1,10 @@
 //! Five-point Jacobi sweeps: a sweep replaces each point of a grid by the mean of its four neighbours.
 //!
 //! Memory bandwidth limits a single sweep: four operations per point, and eight bytes of memory traffic. The
-//! kernel therefore takes a tile that fits into a core's cache through up to [`MAX_DEPTH`] sweeps before it
-//! writes the tile back (temporal blocking, module `tile`). It uses the widest vectors of the processor
-//! (module `rows`). The result does not depend on processor, tiles or threads. It equals [`reference()`] bit
-//! for bit, and numpy's
+//! kernel therefore makes up to [`MAX_DEPTH`] sweeps of a tile within a core's cache before it writes the
+//! tile back (temporal blocking, module `tile`). It uses the widest vectors of the processor (module `rows`).
+//! The result does not depend on processor, tiles or threads. It equals [`reference()`] bit for bit,
+//! and numpy's
 //! `0.25 * ((a[:-2, 1:-1] + a[2:, 1:-1]) + (a[1:-1, :-2] + a[1:-1, 2:]))`.
 //!
 //! The outermost rows and columns of a grid keep their values.
@@ -184,12 +184,12 @@ impl<E: Element> Jacobi<E> {
     /// [`Stopped`] if `go_on` returned false.
     ///
     /// # Panics
-    /// If the planes differ in size or have rows longer than their pitch, if `rows` exceeds them, or if `sweeps` exceeds the
-    /// depth.
+    /// If the planes differ in size or have rows longer than their pitch. If `rows` exceeds the planes, or
+    /// `sweeps` the depth.
     ///
     /// # Safety
-    /// As for [`run`](Self::run), except that other threads may write other rows of the destination, and rows
-    /// of the source that are more than `sweeps` away.
+    /// As for [`run`](Self::run). However, other threads may write other rows of the destination, and rows of
+    /// the source that are more than `sweeps` away.
     pub unsafe fn run_rows(
         &mut self,
         source: Plane<E>,
@@ -298,8 +298,8 @@ struct SharedRun<E> {
     stopped: AtomicBool,
 }
 
-// SAFETY: the caller of `Jacobi::run` permits all threads to use the planes; tiles of one pass write disjoint ranges, and a
-// barrier separates passes.
+// SAFETY: the caller of `Jacobi::run` permits all threads to use the planes. Tiles of one pass write disjoint
+// ranges, and a barrier separates passes.
 unsafe impl<E: Element> Sync for SharedRun<E> {}
 
 impl<E: Element> SharedRun<E> {

@@ -10,12 +10,12 @@ use crate::element::Element;
 /// A multiple of the vector length of every unit [elements].
 pub(crate) const STEP: usize = 16;
 
-/// `out[0][from..to]` and `out[1][from..to]` from the four rows that surround and contain them.
+/// Computes `out[0][from..to]` and `out[1][from..to]` from the four rows that surround and contain them.
 ///
 /// # Safety
-/// `1 <= from < to`. `out` is writable in `from..to`, `rows` are readable up to and with `to`, and from
-/// `from - 1` rounded down to a multiple of [`STEP`]; the two do not overlap. The processor has the vector
-/// unit of the [`RowLoops`] that the function is in.
+/// `1 <= from < to`. `out` is writable in `from..to`. `rows` are readable up to and with `to`, and from `from
+/// - 1` rounded down to a multiple of [`STEP`]. The two do not overlap. The processor has the vector unit of
+/// the [`RowLoops`] that the function is in.
 pub(crate) type RowPairFn<E> = unsafe fn(rows: [*const E; 4], out: [*mut E; 2], from: usize, to: usize);
 
 /// The innermost loops of one element type on one vector unit.
@@ -75,7 +75,7 @@ unsafe fn portable<E: Element>(rows: [*const E; 4], out: [*mut E; 2], from: usiz
 /// A vector register.
 ///
 /// # Safety of all functions
-/// The processor has the instructions; pointers are to [`LANES`](Self::LANES) elements; those of
+/// The processor has the instructions. Pointers are to [`LANES`](Self::LANES) elements. Those of
 /// [`store_non_temporal`](Self::store_non_temporal) are aligned to [`ALIGNMENT`](Self::ALIGNMENT).
 trait Vector: Copy {
     type Element: Element;

@@ -47,8 +47,8 @@ pub(crate) struct Tile {
 struct Level<E> {
     rows: Range<usize>,
     columns: Range<usize>,
-    /// Address that column 0 of row 0 would have. Only the needed rows and columns are valid, and up to [`STEP`] columns on
-    /// either side, which the loops may read but do not use.
+    /// Address that column 0 of row 0 would have. Only the needed rows and columns are valid. The loops may
+    /// also read up to [`STEP`] columns on either side, whose values they do not use.
     base: *mut E,
     /// Elements from one row to the next.
     pitch: usize,
@@ -114,8 +114,8 @@ impl<E: Element> Pass<E> {
                     self.loops.pair
                 };
                 if let Some(second) = (2 * step + 1).checked_sub(t) {
-                    // SAFETY: the caller's promise; the rows that a level needs of the level before were computed in this
-                    // step or in the previous one.
+                    // SAFETY: the caller's promise. The rows that a level needs of the previous level were
+                    // computed in this step or in the previous one.
                     unsafe { self.two_rows(from, to, second, loops) };
                 }
             }

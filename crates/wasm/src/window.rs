@@ -211,7 +211,7 @@ struct WindowMemory {
     size: usize,
 }
 
-// SAFETY: the memory does not move, and is accessible up to the size of the window, which is the largest size
+// SAFETY: the memory does not move. It is accessible up to the size of the window, which is the largest size
 // reported.
 unsafe impl LinearMemory for WindowMemory {
     fn byte_size(&self) -> usize {

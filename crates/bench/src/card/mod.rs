@@ -122,8 +122,8 @@ fn next_number() -> usize {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Writes, reads and card-to-card copies by size, in turn with memcpy of the same blocks between the same buffers: near the
-/// size of a cache, throughput depends on the physical pages.
+/// Writes, reads and card-to-card transfers by size. memcpy of the same blocks between the same buffers runs
+/// in turn, because throughput near the size of a cache depends on the physical pages.
 fn transfers(
     table: &mut Table,
     device: &Device,

@@ -1,10 +1,10 @@
 //! A verbs program that only posts and polls: the device's cost without that of perftest or UCX.
 //!
-//! It reaches the device through the C interface of the loaded libibverbs, as every verbs program does. The server
-//! registers the memory and, for SENDs, posts receives. The client keeps a window of work requests outstanding, as
-//! `ucx_perftest` does: it builds the requests once, posts them again and again, and signals one of [`SIGNAL_INTERVAL`].
-//! [`ToolPair::raw_verbs`](crate::tools::ToolPair::raw_verbs) runs both sides. The client prints a result row like
-//! perftest's.
+//! It reaches the device through the C interface of the loaded libibverbs, as every verbs program does. The
+//! server registers the memory and, for SENDs, posts receives. The client keeps a window of work requests
+//! outstanding, as `ucx_perftest` does. It builds the requests once, posts them again and again, and signals
+//! one of [`SIGNAL_INTERVAL`]. [`ToolPair::raw_verbs`](crate::tools::ToolPair::raw_verbs) runs both sides.
+//! The client prints a result row like perftest's.
 
 use std::error::Error;
 use std::io::{Read, Write};

@@ -58,7 +58,8 @@ impl NamespacePair {
         command
     }
 
-    /// Runs a server in the first namespace and, once it listens on the TCP port if one is given, a client in the second.
+    /// Runs a server in the first namespace and a client in the second. With a TCP port, the client starts
+    /// once the server listens on it.
     ///
     /// # Errors
     /// The error of starting a program; the output of a program that fails.

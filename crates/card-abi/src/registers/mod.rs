@@ -1,11 +1,11 @@
 //! The register file of a card: BAR0.
 //!
-//! [`map`] is the only list of registers. It generates the accessors of [`Registers`] and [`Region`],
-//! the offsets that remote nodes use ([`at`], [`region_at`]) and, through [`crate::reference`], the page
-//! `docs/registers.md` and the header `include/millstream_card.h`.
+//! [`map`] is the only list of registers. It generates the accessors of [`Registers`] and [`Region`], and the
+//! offsets that remote nodes use ([`at`], [`region_at`]). [`crate::reference`] generates the page
+//! `docs/registers.md` and the header `include/millstream_card.h` from it.
 //!
 //! A register is a 32- or 64-bit little-endian word in memory that card and users share. A cache line holds
-//! registers of one writer only. The card keeps its state privately and publishes copies here: a user who
+//! registers of one writer only. The card keeps its state privately and publishes copies here. A user that
 //! overwrites the card's registers misleads users, not the card.
 
 mod map;

@@ -1,12 +1,12 @@
 //! Kernels: programs that a region runs on the banks of card memory.
 //!
-//! A [`Kernel`] is loaded into a region, from the card's directory of [`BuiltinKernel`]s or from an image by a
-//! [`KernelLoader`]. The region's doorbell and the command queue both start it. A [`Run`] gives it sixteen
+//! A [`Kernel`] is loaded into a region: from the card's directory of [`BuiltinKernel`]s, or from an image by
+//! a [`KernelLoader`]. The region's doorbell or the command queue starts it. A [`Run`] gives it sixteen
 //! argument words and access to [`Banks`]; it leaves sixteen result words.
 //!
-//! A kernel calls [`Run::safe_point`] at least every few milliseconds and passes sixteen state words, from which
-//! another run could continue on the same banks. There it can be stopped, paused for a checkpoint, or ended
-//! by its deadline.
+//! A kernel calls [`Run::safe_point`] at least every few milliseconds. It passes sixteen state words, from
+//! which another run could continue on the same banks. At a safe point it can be stopped, paused for a
+//! checkpoint, or ended by its deadline.
 
 mod banks;
 pub mod blocks;

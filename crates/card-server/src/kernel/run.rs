@@ -1,5 +1,5 @@
-//! One run of a kernel: arguments, granted memory, limits, results, and the control by the part of the card
-//! that started it.
+//! One run of a kernel: arguments, granted memory, limits, results, and its control by the region or the
+//! queue.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -334,8 +334,9 @@ impl DmaEngine {
         now
     }
 
-    /// Reads the next descriptor, and the following ones that fit into one work request list with it: of one direction,
-    /// peer and key, with at most [`PIECE`] bytes in all, and up to the first one with a notification.
+    /// Reads the next descriptor, and the following ones that fit into one work request list with it. They
+    /// have the same direction, peer and key, and at most [`PIECE`] bytes in all. The first one with a
+    /// notification ends the list.
     fn gather(&self, producer: u64, batch: &mut Vec<DmaDescriptor>) -> Result<(), Fault> {
         let registers = &self.hardware.registers;
         let read = |index| {

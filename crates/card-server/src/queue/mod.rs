@@ -1,9 +1,9 @@
 //! The command queue: reads ring configurations, fetches commands, runs them on the kernels of regions, and
 //! writes completions.
 //!
-//! The engine keeps its state privately and does not trust shared memory: it copies a descriptor or a
+//! The engine keeps its state privately and does not trust shared memory. It copies a descriptor or a
 //! configuration once, checks the copy and uses the copy. No input can make it panic, access memory outside
-//! the card, or stop it from serving the next generation of the rings.
+//! the card, or stop serving.
 
 pub(crate) mod control;
 pub(crate) mod interrupt;

@@ -1,7 +1,7 @@
 //! The kernel of a region.
 //!
-//! The region's thread loads and unloads it. A run takes it out of the slot and puts it back, so that a
-//! run never blocks a reset: a kernel that was unloaded during its run is dropped afterwards.
+//! The region's thread loads and unloads it. A run takes it out of the slot and puts it back, so a run never
+//! blocks a reset. A kernel that was unloaded during its run is dropped afterwards.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -55,8 +55,8 @@ enum Step {
 }
 
 /// One map stores to the even bytes of a range, another map to the odd ones. A map always loads its own
-/// latest store. A byte of the other map is at least as new as that map's latest release before the latest
-/// acquire, and not newer than its latest release.
+/// latest store. Bytes of the other map are at least as new as its latest release before the latest acquire.
+/// They are not newer than its latest release.
 #[test]
 fn two_maps_see_what_was_released_before_they_acquired() {
     const LEN: u64 = 10_000;

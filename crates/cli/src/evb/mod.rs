@@ -111,8 +111,8 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     Ok(outcome::report(setup, &result?, &usages, baseline))
 }
 
-/// Rate of memcpy for comparison. Blocks are as long as one source's part of a batch; the source is as large
-/// as an input, the destination as large as the slots.
+/// Rate of memcpy for comparison. A block is one source's part of a batch. The source buffer is as large as
+/// an input, the destination as large as the slots.
 fn baseline(setup: &Setup) -> Result<MemcpyBaseline, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
     let batch = u64::from(setup.plan.batch.get());

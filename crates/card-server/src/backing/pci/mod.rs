@@ -1,7 +1,8 @@
 //! A BAR of a PCIe device as card memory.
 //!
-//! A device that is bound to `vfio-pci` is opened through its character device; its BAR is exported as a dma-buf if
-//! the kernel supports it (Linux 6.19). The BAR of any other device is mapped through the file `resourceN` of sysfs.
+//! A device that is bound to `vfio-pci` is opened through its character device. Its BAR is exported as a
+//! dma-buf if the kernel supports that (Linux 6.19). The BAR of any other device is mapped through the file
+//! `resourceN` of sysfs.
 
 mod sysfs;
 

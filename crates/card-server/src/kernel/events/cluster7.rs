@@ -5,8 +5,9 @@
 //! fragment per crate: 50 samples of 192 bytes. The first 144 bytes of a sample are patches.
 //!
 //! Arguments: [`Cluster7Args`], followed by one [`PacketBuffer`] per source. The command's result is one
-//! [`EventSummary`] per event, in order. The decision maps go to [`Cluster7Args::decisions`], one per event of
-//! [`DECISION_BYTES`]: sample by sample, 432 bits by decision position, least significant bit first.
+//! [`EventSummary`] per event, in order. The decision maps go to [`Cluster7Args::decisions`],
+//! [`DECISION_BYTES`] per event. A map has 432 bits per sample, by decision position, least significant bit
+//! first.
 //!
 //! The kernel reads the three trace sources only and does not check them. With [`FLAG_VERIFY`] it also checks
 //! all sources as `verify` does, in the same pass, and does not decide on corrupt traces.

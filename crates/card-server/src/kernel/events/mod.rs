@@ -1,7 +1,7 @@
 //! Kernels that work on the packets of a batch of events, in place.
 //!
-//! Their arguments are a range of card memory that a user wrote and may still be writing: a kernel copies it,
-//! checks the copy and uses the copy. They access packets anywhere in card memory, so they need all banks.
+//! A user may still be writing the arguments in card memory. A kernel therefore copies them, checks the copy
+//! and uses the copy. Event kernels access packets anywhere in card memory, so they need all banks.
 
 pub mod cluster7;
 mod packets;

@@ -1,8 +1,8 @@
 //! Reading the packets of a batch.
 //!
-//! Other nodes write the packets, and a late write may still change them. Hence a packet's header is copied and
-//! the copy checked before any of it is used; payload is copied before its checksum is compared.
-//! `docs/formats.md` has the layout of packets.
+//! Other nodes write the packets, and a late write may still change them. Hence a packet's header is copied,
+//! and the copy is checked before use. Payload is copied before its checksum is compared. `docs/formats.md`
+//! has the layout of packets.
 
 use millstream_card_abi::command::{Cause, EventCounters, Fault};
 use millstream_card_abi::events::{EventSummary, MAX_EVENTS, MAX_SOURCES, PacketBuffer};
