@@ -8,16 +8,17 @@ CAPI_ARCHIVE := $(TARGET_DIR)/device/libmillstream_capi.a
 CAPI_MAP     := crates/capi/libibverbs.map
 LIBIBVERBS   := $(TARGET_DIR)/lib/libibverbs.so.1
 
-# Intel's processors from Skylake to Cascade Lake do not keep jumps decoded that touch a boundary of 32 bytes (Intel,
-# "Mitigations for Jump Conditional Code Erratum", 2019); a request is mostly checks. All crates are compiled in this step (LTO).
+# Intel's Skylake to Cascade Lake processors do not cache decoded jumps that touch a 32-byte boundary (Intel, "Mitigations
+# for Jump Conditional Code Erratum", 2019). The data path has many jumps, so they are aligned. This step compiles all
+# crates (LTO).
 JUMPS := $(if $(filter x86_64,$(shell uname -m)),-C llvm-args=-x86-align-branch-boundary=32 -C llvm-args=-x86-align-branch=fused+jcc+jmp)
 
 PRELOAD_ARCHIVE := $(TARGET_DIR)/preload/libmillstream_cm.a
 PRELOAD_MAP     := crates/cm/preload.map
 PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 
-# The libraries are bound at load time and stay loaded: their threads outlive a dlclose. Calls inside them
-# do not go through symbols that a program could replace.
+# Symbols are bound at load time. The libraries stay loaded, because their threads outlive a dlclose. A program cannot
+# interpose calls inside a library.
 LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 	-Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,noexecstack -Wl,-z,nodelete -Wl,-Bsymbolic-functions
 
@@ -26,7 +27,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 .PHONY: help setup demo test loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
-# Debian packages: what building needs, then what tests and benchmarks run or read results with.
+# Debian packages: build dependencies, then the programs of tests and benchmarks.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils clang lld \
 	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libsimgrid-dev g++
@@ -34,34 +35,34 @@ PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-d
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build ## build real camera events into the memory of emulated cards, and check every byte
+demo: build ## build recorded camera events in the memory of emulated cards, and check every byte
 	$(TARGET_DIR)/release/millstream demo
 
-test: setup lib ## pass all tests
+test: setup lib ## run all tests
 	$(CARGO) test --workspace
 	$(CARGO) build -p millstream -p millstream-conformance -p millstream-guest
-	@# Linux as the peer, briefly; `make conformance-rxe` is the whole of it.
+	@# A short test against the Linux kernel's rxe; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
 
-loom: ## try all orders in which the threads of lock-free code can run (docs/faults.md)
+loom: ## model-check the thread interleavings of lock-free code (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
 		$(CARGO) test --release -p millstream-lockfree --test loom
 
-# With an instrumented standard library: its source is a component of the nightly compiler (rust-src).
-# rustix calls the C library here, whose functions the sanitizer intercepts.
+# The standard library is instrumented, too: its source is a component of the nightly compiler (rust-src). Here rustix
+# calls the C library, whose functions the sanitizer intercepts.
 TSAN_TESTS ?=
-tsan: setup ## the device's tests under ThreadSanitizer; TSAN_TESTS=object_churn for some of them (docs/faults.md)
+tsan: setup ## run the device's tests under ThreadSanitizer; TSAN_TESTS=object_churn selects tests (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/tsan RUSTFLAGS="-Zsanitizer=thread --cfg rustix_use_libc" \
 		TSAN_OPTIONS="die_after_fork=0 handle_segv=0 history_size=4 suppressions=$(abspath crates/device/tests/tsan.supp)" \
 		$(CARGO) +nightly test -Zbuild-std --target $(ASAN_TARGET) -p millstream-device --test device -- \
 		--skip process_kills:: $(TSAN_TESTS)
 
-# Unsafe code without system calls that Miri lacks: locks, copies and completion entries; the connection manager.
-miri: setup ## look for undefined behaviour where Miri can run (a component of the nightly compiler; docs/faults.md)
+# Unsafe code without system calls that Miri lacks: locks, copies, completion entries, the connection manager.
+miri: setup ## detect undefined behaviour with Miri, a component of the nightly compiler (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-lockfree --lib -- spin:: biased:: copy:: cqe::
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
 
-soak: setup ## the long forms of what makes processes and objects come and go (docs/faults.md)
+soak: setup ## run the long tests of process kills, connection churn and forks (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
 		process_kills::one_thousand_kills object_churn::ten_thousand_connections_come_and_go \
 		object_churn::threads_and_forks_on_one_context_for_long
@@ -77,27 +78,27 @@ bench-verbs: build ## measure the soft device on one host: perftest, UCX and raw
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 
-bench-card: build target/bench/venv/ready ## measure the cards, the stencil kernel against C, numba and numpy, and stencil jobs
+bench-card: build target/bench/venv/ready ## measure cards, the stencil kernel against C, numba and numpy, and stencil jobs
 	$(TARGET_DIR)/release/millstream bench card
 	$(TARGET_DIR)/release/millstream bench stencil
 	$(TARGET_DIR)/release/millstream bench stencil-jobs
 
-# Without a package index the benchmark leaves the Python programs out and says so.
+# Without a package index the benchmark skips the Python programs and prints a note.
 target/bench/venv/ready: crates/bench/src/stencil/requirements.txt
 	@mkdir -p $(@D)
 	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
 
-runner: build ## the program that runs other people's programs on the device, and the one that boots Linux for it
+runner: build ## build the conformance runner and the runner of Linux guests
 	$(CARGO) build --release -p millstream-conformance -p millstream-guest
 
-conformance: runner ## run other people's verbs programs; docs/conformance.md
+conformance: runner ## run third-party verbs programs; writes docs/conformance.md
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --document docs/conformance.md
 
-conformance-wire: runner ## the same over RoCE v2 packets; results go into the table of the next `make conformance`
+conformance-wire: runner ## run third-party programs over RoCE v2 packets; the next `make conformance` adds the results to the page
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
 		ibverbs-utils perftest pyverbs rdmacm ucx
 
-conformance-rxe: runner ## the device against the Linux kernel's own RoCE adapter in guests under QEMU, 6.12 and 6.1
+conformance-rxe: runner ## test the device against the kernel's RoCE adapter (rxe) in QEMU guests, Linux 6.12 and 6.1
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe
 	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe
 
@@ -105,23 +106,22 @@ conformance-rxe: runner ## the device against the Linux kernel's own RoCE adapte
 conformance-%: runner
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
-bench-proto: ## measure building and parsing a RoCEv2 packet against memcpy, without sockets
+bench-proto: ## measure building and parsing of RoCEv2 packets against memcpy, without sockets
 	$(CARGO) build --release -p millstream-proto --example packets
 	$(TARGET_DIR)/release/examples/packets
 
-
-proto-long: ## millions of packets between two state machines over a faulty network (docs/wire.md)
+proto-long: ## send millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture
 
-bench-wire: build ## measure the soft device between two network namespaces, against raw UDP and TCP (as root; minutes)
+bench-wire: build ## measure the soft device between two network namespaces against raw UDP and TCP (as root; minutes)
 	$(TARGET_DIR)/release/millstream bench wire
 
-# The verbs library under AddressSanitizer, which comes first in every process (a nightly compiler, and gcc's runtime).
+# AddressSanitizer is preloaded first in every process. Needs a nightly compiler and gcc's runtime.
 ASAN_TARGET  := x86_64-unknown-linux-gnu
 ASAN_DIR     := $(TARGET_DIR)/asan
 ASAN_CLIENTS ?= ibverbs-utils perftest pyverbs
 
-conformance-asan: runner ## run other people's programs with AddressSanitizer in the verbs library (docs/faults.md)
+conformance-asan: runner ## run third-party programs with AddressSanitizer in the verbs library (docs/faults.md)
 	CARGO_TARGET_DIR=$(ASAN_DIR) RUSTFLAGS="-Zsanitizer=address -Zexternal-clangrt" CARGO_PROFILE_DEVICE_LTO=off \
 		CARGO_PROFILE_DEVICE_DEBUG=line-tables-only CARGO_PROFILE_DEVICE_CODEGEN_UNITS=16 \
 		$(CARGO) +nightly build --target $(ASAN_TARGET) --profile device -p millstream-capi
@@ -136,7 +136,7 @@ conformance-asan: runner ## run other people's programs with AddressSanitizer in
 FUZZ_TARGETS ?= stream mfp packet cm connection device
 FUZZ_SECONDS ?= 300
 
-fuzz: setup ## let a fuzzer try each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
+fuzz: setup ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
 	@for target in $(FUZZ_TARGETS); do \
 		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
 		mkdir -p $(TARGET_DIR)/corpus/$$target; \
@@ -151,11 +151,11 @@ bench-model: build ## measure the model: its event queue against heaps, its flow
 bench-scale: build ## measure the soft device's costs by queue pairs and processes
 	$(TARGET_DIR)/release/millstream bench scale
 
-lint: setup ## formatting and clippy, warnings denied
+lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
 
-# Programs that are built from crates.io, each once a version, under the build directory.
+# Programs from crates.io, built once per version under the build directory.
 TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
 MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
 CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
@@ -165,28 +165,28 @@ $(TOOLS_DIR)/%: | setup
 	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
 		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
 
-rustdoc: setup ## the documentation of all crates, warnings denied
+rustdoc: setup ## build the documentation of all crates, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
 
-docs: rustdoc $(MDBOOK) ## the site of the documentation: target/book; dead links fail
+docs: rustdoc $(MDBOOK) ## build the documentation site in target/book; dead links fail
 	$(CARGO) test --quiet -p millstream-docs
 	$(MDBOOK) build --dest-dir $(abspath $(TARGET_DIR))/book
 	@rm -rf $(TARGET_DIR)/book/api && cp -r $(TARGET_DIR)/doc $(TARGET_DIR)/book/api
 	@echo "$(TARGET_DIR)/book/index.html"
 
-deny: $(CARGO_DENY) ## licences, sources and advisories of all dependencies (deny.toml)
+deny: $(CARGO_DENY) ## check licences, sources and advisories of all dependencies (deny.toml)
 	$(CARGO_DENY) --all-features check bans licenses sources
 	@if $(CARGO_DENY) --all-features fetch db; then $(CARGO_DENY) --all-features check advisories; \
 	else echo "advisories: NOT CHECKED, the advisory database cannot be fetched from here"; fi
 
-# For a part: make proto-mutants MUTANTS_FLAGS="--file src/sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
-proto-mutants: $(CARGO_MUTANTS) ## mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS limits them
+# A subset: make proto-mutants MUTANTS_FLAGS="--file src/sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
+proto-mutants: $(CARGO_MUTANTS) ## run mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS selects a subset
 	$(CARGO_MUTANTS) mutants --package millstream-proto --output $(TARGET_DIR) $(MUTANTS_FLAGS)
 
-build: setup lib ## the millstream program and the verbs library, optimised
+build: setup lib ## build the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream
 
-setup: ## install what is missing: Debian packages (as root, or say which), Rust for WebAssembly
+setup: ## install missing requirements: Debian packages (without root only listed), Rust for WebAssembly
 	@missing=$$(for package in $(PACKAGES); do \
 		dpkg-query -W -f '$${Status}' $$package 2>/dev/null | grep -q 'ok installed' || echo $$package; done); \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -200,8 +200,7 @@ setup: ## install what is missing: Debian packages (as root, or say which), Rust
 
 lib: setup $(LIBIBVERBS) $(PRELOAD) ## build lib/libibverbs.so.1 and lib/libmillstream_preload.so under the build directory
 
-# Cargo knows whether an archive is out of date; an archive that it leaves alone keeps its time, and
-# then nothing is linked.
+# Cargo decides whether an archive is out of date. An unchanged archive keeps its modification time, so nothing is linked.
 $(CAPI_ARCHIVE): FORCE | setup
 	$(CARGO) rustc --profile device -p millstream-capi --lib --crate-type staticlib -- $(JUMPS)
 
