@@ -13,9 +13,9 @@ pub(crate) const STEP: usize = 16;
 /// Computes `out[0][from..to]` and `out[1][from..to]` from the four rows that surround and contain them.
 ///
 /// # Safety
-/// `1 <= from < to`. `out` is writable in `from..to`. `rows` are readable up to and with `to`, and from `from
-/// - 1` rounded down to a multiple of [`STEP`]. The two do not overlap. The processor has the vector unit of
-/// the [`RowLoops`] that the function is in.
+/// `1 <= from < to`. `out` is writable in `from..to`. `rows` are readable up to and with `to`, and from
+/// `from - 1` rounded down to a multiple of [`STEP`]. The two do not overlap. The processor has the vector
+/// unit of the [`RowLoops`] that the function is in.
 pub(crate) type RowPairFn<E> = unsafe fn(rows: [*const E; 4], out: [*mut E; 2], from: usize, to: usize);
 
 /// The innermost loops of one element type on one vector unit.
