@@ -1,6 +1,6 @@
-/* A CUDA driver for machines without a GPU: "device memory" is a memfd, which serves as its dma-buf. It knows one
-   device of 1 GiB, and only the calls that cards make, with the rules of the Driver API reference: a context has to
-   be current, sizes and addresses of exports are whole pages, and device addresses are no pointers. */
+/* A CUDA driver for machines without a GPU: device memory is a memfd, which also serves as its dma-buf. It has one device
+ * of 1 GiB and implements only the calls that cards make, with the rules of the Driver API reference. A context must be
+ * current. Sizes and addresses of exports are whole pages. Device addresses are not host pointers. */
 #define _GNU_SOURCE
 #include <stddef.h>
 #include <stdint.h>
@@ -45,7 +45,7 @@ int cuMemAlloc_v2(uint64_t *address, size_t len) {
     if (memory < 0 || ftruncate(memory, (off_t)len)) return OUT_OF_MEMORY;
     bytes = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     if (bytes == MAP_FAILED) return bytes = NULL, OUT_OF_MEMORY;
-    /* Memory of a device holds what was there before. */
+    /* Allocated memory holds the data of its last user. */
     memset(bytes, 0xaa, len);
     return size = len, *address = BASE, OK;
 }
