@@ -110,8 +110,8 @@ pub(crate) struct Case {
     pub(crate) suite: Option<Suite>,
 }
 
-/// Command lines of a case. `{case}` is the program with its arguments, `{port}` an unused TCP port, `{scratch}`
-/// a folder for the client's files and `{client}` the folder of the client.
+/// Command lines of a case. `{case}` is the program with its arguments and `{port}` an unused TCP port.
+/// `{scratch}` is a folder for the client's files, `{client}` the folder of the client.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Template {

@@ -1,8 +1,8 @@
 //! Traffic shaping: the order in which readout units serve builder units.
 //!
-//! If all readout units serve builder units in the same order, they all send to one builder unit at a time,
-//! and the links of the others idle. The barrel shifter avoids this: readout unit i starts at builder unit i
-//! and continues round-robin, so its s-th transfer goes to builder unit (i + s) mod M. Each step is a
+//! If all readout units serve builder units in the same order, all send to one builder unit at a time. The
+//! links of the other builder units idle. The barrel shifter avoids this: readout unit i starts at builder
+//! unit i and continues round-robin. Its s-th transfer goes to builder unit (i + s) mod M. Each step is a
 //! permutation. A builder unit without a waiting batch is skipped, so no link waits for the schedule. A
 //! builder unit with a waiting batch is served after at most M − 1 others.
 //!

@@ -3,8 +3,8 @@
 /// Alignment of fragments: a power of two from 8 to 4096 bytes.
 ///
 /// A fragment starts at the end of the previous one, rounded up to the alignment. Bytes between are zero. So
-/// the offset of a fragment follows from the lengths before it, and consecutive fragments can be copied in
-/// one block to any aligned address.
+/// the offset of a fragment follows from the lengths before it. Consecutive fragments can be copied in one
+/// block to any aligned address.
 ///
 /// The minimum permits access as 64-bit words; the maximum is a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

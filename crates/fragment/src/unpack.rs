@@ -1,7 +1,8 @@
 //! Unpacks compressed data sets.
 //!
-//! A packed data set is a directory with a `MANIFEST` in the format of `sha256sum`, and a gzip file `NAME.gz` for each
-//! NAME in it. Stream files in the repository are packed, because they must be uncompressed to be mapped.
+//! A packed data set is a directory. It has a `MANIFEST` in the format of `sha256sum`, and a gzip file
+//! `NAME.gz` for each NAME in the manifest. Stream files in the repository are packed, because they must be
+//! uncompressed to be mapped.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};

@@ -268,7 +268,7 @@ const PORT: u8 = 1;
 /// The selector applies to the verbs library in use; call [`loader::ensure`] first to load the right one.
 ///
 /// # Errors
-/// [`DeviceError`]; it lists the existing devices if the selected one does not exist.
+/// [`DeviceError`]. If the selected device does not exist, the error lists the existing ones.
 pub fn open(selector: &DeviceSelector) -> Result<Device, DeviceError> {
     let loaded = loader::loaded();
     let soft = matches!(loaded, VerbsLibrary::Soft(_));

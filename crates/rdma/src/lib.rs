@@ -1,9 +1,9 @@
 //! Verbs for applications: device selection, connections, registered memory, waiting, messages.
 //!
-//! The crate uses ordinary verbs, so programs run unchanged on RDMA adapters and on the soft device. Read in this order:
-//! [`loader`] (selects `libibverbs.so.1`), [`device`] (device, port and GID), [`memory`] (registered memory),
-//! [`connect`] (reliable connections), [`queue`] (work requests and completions), [`wait`] (poll, then block),
-//! [`message`] (small messages over one connection).
+//! The crate uses ordinary verbs, so programs run unchanged on RDMA adapters and on the soft device. Read
+//! [`loader`] (selects `libibverbs.so.1`), [`device`] (device, port and GID) and [`memory`] (registered
+//! memory) first. Then read [`connect`] (reliable connections), [`queue`] (work requests and completions),
+//! [`wait`] (poll, then block) and [`message`] (small messages over one connection).
 //!
 //! Objects are created through the crate `sideway`. The data path calls the verbs directly, without allocation. Terms
 //! are those of the InfiniBand Architecture Specification, volume 1: chapter 10 (queue pairs, completion queues, memory

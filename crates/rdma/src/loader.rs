@@ -1,8 +1,8 @@
 //! Selects the `libibverbs.so.1` of this process.
 //!
-//! `sideway` opens verbs with `dlopen("libibverbs.so.1")` in a constructor before `main`. glibc returns the library that
-//! was first loaded under that SONAME. An earlier constructor of this module loads the soft device by its path, unless
-//! an RDMA adapter is present or the environment selects another device:
+//! `sideway` opens verbs with `dlopen("libibverbs.so.1")` in a constructor before `main`. glibc returns the
+//! library that was first loaded under that SONAME. An earlier constructor of this module loads the soft
+//! device by its path. It does not if an RDMA adapter is present or the environment selects another device:
 //!
 //! | `MILLSTREAM_DEVICE` | library |
 //! |---|---|

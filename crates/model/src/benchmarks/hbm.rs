@@ -4,7 +4,8 @@
 //!   AXI master, one ID ─► switch ─► pseudo channel: 16 banks, one data bus, refresh
 //! ```
 //! A pseudo channel serves transactions in order; each waits for its bank's row cycle and for the data bus. AXI does not
-//! reorder responses of one ID, so a master that changes the pseudo channel first waits for all responses of the last one.
+//! reorder responses of one ID. A master that changes the pseudo channel therefore waits for all responses of the previous
+//! one.
 
 use crate::engine::{
     BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Random, Route, Simulation,

@@ -53,8 +53,8 @@ pub enum MemoryError {
 /// Bytes at a stable address.
 ///
 /// # Safety
-/// While the value lives, `bytes` returns the same address and length, even after the value was moved, and the memory
-/// stays mapped.
+/// While the value lives, the memory stays mapped and `bytes` returns the same address and length. Moving the
+/// value does not change them.
 pub unsafe trait StableBytes: Send + Sync + 'static {
     /// The bytes.
     fn bytes(&self) -> &[u8];

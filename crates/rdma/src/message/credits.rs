@@ -1,9 +1,9 @@
 //! Credit-based flow control: no frame arrives without a posted receive.
 //!
 //! Each side posts as many receives as its window and announces the window to the peer. A frame costs one
-//! credit. When the receiver has read a frame and posted its buffer again, it returns the credit in the
-//! header of its next frame. Without such a frame, it sends a frame without messages when half a window of
-//! credits is unreturned.
+//! credit. A receiver that has read a frame posts its buffer again. It returns the credit in the header of
+//! its next frame. Without such a frame, it sends a frame without messages when half a window of credits is
+//! unreturned.
 //!
 //! That frame costs a credit, too. One credit is reserved for it: a frame with messages needs two credits.
 //! This cannot deadlock. A side spends its last credit only on a frame that returns at least half a window,

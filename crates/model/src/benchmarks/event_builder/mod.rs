@@ -217,8 +217,8 @@ pub enum EventBuilderError {
 }
 
 impl ReadoutLoad {
-    /// LHCb after its upgrade: 40 MHz of 100 kB events over 500 nodes (row L28), 600 events per batch (row L30), in
-    /// multi-fragment packets with 16 B per fragment (docs/formats.md).
+    /// LHCb after its upgrade: 40 MHz of 100 kB events over 500 nodes (row L28), 600 events per batch (row
+    /// L30). Multi-fragment packets add 16 B per fragment (docs/formats.md).
     #[must_use]
     pub fn lhcb(seconds: f64) -> ReadoutLoad {
         let events = (40e6 * seconds).round() as u64;
