@@ -26,8 +26,8 @@ use crate::roce_port::RocePort;
 use crate::tasks::TaskQueue;
 use crate::xrc_srq_table::XrcSrqTable;
 
-/// The part of the device that a process has once, however many contexts it opens. It is never freed: other
-/// processes may read its arena until this one exits.
+/// The part of the device that exists once per process and is shared by all its contexts. It is never freed:
+/// other processes may read its arena until this one exits.
 #[derive(Debug)]
 pub(crate) struct LocalAdapter {
     pub(crate) arena: &'static Arena,
@@ -141,11 +141,11 @@ fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// Takes a free queue pair number prefix, by taking the socket name that goes with it.
+/// Claims a free queue pair number prefix by binding the socket name that belongs to it.
 fn claim_qpn_prefix() -> io::Result<(u32, Listener)> {
     let mut last = io::ErrorKind::AddrInUse.into();
     for _ in 0..256 {
-        // Neither the special queue pairs 0 and 1 nor the multicast number 0xffffff.
+        // Excludes the special queue pairs 0 and 1 and the multicast number 0xffffff.
         let qpn_prefix = 1 + (random_u64() % 0xffe) as u32;
         match Listener::bind(&ipc::socket_name(qpn_prefix)) {
             Ok(listener) => return Ok((qpn_prefix, listener)),

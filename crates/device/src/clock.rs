@@ -1,4 +1,4 @@
-//! Completion timestamps by the wall clock, and the clock of timers.
+//! Conversion of completion timestamps to wall-clock time, and the clock of timers.
 
 use millstream_lockfree::Timestamp;
 use millstream_lockfree::clock::read;
@@ -15,7 +15,7 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// Reads both clocks: the closest pair of some tries.
+    /// Reads both clocks several times and keeps the closest pair.
     #[must_use]
     pub fn read() -> Self {
         let tries = (0..3).map(|_| {
@@ -50,7 +50,7 @@ mod tests {
         let second = Timestamp::now();
         assert!(first <= second);
         assert_eq!(clock.at(second) - clock.at(first), second.0 - first.0);
-        // Timestamps from before the reading convert, too.
+        // Timestamps from before the reading can be converted, too.
         assert!(clock.at(first) <= clock.wall && clock.wall <= clock.at(second));
         let now = read(libc::CLOCK_REALTIME);
         assert!(now.abs_diff(clock.at(Timestamp::now())) < 1_000_000_000);

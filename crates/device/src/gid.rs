@@ -55,8 +55,8 @@ pub fn table() -> Vec<GidEntry> {
 /// `IBV_MTU_*`: the code of the longest path MTU.
 pub const MTU_4096: u8 = 5;
 
-/// Most bytes of a packet besides its payload: IPv6 and UDP headers, the longest transport headers (BTH, RETH
-/// and immediate data with those of extended connections and atomics, as Linux counts them) and the ICRC.
+/// Most bytes of a packet besides its payload, as Linux counts them: the IPv6, UDP, BTH, XRCETH and AtomicETH
+/// headers, and the ICRC.
 const OVERHEAD: u32 = 40 + 8 + 12 + 4 + 28 + 4;
 
 /// The longest path MTU that fits into an interface's, as a code; None if not even 256 bytes do.

@@ -37,7 +37,7 @@ pub(crate) struct Message {
     pub(crate) words: [u32; 5],
 }
 
-/// What a message requests, reports or answers. "Your" is the receiver's, "my" the sender's.
+/// The operation of a message. "Your" is the receiver's, "my" the sender's.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {

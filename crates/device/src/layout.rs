@@ -194,8 +194,9 @@ pub(crate) struct SrqRing {
     _pad1: [u32; 11],
 }
 
-/// The record of a request that was taken from a shared receive queue: the number under which it was posted, which tells
-/// it from a later one in the same slot, and the slot plus one. Zero stands for no record.
+/// The record of a request that was taken from a shared receive queue. It has the number under which the
+/// request was posted, and the slot plus one. The number distinguishes the request from a later one in the
+/// slot. Zero stands for no record.
 pub(crate) mod taken_request {
     /// The record of the request that was the `at`th to be posted.
     pub(crate) const fn encode(at: u32, slot: u32) -> u32 {

@@ -20,7 +20,7 @@ use crate::types::{
     ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, vendor,
 };
 
-/// A bit of the device's own in [`LocalMr::access`]: the region reads as zero and discards what is written.
+/// A device-specific bit in [`LocalMr::access`]: the region reads as zero and discards stores.
 pub(crate) const ACCESS_NULL: u32 = 1 << 31;
 
 /// A region as this process's own work requests use it.
@@ -211,7 +211,7 @@ impl MrTable {
         slots.regions.insert(local.key, Region { local, exported: exported.clone(), windows: Vec::new() });
     }
 
-    /// Withdraws a region; operations under way may still use it.
+    /// Withdraws a region; operations in flight may still use it.
     ///
     /// # Errors
     /// EBUSY while windows are bound to it.
@@ -287,7 +287,7 @@ impl MrTable {
         Ok(())
     }
 
-    /// Withdraws a window, whether it is bound or not; operations under way may still use it.
+    /// Withdraws a window, whether it is bound or not; operations in flight may still use it.
     pub(crate) fn unbind(&self, slot: u32) {
         entry(self.arena, slot).withdraw();
         self.lock().forget_window(slot);

@@ -1,9 +1,9 @@
 //! Multicast groups of datagram queue pairs (IBTA volume 1, 10.5).
 //!
-//! Each process publishes in its arena which of its queue pairs belong to which groups. So a change needs no message,
-//! and a process that exits leaves nothing behind. A sender reads the tables of all processes that it knows. It
-//! finds the existing ones when it first sends to a group. A process that attaches its first queue pair later
-//! announces itself.
+//! Each process publishes in its arena which of its queue pairs belong to which groups. So a change needs no
+//! message, and a process that exits leaves nothing behind. A sender reads the tables of all processes that
+//! it knows. It searches for existing processes when it first sends to a group. A process that attaches its
+//! first queue pair later announces itself.
 //!
 //! Other hosts are reached by packets to the group's IP address (annex A17.4.4). Each process joins the groups of its
 //! queue pairs at its own socket, and so gets its own copy. Multicast loopback is off, because members on the
@@ -69,8 +69,8 @@ pub(crate) struct MulticastTable {
     own: Mutex<Attachments>,
     /// Processes to connect to: a bit for each prefix.
     announced: Box<[AtomicU64]>,
-    /// Number of announcements, and the number that were handled. The first stands for the search for processes that
-    /// were there before this one.
+    /// Number of announcements, and the number that were handled. The first stands for the search for
+    /// processes that started before this one.
     announcements: AtomicU64,
     handled: AtomicU64,
     /// Held while announcements are handled.

@@ -23,7 +23,7 @@ use crate::layout::{
 use crate::mr_table::MrTable;
 use crate::tasks::{Task, TaskQueue};
 
-/// What peers learn of this process in its hello.
+/// The identity of this process, as its hello tells peers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalId {
     /// The process id, which owns locks in shared memory.
@@ -140,7 +140,7 @@ impl Peer {
         }
     }
 
-    /// Whether the process has exited, noticed or not.
+    /// Whether the process has exited, also if this was not detected before.
     pub(crate) fn has_exited(&self) -> bool {
         !self.alive()
             || match &self.link {
@@ -152,7 +152,7 @@ impl Peer {
     /// Notes that the process has exited.
     pub(crate) fn mark_lost(&self) {
         self.alive.store(false, Ordering::Release);
-        // Transfers under way hold their own reference to a mapping.
+        // Transfers in flight hold their own reference to a mapping.
         self.files.lock().expect("no panic under this lock").clear();
     }
 

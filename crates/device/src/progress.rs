@@ -14,7 +14,7 @@ use crate::tasks::Task;
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
 const TIMER_SLACK: Duration = Duration::from_micros(1);
 
-/// The thread.
+/// Runs the progress thread.
 pub(crate) fn run(adapter: &'static LocalAdapter) {
     let tasks = adapter.tasks;
     // SAFETY: no memory is involved.

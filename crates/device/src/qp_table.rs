@@ -21,7 +21,7 @@ use crate::recv_queue::{Received, RecvQueue};
 use crate::srq_slots::SrqSlots;
 use crate::tasks::PendingRequests;
 
-/// A packet, and where it came from.
+/// A packet and its origin.
 pub(crate) type Packet<'a> = (Origin, &'a [u8]);
 
 /// The part of a queue pair that polling a completion queue needs.
@@ -61,7 +61,7 @@ impl PolledQp {
     }
 }
 
-/// What the device's threads, and owners of memory, need of a queue pair.
+/// The operations of a queue pair that the device's threads and the owners of memory use.
 pub(crate) trait QpHandler: Any + PendingRequests + Debug + Send + Sync {
     fn qpn(&self) -> u32;
 

@@ -8,7 +8,7 @@ use millstream_lockfree::{BiasedLock, SpinGuard, prefetch};
 use crate::layout::{QpEntry, RecvSlot};
 use crate::types::{Sge, recv_capacity};
 
-/// The owner's record of a receive request, out of peers' reach.
+/// The owner's private record of a receive request, which peers cannot access.
 #[derive(Debug, Default)]
 pub(crate) struct RecvWqe {
     wr_id: AtomicU64,

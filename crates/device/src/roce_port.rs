@@ -1,12 +1,13 @@
-//! The process's UDP port for RoCE v2, and who receives packets from it.
+//! The process's UDP port for RoCE v2, and the division of its work among threads.
 //!
 //! The first queue pair that needs the port opens it. Three parties share the work:
 //!
 //! - An application that polls a completion queue of such a queue pair receives packets itself, with the lowest latency.
-//! - The progress thread receives them while no application polls. To be woken beside a poller would delay the poller by
-//!   more than a packet. So while an application polls, the thread does not watch the port, and checks at intervals.
-//!   It watches again when polling stops, for a while when it finds packets that a busy application left, and at
-//!   once when a completion queue is armed, because the application then sleeps.
+//! - The progress thread receives them while no application polls. A wake-up beside a poller would delay the
+//!   poller by more than a packet. So while an application polls, the thread does not watch the port, and
+//!   checks at intervals. It watches again when polling stops, and for a while when it finds packets that a
+//!   busy application left. It watches at once when a completion queue is armed, because the application then
+//!   sleeps.
 //! - Timers belong to the thread, or to a poller that comes first.
 //!
 //! While an application polls, an acknowledgement waits for the next request and is sent alone only if none
@@ -35,16 +36,16 @@ const DATAGRAMS: usize = 16;
 const MAX_RECEIVES: usize = 4;
 /// Most packets that a queue pair gets at a time.
 pub(crate) const BATCH: usize = 64;
-/// How often the thread checks while it does not watch the port, nanoseconds. This bounds the delay of packets that a
-/// busy application leaves, and of acknowledgements.
+/// Interval of the thread's checks while it does not watch the port, nanoseconds. This bounds the delay of
+/// packets that a busy application leaves, and of acknowledgements.
 const CHECK_INTERVAL: u64 = 250_000;
 /// An application that has not polled for this long is busy or asleep, nanoseconds.
 const POLL_TIMEOUT: u64 = 50_000;
-/// Of polls that follow each other within this time, one is recorded; in [`ticks`]: six to thirty microseconds.
+/// Shortest time between two recorded polls, in [`ticks`]: six to thirty microseconds.
 const POLL_RECORD_TICKS: u64 = 32_768;
-/// How long the thread waits for a poller that is receiving.
+/// The thread's wait for a poller that is receiving.
 const POLLER_WAIT: Duration = Duration::from_micros(20);
-/// How long the thread watches the port although an application polls, nanoseconds.
+/// Time for which the thread watches the port although an application polls, nanoseconds.
 const WATCH_PERIOD: u64 = 10_000_000;
 
 /// The process's RoCE v2 port.
@@ -57,9 +58,9 @@ pub(crate) struct RocePort {
     opened: OnceLock<std::result::Result<OpenPort, Errno>>,
     /// When an application last polled, nanoseconds; zero if never. Not every poll is recorded.
     last_poll: AtomicU64,
-    /// The same in [`ticks`].
+    /// Time of the last recorded poll in [`ticks`].
     last_poll_ticks: AtomicU64,
-    /// Until when the thread watches the port although an application polls, nanoseconds.
+    /// End of the time for which the thread watches the port although an application polls, nanoseconds.
     watch_until: AtomicU64,
     /// The thread watches the port.
     watching: AtomicBool,
@@ -116,7 +117,7 @@ impl RocePort {
     /// The port, opened at the first call.
     ///
     /// # Errors
-    /// EADDRINUSE if it cannot be opened, which is not tried again. Standard error says why.
+    /// EADDRINUSE if it cannot be opened, which is not tried again. The cause is on standard error.
     pub(crate) fn open(&self) -> Result<&Port> {
         let mut new = false;
         let opened = self.opened.get_or_init(|| {
@@ -158,7 +159,7 @@ impl RocePort {
                 receiver.deliver(self, now);
             }
         } else {
-            // The thread may have been preempted while it received, on this very core.
+            // The thread may have been preempted on this core while it received.
             std::thread::yield_now();
         }
         // Reading the clock is a large part of a poll that finds nothing.
@@ -173,7 +174,7 @@ impl RocePort {
         }
     }
 
-    /// How long no application has polled, nanoseconds.
+    /// Time since an application last polled, nanoseconds.
     fn since_last_poll(&self, now: u64) -> u64 {
         match self.last_poll.load(Ordering::Relaxed) {
             0 => u64::MAX,
@@ -211,8 +212,8 @@ impl RocePort {
         next
     }
 
-    /// Sends all delayed acknowledgements. Called when the application does something else than post and poll, so that
-    /// peers do not wait for that.
+    /// Sends all delayed acknowledgements. Called when the application makes a call other than post and poll,
+    /// so that peers do not wait for its end.
     pub(crate) fn flush_acks(&self) {
         if self.has_delayed_acks.load(Ordering::Relaxed) {
             while let Some(qp) = self.next_delayed_ack() {
@@ -225,7 +226,7 @@ impl RocePort {
 
     /// Makes the thread watch the port: the application will not poll for a while.
     pub(crate) fn watch(&self) {
-        // Nobody else would send delayed acknowledgements before the next packet: the thread may sleep.
+        // Without this, delayed acknowledgements would wait for the next packet: the thread may sleep.
         self.flush_acks();
         self.watch_until.store(self.now() + WATCH_PERIOD, Ordering::SeqCst);
         if !self.watching.load(Ordering::SeqCst) {
@@ -241,7 +242,8 @@ impl RocePort {
         let must_watch = || !polled || self.watch_until.load(Ordering::SeqCst) > now;
         let mut watch = must_watch();
         self.watching.store(watch, Ordering::SeqCst);
-        // A thread that arms a queue from now on sees that nobody watches. One that did so before is seen here.
+        // A thread that arms a queue from now on sees that the port is not watched. An earlier one is seen
+        // here.
         if !watch && must_watch() {
             watch = true;
             self.watching.store(true, Ordering::SeqCst);
@@ -268,13 +270,13 @@ impl RocePort {
         if readable {
             match opened.receiver.try_lock() {
                 Some(mut receiver) => _ = receiver.receive(self, &opened.port),
-                // The poller may miss packets that have just arrived, or be preempted on this very core.
+                // The poller may miss packets that have just arrived, or be preempted on this core.
                 None => std::thread::sleep(POLLER_WAIT),
             }
         } else if (unpolled || self.next_expiry.load(Ordering::Relaxed) <= now)
             && let Some(mut receiver) = opened.receiver.try_lock()
         {
-            // On a busy machine the packet that a timer waits for may be here already.
+            // On a busy machine the packet that a timer waits for may have arrived already.
             let found = receiver.receive(self, &opened.port);
             if found && unpolled && !self.watching.load(Ordering::Relaxed) {
                 self.watch_until.fetch_max(now + WATCH_PERIOD, Ordering::SeqCst);
@@ -340,7 +342,7 @@ fn ticks() -> u64 {
 }
 
 impl Receiver {
-    /// Receives what has arrived; whether there was anything.
+    /// Receives the packets that have arrived; false if there are none.
     fn receive(&mut self, from: &RocePort, port: &Port) -> bool {
         for turn in 0..MAX_RECEIVES {
             match port.receive(&mut self.inbox) {

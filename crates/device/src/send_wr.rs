@@ -6,29 +6,29 @@ use crate::types::Sge;
 /// A send work request. Fields that an operation does not use are ignored.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendWr<'a> {
-    /// The application's name for the request.
+    /// The application's identifier of the request.
     pub wr_id: u64,
     /// `IBV_WR_*`.
     pub opcode: u32,
     /// `IBV_SEND_*` bits.
     pub flags: u32,
-    /// Immediate data, as it travels (big-endian in memory); the key to invalidate.
+    /// Immediate data in network byte order, or the key to invalidate.
     pub imm: u32,
-    /// Local memory; with [`SEND_INLINE`](crate::types::SEND_INLINE) the keys are not looked at.
+    /// Local memory; with [`SEND_INLINE`](crate::types::SEND_INLINE) the keys are ignored.
     pub sges: &'a [Sge],
     /// Start in the target's memory, for RDMA and atomics.
     pub remote_addr: u64,
     /// Key of the target's memory, for RDMA and atomics.
     pub rkey: u32,
-    /// What to compare with, or what to add.
+    /// The value to compare with, or to add.
     pub compare_add: u64,
-    /// What to store if equal.
+    /// The value to store if the comparison succeeds.
     pub swap: u64,
     /// Where a datagram goes.
     pub to: Option<UdDestination>,
-    /// What a window shall show.
+    /// The parameters of a memory window's binding.
     pub bind: Option<&'a MwBind>,
-    /// The shared receive queue that an XRC request goes through.
+    /// The shared receive queue that an XRC request names.
     pub remote_srqn: u32,
 }
 
@@ -39,7 +39,7 @@ pub struct UdDestination {
     pub on_this_host: bool,
     /// The queue pair.
     pub qpn: u32,
-    /// The key that it asks for.
+    /// The Q_Key that the datagram carries.
     pub qkey: u32,
     /// The global route header that the receiver will find in front of the data.
     pub grh: [u8; 40],

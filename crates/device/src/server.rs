@@ -15,7 +15,7 @@ use crate::exported_files::FileId;
 use crate::ipc::{MESSAGE_LEN, Message, Op, VERSION, srq_event};
 use crate::tasks::Task;
 
-/// The thread.
+/// Runs the server thread.
 pub(crate) fn run(adapter: &'static LocalAdapter, listener: &Listener) {
     let mut connections: Vec<Connection> = Vec::new();
     loop {
@@ -46,7 +46,7 @@ fn back_off(error: &io::Error) {
     }
 }
 
-/// Handles one message; false when the connection shall be closed.
+/// Handles one message; false if the connection must be closed.
 fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
     let mut buffer = [0; MESSAGE_LEN];
     let (n, _) = match connection.receive(&mut buffer) {
@@ -113,7 +113,7 @@ fn add_task(adapter: &'static LocalAdapter, task: Task) {
             (srq_event::LIMIT..=srq_event::RECV_ABANDONED).contains(&event)
                 && adapter.xrc_srqs.get(number).is_some()
         }
-        // Tasks that only this process gives itself.
+        // Peers cannot report these tasks.
         Task::QpFatal { .. } | Task::NotifySender { .. } => false,
     };
     if plausible {

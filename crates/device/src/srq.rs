@@ -249,7 +249,7 @@ impl Srq {
         self.slots.reclaim(slot, at);
     }
 
-    /// Whether a peer is about to complete a request, or has completed it.
+    /// Whether a peer will complete a request, or has completed it.
     fn is_in_use(&self, record: u32, slot: u32) -> bool {
         if let Some(membership) = &self.xrc {
             let sequence = xrc_srq_table::tag(self.number) | slot;

@@ -1,4 +1,4 @@
-//! The process's one adapter: made at first use, together with the device's two threads.
+//! The process's adapter, made at first use, together with the device's two threads.
 
 use std::io;
 use std::sync::Once;

@@ -67,7 +67,7 @@ pub(crate) trait ModeratedEvents: Debug + Send + Sync {
     fn end_moderation(&self) -> Option<Duration>;
 }
 
-/// The work of the progress thread, as other threads add to it.
+/// The work of the progress thread. Other threads add to it.
 #[derive(Debug)]
 pub(crate) struct TaskQueue {
     wake: Arc<EventFd>,
@@ -82,7 +82,7 @@ pub(crate) struct TaskQueue {
 
 impl TaskQueue {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: creates a descriptor that nobody else owns.
+        // SAFETY: creates a new descriptor.
         let timer =
             unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
         if timer < 0 {
@@ -124,7 +124,7 @@ impl TaskQueue {
         self.wake.clone()
     }
 
-    /// The descriptors that are readable when the thread shall run: a wake-up, the timer.
+    /// The descriptors that are readable when the thread must run: the wake-up and the timer.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.wake.as_fd(), self.timer.as_fd()]
     }

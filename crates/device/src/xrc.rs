@@ -1,9 +1,9 @@
 //! Extended reliable connections: domains, and the shared receive queues in them (IBTA volume 1, annex A14).
 //!
 //! A sender names a shared receive queue with each request. Queue and queue pair belong to one domain but
-//! possibly to two processes: a message that arrives at one process's queue pair goes to the queue, memory and
-//! completions of the other. A domain has no state of its own. It is a number, derived from the inode that
-//! processes share it by. A process that has the domain open holds a socket name with that number.
+//! possibly to two processes: a message that arrives at one process's queue pair goes to the queue, memory
+//! and completions of the other. A domain has no state. It is a number, derived from the inode that processes
+//! share it by. A process that has the domain open holds a socket name with that number.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
@@ -28,7 +28,8 @@ use crate::xrc_srq_table::{XrcSrqHandler, index};
 pub struct Xrcd {
     id: u64,
     context: Arc<Context>,
-    /// A receiving queue pair has no protection domain and no completion queue of its own. These stand in for them.
+    /// The protection domain and the completion queue of XRC target queue pairs, which the application does
+    /// not supply.
     pd: Arc<Pd>,
     cq: Arc<Cq>,
     users: AtomicU32,
@@ -51,7 +52,7 @@ impl Xrcd {
     /// # Errors
     /// ENOMEM when the arena is full.
     pub fn private(context: &Arc<Context>) -> Result<Arc<Self>> {
-        // Even: the numbers of inodes are odd.
+        // Even, because the numbers of domains with an inode are odd.
         Self::new(context, random_u64() << 1 | 1 << 63, None)
     }
 

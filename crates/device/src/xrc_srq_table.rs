@@ -31,7 +31,7 @@ pub(crate) const fn is_of(sequence: u32, number: u32) -> bool {
     sequence >> 16 == tag(number) >> 16
 }
 
-/// What the device's threads, and owners of memory, need of an XRC shared receive queue.
+/// The operations of an XRC shared receive queue that the device's threads and the owners of memory use.
 pub(crate) trait XrcSrqHandler: Debug + Send + Sync {
     fn number(&self) -> u32;
     /// A sender reports an event ([`crate::ipc::srq_event`]).

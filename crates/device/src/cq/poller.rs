@@ -58,7 +58,7 @@ impl CqPoller {
     /// The calling thread is inside.
     #[inline]
     pub unsafe fn next(&self, cq: &Cq) -> Result<()> {
-        // SAFETY: nobody else is inside, and the reference does not outlive this call.
+        // SAFETY: no other thread is inside, and the reference does not outlive this call.
         unsafe { &mut *self.0.as_ptr() }.advance(cq)
     }
 

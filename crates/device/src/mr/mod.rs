@@ -101,8 +101,8 @@ impl Mr {
     /// afterwards, and 2^64 − 1 bytes from address zero register the whole address space.
     ///
     /// # Errors
-    /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not there;
-    /// ENOMEM when the table is full.
+    /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not mapped; ENOMEM
+    /// when the table is full.
     pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
         // Registration takes long, and peers wait for delayed acknowledgements.
         pd.context.adapter.port.flush_acks();
@@ -113,9 +113,9 @@ impl Mr {
     /// Registers `len` bytes of a dma-buf (here: any file that can be mapped shared) from `offset`.
     ///
     /// # Errors
-    /// EBADF or EACCES for a descriptor that cannot be mapped as `access` needs, EINVAL for a range
-    /// that leaves it or lies otherwise in its pages than `iova`, EOPNOTSUPP for access flags that only
-    /// memory with an address can have.
+    /// EBADF or EACCES for a descriptor that cannot be mapped as `access` needs; EINVAL for a range that
+    /// leaves it, or whose offset in a page differs from that of `iova`; EOPNOTSUPP for access flags that
+    /// only memory with an address can have.
     pub fn register_dmabuf(
         pd: &Arc<Pd>,
         fd: BorrowedFd<'_>,
@@ -146,7 +146,7 @@ impl Mr {
         if access & ACCESS_ZERO_BASED == 0 {
             return Err(Errno::INVAL);
         }
-        // First, so that the memory cannot be freed meanwhile.
+        // Attached first, so that the memory cannot be freed meanwhile.
         dm.attach()?;
         let memory = RegionMemory::file(pd.context.adapter, dm.as_fd(), offset, len, 0, access)
             .inspect_err(|_| dm.detach())?;
@@ -255,7 +255,7 @@ impl Mr {
     ///
     /// # Errors
     /// ENOENT for a key of no region, EPERM for one of another domain or a region that is not writable,
-    /// EINVAL for one that is not paged on demand, EFAULT for a range that leaves it or is not there.
+    /// EINVAL for one that is not paged on demand, EFAULT for a range that leaves it or is not mapped.
     pub fn advise(pd: &Pd, advice: MrAdvice, wait: bool, ranges: &[Sge]) -> Result<()> {
         let access = if advice == MrAdvice::PrefetchWrite { ACCESS_LOCAL_WRITE } else { 0 };
         let find = |range: &Sge| {
@@ -284,9 +284,8 @@ impl Mr {
     /// again. A second call does nothing.
     ///
     /// # Errors
-    /// EBUSY while windows are bound to it, or if a peer was stopped in the middle of a transfer into
-    /// memory that cannot be taken away from it; the key is no longer valid then. The call can be
-    /// repeated.
+    /// EBUSY while windows are bound to it. EBUSY also if a peer was stopped in the middle of a transfer into
+    /// memory whose pages cannot be replaced; the key is no longer valid then. The call can be repeated.
     pub fn deregister(&mut self) -> Result<()> {
         if self.deregistered {
             return Ok(());

@@ -196,13 +196,13 @@ impl WrBatch {
         }
     }
 
-    /// Records an invalid call: nothing of the batch will be posted.
+    /// Records an invalid call: no request of the batch will be posted.
     #[cold]
     pub fn fail(&mut self, error: Errno) {
         self.error.get_or_insert(error);
     }
 
-    /// The request that the next setter is about. None after an error: requests are no longer added then.
+    /// The request that the next setter changes. None after an error: requests are no longer added then.
     #[inline]
     fn last(&mut self) -> Option<&mut PreparedWr> {
         if self.error.is_some() {
@@ -400,7 +400,7 @@ impl Qp {
         if self.send_room(send) < rest.requests.len() as u32 { Err(Errno::NOMEM) } else { Ok(()) }
     }
 
-    /// Posts a request that was left to the general path, and what follows it.
+    /// Posts a request that the fast path did not execute, and the requests behind it.
     #[inline(never)]
     fn post_batch_rest(&self, mut send: SpinGuard<'_, SendQueue>, mut rest: BatchRest<'_>) -> Result<()> {
         if rest.batch.requests.len() == 1 {

@@ -102,7 +102,7 @@ impl DatagramTransport {
         }
     }
 
-    /// Sends a datagram. An error is the sender's own; what the receiver cannot take is dropped.
+    /// Sends a datagram. An error is the sender's; a datagram that the receiver cannot take is dropped.
     pub(super) fn execute(
         &mut self,
         local_keys: &mut LocalKeys,
@@ -234,9 +234,9 @@ unsafe fn deliver_to(
     }
 }
 
-/// What kind of header a datagram came with. RoCE wants the completion to say so (annex A17.4.5.1), `struct ibv_wc`
-/// has no field for it, and Ethernet no service level: so adapters put it there, and programs such as UCX look
-/// for it there. 8 for a UDP header, and 1 for IPv6 or 2 for IPv4; 0 for RoCE v1.
+/// The network header type of a datagram, for the completion (annex A17.4.5.1). `struct ibv_wc` has no field
+/// for it, and Ethernet has no service level. So adapters store the type in the field `sl`, where programs
+/// such as UCX read it. The value is 8 for a UDP header, plus 1 for IPv6 or 2 for IPv4; 0 for RoCE v1.
 pub(super) fn packet_type(header: &[u8; 40]) -> u8 {
     match (header[0] >> 4, i32::from(header[6])) {
         (6, libc::IPPROTO_UDP) => 8 | 1,

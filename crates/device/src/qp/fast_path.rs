@@ -24,10 +24,10 @@ use crate::types::{
     WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND,
 };
 
-/// SENDs of a list, but for the first, are completed at the receiver in groups of up to so many. A receiver that
-/// polls owns the cache line of the next completion, and gives it up once per group instead of once per SEND.
+/// Most SENDs of a group. SENDs of a list, except the first, are completed at the receiver in groups. The
+/// cache line of the next completion then moves once per group instead of once per SEND.
 const MAX_GROUP: u32 = READ_AHEAD as u32;
-/// A group ends when so many bytes are copied: the receiver waits no longer for the first of its messages.
+/// Most bytes of a group. This bounds the delay of a group's first message.
 const MAX_GROUP_BYTES: u32 = 32 << 10;
 
 /// A SEND whose data was copied and whose receive is not completed yet.
@@ -206,8 +206,8 @@ impl Qp {
     /// Executes WRITEs, with immediate data or without it, of any number of elements, by the functions of the general
     /// path. The rest of the list, or None if not even the first request was executed.
     ///
-    /// A request that fails is left alone: nothing of it remains but bytes that the general path writes again. A
-    /// shared receive queue would remember the receive that was taken, so it is left to the general path, too.
+    /// A request that fails is left to the general path, which writes its bytes again. Requests for a shared
+    /// receive queue are left to the general path, too, because taking a receive there cannot be undone.
     #[inline(never)]
     fn run_gather_writes<L: SendWrList>(&self, send: &mut SendQueue, mut list: L) -> Option<L> {
         let mut room = self.send_room(send);
@@ -259,7 +259,7 @@ impl Qp {
         progressed.then_some(list)
     }
 
-    /// Executes a WRITE of one element, or leaves it alone.
+    /// Executes a WRITE of one element, or leaves it to the general path.
     #[inline(always)]
     fn fast_write(
         &self,
@@ -276,7 +276,7 @@ impl Qp {
         Some(Signal::Nobody)
     }
 
-    /// Executes a READ of one element, or leaves it alone.
+    /// Executes a READ of one element, or leaves it to the general path.
     #[inline(always)]
     fn fast_read(
         &self,
@@ -293,7 +293,7 @@ impl Qp {
         Some(Signal::Nobody)
     }
 
-    /// Executes a SEND of one element, or leaves it alone.
+    /// Executes a SEND of one element, or leaves it to the general path.
     #[inline(always)]
     fn fast_send(
         &self,
@@ -331,11 +331,11 @@ impl Qp {
         Some(receive)
     }
 
-    /// Executes the SENDs at the front of a list as a group, and moves the list on behind them. None if not even the
-    /// first one qualifies, or the receiver's completion queue does not take them all. Then the list stays, and what
-    /// was copied is copied again.
+    /// Executes the SENDs at the front of a list as a group, and advances the list behind them. None if not
+    /// even the first one qualifies, or the receiver's completion queue has no room for all. The list then
+    /// stays, and the general path copies the data again.
     ///
-    /// The caller's announcement covers all of them: the receiver's queues stay while it stands.
+    /// The caller's announcement covers all of them: the receiver's queues remain valid while it lasts.
     #[inline(never)]
     fn send_group(
         &self,
@@ -374,14 +374,15 @@ impl Qp {
         Some(Signal::receiver_if(signal))
     }
 
-    /// Leaves a request alone that may not carry its data, or has none: that one checks no key.
+    /// Leaves a request to the general path that has too much data, or none: an empty one checks no key.
     #[inline(always)]
     fn check_fast_length(&self, opcode: u32, wr: &SingleSgeWr) -> Option<()> {
         let len = u64::from(wr.sge.length);
         (len != 0 && self.may_carry(opcode, wr.flags, len, MAX_MSG)).then_some(())
     }
 
-    /// Completes a request. It gets the parts of the request: one whose address is not taken stays in registers.
+    /// Completes a request. The arguments are fields of the request: a request whose address is not taken
+    /// stays in registers.
     #[inline(never)]
     fn complete_fast(&self, wr_id: u64, opcode: u32, length: u32, posted: u32) {
         let sge = Sge { length, ..Sge::default() };

@@ -1,4 +1,4 @@
-//! Caches of checked memory keys: a table look-up and a mapping are paid once per region.
+//! Caches of checked memory keys: each region is looked up and mapped once.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ const INDIRECT: u32 = ACCESS_ON_DEMAND | ACCESS_NULL;
 /// The right by which a request accesses memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AccessRight {
-    /// Reading, which a remote peer needs IBV_ACCESS_REMOTE_READ for.
+    /// Reading. A remote peer needs IBV_ACCESS_REMOTE_READ.
     Read,
     /// Writing by RDMA WRITE (IBV_ACCESS_REMOTE_WRITE).
     RemoteWrite,
@@ -288,8 +288,8 @@ impl LocalRange {
 }
 
 impl LocalKeys {
-    /// Address of `len` bytes at `addr` of the region `lkey`, at least one, if the region is cached, valid, of this
-    /// protection domain, and allows the access.
+    /// Address of `len` bytes at `addr` of the region `lkey`, at least one. None unless the region is cached,
+    /// valid, of this protection domain, and allows the access.
     #[inline(always)]
     pub(super) fn known(
         &self,

@@ -1,8 +1,8 @@
 //! Connected queue pairs whose peer is on this host: requests are executed in the peer's memory.
 //!
 //! The initiator announces an operation in the target's entry, checks, copies, completes, and withdraws the
-//! announcement. Whoever takes memory or queues away waits for the withdrawal, so that nothing is touched after
-//! `ibv_dereg_mr` or `ibv_destroy_qp` returned.
+//! announcement. An owner that withdraws memory or queues waits until the announcement is withdrawn. So no
+//! initiator accesses them after `ibv_dereg_mr` or `ibv_destroy_qp` has returned.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -17,7 +17,7 @@ use crate::peer::Peer;
 use crate::send_wr::SendWr;
 use crate::types::{WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
 
-/// What an initiator knows of a peer on this host.
+/// An initiator's state of a connection to a peer on this host.
 #[derive(Debug)]
 pub(super) struct LocalTransport {
     // Order matters: what points into the peer's arena goes before the peer.
@@ -48,7 +48,7 @@ impl LocalTransport {
         }
     }
 
-    /// Executes one request, whole, by the rules of the queue pair's transport service.
+    /// Executes one request completely, by the rules of the queue pair's transport service.
     #[inline(always)]
     pub(super) fn execute(
         &mut self,

@@ -138,7 +138,7 @@ pub struct Qp {
     adapter: &'static LocalAdapter,
     pd: Arc<Pd>,
     capacity: QpCap,
-    /// What peers see of it.
+    /// The shared entry that peers read.
     entry: &'static QpEntry,
     states: QpStates,
     send: SendSide,
@@ -146,7 +146,7 @@ pub struct Qp {
     /// The part that pollers of completion queues use.
     polled: PolledQp,
     handles: QpHandles,
-    /// Whether its own multicast datagrams do not come back.
+    /// Whether its own multicast datagrams are not delivered to it.
     no_loopback: AtomicBool,
 }
 
@@ -325,7 +325,7 @@ impl Qp {
 
 impl Drop for Qp {
     fn drop(&mut self) {
-        // Pollers know it by its address.
+        // Pollers hold its address.
         self.destroy();
         self.adapter.arena.release(self.recv.block);
     }

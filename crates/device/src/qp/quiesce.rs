@@ -23,7 +23,7 @@ impl Qp {
             let timeout = deadline.saturating_duration_since(Instant::now());
             return self.entry.delivery.lock_within(self.adapter.id.pid, timeout).is_some();
         }
-        // The caller may hold this or another send queue, so that is not waited for.
+        // The caller may hold this or another send queue, so this does not wait for send queues.
         self.wait_while_inflight(deadline, || {
             self.send.queue.try_lock().map(|send| send.transport.initiator())
         })

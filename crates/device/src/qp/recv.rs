@@ -17,7 +17,8 @@ use crate::srq::Srq;
 use crate::types::{Sge, WC_OP_RECV, WC_WR_FLUSH_ERR};
 use crate::xrc::{Xrcd, take_abandoned};
 
-/// Where a queue pair's receives come from and complete. Its own receive queue is in [`PolledQp`].
+/// The receiving side of a queue pair: shared queues and the completion queue. Its own receive queue is in
+/// [`PolledQp`].
 ///
 /// [`PolledQp`]: crate::qp_table::PolledQp
 #[derive(Debug)]
@@ -27,7 +28,7 @@ pub(super) struct RecvSide {
     pub(super) srq: Option<Arc<Srq>>,
     /// The XRC domain of an XRC target.
     pub(super) domain: Option<Arc<Xrcd>>,
-    /// The slots of its own receive queue in the arena.
+    /// The slots of the private receive queue in the arena.
     pub(super) block: ArenaBlock,
     /// Whether the end of its receives from a shared queue was reported.
     pub(super) last_wqe_reported: AtomicBool,
@@ -75,7 +76,7 @@ impl Qp {
         }
     }
 
-    /// Returns the receive that a dead sender of a datagram took, while others go on sending.
+    /// Returns the receive that an exited sender of a datagram took, while other senders continue.
     pub(crate) fn take_back_abandoned(&self) {
         if let (QpType::Ud, Some(srq)) = (self.kind, &self.recv.srq) {
             srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));

@@ -34,10 +34,11 @@ use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 
 /// Delay of the progress thread's first retry of a pending request. An application that polls retries earlier.
 const FIRST_RETRY: Duration = Duration::from_micros(100);
-/// Longest time after which a request to a peer that is gone fails. It fails earlier if its first ACK timer expires,
-/// and never at once: programs that end together may still post to each other while one of them exits.
+/// Longest time after which a request to an exited peer fails. It fails earlier if its first ACK timer
+/// expires. It never fails at once: programs that end together may still post to each other while one of them
+/// exits.
 const PEER_GONE_TIMEOUT: Duration = Duration::from_millis(100);
-/// Delay of the progress thread's next look at a request that an application retries by polling.
+/// Interval at which the progress thread checks a request that an application retries by polling.
 const POLLED_RETRY: Duration = Duration::from_millis(1);
 
 /// The sending side of a queue pair.
@@ -76,12 +77,12 @@ pub(crate) struct SendQueue {
     /// SENDs of the group that is being executed.
     pub(super) group: SendGroup,
     pending: VecDeque<PendingWr>,
-    /// Why the oldest pending request waits, and since when.
+    /// The reason why the oldest pending request waits, and the start of the wait.
     waits: Option<(ExecError, Instant)>,
     with_cq: bool,
 }
 
-/// A request that waits, with copies of its elements and inline data.
+/// A pending request, with copies of its elements and inline data.
 #[derive(Debug)]
 pub(super) struct PendingWr {
     wr_id: u64,
@@ -197,7 +198,7 @@ pub(super) enum PostOutcome {
     QpFailed,
 }
 
-/// Who retries pending requests.
+/// The caller of a retry of pending requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Retrier {
     Poller,
@@ -602,7 +603,8 @@ impl Qp {
                 && who == Retrier::Thread
                 && let Transport::Local(local) = &send.transport
             {
-                // The receiver reports what it posts from now on. What it posted before is found by trying again.
+                // The receiver reports receives that it posts from now on. The retry finds the ones posted
+                // before.
                 local.request_rnr_notification(self, &wr);
                 fence(Ordering::SeqCst);
                 result = self.execute_pending(&mut send, &wr);

@@ -34,7 +34,7 @@ pub(super) enum Readiness {
 /// A receive that was found or taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Receive {
-    /// As in [`Cqe::sequence`].
+    /// The receive request, as in [`Cqe::sequence`].
     pub(super) sequence: u32,
     slot: u32,
 }

@@ -334,7 +334,7 @@ pub(super) fn local_address(
     }
     match keys.known(qp.adapter, sge.addr, sge.length, sge.lkey, access) {
         Some(address) => Ok(address),
-        // By its parts: an element whose address is not taken stays in registers.
+        // Passed by its fields: an element whose address is not taken stays in registers.
         None => look_up_local(qp, keys, sge.addr, sge.length, sge.lkey, access),
     }
 }

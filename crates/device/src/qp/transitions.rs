@@ -1,6 +1,6 @@
-//! What happens to a queue pair when its state changes (IBTA volume 1, 10.3.1).
+//! State transitions of a queue pair and their effects (IBTA volume 1, 10.3.1).
 //!
-//! [`state`](super::state) says which transitions exist.
+//! [`state`](super::state) has the table of transitions.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -53,7 +53,7 @@ impl Qp {
             .expect("only states are stored")
     }
 
-    /// The attributes as they were set, with the current state.
+    /// The attributes that were set, with the current state.
     ///
     /// # Panics
     /// Only if another thread panicked while it changed them.

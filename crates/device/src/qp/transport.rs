@@ -1,4 +1,4 @@
-//! How a queue pair's requests reach its peers. The choice is made once, at the transition to RTR.
+//! The transport of a queue pair: shared memory or packets. It is chosen once, at the transition to RTR.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +13,7 @@ use crate::gid::{self, GidKind};
 use crate::path::{self, PathKind, PathPreference};
 use crate::peer::Peer;
 
-/// How a queue pair's requests reach its peers.
+/// The transport of a queue pair.
 #[derive(Debug, Default)]
 #[allow(
     clippy::large_enum_variant,
@@ -27,11 +27,11 @@ pub(super) enum Transport {
     Local(LocalTransport),
     /// The peer is reached by RoCE v2 packets.
     Wire(Box<WireTransport>),
-    /// Datagrams; the address of each one says which way it goes.
+    /// Datagrams; the address of each one determines its path.
     Datagram(DatagramTransport),
 }
 
-/// A transport that was checked and not yet set up. Everything that can be refused was refused.
+/// A transport that was checked and is not yet set up. Setting it up cannot fail.
 #[derive(Debug)]
 pub(super) enum TransportPlan {
     /// Through shared memory. An unreachable peer is on another host and packets are forbidden.

@@ -33,7 +33,8 @@ pub trait SendWrList: Copy {
     /// The next request, if it has this opcode and one element.
     fn single_sge(&self, opcode: u32) -> Option<SingleSgeWr>;
 
-    /// Runs `work` on the next request, with all of its fields. The type of the queue pair says which fields are set.
+    /// Runs `work` on the next request, with all of its fields. The type of the queue pair determines which
+    /// fields are set.
     ///
     /// # Errors
     /// EINVAL for a request that cannot be read, or at the end of the list.
@@ -46,7 +47,7 @@ pub trait SendWrList: Copy {
     fn advance(&mut self);
 }
 
-/// What is left of a slice of send requests.
+/// The remaining requests of a slice.
 #[derive(Clone, Copy)]
 pub(super) struct WrSlice<'a>(pub(super) &'a [SendWr<'a>]);
 

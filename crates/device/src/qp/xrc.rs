@@ -99,7 +99,7 @@ impl SharedQueue {
 }
 
 impl LocalTransport {
-    /// Executes one request, whole.
+    /// Executes one request completely.
     #[inline(never)]
     pub(super) fn execute_xrc(
         &mut self,

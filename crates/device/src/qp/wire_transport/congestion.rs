@@ -1,11 +1,11 @@
 //! Congestion control: DCQCN around the transport machine.
 //!
-//! Packets are sent as ECN-capable. The receiver answers packets that a switch has marked with congestion notification
-//! packets (CNP, annex A17.9.3). The sender lowers its rate at each CNP and recovers later
-//! ([`millstream_link::dcqcn`]). One rate limits requests and READ responses, because a CNP names a queue pair and no
-//! direction. Acknowledgements and atomic responses are sent at once, unless they are queued behind a READ response. A
-//! CNP is not authenticated: a sender that forges addresses and queue pair number can slow a queue pair down to the
-//! least rate.
+//! Packets are sent as ECN-capable. The receiver answers packets that a switch has marked with congestion
+//! notification packets (CNP, annex A17.9.3). The sender lowers its rate at each CNP and recovers later
+//! ([`millstream_link::dcqcn`]). One rate limits requests and READ responses, because a CNP names a queue
+//! pair and no direction. Acknowledgements and atomic responses are sent at once, unless they are queued
+//! behind a READ response. A CNP is not authenticated: a sender that forges addresses and queue pair number
+//! can reduce a queue pair to the minimum rate.
 
 use std::time::Duration;
 

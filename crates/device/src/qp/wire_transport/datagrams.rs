@@ -93,7 +93,7 @@ impl WireDatagrams {
             }
         });
         if made.is_ok() {
-            // A datagram that finds no room is dropped.
+            // A datagram is dropped if the socket has no room.
             let _ = port.send_sealed(&mut [route.outgoing(&mut self.packet, len)]);
         }
     }

@@ -1,10 +1,11 @@
 //! Queue pairs whose peer is reached by RoCE v2 packets.
 //!
-//! A connected queue pair drives one transport machine ([`millstream_proto`]; IBTA volume 1, 9.7 and 9.8). This
-//! module gives the machine its surroundings: the application's requests and memory (`memory_adapter`), memory and
-//! receive queues for the peer (`responder_memory`), congestion control (`congestion`), the network route (`route`),
-//! completions, events and timers. `datagrams` does the same for UD. The thread that posts a request also sends its
-//! packets; the thread that receives packets (`crate::roce_port`) answers them. Both hold the send queue's lock.
+//! A connected queue pair drives one transport machine ([`millstream_proto`]; IBTA volume 1, 9.7 and 9.8).
+//! This module provides the machine's environment: the application's requests and memory (`memory_adapter`),
+//! memory and receive queues for the peer (`responder_memory`), congestion control (`congestion`), the
+//! network route (`route`), completions, events and timers. `datagrams` is the counterpart for UD. The thread
+//! that posts a request also sends its packets; the thread that receives packets (`crate::roce_port`) answers
+//! them. Both hold the send queue's lock.
 
 mod congestion;
 mod datagrams;
@@ -51,7 +52,7 @@ use memory_adapter::{InflightWrs, MemoryAdapter};
 use responder_memory::ResponderMemory;
 pub(super) use route::Route;
 
-/// A connected queue pair's transport machine with what it works on.
+/// A connected queue pair's transport machine, with its requests and memory.
 #[derive(Debug)]
 pub(super) struct WireTransport {
     // Order matters: the responder's memory points into the arena and holds its peer.
@@ -62,11 +63,11 @@ pub(super) struct WireTransport {
     congestion: CongestionControl,
     /// Packets that are being sent.
     buffer: Vec<u8>,
-    /// Where they are in it, and bytes of each but the last.
+    /// Range of each burst in the buffer, and bytes of each of its packets but the last.
     bursts: ArrayVec<(Range<usize>, usize), BURSTS>,
-    /// An acknowledgement is delayed: it will go with what is sent next.
+    /// An acknowledgement is delayed and will be sent with the next packets.
     ack_delayed: bool,
-    /// Whether the program wants to know when the send queue is drained.
+    /// Whether the program requested an event when the send queue is drained.
     reports_drained: bool,
     _polling: PacketPolling,
 }
@@ -116,7 +117,7 @@ impl WireTransport {
                 QpType::Rc => Service::Rc,
                 QpType::XrcSend => Service::XrcInitiator,
                 QpType::XrcRecv => Service::XrcTarget,
-                // UD has a transport of its own.
+                // UD has another transport.
                 QpType::Uc | QpType::Ud => Service::Uc,
             },
             flow,
@@ -167,14 +168,14 @@ impl WireTransport {
         self.machine.resume();
     }
 
-    /// Begins no further request, and raises an event when all are complete if `report` says so.
+    /// Begins no further request. If `report` is set, raises an event when all are complete.
     fn drain(&mut self, qp: &Qp, local_keys: &mut LocalKeys, report: bool) -> Option<QpFailure> {
         self.reports_drained = report;
         self.machine.drain();
         self.progress(qp, local_keys, now(qp))
     }
 
-    /// Takes a request, sends what can be sent of it, and keeps it until it is answered.
+    /// Takes a request, sends its packets as far as possible, and keeps it until it is acknowledged.
     #[cold]
     #[inline(never)]
     pub(super) fn post(
@@ -198,7 +199,7 @@ impl WireTransport {
         if let Some(refused) = refused {
             let wr = refused.request();
             let status = match error {
-                // As if the responder had said so.
+                // Reported as if the responder had detected it.
                 PostError::Length { len: 8 } => WC_REM_INV_REQ_ERR,
                 PostError::Length { .. } | PostError::TooLong { .. } => WC_LOC_LEN_ERR,
                 PostError::NotOffered | PostError::NoResources | PostError::NotSending => WC_LOC_QP_OP_ERR,
@@ -249,7 +250,7 @@ impl WireTransport {
         failure.max(self.progress(qp, local_keys, now))
     }
 
-    /// Sends what the machine has to send, reports what it has to report, and sets its timer.
+    /// Sends the machine's packets, reports its completions, and sets its timer.
     fn progress(&mut self, qp: &Qp, local_keys: &mut LocalKeys, now: Instant) -> Option<QpFailure> {
         let mut failure = self.take_events(qp);
         let congested = self.transmit(qp, local_keys, now);
@@ -266,7 +267,7 @@ impl WireTransport {
         failure
     }
 
-    /// Builds packets and gives them to the network; true if that has no room for more.
+    /// Builds packets and passes them to the socket; true if the socket has no room for more.
     fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> bool {
         let Some(port) = qp.adapter.port.port() else { return false };
         let counted = port.counts_identifications();
@@ -277,7 +278,7 @@ impl WireTransport {
         };
         if std::mem::take(&mut self.congestion.owes_cnp) {
             let mut packet = congestion::cnp(self.machine.config().remote_qp);
-            // A CNP that finds no room is lost; the next marked packet causes the next one.
+            // A CNP is lost if the socket has no room; the next marked packet causes the next one.
             let _ = port.send(&mut [self.route.outgoing(&mut packet, congestion::CNP_LEN)]);
         }
         self.buffer.resize(BURST, 0);
@@ -354,7 +355,7 @@ impl WireTransport {
                 Event::Drained => {}
                 Event::Failed(fault) => {
                     let event = match fault {
-                        // Its completion says what was wrong.
+                        // The request's completion has the cause.
                         FailureCause::SendRequest
                         | FailureCause::Requested
                         | FailureCause::ReceiveRequest => None,
@@ -370,7 +371,7 @@ impl WireTransport {
 
     /// Completes all requests that wait for answers as flushed.
     pub(super) fn flush(&mut self, qp: &Qp) {
-        // If only the send queue has failed, the machine has flushed it and goes on to receive.
+        // If only the send queue has failed, the machine has flushed it and continues to receive.
         if qp.state() == QpState::Err {
             self.machine.fail();
             qp.set_timer(None);
@@ -394,8 +395,8 @@ fn now(qp: &Qp) -> Instant {
 }
 
 impl Qp {
-    /// Runs `work` on the packet transport under the send queue's lock, and fails the queue pair if that says so;
-    /// false if the queue pair has another transport.
+    /// Runs `work` on the packet transport under the send queue's lock, and fails the queue pair if `work`
+    /// returns a failure. False if the queue pair has another transport.
     fn with_wire(&self, work: impl FnOnce(&mut WireTransport, &mut LocalKeys) -> Option<QpFailure>) -> bool {
         let mut send = self.send.queue.lock();
         let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send else { return false };
@@ -458,7 +459,7 @@ impl Qp {
         (due != u64::MAX).then_some(due)
     }
 
-    /// Does what is due after a failure that was found while the send queue was held.
+    /// Finishes the handling of a failure that was found while the send queue was held.
     fn fail_with(&self, failure: Option<QpFailure>) {
         if let Some(QpFailure { event }) = failure {
             self.fail();

@@ -72,7 +72,7 @@ fn lease(queue: &Option<(u32, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<R
 }
 
 impl ResponderMemory {
-    /// Of one of this process's queue pairs.
+    /// The responder's memory of one of this process's queue pairs.
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.adapter.peer_of(qp.qpn).ok()?;
         let target = Target::bind(&peer, qp.qpn)?;
@@ -110,7 +110,7 @@ impl ResponderMemory {
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
             return None;
         }
-        // A message of several packets takes a while, and other senders use the queue meanwhile.
+        // Other senders use the queue while a message of several packets arrives.
         let target =
             through.with_receives(&peer, &entry, number, through.entry.project(|entry| &entry.srq_taken))?;
         let _wired = self.adapter.xrc_srqs.get(number).and_then(|srq| srq.poll_network());
