@@ -150,7 +150,7 @@ mod tests {
     fn blocks_are_zeroed() {
         let arena = Arena::new("test", 1 << 20, 0).unwrap();
         let block = arena.alloc(100).unwrap();
-        // SAFETY: a block of 100 bytes that nobody else uses.
+        // SAFETY: a block of 100 bytes without another user.
         unsafe { arena.at(block.offset).as_ptr().write_bytes(0xff, 100) };
         arena.release(block);
         let again = arena.alloc(100).unwrap();

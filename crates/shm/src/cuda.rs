@@ -1,4 +1,4 @@
-//! Memory of NVIDIA GPUs by the CUDA driver's library, loaded at run time.
+//! Memory of NVIDIA GPUs, through the CUDA driver's library, which is loaded at run time.
 //!
 //! Read first: the CUDA Driver API reference, "Initialization", "Primary Context Management" and "Memory
 //! Management". The build needs no CUDA; without the library [`CudaMemory::new`] fails. The processor cannot load
@@ -112,7 +112,7 @@ macro_rules! driver {
 
         impl Driver {
             fn load(name: &str) -> Result<Driver, CudaError> {
-                // SAFETY: the driver's constructors are made for this use.
+                // SAFETY: the driver's constructors permit loading at run time.
                 let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
                 let library = library.map_err(|error| CudaError::Library {
                     library: name.to_owned(),

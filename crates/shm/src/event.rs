@@ -59,7 +59,7 @@ impl EventFd {
         if rustix::event::poll(&mut polled, Some(&now)) == Ok(0) {
             return;
         }
-        // A write fails only if the descriptor is not an eventfd: then nobody waits for the signal.
+        // A write fails only if the descriptor is not an eventfd, which has no waiter.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -70,9 +70,8 @@ impl EventFd {
     /// EAGAIN on an empty non-blocking descriptor, EINTR after a signal.
     pub fn take(&self) -> io::Result<()> {
         let mut count = 0u64;
-        // The C library's read, as it is a cancellation point: programs cancel threads that wait in
-        // ibv_get_cq_event().
-        // SAFETY: reads eight bytes into a local.
+        // The C library's read is a cancellation point: programs cancel threads that wait in
+        // ibv_get_cq_event(). SAFETY: reads eight bytes into a local.
         let n = unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
         if n == 8 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }

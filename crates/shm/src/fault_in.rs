@@ -19,7 +19,7 @@ pub fn fault_in(range: Range<usize>, write: bool) -> io::Result<()> {
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     // SAFETY: the advice keeps the contents.
     match unsafe { mm::madvise(start, range.end - start, advice) } {
-        // Linux before 5.14 does not know the advice, and no kernel accepts it for device memory.
+        // Linux before 5.14 lacks the advice, and no kernel accepts it for device memory.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => probe(start..range.end, write),
         done => done,
     }

@@ -1,6 +1,6 @@
 //! The operating system's mechanisms: shared memory, waiting, sockets, device memory.
 //!
-//! The soft device, cards and applications share this crate. It knows nothing about verbs, and holds most of
+//! The soft device, cards and applications share this crate. It is independent of verbs, and holds most of
 //! the project's unsafe code. Read in this order:
 //!
 //! - [`Memfd`] and [`Mapping`]: anonymous shared memory and its mappings;
@@ -13,11 +13,12 @@
 //! - [`relocate`]: moves private pages into shared memory, in place;
 //! - [`ports`]: listeners on TCP ports;
 //! - [`thread`]: threads without the application's signals, CPU affinity;
-//! - [`NullMemory`] and [`fault_in`]: memory that keeps nothing, and pages faulted in with an error;
+//! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
+//!   instead of a signal;
 //! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
 //!
-//! System calls go through rustix. A comment says why where one does not.
+//! System calls go through rustix. Comments give the reasons for exceptions.
 
 mod arena;
 pub mod cuda;

@@ -1,9 +1,9 @@
-//! The virtual memory vmas (VMAs) of this process, from `/proc/self/maps` (proc(5)).
+//! The virtual memory areas (VMAs) of this process, from `/proc/self/maps` (proc(5)).
 
 use std::io::{self, Read};
 use std::ops::Range;
 
-/// One virtual memory vma: a line of `/proc/self/maps`.
+/// A virtual memory area: one line of `/proc/self/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// Its addresses.

@@ -11,10 +11,10 @@ use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
 use crate::{PAGE, mm};
 
-/// Nobody can change the size.
+/// Seals against changes of the size.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Nobody can change the size or add a seal, such as one that forbids writable mappings.
+/// Seals against changes of the size and against further seals, such as one that forbids writable mappings.
 const ALL_SEALS: SealFlags = SIZE_SEALS.union(SealFlags::SEAL);
 
 /// Bytes of a huge page (one entry of the page middle directory).
@@ -122,7 +122,7 @@ pub struct Mapping {
     writable: bool,
 }
 
-// SAFETY: a mapping is an address range; code that dereferences into it takes care of races.
+// SAFETY: a mapping is an address range; code that dereferences into it handles races.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -152,7 +152,7 @@ impl AddressRange {
 impl Drop for AddressRange {
     fn drop(&mut self) {
         if self.len != 0 {
-            // SAFETY: a reserved range that nobody has a pointer into.
+            // SAFETY: a reserved range; no pointer refers to it.
             unsafe { mm::munmap(self.base, self.len) };
         }
     }
@@ -285,7 +285,7 @@ impl Mapping {
         if self.writable { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ }
     }
 
-    /// Gives advice that keeps the contents. The range is inside the mapping.
+    /// Calls `madvise` with advice that keeps the contents. The range is inside the mapping.
     fn advise(&self, offset: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
         // SAFETY: the contents stay as they are.
         unsafe { mm::madvise(self.base.as_ptr() as usize + offset, len, advice) }
@@ -355,7 +355,7 @@ fn is_hugetlb(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).map_or(true, |stat| stat.f_type == libc::HUGETLBFS_MAGIC)
 }
 
-/// Whether the file behind `fd` has the seals of [`Memfd::sealed`]: nobody can change its size or add a seal.
+/// Whether the file behind `fd` has the seals of [`Memfd::sealed`]: its size and its seals are final.
 #[must_use]
 pub fn is_sealed(fd: BorrowedFd<'_>) -> bool {
     has_seals(fd, ALL_SEALS)

@@ -1,8 +1,8 @@
 //! `mmap`, `munmap` and `madvise` as direct system calls.
 //!
 //! Communication libraries patch these functions of the C library to follow the application's memory. They
-//! must neither see our mappings nor be entered with our locks held. rustix calls the C library's functions
-//! if any crate of the program selects that backend, so it does not serve here.
+//! must neither see our mappings nor be entered with our locks held. rustix cannot be used: it calls the C
+//! library's functions if any crate of the program selects that backend.
 
 use std::io;
 
@@ -23,7 +23,7 @@ pub(crate) unsafe fn mmap(
     if mapped == -1 { Err(io::Error::last_os_error()) } else { Ok(mapped as usize) }
 }
 
-/// Unmaps `len` bytes.
+/// Unmaps `len` bytes at `address`.
 ///
 /// # Safety
 /// The range is the caller's, and no pointers into it are used later.
@@ -32,7 +32,7 @@ pub(crate) unsafe fn munmap(address: usize, len: usize) {
     unsafe { libc::syscall(libc::SYS_munmap, address, len) };
 }
 
-/// Gives advice about `len` bytes.
+/// Calls `madvise` for `len` bytes.
 ///
 /// # Safety
 /// The advice keeps the contents, or the range is the caller's.

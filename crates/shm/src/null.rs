@@ -1,4 +1,4 @@
-//! Memory that keeps nothing: a range that reads as zero, and a range that discards stores.
+//! Null memory: a range that reads as zero, and a range that discards stores.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::OnceLock;

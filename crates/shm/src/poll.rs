@@ -14,9 +14,9 @@ use crate::timespec;
 pub fn poll(descriptors: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<usize> {
     let timeout =
         timeout.map(timespec).map(|time| libc::timespec { tv_sec: time.tv_sec, tv_nsec: time.tv_nsec });
-    // The C library's ppoll, as it is a cancellation point: programs cancel threads that wait for events.
-    // SAFETY: the array has the given length. The kernel reports invalid descriptors in the array; null
-    // pointers mean no timeout and no signal mask.
+    // The C library's ppoll is a cancellation point: programs cancel threads that wait for events. SAFETY:
+    // the array has the given length. The kernel reports invalid descriptors in the array; null pointers mean
+    // no timeout and no signal mask.
     let ready = unsafe {
         libc::ppoll(
             descriptors.as_mut_ptr(),

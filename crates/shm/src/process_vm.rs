@@ -24,8 +24,8 @@ pub enum Direction {
 /// Copies between `local` ranges and one `remote` range of the process `pid`.
 ///
 /// # Errors
-/// EFAULT if either side has no such memory or the copy stops early, ESRCH if the process is gone, EPERM if
-/// the kernel forbids the access.
+/// EFAULT if either side has no such memory or the copy stops early; ESRCH if the process has exited; EPERM
+/// if the kernel forbids the access.
 ///
 /// # Safety
 /// The local ranges must be valid for the access that `direction` makes.

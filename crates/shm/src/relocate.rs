@@ -1,30 +1,29 @@
-//! Private pages become shared pages, in place, and private again afterwards.
+//! Moves private pages into shared memory in place, and back to private memory afterwards.
 //!
-//! A peer can only copy at memory speed into memory that it can map. Applications register what
-//! `malloc` or `mmap` gave them, which is private. [`share`] moves such pages into a memfd that is
-//! then mapped at the same address; [`Shared`]'s end moves them back, so that an allocator finds
-//! ordinary memory again (trimmed pages read as zero, a later fork copies on write).
+//! A peer copies at memory speed only into memory that it can map. Applications register private memory from
+//! `malloc` or `mmap`. [`share`] moves such pages into a memfd, which is then mapped at the original address.
+//! Dropping [`Shared`] moves them back to private memory: trimmed pages read as zero again, and a later fork
+//! copies on write.
 //!
-//! The rule: only **whole pages that lie entirely inside the registered range**, and only where
-//! all of the range is plain anonymous read-write memory. Where an application registers its own
-//! buffer, such pages hold nothing else: no allocator header, no neighbouring object. Partial pages at
-//! the ends stay where they are, and whatever does not fit the rule is left to [`crate::process_vm`].
+//! The rule: only **whole pages inside the registered range** move, and only if the whole range is anonymous
+//! read-write memory. If an application registers its own buffer, such pages hold no allocator header and no
+//! neighbouring object. Partial pages at the ends do not move. [`crate::process_vm`] copies to and from
+//! memory that the rule excludes.
 //!
-//! Hazards, and what is done about each:
-//! - *A thread stores into the pages while they move.* They are read-only for that time; the store
-//!   faults, and a SIGSEGV handler lets the thread wait and try again. The handler is installed
-//!   at the first move and passes every other fault on to whoever was there before.
-//! - *The kernel stores into the pages while they move* (`read(2)` by another thread): that system
-//!   call answers EFAULT. Nobody reads into a buffer in the same instant in which it is registered
-//!   or deregistered; who does can set `MILLSTREAM_MOVE=0`.
-//! - *The range holds more than the application's buffer*: caches of registrations (UCX has one) register
-//!   whole pages, with whatever shares them, and keep registered what was freed. So the thread that moves
-//!   uses no heap meanwhile, and the stack that it runs on never moves.
-//! - *fork*: the child would share the pages. Fork handlers give the child private copies, and let the
-//!   forking thread go on only when that is done, so that the child has what was there at the fork.
-//!   (What other threads and peers store at that time is in the copy or not.) A raw `clone` without
-//!   handlers is not seen.
-//! - *mlock*, huge pages and NUMA placement of the moved pages are lost.
+//! Hazards and countermeasures:
+//! - *A thread stores to the pages while they move.* They are read-only during the move. The store faults,
+//!   and a SIGSEGV handler makes the thread wait and retry. The handler is installed at the first move and
+//!   passes every other fault to the handler before it.
+//! - *The kernel stores to the pages while they move* (`read(2)` by another thread). The system call fails
+//!   with EFAULT. A program that reads into a buffer while it registers or deregisters the buffer must set
+//!   `MILLSTREAM_MOVE=0`.
+//! - *The range holds more than the application's buffer.* Registration caches, such as that of UCX, register
+//!   whole pages with neighbouring objects. They also keep freed memory registered. So the moving thread uses
+//!   no heap during the move, and its stack never moves.
+//! - *fork*: the child would share the pages. Fork handlers give the child private copies. The forking thread
+//!   continues only after that, so that the child has the contents at the fork. Concurrent stores of other
+//!   threads and peers may be in the copy or not. A raw `clone` bypasses the handlers.
+//! - *Page attributes*: mlock, huge pages and NUMA placement of the moved pages are lost.
 
 use std::fs::File;
 use std::io;
@@ -38,7 +37,7 @@ use millstream_lockfree::SpinLock;
 
 use crate::{Mapping, Memfd, PAGE, maps, round_up};
 
-/// A stretch of this process's memory that peers can map.
+/// A range of this process's memory that peers can map.
 #[derive(Debug)]
 pub struct Shared {
     moved: Arc<Moved>,
@@ -49,7 +48,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Tells apart stretches that lie in different memfds.
+    /// Identifies the memfd that the range lies in.
     #[must_use]
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.moved) as usize
@@ -57,10 +56,10 @@ impl Shared {
 }
 
 impl Shared {
-    /// Whether nobody else shares these pages, so that our end gives fresh ones to the application.
+    /// Whether this is the last reference to the pages, so that dropping it gives the application fresh ones.
     #[must_use]
     pub fn is_last(&self) -> bool {
-        // Ours and the registry's.
+        // This reference and the registry's.
         Arc::strong_count(&self.moved) <= 2
     }
 }
@@ -79,8 +78,8 @@ struct Moved {
 
 static REGISTRY: SpinLock<Vec<Arc<Moved>>> = SpinLock::new(Vec::new());
 
-/// Makes the whole pages inside `range` shared, if the rule above allows it. Pages that an earlier
-/// call moved are shared further; a range that is only partly moved already gives that part.
+/// Makes the whole pages inside `range` shared, if the rule above allows it. Pages that an earlier call moved
+/// are shared again. If only a part of the range was moved, the result covers that part.
 #[must_use]
 pub fn share(range: Range<usize>) -> Option<Shared> {
     let inner = round_up(range.start, PAGE)..range.end & !(PAGE - 1);
@@ -89,8 +88,8 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
     }
     install();
     let mut registry = REGISTRY.lock();
-    // All of it, to the byte, where its pages are shared already: whoever reaches the same word by another
-    // registration then reaches it in the same way, which atomic operations need.
+    // If the pages are shared already, the result covers the range to the byte. Every registration then maps
+    // a word alike, which atomic operations need.
     let around = |moved: &&Arc<Moved>| moved.range.start <= range.start && range.end <= moved.range.end;
     if let Some(moved) = registry.iter().find(around) {
         let offset = range.start - moved.range.start;
@@ -116,7 +115,7 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
     if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
         return None;
     }
-    // Peers get the descriptor: none of them can seal it against the others.
+    // Peers get the descriptor, and must not seal it against each other.
     let memory = Memfd::sealed("millstream-moved", inner.len()).ok()?;
     let fresh = memory.map().ok()?;
     replace(&inner, fresh, &touched(&inner)).ok()?;
@@ -132,13 +131,13 @@ fn enabled() -> bool {
 impl Drop for Shared {
     fn drop(&mut self) {
         let mut registry = REGISTRY.lock();
-        // Ours and the registry's: nobody else shares these pages. New references are only made
-        // under the lock.
+        // Two references, this one and the registry's: no other one shares these pages. New references are
+        // made only under the lock.
         if Arc::strong_count(&self.moved) > 2 {
             return;
         }
         registry.retain(|moved| !Arc::ptr_eq(moved, &self.moved));
-        // The application may have unmapped or replaced some of it; only what is still ours moves.
+        // The application may have unmapped or replaced some pages; only pages of the memfd move.
         let Ok(me) = rustix::fs::fstat(&self.moved.memory) else { return };
         for area in maps::vmas(self.moved.range.clone()).unwrap_or_default() {
             if area.inode != me.st_ino || !area.shared {
@@ -170,8 +169,8 @@ fn whole(range: &Range<usize>) -> Range<usize> {
     0..range.len()
 }
 
-/// The stretches of a range that were ever written, as offsets in it, so that a large fresh buffer is not
-/// filled by moving it.
+/// The parts of a range that were ever written, as offsets in it. Moving a large untouched buffer then
+/// allocates no pages.
 fn touched(range: &Range<usize>) -> Vec<Range<usize>> {
     let mut entries = vec![0u8; range.len() / PAGE * 8];
     let read = File::open("/proc/self/pagemap")
@@ -183,7 +182,7 @@ fn touched(range: &Range<usize>) -> Vec<Range<usize>> {
     runs(entries.as_chunks::<8>().0.iter().map(|e| u64::from_ne_bytes(*e) >> 62 != 0))
 }
 
-/// The stretches of pages that hold something, in bytes.
+/// The runs of pages that are present, as byte ranges.
 fn runs(pages: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     for (i, _) in pages.enumerate().filter(|(_, touched)| *touched) {
@@ -195,8 +194,8 @@ fn runs(pages: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
     runs
 }
 
-/// Copies the parts of `range` that hold something into `fresh` and puts `fresh` in its place. Called under the
-/// registry's lock. Nothing here may use the heap: this thread would wait for itself to move it.
+/// Copies the `runs` of `range` into `fresh` and maps `fresh` in place of the range. Called under the
+/// registry's lock. It must not use the heap: the thread would wait for its own move.
 fn replace(range: &Range<usize>, fresh: Mapping, runs: &[Range<usize>]) -> io::Result<()> {
     MOVING_END.store(range.end, Ordering::Relaxed);
     MOVING_START.store(range.start, Ordering::SeqCst);
@@ -234,13 +233,13 @@ fn replace(range: &Range<usize>, fresh: Mapping, runs: &[Range<usize>]) -> io::R
     result
 }
 
-// The range that is moving now, zero start if none, and the one that moved last.
+// The range that is being moved, with start zero if none, and the range that was moved last.
 static MOVING_START: AtomicUsize = AtomicUsize::new(0);
 static MOVING_END: AtomicUsize = AtomicUsize::new(0);
 static LAST_START: AtomicUsize = AtomicUsize::new(0);
 static LAST_END: AtomicUsize = AtomicUsize::new(0);
-/// Faults taken in the last range after its move. A thread that faulted during the move may get
-/// here late; more than a few are somebody's real fault.
+/// Faults in the last range after its move. A thread that faulted during the move may enter the handler late.
+/// More than a few are real faults of the program.
 static RETRIES: AtomicUsize = AtomicUsize::new(0);
 const MAX_RETRIES: usize = 4096;
 
@@ -281,8 +280,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         return;
     }
     let previous = PREVIOUS.try_lock().and_then(|p| *p);
-    // SAFETY: calls the handler that was installed before ours, with what the kernel gave us, or
-    // restores the default, under which the fault happens again and ends the process.
+    // SAFETY: calls the handler that was installed before ours with the kernel's arguments, or restores the
+    // default, so that the fault recurs and ends the process.
     unsafe {
         match previous {
             Some(p) if p.sa_sigaction != libc::SIG_DFL && p.sa_sigaction != libc::SIG_IGN => {
@@ -304,20 +303,20 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
     }
 }
 
-/// The ends of the connection by which a child says that it has copied; negative for none. Guarded by the
+/// The socket pair by which a child reports that it has copied the pages; negative for none. Guarded by the
 /// registry's lock, which is held across a fork.
 static COPIED: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
 
 fn close(end: &AtomicI32) {
     let fd = end.swap(-1, Ordering::Relaxed);
     if fd >= 0 {
-        // SAFETY: opened in `before_fork` and known to nobody else.
+        // SAFETY: opened in `before_fork` and used only here.
         unsafe { libc::close(fd) };
     }
 }
 
 extern "C" fn before_fork() {
-    // No move may be under way, and the child must find the list whole.
+    // No move may be in progress, and the child must find a consistent list.
     let registry = REGISTRY.lock();
     if !registry.is_empty() {
         let mut ends = [-1; 2];
@@ -338,7 +337,7 @@ extern "C" fn after_fork_parent() {
         let mut byte = 0u8;
         // SAFETY: reads one byte into a local.
         let mut read = || unsafe { libc::read(fd, (&raw mut byte).cast(), 1) };
-        // The end of the child, or that there is none, ends the wait as well.
+        // The exit of the child, or a failed fork, ends the wait as well.
         while read() < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
     }
     close(reader);
@@ -353,13 +352,13 @@ extern "C" fn after_fork_child() {
         if let Ok(fresh) = private(moved.range.len()) {
             let _ = replace(&moved.range, fresh, &[whole(&moved.range)]);
         }
-        // The parent's bookkeeping is not ours to undo.
+        // The child must not undo the parent's moves.
         std::mem::forget(moved);
     }
     let [reader, writer] = &COPIED;
     let fd = writer.load(Ordering::Relaxed);
     if fd >= 0 {
-        // SAFETY: sends one byte of a constant. A parent that is gone needs no answer.
+        // SAFETY: sends one byte of a constant. The parent may have exited.
         unsafe { libc::send(fd, c"".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }
     close(reader);
@@ -477,7 +476,7 @@ mod tests {
     fn a_forked_child_has_its_own_copy() {
         let memory = pages(2);
         let base = memory.base();
-        // SAFETY: inside the two pages; the child only stores, waits and leaves.
+        // SAFETY: inside the two pages; the child only stores, waits and exits.
         unsafe {
             base.write(1);
             let _shared = share(base as usize..base as usize + 2 * PAGE).unwrap();
@@ -501,7 +500,7 @@ mod tests {
         assert_eq!(runs([true, true, false, true].into_iter()), [0..2 * PAGE, 3 * PAGE..4 * PAGE]);
     }
 
-    /// Runs it in a thread of its own, whose end is awaited for so long.
+    /// Runs a test in another thread, and fails if it does not end in time.
     fn ends(test: impl FnOnce() + Send + 'static) {
         let (end, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
@@ -514,7 +513,7 @@ mod tests {
     #[test]
     fn pages_of_the_heap_move_with_what_moving_them_uses() {
         ends(|| {
-            // Chunks of these sizes, freed, are what the allocator hands to the next who asks.
+            // Freed chunks of these sizes are what the allocator returns next.
             let around = || vec![7u8; 16 * PAGE];
             let (before, inside, after) = (around(), (1..400).map(|n| vec![0u8; n]), around());
             let inside: Vec<Vec<u8>> = inside.collect();

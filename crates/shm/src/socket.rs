@@ -18,7 +18,7 @@ use rustix::net::{
 };
 use rustix::time::Timespec;
 
-/// Descriptors in one message, at most.
+/// Most descriptors of one message.
 pub const MAX_FDS: usize = 4;
 
 /// Size of the control message with [`MAX_FDS`] descriptors \[bytes\].
@@ -272,7 +272,7 @@ fn credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     let mut cred = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut len = size_of::<libc::ucred>() as u32;
     // rustix's socket_peercred() has no value for the process id 0 of a foreign PID namespace.
-    // SAFETY: the kernel fills the struct on the stack.
+    // SAFETY: the kernel fills in the struct on the stack.
     let failed = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),

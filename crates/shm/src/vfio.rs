@@ -182,7 +182,7 @@ impl VfioDevice {
         let fd = unsafe {
             rustix::ioctl::ioctl(&self.device, VfioIoctl { opcode: FEATURE, argument: &mut export })?
         };
-        // SAFETY: the call above returned a new descriptor that nobody else owns.
+        // SAFETY: the call above returned a new descriptor.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
