@@ -1,10 +1,12 @@
 //! An asymmetric memory fence between processes.
 //!
-//! The data path announces every operation in the target's memory; the target's owner looks for announcements only
-//! when it withdraws memory. So the cost of the fence belongs on the rare side: `membarrier(2)` in its global expedited
-//! form makes every registered process execute a fence, and on the fast side a compiler barrier suffices.
+//! The data path announces every operation in the target's memory. The target's owner reads announcements
+//! only when it withdraws memory. So the rare side pays for the fence: `membarrier(2)` in its global
+//! expedited form makes every registered process execute a fence. On the fast side a compiler barrier
+//! suffices.
 //!
-//! Loom and Miri do not model that system call. For them both sides are full fences, as on kernels without the call.
+//! Loom and Miri do not model that system call. Under them, and on kernels without the call, both sides are
+//! full fences.
 
 pub use imp::{heavy, light, register};
 
@@ -56,12 +58,12 @@ mod imp {
     }
 }
 
-/// Both sides as full fences, for the checkers.
+/// Full fences on both sides, for the checkers.
 #[cfg(any(loom, miri))]
 mod imp {
     use crate::sync::atomic::{Ordering, fence};
 
-    /// True: the checkers have the asymmetric form.
+    /// Always true: the checkers have the asymmetric form.
     pub fn register() -> bool {
         true
     }

@@ -1,10 +1,11 @@
 //! A spin lock that is biased towards the one thread that takes it nearly always.
 //!
-//! A locked instruction waits for all stores before it. On the data path those are stores to lines that the peer's core
-//! holds, so that taking a free lock would cost more than the work under it. A thread that takes the lock many times in
-//! a row gets the bias, and from then on takes it with plain stores. The first other thread revokes the bias with a heavy
-//! fence ([`barrier::heavy`]), and the lock is an ordinary spin lock. It can become biased again, but each revocation
-//! lengthens the streak that is needed: a heavy fence costs as much as some hundred locked instructions.
+//! A locked instruction waits for all stores before it. On the data path those stores go to cache lines that
+//! the peer's core holds. Taking a free lock would therefore cost more than the work under it. A thread that
+//! takes the lock many times in a row gets the bias, and from then on takes it with plain stores. The first
+//! other thread revokes the bias with a heavy fence ([`barrier::heavy`]), and the lock is an ordinary spin
+//! lock. It can become biased again, but each revocation lengthens the streak that is needed: a heavy fence
+//! costs as much as some hundred locked instructions.
 //!
 //! ```text
 //! unbiased ──64 acquisitions in a row by one thread──► biased ──another thread──► unbiased
@@ -17,12 +18,13 @@ use crate::spin::{self, SpinGuard};
 use crate::sync::UnsafeCell;
 use crate::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
-/// The lock is not biased, and may become so.
+/// The lock is not biased, and may become biased.
 const UNBIASED: usize = 0;
 /// The lock is not biased, and never will be.
 const NEVER_BIASED: usize = 1;
 
-/// Acquisitions in a row before a thread first gets the bias. A thread that only sets the object up shall not get it.
+/// Acquisitions in a row before a thread first gets the bias. A thread that only initialises the object must
+/// not get it.
 const STREAK: u32 = if cfg!(loom) {
     1
 } else if cfg!(miri) {
@@ -204,7 +206,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::AtomicUsize;
 
-    // Miri takes a thousand times as long.
+    // Fewer under Miri, which is a thousand times slower.
     const TURNS: u64 = if cfg!(miri) { 300 } else { 20_000 };
     const ROUNDS: u64 = if cfg!(miri) { 5 } else { 200 };
 
@@ -269,7 +271,7 @@ mod tests {
         assert_eq!(*lock.lock(), STREAK * (1 + STREAK_FACTOR + STREAK_FACTOR * STREAK_FACTOR) + 2);
     }
 
-    /// Threads that each use the lock for a while, so that the bias moves in all ways.
+    /// Threads that each use the lock for a while, so that the bias moves between all of them.
     #[test]
     fn counts_are_not_lost_when_the_bias_moves() {
         let lock = BiasedLock::new(0u64);

@@ -1,11 +1,12 @@
 //! A robust lock that is biased towards the one owner that takes it nearly always.
 //!
-//! It serves processes as [`BiasedLock`](crate::BiasedLock) serves threads: a locked instruction would wait for all
-//! stores before it, here those of a whole message. An owner that takes the lock many times in a row gets the bias, and
-//! from then on takes it with plain stores. The next other owner revokes the bias with a heavy fence. The lock then is an
-//! ordinary [`RobustLock`] until one owner has used it alone for longer.
+//! The counterpart of [`BiasedLock`](crate::BiasedLock) for processes. A locked instruction would wait for
+//! all stores before it, here those of a whole message. An owner that takes the lock many times in a row gets
+//! the bias, and from then on takes it with plain stores. The next other owner revokes the bias with a heavy
+//! fence. The lock then is an ordinary [`RobustLock`] until one owner has used it alone for longer.
 //!
-//! An owner takes one turn at a time (a queue pair does). Its number is unique among all running processes.
+//! An owner, such as a queue pair, holds the lock at most once at a time. Its number is unique among all
+//! running processes.
 
 use std::time::{Duration, Instant};
 
@@ -116,8 +117,8 @@ impl BiasedRobustLock {
         // Now either the biased owner sees the revocation, or this owner sees `held_biased`.
         barrier::heavy();
         if !barrier::register() {
-            // The biased owner has membarrier and this process has not (seccomp). No processor delays a store for this
-            // long.
+            // The biased owner has membarrier and this process lacks it (seccomp). No processor delays a
+            // store for this long.
             std::thread::sleep(Duration::from_millis(5));
         }
         self.streak.store(0, Ordering::Relaxed);
@@ -143,7 +144,7 @@ impl BiasedRobustLock {
                     }
                 }
                 _ if has_exited(holder) => {
-                    // It published nothing half-done.
+                    // An exited holder has published no incomplete change.
                     let _ = self.held_biased.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
                 }
                 _ if !cfg!(loom) && Instant::now() > deadline => return false,
@@ -153,7 +154,8 @@ impl BiasedRobustLock {
         false
     }
 
-    /// Frees the lock and removes the bias, whoever holds it. For the owner of the memory before a new use of it.
+    /// Frees the lock and removes the bias, regardless of the holder. For the owner of the memory before a
+    /// new use of it.
     pub fn reset(&self) {
         for word in [&self.biased_to, &self.last] {
             word.store(0, Ordering::Relaxed);
@@ -207,7 +209,7 @@ mod tests {
                 scope.spawn(move || {
                     for turn in 0..10 * TURNS {
                         let guard = lock.lock(owner_id(number)).unwrap().guard;
-                        // Not one step: a turn that is not exclusive would be lost.
+                        // Two steps: an increment without mutual exclusion would be lost.
                         count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
                         if turn % 2 == 0 {
                             drop(guard)

@@ -1,6 +1,7 @@
 //! The clock of completion timestamps.
 //!
-//! It is CLOCK_MONOTONIC_RAW: timestamps of all processes on the host compare, and nothing adjusts its rate.
+//! It is CLOCK_MONOTONIC_RAW: timestamps of all processes on the host are comparable, and its rate is never
+//! adjusted.
 
 /// A reading of the clock: nanoseconds since an arbitrary moment of this boot.
 #[repr(transparent)]
@@ -15,7 +16,7 @@ impl Timestamp {
     }
 }
 
-/// Nanoseconds that `clock` shows.
+/// The reading of `clock` in nanoseconds.
 #[must_use]
 pub fn read(clock: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };

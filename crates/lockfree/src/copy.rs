@@ -10,8 +10,8 @@ use std::sync::atomic::{Ordering, fence};
 /// Most bytes of a copy by wide loads and stores: two such ranges fit the first-level cache.
 const MAX_WIDE: usize = 16 << 10;
 
-/// Copies so that the last bytes become visible last. Receivers that poll the end of a buffer rely on this with
-/// every adapter, though the InfiniBand specification (volume 1, 9.5, o9-20) does not promise it. The two ranges may
+/// Copies so that the last bytes become visible last. Receivers that poll the end of a buffer rely on this,
+/// though the InfiniBand specification (volume 1, 9.5, o9-20) does not guarantee it. The two ranges may
 /// overlap.
 ///
 /// # Safety
@@ -96,7 +96,7 @@ mod x86 {
                 // SAFETY: all accesses lie in the two ranges.
                 unsafe {
                     let (to_end, from_end) = (to.add(len), from.add(len));
-                    // Stores that cross lines take twice as long.
+                    // Stores that cross cache lines take twice as long.
                     let ahead = to.align_offset(SIZE);
                     if ahead != 0 && len > SIZE {
                         $store(to.cast::<$vector>(), $load(from.cast::<$vector>()));

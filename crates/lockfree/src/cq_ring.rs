@@ -1,7 +1,7 @@
 //! The shared half of a completion queue: a ring that peers fill, in memory of the queue's owner.
 //!
-//! The header ([`CqRing`]) keeps its place for the life of the queue. The entries move when the queue is resized. A
-//! producer holds the header's lock, and reads there where the entries are.
+//! The header ([`CqRing`]) never moves. The entries move when the queue is resized. A producer holds the
+//! header's lock while it reads the position of the entries.
 
 use std::cell::Cell;
 use std::ops::Deref;
@@ -35,10 +35,10 @@ pub struct CqRing {
     pub lock: BiasedRobustLock,
     /// Completions ever produced.
     pub tail: AtomicU32,
-    /// The value of `head` that a producer saw last. Producers read the consumer's own line only when the
+    /// The value of `head` that a producer saw last. Producers read the consumer's cache line only when the
     /// queue seems full.
     pub cached_head: AtomicU32,
-    /// What the consumer waits for: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
+    /// The event that the consumer requested: [`ARM_NONE`], [`ARM_ANY`] or [`ARM_SOLICITED`].
     pub armed: AtomicU32,
     /// Events signalled and not yet fetched.
     pub events: AtomicU32,
@@ -165,14 +165,14 @@ impl CqEntries {
         self.timestamp_slot(at).store(Timestamp::now().0, Ordering::Relaxed);
     }
 
-    /// Prepares fresh entries for completions from number `first` on. Fresh entries are zero, which is the phase
-    /// of number 2^32 − 1: its slot gets another one.
+    /// Prepares fresh entries for completions from number `first` on. Fresh entries are zero, which is the
+    /// phase of number 2^32 − 1. So the slot of that number gets another phase.
     pub fn start_at(&self, first: u32) {
         self.slot(u32::MAX).set_empty(first);
     }
 
-    /// Copies the completions from `head` up to `tail`, which fit, to the fresh entries `new`, and lets none of
-    /// the others seem published.
+    /// Copies the completions from `head` up to `tail`, which fit, to the fresh entries `new`. All other
+    /// entries become unpublished.
     pub fn copy_to(&self, new: &Self, head: u32, tail: u32) {
         new.start_at(tail);
         let mut at = head;
@@ -338,7 +338,7 @@ impl<R: Deref<Target = CqRing>> CqProducer<R> {
             let head = ring.head.load(Ordering::Acquire);
             ring.cached_head.store(head, Ordering::Relaxed);
             if !fits(head) {
-                // With room for some of them the queue has not overrun.
+                // The queue has not overrun while it has room for some of them.
                 if tail.wrapping_sub(head) > entries.mask {
                     ring.overrun.store(1, Ordering::Release);
                 }

@@ -13,7 +13,7 @@
 
 use crate::sync::atomic::{AtomicU64, Ordering};
 
-/// One completion. It does not carry the work request id: the owner of the queue knows that.
+/// One completion. It has no work request id: the owner of the queue keeps that.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cqe {
     /// The receiver's queue pair.
@@ -98,7 +98,7 @@ impl CqeSlot {
         self.0[3].store(pack(0, phase), Ordering::Relaxed);
     }
 
-    /// Copies another slot, which nobody changes meanwhile.
+    /// Copies another slot, which must not change meanwhile.
     pub fn copy_from(&self, from: &Self) {
         for (to, from) in self.0.iter().zip(&from.0) {
             to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);

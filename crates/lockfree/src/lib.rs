@@ -1,29 +1,30 @@
 //! Locks, rings and table entries that threads and processes use without waiting for the kernel.
 //!
-//! The crate knows the memory layout of what processes share, and in which order it is read and written. It knows
-//! nothing about verbs objects, files or mappings. Everything takes its atomics from [`sync`], so that the loom model
-//! checker compiles this crate as it is (`make loom`), and Miri runs its unit tests (`make miri`).
+//! The crate defines the memory layout of shared objects and the order of accesses to them. It is independent
+//! of verbs objects, files and mappings. All atomics come from [`sync`]. So the loom model checker compiles
+//! this crate unchanged (`make loom`), and Miri runs its unit tests (`make miri`).
 //!
-//! The crate lies below `millstream-shm`: that crate guards its own tables with these locks, while a lock needs only two
-//! things of the kernel, both here: [`barrier`] (membarrier) and [`process`] (pidfd).
+//! The crate lies below `millstream-shm`: that crate guards its tables with these locks. The locks use only
+//! two kernel interfaces, both in this crate: [`barrier`] (membarrier) and [`process`] (pidfd).
 //!
 //! Locks:
 //! - [`SpinLock`]: threads of one process;
-//! - [`BiasedLock`]: the same, free for the one thread that takes it nearly always;
+//! - [`BiasedLock`]: threads of one process; without cost for the one thread that takes it nearly always;
 //! - [`RobustLock`]: processes; a survivor takes it from a holder that has exited;
-//! - [`BiasedRobustLock`]: the same, free for the one owner that takes it nearly always.
+//! - [`BiasedRobustLock`]: processes; without cost for the one owner that takes it nearly always.
 //!
 //! Shared memory:
 //! - [`shared`]: which types may lie in memory that other processes write;
 //! - [`cqe`] and [`cq_ring`]: a completion queue that many producers fill;
 //! - [`mr_entry`]: a memory key's entry, read whole or not at all;
 //! - [`inflight_op`]: how an initiator announces an operation, and how the target waits for its end;
-//! - [`retry_owner`]: who retries pending requests, a polling application or the progress thread.
+//! - [`retry_owner`]: the choice of who retries pending requests, a polling application or the progress
+//!   thread.
 //!
 //! Memory accesses:
 //! - [`copy_in_order`]: copies whose last bytes become visible last;
 //! - [`prefetch`]: hints about cache lines that another core wrote;
-//! - [`barrier`]: an asymmetric fence, free for the fast side.
+//! - [`barrier`]: an asymmetric fence, without cost for the fast side.
 
 pub mod barrier;
 mod biased;

@@ -1,4 +1,4 @@
-//! What the model checker has in place of the kernel: thread identities, processes that exit.
+//! The model checker's replacements for the kernel: thread identities, and processes that exit.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

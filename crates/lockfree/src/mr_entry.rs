@@ -1,7 +1,8 @@
 //! One entry of the table of memory keys, written by its owner and read by its peers.
 //!
-//! The owner changes an entry in three steps: it clears the tag, writes the fields, and stores the new tag. A reader
-//! compares the tag before and after. The tag is the key and a generation, because a key may come back.
+//! The owner changes an entry in three steps: it clears the tag, writes the fields, and stores the new tag. A
+//! reader compares the tag before and after. The tag is the key and a generation, because a key may be
+//! reused.
 
 use std::ops::Range;
 
@@ -40,7 +41,7 @@ const _: () = assert!(size_of::<MrEntry>() == 128);
 /// The contents of an entry: a region or a bound window.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MrDescriptor {
-    /// `IBV_ACCESS_*` and bits of the device's own.
+    /// `IBV_ACCESS_*` and device-specific bits.
     pub access: u32,
     /// The protection domain; zero for a window that belongs to a queue pair instead.
     pub pd: u32,
@@ -63,7 +64,7 @@ pub struct MrDescriptor {
 impl MrEntry {
     /// Publishes a descriptor in an entry that has no tag.
     pub fn publish(&self, tag: u64, descriptor: &MrDescriptor) {
-        // A reader that sees a field of this generation also sees that the tag of the last one is gone.
+        // A reader that sees a field of this generation also sees that the last tag was cleared.
         fence(Ordering::Release);
         self.access.store(descriptor.access, Ordering::Relaxed);
         self.pd.store(descriptor.pd, Ordering::Relaxed);

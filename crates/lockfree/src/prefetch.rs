@@ -1,9 +1,9 @@
 //! Prefetch hints for cache lines that another core wrote last.
 //!
-//! A locked instruction waits until all stores before it are done, and a store to a line that another
-//! core holds takes as long as a miss. An early prefetch hides that latency.
+//! A locked instruction waits until all stores before it are done. A store to a line that another core holds
+//! takes as long as a cache miss. An early prefetch hides that latency.
 
-/// How many entries of a ring ahead of the current one are worth a prefetch: a few lines.
+/// Prefetch distance in ring entries, which is a few cache lines.
 pub const DISTANCE: u32 = 4;
 
 /// Requests the line at `at` for a store. The address need not be valid.

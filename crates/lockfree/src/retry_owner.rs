@@ -1,7 +1,8 @@
-//! Who retries pending requests: an application that polls, or the progress thread.
+//! Ownership of the retries of pending requests: an application that polls, or the progress thread.
 //!
-//! A polling application retries at once and at no cost. The thread would take the core and the send queue's lock from
-//! the application. So the thread stays away while the application polls, and finds that out without the lock.
+//! A polling application retries at once and at no cost. The thread would take the core and the send queue's
+//! lock from the application. So the thread does not retry while the application polls, and detects that
+//! without the lock.
 
 use crate::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 
@@ -17,14 +18,14 @@ pub struct RetryOwner {
     seen_polls: AtomicU32,
 }
 
-/// What the thread finds.
+/// Result of the thread's check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RetryCheck {
     /// Nothing is pending. The thread will be notified of the next pending request.
     Idle,
     /// Requests are pending and an application polls.
     Polled,
-    /// Requests are pending and nobody polls.
+    /// Requests are pending and no application polls.
     Unattended,
 }
 

@@ -25,8 +25,8 @@ pub(crate) const READS_PER_CHECK: u32 = if cfg!(loom) { 2 } else { 1024 };
 pub struct RobustLock(AtomicU32);
 
 impl RobustLock {
-    /// How long to wait for a holder that runs and does not release. A critical section takes less than a microsecond, or
-    /// as long as one message where its lock says so.
+    /// Longest wait for a holder that runs and does not release. A critical section takes less than a
+    /// microsecond, or at most the time to copy one message.
     pub const TIMEOUT: Duration = Duration::from_secs(2);
 
     /// Takes the lock for the calling process `me`; None if its holder does not release it.
@@ -42,7 +42,7 @@ impl RobustLock {
         (free || self.wait(me, timeout)).then(|| RobustGuard(&self.0))
     }
 
-    /// Frees the lock, whoever holds it. For the owner of the memory before a new use of it.
+    /// Frees the lock, regardless of the holder. For the owner of the memory before a new use of it.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Release);
     }
@@ -90,7 +90,7 @@ impl<'a> RobustGuard<'a> {
     #[inline]
     pub fn release_fenced(self) {
         self.0.swap(0, Ordering::SeqCst);
-        // On x86 that was one. Elsewhere a load that follows could still be earlier than the store.
+        // On x86 the store above is a full fence. Elsewhere a later load could still precede the store.
         if cfg!(any(loom, not(target_arch = "x86_64"))) {
             fence(Ordering::SeqCst);
         }

@@ -63,8 +63,8 @@ impl<T> SpinLock<T> {
 /// Takes a lock's flag if it is clear.
 #[inline(always)]
 pub(crate) fn take(held: &AtomicBool) -> bool {
-    // Storing true over true changes nothing. But the model checker orders that store freely, even after the holder's
-    // release.
+    // Storing true over true has no effect on hardware. But the model checker orders that store freely, even
+    // after the holder's release.
     if cfg!(loom) {
         held.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok()
     } else {

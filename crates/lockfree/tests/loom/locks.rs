@@ -1,4 +1,4 @@
-//! The locks, while they are contended, revoked, and left by processes that exit.
+//! The locks under contention, revocation, and the exit of holders.
 
 use loom::thread;
 use millstream_lockfree::sync::Arc;
@@ -58,8 +58,8 @@ fn a_biased_lock_is_exclusive_with_try_lock() {
     });
 }
 
-/// Two threads, neither biased at first, and each can become so. (With three, two would wait for each other in endless
-/// interleavings.)
+/// Two threads without the bias at first; each can get it. (With three, two would wait for each other in
+/// endless interleavings.)
 #[test]
 fn a_biased_lock_is_exclusive_for_any_bias() {
     check(|| {
@@ -112,7 +112,7 @@ fn a_biased_robust_lock_is_exclusive() {
         let shared = Arc::new((BiasedRobustLock::default(), AtomicU32::new(0)));
         let turn = |(lock, count): &(BiasedRobustLock, AtomicU32), number| {
             let _guard = lock.lock(OwnerId { pid: number, number }).unwrap().guard;
-            // Not one step: a turn that is not exclusive would be lost.
+            // Two steps: an increment without mutual exclusion would be lost.
             count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
         };
         turn(&shared, 1);
@@ -152,8 +152,8 @@ fn a_biased_robust_lock_is_taken_only_from_an_exited_process() {
     });
 }
 
-/// The two sides of the asymmetric fence: the initiator announces and then checks, the owner withdraws and then checks.
-/// It never happens that the initiator finds the memory valid and the owner finds no announcement.
+/// The two sides of the asymmetric fence: the initiator announces and then checks, the owner withdraws and
+/// then checks. Either the initiator finds the memory invalid, or the owner finds the announcement.
 fn announce_and_withdraw(fence: impl Fn() + Clone + Send + Sync + 'static) {
     check(move || {
         let shared = Arc::new((AtomicBool::new(false), AtomicBool::new(true), AtomicBool::new(false)));
@@ -185,7 +185,7 @@ fn an_announcement_is_seen_or_sees_the_withdrawal() {
     announce_and_withdraw(|| barrier::light(true));
 }
 
-/// The model has the fault: without the fence that membarrier(2) provides, the checker finds it.
+/// The model can fail: without the fence that membarrier(2) provides, the checker finds the error.
 #[test]
 #[should_panic(expected = "accessed after it was released")]
 fn without_the_fence_the_checker_finds_the_fault() {

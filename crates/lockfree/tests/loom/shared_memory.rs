@@ -35,13 +35,13 @@ impl Queue {
     }
 
     fn producer(&self) -> CqProducer<&'static CqRing> {
-        // SAFETY: the slots live for ever.
+        // SAFETY: the slots are never freed.
         unsafe { CqProducer::new(self.memory(), self.ring) }
     }
 
     /// The consumer's view.
     fn entries(&self) -> CqEntries {
-        // SAFETY: the slots live for ever.
+        // SAFETY: the slots are never freed.
         unsafe { CqEntries::new(self.memory().cast(), self.slots.len() as u32, false) }
     }
 }
@@ -60,7 +60,7 @@ fn completion(n: u32) -> Cqe {
     }
 }
 
-/// A producer in a process of its own, which can get the lock's bias.
+/// A producer in another process, which can get the lock's bias.
 fn owner_id(n: u32) -> OwnerId {
     OwnerId { pid: n, number: n }
 }
@@ -225,7 +225,7 @@ fn moderated_events_are_counted_once() {
 fn a_pending_request_is_retried() {
     check(|| {
         let shared = Arc::new((RetryOwner::default(), AtomicU32::new(0), AtomicBool::new(false)));
-        // Pending, and with the thread.
+        // A request is pending, and the thread is responsible.
         assert!(shared.0.set_pending());
         let owner = {
             let shared = shared.clone();
@@ -269,7 +269,7 @@ fn tag(generation: u64) -> u64 {
 /// the two whole, or nothing.
 #[test]
 fn a_memory_key_is_read_whole_or_not_at_all() {
-    // Each of eleven fields is read in all its versions: fewer preemptions suffice.
+    // Each of eleven fields is read in all its versions, so fewer preemptions suffice.
     check_with(3, || {
         let entry = Arc::new(MrEntry::default());
         entry.publish(tag(1), &descriptor(1));
