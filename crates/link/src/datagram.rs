@@ -32,7 +32,7 @@ impl Outgoing<'_> {
     }
 }
 
-/// IP and UDP headers of a received datagram, as far as the socket shows them.
+/// IP and UDP headers of a received datagram, as far as the socket reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Source address.
@@ -58,8 +58,8 @@ impl Origin {
     }
 }
 
-/// Packets that one system call received as one datagram (GRO): one origin, one size, the last may be
-/// shorter.
+/// Packets that one system call received in a coalesced datagram (GRO). They have one origin and one size;
+/// the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// IP and UDP headers of the datagram.
@@ -78,7 +78,7 @@ impl<'a> Received<'a> {
     }
 }
 
-/// Most packets of a datagram that are told apart; kernels coalesce 64 or 128.
+/// Most packets of a datagram; kernels coalesce 64 or 128.
 pub(crate) const MAX_PACKETS: usize = 128;
 
 /// Buffer size of a datagram: coalesced datagrams do not exceed the largest IP packet.
@@ -100,7 +100,7 @@ pub struct RxBuffers {
     pub(crate) memory: Box<[u8]>,
     pub(crate) filled: Vec<ReceivedDatagram>,
     slots: usize,
-    /// Datagrams that the next call asks for.
+    /// Number of datagrams that the next call requests.
     ask: usize,
     /// Origin of the last packet with its ICRC state, mostly that of the next packet as well.
     pub(crate) last: Option<(Origin, FlowCrc)>,
@@ -125,8 +125,8 @@ impl RxBuffers {
         self.slots - self.filled.len()
     }
 
-    /// Datagrams to ask for: those that came last time, or more if all slots were filled. An extra slot would
-    /// cost a failing receive in the kernel, as much as a small packet.
+    /// Number of datagrams to request: the number that arrived last time, or more if all slots were filled.
+    /// An extra slot would cost a failing receive in the kernel, as much as a small packet.
     pub(crate) fn next_batch(&self) -> usize {
         self.ask.min(self.empty_slots())
     }

@@ -157,14 +157,14 @@ impl ReactionPoint {
         }
     }
 
-    /// When the next bytes may be sent. A sender of many small packets may send a burst ahead and wait after
-    /// it.
+    /// The time at which the next bytes may be sent. A sender of many small packets may send a burst ahead
+    /// and wait after it.
     #[must_use]
     pub fn poll_send(&self) -> Duration {
         self.free
     }
 
-    /// When [`handle_timeout`](ReactionPoint::handle_timeout) is due; `None` at the line rate.
+    /// The time at which [`handle_timeout`](ReactionPoint::handle_timeout) is due; `None` at the line rate.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Duration> {
         self.next().map(|(time, _)| time)
@@ -320,8 +320,8 @@ mod tests {
 
     #[test]
     fn two_flows_converge_to_fair_shares() {
-        // A switch that marks as in section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows, one of
-        // which starts at the line rate.
+        // A switch that marks as in section 5.2 (K_min 5 KB, K_max 200 KB, P_max 1 %), and two flows. One
+        // starts at the line rate.
         let (mut a, mut b) = (flow(), flow());
         (0..8).for_each(|_| b.handle_cnp(Duration::ZERO));
         let (mut queue, mut points) = (0.0_f64, [NotificationPoint::default(); 2]);

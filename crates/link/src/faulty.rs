@@ -103,7 +103,7 @@ impl FaultRng {
     }
 }
 
-/// Ranges that can be sent together: unaffected packets, but a packet that overtakes another goes alone.
+/// Ranges of packets that can be sent together. A packet that is affected or overtakes another is sent alone.
 fn runs(faults_by_packet: &[PacketFaults]) -> impl Iterator<Item = std::ops::Range<usize>> {
     let untouched = |i: usize| faults_by_packet[i] == PacketFaults::default();
     let overtakes = move |i: usize| i > 0 && faults_by_packet[i - 1].hold == Some(Hold::Overtaken);
@@ -209,7 +209,7 @@ impl<L: Link> FaultInjector<L> {
         held.due(count).iter_mut().try_for_each(|packet| packet.send(&self.inner))
     }
 
-    /// Sends a batch of which some packet is affected; the first packet has number `number`.
+    /// Sends a batch with affected packets. The first packet has number `number`.
     fn send_apart(
         &self,
         sending: &mut Sending,

@@ -1,9 +1,9 @@
 //! Descriptors that a forked child must not keep.
 //!
 //! The kernel's `SO_REUSEPORT` group exists as long as any descriptor of it, in any process. A forked child
-//! would keep the sockets of all processes open after their end, and packets that nobody reads would go
-//! there. So these descriptors refer to `/dev/null` in a child; the numbers stay in use, because copies of
-//! the parent's objects know them. `clone(2)` without the C library bypasses this. All these descriptors
+//! would keep the sockets of all processes open after their exit, and the kernel would still steer packets to
+//! them. So these descriptors refer to `/dev/null` in a child. Their numbers stay in use, because copies of
+//! the parent's objects hold them. `clone(2)` without the C library bypasses this. All these descriptors
 //! close on `execve`.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -22,7 +22,8 @@ pub(crate) struct ParentOnlyFd(OwnedFd);
 impl From<OwnedFd> for ParentOnlyFd {
     fn from(fd: OwnedFd) -> Self {
         FORKS.call_once(|| {
-            // SAFETY: the handlers touch one lock and make system calls. Without room for them a child keeps what it has.
+            // SAFETY: the handlers use one lock and make system calls. If they cannot be registered, a child
+            // keeps the descriptors.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         });
         PARENT_ONLY.lock().push(fd.as_raw_fd());
@@ -64,7 +65,7 @@ extern "C" fn in_child() {
     // SAFETY: taken in `before_fork` by the thread that this one continues.
     unsafe { PARENT_ONLY.force_unlock() };
     let mut parent_only = PARENT_ONLY.lock();
-    // SAFETY: plain system calls, which a child may make; the list has descriptors that nobody has closed.
+    // SAFETY: plain system calls, which a child may make; the descriptors in the list are open.
     unsafe {
         let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
         for fd in parent_only.iter() {

@@ -1,9 +1,9 @@
 //! Computing and checking the invariant CRC with a plain UDP socket.
 //!
-//! The ICRC covers the IP header, which a UDP socket does not show completely. Addresses, lengths and
-//! protocol are known; type of service, time to live and checksums are masked. What remains is the IPv4
-//! identification: zero from senders like this one, counting from the kernel's rxe. A CRC is linear, so the
-//! difference between the received ICRC and the one for identification zero is the contribution of the
+//! The ICRC covers the IP header, which a UDP socket does not report completely. Addresses, lengths and
+//! protocol are known; type of service, time to live and checksums are masked. Only the IPv4 identification
+//! is unknown: it is zero from senders like this one, and counts up from the kernel's rxe. A CRC is linear.
+//! So the received ICRC differs from the one for identification zero by the contribution of the
 //! identification, shifted by the bytes behind it. Shifting it back shows whether a 16-bit number explains
 //! the difference. So 16 of the 32 bits of the ICRC are checked without privileges for IPv4 packets with an
 //! unknown identification, and all 32 for IPv6.
@@ -146,7 +146,7 @@ mod tests {
         fn one_wrong_bit_is_never_explained(id: u16, bit in 0usize..12 * 8, len in 16usize..2000) {
             let mut packet = vec![0x5a; len];
             seal(&v4(), id, &mut packet);
-            // Switches may change the masked byte.
+            // Switches may change the masked byte (BTH resv8a).
             prop_assume!(bit / 8 != 4);
             packet[bit / 8] ^= 1 << (bit % 8);
             let found = identification(&v4(), 0, &packet);

@@ -56,7 +56,7 @@ impl Link for Memory {
     }
 }
 
-/// Packets of 40 bytes for queue pair 0x456789, numbered from `first`, sealed as one batch.
+/// A batch of sealed packets of 40 bytes for queue pair 0x456789, numbered from `first`.
 pub(crate) fn batch(first: u32, count: u32) -> Vec<u8> {
     let flow = icrc::flow(HERE, SOURCE_PORT, THERE).unwrap();
     let packet = |i: u32| {

@@ -1,9 +1,9 @@
 //! A link that writes its packets into a capture file.
 //!
-//! A UDP socket shows no lower layers, so Ethernet, IP and UDP headers are synthesised. Addresses, ports,
+//! A UDP socket hides the lower layers, so Ethernet, IP and UDP headers are synthesised. Addresses, ports,
 //! type of service and the IPv4 identification are correct; the identification of a received packet follows
 //! from its ICRC. MAC addresses, time to live and flow label are placeholders, and UDP checksums are omitted.
-//! Each packet is a record of its own, even if the kernel carried several as one.
+//! Each packet is a separate record, even if the kernel coalesced several.
 //!
 //! The format is pcap with nanoseconds (draft-ietf-opsawg-pcap), link type Ethernet.
 

@@ -102,7 +102,8 @@ impl Port {
                 self.counters.truncated.add(1);
                 return false;
             }
-            // Senders like this one count from zero in each batch, which is received as one datagram.
+            // Senders like this one count from zero in each batch, and a batch arrives as a coalesced
+            // datagram.
             last = match last {
                 Some((known, flow)) if known == *origin => Some((known, flow)),
                 _ => icrc::flow(origin.source, origin.source_port, origin.destination)
@@ -125,7 +126,8 @@ impl Port {
         &self.udp
     }
 
-    /// Descriptors of which one is readable when packets have arrived, see [`Udp::descriptors`].
+    /// The receiving descriptors: at least one is readable when packets have arrived, see
+    /// [`Udp::descriptors`].
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         self.udp.descriptors()

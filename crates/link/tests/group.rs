@@ -35,7 +35,7 @@ fn send(from: &Udp, to: IpAddr, segment: usize, bytes: &mut [u8]) {
     assert_eq!(from.send(&mut [batch]).unwrap(), 1);
 }
 
-/// The numbers that arrive, until there are `count`, or for a second.
+/// The numbers of the packets that arrive, up to `count` of them or for a second.
 fn receive(at: &Udp, count: usize) -> Vec<u32> {
     let mut inbox = RxBuffers::new(8);
     let mut numbers = Vec::new();

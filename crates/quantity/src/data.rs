@@ -24,13 +24,13 @@ impl Bytes {
 }
 
 impl BytesPerSecond {
-    /// From 10⁹ bytes per second.
+    /// Converts from 10⁹ bytes per second.
     #[must_use]
     pub fn gigabytes(value: f64) -> Self {
         Self(value * 1e9)
     }
 
-    /// From 10⁹ bits per second.
+    /// Converts from 10⁹ bits per second.
     #[must_use]
     pub fn gigabits(value: f64) -> Self {
         Self(value * 125e6)
@@ -42,13 +42,13 @@ impl BytesPerSecond {
         Picos((bytes as f64 * 1e12 / self.0).round() as u64)
     }
 
-    /// In 10⁹ bytes per second.
+    /// Converts to 10⁹ bytes per second.
     #[must_use]
     pub fn as_gigabytes(self) -> f64 {
         self.0 * 1e-9
     }
 
-    /// In 10⁹ bits per second.
+    /// Converts to 10⁹ bits per second.
     #[must_use]
     pub fn as_gigabits(self) -> f64 {
         self.0 * 8e-9

@@ -1,4 +1,4 @@
-//! Printing with three significant digits and a metric prefix.
+//! Formatting of numbers with three significant digits and a metric prefix.
 
 /// Three significant digits with a metric prefix, such as `8.43 GB/s`.
 #[must_use]

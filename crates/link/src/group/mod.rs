@@ -2,8 +2,8 @@
 //!
 //! Each process has a socket on the port (`SO_REUSEPORT`). A BPF program on the group of sockets selects the
 //! process by destination queue pair number ([`filter`]). It returns a socket index, and when a socket
-//! closes, the kernel moves the last one to its index. So no socket may close before the last process ends:
-//! every process holds every socket, and the next process that joins takes over the socket of one that died.
+//! closes, the kernel moves the last one to its index. So no socket may close before the last process exits.
+//! Every process holds every socket, and the next process that joins takes over the socket of an exited one.
 //! All processes read the socket of index zero, which receives queue pair 1 (connection management) and
 //! unknown prefixes. docs/wire-link.md describes the protocol and its failure cases.
 
@@ -30,7 +30,7 @@ pub(crate) use peer_sockets::PeerSockets;
 /// Version of the messages.
 const VERSION: u32 = 1;
 /// Timeout for another process's answer. Its thread does nothing else, so only a stopped process takes
-/// longer, and the others know what it knows.
+/// longer. The other members hold the same sockets.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 /// Timeout for processes that are joining or ending.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
@@ -254,7 +254,7 @@ fn lock(port: u16) -> Result<BoundSocket, JoinError> {
     }
 }
 
-/// The sockets that the live members know, and the members with their process IDs.
+/// The sockets of the live members, and the members with their process IDs.
 fn discover(port: u16, own: u16) -> Result<(SocketSlots, BTreeMap<u16, u32>), JoinError> {
     let prefix = prefix(port);
     let (mut slots, mut others) = (SocketSlots::new(), BTreeMap::new());
@@ -275,7 +275,7 @@ fn discover(port: u16, own: u16) -> Result<(SocketSlots, BTreeMap<u16, u32>), Jo
             continue;
         }
         others.insert(qpn_prefix, pid);
-        // Stopped members do not answer; others know what they know.
+        // Stopped members do not answer; the other members hold the same sockets.
         request_sockets(&connection, &mut slots)?;
     }
     Ok((slots, others))

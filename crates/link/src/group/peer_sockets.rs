@@ -44,7 +44,7 @@ impl PeerSockets {
     /// A socket that only sends until [`listen`](PeerSockets::listen) is called.
     pub(crate) fn new(port: u16) -> io::Result<Self> {
         let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: creates a descriptor that nobody else owns.
+        // SAFETY: creates a new descriptor.
         let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
         if fd < 0 {
             return Err(io::Error::last_os_error());

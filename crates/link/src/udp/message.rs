@@ -2,8 +2,8 @@
 //! batch or datagram.
 //!
 //! rustix has no such calls. The C library's functions are thread cancellation points, which costs two locked
-//! instructions per call. They must not be cancelled either, because the calling thread of the program holds
-//! locks. So these are direct system calls.
+//! instructions per call. A thread must not be cancelled here either, because it holds locks. So these are
+//! direct system calls.
 
 use std::io;
 use std::mem::{MaybeUninit, size_of};

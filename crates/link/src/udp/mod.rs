@@ -209,9 +209,9 @@ impl Udp {
         options::set_multicast_loop(self.tx.as_fd(), on)
     }
 
-    /// Descriptors of which one is readable when packets have arrived: the socket, and an eventfd for
-    /// forwarded packets. A single epoll descriptor for both would be notified of every packet within the
-    /// sender's system call on the same host, even while nobody waits.
+    /// The receiving descriptors: the socket, and an eventfd for forwarded packets. At least one is readable
+    /// when packets have arrived. With a single epoll descriptor for both, the sender's system call on the
+    /// same host would notify it of every packet, even without a waiter.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.rx.as_fd(), self.shared.arrived.as_fd()]

@@ -60,7 +60,7 @@ fn get<T: Copy>(socket: BorrowedFd<'_>, level: c_int, option: c_int, mut value: 
 /// A dual-stack socket, or an IPv4 socket where the kernel has no IPv6.
 fn new_socket() -> io::Result<(OwnedFd, bool)> {
     for family in [libc::AF_INET6, libc::AF_INET] {
-        // SAFETY: creates a descriptor that nobody else owns.
+        // SAFETY: creates a new descriptor.
         let fd =
             unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
         if fd >= 0 {
