@@ -61,7 +61,7 @@ pub(crate) struct Packages {
 }
 
 impl Packages {
-    /// The newest versions that apt knows.
+    /// The newest versions in apt's package lists.
     pub(crate) fn find(kernel: Kernel) -> Result<Self, Error> {
         let found = output(Command::new("apt-cache").args(["search", "--names-only", kernel.pattern()]))?;
         let names: Vec<&str> = found.lines().filter_map(|line| line.split(' ').next()).collect();

@@ -90,7 +90,7 @@ impl PixelGeometry {
         self.pixels.iter().position(|pixel| {
             let (x, y) = (pixel.x - origin.x, pixel.y - origin.y);
             let steps = [(x * by - y * bx) / area, (y * ax - x * ay) / area];
-            // The pitch comes from two pixels, so rounding adds up with the distance.
+            // The pitch is that of two pixels, so its rounding error grows with the distance.
             let tolerance = TOLERANCE + 1e-3 * x.hypot(y) / self.pitch;
             steps.iter().any(|steps| (steps - steps.round()).abs() > tolerance)
         })
@@ -184,7 +184,7 @@ mod tests {
             assert_eq!(near.len(), neighbours + 1, "{pixel:?}");
             *with_neighbours.entry(neighbours).or_insert(0) += 1;
         }
-        // Most pixels are inside, and none stands alone.
+        // Most pixels have six neighbours, and each has at least two.
         assert!(with_neighbours[&6] > 1150, "{with_neighbours:?}");
         assert!(with_neighbours.keys().all(|&neighbours| neighbours >= 2), "{with_neighbours:?}");
     }

@@ -7,8 +7,8 @@
 //!    └─────────────── handle_processed: Done, then the next Grant ──────────────────┘
 //! ```
 //!
-//! Immediate data may arrive before the manager's `Assign`, because they come from different units. A batch
-//! is complete when the assignment and the immediate data of all readout units are there. A slot is granted
+//! Immediate data may arrive before the manager's `Assign`, because different units send them. A batch is
+//! complete when the assignment and the immediate data of all readout units are there. A slot is granted
 //! again only after its batch was processed. A connection delivers writes in order, so no write of the old
 //! generation can arrive then. After a failure no slot is granted any more: a late write can only fill a slot
 //! that is not read.

@@ -10,7 +10,7 @@
 //! | builder unit | discarded: other fragments sent to it | each readout unit's last batch per slot |
 //! | builder unit and manager | discarded: all that was sent to it | readout units' sums |
 //!
-//! In the last case no surviving unit knows which batches that builder unit finished.
+//! In the last case no surviving unit has a record of the batches that the builder unit finished.
 
 use super::account::{
     Account, Discarded, FragmentsRead, Incomplete, Invariant, InvariantViolation, Tally, Totals,

@@ -43,7 +43,7 @@ enum Phase {
     Reported,
 }
 
-/// A slot of a builder unit, as this readout unit sees it.
+/// This readout unit's state for one slot of a builder unit.
 #[derive(Clone, Debug, Default)]
 struct Slot {
     /// The last assigned generation.
@@ -55,7 +55,7 @@ struct Slot {
     outstanding: u16,
 }
 
-/// A builder unit, as this readout unit sees it.
+/// This readout unit's state for one builder unit.
 #[derive(Debug)]
 struct Peer {
     waiting: VecDeque<Assignment>,

@@ -33,7 +33,7 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// Smallest relative model error that is assumed for a category, whatever its residuals.
+/// Lower bound of the relative model error of a category.
 fn min_model_error(category: Category) -> f64 {
     match category {
         Category::Hbm => 0.04,

@@ -230,7 +230,8 @@ fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Pos
         let mut ends: Vec<f64> = Vec::new();
         for &adapter in &cable.adapters {
             let Some(at) = positions.get(adapter) else { continue };
-            // Cables run down inside the right edge of the frame, whatever the depth of the tree.
+            // Cables run down inside the right edge of the frame, independent of the depth of the
+            // tree.
             let column = ((at.x - MARGIN) / (COLUMN + MARGIN)).floor();
             let down = MARGIN + column * (COLUMN + MARGIN) + COLUMN - 16.0 - 7.0 * lane as f64;
             svg.line((at.x + BOX.0, at.y + BOX.1 / 2.0), (down, at.y + BOX.1 / 2.0), &stroke);

@@ -260,7 +260,7 @@ impl Validator<'_> {
         let mut placed: Vec<Device> = Vec::with_capacity(all.len());
         let mut place = vec![None; all.len()];
         for start in 0..all.len() {
-            // Walk up to a placed device, then place the chain from there down.
+            // Walk up to a placed device, then place the chain downwards from it.
             let mut chain = Vec::new();
             let mut here = start;
             while place[here].is_none() {
@@ -340,7 +340,7 @@ impl Validator<'_> {
         Ok(placed)
     }
 
-    /// The link ends that a name stands for.
+    /// The link ends that a name denotes.
     fn ends(&self, field: &str, name: &Spanned<String>, site: &Site) -> Result<Vec<LinkEnd>, SiteError> {
         let text = name.get_ref();
         if let Some(switch) = site.switches.iter().position(|s| s.name == *text) {

@@ -7,7 +7,7 @@ use cargo_metadata::{DependencyKind, MetadataCommand};
 use millstream_report::colour::{BASELINE, GRID, TEXT};
 use millstream_report::svg::{Anchor, Coordinate, Font, Svg};
 
-/// The prefix that all library crates share. Tables and pictures leave it out.
+/// Common prefix of all library crates, omitted in tables and pictures.
 const PREFIX: &str = "millstream-";
 /// The crate with the `millstream` program.
 const PROGRAM: &str = "millstream";
@@ -17,9 +17,9 @@ const PROGRAM: &str = "millstream";
 pub struct Crate {
     /// `description` of its manifest.
     pub description: String,
-    /// Crates of the workspace that it depends on, tests and build scripts aside.
+    /// Its dependencies in the workspace, without those of tests and build scripts.
     pub dependencies: BTreeSet<String>,
-    /// Those among them that a feature of the crate turns on.
+    /// Dependencies that a feature of the crate enables.
     pub optional: BTreeSet<String>,
 }
 
@@ -77,7 +77,7 @@ impl Graph {
         self.0[from].dependencies.iter().any(|each| each == to || self.reaches(each, to))
     }
 
-    /// The arrows that no longer way implies: what a picture shows.
+    /// The arrows of the picture: those that no longer path implies.
     fn essential(&self) -> Vec<(&str, &str)> {
         let mut arrows = Vec::new();
         for (name, each) in &self.0 {
@@ -110,7 +110,7 @@ impl Graph {
         out
     }
 
-    /// The crates in rows by depth, the program at the top. Arrows that others imply are left out.
+    /// The crates in rows by depth, the program at the top. Implied arrows are omitted.
     pub fn picture(&self) -> String {
         const CELL: (f64, f64) = (124.0, 74.0);
         const BOX: (f64, f64) = (108.0, 28.0);

@@ -3,7 +3,7 @@
 //! - [`graph`] renders the crates of the workspace and the arrows between them, from `cargo metadata`.
 //! - [`links`] finds links in Markdown files whose target does not exist.
 //!
-//! `cargo run -p millstream-docs` writes the generated parts; the tests compare them with what is there.
+//! `cargo run -p millstream-docs` writes the generated parts; the tests compare them with the files.
 #![forbid(unsafe_code)]
 
 pub mod graph;

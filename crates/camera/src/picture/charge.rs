@@ -45,7 +45,7 @@ pub fn window(waveforms: &[i16], samples: usize, trigger: Option<usize>) -> Rang
                 waveforms.iter().skip(sample).step_by(samples.max(1)).map(|&value| i64::from(value)).sum()
             };
             let sums: Vec<i64> = (0..samples).map(sum).collect();
-            // The first of equal windows: `max_by_key` takes the last, hence `rev`.
+            // `rev`, because `max_by_key` returns the last of equal windows.
             (0..=latest).rev().max_by_key(|&start| sums[start..start + len].iter().sum::<i64>()).unwrap_or(0)
         },
         |sample| sample.saturating_sub(1),

@@ -189,7 +189,7 @@ impl Channel {
         }
     }
 
-    /// Length of the current frame as far as it is known, in bytes.
+    /// Length of the current frame, in bytes; of the prefix while that is incomplete.
     fn frame_len(&self) -> io::Result<usize> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(LENGTH_BYTES) };
         let length = u32::from_be_bytes(*length) as usize;

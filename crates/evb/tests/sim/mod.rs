@@ -23,7 +23,7 @@ use std::time::Duration;
 /// A failure of a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The unit dies; the others notice after a while.
+    /// The unit dies; the others detect it after a delay.
     Death,
     /// The unit stops; the others are not notified.
     Stall,

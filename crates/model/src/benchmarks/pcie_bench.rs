@@ -40,7 +40,7 @@ impl Processor {
             Processor::Haswell | Processor::Broadwell => {
                 let name = if self == Processor::Haswell { "haswell-ep" } else { "broadwell-ep" };
                 let local = p.nanos(&format!("cpu.{name}.read.latency"));
-                // No socket hop of Haswell-EP is published: Broadwell-EP's stands for it.
+                // No socket hop of Haswell-EP is published: Broadwell-EP's is used.
                 if is_remote { local + hop("broadwell-ep") } else { local }
             }
         }

@@ -64,7 +64,8 @@ impl Endpoint for Program {
         match (self.role, packet.kind) {
             (Role::Stream, COMPLETED) => {
                 self.count(context);
-                // Continues after its own end, so that the other direction meets traffic until its end.
+                // Continues after its own end, so that the other direction has opposing traffic until its
+                // end.
                 self.post(context);
             }
             (Role::PingPong, RECEIVED) => {

@@ -41,7 +41,7 @@ impl Channel {
         }
     }
 
-    /// A pipeline stage: a fixed time per packet, whatever its size.
+    /// A pipeline stage: a fixed time per packet, independent of its size.
     #[must_use]
     pub fn stage(name: impl Into<String>, gap: Picos) -> Channel {
         Channel { gap, ..Channel::new(name, BytesPerSecond(f64::INFINITY)) }

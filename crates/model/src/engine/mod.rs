@@ -396,7 +396,7 @@ impl Core {
         self.hops[self.routes[packet.route as usize] as usize + packet.hop as usize]
     }
 
-    /// Queues a packet of an endpoint on the route's first channel, whatever its buffer: it waits in the
+    /// Queues a packet of an endpoint on the route's first channel without a buffer limit: it waits in the
     /// endpoint's own memory.
     fn inject(&mut self, packet: Packet) {
         match self.hop(&packet) {

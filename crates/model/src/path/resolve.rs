@@ -40,7 +40,7 @@ struct MemoryLocation {
 /// Adapter families with different timing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AdapterFamily {
-    /// NVIDIA ConnectX; stands for all InfiniBand adapters.
+    /// NVIDIA ConnectX; used for all InfiniBand adapters.
     ConnectX,
     /// APEnet+ torus adapter (FPGA).
     Apenet,

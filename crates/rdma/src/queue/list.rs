@@ -206,8 +206,8 @@ impl SendList {
         self.operation(Operation::Read(from), to, signal, wr_id)
     }
 
-    /// Adds an RDMA WRITE for each segment, as many as fit, and returns their number. They are unsignaled; a failed one
-    /// reports its index in the list. This costs half as much as adding them one by one.
+    /// Adds an RDMA WRITE for each segment, as many as fit, and returns their number. They are unsignaled; a
+    /// failed one reports its index in the list. This costs half as much as separate calls.
     ///
     /// # Errors
     /// [`OutOfBounds`] for the first segment that exceeds its memory; those before it were added.

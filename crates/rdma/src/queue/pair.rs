@@ -315,7 +315,7 @@ impl QueuePair {
     #[inline]
     unsafe fn post_chain(&self, first: *mut ibv_send_wr) -> Result<(), (*const ibv_send_wr, io::Error)> {
         let mut bad = std::ptr::null_mut();
-        // SAFETY: `owner` keeps the queue pair alive; the chain is as the caller promises.
+        // SAFETY: `owner` keeps the queue pair alive; the caller guarantees the chain.
         match unsafe { ibv_post_send(self.raw.as_ptr(), first, &mut bad) } {
             0 => Ok(()),
             code => Err((bad, os_error_of(code))),

@@ -1,9 +1,10 @@
 //! Flow-level network of the event builder: transfers as fluid flows over a non-blocking switch.
 //!
-//! An adapter serves work requests in posting order, so a node sends one transfer at a time. Concurrent flows therefore form
-//! stars: one receiving link with its senders. All links are alike, so max-min fairness has a closed form: each of k flows
-//! into a node gets `min(tx, rx / k)`. A transfer costs the logarithm of its star, whatever the number of nodes. A test
-//! compares this with [`FlowSimulation`](crate::flow::FlowSimulation).
+//! An adapter serves work requests in posting order, so a node sends one transfer at a time. Concurrent flows
+//! therefore form stars: one receiving link with its senders. All links are alike, so max-min fairness has a
+//! closed form: each of k flows into a node gets `min(tx, rx / k)`. The cost of a transfer is the logarithm
+//! of its star's size and does not depend on the number of nodes. A test compares this with
+//! [`FlowSimulation`](crate::flow::FlowSimulation).
 //!
 //! A buffer of the switch precedes each receiving link. Flows keep the rate `tx` until it is full; a transfer arrives when
 //! the backlog in front of it has drained.

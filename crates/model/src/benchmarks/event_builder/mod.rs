@@ -272,7 +272,7 @@ impl Scenario {
             ));
         }
         let pair = data_path(site, p, &site.hosts[0].name, &site.hosts[1].name)?;
-        // All nodes need a path; the first pair's latency stands for all.
+        // All nodes need a path; the first pair's latency is used for all.
         for host in &site.hosts[2..wanted] {
             data_path(site, p, &site.hosts[0].name, &host.name)?;
         }
