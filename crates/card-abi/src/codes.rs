@@ -24,7 +24,7 @@ numbered! {
     /// State of a card as a whole.
     CardState CARD_STATES {
         0 Running = "regions run";
-        1 Pausing = "regions have been asked to pause at a safe point";
+        1 Pausing = "a pause of all regions at a safe point is requested";
         2 Paused = "every region is paused, stopped or empty; registers and memory are consistent";
     }
 }
@@ -44,11 +44,11 @@ numbered! {
         0 Empty = "no kernel is loaded";
         1 Ready = "a kernel is loaded and idle";
         2 Running = "the kernel runs";
-        3 Stopping = "the kernel has been asked to stop at a safe point";
+        3 Stopping = "a stop at a safe point is requested";
         4 Done = "the latest run has completed";
         5 Faulted = "the latest command or run failed; see the region's cause";
         6 Paused = "the kernel is paused at a safe point because the card is paused";
-        7 Hung = "the kernel was asked to end and reaches no safe point; the region refuses commands until it does";
+        7 Hung = "an end was requested and the kernel reaches no safe point; the region refuses commands until it does";
     }
 }
 

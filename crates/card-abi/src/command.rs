@@ -24,11 +24,11 @@ layout! {
     pub struct RawDescriptor[64] {
         0 region: u32 = "region whose kernel runs";
         4 flags: u32 = "bits that the kernel defines";
-        8 args_offset: u64 = "where the kernel's arguments are [bytes]";
+        8 args_offset: u64 = "offset of the arguments [bytes]";
         16 args_len: u64 = "their length [bytes]";
-        24 result_offset: u64 = "where the kernel puts its result [bytes]";
-        32 result_len: u64 = "room for it [bytes]";
-        40 cookie: u64 = "comes back in the completion";
+        24 result_offset: u64 = "offset of the result [bytes]";
+        32 result_len: u64 = "capacity of the result range [bytes]";
+        40 cookie: u64 = "returned in the completion";
         48 reserved: [u64; 2] = "zero";
     }
 }
@@ -38,7 +38,7 @@ layout! {
     pub struct RawCompletion[64] {
         0 cookie: u64 = "cookie of the command";
         8 index: u64 = "position of the command since the ring was opened: 0, 1, 2, …";
-        16 cause: u32 = "zero if the kernel ran to its end, else what was wrong; see Causes";
+        16 cause: u32 = "zero on success, else the cause; see Causes";
         20 region: u32 = "region of the command";
         24 detail: u64 = "the offending value";
         32 events: u32 = "events handled";
@@ -308,7 +308,7 @@ causes! {
     22 Interrupted = "run was stopped", "zero";
     23 KernelFailed = "kernel panicked", "the kernel, or the region";
     24 KernelTrapped = "kernel trapped", "number of the trap, see docs/kernels.md";
-    25 FuelExhausted = "kernel used up its fuel", "the fuel given";
+    25 FuelExhausted = "kernel used up its fuel", "fuel granted";
     26 DeadlineExceeded = "kernel ran longer than its timeout", "the timeout [ns]";
     27 AccessViolation = "kernel accessed memory outside its banks", "offset of the access";
     28 KernelTooLarge = "kernel, or its memory, is too large", "its size [bytes]";
@@ -326,7 +326,7 @@ causes! {
     40 DmaOutsideMemory = "DMA transfer is outside card memory", "offset of the range";
     41 DmaPeerNotConnected = "DMA descriptor names a peer that is not connected", "number of the peer";
     42 DmaRemoteAccess = "the peer denied the access: its key is invalid or does not cover the range", "zero";
-    43 DmaPeerLost = "the peer does not answer", "zero";
+    43 DmaPeerLost = "connection to the peer card lost", "zero";
     44 DmaRingOverrun = "DMA producer is further ahead of the consumer than the ring has slots", "`dma_producer`";
     45 PeerAddress = "address of a peer is not `host:port`", "number of the peer";
     46 PeerUnreachable = "peer could not be reached, or refused the connection", "number of the peer";
@@ -335,8 +335,8 @@ causes! {
     49 HolderDisconnected = "connection of the lease holder ended", "epoch of the lease";
     50 InvalidLeaseWord = "lease word was written without permission", "the word";
     51 WindowRegistration = "device refused to register a window", "errno";
-    52 BanksNotGranted = "kernel needs banks that the run was not given", "the banks";
-    53 MemoryFailed = "card memory does not answer", "error code of its driver";
+    52 BanksNotGranted = "kernel needs banks that the run was not granted", "the banks";
+    53 MemoryFailed = "access to card memory failed", "error code of its driver";
     54 MemoryNotMapped = "kernel needs mapped memory, and this kind of card memory cannot be mapped", "the banks";
     55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited [ns]";
 }

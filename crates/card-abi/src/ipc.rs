@@ -17,7 +17,7 @@ layout! {
     pub struct OpenReply[32] {
         0 magic: u64 = "as in the registers";
         8 version: u32 = "as in the registers";
-        12 refusal: u32 = "why the card refuses the connection, 0: accepted";
+        12 refusal: u32 = "cause of the rejection, 0: accepted";
         16 memory_bytes: u64 = "size of card memory [bytes]";
         24 client: u32 = "id of the client, for the lease word";
         28 reserved: u32 = "zero";

@@ -68,7 +68,7 @@ pub enum AccessError {
         memory: u64,
     },
     /// The device driver failed to copy the bytes.
-    #[error("card memory at {offset:#x} does not answer (error {code} of its driver)")]
+    #[error("cannot access card memory at {offset:#x} (driver error {code})")]
     Device {
         /// First byte of the requested range.
         offset: u64,

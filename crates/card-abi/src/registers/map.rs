@@ -228,11 +228,11 @@ register_map! { REGISTERS for Registers, at {
         0x4098 energy_uj: U64 Card = "Energy since the card started [µJ].";
         0x40a0 card_state: U32 Card = "See Card states.";
         0x40a8 card_command_ack: U64 Card = "The latest `card_command` that was executed.";
-        0x40b0 card_command_cause: U32 Card = "Why it failed, zero if it succeeded; see Causes.";
+        0x40b0 card_command_cause: U32 Card = "Cause of its failure, zero if it succeeded; see Causes.";
         0x40b8 dirty_bytes: U64 Card = "Memory written since it was last cleared [bytes], as of the latest pause.";
         0x40c0 dirty_chunk_bytes: U64 Card = "Memory per bit of `dirty_bitmap` [bytes].";
         0x40c8 messages_sent: U64 Card = "Messages sent to clients (interrupts over the network).";
-        0x40d0 messages_dropped: U64 Card = "Messages dropped, because the client was gone or had no receive posted.";
+        0x40d0 messages_dropped: U64 Card = "Messages dropped, because the client had disconnected or had no receive posted.";
         0x40d8 immediate_doorbells: U64 Card = "Doorbells received as immediate data.";
         0x40e0 hung_kernels: U64 Card = "Kernels declared hung.";
     }
@@ -245,19 +245,19 @@ register_map! { REGISTERS for Registers, at {
         0x4168 dma_polling: U32 Card = "One while the engine polls `dma_producer`. Read it after a write of "
             "`dma_producer`; if it is zero, ring by immediate data.";
         0x41c0 peer_state: [U32; MAX_PEERS] Card = "By peer; see Peer states.";
-        0x41e0 peer_cause: [U32; MAX_PEERS] Card = "By peer: why its connection failed; see Causes.";
+        0x41e0 peer_cause: [U32; MAX_PEERS] Card = "By peer: cause of its failed connection; see Causes.";
     }
     "Traffic by BAR and bank" {
         0x4400 bank_written: [U64; MAX_BANKS] Card = "By bank: written by kernels that count traffic, and by the DMA "
             "engine [bytes].";
-        0x4600 bank_read: [U64; MAX_BANKS] Card = "By bank: read by them [bytes].";
+        0x4600 bank_read: [U64; MAX_BANKS] Card = "By bank: bytes read by kernels and DMA [bytes].";
         0x4800 bank_rdma_written: [U64; MAX_BANKS] Card = "By bank: written by clients through BAR4, as they report "
             "with their heartbeat [bytes].";
-        0x4a00 bank_rdma_read: [U64; MAX_BANKS] Card = "By bank: read by them [bytes].";
+        0x4a00 bank_rdma_read: [U64; MAX_BANKS] Card = "By bank: bytes read by clients through BAR4 [bytes].";
         0x4c00 bar2_written: U64 Card = "Written to BAR2 by the DMA engine [bytes].";
         0x4c08 bar2_read: U64 Card = "Read from BAR2 by the DMA engine [bytes].";
         0x4c10 bar2_rdma_written: U64 Card = "Written by clients through BAR2, as they report [bytes].";
-        0x4c18 bar2_rdma_read: U64 Card = "Read by them [bytes].";
+        0x4c18 bar2_rdma_read: U64 Card = "Read by clients through BAR2, as they report [bytes].";
     }
     "Control (0x7000, for the holder of the lease)" {
         0x7000 lease_heartbeat: U64 User = "Any change renews the lease.";
@@ -272,11 +272,11 @@ register_map! { REGISTERS for Registers, at {
         0x7080 dma_producer: U64 User = "DMA descriptors written.";
         0x7088 peer_command: U64 User = "Low 8 bits: number of the peer to connect, by its address in the "
             "peer table; the rest: an unused sequence number.";
-        0x7b00 report_written: [U64; MAX_BANKS] User = "By bank: what the holder has written since its lease began "
+        0x7b00 report_written: [U64; MAX_BANKS] User = "By bank: bytes written by the holder since its lease began "
             "[bytes].";
-        0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: what the holder has read [bytes].";
-        0x7f00 report_bar2_written: U64 User = "What the holder has written through BAR2 since its lease began [bytes].";
-        0x7f08 report_bar2_read: U64 User = "What it has read through BAR2 [bytes].";
+        0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: bytes read by the holder [bytes].";
+        0x7f00 report_bar2_written: U64 User = "Bytes written by the holder through BAR2 since its lease began.";
+        0x7f08 report_bar2_read: U64 User = "Bytes read by the holder through BAR2 since its lease began.";
     }
     "Dirty bitmap" {
         0xa000 dirty_bitmap: [U64; 512] Card = "One bit per chunk of memory, set if it was written since memory was "
