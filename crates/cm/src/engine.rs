@@ -41,7 +41,7 @@ use crate::{Errno, Result};
 /// Timeout of a connection attempt to a listener with a full queue, such as that of a stopped process.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What a descriptor in the epoll set belongs to.
+/// The object behind a descriptor in the epoll set.
 #[derive(Debug)]
 enum EpollSource {
     /// A bound name, which is not polled.
@@ -155,7 +155,7 @@ impl Sockets {
         }
         let block = self.open_gsi()?.block;
         let service = u64::from(name.space) << 16 | u64::from(name.port);
-        // Only names of listening sockets are found.
+        // Peers find only names of listening sockets.
         Listener::bind(&gsi::service_name(service, block)).map(Some)
     }
 
@@ -201,7 +201,7 @@ impl CmIo for Sockets {
     }
 
     fn is_claimed(&mut self, name: PortName) -> bool {
-        // Binds the name for a moment: a name that is held without listening is not visible otherwise.
+        // Binds the name briefly, because a name that is held without listening is not visible.
         let taken = BoundSocket::bind(&self.address(name));
         taken.is_err_and(|error| error.kind() == io::ErrorKind::AddrInUse)
     }
@@ -225,7 +225,7 @@ impl CmIo for Sockets {
             return self.wake.signal();
         }
         if let Some(EpollSource::Link(link)) = self.watched.get(&link.0) {
-            // Few messages travel on a link, so there is room; otherwise the peer is gone, and a hang-up
+            // A link carries few messages, so there is room. Otherwise the peer has exited, and a hang-up
             // follows.
             let _ = link.send(&message.encode(), &[]);
         }
@@ -397,8 +397,8 @@ enum CommandStatus {
 
 /// Executes a command written to `fd`; `None` if that is not a channel.
 ///
-/// Like a write to the device, the call is a thread cancellation point while it waits for an event; it holds
-/// nothing then.
+/// Like a write to the device, the call is a thread cancellation point while it waits for an event. It holds
+/// no lock then.
 ///
 /// # Safety
 /// The addresses in the command are valid.
@@ -505,7 +505,8 @@ fn watch(epoll: RawFd) {
         let epoll = unsafe { BorrowedFd::borrow_raw(epoll) };
         match epoll::wait(epoll, spare_capacity(&mut events), timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            // The program closed our descriptor, for example by closing all descriptors. Nothing works from here on.
+            // The program has closed our descriptor, for example with all descriptors. The connection manager
+            // cannot continue.
             Err(_) => return,
         }
         let mut process = process();
@@ -635,13 +636,13 @@ const EXIT_POLL_INTERVAL: Duration = Duration::from_millis(1);
 fn register_exit_handler() {
     static REGISTERED: Once = Once::new();
     REGISTERED.call_once(|| {
-        // Without memory for the registration, others learn of the end by retries that run out.
-        // SAFETY: the handler may run at any time from now on: the library stays loaded.
+        // Without memory for the registration, other hosts detect the exit when their retries expire. SAFETY:
+        // the handler may run at any time from now on: the library stays loaded.
         let _ = unsafe { libc::atexit(at_exit) };
     });
 }
 
-/// Does what the kernel does when it closes the descriptors of a process, and waits for the replies. Messages
+/// Closes all identifiers, as the kernel does at the exit of a process, and waits for the replies. Messages
 /// and retransmissions come from the thread, which ends with the process.
 extern "C" fn at_exit() {
     let deadline = Instant::now() + EXIT_TIMEOUT;
@@ -676,8 +677,7 @@ fn back_off(error: &io::Error) {
 /// Holds the lock from before a fork until after it, in the forking thread.
 static FORKING: Mutex<ForkGuard> = Mutex::new(ForkGuard(None));
 struct ForkGuard(Option<MutexGuard<'static, ProcessState>>);
-// SAFETY: put in and taken out by the same thread, the one that forks; its child's copy of that thread is the only
-// thread of the child.
+// SAFETY: the forking thread stores and removes the guard. The child's only thread is its copy.
 unsafe impl Send for ForkGuard {}
 static REGISTERED: Once = Once::new();
 
@@ -685,7 +685,7 @@ static REGISTERED: Once = Once::new();
 /// them.
 fn register_fork_handlers() {
     REGISTERED.call_once(|| {
-        // Without memory for the registration, children keep copies of what they do not use.
+        // Without memory for the registration, children keep unused copies of the descriptors.
         // SAFETY: the handlers only take and release locks and close descriptors.
         let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
     });

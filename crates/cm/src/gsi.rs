@@ -46,7 +46,7 @@ impl GsiPort {
         })
     }
 
-    /// Descriptors of which one is readable when a packet has arrived.
+    /// The receiving descriptors: at least one is readable when a packet has arrived.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         self.port.descriptors()
     }

@@ -31,7 +31,7 @@ pub struct PortName {
 }
 
 impl PortName {
-    /// The same port on the wildcard address of the family.
+    /// The name of this port on the wildcard address of the family.
     #[must_use]
     pub fn wildcard(self) -> Self {
         let ip = match self.ip {

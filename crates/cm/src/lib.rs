@@ -1,10 +1,10 @@
-//! The kernel's RDMA connection manager, played inside the process.
+//! The kernel's RDMA connection manager, implemented inside the process.
 //!
 //! The system's `librdmacm.so.1` writes commands to `/dev/infiniband/rdma_cm` and reads events from it, in
 //! the format of the kernel's `rdma/rdma_user_cm.h`, version 4. This crate executes those commands. Processes
 //! of one user on one host connect over abstract UNIX sockets, one per connection, named after the listener's
 //! port. Other hosts are reached by management datagrams on queue pair 1. [`preload`] is the library that
-//! leads programs here.
+//! redirects programs to this crate.
 //!
 //! Read in this order: [`abi`] (commands), [`message`] (messages between processes), [`manager`] (states of
 //! identifiers, without I/O or clock; [`io::CmIo`] is its interface to the outside), [`command`] (parsing and

@@ -20,7 +20,7 @@ use crate::message::{Message, Parameters, private};
 /// First retransmission timeout; it doubles up to [`MAX_RETRANSMIT_TIMEOUT`].
 const FIRST_RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(250);
 const MAX_RETRANSMIT_TIMEOUT: Duration = Duration::from_secs(4);
-/// How long a closed connection replies to duplicates.
+/// Time for which a closed connection replies to duplicates.
 const REPLY_TO_DUPLICATES: Duration = Duration::from_secs(10);
 /// CM response timeout code: 4.096 µs · 2^20 = 4.3 s, as in Linux.
 const RESPONSE_TIMEOUT: u8 = 20;
@@ -77,15 +77,15 @@ struct CmConnection {
     /// Transaction of the peer's DREQ, once received.
     dreq_transaction: Option<u64>,
     service: u64,
-    /// RemoteConnections queue pair number.
+    /// Remote queue pair number.
     qpn: u32,
     /// Handshake state, which determines the message type in a REJ.
     state: HandshakeState,
-    /// The message that is retransmitted until it is peer_transaction.
+    /// The message that is retransmitted until it is answered.
     pending: Option<Retransmission>,
     /// The reply to duplicates of the peer's last message.
     answer: Option<[u8; millstream_wire::mad::LEN]>,
-    /// Set when the manager has closed the link: when the connection is forgotten.
+    /// Time at which a closed connection is removed; `None` while the link is open.
     forget_at: Option<Instant>,
 }
 
@@ -117,7 +117,7 @@ pub struct RemoteConnections {
 }
 
 impl RemoteConnections {
-    /// For the process with this QPN prefix; communication IDs start at `first`.
+    /// Connections of the process with this QPN prefix; communication IDs start at `first`.
     #[must_use]
     pub fn new(block: u16, guid: u64, first: u32) -> Self {
         Self { block, guid, next: first, connections: HashMap::new(), out: Vec::new() }
@@ -193,21 +193,21 @@ impl RemoteConnections {
         self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
     }
 
-    /// Closes a link. The last message is still retransmitted, and duplicates are peer_transaction, for a while.
+    /// Closes a link. For a while the last message is still retransmitted, and duplicates are answered.
     pub fn close(&mut self, link: LinkId, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&link) {
             connection.forget_at = Some(now + REPLY_TO_DUPLICATES);
         }
     }
 
-    /// When [`expire`](Self::expire) is due.
+    /// The time at which [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let times = |c: &CmConnection| [c.forget_at, c.pending.as_ref().map(|pending| pending.again)];
         self.connections.values().flat_map(times).flatten().min()
     }
 
-    /// Retransmits what is due, and forgets old connections.
+    /// Retransmits due messages, and removes closed connections.
     pub fn expire(&mut self, now: Instant) {
         self.connections.retain(|_, connection| connection.forget_at.is_none_or(|forget_at| forget_at > now));
         for connection in self.connections.values_mut() {
@@ -334,13 +334,13 @@ impl RemoteConnections {
 /// The result of a message on a known connection.
 enum Received {
     New(Message),
-    /// A duplicate, which is peer_transaction again.
+    /// A duplicate, which is answered again.
     Duplicate,
     Ignored,
 }
 
 impl CmConnection {
-    /// The datagram of a message, and whether it is retransmitted until it is peer_transaction.
+    /// The datagram of a message, and whether it is retransmitted until it is answered.
     fn encode(&mut self, message: &Message, guid: u64) -> ([u8; millstream_wire::mad::LEN], bool) {
         let (local_id, remote_id) = (self.local_id, self.remote_id);
         let with_addresses = |src: &Address, dst: &Address, private: &[u8]| {
@@ -501,7 +501,7 @@ impl CmConnection {
                 if self.dreq_transaction == Some(transaction) {
                     return Received::Duplicate;
                 }
-                // A sender of a REP that never got its RTU learns that the connection was established.
+                // For the sender of a REP whose RTU was lost, this establishes the connection.
                 (self.peer_transaction, self.dreq_transaction) = (transaction, Some(transaction));
                 self.answer = None;
                 if self.forget_at.is_some() {
@@ -659,7 +659,7 @@ mod tests {
         assert_eq!((src.port, seen), (4000, &parameters));
         pair.ends[1].adopt(LinkId(8), &request);
 
-        // The REP is lost; the REQ is repeated and peer_transaction again.
+        // The REP is lost; the REQ is repeated and answered again.
         let reply = Parameters { qpn: 6, private: vec![2; 196], ..Parameters::default() };
         pair.say(1, 8, &Message::Rep(reply.clone()));
         pair.carry(&[0]);
@@ -732,7 +732,7 @@ mod tests {
         assert_eq!(*reason, reason::INVALID_SERVICE_ID);
         pair.heard[0].clear();
 
-        // The other side has no such connection any more.
+        // The other side has lost the connection.
         pair.ends[1] = RemoteConnections::new(0xabc, 2, 0);
         pair.say(0, 1, &Message::Dreq);
         pair.carry(&[]);

@@ -1,6 +1,6 @@
-// A program that uses the connection manager's device by itself, as librdmacm does: commands are written, answers
-// come at an address in the command. Each test is one function, named on the command line; it prints what was wrong and
-// ends with 1, or prints nothing.
+// A program that uses the connection manager's device directly, as librdmacm does. It writes commands, and
+// answers arrive at an address in the command. Each test is one function, named on the command line. It
+// prints the error and exits with 1, or prints nothing.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -19,7 +19,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-// The header's own view of IPv6 addresses, without the kernel's second definition of them.
+// Suppresses the kernel's second definition of IPv6 addresses.
 #define _UAPI_LINUX_IN6_H
 #include <rdma/rdma_user_cm.h>
 
@@ -99,7 +99,7 @@ static int is_readable(int fd)
 	return polled.revents & POLLIN;
 }
 
-// A port that nobody has: one that the manager chose before.
+// A free port: one that the manager chose before.
 static int free_port(int fd)
 {
 	uint32_t id = create(fd, 1);
@@ -124,7 +124,7 @@ static void is_a_device(void)
 	CHECK(access("/dev/infiniband/rdma_cm", R_OK | W_OK) == 0);
 	CHECK(open("/dev/infiniband/uverbs0", O_RDWR) == -1 && errno == ENXIO);
 	CHECK(open("/dev/infiniband/other", O_RDWR) == -1);
-	// What is no device stays what it is.
+	// Other files are unchanged.
 	CHECK(fstat(0, &stat) == 0 && stat.st_rdev != device);
 	int pipes[2];
 	CHECK(pipe(pipes) == 0 && write(pipes[1], "\0\0\0\0\1\0\0\0x", 9) == 9);
@@ -160,7 +160,7 @@ static void can_be_polled_however_it_was_copied(void)
 	CHECK(close(fd) == 0);
 	CHECK(next_event(copy, &event) == 0 && event.uid == 77 && event.id == id && event.status == 0);
 	CHECK(!is_readable(copy) && next_event(copy, &event) == -EAGAIN);
-	// An event that goes with its identifier is not waited for.
+	// Events of a destroyed identifier are dropped.
 	uint32_t second = create(copy, 78);
 	resolve(copy, second, 7);
 	CHECK(is_readable(copy) && destroy(copy, second) == 0 && !is_readable(copy));
@@ -188,7 +188,7 @@ static void waiting_ends_with_an_event_or_the_thread(void)
 			usleep(2000);
 		CHECK(pthread_cancel(waiter) == 0 && pthread_join(waiter, &got) == 0 && got == PTHREAD_CANCELED);
 	}
-	// Nothing is held by those that are gone.
+	// Destroyed identifiers hold no resources.
 	CHECK(destroy(fd, id) == 0);
 }
 
@@ -204,7 +204,7 @@ static void a_signal_ends_waiting(void)
 	CHECK(next_event(fd, &event) == -EINTR);
 }
 
-// A child neither keeps its parent's ports nor uses its channels, and can have its own.
+// A child does not keep its parent's ports and cannot use its channels, but can open others.
 static void children_start_afresh(void)
 {
 	int fd = open_channel(0), port = free_port(fd), to_parent[2], to_us[2], status;
@@ -224,7 +224,7 @@ static void children_start_afresh(void)
 			pid_t self = getpid();
 			CHECK(write(to_us[1], &self, sizeof self) == sizeof self);
 			CHECK(write(to_parent[1], "x", 1) == 1);
-			// Outlives its parent.
+			// The child outlives its parent.
 			pause();
 		}
 		char ready;
@@ -247,7 +247,7 @@ static void ports_are_given_back(void)
 	CHECK(bind_to(fd, second, port) == EADDRINUSE);
 	CHECK(destroy(fd, first) == 0);
 	CHECK(bind_to(fd, second, port) == 0);
-	// A channel that is closed gives back what its identifiers had, a moment later.
+	// Closing a channel releases the ports of its identifiers after a moment.
 	int other = open_channel(0);
 	CHECK(close(fd) == 0);
 	uint32_t third = create(other, 3);
@@ -256,7 +256,7 @@ static void ports_are_given_back(void)
 	CHECK(bind_to(other, third, port) == EINVAL);
 }
 
-// What daemons do on their way. The manager cannot go on, and nothing else may suffer.
+// Daemons close all descriptors. The manager cannot continue; the rest of the program must work.
 static void everything_can_be_closed(void)
 {
 	open_channel(0);

@@ -1,4 +1,4 @@
-//! Connections by management datagrams between processes, one of which exits or is killed.
+//! Connections by management datagrams between processes, of which one exits or is killed.
 //!
 //! The environment selects the path between processes. So this program starts itself again: once as the
 //! listener, and that once more for each process that connects.

@@ -27,7 +27,7 @@ fn device_follows_the_kernel_abi() {
     let names: Vec<&str> = listed.lines().collect();
     assert!(names.len() >= 8, "{names:?}");
     for name in names {
-        // A test that hangs is killed, and fails.
+        // A test that hangs is killed and fails.
         let mut test = Command::new("timeout");
         test.args(["--kill-after=1", "60"]).arg(&program).arg(name).env("LD_PRELOAD", library());
         assert_eq!(output(&mut test), "", "{name}");

@@ -8,7 +8,7 @@ use crate::io::{ClaimId, CmIo, LinkId};
 use crate::message::{Message, Parameters, private};
 
 impl Manager {
-    /// A peer has opened a link to a port of this process.
+    /// Handles a link that a peer has opened to a port of this process.
     pub fn accepted(&mut self, claim: ClaimId, link: LinkId) {
         self.links.insert(link, LinkOwner::Listener(claim));
     }

@@ -153,7 +153,7 @@ impl Id {
     }
 }
 
-/// What a link belongs to.
+/// The owner of a link.
 #[derive(Clone, Copy, Debug)]
 enum LinkOwner {
     /// A listener, until the first message arrives.
@@ -189,7 +189,7 @@ impl Manager {
         self.channels.remove(&channel);
     }
 
-    /// When [`expire`](Self::expire) is due.
+    /// The time at which [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.first().map(|(time, _)| *time)

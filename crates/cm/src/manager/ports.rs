@@ -137,7 +137,7 @@ impl Manager {
                         break;
                     }
                     Err(Errno(libc::EADDRINUSE | libc::EADDRNOTAVAIL)) => {}
-                    // No other port helps, for example when descriptors are exhausted.
+                    // Another port would fail alike, for example when descriptors are exhausted.
                     Err(error) => return Err(error),
                 }
             }

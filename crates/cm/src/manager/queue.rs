@@ -31,7 +31,7 @@ fn padded(private: &[u8], len: usize) -> ([u8; MAX_PRIVATE], u8) {
     (field, len as u8)
 }
 
-/// Connection parameters for the program. What the peer accepts is what this side may issue, so the two
+/// Connection parameters for the program. The peer's inbound limit is this side's outbound limit, so the two
 /// fields swap.
 pub(super) fn conn_param(from: &Parameters, private_len: usize) -> ConnParam {
     let (private_data, private_data_len) = padded(&from.private, private_len);

@@ -228,7 +228,7 @@ fn pair() -> Pair {
 }
 
 impl Pair {
-    /// Delivers everything that is in flight.
+    /// Delivers all messages in flight.
     fn settle(&mut self) {
         loop {
             let mut quiet = true;
@@ -272,7 +272,7 @@ impl Pair {
         (server, client)
     }
 
-    /// The client process dies.
+    /// Kills the client process.
     fn kill_client(&mut self) {
         let links: Vec<LinkId> = {
             let shared = self.shared.borrow();
@@ -315,7 +315,7 @@ fn parameters_reach_the_queue_pairs() {
     let asked = pair.server.expect(event::CONNECT_REQUEST, 0);
     assert_eq!(asked.uid, 1, "the listener's");
     let seen = conn(&asked);
-    // What one side issues is what the other accepts.
+    // The outbound limit of one side is the inbound limit of the other.
     assert_eq!((seen.qp_num, seen.responder_resources, seen.initiator_depth), (0x111, 6, 5));
     assert_eq!((seen.retry_count, seen.rnr_retry_count, seen.srq), (3, 4, 1));
     assert_eq!(usize::from(seen.private_data_len), private::REQ, "the whole field, as in the kernel");
@@ -487,7 +487,7 @@ fn silent_server_is_unreachable() {
     pair.client.expect_nothing();
     pair.pass(Duration::from_millis(1));
     pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
-    // Too late.
+    // The client has timed out already.
     let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
     assert_eq!(pair.server.accept(server, 3, Some(&reply())), Err(Errno(libc::EINVAL)));
 }
@@ -601,7 +601,7 @@ fn sidr_requests_find_the_service() {
     let found = UdParam::from_prefix(&pair.client.expect(event::ESTABLISHED, 0).param);
     assert_eq!((found.qp_num, found.qkey), (0x333, 0x0123_4567));
     assert_eq!((found.ah_attr.dgid, found.ah_attr.is_global), (at("127.0.0.1:0").gid(), 1));
-    // The end of the server's identifier does not affect a client that has the address.
+    // Destroying the server's identifier does not affect a client that has the address.
     pair.server.destroy(asked.id).unwrap();
     pair.settle();
     pair.client.expect_nothing();

@@ -1,4 +1,4 @@
-//! `libmillstream_preload.so`: shows programs the device outside of verbs.
+//! `libmillstream_preload.so`: the device's sysfs files and character devices for unmodified programs.
 //!
 //! Programs read `/sys/class/infiniband`, and the system's `librdmacm.so.1` opens `/dev/infiniband/rdma_cm`.
 //! This library, loaded by `LD_PRELOAD`, intercepts the C library's functions on these paths only ([`path`]):
@@ -12,8 +12,8 @@
 //! All other calls are passed on unchanged to the next definition of the function ([`forward`]). Nothing is
 //! allocated and no thread starts before one of these paths is used.
 //!
-//! A program may cancel a thread inside these functions, which unwinds their frames: they are all "C-unwind",
-//! and own nothing while they block.
+//! A program may cancel a thread inside these functions, which unwinds their frames. So all of them are
+//! "C-unwind", and own no resource while they block.
 
 #![allow(
     clippy::missing_safety_doc,

@@ -33,7 +33,7 @@ unsafe fn opened(path: *const c_char, flags: c_int) -> OpenAction {
             OpenAction::Return(fail_with(libc::EACCES))
         }
         Some(place @ InterceptedPath { device: None, .. }) => OpenAction::Redirect(place),
-        // The verbs library does not use the kernel's device, and nothing else can use it.
+        // The verbs library does not use the kernel's device, and no other program can use it.
         Some(InterceptedPath { device: Some(Device::Verbs), .. }) => {
             OpenAction::Return(fail_with(libc::ENXIO))
         }

@@ -12,7 +12,7 @@ use crate::engine;
 use super::path::{Device, lookup};
 use crate::preload::forward::forward;
 
-/// Readable and writable for everybody, as udev creates these devices.
+/// Readable and writable for all users, as udev creates these devices.
 const CHARACTER_DEVICE: u32 = libc::S_IFCHR | 0o666;
 
 /// Changes the result for a file into that of a device.

@@ -52,10 +52,10 @@ fn make() -> Option<PathBuf> {
     })
 }
 
-/// A directory in `parent` that only this user can change, whoever created something of its name first.
+/// A directory in `parent` that only this user can change, even if another user has created its name first.
 fn private_dir(parent: &Path) -> Option<PathBuf> {
     let dir = parent.join(format!("millstream-{}", own_uid()));
-    // It may exist.
+    // The directory may exist.
     let _ = fs::DirBuilder::new().mode(0o700).create(&dir);
     let found = fs::symlink_metadata(&dir).ok()?;
     (found.is_dir() && found.uid() == own_uid() && found.mode() & 0o077 == 0).then_some(dir)
