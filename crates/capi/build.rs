@@ -1,5 +1,4 @@
-//! Generates the Rust view of `infiniband/verbs.h`: types and constants, no functions, because this
-//! crate is the one that defines the functions.
+//! Generates Rust bindings of `infiniband/verbs.h`: types and constants. This crate defines the functions.
 
 use std::{env, panic, path::PathBuf, process::ExitCode};
 
@@ -10,7 +9,7 @@ const REMEDY: &str =
     "the bindings need the verbs headers and libclang: apt-get install libibverbs-dev libclang-dev";
 
 fn main() -> ExitCode {
-    // bindgen panics when it cannot load libclang; the person building wants the package to install.
+    // bindgen panics if it cannot load libclang; the error names the package to install.
     let bindings = match panic::catch_unwind(generate) {
         Ok(Ok(bindings)) => bindings,
         Ok(Err(error)) => return fail(&error.to_string()),
@@ -45,7 +44,7 @@ fn generate() -> Result<bindgen::Bindings, bindgen::BindgenError> {
         // Pthread and time types are libc's, so that the functions of libc take them.
         .blocklist_type("pthread_mutex_t|pthread_cond_t|timespec|__pthread.*")
         .raw_line("use libc::{pthread_cond_t, pthread_mutex_t, timespec};")
-        // Enums are integers on the wire of the ABI: a caller may pass a value that no header names.
+        // Enums are integers in the ABI: a caller may pass a value that no header names.
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
         .derive_debug(false)
@@ -54,7 +53,7 @@ fn generate() -> Result<bindgen::Bindings, bindgen::BindgenError> {
         .generate()
 }
 
-/// Tells bindgen what it cannot see of the types taken from `libc`.
+/// Declares to bindgen the traits of types taken from `libc`.
 #[derive(Debug)]
 struct LibcTypes;
 

@@ -15,7 +15,7 @@ use crate::{
     sys::*,
 };
 
-/// An address handle: the program's struct and what the device keeps with it.
+/// An address handle: the program's struct and the device's data.
 #[repr(C)]
 pub(crate) struct AhObject {
     verbs: ibv_ah,
@@ -40,7 +40,7 @@ impl AhObject {
 /// The global route header of a datagram. With RoCE v2 over IPv4 its last 20 bytes are the IPv4 header
 /// (RoCE annex A17.4.5.2); otherwise it has the form of an IPv6 header.
 fn route_header(source: &[u8; 16], route: &ibv_global_route, kind: gid::GidKind) -> [u8; 40] {
-    // SAFETY: a GID is sixteen bytes whichever way it was written.
+    // SAFETY: a GID is sixteen bytes through either field of the union.
     let target = unsafe { route.dgid.raw };
     let mut header = [0u8; 40];
     let mapped = |gid: &[u8; 16]| gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
         Err(error) => return errno::pointer(Err(error.into())),
     };
     let object = AhObject {
-        // SAFETY: the caller's allocated domain; a GID is sixteen bytes whichever way it was written.
+        // SAFETY: the caller's allocated domain; a GID is sixteen bytes through either field of the union.
         verbs: ibv_ah { context: unsafe { (*pd).context }, pd, handle: 0 },
         // SAFETY: as above.
         on_this_host: preference.path_to(unsafe { &attr.grh.dgid.raw }) == PathKind::Shm,
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     ah_attr: *mut ibv_ah_attr,
 ) -> c_int {
-    // SAFETY: the caller passes a completion, and the header that it says is there.
+    // SAFETY: the caller passes a completion, and the header if the completion's flags announce it.
     let (flags, header) = unsafe {
         let flags = (*wc).wc_flags;
         let there = flags & WC_FLAG_GRH != 0 && !grh.is_null();
@@ -140,7 +140,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
             hop_limit: 0xff,
             traffic_class,
         },
-        // In a datagram's completion, this field holds the type of its header.
+        // In a datagram's completion, the field holds the network header type instead.
         sl: 0,
         is_global: 1,
         port_num,
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
     0
 }
 
-/// The Ethernet address and VLAN by which `attr` is reached. Returns 0 or an error number.
+/// The Ethernet address and VLAN of the destination `attr`. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _context: *mut ibv_context,

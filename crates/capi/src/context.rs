@@ -1,9 +1,9 @@
 //! Opened devices, and the table of operations behind the inline functions of `verbs.h`.
 //!
-//! An `ibv_context` is the last field of a `verbs_context`, whose older neighbours grow towards the front:
-//! `verbs.h` finds them by stepping back from the context if `abi_compat` says that they are there, and
-//! takes an extended operation for unsupported if `sz` does not reach it or its pointer is NULL. The
-//! operations inside the `ibv_context` are called without a check, so none of them may be NULL.
+//! An `ibv_context` is the last field of a `verbs_context`, which grows towards lower addresses. If
+//! `abi_compat` marks it as present, `verbs.h` finds it by stepping back from the context. An extended
+//! operation is unsupported if `sz` does not reach it or its pointer is NULL. The operations inside the
+//! `ibv_context` are called without a check, so none of them may be NULL.
 
 use std::{
     cell::UnsafeCell,
@@ -31,19 +31,19 @@ use crate::{
 pub struct Context {
     /// The device behind it; None only in tests of the table.
     pub(crate) inner: Option<Arc<device::Context>>,
-    /// The descriptor by which programs import the device.
+    /// The descriptor through which programs import the device.
     command: Option<OwnedFd>,
-    /// A cell: programs hold a mutable pointer to it.
+    /// In a cell, because programs hold a mutable pointer to it.
     verbs: UnsafeCell<verbs_context>,
 }
 
-/// Where the `ibv_context` lies in a [`Context`].
+/// Offset of the `ibv_context` in a [`Context`].
 const TO_VERBS: usize = mem::offset_of!(Context, verbs) + mem::offset_of!(verbs_context, context);
 
 impl Context {
-    /// A context on `device`. `command` is the descriptor that another process would import the device by,
-    /// `async_fd`, which the context does not own, becomes readable when an asynchronous event waits,
-    /// `comp_vectors` counts the values that a completion queue's vector may take.
+    /// A context on `device`. `command` is the descriptor through which another process would import the
+    /// device. `async_fd`, which the context does not own, is readable while an asynchronous event is queued.
+    /// `comp_vectors` is the number of completion vectors.
     pub fn new(
         inner: Option<Arc<device::Context>>,
         device: *mut ibv_device,
@@ -115,8 +115,8 @@ impl Context {
     }
 }
 
-/// The operations that `verbs.h` calls without a check. The `_compat_*` ones are remains of a time when
-/// every verb went through this table; no supported program calls them.
+/// The operations that `verbs.h` calls without a check. The `_compat_*` entries belong to old versions of the
+/// ABI; no supported program calls them.
 const OPERATIONS: ibv_context_ops = ibv_context_ops {
     _compat_query_device: Some(crate::device::ibv_query_device),
     _compat_query_port: Some(port::ibv_query_port),
@@ -170,7 +170,7 @@ pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_co
 
 fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
     let inner = device::Context::open()?;
-    // The file is empty: only its identity counts.
+    // Only the identity of the file is used.
     let command = Memfd::new("millstream-device", PAGE)?.into_fd();
     Ok(publish(inner, device, command)?)
 }
@@ -184,7 +184,7 @@ type FileId = (libc::dev_t, libc::ino_t);
 /// One of the contexts on an open device.
 struct Opened {
     inner: Arc<device::Context>,
-    /// Addresses of the context and of what it was opened on.
+    /// Addresses of the context and of the device behind it.
     context: usize,
     device: usize,
 }
@@ -299,7 +299,7 @@ mod tests {
     fn what_is_not_there_says_so() {
         with_context(|_, extended| {
             let former = extended.context.ops._compat_resize_cq.expect("set for every context");
-            // SAFETY: it takes nothing.
+            // SAFETY: the function takes no arguments.
             let answer = unsafe { former() };
             assert_eq!(answer.addr(), libc::EOPNOTSUPP as usize);
         });

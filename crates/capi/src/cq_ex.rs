@@ -1,5 +1,5 @@
-//! Extended completion queues: creation with `ibv_create_cq_ex`, and the calls behind the pointers of an
-//! `ibv_cq_ex` that read completions in place.
+//! Extended completion queues: creation with `ibv_create_cq_ex`, and the functions behind the pointers of an
+//! `ibv_cq_ex`, which read completions in place.
 
 use std::ffi::c_int;
 
@@ -103,8 +103,7 @@ pub(crate) fn interface(base: ibv_cq) -> ibv_cq_ex {
     }
 }
 
-/// Begins to poll, with the next completion. Returns 0, ENOENT if there is none, or another error
-/// number.
+/// Starts polling with the next completion. Returns 0, ENOENT if there is none, or another error number.
 unsafe extern "C" fn start_poll(cq: *mut ibv_cq_ex, attr: *mut ibv_poll_cq_attr) -> c_int {
     // SAFETY: the caller passes a live queue and a filled struct.
     unsafe {
@@ -133,7 +132,7 @@ unsafe extern "C" fn next_poll(cq: *mut ibv_cq_ex) -> c_int {
 unsafe fn show(cq: *mut ibv_cq_ex, object: &CqObject, result: millstream_device::Result<()>) -> c_int {
     match result {
         Ok(()) => {
-            // SAFETY: the caller is inside, and nobody else writes these fields.
+            // SAFETY: the caller is inside, and no other thread writes these fields.
             unsafe { ((*cq).wr_id, (*cq).status) = object.poller.with(|now| (now.wc.wr_id, now.wc.status)) };
             0
         }

@@ -1,4 +1,4 @@
-//! The device list, and what a program may query before it opens a device.
+//! The device list, and queries that need no open device.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -24,9 +24,8 @@ pub struct Device {
 }
 
 impl Device {
-    /// A channel adapter named `name` (as in `/sys/class/infiniband`) with the character device
-    /// `dev_name` (as in `/sys/class/infiniband_verbs`). A name too long for its field is refused with
-    /// EINVAL.
+    /// A channel adapter named `name` (as in `/sys/class/infiniband`) with the character device `dev_name`
+    /// (as in `/sys/class/infiniband_verbs`). EINVAL if a name is too long for its field.
     pub fn new(name: &str, dev_name: &str) -> Result<Self, Errno> {
         let mut verbs =
             ibv_device { node_type: IBV_NODE_CA, transport_type: IBV_TRANSPORT_IB, ..ibv_device::default() };
@@ -109,7 +108,7 @@ pub unsafe extern "C" fn ibv_get_device_name(device: *mut ibv_device) -> *const 
     unsafe { &raw const (*device).name }.cast()
 }
 
-/// The kernel's index of the device: -1, the kernel does not know it.
+/// The kernel's index of the device: always -1, because it is not a kernel device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_index(_device: *mut ibv_device) -> c_int {
     -1
@@ -203,7 +202,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
             },
         },
         max_dm_size: device::MAX_DM,
-        // XRC offers what RC does.
+        // XRC has the capabilities of RC.
         xrc_odp_caps: device::ODP_RC_CAPS,
         completion_timestamp_mask: u64::MAX,
         hca_core_clock: device::CLOCK_KHZ,
@@ -213,7 +212,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         ..ibv_device_attr_ex::default()
     };
     let len = size.min(mem::size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has `size` bytes, and what we do not know of it is zero.
+    // SAFETY: the caller's struct has `size` bytes; fields beyond this version become zero.
     unsafe {
         attr.cast::<u8>().write_bytes(0, size);
         attr.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), len);
@@ -221,7 +220,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     0
 }
 
-/// The device's clock now, the clock of completion time stamps: ticks in `tv_nsec`, as other devices report.
+/// The current time of the clock of completion time stamps: ticks in `tv_nsec`, as other devices report.
 /// Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn query_rt_values(
     _context: *mut ibv_context,

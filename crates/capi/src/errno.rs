@@ -1,5 +1,5 @@
-//! Return conventions of the C ABI. Verbs have four; each has one function here, so that every exported
-//! function names the one it follows.
+//! Return conventions of the C ABI. Verbs have four, with one function each. Every exported function calls
+//! that of its convention.
 
 use std::{ffi::c_int, io, ptr};
 
@@ -25,7 +25,7 @@ impl Errno {
         self.0
     }
 
-    /// Makes this the calling thread's `errno`.
+    /// Sets the calling thread's `errno`.
     pub fn set(self) {
         // SAFETY: `__errno_location` returns the calling thread's own errno, valid while it runs.
         unsafe { *libc::__errno_location() = self.0 };
@@ -46,7 +46,7 @@ impl From<Errno> for millstream_device::Errno {
 
 impl From<io::Error> for Errno {
     fn from(error: io::Error) -> Self {
-        // Errors that this process made have a kind and no number.
+        // Errors without a system call have a kind and no number.
         let number = error.raw_os_error().unwrap_or(match error.kind() {
             io::ErrorKind::WouldBlock => libc::EAGAIN,
             io::ErrorKind::TimedOut => libc::ETIMEDOUT,
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(Errno::new(0).number(), libc::EIO);
         assert_eq!(Errno::new(-5).number(), libc::EIO);
         assert_eq!(Errno::from(io::Error::other("no number")).number(), libc::EIO);
-        // Programs read events until this.
+        // Programs read events until EAGAIN.
         assert_eq!(Errno::from(io::Error::from(io::ErrorKind::WouldBlock)).number(), libc::EAGAIN);
     }
 }

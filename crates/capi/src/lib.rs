@@ -2,9 +2,9 @@
 //!
 //! A program compiled against `infiniband/verbs.h` calls two sets of functions: the exported ones, listed
 //! with their version nodes in `libibverbs.map`, and those behind the pointers of an opened context
-//! ([`context`]). Both are defined here, one module per verbs object; a module translates between C
-//! structs and `millstream-device` and decides nothing itself. Verbs that the device does not support
-//! return EOPNOTSUPP by the convention of their signature ([`errno`]).
+//! ([`context`]). Both are defined here, one module per verbs object. A module only translates between C
+//! structs and `millstream-device`. Verbs that the device does not support return EOPNOTSUPP by the
+//! convention of their signature ([`errno`]).
 //!
 //! Cargo cannot put symbols on version nodes, so `make lib` links this crate's static library into
 //! `libibverbs.so.1`.

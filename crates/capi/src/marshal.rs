@@ -1,5 +1,5 @@
-//! Copies between the kernel's layout of verbs structs (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`) and
-//! the library's; librdmacm calls them on what the kernel's connection manager returns.
+//! Copies between the kernel's layout of verbs structs (`rdma/ib_user_verbs.h`, `rdma/ib_user_sa.h`) and the
+//! library's; librdmacm calls them for the answers of the kernel's connection manager.
 
 use crate::sys::*;
 

@@ -112,8 +112,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     publish(pd, std::ptr::null_mut(), length, made)
 }
 
-/// Changes a memory region in place; its keys stay. Returns 0 or an `IBV_REREG_MR_ERR_*`, with errno:
-/// `IBV_REREG_MR_ERR_INPUT` says that the region is as it was, `IBV_REREG_MR_ERR_CMD` that it can only be
+/// Changes a memory region in place; its keys stay. Returns 0 or an `IBV_REREG_MR_ERR_*`, with errno: After
+/// `IBV_REREG_MR_ERR_INPUT` the region is unchanged; after `IBV_REREG_MR_ERR_CMD` it can only be
 /// deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(
@@ -181,7 +181,7 @@ pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
     mr
 }
 
-/// Gets pages of on-demand regions ready. Returns 0 or an error number.
+/// Prefetches pages of on-demand regions. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn advise_mr(
     pd: *mut ibv_pd,
     advice: ib_uverbs_advise_mr_advice,

@@ -1,4 +1,4 @@
-//! Memory windows. Programs reach them through the context's operations only.
+//! Memory windows. Programs call their functions through the context's operations.
 
 use std::{ffi::c_int, sync::Arc};
 

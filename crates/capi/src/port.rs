@@ -12,7 +12,7 @@ use crate::{
     sys::*,
 };
 
-/// The part of `ibv_port_attr` that programs from before `port_cap_flags2` have room for.
+/// Bytes of `ibv_port_attr` in programs that were compiled before `port_cap_flags2` was added.
 const COMPAT_PORT_ATTR: usize = mem::offset_of!(ibv_port_attr, port_cap_flags2);
 
 /// The attributes of a port; writes only the first `port_attr_len` bytes of `port_attr`, the size of the
@@ -114,8 +114,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     0
 }
 
-/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. A private
-/// symbol that programs use all the same (`ibv_devinfo`). Returns 0, or -1 with errno.
+/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. A private symbol,
+/// but `ibv_devinfo` uses it. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
     _context: *mut ibv_context,
@@ -178,7 +178,7 @@ pub unsafe extern "C" fn ibv_query_pkey(
     0
 }
 
-/// The default partition, full membership; the same in both byte orders.
+/// The default partition with full membership; equal in both byte orders.
 const DEFAULT_PKEY: __be16 = 0xffff;
 
 /// The index of a P_Key, given in network byte order. Returns it, or -1 with errno.

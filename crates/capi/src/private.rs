@@ -1,9 +1,9 @@
-//! What libibverbs exports to its kernel drivers' user-space halves (node `IBVERBS_PRIVATE_34`).
+//! Symbols that libibverbs exports to user-space drivers of adapters (node `IBVERBS_PRIVATE_34`).
 //!
 //! No such driver runs on this library, but programs link libmlx5 and libefa directly and are often bound
-//! eagerly, so every name must resolve. Registration is accepted and ignored; kernel
-//! commands return EOPNOTSUPP. The definitions name no parameters where they read
-//! none: with the C calling convention the caller owns the arguments.
+//! eagerly, so every name must resolve. Registration is accepted and ignored; kernel commands return
+//! EOPNOTSUPP. Definitions omit parameters that they do not read: in the C calling convention the caller owns
+//! the arguments.
 
 use std::{
     ffi::{c_int, c_uint, c_void},
@@ -106,7 +106,7 @@ driver_notifications! {
     verbs_uninit_context
 }
 
-/// Whether drivers may destroy objects of a device that is gone. Only they read it.
+/// Whether drivers may destroy objects of a removed device. Only drivers read it.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals, reason = "the C name")]
 pub static verbs_allow_disassociate_destroy: AtomicBool = AtomicBool::new(false);
@@ -132,7 +132,7 @@ pub extern "C" fn ibv_read_ibdev_sysfs_file() -> c_int {
     errno::index(Err(Errno::UNSUPPORTED))
 }
 
-/// The length of a chain of ioctl attributes of which `num_attrs` are in the first buffer. No command is
+/// The length of a chain of ioctl attributes, whose first buffer has `num_attrs` of them. No command is
 /// executed, so the rest of the chain is not read.
 #[unsafe(no_mangle)]
 pub extern "C" fn __ioctl_final_num_attrs(num_attrs: c_uint, _next: *mut c_void) -> c_uint {

@@ -28,7 +28,7 @@ use crate::{
 pub(crate) struct QpObject {
     verbs: ibv_qp_ex,
     pub(crate) inner: Arc<Qp>,
-    /// Where batches are prepared, if the queue pair has the `ibv_wr_*` interface.
+    /// The batch in preparation, if the queue pair has the `ibv_wr_*` interface.
     pub(crate) section: Option<WrBatchLock>,
     /// The program's handle. An XRC target can be opened more than once.
     pub(crate) handle: Arc<ObjectHandle>,
@@ -81,7 +81,7 @@ pub(crate) fn create(
         IBV_QPT_UC => QpType::Uc,
         IBV_QPT_UD => QpType::Ud,
         IBV_QPT_XRC_SEND => QpType::XrcSend,
-        // Its domain is named by `ibv_create_qp_ex` only.
+        // Only `ibv_create_qp_ex` can name its domain.
         IBV_QPT_XRC_RECV => return Err(Errno::INVALID),
         _ => return Err(Errno::UNSUPPORTED),
     };
@@ -158,7 +158,7 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     let state =
         |raw, bit| if named(bit) { QpState::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(QpState::Reset) };
     let av = &attr.ah_attr;
-    // SAFETY: a GID is sixteen bytes whichever way it was written.
+    // SAFETY: a GID is sixteen bytes through either field of the union.
     let dgid = unsafe { av.grh.dgid.raw };
     Ok(QpAttr {
         state: state(attr.qp_state, IBV_QP_STATE)?,
@@ -289,7 +289,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     0
 }
 
-/// Whether the data of operation `op` lands in memory in order: 0, not promised.
+/// Whether the data of operation `op` is written to memory in order: 0, not guaranteed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_qp_data_in_order(
     _qp: *mut ibv_qp,
@@ -328,8 +328,7 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> 
 /// annex A16.5.2). Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
-    // SAFETY: the caller passes a live queue pair and a readable address, sixteen bytes whichever way it was
-    // written.
+    // SAFETY: the caller passes a live queue pair and a readable GID of sixteen bytes.
     let result = unsafe { QpObject::of(qp).inner.attach((*gid).raw) };
     errno::status(result.map_err(Errno::from))
 }
@@ -361,7 +360,7 @@ impl SendWrList for LinkedWrs {
             if request.num_sge != 1 || request.opcode != opcode {
                 return None;
             }
-            // Field by field: a wide load of what the program has just stored in parts waits for all of the stores.
+            // Field by field: a wide load would wait for all of the program's narrow stores.
             let sge = request.sg_list;
             let sge = Sge {
                 addr: (&raw const (*sge).addr).read_volatile(),
@@ -380,7 +379,7 @@ impl SendWrList for LinkedWrs {
 
     #[inline(always)]
     fn with_wr<R>(&self, qp_type: QpType, work: impl FnOnce(&SendWr<'_>) -> R) -> Result<R, device::Errno> {
-        // SAFETY: as above; the unions hold what the types of queue pair and request say.
+        // SAFETY: as above; the types of queue pair and request determine the fields of the unions.
         unsafe {
             let request = self.0.as_ref().ok_or(device::Errno::INVAL)?;
             let mut wr = SendWr {

@@ -1,4 +1,4 @@
-//! Names of enum values, for people. The words are rdma-core's, because scripts search logs for them.
+//! Readable names of enum values. They equal rdma-core's, because scripts search logs for them.
 
 use std::ffi::{CStr, c_char};
 
@@ -37,7 +37,7 @@ pub extern "C" fn ibv_port_state_str(port_state: ibv_port_state) -> *const c_cha
     name.as_ptr()
 }
 
-/// What an asynchronous event tells, `"unknown"` for a value without a name.
+/// The description of an asynchronous event, `"unknown"` for a value without a name.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     let name = match event {
@@ -66,7 +66,7 @@ pub extern "C" fn ibv_event_type_str(event: ibv_event_type) -> *const c_char {
     name.as_ptr()
 }
 
-/// How a work request ended, `"unknown"` for a value without a name.
+/// The status of a completion, `"unknown"` for a value without a name.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_wc_status_str(status: ibv_wc_status) -> *const c_char {
     let name = match status {

@@ -12,8 +12,8 @@ use std::{
 
 use crate::errno::{self, Errno};
 
-/// Where sysfs is mounted: `SYSFS_PATH` without trailing slashes, else `/sys`. Programs that gained
-/// privileges when they started ignore the environment. The string lives as long as the process.
+/// Mount point of sysfs: `SYSFS_PATH` without trailing slashes, else `/sys`. Programs that gained privileges
+/// when they started ignore the environment. The string lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: OnceLock<CString> = OnceLock::new();

@@ -37,7 +37,7 @@ impl XrcdObject {
     }
 }
 
-/// Opens an XRC domain: the one of a file's inode, or one of the program's own. NULL and errno on failure.
+/// Opens the XRC domain of a file's inode, or a private one. NULL and errno on failure.
 pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
@@ -67,7 +67,7 @@ fn inode(fd: RawFd) -> Result<(u64, u64), Errno> {
     if fd < 0 {
         return Err(Errno::new(libc::EBADF));
     }
-    // SAFETY: the program's own descriptor, which stays open: the file is never dropped.
+    // SAFETY: the program's descriptor, which stays open: the file is never dropped.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let metadata = file.metadata()?;
     Ok((metadata.dev(), metadata.ino()))
@@ -101,8 +101,8 @@ pub(crate) unsafe fn create_receiver(
     }
     // SAFETY: the caller vouches for the domain.
     let inner = Qp::for_domain(unsafe { &XrcdObject::of(init.xrcd).inner })?;
-    // It belongs to no protection domain, but shows the one that was named: librdmacm makes the shared receive
-    // queue of the connection in it.
+    // It belongs to no protection domain, but reports the given one: librdmacm creates the connection's
+    // shared receive queue there.
     let pd = if init.comp_mask & IBV_QP_INIT_ATTR_PD != 0 { init.pd } else { ptr::null_mut() };
     Ok(qp::publish(ibv_qp { pd, ..base(context, init.qp_context) }, inner, None, None))
 }

@@ -1,6 +1,6 @@
-//! The built `libibverbs.so.1` against the library it stands in for: exported symbols and their versions,
-//! the programs and providers that are linked against them, struct layouts, and the answers of the pure
-//! functions. `make lib` builds it first; without it these tests fail.
+//! Compares the built `libibverbs.so.1` with rdma-core's: exported symbols and their versions, struct
+//! layouts, and the results of pure functions. Programs and providers linked against rdma-core's must
+//! resolve. `make lib` builds it first; without it these tests fail.
 
 mod support;
 
@@ -27,7 +27,7 @@ const PROGRAMS: [&str; 9] = [
     "ibv_srq_pingpong",
 ];
 
-/// Libraries that come with those programs and import from libibverbs themselves.
+/// Libraries of those programs that import symbols from libibverbs.
 const LIBRARIES: [&str; 3] = ["libefa.so.1", "libmlx5.so.1", "librdmacm.so.1"];
 
 /// `node type name` of each symbol that `library` defines.
@@ -72,8 +72,8 @@ fn program(name: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("{name} is not in PATH: apt-get install perftest ibverbs-utils"))
 }
 
-/// What the dynamic linker makes of `file` with our library first: name → path, as `ldd` prints it.
-/// Panics on a symbol or version that does not resolve.
+/// The libraries that the dynamic linker resolves for `file` with our library first: name → path, as `ldd`
+/// prints them. Panics on a symbol or version that does not resolve.
 fn resolve(file: &Path) -> Vec<(String, PathBuf)> {
     let dir = library_dir();
     let mut ldd = Command::new("ldd");
@@ -179,7 +179,7 @@ fn structs_lie_in_memory_as_the_c_compiler_lays_them() {
     assert_eq!(printed, expected);
 }
 
-/// Prints the answers of every pure function over its whole range and beyond.
+/// A program that prints the results of every pure function over its whole range and beyond.
 const PURE_FUNCTIONS: &str = r#"
 #include <infiniband/verbs.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-//! C programs against the built library: what `verbs.h` makes of its inline functions can only be called
-//! from C. Each checks itself and says on which line it failed.
+//! C programs on the built library: inline functions of `verbs.h` can only be called from C. Each program
+//! checks itself and prints the line that failed.
 
 mod support;
 

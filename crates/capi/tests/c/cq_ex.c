@@ -1,4 +1,4 @@
-/* Extended completion queues: creation, the calls that look at completions in place, resizing, moderation. */
+/* Extended completion queues: creation, reading completions in place, resizing, moderation. */
 #include "verbs.h"
 #include <poll.h>
 #include <pthread.h>
@@ -30,7 +30,7 @@ static void destroy(void)
 	CHECK(ibv_destroy_cq(ibv_cq_ex_to_cq(cq)) == 0);
 }
 
-/* From the first to the second; two completions. */
+/* Sends from the first to the second, which causes two completions. */
 static void send_one(uint64_t id, enum ibv_wr_opcode opcode, uint32_t length)
 {
 	struct ibv_sge sge = { .addr = at(0), .length = length, .lkey = mr->lkey };
@@ -95,21 +95,21 @@ static void completions_are_read_field_by_field(void)
 	CHECK(ibv_wc_read_byte_len(cq) == 33);
 	CHECK(ibv_wc_read_wc_flags(cq) == IBV_WC_WITH_IMM && ibv_wc_read_imm_data(cq) == htobe32(1));
 	CHECK(ibv_wc_read_slid(cq) == 0 && ibv_wc_read_sl(cq) == 0 && ibv_wc_read_dlid_path_bits(cq) == 0);
-	/* More may come while it is looked at. */
+	/* More completions may arrive while one is read. */
 	send_one(2, IBV_WR_RDMA_WRITE, 8);
 	CHECK(ibv_next_poll(cq) == 0);
 	CHECK(cq->wr_id == 2 && ibv_wc_read_opcode(cq) == IBV_WC_RDMA_WRITE);
 	CHECK(ibv_next_poll(cq) == ENOENT);
 	ibv_end_poll(cq);
 
-	/* The other way to poll goes on beside it. */
+	/* ibv_poll_cq works beside it. */
 	send_one(3, IBV_WR_RDMA_WRITE, 8);
 	send_one(4, IBV_WR_RDMA_WRITE, 8);
 	CHECK(ibv_start_poll(cq, &attr) == 0 && cq->wr_id == 3);
 	ibv_end_poll(cq);
 	good(ibv_cq_ex_to_cq(cq), 4, IBV_WC_RDMA_WRITE);
 
-	/* Errors, and what is flushed behind them. */
+	/* Errors, and the flushed requests behind them. */
 	mr->rkey ^= 0x100;
 	send_one(5, IBV_WR_RDMA_WRITE, 8);
 	mr->rkey ^= 0x100;
@@ -153,7 +153,7 @@ static void completions_know_their_time(void)
 	for (int i = 0; i < 4; i++) {
 		stamp[i] = ibv_wc_read_completion_ts(cq);
 		wall[i] = ibv_wc_read_completion_wallclock_ns(cq);
-		/* Our own first, then those that the peer has added. */
+		/* Send completions first, then receive completions. */
 		CHECK(cq->wr_id == (i < 2 ? i + 1u : i + 99u));
 		CHECK(i % 2 ? stamp[i] >= between && stamp[i] <= after :
 			      stamp[i] >= before && stamp[i] <= between);
@@ -191,7 +191,7 @@ enum { MESSAGES = 10000 };
 
 static int found[2];
 
-/* Looks at completions until all have been seen, some batches long, some short. */
+/* Polls until all completions were seen, in long and in short batches. */
 static void *poller(void *argument)
 {
 	int *mine = argument;
@@ -266,14 +266,14 @@ static void events_are_moderated(void)
 		send_one(2, IBV_WR_RDMA_WRITE, 8);
 		int early = event(0);
 		delayed += !early;
-		/* The third brings it, or the time does. */
+		/* The third completion raises the event, or the period does. */
 		if (round % 2)
 			send_one(3, IBV_WR_RDMA_WRITE, 8);
 		CHECK(early || event(20000));
 		for (int i = 1; i <= 2 + round % 2; i++)
 			good(ibv_cq_ex_to_cq(cq), i, IBV_WC_RDMA_WRITE);
 	}
-	/* The time may be over at once where the processor is busy, but not always. */
+	/* On a busy processor the period may have ended already, but not always. */
 	CHECK(delayed > 0);
 	attr.attr_mask = 1 << 1;
 	CHECK(ibv_modify_cq(ibv_cq_ex_to_cq(cq), &attr) == EINVAL);

@@ -1,4 +1,4 @@
-/* Further names of a device and its objects, within one process. */
+/* Import of a device and its objects within one process. */
 #include "verbs.h"
 
 #include <fcntl.h>
@@ -27,7 +27,7 @@ int main(void)
 	CHECK(ibv_dereg_mr(region) == EINVAL);
 	ibv_unimport_mr(region);
 
-	/* Made by one name, used by the other. */
+	/* Created through one context, used through the other. */
 	struct ibv_alloc_dm_attr attr = { .length = 64 };
 	struct ibv_dm *dm = ibv_alloc_dm(context, &attr);
 	CHECK(dm);
@@ -40,13 +40,13 @@ int main(void)
 	ibv_unimport_dm(view);
 	CHECK(ibv_free_dm(dm) == 0);
 
-	/* A region of the imported domain keeps the domain busy, whoever frees it. */
+	/* A region of the imported domain keeps the domain busy for both handles. */
 	struct ibv_mr *own = ibv_reg_mr(domain, memory, SIZE, IBV_ACCESS_LOCAL_WRITE);
 	CHECK(own && ibv_dealloc_pd(pd) == EBUSY);
 	CHECK(ibv_dereg_mr(own) == 0);
 	ibv_unimport_pd(domain);
 
-	/* The device is open until the last name of it is closed. */
+	/* The device is open until its last context is closed. */
 	struct ibv_context *third = ibv_import_device(again->cmd_fd);
 	CHECK(third);
 	CHECK(ibv_close_device(again) == 0);

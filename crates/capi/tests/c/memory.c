@@ -1,4 +1,4 @@
-/* Windows, changed regions, null regions, paging on demand and device memory, as a program uses them. */
+/* Windows, re-registration, null regions, on-demand paging and device memory through the C interface. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -101,7 +101,7 @@ static struct ibv_wc post(struct ibv_qp *qp, struct ibv_send_wr wr, enum ibv_wc_
     return wc;
 }
 
-/* The far end writes 8 bytes of `local` with this key. */
+/* The peer writes 8 bytes of `local` with this key. */
 static void far_writes(uint64_t addr, uint32_t rkey, enum ibv_wc_status status)
 {
     struct ibv_sge sge = { (uint64_t)(uintptr_t)other, 8, local->lkey };
@@ -138,7 +138,7 @@ static void windows_of_type_1(void)
     far_writes((uintptr_t)memory + 100, first, IBV_WC_REM_ACCESS_ERR);
     far_writes((uintptr_t)memory + 100, mw->rkey, IBV_WC_SUCCESS);
 
-    /* A bind of nothing, and one that asks for the impossible. */
+    /* An unbind, and an invalid bind. */
     uint32_t bound = mw->rkey;
     bind.bind_info = (struct ibv_mw_bind_info){ 0 };
     CHECK(!ibv_bind_mw(near, mw, &bind));
@@ -171,7 +171,7 @@ static void windows_of_type_2(void)
     CHECK(!memcmp(memory + 56, other, 8));
     CHECK(ibv_dereg_mr(mr) == EBUSY);
 
-    /* The peer gives it up. */
+    /* The peer invalidates the key. */
     struct ibv_recv_wr recv = { .wr_id = 3 }, *bad_recv = NULL;
     CHECK(!ibv_post_recv(near, &recv, &bad_recv));
     struct ibv_send_wr inv = { .wr_id = 4, .opcode = IBV_WR_SEND_WITH_INV, .send_flags = IBV_SEND_SIGNALED };
@@ -187,7 +187,7 @@ static void windows_of_type_2(void)
         }
     }
 
-    /* Its owner binds it again and gives it up. */
+    /* The owner binds the window again and invalidates it. */
     wr.bind_mw.rkey = ibv_inc_rkey(key);
     post(near, wr, IBV_WC_SUCCESS);
     inv = (struct ibv_send_wr){ .opcode = IBV_WR_LOCAL_INV };
@@ -222,7 +222,7 @@ static void windows_in_batches(void)
     ibv_wr_start(owner);
     ibv_wr_bind_mw(owner, one, one->rkey, &info);
     CHECK(ibv_wr_complete(owner) == EINVAL);
-    /* A destination means nothing here, and takes the place of nothing. */
+    /* A destination has no effect here, and overwrites no other field. */
     struct ibv_ah_attr where = { .is_global = 1, .port_num = 1 };
     CHECK(!ibv_query_gid(near->context, 1, 0, &where.grh.dgid));
     struct ibv_ah *ah = ibv_create_ah(pd, &where);
@@ -412,7 +412,7 @@ static void parent_domains(void)
     attr.comp_mask = 0, attr.pd = NULL;
     CHECK(!ibv_alloc_parent_domain(context, &attr) && errno == EINVAL);
 
-    /* Objects of the two meet: a queue pair of the parent, a region of the domain. */
+    /* A queue pair of the parent domain uses a region of the protection domain. */
     struct ibv_pd *saved = pd;
     struct ibv_cq_init_attr_ex cq_attr = {
         .cqe = 16, .comp_mask = IBV_CQ_INIT_ATTR_MASK_PD, .parent_domain = parent,

@@ -1,4 +1,4 @@
-/* Extended queue pairs: creation, and the ibv_wr_* calls, which are inline functions of verbs.h. */
+/* Extended queue pairs: creation, and the ibv_wr_* functions, which are inline in verbs.h. */
 #include "verbs.h"
 #include <pthread.h>
 
@@ -43,7 +43,7 @@ static void creation_refuses_what_is_not_there(void)
 	CHECK(init.cap.max_send_wr >= 8 && init.cap.max_inline_data >= 64);
 	CHECK(ibv_destroy_qp(qp) == 0);
 
-	/* Without the flags it is an ordinary queue pair, made either way. */
+	/* Without the flags it is an ordinary queue pair with either call. */
 	changed = init, changed.comp_mask = IBV_QP_INIT_ATTR_PD | IBV_QP_INIT_ATTR_CREATE_FLAGS;
 	CHECK((qp = ibv_create_qp_ex(context, &changed)));
 	CHECK(ibv_qp_to_qp_ex(qp) == NULL);
@@ -68,7 +68,7 @@ static void creation_refuses_what_is_not_there(void)
 		changed.create_flags = 1 << bit;
 		REFUSED(ibv_create_qp_ex(context, &changed), EOPNOTSUPP);
 	}
-	/* Operations that the transport does not have, that no device here has, that no header names. */
+	/* Operations that the transport, this device, or verbs.h does not have. */
 	changed = init, changed.send_ops_flags |= IBV_QP_EX_WITH_TSO;
 	REFUSED(ibv_create_qp_ex(context, &changed), EOPNOTSUPP);
 	changed = init, changed.send_ops_flags |= 1ull << 40;
@@ -112,7 +112,7 @@ static void every_operation_does_its_work(void)
 	CHECK(good(there, 100, IBV_WC_RECV).byte_len == 8);
 	CHECK(strcmp(memory + 1024, "one-two.") == 0);
 
-	/* Not signalled: the second tells of both. The data is copied when it is set. */
+	/* Not signalled: the second completion covers both. Inline data is copied when it is set. */
 	receive(pair.qp[1], 101, 1024, 64);
 	receive(pair.qp[1], 102, 1088, 64);
 	ibv_wr_start(ex);
@@ -188,7 +188,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 	ibv_wr_abort(ex);
 	empty(pair.cq[0]);
 
-	/* One wrong request behind a good one, in every way that is noticed when it is posted. */
+	/* An invalid request behind a valid one, with every error that is detected at posting. */
 	for (int wrong = 0; wrong < 8; wrong++) {
 		ibv_wr_start(ex);
 		begin(ex, 1, IBV_SEND_SIGNALED);
@@ -221,7 +221,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 		CHECK(memory[64] == 0);
 	}
 
-	/* Too many for the room that is left: what is posted stays, the batch is not taken. */
+	/* More requests than the queue has room for: posted requests remain, and the batch is refused. */
 	ibv_wr_start(ex);
 	for (int i = 0; i < 5; i++) {
 		begin(ex, i, IBV_SEND_SIGNALED);
@@ -239,7 +239,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 	for (int i = 0; i < 5; i++)
 		good(pair.cq[0], i, IBV_WC_RDMA_WRITE);
 
-	/* Nothing at all is a batch, too, and ibv_post_send goes on beside it. */
+	/* An empty batch is valid, and ibv_post_send works beside it. */
 	ibv_wr_start(ex);
 	CHECK(ibv_wr_complete(ex) == 0);
 	struct ibv_sge sge = { at(0), 8, mr->lkey };
@@ -266,7 +266,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 		CHECK(memory[192 + 8 * i] == 0);
 	}
 	CHECK(memory[192] == 1);
-	/* And so is every later one. */
+	/* Every later batch is flushed, too. */
 	ibv_wr_start(ex);
 	begin(ex, 10, 0);
 	ibv_wr_send(ex);
@@ -275,7 +275,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 	CHECK(wc.wr_id == 10 && wc.status == IBV_WC_WR_FLUSH_ERR);
 	destroy(&pair);
 
-	/* In a state that takes none, it is refused. */
+	/* Refused in a state that takes no send requests. */
 	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
 	struct ibv_qp_init_attr_ex init = description(IBV_QPT_RC, cq, RC_OPERATIONS);
 	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
@@ -335,7 +335,7 @@ static void datagrams_go_where_they_are_addressed(void)
 		CHECK(wc.byte_len == (i ? 44 : 47));
 		CHECK(strcmp(memory + 1024 + 128 * i + 40, &"to you"[3 * i]) == 0);
 	}
-	/* Without an address it goes nowhere. */
+	/* A datagram without an address is refused. */
 	ibv_wr_start(pair.ex);
 	ibv_wr_send(pair.ex);
 	ibv_wr_set_sge(pair.ex, mr->lkey, at(0), 7);
@@ -374,7 +374,7 @@ static void threads_take_turns(void)
 		CHECK(pthread_create(&threads[i], NULL, writer, (void *)(i + 1)) == 0);
 	for (int i = 0; i < 3; i++)
 		CHECK(pthread_join(threads[i], NULL) == 0);
-	/* Batches do not mix: both words are the last one's. */
+	/* Batches do not mix: both words are from the last batch. */
 	CHECK(memory[64] != 0 && memory[64] == memory[72]);
 	destroy(&shared);
 }

@@ -1,4 +1,4 @@
-/* What the device says about itself, through the extended calls of verbs.h. */
+/* Queries of the device through the extended calls of verbs.h. */
 #include "verbs.h"
 
 static void the_device_offers_what_it_has(void)
@@ -14,11 +14,11 @@ static void the_device_offers_what_it_has(void)
 	CHECK(plain.vendor_id != 0 && plain.phys_port_cnt == all.phys_port_cnt_ex);
 	CHECK((uint32_t)all.device_cap_flags_ex == plain.device_cap_flags);
 	CHECK(all.comp_mask == 0);
-	/* Ethernet's and PCI's business, and other adapters'. */
+	/* Features of Ethernet, PCI and other adapters. */
 	CHECK(all.tso_caps.max_tso == 0 && all.rss_caps.supported_qpts == 0 && all.max_wq_type_rq == 0);
 	CHECK(all.packet_pacing_caps.supported_qpts == 0 && all.raw_packet_caps == 0);
 	CHECK(all.pci_atomic_caps.fetch_add == 0 && all.tm_caps.max_num_tags == 0);
-	/* Programs compiled with a shorter struct get no more than they have room for. */
+	/* Programs compiled with a shorter struct get only its fields. */
 	struct verbs_context *verbs = verbs_get_ctx(context);
 	CHECK(verbs);
 	memset(&all, 0xff, sizeof all);

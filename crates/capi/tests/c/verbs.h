@@ -1,4 +1,4 @@
-/* What the C test programs share: checks that say where they failed, and two connected queue pairs. */
+/* Shared code of the C test programs: checks that print their line, and two connected queue pairs. */
 #include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 		}                                                                                    \
 	} while (0)
 
-/* What is refused: NULL and this errno. */
+/* Checks that a call fails with NULL and this errno. */
 #define REFUSED(pointer, number)                                                                     \
 	do {                                                                                         \
 		errno = 0;                                                                           \
@@ -31,7 +31,7 @@ static struct ibv_mr *mr;
 static char memory[SIZE];
 static union ibv_gid gid;
 
-/* Memory of both ends: requests go from one place of it to another. */
+/* Memory of both ends: requests copy within it. */
 static uint64_t at(size_t offset)
 {
 	return (uint64_t)(uintptr_t)(memory + offset);
@@ -57,7 +57,7 @@ static void close_device(void)
 	CHECK(ibv_close_device(context) == 0);
 }
 
-/* A complete description of a queue pair with the `ibv_wr_*` calls for these operations. */
+/* The attributes of a queue pair with the `ibv_wr_*` functions for these operations. */
 static inline struct ibv_qp_init_attr_ex description(enum ibv_qp_type type, struct ibv_cq *cq,
 						     uint64_t operations)
 {
@@ -79,7 +79,7 @@ static struct ibv_ah_attr address(void)
 				     .grh = { .dgid = gid, .sgid_index = GID_INDEX, .hop_limit = 1 } };
 }
 
-/* From RESET to RTS. */
+/* Takes a queue pair from RESET to RTS. */
 static inline void bring_up(struct ibv_qp *qp, uint32_t peer)
 {
 	struct ibv_qp_attr attr = {
@@ -113,7 +113,7 @@ static inline void receive(struct ibv_qp *qp, uint64_t id, size_t offset, uint32
 	CHECK(ibv_post_recv(qp, &wr, &bad) == 0);
 }
 
-/* The next completion, which must come soon. */
+/* Waits for the next completion. */
 static inline struct ibv_wc next(struct ibv_cq *cq)
 {
 	struct ibv_wc wc;
@@ -125,7 +125,7 @@ static inline struct ibv_wc next(struct ibv_cq *cq)
 	return wc;
 }
 
-/* A good completion of this request, and nothing else before it. */
+/* Expects this request's successful completion as the next one. */
 static inline struct ibv_wc good(struct ibv_cq *cq, uint64_t id, enum ibv_wc_opcode opcode)
 {
 	struct ibv_wc wc = next(cq);

@@ -1,4 +1,4 @@
-//! What the tests of the built library share: where it is, and C programs that are linked against verbs.
+//! Support code of the tests of the built library: its location, and compilation of C programs.
 
 use std::{
     ffi::OsStr,
@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-/// The folder of the library that `make lib` left in the build directory of this test.
+/// The folder of the library that `make lib` has built.
 pub(crate) fn library_dir() -> PathBuf {
     let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("lib");
     let library = dir.join("libibverbs.so.1");
@@ -14,7 +14,7 @@ pub(crate) fn library_dir() -> PathBuf {
     dir
 }
 
-/// Runs `command` and returns what it printed; anything but success is a failure that shows all of it.
+/// Runs `command` and returns its output. Panics with the output if it fails.
 pub(crate) fn output(command: &mut Command, needs: &str) -> String {
     let done = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; {needs}"));
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
