@@ -1,4 +1,4 @@
-//! Parses any bytes as a stream file; accessors and batches of an accepted file work.
+//! Parses any bytes as a stream file. Accessors and batches of an accepted file must work.
 
 #![no_main]
 

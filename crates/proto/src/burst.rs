@@ -13,7 +13,7 @@ pub enum IpIdentification {
     Counted,
 }
 
-/// TransmitLimits of one call of `poll_transmit`.
+/// Limits of one call of `poll_transmit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TransmitLimits {
     /// Packets in the buffer.
@@ -26,7 +26,7 @@ pub struct TransmitLimits {
 }
 
 impl TransmitLimits {
-    /// No limit but the buffer.
+    /// No limit except the buffer.
     pub const NONE: Self =
         Self { packets: u32::MAX, byte_budget: u64::MAX, identification: IpIdentification::Zero };
 }

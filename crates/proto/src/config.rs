@@ -12,7 +12,7 @@ pub enum Service {
     Rc,
     /// Unreliable connection (UC).
     Uc,
-    /// XRC initiator (annex A14): sends requests, each of which names a shared receive queue.
+    /// XRC initiator (annex A14): sends requests, each for a shared receive queue that it names.
     XrcInitiator,
     /// XRC target: only responds.
     XrcTarget,
@@ -150,7 +150,7 @@ pub struct SendConfig {
     pub retry_count: u8,
     /// Retransmissions after an RNR NAK: 0 to 6, 7 for infinite (`rnr_retry`).
     pub rnr_retry: u8,
-    /// Packets in flight, READ responses included: what the receiver's socket buffers.
+    /// Packets in flight, READ responses included: the capacity of the receiver's socket.
     pub window: u32,
     /// Delay of the tail loss probe, which retransmits the last packet of a burst long before the ACK
     /// timeout. `None`: no probe, as in hardware.

@@ -359,7 +359,7 @@ impl Connection {
             };
             if let Err(fault) = result {
                 self.failed(fault);
-                // After a failure of the responder only its NAK is left; nothing else can fail.
+                // After a failure of the responder only its NAK is left, which cannot fail.
                 let _ = self.responder.transmit(memory, &mut burst);
             }
         }
@@ -368,7 +368,7 @@ impl Connection {
         Some(transmit)
     }
 
-    /// When [`handle_timeout`](Self::handle_timeout) is due if nothing else happens before.
+    /// The time at which [`handle_timeout`](Self::handle_timeout) is due, unless another call changes it.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.requester.as_ref().and_then(Requester::deadline)

@@ -17,7 +17,7 @@ pub enum Status {
     LocalOperation,
     /// Local protection error: a local key does not permit the access.
     LocalProtection,
-    /// SendOp request flushed: the queue pair was in the error state.
+    /// Work request flushed: the queue pair was in the error state.
     Flushed,
     /// Memory window bind error.
     Bind,

@@ -1,4 +1,4 @@
-//! The application's memory and receive queue, as the transport needs them.
+//! The transport's interface to the application's memory and receive queue.
 
 use millstream_wire::{NakCode, Rkey, Srqn};
 

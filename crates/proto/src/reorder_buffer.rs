@@ -1,7 +1,7 @@
 //! Reorder buffer: holds packets that arrived behind a gap, so that only the missing packets must be
 //! retransmitted.
 //!
-//! To the peer it looks as if the network had delayed them. The buffer is bounded in packets and bytes.
+//! The peer cannot distinguish this from a delay in the network. The buffer is bounded in packets and bytes.
 
 use std::collections::BTreeMap;
 

@@ -34,12 +34,12 @@ pub struct UdConfig {
     pub send_psn: Psn,
 }
 
-/// DatagramDestination of a datagram: address handle, queue pair number and Q_Key.
+/// Destination of a datagram: address handle, queue pair number and Q_Key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DatagramDestination {
     /// Addresses and ports.
     pub flow: Flow,
-    /// DatagramDestination queue pair.
+    /// Destination queue pair.
     pub qp: Qpn,
     /// Q_Key of the destination.
     pub qkey: Qkey,
@@ -128,7 +128,7 @@ impl UdQueuePair {
             && packet.deth().is_some_and(|deth| deth.qkey() == self.config.qkey)
     }
 
-    /// Handles a packet whose ICRC was correct or could not be checked. UdQueuePair that are not for this queue
+    /// Handles a packet whose ICRC was correct or could not be checked. Datagrams that are not for this queue
     /// pair, have another Q_Key, or do not fit are dropped; the queue pair stays usable (9.8.3.2).
     pub fn handle_datagram<M: Memory>(
         &mut self,
@@ -227,7 +227,7 @@ impl UdQueuePair {
                 if !burst.is_allowed() || !burst.has_room(len) {
                     break;
                 }
-                // UdQueuePair complete when they are sent. An unreadable one fails alone: 10.3.1.7 lets the
+                // Datagrams complete when they are sent. An unreadable one fails alone: 10.3.1.7 lets the
                 // send queue fail, but the datagrams behind it are valid.
                 let gather = |into: &mut [u8]| memory.gather(datagram.id, 0, into);
                 let status = match self.build(&datagram, &mut burst, gather) {

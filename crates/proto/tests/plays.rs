@@ -1,4 +1,4 @@
-//! The fuzzer's seeds and some random inputs, with any compiler.
+//! Replays the fuzzer's seeds and some random inputs, with any compiler.
 
 #[path = "common/play.rs"]
 mod play;

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 
 /// R_Key of memory that is never written: READ results are known.
 const CONSTANT: Rkey = Rkey::new(0xc0);
-/// R_Key of memory of which each WRITE has its own part.
+/// R_Key of memory that WRITEs target, each in its own part.
 const WRITTEN: Rkey = Rkey::new(0x33);
 const COUNTER: Rkey = Rkey::new(0x44);
 const VA: u64 = !0x7fff_ffff;

@@ -71,7 +71,7 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.buffer.as_ref()[at]
     }
 
-    /// The opcode, known or not.
+    /// The opcode byte, supported or not.
     #[inline]
     pub fn opcode(&self) -> u8 {
         self.byte(at::OPCODE)

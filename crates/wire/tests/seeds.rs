@@ -1,4 +1,4 @@
-//! The fuzzers' seeds (`fuzz/README.md`) with the fuzzers' invariants, with any compiler.
+//! Replays the fuzzers' seeds (`fuzz/README.md`) and checks the fuzzers' invariants, with any compiler.
 
 use std::path::Path;
 

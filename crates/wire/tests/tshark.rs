@@ -1,4 +1,4 @@
-//! tshark dissects every header as intended. (4.0 knows neither MRA nor the SIDR messages.)
+//! Compares every header with tshark's dissection. (Version 4.0 has neither MRA nor the SIDR messages.)
 
 mod messages;
 
@@ -179,10 +179,10 @@ fn tshark_dissects_every_transport_header() {
             is("bth.a", u64::from(nth.is_multiple_of(5)));
             is("bth.psn", 0xabcd00 + nth);
             if opcode.service() == Service::Xrc {
-                // tshark 4.0 knows these opcodes, but takes their headers for payload.
+                // tshark 4.0 has these opcodes, but dissects their headers as payload.
                 continue;
             }
-            // tshark 4.0 does not know atomic WRITEs.
+            // tshark 4.0 lacks atomic WRITEs.
             let headers = opcode.headers();
             if headers.contains(Headers::RETH) && *opcode != Opcode::RC_ATOMIC_WRITE {
                 is("reth.va", 0x7f01_0203_0405_0607);

@@ -7,8 +7,8 @@
 //!  acked   in flight      to retransmit    never sent
 //! ```
 //!
-//! - [`window`]: how many packets may be in flight;
-//! - [`rtt`]: how long to wait for a response;
+//! - [`window`]: the number of packets that may be in flight;
+//! - [`rtt`]: the timeout for a response;
 //! - [`send`]: selecting and building the next packet;
 //! - [`receive`]: acknowledgements and responses.
 
@@ -56,7 +56,7 @@ struct SendWqe {
     done: bool,
 }
 
-/// Timers of the requester, at max one of each.
+/// Timers of the requester, at most one of each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     /// When the oldest request was not acknowledged for the local ACK timeout (9.7.6.1.3).
@@ -138,7 +138,7 @@ pub(crate) struct Requester {
     probe_due: bool,
     /// Probes since the last progress.
     probes: u32,
-    /// Where the last rewind started; there is one rewind until there is progress.
+    /// Start of the last rewind; there is one rewind until there is progress.
     rewound_to: Option<Sequence>,
     recovery: Option<Recovery>,
     selective: Option<SelectiveRetransmit>,
@@ -284,7 +284,7 @@ impl Requester {
         self.probes = 0;
         self.retries_left = self.config.retry_count;
         self.rnr_left = self.config.rnr_retry;
-        // The messages that the RNR NAK was about have arrived.
+        // The messages that the RNR NAK refused have arrived.
         self.timers.rnr_wait = None;
         self.complete(events);
         if self.next < una {
@@ -335,7 +335,7 @@ impl Requester {
         self.max = self.tail;
     }
 
-    /// Rewinds to `at`: everything from there is sent again.
+    /// Rewinds to `at`: all packets from there on are sent again.
     fn rewind(&mut self, at: Sequence) {
         self.next = at;
         self.cursor = self.find(at);
@@ -363,7 +363,7 @@ impl Requester {
         }
     }
 
-    /// Requests the missing data in `from..until` again, then continues where it was.
+    /// Requests the missing data in `from..until` again, then continues at the former position.
     fn retransmit_range(&mut self, from: Sequence, until: Sequence) {
         self.rtt.lost();
         if self.next <= from || self.timers.rnr_wait.is_some() {

@@ -149,7 +149,7 @@ impl Requester {
             7 => {}
             _ => self.rnr_left -= 1,
         }
-        // The responder chooses the delay; the other timers do not end it.
+        // The responder chooses the delay. No other timer ends it.
         self.timers.rnr_wait = Some(now + Duration::from_nanos(rnr_nanos(timer_code)));
         self.timers.retransmit = None;
         self.timers.probe = None;
@@ -162,7 +162,7 @@ impl Requester {
     /// It uses up no retry and does not restart the retransmit timer: a reordering network causes many such
     /// NAKs within one round trip. Only time without progress ends the attempts.
     fn handle_sequence_nak(&mut self) {
-        // Nothing was sent since the last rewind: this is the same NAK again.
+        // No packet was sent since the last rewind, so the NAK is a duplicate.
         if self.timers.rnr_wait.is_none() && self.next != self.una {
             self.begin_recovery();
             self.rewind(self.una);
@@ -262,7 +262,7 @@ impl Requester {
         match last {
             None => self.retransmit_range(expected, at),
             Some(last) if at > last => self.retransmit_range(last.plus(1), at),
-            // The data before it was requested again and lost, or this responses a probe.
+            // The data before it was requested again and lost, or this responds to a probe.
             Some(_) if self.rewound_to != Some(expected) => {
                 self.rewound_to = Some(expected);
                 self.retransmit_range(expected, at);

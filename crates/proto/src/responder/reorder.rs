@@ -1,7 +1,8 @@
 //! Requests from the reorder buffer.
 //!
-//! The sequence NAK is sent all the same (9.7.5.2.8), and a stored packet has no effect before those in front
-//! of it were executed. The requester rewinds to the gap; the ACK of the stored packets lets it skip them.
+//! The sequence NAK is sent as specified (9.7.5.2.8), and a stored packet has no effect before the packets in
+//! front of it were executed. The requester rewinds to the gap; the ACK of the stored packets lets it skip
+//! them.
 //!
 //! The PSN of a stored packet was not exactly the expected one, so it is easier to forge. An invalid stored
 //! packet therefore does not fail the queue pair; it is treated as lost.

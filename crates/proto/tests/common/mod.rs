@@ -479,7 +479,7 @@ impl Pair {
         true
     }
 
-    /// Runs until nothing happens any more.
+    /// Runs until no event is left.
     ///
     /// # Panics
     /// After many steps, which indicate a livelock.
