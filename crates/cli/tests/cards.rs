@@ -236,7 +236,7 @@ fn a_session_from_lease_to_restore() {
 }
 
 #[test]
-fn unless_told_otherwise_a_card_has_the_banks_of_a_u280_and_no_memory_until_it_is_used() {
+fn a_card_has_the_banks_of_a_u280_by_default() {
     let card = Card::serve_with("u280", &[]);
     let home = tempfile::tempdir().unwrap();
     let user = User { home: home.path() };

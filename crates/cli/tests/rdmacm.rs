@@ -90,7 +90,7 @@ fn extended_connections_carry_messages() {
 }
 
 #[test]
-fn nobody_there_is_a_rejection() {
+fn a_connection_without_a_listener_is_rejected() {
     let port = free_port();
     let said = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
     let said = said.expect_err("nobody serves");

@@ -37,7 +37,7 @@ fn output(node: &RemoteCard) -> Vec<u8> {
 }
 
 #[test]
-fn a_computation_goes_on_another_card_to_the_same_result() {
+fn a_restored_run_continues_on_another_card_to_the_same_result() {
     let (_straight_card, straight) = leased();
     let start = prepare(&straight);
     let expected = straight.run(1, &start, TIMEOUT).unwrap();

@@ -51,7 +51,7 @@ fn comes_back(node: &RemoteCard) {
 }
 
 #[test]
-fn a_kernel_that_passes_its_deadline_and_hears_nothing_loses_its_region_for_a_while() {
+fn a_kernel_past_its_deadline_without_safe_points_hangs_its_region_until_it_ends() {
     let card = NetworkCard::start();
     let node = card.connect();
     node.acquire(LEASE, TIMEOUT).unwrap();
@@ -242,7 +242,7 @@ fn a_card_ends_although_a_command_of_its_rings_does_not() {
 }
 
 #[test]
-fn the_next_holder_does_not_meet_a_command_of_the_rings_that_does_not_end() {
+fn a_hung_queue_command_does_not_affect_the_next_holder() {
     let process = Process::start("deaf-lease", "unbound");
     let started = Instant::now();
     let card = process.open();

@@ -148,7 +148,7 @@ fn a_lease_outlives_its_duration_while_its_holder_lives() {
 }
 
 #[test]
-fn a_word_that_nobody_may_write_is_taken_back() {
+fn an_invalid_lease_word_is_restored() {
     let card = NetworkCard::start();
     let one = card.connect();
     let stranger = Stranger::connect(&card.address);

@@ -189,7 +189,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
 }
 
 #[test]
-fn host_memory_is_a_cards() {
+fn host_memory_passes_the_memory_suite() {
     conforms("emulated", "Emulated", true);
 }
 

@@ -212,7 +212,7 @@ fn a_killed_card_is_noticed_by_all_who_wait() {
 }
 
 #[test]
-fn an_idle_card_sleeps_and_its_heart_beats() {
+fn an_idle_card_sleeps_and_sends_heartbeats() {
     let process = Process::start("idle", "unbound");
     let card = process.open();
     load_kernels(&card);
@@ -292,7 +292,7 @@ fn a_card_ends_with_its_owner() {
 }
 
 #[test]
-fn a_card_that_nobody_claims_ends() {
+fn a_card_without_a_client_exits() {
     let mut process = Process::start("unclaimed", "owner");
     drop(process.open());
     assert_eq!(process.ended().code(), Some(ENDED));

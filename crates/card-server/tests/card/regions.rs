@@ -144,7 +144,7 @@ fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
 }
 
 #[test]
-fn commands_that_follow_each_other_at_once_are_all_carried_out() {
+fn back_to_back_commands_are_all_executed() {
     let (_card, node) = leased();
     node.load(0, KernelSource::Builtin("null")).unwrap();
     for round in 0..300 {
@@ -347,7 +347,7 @@ fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
 }
 
 #[test]
-fn a_copy_producer_that_cannot_be_is_refused_once_and_may_be_corrected() {
+fn an_invalid_dma_producer_index_is_rejected_once_and_may_be_corrected() {
     let (_card, node) = leased();
     let within = |to| DmaDescriptor {
         operation: DmaOperation::Local,
@@ -475,7 +475,7 @@ fn a_holder_that_dies_in_the_middle_of_a_kernel_leaves_a_card_that_works() {
 }
 
 #[test]
-fn a_paused_card_stands_still_and_goes_on() {
+fn a_paused_card_stops_and_resumes() {
     let (_card, node) = leased();
     node.write(0, &[9; 64]).unwrap();
     node.load(0, KernelSource::Builtin("spin")).unwrap();
