@@ -1,6 +1,6 @@
 //! The process's adapter: its arena, its identity, and the tables that objects register themselves in.
 //!
-//! Nothing here knows the types of queue pairs, completion queues or shared receive queues.
+//! This module is independent of the types of queue pairs, completion queues and shared receive queues.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

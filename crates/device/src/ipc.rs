@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use crate::layout;
 
-/// How long to wait for another process's answer. A thread that does nothing else gives it, so only a stopped process
-/// takes longer.
+/// Longest wait for another process's answer. A dedicated thread answers, so only a stopped process takes
+/// longer.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Version of these messages.

@@ -1,7 +1,7 @@
 //! The process's memory keys: the owner's private copy of the entries that peers read.
 //!
-//! A key is an index into the table (high half) and a random tag (low half). Memory regions
-//! and memory windows share the table. [`MrEntry`] says how an entry is changed and read.
+//! A key is an index into the table (high half) and a random tag (low half). Memory regions and
+//! memory windows share the table. [`MrEntry`] describes how an entry is changed and read.
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
@@ -138,9 +138,9 @@ pub(crate) struct MrTable {
 #[derive(Debug, Default)]
 struct Slots {
     regions: HashMap<u32, Region>,
-    /// By index.
+    /// The bindings of windows by index.
     windows: HashMap<u32, Binding>,
-    /// By index: the random tag of its last key, and its generation.
+    /// The random tag of the last key and the generation, by index.
     generations: Vec<(u16, u32)>,
     free: VecDeque<u32>,
 }

@@ -109,7 +109,7 @@ impl Attachments {
     }
 }
 
-/// The interfaces on which multicast packets arrive. On loopback they come from this host only.
+/// The interfaces on which multicast packets arrive. Loopback has packets of this host only.
 fn interfaces() -> Vec<u32> {
     let table = gid::table();
     let here = |entry: &gid::GidEntry| {
@@ -133,7 +133,7 @@ fn join(port: &Port, group: &Group) -> Result<()> {
     for interface in interfaces() {
         match port.udp().join_multicast(address, interface) {
             Ok(()) => joined = true,
-            // Joined by a former owner of the socket, or by `port_opened` a moment ago.
+            // Joined by a former owner of the socket, or by a concurrent `port_opened`.
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => joined = true,
             // The interface has no addresses of this family.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}

@@ -11,8 +11,8 @@ use crate::errno::{Errno, Result};
 pub struct Pd {
     pub(crate) context: Arc<Context>,
     pub(crate) id: u32,
-    /// Objects of the domain that their owner has not destroyed. This is no reference count: the
-    /// device's own threads hold references for a moment.
+    /// Objects of the domain that their owner has not destroyed. This is no reference count: the device's
+    /// threads hold references temporarily.
     users: AtomicU32,
     /// The domains that a parent domain joins.
     parent_of: Option<ParentOf>,

@@ -47,7 +47,7 @@ pub(crate) struct Peer {
     channels: Mutex<HashMap<u32, Arc<EventFd>>>,
 }
 
-/// How messages reach a peer.
+/// The path of messages to a peer.
 #[derive(Debug)]
 enum PeerLink {
     /// The peer is this process.
@@ -235,7 +235,7 @@ impl Peer {
         let connection = connection.lock().expect("no panic under this lock");
         let mapping = match request(&connection, Message::new(Op::File, [id.slot, id.generation])) {
             Ok((answer, fd)) if answer.op == Op::File => fd.and_then(map_whole).map(Arc::new),
-            // Withdrawn a moment ago: then the key is no longer valid either.
+            // Withdrawn meanwhile, so the key is no longer valid either.
             Ok(_) => return None,
             Err(_) => return None,
         };

@@ -8,7 +8,7 @@ use crate::layout::QPN_INDEX_BITS;
 use crate::peer::{LocalId, Peer};
 use crate::tasks::TaskQueue;
 
-/// The known peers, and those whose exit the progress thread watches for.
+/// The connected peers, and the peers whose exit the progress thread watches for.
 #[derive(Debug)]
 pub(crate) struct PeerTable {
     me: LocalId,

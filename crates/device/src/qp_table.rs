@@ -105,7 +105,7 @@ pub(crate) trait QpHandler: Any + PendingRequests + Debug + Send + Sync {
 /// A table of queue pairs. All copies are the same table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpTable {
-    /// By index; valid while registered, see [`QpTable::remove`].
+    /// The slots by index; pointers are valid while registered, see [`QpTable::remove`].
     polled: &'static [PolledSlot],
     registry: &'static Registry,
 }
@@ -177,9 +177,9 @@ impl QpTable {
         (qp.qpn == qpn).then_some(qp)
     }
 
-    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`. The number
-    /// comes from shared memory: it may name a queue pair that completes elsewhere and can be removed at any moment. So
-    /// the completion queue is compared before the pointer is used.
+    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`. The
+    /// number comes from shared memory: it may name a queue pair that completes elsewhere and can be removed
+    /// at any time. So the completion queue is compared before the pointer is used.
     #[inline]
     pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&PolledQp> {
         let slot = &self.polled[qpn as usize % MAX_QP];

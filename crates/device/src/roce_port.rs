@@ -8,7 +8,7 @@
 //!   checks at intervals. It watches again when polling stops, and for a while when it finds packets that a
 //!   busy application left. It watches at once when a completion queue is armed, because the application then
 //!   sleeps.
-//! - Timers belong to the thread, or to a poller that comes first.
+//! - The thread and pollers both execute expired timers.
 //!
 //! While an application polls, an acknowledgement waits for the next request and is sent alone only if none
 //! follows soon. In a ping-pong this saves a packet each way, and each side gets answer and acknowledgement together.
@@ -56,7 +56,7 @@ pub(crate) struct RocePort {
     multicast: &'static MulticastTable,
     tasks: &'static TaskQueue,
     opened: OnceLock<std::result::Result<OpenPort, Errno>>,
-    /// When an application last polled, nanoseconds; zero if never. Not every poll is recorded.
+    /// Time of an application's last poll, nanoseconds; zero if never. Not every poll is recorded.
     last_poll: AtomicU64,
     /// Time of the last recorded poll in [`ticks`].
     last_poll_ticks: AtomicU64,
@@ -71,7 +71,7 @@ pub(crate) struct RocePort {
     has_delayed_acks: AtomicBool,
     /// Queue pairs with timers.
     timed: Mutex<Vec<Weak<dyn QpHandler>>>,
-    /// When the next timer expires, nanoseconds.
+    /// Expiry of the next timer, nanoseconds.
     next_expiry: AtomicU64,
 }
 
@@ -182,7 +182,7 @@ impl RocePort {
         }
     }
 
-    /// Whether an application polled a moment ago: then an acknowledgement may wait for a request.
+    /// Whether an application has polled recently: then an acknowledgement may wait for a request.
     pub(crate) fn is_polled(&self, now: u64) -> bool {
         self.since_last_poll(now) < POLL_TIMEOUT
     }
@@ -249,8 +249,8 @@ impl RocePort {
             self.watching.store(true, Ordering::SeqCst);
         }
         let fds = opened.port.descriptors().map(|fd| watch.then(|| fd.as_raw_fd()));
-        // A poller may delay an acknowledgement at any moment, and not poll again. After this store it sees that the
-        // thread will check.
+        // A poller may delay an acknowledgement at any time, and not poll again. After this store it sees
+        // that the thread will check.
         self.checking.store(polled, Ordering::SeqCst);
         let check = (polled || self.has_delayed_acks.load(Ordering::SeqCst)).then_some(now + CHECK_INTERVAL);
         let timer = Some(self.next_expiry.load(Ordering::Relaxed)).filter(|next| *next != u64::MAX);

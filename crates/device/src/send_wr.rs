@@ -26,7 +26,7 @@ pub struct SendWr<'a> {
     pub swap: u64,
     /// Where a datagram goes.
     pub to: Option<UdDestination>,
-    /// The parameters of a memory window's binding.
+    /// The binding of a memory window.
     pub bind: Option<&'a MwBind>,
     /// The shared receive queue that an XRC request names.
     pub remote_srqn: u32,

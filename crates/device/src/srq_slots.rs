@@ -20,7 +20,7 @@ const fn posted_as(at: u16) -> u32 {
 pub(crate) struct SrqSlots {
     poster: SpinLock<SrqPoster>,
     wqes: Box<[RecvWqe]>,
-    /// By slot: [`NOT_POSTED`] or [`posted_as`].
+    /// The state of each slot: [`NOT_POSTED`] or [`posted_as`].
     posted: Box<[AtomicU32]>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct TaskQueue {
     wake: Arc<EventFd>,
     timer: OwnedFd,
     start: Instant,
-    /// When the timer expires, nanoseconds since `start`; zero if it is not set.
+    /// Expiry of the timer, nanoseconds since `start`; zero if it is not set.
     expiry: AtomicU64,
     tasks: Mutex<Vec<Task>>,
     pending: Mutex<Vec<Weak<dyn PendingRequests>>>,

@@ -49,7 +49,7 @@ pub(crate) struct XrcSrqTable(OnceLock<Queues>);
 
 #[derive(Debug)]
 struct Queues {
-    /// By index; valid while registered, see [`XrcSrqTable::remove`].
+    /// The slots by index; pointers are valid while registered, see [`XrcSrqTable::remove`].
     polled: Box<[PolledSlot]>,
     handlers: Mutex<HashMap<u32, Weak<dyn XrcSrqHandler>>>,
     /// Free indices in random order. A released index is reused as late as possible.

@@ -1,8 +1,8 @@
 //! Event moderation: one completion event for several completions (`ibv_modify_cq`).
 //!
-//! A moderated queue is signalled after a number of completions, or a period after the first of them, whichever comes
-//! first. Producers count the completions. The owner's progress thread measures the period; the first completion wakes
-//! it.
+//! A moderated queue is signalled after a number of completions, or at the latest a period after the first of
+//! them. Producers count the completions. The owner's progress thread measures the period; the first
+//! completion wakes it.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -18,7 +18,7 @@ use crate::tasks::ModeratedEvents;
 pub(super) struct Moderation {
     /// Longest delay of the first completion's event; zero while events are not moderated.
     period: Duration,
-    /// When the progress thread saw the first completion since the queue was armed.
+    /// The time at which the progress thread saw the first completion since the queue was armed.
     since: Option<Instant>,
     /// Whether the queue was added to the progress thread's list.
     registered: bool,

@@ -68,7 +68,7 @@ pub struct ReregMr {
     pub access: Option<u32>,
 }
 
-/// Why a re-registration failed.
+/// The error of a re-registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReregError {
     /// The region is unchanged.
@@ -197,10 +197,9 @@ impl Mr {
     /// Re-registers a region under its key (`ibv_rereg_mr`). Requests in flight finish with the old properties first.
     ///
     /// # Errors
-    /// [`ReregError::Unchanged`] with EINVAL for no change or an invalid one, EOPNOTSUPP for
-    /// other memory of a region that has no address, EBUSY while windows are bound to it, and what
-    /// registration reports. [`ReregError::Invalid`] with EBUSY if a peer was stopped in the middle of a
-    /// transfer.
+    /// [`ReregError::Unchanged`]: EINVAL for no change or an invalid one. EOPNOTSUPP for other memory of a
+    /// region that has no address. EBUSY while windows are bound to it. The errors of registration.
+    /// [`ReregError::Invalid`]: EBUSY if a peer was stopped in the middle of a transfer.
     pub fn rereg(&mut self, change: &ReregMr) -> std::result::Result<(), ReregError> {
         let refused = |errno| Err(ReregError::Unchanged(errno));
         let adapter = self.pd.context.adapter;
@@ -254,8 +253,9 @@ impl Mr {
     /// Prefetches pages of on-demand regions (`ibv_advise_mr`). Without `wait`, missing pages are no error.
     ///
     /// # Errors
-    /// ENOENT for a key of no region, EPERM for one of another domain or a region that is not writable,
-    /// EINVAL for one that is not paged on demand, EFAULT for a range that leaves it or is not mapped.
+    /// ENOENT for a key without a region. EPERM for a region of another domain, or one that is not writable.
+    /// EINVAL for a region that is not paged on demand. EFAULT for a range that leaves the region or is not
+    /// mapped.
     pub fn advise(pd: &Pd, advice: MrAdvice, wait: bool, ranges: &[Sge]) -> Result<()> {
         let access = if advice == MrAdvice::PrefetchWrite { ACCESS_LOCAL_WRITE } else { 0 };
         let find = |range: &Sge| {

@@ -30,7 +30,7 @@ use millstream_lockfree::cqe::Cqe;
 /// Longest datagram: the port's MTU, bytes.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
 
-/// How a datagram queue pair reaches its receivers.
+/// The transport of a datagram queue pair.
 #[derive(Debug)]
 pub(super) struct DatagramTransport {
     receivers: Receivers,
@@ -47,7 +47,7 @@ const MAX_CACHED: usize = 1024;
 
 #[derive(Debug)]
 struct Receiver {
-    // Order matters: what points into the peer's arena goes before the peer.
+    // Order matters: references into the peer's arena are dropped before the peer.
     target: Target,
     keys: RemoteKeys,
     peer: Arc<Peer>,
@@ -77,7 +77,7 @@ pub(super) type Pieces = ArrayVec<Piece, { MAX_SGE as usize }>;
 pub(super) type Elements = ArrayVec<Sge, { MAX_SGE as usize }>;
 
 impl DatagramTransport {
-    /// Sets the transport up for a queue pair that goes to RTR.
+    /// Sets up the transport of a queue pair in its transition to RTR.
     pub(super) fn new(qp: &Qp, wire: bool) -> Self {
         let mut wire = if wire { WireDatagrams::new(qp).map(Box::new) } else { None };
         if path::preference() == Ok(PathPreference::Wire)

@@ -1,13 +1,13 @@
 //! The fast path: frequent requests with the fewest instructions.
 //!
-//! Most requests are RDMA WRITEs, READs and SENDs of one element over a reliable connection that was used before,
-//! between memory that is mapped. Earlier requests have looked up what such a request needs. Two words say whether
-//! that still holds: the revision of the target's entry and the name of the memory key. WRITEs of several elements
-//! and WRITEs with immediate data, which end a batch of them, have a loop of their own. All requests of a list are
-//! executed under one lock.
+//! Most requests are RDMA WRITEs, READs and SENDs of one element over a reliable connection that was used
+//! before, between memory that is mapped. Earlier requests have looked up the target and the memory key. Two
+//! words show whether the result is still valid: the revision of the target's entry and the name of the
+//! memory key. WRITEs of several elements and WRITEs with immediate data, which end a batch of them, have a
+//! separate loop. All requests of a list are executed under one lock.
 //!
-//! The checks and copies are those of the general path (`transfer`, `remote_memory`). A request that fails one, or
-//! that needs more than is known, is left to the general path, which executes it or reports the error.
+//! The checks and copies are those of the general path (`transfer`, `remote_memory`). A request that fails a
+//! check, or is not in the caches, is left to the general path, which executes it or reports the error.
 
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::send::SendQueue;
@@ -309,7 +309,7 @@ impl Qp {
         Some(Signal::receiver_if(signal))
     }
 
-    /// Copies a SEND's data into the receive that comes after the `before` oldest ones, if both have one element.
+    /// Copies a SEND's data into the receive behind the `before` oldest ones, if both have one element.
     #[inline(always)]
     fn copy_send(
         &self,

@@ -11,7 +11,7 @@ use crate::event::ObjectHandle;
 use crate::layout::QPN_INDEX_BITS;
 use crate::xrc::Xrcd;
 
-/// The handles by which programs know a queue pair.
+/// The handles of a queue pair that programs hold.
 #[derive(Debug)]
 pub(super) struct QpHandles {
     /// The handle that the queue pair was created with.

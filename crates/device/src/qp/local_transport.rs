@@ -20,7 +20,7 @@ use crate::types::{WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
 /// An initiator's state of a connection to a peer on this host.
 #[derive(Debug)]
 pub(super) struct LocalTransport {
-    // Order matters: what points into the peer's arena goes before the peer.
+    // Order matters: references into the peer's arena are dropped before the peer.
     /// The peer's queue pair. None before the first request.
     pub(super) target: Option<Target>,
     pub(super) shared_queues: SharedQueues,

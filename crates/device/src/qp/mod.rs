@@ -52,7 +52,7 @@ use send::SendSide;
 use transitions::QpStates;
 pub use wr_list::{SendWrList, SingleSgeWr};
 
-/// Sizes of a queue pair's queues, as in `struct ibv_qp_cap`. The device may grant more than is asked for.
+/// Sizes of a queue pair's queues, as in `struct ibv_qp_cap`. The device may grant more than requested.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct QpCap {
     /// Send requests that may be outstanding.
@@ -103,7 +103,7 @@ pub enum QpType {
 }
 
 impl QpType {
-    /// Whether errors are acknowledged to the initiator, and end the queue pair.
+    /// Whether errors are acknowledged to the initiator, and fail the queue pair.
     pub(crate) fn is_reliable(self) -> bool {
         matches!(self, Self::Rc | Self::XrcSend | Self::XrcRecv)
     }
@@ -118,7 +118,7 @@ impl QpType {
     }
 }
 
-/// Where a queue pair takes receives from.
+/// The source of a queue pair's receives.
 #[derive(Clone, Debug)]
 pub enum RecvSource {
     /// Its own receive queue.

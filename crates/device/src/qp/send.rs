@@ -45,7 +45,7 @@ const POLLED_RETRY: Duration = Duration::from_millis(1);
 #[derive(Debug)]
 pub(super) struct SendSide {
     pub(super) cq: Arc<Cq>,
-    /// Whether every send request generates a completion, whatever its flags say.
+    /// Whether every send request generates a completion, regardless of its flags.
     pub(super) signal_all: bool,
     pub(super) queue: BiasedLock<SendQueue>,
     retry_owner: RetryOwner,

@@ -243,7 +243,7 @@ impl Target {
         }
     }
 
-    /// Looks the readiness up and remembers it for [`ready_at`](Self::ready_at).
+    /// Looks the readiness up and caches it for [`ready_at`](Self::ready_at).
     #[inline(never)]
     fn look_up_readiness(&self, me: u32) -> Readiness {
         // Later changes increment the revision.

@@ -22,7 +22,7 @@ use crate::types::{
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 
-/// Why a request was not executed.
+/// The reason why a request was not executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ExecError {
     /// The receive queue is empty (RNR).
@@ -265,7 +265,7 @@ impl Transfer<'_> {
     }
 }
 
-/// Why a message could not be scattered.
+/// The error of scattering a message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ScatterError {
     /// An error of the receive, with the cause.

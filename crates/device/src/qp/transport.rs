@@ -75,7 +75,7 @@ impl TransportPlan {
 }
 
 impl Transport {
-    /// Sets a transport up for a queue pair that goes to RTR.
+    /// Sets up the transport of a queue pair in its transition to RTR.
     pub(super) fn connect(qp: &Qp, attributes: &QpAttr, plan: TransportPlan) -> Self {
         let (transport, dest_qpn) = match plan {
             TransportPlan::Datagram { wire } => return Self::Datagram(DatagramTransport::new(qp, wire)),

@@ -45,7 +45,7 @@ fn come_and_go(cycles: u64) {
         a.write(3, &[source.all()], (target.addr, target.key));
         assert!(a.sent(2).iter().all(|sent| sent.status == WC_SUCCESS), "cycle {cycle}");
         assert_eq!(b.received(1)[0].status, WC_SUCCESS, "cycle {cycle}");
-        // The ends alternate in who disconnects first.
+        // The two ends alternate as the first to disconnect.
         if cycle % 2 == 0 {
             a.destroy();
             b.destroy();

@@ -291,7 +291,7 @@ fn timers_die_with_their_queue_pair() {
         let (to_a, to_b) = (a.open(&setup), b.open(&setup));
         a.connect_to(to_b, &setup);
         let source = a.hold(&[1; 64]);
-        // The peer is not ready: the request is retried, and would fail in the end.
+        // The peer is not ready: the request is retried until its retries are exhausted.
         a.send(1, &[source.all()]);
         std::thread::sleep(Duration::from_millis(40));
         if destroyed {

@@ -39,7 +39,7 @@ impl Mirror {
 
 /// Bytes of each region here: three whole pages, and parts of pages at both ends.
 const LEN: usize = 3 * PAGE + 1000;
-/// Where regions start in their first page.
+/// Offset of the regions in their first page.
 const SKEW: usize = 1237;
 /// Start of the first whole page.
 const INNER: usize = PAGE - SKEW;

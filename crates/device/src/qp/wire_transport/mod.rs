@@ -107,7 +107,7 @@ pub(super) struct QpFailure {
 }
 
 impl WireTransport {
-    /// Sets the transport up for a queue pair that goes to RTR.
+    /// Sets up the transport of a queue pair in its transition to RTR.
     pub(super) fn new(qp: &Qp, attributes: &QpAttr, route: Route) -> Option<Self> {
         let port = qp.adapter.port.port()?;
         let ports = [port.source_port(), millstream_wire::UDP_PORT];

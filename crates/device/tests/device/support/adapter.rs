@@ -90,8 +90,7 @@ pub(crate) fn peek(memory: &[u8], at: usize) -> u8 {
 /// The fill byte of memory that peers may no longer access.
 pub(crate) const POISON: u8 = 0xee;
 
-/// Fills memory with [`POISON`], both ends first: a copy still in flight, in either direction, writes to an
-/// end last.
+/// Fills memory with [`POISON`], both ends first, because a copy in flight writes one of the ends last.
 pub(crate) fn poison(memory: &mut [u8]) {
     let page = memory.len().min(4096);
     memory[..page].fill(POISON);
