@@ -74,7 +74,7 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
     errno::pointer(list)
 }
 
-/// Frees an array of [`ibv_get_device_list`]; the device itself stays.
+/// Frees an array of [`ibv_get_device_list`], but not the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
     if !list.is_null() {

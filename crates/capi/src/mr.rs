@@ -112,8 +112,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     publish(pd, std::ptr::null_mut(), length, made)
 }
 
-/// Changes a memory region in place; its keys stay. Returns 0 or an `IBV_REREG_MR_ERR_*`, with errno: After
-/// `IBV_REREG_MR_ERR_INPUT` the region is unchanged; after `IBV_REREG_MR_ERR_CMD` it can only be
+/// Changes a memory region in place; its keys do not change. Returns 0 or an `IBV_REREG_MR_ERR_*`, with
+/// errno. After `IBV_REREG_MR_ERR_INPUT` the region is unchanged; after `IBV_REREG_MR_ERR_CMD` it can only be
 /// deregistered.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_rereg_mr(

@@ -13,7 +13,7 @@ use std::{
 use crate::errno::{self, Errno};
 
 /// Mount point of sysfs: `SYSFS_PATH` without trailing slashes, else `/sys`. Programs that gained privileges
-/// when they started ignore the environment. The string lives as long as the process.
+/// at their start ignore the environment. The string lives as long as the process.
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: OnceLock<CString> = OnceLock::new();

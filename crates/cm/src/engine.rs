@@ -177,9 +177,9 @@ impl CmIo for Sockets {
         match self.watched.remove(&claim.0) {
             Some(EpollSource::PortName(bound)) => {
                 let name = self.names.get(&claim.0).copied();
-                // The service name comes first, so that a peer that sees the listener can connect by packets,
-                // too. Failures are ignored: without the port there are no packets, and the service may be
-                // advertised already.
+                // The service name comes first, so that a peer that finds the listener can connect by
+                // packets, too. Failures are ignored: without the port there are no packets, and the service
+                // may be advertised already.
                 let service = name.and_then(|name| self.advertise(name).unwrap_or(None));
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
@@ -363,7 +363,7 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fills in a structure on the stack.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
-        // By system call: `fstat` itself may be intercepted and call this function.
+        // A direct system call, because an intercepted `fstat` would call this function.
         let failed = libc::syscall(libc::SYS_fstat, fd, &raw mut stat);
         (failed == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
     }
@@ -495,7 +495,7 @@ fn drain(fd: RawFd) {
     let _ = net::recv(fd, &mut [0u8; 1], RecvFlags::DONTWAIT);
 }
 
-/// The thread: polls until the process ends.
+/// The body of the thread: polls until the process exits.
 fn watch(epoll: RawFd) {
     let mut timeout = None;
     let mut events = Vec::with_capacity(64);
@@ -601,7 +601,7 @@ impl Engine {
         [self.manager.deadline(), remote].into_iter().flatten().min()
     }
 
-    /// Handles all messages of a link, and its end.
+    /// Handles all messages of a link, and its hang-up.
     fn receive(&mut self, id: LinkId) {
         let mut buffer = [0; MAX_LEN];
         loop {

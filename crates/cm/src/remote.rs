@@ -1,8 +1,8 @@
 //! Connections to other hosts: the messages of a link as management datagrams between queue pairs 1 (IBTA
 //! volume 1, 12.9). This module adds communication IDs, retransmission, and replies to duplicates.
 //!
-//! There is no I/O and no clock: datagrams go in and come out, time is an argument. There is no hang-up
-//! between hosts: a lost peer shows when the manager's timeout expires.
+//! There is no I/O and no clock: datagrams are arguments and results, and time is an argument. There is no
+//! hang-up between hosts: a lost peer shows when the manager's timeout expires.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

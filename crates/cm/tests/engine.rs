@@ -52,7 +52,7 @@ fn connect_and_disconnect() {
     server.event(event::DISCONNECTED);
     server.disconnect(asked.id);
     client.event(event::DISCONNECTED);
-    // No further command is written: these come from the timers.
+    // No further command is written: timers raise these events.
     client.event(event::TIMEWAIT_EXIT);
     server.event(event::TIMEWAIT_EXIT);
 }

@@ -76,7 +76,7 @@ pub struct ReactionPoint {
     reduced: Option<ReducedRate>,
     /// Time of the last decrease of the congestion estimate before the flow returned to the line rate.
     recovered: Option<Duration>,
-    /// When the next byte may be sent.
+    /// The time at which the next byte may be sent.
     free: Duration,
 }
 

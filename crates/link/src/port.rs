@@ -37,7 +37,7 @@ impl Port {
     /// [`JoinError`] with the conflict.
     pub fn join_with(qpn_prefix: u16, config: &Config) -> Result<Self, JoinError> {
         let udp = Arc::new(Udp::join(qpn_prefix)?);
-        // Faults come before the capture, so that a capture shows what the peer sees.
+        // Faults precede the capture, so that a capture has the packets that the peer sees.
         let mut link: Box<dyn Link> = Box::new(udp.clone());
         if let Some(path) = &config.capture {
             link = Box::new(Pcap::new(link, path)?);

@@ -120,7 +120,7 @@ fn socket_of_a_dead_member_is_taken_over() {
         assert_eq!(member.counts().forwarded_in, 0);
     }
     drop((third, fourth));
-    // After the last member ended, the group starts anew.
+    // After the last member's exit, a new group starts.
     let fifth = Udp::join_port(0x5, port).unwrap();
     send(&fifth, LOCALHOST, 64, &mut packet(0x5 << 12, 10, 64));
     assert_eq!(receive(&fifth, 1), [10]);

@@ -147,7 +147,7 @@ impl CqEntries {
         self.slot(at).read(at.wrapping_add(1))
     }
 
-    /// When completion number `at` was added; zero if timestamps are not kept.
+    /// The time at which completion number `at` was added; zero if timestamps are not kept.
     #[inline]
     #[must_use]
     pub fn timestamp(&self, at: u32) -> Timestamp {
@@ -246,7 +246,7 @@ pub struct CqProducer<R> {
 // SAFETY: points into shared memory that `R` keeps mapped, where everything is accessed by atomics or raw copies.
 unsafe impl<R: Send> Send for CqProducer<R> {}
 
-/// Why a completion could not be added to a queue.
+/// The error of adding a completion to a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
     /// The queue is full.

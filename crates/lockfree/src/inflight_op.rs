@@ -15,7 +15,8 @@ use crate::sync::atomic::{AtomicU32, Ordering};
 pub struct InflightOp(AtomicU32);
 
 impl InflightOp {
-    /// The initiator begins an operation, perhaps directly after another one. `last` is the value it stored last.
+    /// Announces an operation of the initiator, perhaps directly after another one. `last` is the value that
+    /// it stored last.
     #[inline(always)]
     pub fn begin(&self, last: &mut u32, asymmetric: bool) {
         *last = last.wrapping_add(1) | 1;
@@ -23,7 +24,7 @@ impl InflightOp {
         barrier::light(asymmetric);
     }
 
-    /// The initiator ends the operation.
+    /// Withdraws the initiator's announcement.
     #[inline(always)]
     pub fn end(&self, last: &mut u32) {
         *last = last.wrapping_add(1);

@@ -30,7 +30,7 @@ pub enum QpState {
     Err,
 }
 
-/// How a received packet was handled.
+/// The outcome of a received packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// New and valid.
@@ -49,7 +49,7 @@ pub enum Disposition {
     Dropped(DropReason),
 }
 
-/// Why a packet was dropped.
+/// The reason why a packet was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropReason {
     /// Source address other than the peer's.

@@ -85,7 +85,7 @@ pub enum ReceivedKind {
     Write,
 }
 
-/// Why a queue pair moved to the error state (11.6.3.1).
+/// The cause of a queue pair's move to the error state (11.6.3.1).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FailureCause {
     /// A send request failed; its completion has the status, and no asynchronous event follows.

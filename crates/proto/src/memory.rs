@@ -30,7 +30,7 @@ pub enum Atomic {
     FetchAdd(u64),
 }
 
-/// Why a peer's request fails: the NAK that is sent.
+/// The reason of the NAK for a peer's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NakReason {
     /// The R_Key does not permit the access (9.7.4.1.5: unknown, other domain, out of bounds, missing right).
@@ -51,7 +51,7 @@ impl NakReason {
     }
 }
 
-/// Why payload could not be copied into a receive request's memory.
+/// The error of copying payload into a receive request's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeliveryError {
     /// The receive request is too short.

@@ -104,7 +104,7 @@ impl SendOp {
     }
 }
 
-/// Why a send request was rejected. The queue pair is unchanged.
+/// The reason why a send request was rejected. The queue pair is unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PostError {
     /// Longer than [`MAX_MESSAGE`](crate::MAX_MESSAGE), or a datagram longer than the port's MTU.

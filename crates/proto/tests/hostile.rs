@@ -91,7 +91,7 @@ fn forged_packets_outside_the_window_are_ignored() {
 #[test]
 fn replayed_packets_are_ignored() {
     let mut pair = busy();
-    // Every packet that B receives comes again, at once and much later.
+    // Every packet that B receives is replayed, at once and much later.
     let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
     let keep = seen.clone();
     pair.filter = Some(Box::new(move |from, packet: &Packet<&[u8]>| {

@@ -7,8 +7,8 @@ use core::time::Duration;
 
 use crate::si::metric;
 
-/// A point in time on the caller's clock: nanoseconds since an origin that the caller chose. The clock never
-/// goes back.
+/// A point in time on the caller's clock: nanoseconds since an origin that the caller chose. The clock is
+/// monotonic.
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 

@@ -240,7 +240,7 @@ impl Mapping {
         let (first, end) = (offset & !(PAGE - 1), offset + len);
         self.collapse(first..end);
         match self.advise(first, end - first, self.populate_advice()) {
-            // Linux before 5.14 does not know the advice: touch each page instead.
+            // Linux before 5.14 lacks the advice: touch each page instead.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 (first..end).step_by(PAGE).for_each(|page| self.touch(page));
                 Ok(())

@@ -14,7 +14,7 @@ use rustix::ioctl::{Ioctl, IoctlOutput, Opcode, opcode};
 
 use crate::Mapping;
 
-/// `VFIO_TYPE` and `VFIO_BASE`: `_IO(';', 100 + n)`. The argument carries its own size.
+/// `VFIO_TYPE` and `VFIO_BASE`: `_IO(';', 100 + n)`. The argument has its size as the first field.
 const fn vfio_opcode(n: u8) -> Opcode {
     opcode::none(b';', 100 + n)
 }

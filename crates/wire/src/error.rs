@@ -1,6 +1,6 @@
 //! Parse errors.
 
-/// Why bytes are not a valid packet or header.
+/// The error of parsing a packet or header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The buffer is shorter than the header.

@@ -142,7 +142,7 @@ impl Id {
         self.qp_type == QPT_UD
     }
 
-    /// The device is known as soon as the source address is.
+    /// Whether the device is known, which follows from the source address.
     fn has_device(&self) -> bool {
         self.src.is_some_and(|src| !src.is_wildcard())
     }

@@ -1,8 +1,8 @@
 //! Assignment of ports to identifiers.
 //!
-//! A process owns a port by holding the socket name, which the kernel releases at its end. A wildcard address
-//! excludes each address of its family. Each side first takes its own name and then looks for the other, so
-//! of two simultaneous binds at most one succeeds.
+//! A process owns a port by holding the socket name, which the kernel releases at its exit. A wildcard
+//! address excludes each address of its family. Each side first takes its own name and then looks for the
+//! other, so of two simultaneous binds at most one succeeds.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

@@ -13,7 +13,7 @@ use super::path::{Device, InterceptedPath, lookup, original_of};
 use super::{errno, fail_with, set_errno};
 use crate::preload::forward::forward;
 
-/// How to open a path.
+/// The action that opens a path.
 enum OpenAction {
     /// Done: a descriptor, or -1 with errno.
     Return(c_int),

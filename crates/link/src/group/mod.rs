@@ -36,7 +36,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why a process cannot receive on the port.
+/// The error of a process that cannot receive on the port.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// Another user or program has the port.
@@ -112,7 +112,7 @@ struct SocketSlot {
     generation: u32,
 }
 
-/// By socket index.
+/// The sockets of the group by index.
 type SocketSlots = BTreeMap<u16, SocketSlot>;
 
 /// Messages of 16 bytes: type, socket index, QPN prefix, generation, four bytes each.
@@ -304,7 +304,7 @@ fn request_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<(
 /// Binds another socket, and the shared one before it if there is none. The new one gets the last index.
 fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u16, JoinError> {
     let deadline = Instant::now() + END_TIMEOUT;
-    // Processes that end close their sockets one after the other.
+    // Exiting processes close their sockets one after the other.
     loop {
         let users = port_owners(port);
         if users.len() == slots.len() {
@@ -405,7 +405,7 @@ impl MemberThread {
         }
     }
 
-    /// Sends all sockets to a process that joins, or learns its socket.
+    /// Sends all sockets to a process that joins, or adds its socket.
     fn answer(&mut self, connection: &Connection) {
         let mut buffer = [0; Message::LEN];
         if connection.set_timeout(ANSWER_TIMEOUT).is_err() {

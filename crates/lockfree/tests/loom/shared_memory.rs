@@ -260,13 +260,13 @@ fn descriptor(generation: u64) -> MrDescriptor {
     }
 }
 
-/// The tag of a key that came back in another generation.
+/// The tag of a key that was reused in another generation.
 fn tag(generation: u64) -> u64 {
     generation << 32 | 7
 }
 
-/// A key comes back, so that only the generation tells the old region from the new one. A concurrent reader gets one of
-/// the two whole, or nothing.
+/// A key is reused, so that only the generation distinguishes the old region from the new one. A concurrent
+/// reader gets one of the two whole, or nothing.
 #[test]
 fn a_memory_key_is_read_whole_or_not_at_all() {
     // Each of eleven fields is read in all its versions, so fewer preemptions suffice.

@@ -12,7 +12,7 @@ use crate::request::SendOp;
 use crate::sequence::Sequence;
 use millstream_quantity::Instant;
 
-/// How a response was handled.
+/// The outcome of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ResponseOutcome {
     /// Valid, and possibly new.

@@ -25,7 +25,7 @@ struct PacketPlan {
     opcode: Opcode,
     /// Offset of its payload in the request's payload.
     offset: u32,
-    /// Bytes of payload, or bytes that a READ request asks for.
+    /// Bytes of payload, or bytes that a READ request requests.
     len: u32,
     solicited: bool,
 }

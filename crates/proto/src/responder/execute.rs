@@ -240,7 +240,7 @@ impl Responder {
         memory: &mut M,
     ) -> Result<(), ExecError> {
         let reth = packet.reth().ok_or(NakCode::InvalidRequest)?;
-        // Exactly eight bytes, whatever the RETH says (annex A19).
+        // Exactly eight bytes, regardless of the RETH (annex A19).
         let bytes: [u8; 8] = packet.payload().try_into().map_err(|_| NakCode::InvalidRequest)?;
         if reth.length() != 8 || !reth.va().is_multiple_of(8) {
             return Err(NakCode::InvalidRequest.into());

@@ -24,7 +24,7 @@ use crate::request::ReceiveId;
 use crate::sequence::Sequence;
 use response::Response;
 
-/// How a request was handled.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RequestOutcome {
     /// Executed.
@@ -88,7 +88,7 @@ impl From<NakCode> for Nak {
     }
 }
 
-/// Why a request was not executed.
+/// The reason why a request was not executed.
 enum ExecError {
     Nak(Nak),
     NoReceive,
@@ -181,7 +181,7 @@ impl Responder {
 
     /// Handles a message without a receive request.
     fn not_ready(&mut self, at: Sequence) {
-        // Packets that follow cause no sequence NAK: the requester knows where to restart.
+        // Packets that follow cause no sequence NAK: the RNR NAK tells the requester where to restart.
         self.reported_gap = Some(at);
         self.queue_nak(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
     }

@@ -108,7 +108,7 @@ pub struct Req<'a> {
     pub pkey: Pkey,
     /// Path MTU code: 1 to 5.
     pub mtu: u8,
-    /// How often managers retransmit messages: 4 bits.
+    /// Retransmissions of messages by managers: 4 bits.
     pub max_cm_retries: u8,
     /// Whether the queue pair uses a shared receive queue.
     pub srq: bool,
@@ -216,7 +216,7 @@ pub enum Message<'a> {
         /// Private data of the program.
         private: &'a [u8],
     },
-    /// SIDR_REQ: asks for the queue pair of a datagram service.
+    /// SIDR_REQ: requests the queue pair of a datagram service.
     SidrReq {
         /// Request ID.
         request_id: u32,
