@@ -1,7 +1,7 @@
 //! Symbols that libibverbs exports to user-space drivers of adapters (node `IBVERBS_PRIVATE_34`).
 //!
-//! No such driver runs on this library, but programs link libmlx5 and libefa directly and are often bound
-//! eagerly, so every name must resolve. Registration is accepted and ignored; kernel commands return
+//! No such driver runs on this library. But programs link libmlx5 and libefa directly, often with eager
+//! binding. So every name must resolve. Registration is accepted and ignored; kernel commands return
 //! EOPNOTSUPP. Definitions omit parameters that they do not read: in the C calling convention the caller owns
 //! the arguments.
 

@@ -1,7 +1,8 @@
 //! Messages between the processes of one host, over a socket named after the receiver's queue pair number prefix.
 //!
-//! A client connects, says hello, and gets the server's arena. Later it requests files to map and completion channels to
-//! signal, and reports errors that its requests caused in the server's queue pairs. Messages have one fixed size.
+//! A client connects, says hello, and gets the server's arena. Later it requests files to map and completion
+//! channels to signal. It also reports errors that its requests caused in the server's queue pairs. Messages
+//! have one fixed size.
 
 use std::time::Duration;
 

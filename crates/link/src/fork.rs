@@ -1,7 +1,7 @@
 //! Descriptors that a forked child must not keep.
 //!
 //! The kernel's `SO_REUSEPORT` group exists as long as any descriptor of it, in any process. A forked child
-//! would keep the sockets of all processes open after their exit, and the kernel would still steer packets to
+//! would keep the sockets of all processes open after their exit. The kernel would still steer packets to
 //! them. So these descriptors refer to `/dev/null` in a child. Their numbers stay in use, because copies of
 //! the parent's objects hold them. `clone(2)` without the C library bypasses this. All these descriptors
 //! close on `execve`.

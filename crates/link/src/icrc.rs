@@ -5,8 +5,8 @@
 //! is unknown: it is zero from senders like this one, and counts up from the kernel's rxe. A CRC is linear.
 //! So the received ICRC differs from the one for identification zero by the contribution of the
 //! identification, shifted by the bytes behind it. Shifting it back shows whether a 16-bit number explains
-//! the difference. So 16 of the 32 bits of the ICRC are checked without privileges for IPv4 packets with an
-//! unknown identification, and all 32 for IPv6.
+//! the difference. So, without privileges, 16 bits of the ICRC are checked for IPv4 packets with an unknown
+//! identification, and all 32 for IPv6.
 //!
 //! InfiniBand Architecture Specification volume 1, 7.8.1; annex A17.3.3 for RoCEv2.
 

@@ -48,8 +48,8 @@ mod imp {
         }
     }
 
-    /// The rare side's fence. Afterwards either the other process sees this one's earlier stores, or this process
-    /// sees the stores that the other one made before its [`light`].
+    /// The rare side's fence. Afterwards either the other process sees this one's earlier stores, or this
+    /// process sees the other's stores before its [`light`].
     pub fn heavy() {
         fence(Ordering::SeqCst);
         if MODE.load(Ordering::Acquire) == ASYMMETRIC {

@@ -2,7 +2,7 @@
 //!
 //! A locked instruction waits for all stores before it. On the data path those stores go to cache lines that
 //! the peer's core holds. Taking a free lock would therefore cost more than the work under it. A thread that
-//! takes the lock many times in a row gets the bias, and from then on takes it with plain stores. The first
+//! takes the lock many times in a row gets the bias. It then takes the lock with plain stores. The first
 //! other thread revokes the bias with a heavy fence ([`barrier::heavy`]), and the lock is an ordinary spin
 //! lock. It can become biased again, but each revocation lengthens the streak that is needed: a heavy fence
 //! costs as much as some hundred locked instructions.

@@ -2,7 +2,7 @@
 //!
 //! The counterpart of [`BiasedLock`](crate::BiasedLock) for processes. A locked instruction would wait for
 //! all stores before it, here those of a whole message. An owner that takes the lock many times in a row gets
-//! the bias, and from then on takes it with plain stores. The next other owner revokes the bias with a heavy
+//! the bias. It then takes the lock with plain stores. The next other owner revokes the bias with a heavy
 //! fence. The lock then is an ordinary [`RobustLock`] until one owner has used it alone for longer.
 //!
 //! An owner, such as a queue pair, holds the lock at most once at a time. Its number is unique among all

@@ -8,8 +8,8 @@
 use crate::barrier;
 use crate::sync::atomic::{AtomicU32, Ordering};
 
-/// The announcement word of a queue pair. It is odd while an operation is in flight. It rises by one at the start and at
-/// the end of an operation, or by two where the next operation follows at once.
+/// The announcement word of a queue pair. It is odd while an operation is in flight. It rises by one at the
+/// start and at the end of an operation. It rises by two between operations without a pause.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct InflightOp(AtomicU32);

@@ -1,7 +1,7 @@
 //! Atomics, threads and cells: those of the standard library, or those of the loom model checker.
 //!
-//! Under `cfg(loom)` the checker runs a test with all interleavings of its threads, and with all values that weak
-//! memory lets them read (`make loom`, docs/faults.md).
+//! Under `cfg(loom)` the checker runs a test with all interleavings of its threads, and with all values that
+//! weak memory permits (`make loom`).
 
 #[cfg(not(loom))]
 pub use std::{

@@ -280,8 +280,8 @@ extern "C" fn on_fault(signal: i32, info: *mut libc::siginfo_t, context: *mut li
         return;
     }
     let previous = PREVIOUS.try_lock().and_then(|p| *p);
-    // SAFETY: calls the handler that was installed before ours with the kernel's arguments, or restores the
-    // default, so that the fault recurs and ends the process.
+    // SAFETY: calls the handler before ours with the kernel's arguments, or restores the default: the fault
+    // then recurs and ends the process.
     unsafe {
         match previous {
             Some(p) if p.sa_sigaction != libc::SIG_DFL && p.sa_sigaction != libc::SIG_IGN => {

@@ -1,8 +1,8 @@
 //! The invariant CRC at the end of each packet (annex A17, 17.3; volume 1, 7.8.1).
 //!
-//! The ICRC is Ethernet's CRC-32 over eight bytes of ones (in place of the local route header), the IP and
-//! UDP headers and the packet. Fields that routers change count as ones: IPv4 type of service, time to live
-//! and checksum; IPv6 traffic class, flow label and hop limit; the UDP checksum; the byte of the base
+//! The ICRC is Ethernet's CRC-32 over eight bytes of ones, the IP and UDP headers and the packet. The ones
+//! stand for the local route header. Fields that routers change count as ones: IPv4 type of service, time to
+//! live and checksum; IPv6 traffic class, flow label and hop limit; the UDP checksum; the byte of the base
 //! transport header with the congestion bits. The ICRC is stored in little-endian order.
 //!
 //! The ICRC covers the IPv4 identification, which the sender of a UDP socket does not choose. The kernel sets

@@ -96,9 +96,9 @@ impl Mr {
         (region.pd == pd.id).then_some(region.len)
     }
 
-    /// Registers `len` bytes at `addr`, which work requests name from `iova` on, or from zero on
-    /// with `IBV_ACCESS_ZERO_BASED`. With `IBV_ACCESS_ON_DEMAND` the memory may be mapped and unmapped
-    /// afterwards, and 2^64 − 1 bytes from address zero register the whole address space.
+    /// Registers `len` bytes at `addr`, which work requests name from `iova` on, or from zero on with
+    /// `IBV_ACCESS_ZERO_BASED`. With `IBV_ACCESS_ON_DEMAND` the memory may be mapped and unmapped afterwards.
+    /// 2^64 − 1 bytes from address zero then register the whole address space.
     ///
     /// # Errors
     /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not mapped; ENOMEM
@@ -137,8 +137,8 @@ impl Mr {
     /// Registers a part of device memory, which work requests name from zero on.
     ///
     /// # Errors
-    /// EINVAL for a part that leaves it or access that is not zero-based, EOPNOTSUPP for flags that
-    /// only memory with an address can have.
+    /// EINVAL for a part that leaves it or access that is not zero-based; EOPNOTSUPP for flags that only
+    /// memory with an address can have.
     pub fn register_dm(pd: &Arc<Pd>, dm: &Arc<Dm>, offset: u64, len: u64, access: u32) -> Result<Self> {
         if access & (ACCESS_ON_DEMAND | ACCESS_MW_BIND | ACCESS_HUGETLB) != 0 {
             return Err(Errno::NOTSUP);

@@ -198,8 +198,8 @@ unsafe fn deliver_to(
     let len = total_len(wr.sges);
     let mut status = 0;
     if len + to.grh.len() as u64 > total_len(&elements) {
-        // The message is dropped. Its receive completes in error, so that it is not lost, and the queue pair stays
-        // usable (9.8.3.2 leaves this to the adapter).
+        // The message is dropped. Its receive completes in error, so that it is not lost. The queue pair
+        // stays usable (9.8.3.2 leaves this to the adapter).
         status = crate::types::WC_LOC_LEN_ERR;
     } else {
         let header: Piece = (to.grh.as_ptr(), to.grh.len() as u32);

@@ -1,13 +1,14 @@
 //! The fast path: frequent requests with the fewest instructions.
 //!
-//! Most requests are RDMA WRITEs, READs and SENDs of one element over a reliable connection that was used
-//! before, between memory that is mapped. Earlier requests have looked up the target and the memory key. Two
-//! words show whether the result is still valid: the revision of the target's entry and the name of the
-//! memory key. WRITEs of several elements and WRITEs with immediate data, which end a batch of them, have a
-//! separate loop. All requests of a list are executed under one lock.
+//! Most requests are RDMA WRITEs, READs and SENDs of one element. They use a reliable connection that was
+//! used before, and mapped memory. Earlier requests have looked up the target and the memory key. Two words
+//! show whether the result is still valid: the revision of the target's entry and the name of the memory key.
+//! WRITEs of several elements and WRITEs with immediate data, which end a batch of them, have a separate
+//! loop. All requests of a list are executed under one lock.
 //!
 //! The checks and copies are those of the general path (`transfer`, `remote_memory`). A request that fails a
-//! check, or is not in the caches, is left to the general path, which executes it or reports the error.
+//! check, or is not in the caches, is left to the general path. That executes the request or reports the
+//! error.
 
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::send::SendQueue;

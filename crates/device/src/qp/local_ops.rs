@@ -17,8 +17,8 @@ impl Qp {
     /// Posts the binding of a window, which has the new key from then on.
     ///
     /// # Errors
-    /// As [`Qp::post_send`]; EINVAL for a window of another domain, a key that is not the window's, or
-    /// access flags that a window of its type cannot have.
+    /// As [`Qp::post_send`]; EINVAL for a window of another domain, another window's key, or access flags
+    /// that the window's type does not permit.
     pub fn post_bind(&self, wr_id: u64, flags: u32, bind: &MwBind) -> VerbsResult<()> {
         let wr = SendWr { wr_id, opcode: WR_BIND_MW, flags, bind: Some(bind), ..SendWr::default() };
         self.post_send(&wr)

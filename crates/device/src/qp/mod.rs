@@ -272,7 +272,7 @@ impl Qp {
     /// Attaches a UD queue pair to a multicast group. Attaching it again changes nothing.
     ///
     /// # Errors
-    /// EINVAL for another type of queue pair or an address that is no multicast group's, ENOMEM when the
+    /// EINVAL for another type of queue pair or an address that is no multicast group's; ENOMEM when the
     /// process has too many attachments.
     pub fn attach(&self, group: [u8; 16]) -> Result<()> {
         if self.kind != QpType::Ud || !multicast::is_group(&group) {

@@ -278,8 +278,8 @@ pub(super) fn ignored_attributes(kind: QpType) -> u32 {
     }
 }
 
-/// EINVAL unless the queue pair type has the transition, and `mask` names all required attributes and no others than
-/// the required and optional ones.
+/// EINVAL unless the queue pair type has the transition, and `mask` names all required attributes. Other
+/// attributes must be optional ones.
 pub(super) fn check_transition(kind: QpType, from: QpState, to: QpState, mask: u32) -> Result<()> {
     let named = mask & !attr::STATE;
     if matches!(to, QpState::Reset | QpState::Err) {

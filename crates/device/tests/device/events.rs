@@ -56,7 +56,7 @@ fn drain(qp: &Qp) {
     qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
 }
 
-/// Fetches the next event as a C program does, destroys the object in another thread, and checks that the
+/// Fetches the next event as a C program does, and destroys the object in another thread. Checks that the
 /// destruction waits for the acknowledgement.
 fn ends_after_the_acknowledgement(
     adapter: &Adapter,

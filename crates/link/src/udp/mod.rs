@@ -210,8 +210,8 @@ impl Udp {
     }
 
     /// The receiving descriptors: the socket, and an eventfd for forwarded packets. At least one is readable
-    /// when packets have arrived. With a single epoll descriptor for both, the sender's system call on the
-    /// same host would notify it of every packet, even without a waiter.
+    /// when packets have arrived. A sender's system call on this host would notify a common epoll descriptor
+    /// of every packet, even without a waiter.
     #[must_use]
     pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
         [self.rx.as_fd(), self.shared.arrived.as_fd()]

@@ -1,6 +1,6 @@
 //! Requests from the reorder buffer.
 //!
-//! The sequence NAK is sent as specified (9.7.5.2.8), and a stored packet has no effect before the packets in
+//! The sequence NAK is sent as specified (9.7.5.2.8). A stored packet has no effect before the packets in
 //! front of it were executed. The requester rewinds to the gap; the ACK of the stored packets lets it skip
 //! them.
 //!

@@ -47,8 +47,8 @@ pub(super) struct ResponderMemory {
     receive: Option<(u32, Receive, Elements)>,
 }
 
-/// Receive queue and memory keys of the queue pair itself, or of a shared receive queue of its XRC domain, which may be
-/// another process's.
+/// Receive queue and memory keys of the queue pair, or of a shared receive queue of its XRC domain. That
+/// queue may belong to another process.
 #[derive(Debug)]
 struct ResponderScope {
     target: Target,
