@@ -14,5 +14,8 @@ fuzz_target!(|bytes: &[u8]| {
     let mut again = vec![0; repr.buffer_len()];
     repr.emit(&mut again);
     let again = Packet::new_checked(&again[..]).expect("what is emitted is a packet");
-    assert_eq!(Repr::parse(&again).map(|seen| (seen.bth.psn, seen.payload)), Ok((repr.bth.psn, repr.payload)));
+    assert_eq!(
+        Repr::parse(&again).map(|seen| (seen.bth.psn, seen.payload)),
+        Ok((repr.bth.psn, repr.payload))
+    );
 });

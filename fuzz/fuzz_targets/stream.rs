@@ -3,9 +3,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use millstream_fragment::mfp::{MfpError, Packet};
 use millstream_fragment::packetize::PacketizeError;
 use millstream_fragment::packetize::{Packetizer, Replay};
-use millstream_fragment::mfp::{MfpError, Packet};
 use millstream_fragment::stream::Stream;
 
 fuzz_target!(|bytes: &[u8]| {
