@@ -105,22 +105,29 @@ impl Qp {
     /// Executes requests from the front of a list, up to the first that is left to the general path.
     #[inline(always)]
     pub(super) fn post_fast(&self, list: &mut impl SendWrList) {
-        if self.kind == QpType::Rc && list.opcode().is_some_and(may_be_fast) {
-            self.run_list(&mut self.send.queue.lock(), list);
+        if self.kind == QpType::Rc
+            && let Some(opcode) = list.opcode()
+            && may_be_fast(opcode)
+        {
+            self.run_list(&mut self.send.queue.lock(), opcode, list);
         }
     }
 
     /// Executes requests as [`post_fast`](Self::post_fast) does, for a caller that holds the send queue.
     #[inline(always)]
     pub(super) fn post_fast_locked(&self, send: &mut SendQueue, list: &mut impl SendWrList) {
-        if self.kind == QpType::Rc {
-            self.run_list(send, list);
+        if self.kind == QpType::Rc
+            && let Some(opcode) = list.opcode()
+        {
+            self.run_list(send, opcode, list);
         }
     }
 
+    /// Executes a list whose first request has this opcode.
     #[inline(always)]
-    fn run_list(&self, send: &mut SendQueue, list: &mut impl SendWrList) {
-        while let Some(opcode) = list.opcode() {
+    fn run_list(&self, send: &mut SendQueue, mut opcode: u32, list: &mut impl SendWrList) {
+        loop {
+            // Comparisons, most frequent first: the compiler makes a jump table of a `match`.
             let rest = if opcode == WR_RDMA_WRITE {
                 self.run(FastOp::Write, send, *list).or_else(|| self.run_gather_writes(send, *list))
             } else if opcode == WR_RDMA_READ {
@@ -130,16 +137,20 @@ impl Qp {
             };
             let Some(rest) = rest else { return };
             *list = rest;
+            let Some(next) = list.opcode() else { return };
+            opcode = next;
         }
     }
 
     /// Executes other requests out of line: in one function with them, WRITEs and READs would have fewer registers.
     #[inline(never)]
     fn run_others<L: SendWrList>(&self, opcode: u32, send: &mut SendQueue, list: L) -> Option<L> {
-        match opcode {
-            WR_SEND => self.run(FastOp::Send, send, list),
-            WR_RDMA_WRITE_WITH_IMM => self.run_gather_writes(send, list),
-            _ => None,
+        if opcode == WR_SEND {
+            self.run(FastOp::Send, send, list)
+        } else if opcode == WR_RDMA_WRITE_WITH_IMM {
+            self.run_gather_writes(send, list)
+        } else {
+            None
         }
     }
 
@@ -269,7 +280,7 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let to = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, AccessRight::RemoteWrite)?;
+        let to = remote.mapped(target, wr.rkey, wr.remote_addr, len, AccessRight::RemoteWrite)?;
         self.check_fast_length(WR_RDMA_WRITE, wr)?;
         let from = local_address(self, local, wr.flags, &wr.sge, AccessRight::Read).ok()?;
         // SAFETY: the application's registered or inline memory, and a range that was checked.
@@ -286,7 +297,7 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let from = remote.mapped(target.pd, wr.rkey, wr.remote_addr, len, AccessRight::Read)?;
+        let from = remote.mapped(target, wr.rkey, wr.remote_addr, len, AccessRight::Read)?;
         self.check_fast_length(WR_RDMA_READ, wr)?;
         let to = local_address(self, local, 0, &wr.sge, AccessRight::LocalWrite).ok()?;
         // SAFETY: as above.
@@ -326,7 +337,7 @@ impl Qp {
         if len > u64::from(into.length) {
             return None;
         }
-        let to = remote.mapped(target.pd, into.lkey, into.addr, len, AccessRight::LocalWrite)?;
+        let to = remote.mapped(target, into.lkey, into.addr, len, AccessRight::LocalWrite)?;
         // SAFETY: as above.
         unsafe { to.store(0, from, len as usize) }.ok()?;
         Some(receive)

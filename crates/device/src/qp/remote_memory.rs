@@ -68,13 +68,14 @@ impl RemoteKeys {
     #[inline(always)]
     pub(super) fn mapped(
         &self,
-        pd: u32,
+        target: &Target,
         key: u32,
         at: u64,
         len: u64,
         access: AccessRight,
     ) -> Option<RemoteRange<'_>> {
-        Some(RemoteRange::Mapped(self.known(key)?.mapped(pd, at, len, access)?))
+        // The protection domain is read last: earlier, it would occupy a register during the look-up.
+        Some(RemoteRange::Mapped(self.known(key)?.mapped(target.pd, at, len, access)?))
     }
 
     /// A range of the responder `target`, checked. An error is the cause for the completion.
@@ -86,7 +87,7 @@ impl RemoteKeys {
         (key, at, len): (u32, u64, u64),
         access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
-        if let Some(RemoteRange::Mapped(base)) = self.mapped(target.pd, key, at, len, access) {
+        if let Some(RemoteRange::Mapped(base)) = self.mapped(target, key, at, len, access) {
             return Ok(RemoteRange::Mapped(base));
         }
         self.look_up(peer, target, (key, at, len), access)
