@@ -1,12 +1,14 @@
 //! Grid files: numpy's `.npy` and HDF5.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use hdf5_metno as hdf5;
 use ndarray::{Array2, s};
+use ndarray_npy::WritableElement;
+use ndarray_npy::npy::header::{Header, Layout, ParseHeaderError, ReadHeaderError};
 
 use crate::grid::{Grid, Shape};
 
@@ -45,7 +47,9 @@ enum FileProblem {
     #[error("{0}")]
     Hdf5(#[from] hdf5::Error),
     #[error("not a .npy file: {0}")]
-    NotNpy(&'static str),
+    NotNpy(ParseHeaderError),
+    #[error("not a .npy file: its header is incomplete or longer than 64 KiB")]
+    NpyHeaderLength,
     #[error("header of the .npy file, field {field}: {found}, expected {expected}")]
     Header { field: &'static str, found: String, expected: &'static str },
     #[error("dataset {dataset}, {field}: {found}, expected {expected}")]
@@ -129,89 +133,50 @@ impl GridFile {
     }
 }
 
-const MAGIC: &[u8; 6] = b"\x93NUMPY";
-
-/// The longest accepted header [bytes].
-const HEADER_BYTES: usize = 64 << 10;
+/// The longest accepted header of a `.npy` file [bytes].
+const NPY_HEADER_BYTES: u64 = 64 << 10;
 
 /// Reads the header (numpy.lib.format, versions 1 to 3). Returns the shape, and the file positioned at the first element.
+///
+/// The elements are read into the grid's memory and written from it. `ndarray-npy`'s reader of whole arrays would allocate
+/// another array, and accepts Fortran order.
 fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), FileProblem> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut file = BufReader::new(file);
-    let short = |error: io::Error| match error.kind() {
-        io::ErrorKind::UnexpectedEof => FileProblem::NotNpy("it ends in its header"),
-        _ => error.into(),
-    };
-    let mut start = [0; 8];
-    file.read_exact(&mut start).map_err(short)?;
-    if start[..6] != *MAGIC {
-        return Err(FileProblem::NotNpy("it does not begin with \\x93NUMPY"));
-    }
-    let (len, before) = match start[6] {
-        1 => {
-            let mut len = [0; 2];
-            file.read_exact(&mut len).map_err(short)?;
-            (usize::from(u16::from_le_bytes(len)), 10)
-        }
-        2 | 3 => {
-            let mut len = [0; 4];
-            file.read_exact(&mut len).map_err(short)?;
-            (u32::from_le_bytes(len) as usize, 12)
-        }
-        _ => return Err(FileProblem::NotNpy("its version is not 1, 2 or 3")),
-    };
-    if len > HEADER_BYTES {
-        return Err(FileProblem::NotNpy("its header is too long"));
-    }
-    let mut header = vec![0; len];
-    file.read_exact(&mut header).map_err(short)?;
-    let header = String::from_utf8(header).map_err(|_| FileProblem::NotNpy("its header is no text"))?;
-    let shape = npy_header(&header)?;
-    let (has, says) = (size - (before + len as u64), shape.bytes());
+    let header =
+        Header::from_reader(&mut file.by_ref().take(NPY_HEADER_BYTES)).map_err(|error| match error {
+            ReadHeaderError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                FileProblem::NpyHeaderLength
+            }
+            ReadHeaderError::Io(error) => error.into(),
+            ReadHeaderError::Parse(error) => FileProblem::NotNpy(error),
+        })?;
+    let shape = npy_shape(&header)?;
+    let (has, says) = (size - file.stream_position()?, shape.bytes());
     if has != says {
         return Err(FileProblem::Length { has, says });
     }
     Ok((shape, file))
 }
 
-/// The value of a key in the header's dictionary.
-fn npy_field<'a>(header: &'a str, field: &'static str) -> Result<&'a str, FileProblem> {
-    let key = format!("'{field}':");
-    let (_, rest) = header.split_once(&key).ok_or(FileProblem::Header {
-        field,
-        found: "missing".to_owned(),
-        expected: "one",
-    })?;
-    let rest = rest.trim_start();
-    // A tuple ends with its parenthesis, any other value with a comma.
-    let end = match rest.starts_with('(') {
-        true => rest.find(')').map(|at| at + 1),
-        false => rest.find([',', '}']),
+fn npy_shape(header: &Header) -> Result<Shape, FileProblem> {
+    let wrong = |field, found: String, expected| FileProblem::Header { field, found, expected };
+    let descr = &header.type_descriptor;
+    let double = match (*descr == f32::type_descriptor(), *descr == f64::type_descriptor()) {
+        (true, _) => false,
+        (_, true) => true,
+        _ => return Err(wrong("descr", descr.to_string(), "'<f4' or '<f8'")),
     };
-    Ok(rest[..end.unwrap_or(rest.len())].trim())
-}
-
-fn npy_header(header: &str) -> Result<Shape, FileProblem> {
-    let wrong =
-        |field, found: &str, expected| FileProblem::Header { field, found: found.to_owned(), expected };
-    let double = match npy_field(header, "descr")? {
-        "'<f4'" => false,
-        "'<f8'" => true,
-        other => return Err(wrong("descr", other, "'<f4' or '<f8'")),
+    if header.layout.is_fortran() {
+        return Err(wrong("fortran_order", "True".to_owned(), "False"));
+    }
+    let shape = match header.shape[..] {
+        [rows, columns] => checked(Shape { rows: rows as u64, columns: columns as u64, double }),
+        _ => None,
     };
-    match npy_field(header, "fortran_order")? {
-        "False" => {}
-        other => return Err(wrong("fortran_order", other, "False")),
-    }
-    let text = npy_field(header, "shape")?;
-    let numbers = text.trim_start_matches('(').trim_end_matches(')').split(',');
-    let numbers: Option<Vec<u64>> = numbers.map(|number| number.trim().parse().ok()).collect();
-    let refused = || wrong("shape", text, "two numbers, neither zero, of a grid that memory can hold");
-    match numbers.as_deref() {
-        Some(&[rows, columns]) => checked(Shape { rows, columns, double }).ok_or_else(refused),
-        _ => Err(refused()),
-    }
+    let expected = "two numbers, neither zero, of a grid that memory can hold";
+    shape.ok_or_else(|| wrong("shape", format!("{:?}", header.shape), expected))
 }
 
 /// The shape, if its size is valid.
@@ -227,22 +192,16 @@ fn npy_read(path: &Path, grid: &mut Grid) -> Result<(), FileProblem> {
 }
 
 fn npy_write(path: &Path, grid: &Grid) -> Result<(), FileProblem> {
-    let shape = grid.shape();
-    let descr = if shape.double { "<f8" } else { "<f4" };
-    let (rows, columns) = (shape.rows, shape.columns);
-    let mut header =
-        format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {columns}), }}");
-    // Elements start at a multiple of 64 bytes; the header ends with a line feed.
-    let padding = (10 + header.len() + 1).next_multiple_of(64) - (10 + header.len() + 1);
-    header.extend(std::iter::repeat_n(' ', padding));
-    header.push('\n');
-    let mut file = BufWriter::new(File::create(path)?);
-    file.write_all(MAGIC)?;
-    file.write_all(&[1, 0])?;
-    file.write_all(&(header.len() as u16).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
+    let Shape { rows, columns, double } = grid.shape();
+    let header = Header {
+        type_descriptor: if double { f64::type_descriptor() } else { f32::type_descriptor() },
+        layout: Layout::Standard,
+        shape: vec![rows as usize, columns as usize],
+    };
+    let mut file = File::create(path)?;
+    file.write_all(&header.to_bytes().expect("a type and two numbers are a short ASCII text"))?;
     file.write_all(grid.bytes())?;
-    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
+    file.sync_all()?;
     Ok(())
 }
 
@@ -368,7 +327,7 @@ mod tests {
     }
 
     fn npy(header: &str, data: usize) -> Vec<u8> {
-        let mut bytes = [MAGIC.as_slice(), &[1, 0], &(header.len() as u16).to_le_bytes()].concat();
+        let mut bytes = [b"\x93NUMPY".as_slice(), &[1, 0], &(header.len() as u16).to_le_bytes()].concat();
         bytes.extend(header.as_bytes());
         bytes.resize(bytes.len() + data, 0);
         bytes
@@ -385,17 +344,18 @@ mod tests {
         assert_eq!(file.shape().unwrap(), Shape { rows: 3, columns: 4, double: false });
         let change = |from: &str, to: &str| npy(&good.replace(from, to), 48);
         for (bytes, said) in [
-            (b"\x93NUMP".to_vec(), "ends in its header"),
-            (b"\x93NUMPX\x01\x00aa".to_vec(), "does not begin"),
+            (b"\x93NUMP".to_vec(), "header is incomplete"),
+            (b"\x93NUMPX\x01\x00aa".to_vec(), "magic string"),
             (b"\x93NUMPY\x04\x00aaaa".to_vec(), "version"),
-            (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "too long"),
+            (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "longer than 64 KiB"),
             (npy(good, 47), "has 47 bytes of data, its header says 48"),
             (change("<f4", ">f4"), "descr: '>f4', expected '<f4' or '<f8'"),
             (change("False", "True"), "fortran_order: True, expected False"),
-            (change("3, 4", "12,"), "shape: (12,), expected two numbers"),
-            (change("3, 4", "0, 4"), "shape: (0, 4)"),
+            (change("3, 4", "12,"), "shape: [12], expected two numbers"),
+            (change("3, 4", "0, 4"), "shape: [0, 4]"),
             (change("3, 4", "9999999999999, 9999999999999"), "shape"),
-            (change("'shape'", "'form'"), "shape: missing"),
+            (change(", 'shape': (3, 4)", ""), "missing key: shape"),
+            (change("'shape'", "'form'"), "unknown key: 'form'"),
         ] {
             std::fs::write(&path, bytes).unwrap();
             let error = file.shape().unwrap_err().to_string();
