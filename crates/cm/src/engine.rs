@@ -363,7 +363,8 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
     // SAFETY: fills in a structure on the stack.
     unsafe {
         let mut stat: libc::stat = std::mem::zeroed();
-        // A direct system call, because an intercepted `fstat` would call this function.
+        // A direct system call, because an intercepted `fstat` would call this function. rustix requires an open
+        // descriptor, and the program may pass any number.
         let failed = libc::syscall(libc::SYS_fstat, fd, &raw mut stat);
         (failed == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFSOCK).then_some(stat.st_ino)
     }
@@ -434,7 +435,7 @@ fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
     result
 }
 
-// The C library's function is a thread cancellation point; a system call by rustix is not.
+// The C library's function is a thread cancellation point, where the stack may unwind; a system call by rustix is none.
 unsafe extern "C-unwind" {
     fn recv(fd: i32, to: *mut libc::c_void, len: usize, flags: i32) -> isize;
 }

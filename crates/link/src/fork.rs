@@ -6,10 +6,13 @@
 //! the parent's objects hold them. `clone(2)` without the C library bypasses this. All these descriptors
 //! close on `execve`.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Once;
 
 use millstream_lockfree::SpinLock;
+use rustix::fs::{Mode, OFlags};
+use rustix::io::{DupFlags, dup3};
 
 /// All descriptors of this kind in the process.
 static PARENT_ONLY: SpinLock<Vec<RawFd>> = SpinLock::new(Vec::new());
@@ -65,16 +68,15 @@ extern "C" fn in_child() {
     // SAFETY: taken in `before_fork` by the thread that this one continues.
     unsafe { PARENT_ONLY.force_unlock() };
     let mut parent_only = PARENT_ONLY.lock();
-    // SAFETY: plain system calls, which a child may make; the descriptors in the list are open.
-    unsafe {
-        let nothing = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
-        for fd in parent_only.iter() {
-            if nothing < 0 || libc::dup3(nothing, *fd, libc::O_CLOEXEC) < 0 {
-                libc::close(*fd);
-            }
-        }
-        if nothing >= 0 {
-            libc::close(nothing);
+    // Plain system calls, which a child may make.
+    let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
+    for number in parent_only.iter() {
+        // SAFETY: the descriptors in the list are open. Their owners close them.
+        let mut fd = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(*number) });
+        let replaced = null.as_ref().is_ok_and(|null| dup3(null, &mut fd, DupFlags::CLOEXEC).is_ok());
+        if !replaced {
+            // SAFETY: nobody in the child uses the parent's socket.
+            unsafe { rustix::io::close(*number) };
         }
     }
     // Keeps its allocation: nothing is freed in the child.

@@ -22,6 +22,7 @@ pub mod icrc;
 mod memory;
 mod pcap;
 mod port;
+mod sockopt;
 mod udp;
 
 use std::io;

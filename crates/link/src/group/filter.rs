@@ -5,9 +5,9 @@
 //! header. The high bits are the QPN prefix of a process, whose socket index it finds by binary search.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 
-use crate::QPN_INDEX_BITS;
+use crate::{QPN_INDEX_BITS, sockopt};
 
 /// Offset of the word with the destination queue pair number in the base transport header.
 const QPN_WORD: u32 = 4;
@@ -69,17 +69,7 @@ pub(super) fn attach(socket: BorrowedFd<'_>, indices: &mut [(u16, u16)]) -> io::
         )));
     }
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel reads the program, which lives on.
-    let failed = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as u32,
-        )
-    };
-    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    sockopt::set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
 #[cfg(test)]

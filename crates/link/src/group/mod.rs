@@ -12,7 +12,7 @@ mod peer_sockets;
 
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -21,6 +21,7 @@ use millstream_lockfree::process::has_exited;
 use millstream_shm::socket::{BoundSocket, Connection, Listener, listening_names, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, poll_readable};
+use rustix::net::RecvFlags;
 
 use crate::datagram::RxBuffers;
 use crate::fork::ParentOnlyFd;
@@ -342,9 +343,8 @@ fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u
 
 /// Drops datagrams for the former owner.
 fn drain(socket: BorrowedFd<'_>) {
-    let mut byte = 0u8;
-    // SAFETY: the buffer is one writable byte; the rest of each datagram is dropped.
-    while unsafe { libc::recv(socket.as_raw_fd(), (&raw mut byte).cast(), 1, libc::MSG_DONTWAIT) } >= 0 {}
+    // The rest of each datagram is dropped with its first byte.
+    while rustix::net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok() {}
 }
 
 /// The thread of a member: answers processes that join, and receives forwarded packets.

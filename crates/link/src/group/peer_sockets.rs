@@ -1,13 +1,15 @@
 //! Forwarding of packets that arrived at the wrong process.
 
-use std::io;
-use std::mem::{offset_of, size_of};
+use std::io::{self, IoSlice};
+use std::mem::size_of;
 use std::net::Ipv6Addr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use millstream_shm::socket::own_uid;
 use millstream_wire::gid;
+use rustix::net::sockopt::set_socket_passcred;
+use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::name;
 use crate::datagram::{Origin, SLOT};
@@ -25,50 +27,22 @@ pub(crate) struct PeerSockets {
     port: u16,
 }
 
-fn address(name: &str) -> (libc::sockaddr_un, u32) {
-    // SAFETY: plain data.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    // Abstract: the first byte stays zero. The names are short enough.
-    for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    (address, (offset_of!(libc::sockaddr_un, sun_path) + 1 + name.len()) as u32)
-}
-
-fn inbox_name(port: u16, qpn_prefix: u16) -> String {
-    format!("{}/in", name(port, qpn_prefix))
+fn inbox_address(port: u16, qpn_prefix: u16) -> rustix::io::Result<SocketAddrUnix> {
+    SocketAddrUnix::new_abstract_name(format!("{}/in", name(port, qpn_prefix)).as_bytes())
 }
 
 impl PeerSockets {
     /// A socket that only sends until [`listen`](PeerSockets::listen) is called.
     pub(crate) fn new(port: u16) -> io::Result<Self> {
-        let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-        // SAFETY: creates a new descriptor.
-        let fd = unsafe { libc::socket(libc::AF_UNIX, kind, 0) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: as above.
-        Ok(Self { socket: Arc::new(unsafe { OwnedFd::from_raw_fd(fd) }.into()), port })
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
+        Ok(Self { socket: Arc::new(socket.into()), port })
     }
 
     /// Receives packets that are forwarded to `qpn_prefix`.
     pub(crate) fn listen(&self, qpn_prefix: u16) -> io::Result<()> {
-        let on: libc::c_int = 1;
-        let (address, len) = address(&inbox_name(self.port, qpn_prefix));
-        // SAFETY: option and address are valid for the lengths given.
-        let failed = unsafe {
-            libc::setsockopt(
-                self.socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PASSCRED,
-                (&raw const on).cast(),
-                size_of::<libc::c_int>() as u32,
-            ) != 0
-                || libc::bind(self.socket.as_raw_fd(), (&raw const address).cast(), len) != 0
-        };
-        if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
+        set_socket_passcred(&self.socket, true)?;
+        Ok(rustix::net::bind(&self.socket, &inbox_address(self.port, qpn_prefix)?)?)
     }
 
     /// Forwards a packet to a process.
@@ -83,20 +57,12 @@ impl PeerSockets {
         message[8..12].copy_from_slice(&origin.interface.to_be_bytes());
         message[12..28].copy_from_slice(&gid(origin.source).octets());
         message[28..44].copy_from_slice(&gid(origin.destination).octets());
-        let (mut address, len) = address(&inbox_name(self.port, qpn_prefix));
-        let mut parts = [&message[..], packet]
-            .map(|part| libc::iovec { iov_base: part.as_ptr().cast_mut().cast(), iov_len: part.len() });
-        // SAFETY: plain data, and the message refers to what outlives the call.
-        let sent = unsafe {
-            let mut header: libc::msghdr = std::mem::zeroed();
-            header.msg_name = (&raw mut address).cast();
-            header.msg_namelen = len;
-            header.msg_iov = parts.as_mut_ptr();
-            header.msg_iovlen = parts.len();
-            let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-            libc::sendmsg(self.socket.as_raw_fd(), &raw const header, flags)
-        };
-        if sent >= 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        let parts = [IoSlice::new(&message), IoSlice::new(packet)];
+        let address = inbox_address(self.port, qpn_prefix)?;
+        let (mut control, flags) =
+            (SendAncillaryBuffer::default(), SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        rustix::net::sendmsg_addr(&self.socket, &address, &parts, &mut control, flags)?;
+        Ok(())
     }
 
     /// Receives the next forwarded packet into `buffer`; `None` if there is none. Datagrams of other users
@@ -125,6 +91,8 @@ impl PeerSockets {
     }
 
     /// Length of the next datagram, and the sender's user ID.
+    ///
+    /// By libc: rustix's credentials have no value for process id 0, a sender in a foreign PID namespace.
     fn receive_any(&self, buffer: &mut [u8]) -> Option<(usize, Option<u32>)> {
         let mut data = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
         let mut control = [0u64; 8];

@@ -24,11 +24,7 @@ const BATCHES: usize = 32;
 type Control = [MaybeUninit<u64>; 16];
 
 /// A socket address and its length.
-pub(super) fn socket_address(
-    address: IpAddr,
-    port: u16,
-    scope: u32,
-) -> (libc::sockaddr_in6, libc::socklen_t) {
+fn socket_address(address: IpAddr, port: u16, scope: u32) -> (libc::sockaddr_in6, libc::socklen_t) {
     // SAFETY: plain data.
     let mut v6: libc::sockaddr_in6 = unsafe { std::mem::zeroed() };
     match address {
@@ -83,7 +79,7 @@ impl Writer<'_> {
 fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
     let mut control = Writer { buffer, used: 0 };
     // The socket's default needs no message.
-    let tos = Some(libc::c_int::from(batch.tos)).filter(|tos| *tos != DEFAULT_TOS);
+    let tos = Some(batch.tos).filter(|tos| *tos != DEFAULT_TOS).map(libc::c_int::from);
     match batch.source {
         IpAddr::V4(source) => {
             let info = libc::in_pktinfo {

@@ -1,19 +1,22 @@
 //! Socket creation and socket options.
 
 use std::io;
-use std::mem::size_of;
-use std::net::{IpAddr, Ipv6Addr};
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libc::c_int;
 use millstream_shm::random_u64;
+use rustix::io::Errno;
+use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
-use super::message::socket_address;
+use crate::sockopt::{get, set};
 
-/// Requested receive buffer: 25 ms at 2.5 GB/s, the scheduling delay of a busy machine. Unreliable
+/// Requested receive buffer \[bytes\]: 25 ms at 2.5 GB/s, the scheduling delay of a busy machine. Unreliable
 /// connections have no other flow control. Without privileges the kernel limits it to `net.core.rmem_max`.
-const RECEIVE_BUFFER: c_int = 64 << 20;
-const SEND_BUFFER: c_int = 4 << 20;
+const RECEIVE_BUFFER: usize = 64 << 20;
+/// Requested send buffer \[bytes\].
+const SEND_BUFFER: usize = 4 << 20;
 
 /// Whether datagrams of groups joined by other sockets are received.
 const IPV6_MULTICAST_ALL: c_int = 29;
@@ -22,121 +25,64 @@ const IPV6_MULTICAST_ALL: c_int = 29;
 const UDP_NO_CHECK6_RX: c_int = 102;
 const UDP_GRO: c_int = 104;
 const SO_MEMINFO: c_int = 55;
-/// Index of the drop counter in SO_MEMINFO.
+/// Length of SO_MEMINFO, and the index of its drop counter.
+const MEMINFO_COUNTERS: usize = 9;
 const MEMINFO_DROPS: usize = 8;
 
+const ON: c_int = 1;
+const OFF: c_int = 0;
+
 /// Default type of service: ECN-capable transport (RFC 3168).
-pub(super) const DEFAULT_TOS: c_int = 0b10;
+pub(super) const DEFAULT_TOS: u8 = 0b10;
 
 /// Source port range that annex A17 recommends, so that networks spread flows by source port.
 const SOURCE_PORT_BASE: u16 = 0xc000;
 
-pub(super) fn set(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: c_int) -> io::Result<()> {
-    set_raw(socket, level, option, &value)
-}
-
-fn set_raw<T>(socket: BorrowedFd<'_>, level: c_int, option: c_int, value: &T) -> io::Result<()> {
-    // SAFETY: the value is readable for its size.
-    let failed = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            option,
-            std::ptr::from_ref(value).cast(),
-            size_of::<T>() as u32,
-        )
-    };
-    if failed == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-fn get<T: Copy>(socket: BorrowedFd<'_>, level: c_int, option: c_int, mut value: T) -> io::Result<T> {
-    let mut len = size_of::<T>() as u32;
-    // SAFETY: the value is writable for its size, and any bytes are one (used with integers only).
-    let failed =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut value).cast(), &raw mut len) };
-    if failed == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
-}
-
-/// A dual-stack socket, or an IPv4 socket where the kernel has no IPv6.
+/// A dual-stack socket, or an IPv4 socket where the kernel has no IPv6. Returns whether it is dual-stack.
 fn new_socket() -> io::Result<(OwnedFd, bool)> {
-    for family in [libc::AF_INET6, libc::AF_INET] {
-        // SAFETY: creates a new descriptor.
-        let fd =
-            unsafe { libc::socket(family, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
-        if fd >= 0 {
-            // SAFETY: as above.
-            let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            let both = family == libc::AF_INET6;
-            if both {
-                set(borrow(&socket), libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 0)?;
-            }
-            return Ok((socket, both));
-        }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() != Some(libc::EAFNOSUPPORT) {
-            return Err(error);
+    let new = |family| {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        rustix::net::socket_with(family, SocketType::DGRAM, flags, None)
+    };
+    match new(AddressFamily::INET6) {
+        Err(Errno::AFNOSUPPORT) => Ok((new(AddressFamily::INET)?, false)),
+        socket => {
+            let socket = socket?;
+            sockopt::set_ipv6_v6only(&socket, false)?;
+            Ok((socket, true))
         }
     }
-    Err(io::Error::from_raw_os_error(libc::EAFNOSUPPORT))
 }
 
-fn borrow(socket: &OwnedFd) -> BorrowedFd<'_> {
-    std::os::fd::AsFd::as_fd(socket)
-}
-
-/// Sets an option in each address family of the socket.
-fn set_families(
-    socket: BorrowedFd<'_>,
-    both: bool,
-    v4: (c_int, c_int),
-    v6: (c_int, c_int),
-) -> io::Result<()> {
-    set(socket, libc::IPPROTO_IP, v4.0, v4.1)?;
-    if both {
-        set(socket, libc::IPPROTO_IPV6, v6.0, v6.1)?;
-    }
-    Ok(())
-}
-
-/// Sets a buffer size: beyond the system's limit if privileged, otherwise up to it.
-fn set_buffer_size(socket: BorrowedFd<'_>, forced: c_int, limited: c_int, bytes: c_int) {
-    if set(socket, libc::SOL_SOCKET, forced, bytes).is_err() {
-        // Cannot fail: the kernel clamps the size.
-        let _ = set(socket, libc::SOL_SOCKET, limited, bytes);
-    }
-}
-
-fn bind(socket: &OwnedFd, both: bool, port: u16) -> io::Result<()> {
-    let any: IpAddr = if both { Ipv6Addr::UNSPECIFIED.into() } else { [0, 0, 0, 0].into() };
-    let (address, len) = socket_address(any, port, 0);
-    // SAFETY: the address is valid for `len` bytes.
-    if unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
+fn bind(socket: &OwnedFd, both: bool, port: u16) -> rustix::io::Result<()> {
+    let any: IpAddr = if both { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    rustix::net::bind(socket, &SocketAddr::new(any, port))
 }
 
 /// A receiving socket on a port that sockets of the same user share.
 pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
     let (socket, both) = new_socket()?;
-    let fd = borrow(&socket);
-    set(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, 1)?;
-    set_buffer_size(fd, libc::SO_RCVBUFFORCE, libc::SO_RCVBUF, RECEIVE_BUFFER);
+    let fd = socket.as_fd();
+    sockopt::set_socket_reuseport(fd, true)?;
+    // Beyond the system's limit if privileged, otherwise up to it. The latter cannot fail: the kernel clamps the size.
+    let _ = sockopt::set_socket_recv_buffer_size_force(fd, RECEIVE_BUFFER)
+        .or_else(|_| sockopt::set_socket_recv_buffer_size(fd, RECEIVE_BUFFER));
     // Report destination address, interface and type of service of each datagram.
-    set(fd, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)?;
+    sockopt::set_ip_recvtos(fd, true)?;
     if both {
         // Covers both address families.
-        set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)?;
-        set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)?;
+        set(fd, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, &ON)?;
+        sockopt::set_ipv6_recvtclass(fd, true)?;
     } else {
-        set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)?;
+        set(fd, libc::IPPROTO_IP, libc::IP_PKTINFO, &ON)?;
     }
-    set_families(fd, both, (libc::IP_MULTICAST_ALL, 0), (IPV6_MULTICAST_ALL, 0))?;
+    set(fd, libc::IPPROTO_IP, libc::IP_MULTICAST_ALL, &OFF)?;
     if both {
-        set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)?;
+        set(fd, libc::IPPROTO_IPV6, IPV6_MULTICAST_ALL, &OFF)?;
+        set(fd, libc::SOL_UDP, UDP_NO_CHECK6_RX, &ON)?;
     }
     // Linux 5.0 and later; without it packets arrive one by one.
-    let _ = set(fd, libc::SOL_UDP, UDP_GRO, 1);
+    let _ = set(fd, libc::SOL_UDP, UDP_GRO, &ON);
     bind(&socket, both, port)?;
     Ok(socket)
 }
@@ -144,72 +90,68 @@ pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
 /// The sending socket and its port.
 pub(super) fn tx() -> io::Result<(OwnedFd, u16)> {
     let (socket, both) = new_socket()?;
-    let fd = borrow(&socket);
-    set_buffer_size(fd, libc::SO_SNDBUFFORCE, libc::SO_SNDBUF, SEND_BUFFER);
+    let fd = socket.as_fd();
+    let _ = sockopt::set_socket_send_buffer_size_force(fd, SEND_BUFFER)
+        .or_else(|_| sockopt::set_socket_send_buffer_size(fd, SEND_BUFFER));
     // Nothing is received here.
-    let _ = set(fd, libc::SOL_SOCKET, libc::SO_RCVBUF, 0);
-    let discover = (libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO);
-    set_families(fd, both, discover, (libc::IPV6_MTU_DISCOVER, libc::IP_PMTUDISC_DO))?;
-    set_families(fd, both, (libc::IP_TOS, DEFAULT_TOS), (libc::IPV6_TCLASS, DEFAULT_TOS))?;
+    let _ = sockopt::set_socket_recv_buffer_size(fd, 0);
+    sockopt::set_ip_mtu_discover(fd, Ipv4PathMtuDiscovery::DO)?;
+    sockopt::set_ip_tos(fd, DEFAULT_TOS)?;
+    if both {
+        sockopt::set_ipv6_mtu_discover(fd, Ipv6PathMtuDiscovery::DO)?;
+        sockopt::set_ipv6_tclass(fd, DEFAULT_TOS.into())?;
+    }
     set_multicast_loop(fd, true)?;
     for _ in 0..64 {
         let port = SOURCE_PORT_BASE | random_u64() as u16;
         match bind(&socket, both, port) {
             Ok(()) => return Ok((socket, port)),
-            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
-            Err(error) => return Err(error),
+            Err(Errno::ADDRINUSE) => {}
+            Err(error) => return Err(error.into()),
         }
     }
-    Err(io::Error::from_raw_os_error(libc::EADDRINUSE))
+    Err(Errno::ADDRINUSE.into())
 }
 
 /// Sets whether own multicast datagrams reach this host.
 pub(super) fn set_multicast_loop(socket: BorrowedFd<'_>, on: bool) -> io::Result<()> {
-    set(socket, libc::IPPROTO_IP, libc::IP_MULTICAST_LOOP, on.into())?;
-    match set(socket, libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_LOOP, on.into()) {
+    sockopt::set_ip_multicast_loop(socket, on)?;
+    match sockopt::set_ipv6_multicast_loop(socket, on) {
         // An IPv4-only socket.
-        Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
-        done => done,
+        Err(Errno::NOPROTOOPT) => Ok(()),
+        done => Ok(done?),
     }
 }
 
+/// Joins or leaves a multicast group on an interface.
 pub(super) fn membership(
     socket: BorrowedFd<'_>,
     group: IpAddr,
     interface: u32,
     join: bool,
 ) -> io::Result<()> {
-    match group {
-        IpAddr::V4(group) => {
-            let request = libc::ip_mreqn {
-                imr_multiaddr: libc::in_addr { s_addr: u32::from_ne_bytes(group.octets()) },
-                imr_address: libc::in_addr { s_addr: 0 },
-                imr_ifindex: interface as c_int,
-            };
-            let option = if join { libc::IP_ADD_MEMBERSHIP } else { libc::IP_DROP_MEMBERSHIP };
-            set_raw(socket, libc::IPPROTO_IP, option, &request)
+    let any = &Ipv4Addr::UNSPECIFIED;
+    Ok(match (&group, join) {
+        (IpAddr::V4(group), true) => {
+            sockopt::set_ip_add_membership_with_ifindex(socket, group, any, interface)
         }
-        IpAddr::V6(group) => {
-            let request = libc::ipv6_mreq {
-                ipv6mr_multiaddr: libc::in6_addr { s6_addr: group.octets() },
-                ipv6mr_interface: interface,
-            };
-            let option = if join { libc::IPV6_ADD_MEMBERSHIP } else { libc::IPV6_DROP_MEMBERSHIP };
-            set_raw(socket, libc::IPPROTO_IPV6, option, &request)
+        (IpAddr::V4(group), false) => {
+            sockopt::set_ip_drop_membership_with_ifindex(socket, group, any, interface)
         }
-    }
+        (IpAddr::V6(group), true) => sockopt::set_ipv6_add_membership(socket, group, interface),
+        (IpAddr::V6(group), false) => sockopt::set_ipv6_drop_membership(socket, group, interface),
+    }?)
 }
 
 /// Receive buffer size in bytes. The kernel doubles the requested size for its bookkeeping.
 pub(super) fn receive_buffer_size(socket: BorrowedFd<'_>) -> usize {
-    let room: c_int = get(socket, libc::SOL_SOCKET, libc::SO_RCVBUF, 0).unwrap_or(0);
-    usize::try_from(room).unwrap_or(0) / 2
+    sockopt::socket_recv_buffer_size(socket).unwrap_or(0) / 2
 }
 
 /// Datagrams that the kernel dropped at this socket.
 pub(super) fn dropped(socket: BorrowedFd<'_>) -> u64 {
-    let memory: [u32; 9] = get(socket, libc::SOL_SOCKET, SO_MEMINFO, [0; 9]).unwrap_or_default();
-    memory[MEMINFO_DROPS].into()
+    let counters = get::<MEMINFO_COUNTERS>(socket, libc::SOL_SOCKET, SO_MEMINFO).unwrap_or_default();
+    counters[MEMINFO_DROPS].into()
 }
 
 /// User IDs of the sockets bound to a UDP port on this host.
