@@ -35,7 +35,7 @@ enum Event {
         to: ControlEndpoint,
         control_batch: u32,
     },
-    TimerEvent(u64),
+    Timer(u64),
 }
 
 /// A posted transfer.
@@ -121,7 +121,7 @@ impl NetworkModel for FlowNetwork {
     }
 
     fn set_timer(&mut self, after: Picos, event: TimerEvent) {
-        self.queue.push(self.now + after, Event::TimerEvent(event.token()));
+        self.queue.push(self.now + after, Event::Timer(event.token()));
     }
 }
 
@@ -246,7 +246,7 @@ pub(super) fn run(scenario: &Scenario, mut units: Units) -> RunResult {
             Event::Arrived(tag) => units.arrived(Transfer::from_tag(tag), &mut flows),
             Event::Completed(tag) => units.completed(Transfer::from_tag(tag), &mut flows),
             Event::Control { to, control_batch } => units.control_received(to, control_batch, &mut flows),
-            Event::TimerEvent(token) => units.timer_expired(TimerEvent::from_token(token), &mut flows),
+            Event::Timer(token) => units.timer_expired(TimerEvent::from_token(token), &mut flows),
         }
     }
     units.outcome(flows.now, steps)
