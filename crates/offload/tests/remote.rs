@@ -115,9 +115,9 @@ fn the_result_is_the_reference_and_the_leases_are_released() {
         grid.compare(&reference).unwrap();
         assert_eq!((report.cards, report.bytes[2]), (addresses.clone(), shape.bytes()));
         assert!(iterations < 17 || report.bytes[1] > 0);
-        // Another node cannot lease them meanwhile.
+        // Another client cannot lease them meanwhile.
         let refused = self::row(&device, &addresses[..1]).unwrap_err().to_string();
-        assert!(refused.contains(&addresses[0]) && refused.contains("is leased to node"), "{refused}");
+        assert!(refused.contains(&addresses[0]) && refused.contains("is leased to client"), "{refused}");
         row.release().unwrap();
     }
 }

@@ -112,7 +112,7 @@ pub(crate) fn users() {
         assert_eq!(refused.err(), Some(libc::EADDRINUSE));
         let words = fs::read_to_string(said("other")).expect("what it said");
         let expected =
-            format!("UDP port 4791 is held by user {OWNER}, not by Millstream programs of user {STRANGER}");
+            format!("UDP port 4791 belongs to user {OWNER}, but this process runs as user {STRANGER}");
         assert!(words.contains(&expected), "{words}");
         write_during(&mut a, &mut b, 2, &regions, || {});
         // Afterwards the port is free for other users.

@@ -136,73 +136,73 @@ const RULES: &[(&str, &[&str])] = &[
     ),
     (
         "length and padding are checked before there is a payload",
-        &["../../../wire/tests/packets.rs::what_is_wrong_is_named", "wire::invalid_datagrams_have_no_effect"],
+        &["../../../wire/tests/packets.rs::errors_name_the_invalid_field", "wire::invalid_datagrams_have_no_effect"],
     ),
     (
         "opcodes that are not known are dropped",
-        &["../../../wire/tests/packets.rs::what_is_wrong_is_named", "wire::invalid_datagrams_have_no_effect"],
+        &["../../../wire/tests/packets.rs::errors_name_the_invalid_field", "wire::invalid_datagrams_have_no_effect"],
     ),
     (
         "an atomic write has exactly eight bytes",
-        &["../../../proto/tests/responder.rs::keys_lengths_and_places_are_checked"],
+        &["../../../proto/tests/responder.rs::keys_lengths_and_positions_are_checked"],
     ),
     (
         "datagrams on the wire that are too long are dropped and the queue pair lives",
         &[
-            "../../../proto/tests/unreliable.rs::datagrams_that_do_not_fit_or_show_another_key_are_dropped_and_the_queue_pair_lives",
+            "../../../proto/tests/unreliable.rs::oversized_datagrams_and_wrong_qkeys_are_dropped",
         ],
     ),
     (
         "a READ brings no more than it asked for",
-        &["../../../proto/tests/requester.rs::data_of_a_read_is_exactly_what_was_asked_for"],
+        &["../../../proto/tests/requester.rs::read_data_must_have_the_requested_length"],
     ),
     (
         "a duplicate READ does not reset the responder",
         &[
-            "../../../proto/tests/responder.rs::a_duplicate_read_is_carried_out_again_and_changes_nothing",
-            "../../../proto/tests/responder.rs::a_repeated_read_gets_no_more_than_the_first_one_asked_for",
+            "../../../proto/tests/responder.rs::duplicate_read_is_executed_again",
+            "../../../proto/tests/responder.rs::duplicate_read_beyond_the_original_range_is_ignored",
         ],
     ),
     (
         "a duplicate is acknowledged with the number of the last acknowledgement, never of a READ",
         &[
-            "../../../proto/tests/responder.rs::a_duplicate_is_acknowledged_with_the_number_of_the_last_acknowledgement",
+            "../../../proto/tests/responder.rs::duplicate_is_acknowledged_with_the_last_acknowledged_psn",
         ],
     ),
     (
         "a READ is repeated from the middle",
         &[
-            "../../../proto/tests/requester.rs::a_read_is_asked_for_again_from_where_its_data_broke_off",
-            "../../../proto/tests/responder.rs::a_read_again_from_the_middle_brings_the_rest",
+            "../../../proto/tests/requester.rs::read_is_requested_again_from_the_first_missing_packet",
+            "../../../proto/tests/responder.rs::duplicate_read_from_the_middle_returns_the_rest",
         ],
     ),
     (
         "what a responder remembers is bounded, and freed",
         &[
-            "../../../proto/tests/responder.rs::what_is_remembered_of_operations_is_bounded",
-            "../../../proto/tests/responder.rs::more_operations_at_a_time_than_agreed_are_refused",
-            "../../../proto/tests/responder.rs::a_flood_of_duplicates_does_not_pile_up_answers",
+            "../../../proto/tests/responder.rs::stored_results_are_bounded",
+            "../../../proto/tests/responder.rs::outstanding_reads_beyond_the_limit_are_refused",
+            "../../../proto/tests/responder.rs::duplicates_do_not_fill_the_response_queue",
         ],
     ),
     (
         "packet numbers are compared in a circle of 24 bits",
-        &["../../../proto/tests/responder.rs::packet_numbers_are_compared_in_a_circle_of_24_bits"],
+        &["../../../proto/tests/responder.rs::psns_are_compared_modulo_2_24"],
     ),
     (
         "timers on the wire keep to their rules",
         &[
-            "../../../proto/tests/requester.rs::the_retransmit_timer_does_not_end_an_rnr_wait",
-            "../../../proto/tests/requester.rs::seven_retries_are_seven",
-            "../../../proto/tests/requester.rs::seven_rnr_retries_are_for_ever_and_six_are_six",
+            "../../../proto/tests/requester.rs::retransmit_timer_does_not_end_an_rnr_wait",
+            "../../../proto/tests/requester.rs::retry_count_7_is_finite",
+            "../../../proto/tests/requester.rs::rnr_retry_7_is_infinite_and_6_is_finite",
         ],
     ),
     (
         "strangers who guess do not end a connection",
         &[
-            "../../../proto/tests/hostile.rs::forged_packets_from_outside_the_window_change_nothing",
-            "../../../proto/tests/hostile.rs::a_guess_must_hit_the_very_number_to_do_harm",
-            "../../../proto/tests/hostile.rs::replayed_packets_change_nothing",
-            "../../../proto/tests/requester.rs::what_is_not_from_the_peer_is_dropped",
+            "../../../proto/tests/hostile.rs::forged_packets_outside_the_window_are_ignored",
+            "../../../proto/tests/hostile.rs::only_the_expected_psn_can_fail_a_connection",
+            "../../../proto/tests/hostile.rs::replayed_packets_are_ignored",
+            "../../../proto/tests/requester.rs::packets_from_other_addresses_are_dropped",
         ],
     ),
 ];
