@@ -45,17 +45,17 @@ type Failure = Box<dyn Error>;
 /// The results of one client, or of all clients of a case.
 #[derive(Debug, Serialize, Deserialize)]
 struct ClientResults {
-    /// Creating and connecting a queue pair [µs].
+    /// Creating and connecting a queue pair (µs).
     connect_us: f64,
     /// Resident memory per queue pair [KiB].
     memory_kib: f64,
     /// File descriptors per queue pair.
     descriptors: f64,
-    /// Posting and completing an 8-byte WRITE [µs].
+    /// Posting and completing an 8-byte WRITE (µs).
     write_us: f64,
-    /// Allocating, registering and deregistering 64 KiB [µs].
+    /// Allocating, registering and deregistering 64 KiB (µs).
     register_us: f64,
-    /// Bandwidth of 64 KiB WRITEs [GB/s].
+    /// Bandwidth of 64 KiB WRITEs (GB/s).
     bandwidth_gb_s: f64,
 }
 
@@ -282,7 +282,7 @@ fn print_and_wait(line: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Calls `one` with each queue pair in turn for a while. Returns the time per call [µs].
+/// Calls `one` with each queue pair in turn for a while. Returns the time per call (µs).
 fn writes(
     pairs: &[QueuePair],
     mut one: impl FnMut(&QueuePair) -> Result<(), Failure>,

@@ -2,7 +2,7 @@
 //!
 //! Everything specific to this detector is in this crate. Its users need:
 //!
-//! - the event builder: the source kinds and fragment lengths in [`format`], to check its inputs;
+//! - the event builder: the source kinds and fragment lengths in [`mod@format`], to check its inputs;
 //! - the card's kernel `cluster7`: the trigger arithmetic in [`trigger`];
 //! - the event file: the datasets in `columns` (feature `columns`);
 //! - the run's pictures: the event display in `picture` (feature `picture`).

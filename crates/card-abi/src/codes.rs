@@ -76,12 +76,12 @@ numbered! {
 numbered! {
     /// Kind of a message.
     MessageKind MESSAGE_KINDS {
-        1 LeaseGranted = "the client holds the lease; `values`: time to its expiry [ns]; keys of BAR0's control window (low half) and of BAR2 (high half); key of BAR4 (low half); address of BAR4";
+        1 LeaseGranted = "the client holds the lease; `values`: time to its expiry (ns); keys of BAR0's control window (low half) and of BAR2 (high half); key of BAR4 (low half); address of BAR4";
         2 LeaseEnded = "the client's lease has ended; `cause`: why, zero: released";
         3 RegionLoaded = "a region has loaded a kernel; `values`: its hash";
         4 RegionDone = "a run has completed; `values`: the first four result words";
         5 RegionFault = "a command or run has failed; `values`: the detail";
-        6 CardPaused = "all regions are paused; `values`: dirty memory [bytes]";
+        6 CardPaused = "all regions are paused; `values`: dirty memory (bytes)";
         7 CardFault = "a card command failed; `values`: the detail";
         8 DmaDone = "DMA transfers are complete; `values`: `dma_completed`";
         9 DmaFault = "a DMA transfer failed; `values`: its slot, the detail";

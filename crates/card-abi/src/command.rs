@@ -9,7 +9,7 @@ use crate::Span;
 use crate::layout;
 use crate::registers::Words;
 
-/// Size of a descriptor and of a completion entry [bytes].
+/// Size of a descriptor and of a completion entry (bytes).
 pub const ENTRY_BYTES: usize = RawDescriptor::BYTES;
 
 /// Most slots of a ring.
@@ -24,10 +24,10 @@ layout! {
     pub struct RawDescriptor[64] {
         0 region: u32 = "region whose kernel runs";
         4 flags: u32 = "bits that the kernel defines";
-        8 args_offset: u64 = "offset of the arguments [bytes]";
-        16 args_len: u64 = "their length [bytes]";
-        24 result_offset: u64 = "offset of the result [bytes]";
-        32 result_len: u64 = "capacity of the result range [bytes]";
+        8 args_offset: u64 = "offset of the arguments (bytes)";
+        16 args_len: u64 = "their length (bytes)";
+        24 result_offset: u64 = "offset of the result (bytes)";
+        32 result_len: u64 = "capacity of the result range (bytes)";
         40 cookie: u64 = "returned in the completion";
         48 reserved: [u64; 2] = "zero";
     }
@@ -45,8 +45,8 @@ layout! {
         36 fragments: u32 = "fragments found for them";
         40 corrupt_fragments: u32 = "fragments whose checksum was wrong";
         44 decisions_set: u32 = "decision bits set";
-        48 payload_bytes: u64 = "payload of the fragments read [bytes]";
-        56 busy_ns: u64 = "time that the kernel ran [ns]";
+        48 payload_bytes: u64 = "payload of the fragments read (bytes)";
+        56 busy_ns: u64 = "time that the kernel ran (ns)";
     }
 }
 
@@ -113,7 +113,7 @@ pub struct EventCounters {
     pub corrupt_fragments: u32,
     /// Decision bits set.
     pub decisions_set: u32,
-    /// Payload of the fragments read [bytes].
+    /// Payload of the fragments read (bytes).
     pub payload_bytes: u64,
 }
 
@@ -309,9 +309,9 @@ causes! {
     23 KernelFailed = "kernel panicked", "the kernel, or the region";
     24 KernelTrapped = "kernel trapped", "number of the trap, see docs/kernels.md";
     25 FuelExhausted = "kernel used up its fuel", "fuel granted";
-    26 DeadlineExceeded = "kernel ran longer than its timeout", "the timeout [ns]";
+    26 DeadlineExceeded = "kernel ran longer than its timeout", "the timeout (ns)";
     27 AccessViolation = "kernel accessed memory outside its banks", "offset of the access";
-    28 KernelTooLarge = "kernel, or its memory, is too large", "its size [bytes]";
+    28 KernelTooLarge = "kernel, or its memory, is too large", "its size (bytes)";
     29 KernelFormat = "no loader of this card recognises the image", "its first 8 bytes, or zero";
     30 KernelHash = "image does not have the hash in the control registers", "hash of the image";
     31 ImageOutsideMemory = "kernel image is outside card memory", "offset of the image";
@@ -338,7 +338,7 @@ causes! {
     52 BanksNotGranted = "kernel needs banks that the run was not granted", "the banks";
     53 MemoryFailed = "access to card memory failed", "error code of its driver";
     54 MemoryNotMapped = "kernel needs mapped memory, and this kind of card memory cannot be mapped", "the banks";
-    55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited [ns]";
+    55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited (ns)";
 }
 
 /// Defines an enumeration of values in registers or messages, and its table.

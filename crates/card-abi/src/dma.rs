@@ -12,9 +12,9 @@ layout! {
         1 flags: u8 = "1: send a message when this transfer is complete";
         2 peer: u16 = "number of the peer in the peer table";
         4 key: u32 = "key of the peer's window";
-        8 local: u64 = "offset in this card's memory (BAR4), or with bit 63 set in BAR2 [bytes]";
-        16 remote: u64 = "address in the peer's window; for a local transfer: offset like `local` [bytes]";
-        24 bytes: u64 = "length [bytes]";
+        8 local: u64 = "offset in this card's memory (BAR4), or with bit 63 set in BAR2 (bytes)";
+        16 remote: u64 = "address in the peer's window; for a local transfer: offset like `local` (bytes)";
+        24 bytes: u64 = "length (bytes)";
     }
 }
 

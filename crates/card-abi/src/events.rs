@@ -16,8 +16,8 @@ pub const MAX_SOURCES: u32 = 1024;
 layout! {
     /// The range of card memory that holds the packet of one source. A list of these follows a kernel's arguments.
     pub struct PacketBuffer[24] {
-        0 offset: u64 = "offset of the packet in card memory [bytes]";
-        8 capacity: u64 = "length of the range [bytes]";
+        0 offset: u64 = "offset of the packet in card memory (bytes)";
+        8 capacity: u64 = "length of the range (bytes)";
         16 source: u32 = "id of the source";
         20 reserved: u32 = "zero";
     }

@@ -10,7 +10,7 @@ pub const IMM_DMA: u32 = 16;
 /// Immediate data of a change of the lease words or control registers.
 pub const IMM_CONTROL: u32 = 32;
 
-/// Size of a message [bytes].
+/// Size of a message (bytes).
 pub const MESSAGE_BYTES: usize = crate::message::RawMessage::BYTES;
 
 layout! {
@@ -32,12 +32,12 @@ layout! {
         24 bar0_addr: u64 = "address of BAR0";
         32 bar0_key: u32 = "key to read BAR0";
         36 lease_key: u32 = "key for atomic operations on the lease words";
-        40 memory_bytes: u64 = "size of card memory [bytes]";
-        48 bank_bytes: u64 = "size of a bank [bytes]";
+        40 memory_bytes: u64 = "size of card memory (bytes)";
+        48 bank_bytes: u64 = "size of a bank (bytes)";
         56 bank_count: u32 = "number of banks";
         60 region_count: u32 = "number of regions";
         64 capabilities: u64 = "as in the registers";
-        72 bar2_bytes: u64 = "size of BAR2, the DMA window [bytes]";
+        72 bar2_bytes: u64 = "size of BAR2, the DMA window (bytes)";
     }
 }
 

@@ -1,6 +1,6 @@
 //! Kernel images in card memory.
 
-/// Largest kernel image [bytes].
+/// Largest kernel image (bytes).
 pub const MAX_IMAGE_BYTES: u64 = 16 << 20;
 
 /// First 8 bytes of the SHA-256 of an image.

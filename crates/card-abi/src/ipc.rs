@@ -18,7 +18,7 @@ layout! {
         0 magic: u64 = "as in the registers";
         8 version: u32 = "as in the registers";
         12 refusal: u32 = "cause of the rejection, 0: accepted";
-        16 memory_bytes: u64 = "size of card memory [bytes]";
+        16 memory_bytes: u64 = "size of card memory (bytes)";
         24 client: u32 = "id of the client, for the lease word";
         28 reserved: u32 = "zero";
     }
@@ -75,7 +75,7 @@ impl OpenRequest {
 }
 
 impl OpenReply {
-    /// A reply that grants memory of this size [bytes], or refuses the connection.
+    /// A reply that grants memory of this size (bytes), or refuses the connection.
     pub fn new(outcome: Result<u64, Refusal>) -> OpenReply {
         let (refusal, memory_bytes) = match outcome {
             Ok(memory_bytes) => (0, memory_bytes),
@@ -88,7 +88,7 @@ impl OpenReply {
         OpenReply { magic: MAGIC, version: VERSION, refusal, memory_bytes, client: 0, reserved: 0 }
     }
 
-    /// Size of card memory [bytes], or why the card refuses the connection.
+    /// Size of card memory (bytes), or why the card refuses the connection.
     pub fn outcome(&self) -> Result<u64, Refusal> {
         if (self.magic, self.version) != (MAGIC, VERSION) {
             return Err(Refusal::Version);

@@ -7,9 +7,9 @@
 /// One field of a structure.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
-    /// Offset in the structure [bytes].
+    /// Offset in the structure (bytes).
     pub offset: usize,
-    /// Length [bytes].
+    /// Length (bytes).
     pub bytes: usize,
     /// Name.
     pub name: &'static str,
@@ -19,7 +19,7 @@ pub struct Field {
 
 /// A number, or an array of numbers, as card memory holds it.
 pub trait Wire: Copy {
-    /// Its size [bytes].
+    /// Its size (bytes).
     const BYTES: usize;
 
     /// Writes the value to `bytes`, which has [`Wire::BYTES`] bytes.
@@ -81,7 +81,7 @@ macro_rules! layout {
         }
 
         impl $name {
-            /// Size in card memory [bytes].
+            /// Size in card memory (bytes).
             $vis const BYTES: usize = $size;
 
             /// The fields, by offset.

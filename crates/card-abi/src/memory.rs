@@ -12,7 +12,7 @@ use millstream_shm::Mapping;
 use crate::command::{Cause, Fault};
 use crate::{IoContext as _, OsError};
 
-/// A range of card memory [bytes].
+/// A range of card memory (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// First byte, counted from the start of card memory.
@@ -64,7 +64,7 @@ pub enum AccessError {
     OutOfRange {
         /// The requested range.
         span: Span,
-        /// Size of the memory [bytes].
+        /// Size of the memory (bytes).
         memory: u64,
     },
     /// The device driver failed to copy the bytes.
@@ -107,7 +107,7 @@ impl MappedMemory {
         &self.mapping
     }
 
-    /// Size [bytes].
+    /// Size (bytes).
     #[inline]
     pub fn size(&self) -> u64 {
         self.mapping.len() as u64

@@ -18,9 +18,9 @@ pub struct StencilArguments {
     pub columns: u64,
     /// Elements from one row to the next.
     pub pitch: u64,
-    /// Offset of the grid in card memory [bytes].
+    /// Offset of the grid in card memory (bytes).
     pub source: u64,
-    /// Offset of the second grid, which receives the result [bytes].
+    /// Offset of the second grid, which receives the result (bytes).
     pub destination: u64,
     /// Sweeps.
     pub sweeps: u64,

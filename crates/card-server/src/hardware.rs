@@ -15,7 +15,7 @@ use crate::backing::{self, AllocationOptions, BackingError, BackingKind, DeviceP
 use crate::kernel::outside;
 use crate::memory::Memory;
 
-/// Smallest chunk of the dirty bitmap [bytes].
+/// Smallest chunk of the dirty bitmap (bytes).
 const MIN_CHUNK_BYTES: u64 = 2 << 20;
 
 /// Why memory or registers could not be created.

@@ -26,7 +26,7 @@ impl Memory {
         &*self.backing
     }
 
-    /// Size [bytes].
+    /// Size (bytes).
     pub fn size(&self) -> u64 {
         self.backing.size()
     }

@@ -76,7 +76,7 @@ pub struct NetworkConfig {
 pub struct CardConfig {
     /// Name under which processes of the same user find it.
     pub name: CardName,
-    /// Size of one memory bank [bytes], a multiple of 4096.
+    /// Size of one memory bank (bytes), a multiple of 4096.
     pub bank_bytes: u64,
     /// Number of banks.
     pub bank_count: u32,
@@ -91,7 +91,7 @@ pub struct CardConfig {
     pub heartbeat: Duration,
     /// When the card ends.
     pub lifetime: Lifetime,
-    /// Size of BAR2, the DMA window [bytes], a multiple of 4096.
+    /// Size of BAR2, the DMA window (bytes), a multiple of 4096.
     pub bar2_bytes: u64,
     /// Number of regions, 1 to 8.
     pub regions: usize,
@@ -187,7 +187,7 @@ pub enum ServeError {
          expected 1 to {MAX_BANKS} banks of a multiple of {PAGE} bytes"
     )]
     BankSize {
-        /// Size of a bank [bytes].
+        /// Size of a bank (bytes).
         bank_bytes: u64,
         /// Number of banks.
         bank_count: u32,

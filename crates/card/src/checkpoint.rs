@@ -120,7 +120,7 @@ pub enum CheckpointError {
 /// Content of a checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CheckpointSummary {
-    /// Memory in the checkpoint [bytes].
+    /// Memory in the checkpoint (bytes).
     pub memory_bytes: u64,
     /// Regions with a running kernel: its name and progress.
     pub running: Vec<(u32, String, u64)>,

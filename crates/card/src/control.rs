@@ -148,7 +148,7 @@ impl RemoteCard {
         })
     }
 
-    /// Pauses all regions at a safe point. Returns the amount of dirty memory [bytes].
+    /// Pauses all regions at a safe point. Returns the amount of dirty memory (bytes).
     pub fn pause(&self) -> Result<u64, RemoteError> {
         self.with(|inner| {
             inner.card_command(CardCommand::Pause)?;

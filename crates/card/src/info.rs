@@ -22,11 +22,11 @@ pub struct CardInfo {
     pub pid: u32,
     /// Kind of card memory.
     pub memory_kind: String,
-    /// Size of card memory [bytes].
+    /// Size of card memory (bytes).
     pub memory_bytes: u64,
     /// Number of banks.
     pub bank_count: u32,
-    /// Size of a bank [bytes].
+    /// Size of a bank (bytes).
     pub bank_bytes: u64,
     /// Names of the capability bits.
     pub capabilities: Vec<String>,
@@ -36,7 +36,7 @@ pub struct CardInfo {
     pub state: String,
     /// Changes while the card is alive.
     pub heartbeat: u64,
-    /// Time since the start of the card [s].
+    /// Time since the start of the card (s).
     pub clock_s: f64,
     /// The lease.
     pub lease: LeaseInfo,
@@ -44,9 +44,9 @@ pub struct CardInfo {
     pub regions: Vec<RegionInfo>,
     /// Temperature [°C], if known.
     pub temperature_c: Option<f64>,
-    /// Power [W], if known.
+    /// Power (W), if known.
     pub power_w: Option<f64>,
-    /// Energy since the card started [J], if known.
+    /// Energy since the card started (J), if known.
     pub energy_j: Option<f64>,
     /// Whether temperature, power and energy are those of the host.
     pub sensors_of_host: bool,
@@ -81,7 +81,7 @@ pub struct LeaseInfo {
     pub epoch: u64,
     /// Id of the holder, 0: none.
     pub holder: u32,
-    /// Time to its expiry without a heartbeat [s].
+    /// Time to its expiry without a heartbeat (s).
     pub expires_in_s: Option<f64>,
     /// Leases granted.
     pub grants: u64,
@@ -106,7 +106,7 @@ pub struct RegionInfo {
     pub runs: u64,
     /// Failed ones.
     pub failed: u64,
-    /// Time of all runs [s].
+    /// Time of all runs (s).
     pub busy_s: f64,
     /// Progress of the run, in units of the kernel.
     pub progress: u64,
@@ -125,7 +125,7 @@ pub struct DmaInfo {
     pub failed: u64,
     /// Bytes transferred.
     pub bytes: u64,
-    /// Time with a transfer outstanding [s].
+    /// Time with a transfer outstanding (s).
     pub busy_s: f64,
     /// Peers that are not in the state `None`: number and state.
     pub peers: Vec<(usize, String)>,

@@ -85,7 +85,7 @@ impl RemoteMap {
         })
     }
 
-    /// Size of the range [bytes].
+    /// Size of the range (bytes).
     #[allow(clippy::len_without_is_empty, reason = "never empty")]
     pub fn len(&self) -> u64 {
         self.span.len

@@ -19,12 +19,12 @@ const CONFIGURE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Layout of the two rings in card memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingLayout {
-    /// Offset of the command ring [bytes], a multiple of 64.
+    /// Offset of the command ring (bytes), a multiple of 64.
     pub commands: u64,
-    /// Offset of the completion ring [bytes], a multiple of 64.
+    /// Offset of the completion ring (bytes), a multiple of 64.
     pub completions: u64,
     /// Entries of each ring, a power of two up to
-    /// [`MAX_RING_SLOTS`](crate::command::MAX_RING_SLOTS).
+    /// [`MAX_RING_SLOTS`](millstream_card_abi::command::MAX_RING_SLOTS).
     pub slots: u32,
 }
 
@@ -38,7 +38,7 @@ impl RingLayout {
         }
     }
 
-    /// Size of both rings [bytes].
+    /// Size of both rings (bytes).
     pub const fn bytes(slots: u32) -> u64 {
         2 * slots as u64 * ENTRY_BYTES as u64
     }

@@ -163,7 +163,11 @@ fn a_wrong_decision_fails_the_run() {
     std::fs::write(&path, wrong).unwrap();
     let output = millstream(&["evb", "run", path.to_str().unwrap()]);
     assert!(!output.status.success());
-    assert!(text(&output.stdout).contains("trigger decisions differ from the recorded ones"), "{}", text(&output.stdout));
+    assert!(
+        text(&output.stdout).contains("trigger decisions differ from the recorded ones"),
+        "{}",
+        text(&output.stdout)
+    );
 }
 
 #[test]

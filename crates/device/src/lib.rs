@@ -3,7 +3,7 @@
 //! On one host the initiator plays both adapters. It checks the target's memory key, copies once,
 //! straight into the target's memory, and writes the target's completion. The target process is
 //! not involved. The objects that peers read or write (queue pair entries, memory keys, receive and
-//! completion queues, [`layout`]) lie in one shared arena per process. A process keeps its own records
+//! completion queues, `layout`) lie in one shared arena per process. A process keeps its own records
 //! in private memory, so that a peer's stray store causes errors and never a crash.
 //!
 //! Read in this order: [`Context`], [`Pd`], [`Mr`], [`Cq`], [`Qp`]; then `adapter` (tables and peers), `progress` and

@@ -6,7 +6,7 @@
 //! - [`mfp`]: a multi-fragment packet, one source's fragments of one batch of events.
 //! - [`packetize`]: the packet of a batch from a mapped stream file.
 //! - [`unpack`]: compressed stream files in the repository.
-//! - [`file`]: atomic creation of files.
+//! - [`mod@file`]: atomic creation of files.
 //!
 //! Both formats align fragments by the same rule ([`Alignment`]), so consecutive fragments of a file are one scatter/gather
 //! element of a packet. `docs/formats.md` is the specification; read it first.

@@ -51,7 +51,7 @@ pub trait StencilCard: Send + Debug {
     /// The card's name for messages and reports.
     fn name(&self) -> String;
 
-    /// Size of the card's memory [bytes].
+    /// Size of the card's memory (bytes).
     fn memory_bytes(&self) -> u64;
 
     /// Starts the stencil kernel in a region, which must be idle.

@@ -15,7 +15,7 @@ use crate::grid::{Grid, Shape};
 /// Default dataset of an HDF5 file.
 const DATASET: &str = "grid";
 
-/// Approximate size of the chunks in which HDF5 rows are read and written [bytes].
+/// Approximate size of the chunks in which HDF5 rows are read and written (bytes).
 const CHUNK_BYTES: u64 = 16 << 20;
 
 /// The name of a grid file: `NAME.npy`, `NAME.h5` or `NAME.hdf5`; the latter two take `:DATASET` after the name (default:
@@ -133,7 +133,7 @@ impl GridFile {
     }
 }
 
-/// The longest accepted header of a `.npy` file [bytes].
+/// The longest accepted header of a `.npy` file (bytes).
 const NPY_HEADER_BYTES: u64 = 64 << 10;
 
 /// Reads the header (numpy.lib.format, versions 1 to 3). Returns the shape, and the file positioned at the first element.

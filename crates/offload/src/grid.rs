@@ -20,19 +20,19 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Size of an element [bytes].
+    /// Size of an element (bytes).
     #[must_use]
     pub fn element_bytes(&self) -> u64 {
         if self.double { 8 } else { 4 }
     }
 
-    /// Size of a row [bytes].
+    /// Size of a row (bytes).
     #[must_use]
     pub fn row_bytes(&self) -> u64 {
         self.columns * self.element_bytes()
     }
 
-    /// Size of the grid [bytes].
+    /// Size of the grid (bytes).
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.rows * self.row_bytes()

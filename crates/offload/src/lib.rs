@@ -3,7 +3,7 @@
 //! A grid is divided into tiles of rows, one a card ([`plan`]). Each card computes several sweeps of its tile; then the cards
 //! exchange the rows at the tiles' boundaries ([`job`]). Transfers overlap with computation. A job drives cards through
 //! [`card::StencilCard`]: leased cards on the network ([`leased`]), or cards in this process for tests. [`emulated`] starts
-//! card processes for a job. Grids are read from files or generated ([`file`], [`grid`]). [`timeline`] records each step with
+//! card processes for a job. Grids are read from files or generated ([`mod@file`], [`grid`]). [`timeline`] records each step with
 //! its time. A job continues when it loses cards ([`recovery`]).
 
 pub mod card;

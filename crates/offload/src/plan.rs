@@ -27,7 +27,7 @@ const BAND_ROWS: u64 = 1024;
 /// Rows of the first bands of a tile, and of the last ones.
 const END_BANDS: [u64; 2] = [128, 384];
 
-/// Alignment of planes in card memory [bytes].
+/// Alignment of planes in card memory (bytes).
 const ALIGNMENT: u64 = 4096;
 
 /// The grid cannot be divided among the cards.
@@ -56,11 +56,11 @@ pub enum PlanError {
     CardTooSmall {
         /// Index of the card.
         card: usize,
-        /// Its memory [bytes].
+        /// Its memory (bytes).
         has: u64,
         /// Rows of its tile with halos.
         rows: u64,
-        /// Memory that two planes of the tile take [bytes].
+        /// Memory that two planes of the tile take (bytes).
         needs: u64,
     },
 }
@@ -172,19 +172,19 @@ impl Plan {
         (tile.with_halo.end - tile.with_halo.start) * self.shape.row_bytes()
     }
 
-    /// Card memory of a tile: two planes of its rows with halos [bytes].
+    /// Card memory of a tile: two planes of its rows with halos (bytes).
     #[must_use]
     pub fn tile_bytes(&self, tile: &Tile) -> u64 {
         self.plane_offset(tile, 1) + self.plane_bytes(tile)
     }
 
-    /// Offset of a plane, 0 or 1, in card memory [bytes].
+    /// Offset of a plane, 0 or 1, in card memory (bytes).
     #[must_use]
     pub fn plane_offset(&self, tile: &Tile, plane: u64) -> u64 {
         plane * self.plane_bytes(tile).next_multiple_of(ALIGNMENT)
     }
 
-    /// Offset of a grid row in a card's plane [bytes].
+    /// Offset of a grid row in a card's plane (bytes).
     #[must_use]
     pub fn row_offset(&self, tile: &Tile, plane: u64, row: u64) -> u64 {
         self.plane_offset(tile, plane) + (row - tile.with_halo.start) * self.shape.row_bytes()

@@ -58,23 +58,23 @@ pub struct Step {
     pub kind: StepKind,
     /// The block's index.
     pub block: usize,
-    /// Start, relative to the start of the job [s].
+    /// Start, relative to the start of the job (s).
     pub start_s: f64,
-    /// End, likewise [s].
+    /// End, likewise (s).
     pub end_s: f64,
     /// Bytes transferred.
     pub bytes: u64,
 }
 
 impl Step {
-    /// Duration [s].
+    /// Duration (s).
     #[must_use]
     pub fn seconds(&self) -> f64 {
         self.end_s - self.start_s
     }
 }
 
-/// Times by kind of step [s].
+/// Times by kind of step (s).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Breakdown {
     /// Writing rows to cards.
@@ -103,7 +103,7 @@ impl Breakdown {
         } += seconds;
     }
 
-    /// The time of one kind [s].
+    /// The time of one kind (s).
     #[must_use]
     pub fn of(&self, kind: StepKind) -> f64 {
         match kind {
@@ -122,9 +122,9 @@ impl Breakdown {
 pub struct BlockReport {
     /// Number of sweeps.
     pub sweeps: u64,
-    /// From the start of its first step to the end of its last [s].
+    /// From the start of its first step to the end of its last (s).
     pub wall_s: f64,
-    /// `wall_s` per sweep [s].
+    /// `wall_s` per sweep (s).
     pub per_iteration_s: f64,
     /// Times by kind, averaged over the cards. Overlapping steps count in full, so the sum may exceed the wall time.
     pub mean: Breakdown,
@@ -139,7 +139,7 @@ pub struct CardLoss {
     pub cause: String,
     /// Sweeps of the checkpoint from which the job continued.
     pub sweeps: u64,
-    /// When it continued, relative to the start of the job [s].
+    /// When it continued, relative to the start of the job (s).
     pub at_s: f64,
 }
 
@@ -159,7 +159,7 @@ pub struct JobReport {
     pub cards: Vec<String>,
     /// Rows that each card computes.
     pub rows: Vec<u64>,
-    /// From the first byte written to the last byte read [s].
+    /// From the first byte written to the last byte read (s).
     pub wall_s: f64,
     /// Points computed per second, without points that two cards compute.
     pub points_per_s: f64,

@@ -2,7 +2,7 @@
 
 /// A floating-point type that a grid can have.
 pub trait Element: Copy + Default + PartialEq + Send + Sync + std::fmt::Debug + 'static {
-    /// Size [bytes].
+    /// Size (bytes).
     const BYTES: usize = size_of::<Self>();
 
     /// The new value of a point from its four neighbours.

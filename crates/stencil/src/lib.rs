@@ -39,13 +39,13 @@ use crate::tile::{Pass, Tile};
 /// The most sweeps that a tile makes before it is written back.
 pub const MAX_DEPTH: usize = 16;
 
-/// Cache of a core that the intermediate levels of a tile may take [bytes].
+/// Cache of a core that the intermediate levels of a tile may take (bytes).
 const CACHE_BYTES: usize = 384 << 10;
 
 /// Rows of a tile: fewer rows increase the overlap of tiles, more rows balance threads worse.
 const TILE_ROWS: usize = 1024;
 
-/// Grids of this size [bytes] or more are written with non-temporal stores, since they exceed the caches.
+/// Grids of this size (bytes) or more are written with non-temporal stores, since they exceed the caches.
 const NON_TEMPORAL_BYTES: usize = 16 << 20;
 
 /// The vector units that the inner loops are implemented for.

@@ -7,13 +7,13 @@ use millstream_shm::{Mapping, Memfd};
 
 use crate::element::Element;
 
-/// A cache line [bytes].
+/// A cache line (bytes).
 const LINE: usize = 64;
 
-/// Buffers below this size [bytes] fit into the cache on any pages.
+/// Buffers below this size (bytes) fit into the cache on any pages.
 const HUGE_PAGE_THRESHOLD: usize = 128 << 10;
 
-/// A huge page [bytes].
+/// A huge page (bytes).
 const HUGE_PAGE: usize = 2 << 20;
 
 /// The memory of one thread, which grows and is kept between tiles.

@@ -15,7 +15,7 @@ use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES};
 const EFAULT: i32 = 14;
 const EINVAL: i32 = 22;
 
-/// Stack of a module [bytes].
+/// Stack of a module (bytes).
 const STACK_BYTES: usize = 512 << 10;
 
 /// A kernel that is a WebAssembly module.

@@ -1,8 +1,8 @@
 //! WebAssembly kernels for the regions of cards.
 //!
 //! A user's kernel is a WebAssembly module; `docs/kernels.md` documents its imports and exports. Its linear memory
-//! contains the granted banks, mapped in place ([`window`]). It has no access to the rest of the card, the process or
-//! the system. Fuel, a deadline and interrupts ([`ticker`]) bound a run. A trap or an invalid access ends it with a cause
+//! contains the granted banks, mapped in place (`window`). It has no access to the rest of the card, the process or
+//! the system. Fuel, a deadline and interrupts (`ticker`) bound a run. A trap or an invalid access ends it with a cause
 //! in the region's registers.
 //!
 //! ```
@@ -30,13 +30,13 @@ use millstream_card_server::kernel::{KernelLoader, LoadedKernel};
 
 use crate::kernel::WasmKernel;
 
-/// Largest image [bytes]. It bounds the compile time.
+/// Largest image (bytes). It bounds the compile time.
 pub const MAX_IMAGE_BYTES: usize = 1 << 20;
 
-/// Largest own memory of a module [bytes], without banks.
+/// Largest own memory of a module (bytes), without banks.
 pub const MAX_OWN_BYTES: usize = 64 << 20;
 
-/// Largest addressable memory of a module [bytes]: its own and its banks.
+/// Largest addressable memory of a module (bytes): its own and its banks.
 pub const ADDRESSABLE_BYTES: usize = 4 << 30;
 
 /// The loader of WebAssembly modules, binary or text.

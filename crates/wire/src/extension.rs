@@ -47,7 +47,7 @@ header! {
 /// An AETH syndrome (9.7.5.2.1, table 46).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Syndrome {
-    /// ACK with a [credit code](Syndrome::credits): receive requests posted beyond the MSN.
+    /// ACK with a credit code: receive requests posted beyond the MSN.
     Ack {
         /// 5 bits; 31 means that credits are not counted.
         credit_code: u8,

@@ -18,7 +18,7 @@ use millstream_shm::PAGE;
 
 use crate::{Figure, NameFilter, Table, median};
 
-/// Boards with waveforms per crate, and the length of their fragments [bytes], as in the camera.
+/// Boards with waveforms per crate, and the length of their fragments (bytes), as in the camera.
 const BOARDS: u32 = 9;
 const BOARD_BYTES: usize = 4800;
 
@@ -40,7 +40,7 @@ struct Workload {
 struct Rate {
     /// Events processed.
     events: u64,
-    /// Payload that the kernel read [bytes].
+    /// Payload that the kernel read (bytes).
     payload_bytes: u64,
     /// Time in the kernel.
     kernel_time: Duration,
@@ -51,7 +51,7 @@ struct Rate {
 }
 
 impl Rate {
-    /// Payload read by the kernel, and payload copied [GB/s].
+    /// Payload read by the kernel, and payload copied (GB/s).
     fn gigabytes_per_second(&self) -> [f64; 2] {
         [self.kernel_time, self.copy_time].map(|time| self.payload_bytes as f64 / time.as_secs_f64() / 1e9)
     }

@@ -229,7 +229,7 @@ fn idle_card(table: &mut Table, device: &Device, card: &CardServer) -> Outcome<(
     Ok(())
 }
 
-/// CPU time of a process [s], from the scheduler's statistics.
+/// CPU time of a process (s), from the scheduler's statistics.
 fn cpu_seconds(process: u32) -> Outcome<f64> {
     let mut total = 0.0;
     for task in std::fs::read_dir(format!("/proc/{process}/task"))? {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{Figure, Table};
 
-/// Target values of 500 nodes: time [s] and memory [bytes].
+/// Target values of 500 nodes: time (s) and memory (bytes).
 const TARGETS: (f64, f64) = (60.0, 2e9);
 
 pub(super) fn cost(table: &mut Table, program: &Path) -> Result<(), Box<dyn Error>> {

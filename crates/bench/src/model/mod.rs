@@ -32,7 +32,7 @@ const RATE: f64 = 12.5e9;
 const LATENCY: Picos = Picos(1_000_000);
 const MESSAGE: u64 = 1_000_000;
 
-/// Runs `work`. Returns its duration [s] and its result.
+/// Runs `work`. Returns its duration (s) and its result.
 fn timed<R>(work: impl FnOnce() -> R) -> (f64, R) {
     let start = Instant::now();
     let result = work();
@@ -57,11 +57,11 @@ fn compile_simgrid(out: &Path) -> Result<PathBuf, String> {
 
 /// The costs of one simulation, which runs in a separate process.
 struct CaseRun {
-    /// Run time of the process [s].
+    /// Run time of the process (s).
     seconds: f64,
     /// Simulation events, if it counts them.
     events: f64,
-    /// End of the last message in virtual time [s].
+    /// End of the last message in virtual time (s).
     end: f64,
     /// Peak memory of the process [MB].
     megabytes: f64,

@@ -112,7 +112,7 @@ impl JobSetup {
         Ok(JobSetup { plan, grid, cards, _processes: processes })
     }
 
-    /// Runs the job once. Returns its time [s], from the first byte written to the last byte read.
+    /// Runs the job once. Returns its time (s), from the first byte written to the last byte read.
     fn seconds(&mut self, cores: &CoreAssignment) -> Outcome<f64> {
         let never = AtomicBool::new(false);
         let (plan, grid, cards) = (&self.plan, &mut self.grid, self.cards.cards_mut());

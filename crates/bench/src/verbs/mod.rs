@@ -51,13 +51,13 @@ mod column {
     /// perftest's bandwidth programs: average [MiB/s], message rate [M/s].
     pub(super) const BANDWIDTH: usize = 3;
     pub(super) const RATE: usize = 4;
-    /// perftest's latency programs: median [µs].
+    /// perftest's latency programs: median (µs).
     pub(super) const LATENCY: usize = 4;
-    /// ucx_perftest: overall latency [µs], bandwidth [MiB/s], message rate [1/s].
+    /// ucx_perftest: overall latency (µs), bandwidth [MiB/s], message rate [1/s].
     pub(super) const UCX_LATENCY: usize = 3;
     pub(super) const UCX_BANDWIDTH: usize = 5;
     pub(super) const UCX_RATE: usize = 7;
-    /// The raw verbs program: bandwidth [GB/s], request rate [M/s], time per request [µs].
+    /// The raw verbs program: bandwidth (GB/s), request rate [M/s], time per request (µs).
     pub(super) const RAW_BANDWIDTH: usize = 2;
     pub(super) const RAW_RATE: usize = 3;
     pub(super) const RAW_LATENCY: usize = 4;

@@ -3,7 +3,7 @@
 //! It reaches the device through the C interface of the loaded libibverbs, as every verbs program does. The
 //! server registers the memory and, for SENDs, posts receives. The client keeps a window of work requests
 //! outstanding, as `ucx_perftest` does. It builds the requests once, posts them again and again, and signals
-//! one of [`SIGNAL_INTERVAL`]. [`ToolPair::raw_verbs`](crate::tools::ToolPair::raw_verbs) runs both sides.
+//! one of `SIGNAL_INTERVAL`. [`ToolPair::raw_verbs`](crate::tools::ToolPair::raw_verbs) runs both sides.
 //! The client prints a result row like perftest's.
 
 use std::error::Error;
@@ -291,7 +291,7 @@ fn echo(endpoint: &Endpoint, options: &RawVerbsOptions, over: &AtomicBool) -> Re
     Ok(())
 }
 
-/// [`SIGNAL_INTERVAL`] send work requests, built once and linked into post lists.
+/// `SIGNAL_INTERVAL` send work requests, built once and linked into post lists.
 struct SendRequests {
     requests: Box<[ibv_send_wr]>,
     _element: Box<ibv_sge>,

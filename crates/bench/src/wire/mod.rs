@@ -44,7 +44,7 @@ pub struct Options {
     pub library_dir: PathBuf,
     /// Interleaved rounds.
     pub rounds: usize,
-    /// MTUs of the veth pair [bytes].
+    /// MTUs of the veth pair (bytes).
     pub mtus: Vec<u32>,
     /// Words that select figures by name; baselines are measured in any case. All figures if there are none.
     pub only: Vec<String>,

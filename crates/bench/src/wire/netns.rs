@@ -110,7 +110,7 @@ impl Drop for NamespacePair {
 pub struct RunOutput {
     /// Standard output and standard error of the client.
     pub client_output: String,
-    /// User and system time of server and client [s].
+    /// User and system time of server and client (s).
     pub cpu_seconds: [f64; 2],
 }
 

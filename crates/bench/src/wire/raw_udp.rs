@@ -35,7 +35,7 @@ const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// How packets are sent.
 #[derive(Clone, Copy, Debug)]
 pub struct SendMode {
-    /// Payload of each packet [bytes].
+    /// Payload of each packet (bytes).
     pub payload: usize,
     /// Whether the kernel splits large buffers into packets (UDP segmentation offload).
     pub segmentation_offload: bool,
@@ -179,7 +179,7 @@ fn end(side: &Endpoint) -> io::Result<()> {
     (0..3).try_for_each(|_| side.send_control(END, 0).map(drop))
 }
 
-/// Sends for `time`. Returns the payload that arrived [bytes/s].
+/// Sends for `time`. Returns the payload that arrived (bytes/s).
 ///
 /// # Errors
 /// An error of the link; `TimedOut` if no server answers.
@@ -220,7 +220,7 @@ pub fn bandwidth(source: IpAddr, destination: IpAddr, mode: SendMode, time: Dura
     }
 }
 
-/// Half the median round-trip time [s].
+/// Half the median round-trip time (s).
 ///
 /// # Errors
 /// An error of the link; `TimedOut` if no server answers.

@@ -55,7 +55,7 @@ pub const PEER_BYTES: usize = 64;
 /// Offset of the ring of DMA descriptors.
 pub const DMA_RING: usize = 0x5000;
 
-/// Size of a DMA descriptor [bytes]. Two descriptors share a cache line, the unit in which the card fetches them.
+/// Size of a DMA descriptor (bytes). Two descriptors share a cache line, the unit in which the card fetches them.
 pub const DMA_DESCRIPTOR_BYTES: usize = 32;
 
 /// Offset of the control registers of region 0.
@@ -144,8 +144,8 @@ register_map! { REGISTERS for Registers, at {
         0x008 version: U32 Card = "Version of this map and of the command format.";
         0x00c pid: U32 Card = "Process id of the card process.";
         0x010 capabilities: U64 Card = "Capability bits; see Capabilities.";
-        0x018 memory_bytes: U64 Card = "Size of card memory [bytes].";
-        0x020 bank_bytes: U64 Card = "Size of one memory bank [bytes].";
+        0x018 memory_bytes: U64 Card = "Size of card memory (bytes).";
+        0x020 bank_bytes: U64 Card = "Size of one memory bank (bytes).";
         0x028 bank_count: U32 Card = "Number of memory banks; bank `i` starts at `i` × `bank_bytes`.";
         0x02c kernel_count: U32 Card = "Entries of the kernel directory.";
         0x030 region_count: U32 Card = "Number of regions.";
@@ -159,16 +159,16 @@ register_map! { REGISTERS for Registers, at {
         0x050 errors: U64 Card = "Errors since the card started.";
         0x058 heartbeat: U64 Card = "Changes while the card is alive: with each event that a kernel "
             "processes, and at least every heartbeat period.";
-        0x060 default_command_timeout_ns: U64 Card = "Longest time of one command unless `command_timeout_ns` is set [ns].";
+        0x060 default_command_timeout_ns: U64 Card = "Longest time of one command unless `command_timeout_ns` is set (ns).";
     }
     "Ring configuration" {
-        0x080 command_base: U64 User = "Offset of the command ring in card memory [bytes], a multiple of 64.";
-        0x088 completion_base: U64 User = "Offset of the completion ring in card memory [bytes], a "
+        0x080 command_base: U64 User = "Offset of the command ring in card memory (bytes), a multiple of 64.";
+        0x088 completion_base: U64 User = "Offset of the completion ring in card memory (bytes), a "
             "multiple of 64.";
         0x090 ring_slots: U32 User = "Entries of each of the two rings, a power of two.";
         0x094 ring_generation: U32 User = "A new non-zero value makes the card read this configuration and "
             "start with empty rings; zero closes the rings. Ring the doorbell afterwards.";
-        0x098 command_timeout_ns: U64 User = "Longest time of one command [ns]; zero: "
+        0x098 command_timeout_ns: U64 User = "Longest time of one command (ns); zero: "
             "`default_command_timeout_ns`. The card reads it when a command begins.";
     }
     "Doorbell" {
@@ -195,10 +195,10 @@ register_map! { REGISTERS for Registers, at {
         0x148 failed_commands: U64 Card = "Commands completed with an error.";
         0x150 events: U64 Card = "Events that commands have processed.";
         0x158 fragments: U64 Card = "Fragments found for these events.";
-        0x160 payload_bytes: U64 Card = "Payload of the fragments read [bytes].";
+        0x160 payload_bytes: U64 Card = "Payload of the fragments read (bytes).";
         0x168 corrupt_fragments: U64 Card = "Fragments with a wrong checksum.";
         0x170 decisions_set: U64 Card = "Decision bits set.";
-        0x178 kernel_busy_ns: U64 Card = "Time that commands ran [ns].";
+        0x178 kernel_busy_ns: U64 Card = "Time that commands ran (ns).";
         0x180 doorbells: U64 Card = "Doorbells seen.";
         0x188 interrupts: U64 Card = "Interrupts raised.";
     }
@@ -214,23 +214,23 @@ register_map! { REGISTERS for Registers, at {
         0x400c lease_state: U32 Card = "See Lease states.";
         0x4010 lease_expires_ns: U64 Card = "When the lease expires without a further heartbeat, by `clock_ns`.";
         0x4018 lease_default_ns: U64 Card = "Time from a heartbeat to the expiry of the lease, unless the "
-            "holder sets another one [ns].";
+            "holder sets another one (ns).";
         0x4020 lease_grants: U64 Card = "Leases granted.";
         0x4028 lease_end_cause: U32 Card = "Why the latest lease ended; see Causes, zero: released.";
         0x402c client_count: U32 Card = "Connected clients.";
         0x4030 lease_rejects: U64 Card = "Invalid lease words that the card overwrote.";
     }
     "Monitoring" {
-        0x4080 clock_ns: U64 Card = "Clock of the card, since its start [ns].";
+        0x4080 clock_ns: U64 Card = "Clock of the card, since its start (ns).";
         0x4088 sensors: U32 Card = "Which sensor registers are valid, and their origin; see Sensors.";
         0x408c temperature_mdeg: U32 Card = "Temperature [0.001 °C].";
-        0x4090 power_mw: U32 Card = "Power [mW].";
-        0x4098 energy_uj: U64 Card = "Energy since the card started [µJ].";
+        0x4090 power_mw: U32 Card = "Power (mW).";
+        0x4098 energy_uj: U64 Card = "Energy since the card started (µJ).";
         0x40a0 card_state: U32 Card = "See Card states.";
         0x40a8 card_command_ack: U64 Card = "The latest `card_command` that was executed.";
         0x40b0 card_command_cause: U32 Card = "Cause of its failure, zero if it succeeded; see Causes.";
-        0x40b8 dirty_bytes: U64 Card = "Memory written since it was last cleared [bytes], as of the latest pause.";
-        0x40c0 dirty_chunk_bytes: U64 Card = "Memory per bit of `dirty_bitmap` [bytes].";
+        0x40b8 dirty_bytes: U64 Card = "Memory written since it was last cleared (bytes), as of the latest pause.";
+        0x40c0 dirty_chunk_bytes: U64 Card = "Memory per bit of `dirty_bitmap` (bytes).";
         0x40c8 messages_sent: U64 Card = "Messages sent to clients (interrupts over the network).";
         0x40d0 messages_dropped: U64 Card = "Messages dropped, because the client had disconnected or had no receive posted.";
         0x40d8 immediate_doorbells: U64 Card = "Doorbells received as immediate data.";
@@ -241,7 +241,7 @@ register_map! { REGISTERS for Registers, at {
         0x4148 dma_completed: U64 Card = "DMA descriptors completed, including failed ones.";
         0x4150 dma_failed: U64 Card = "DMA descriptors completed with an error.";
         0x4158 dma_bytes: U64 Card = "Bytes transferred.";
-        0x4160 dma_busy_ns: U64 Card = "Time with a transfer outstanding [ns].";
+        0x4160 dma_busy_ns: U64 Card = "Time with a transfer outstanding (ns).";
         0x4168 dma_polling: U32 Card = "One while the engine polls `dma_producer`. Read it after a write of "
             "`dma_producer`; if it is zero, ring by immediate data.";
         0x41c0 peer_state: [U32; MAX_PEERS] Card = "By peer; see Peer states.";
@@ -249,19 +249,19 @@ register_map! { REGISTERS for Registers, at {
     }
     "Traffic by BAR and bank" {
         0x4400 bank_written: [U64; MAX_BANKS] Card = "By bank: written by kernels that count traffic, and by the DMA "
-            "engine [bytes].";
-        0x4600 bank_read: [U64; MAX_BANKS] Card = "By bank: bytes read by kernels and DMA [bytes].";
+            "engine (bytes).";
+        0x4600 bank_read: [U64; MAX_BANKS] Card = "By bank: bytes read by kernels and DMA (bytes).";
         0x4800 bank_rdma_written: [U64; MAX_BANKS] Card = "By bank: written by clients through BAR4, as they report "
-            "with their heartbeat [bytes].";
-        0x4a00 bank_rdma_read: [U64; MAX_BANKS] Card = "By bank: bytes read by clients through BAR4 [bytes].";
-        0x4c00 bar2_written: U64 Card = "Written to BAR2 by the DMA engine [bytes].";
-        0x4c08 bar2_read: U64 Card = "Read from BAR2 by the DMA engine [bytes].";
-        0x4c10 bar2_rdma_written: U64 Card = "Written by clients through BAR2, as they report [bytes].";
-        0x4c18 bar2_rdma_read: U64 Card = "Read by clients through BAR2, as they report [bytes].";
+            "with their heartbeat (bytes).";
+        0x4a00 bank_rdma_read: [U64; MAX_BANKS] Card = "By bank: bytes read by clients through BAR4 (bytes).";
+        0x4c00 bar2_written: U64 Card = "Written to BAR2 by the DMA engine (bytes).";
+        0x4c08 bar2_read: U64 Card = "Read from BAR2 by the DMA engine (bytes).";
+        0x4c10 bar2_rdma_written: U64 Card = "Written by clients through BAR2, as they report (bytes).";
+        0x4c18 bar2_rdma_read: U64 Card = "Read by clients through BAR2, as they report (bytes).";
     }
     "Control (0x7000, for the holder of the lease)" {
         0x7000 lease_heartbeat: U64 User = "Any change renews the lease.";
-        0x7008 lease_duration_ns: U64 User = "Time from a heartbeat to the expiry of the lease [ns], at most one "
+        0x7008 lease_duration_ns: U64 User = "Time from a heartbeat to the expiry of the lease (ns), at most one "
             "hour; zero: `lease_default_ns`.";
         0x7010 lease_release: U64 User = "Write the epoch of the lease to release it.";
         0x7018 lease_transfer: U64 User = "Id of the client that holds the lease from now on, zero: no transfer. "
@@ -273,8 +273,8 @@ register_map! { REGISTERS for Registers, at {
         0x7088 peer_command: U64 User = "Low 8 bits: number of the peer to connect, by its address in the "
             "peer table; the rest: an unused sequence number.";
         0x7b00 report_written: [U64; MAX_BANKS] User = "By bank: bytes written by the holder since its lease began "
-            "[bytes].";
-        0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: bytes read by the holder [bytes].";
+            "(bytes).";
+        0x7d00 report_read: [U64; MAX_BANKS] User = "By bank: bytes read by the holder (bytes).";
         0x7f00 report_bar2_written: U64 User = "Bytes written by the holder through BAR2 since its lease began.";
         0x7f08 report_bar2_read: U64 User = "Bytes read by the holder through BAR2 since its lease began.";
     }
@@ -292,12 +292,12 @@ register_map! { REGISTERS for Registers, at {
 register_map! { REGION_CONTROL_REGISTERS for Region<'_>, control_at {
     "Control of a region" {
         0x000 kernel: U64 User = "Number of a kernel of the directory; zero: the image that follows.";
-        0x008 image_base: U64 User = "Offset of the kernel's image in card memory [bytes].";
-        0x010 image_bytes: U64 User = "Length of the image [bytes].";
+        0x008 image_base: U64 User = "Offset of the kernel's image in card memory (bytes).";
+        0x010 image_bytes: U64 User = "Length of the image (bytes).";
         0x018 image_hash: U64 User = "First 8 bytes of its SHA-256, little-endian; zero: not checked.";
         0x020 banks: U64 User = "One bit per bank that the kernel may use.";
         0x028 fuel: U64 User = "Limit of the work of one run, in units of the kernel; zero: none.";
-        0x030 run_timeout_ns: U64 User = "Longest time of one run [ns]; zero: no limit.";
+        0x030 run_timeout_ns: U64 User = "Longest time of one run (ns); zero: no limit.";
         0x040 arguments: [U64; WORDS] User = "Arguments of the kernel, which defines their meaning.";
         0x0c0 resume_state: [U64; WORDS] User = "State words of another run, for `Resume`.";
         0x140 doorbell: U64 User = "Low 8 bits: see Region commands; the rest: an unused sequence number. "
@@ -316,7 +316,7 @@ register_map! { REGION_STATE_REGISTERS for Region<'_>, state_at {
             "kernel's name.";
         0x1028 runs: U64 Card = "Runs completed that the region's doorbell started.";
         0x1030 failed_runs: U64 Card = "Runs completed with an error.";
-        0x1038 busy_ns: U64 Card = "Time of all runs [ns].";
+        0x1038 busy_ns: U64 Card = "Time of all runs (ns).";
         0x1040 progress: U64 Card = "Progress of the run, in units of the kernel.";
         0x1048 fuel_used: U64 Card = "Work of the latest run, in units of the kernel.";
         0x1050 safe_points: U64 Card = "Safe points reached.";

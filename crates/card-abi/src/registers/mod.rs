@@ -1,6 +1,6 @@
 //! The register file of a card: BAR0.
 //!
-//! [`map`] is the only list of registers. It generates the accessors of [`Registers`] and [`Region`], and the
+//! `map.rs` is the only list of registers. It generates the accessors of [`Registers`] and [`Region`], and the
 //! offsets that remote nodes use ([`at`], [`region_at`]). [`crate::reference`] generates the page
 //! `docs/registers.md` and the header `include/millstream_card.h` from it.
 //!
@@ -22,13 +22,13 @@ pub use map::{
     state_at,
 };
 
-/// Size of BAR0 [bytes].
+/// Size of BAR0 (bytes).
 pub const BAR0_BYTES: usize = 64 << 10;
 
 /// Offset of the kernel directory in BAR0: [`KERNEL_ENTRY_BYTES`] per kernel.
 pub const KERNEL_DIRECTORY: usize = 0x1000;
 
-/// One entry of the kernel directory [bytes]: a `u32` identifier, then the name, padded with zeros.
+/// One entry of the kernel directory (bytes): a `u32` identifier, then the name, padded with zeros.
 pub const KERNEL_ENTRY_BYTES: usize = 32;
 
 /// Most kernels in the directory.
@@ -50,7 +50,7 @@ pub enum Width {
 }
 
 impl Width {
-    /// Size [bytes].
+    /// Size (bytes).
     pub const fn bytes(self) -> usize {
         match self {
             Width::U32 => 4,
@@ -73,7 +73,7 @@ pub enum Writer {
 /// One register of the map.
 #[derive(Clone, Copy, Debug)]
 pub struct Register {
-    /// Offset in BAR0 [bytes].
+    /// Offset in BAR0 (bytes).
     pub offset: usize,
     /// Name, as in the accessor and the documentation.
     pub name: &'static str,
@@ -88,7 +88,7 @@ pub struct Register {
 }
 
 impl Register {
-    /// Size of all words [bytes].
+    /// Size of all words (bytes).
     pub const fn bytes(&self) -> usize {
         self.width.bytes() * self.count
     }
@@ -129,9 +129,9 @@ pub struct Block {
     pub title: &'static str,
     /// Name of one element of the array.
     pub name: &'static str,
-    /// Offset of the first element in BAR0 [bytes].
+    /// Offset of the first element in BAR0 (bytes).
     pub base: usize,
-    /// Distance of the elements [bytes].
+    /// Distance of the elements (bytes).
     pub stride: usize,
     /// Number of elements.
     pub count: usize,

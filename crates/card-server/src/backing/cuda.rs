@@ -9,7 +9,7 @@ use millstream_shm::cuda::{CudaError, CudaMemory};
 
 use super::{Backing, BackingError, DevicePaths, register_descriptor};
 
-/// Buffer for a copy whose ranges overlap [bytes].
+/// Buffer for a copy whose ranges overlap (bytes).
 const PIECE: usize = 4 << 20;
 
 #[derive(Debug)]

@@ -25,7 +25,7 @@ pub use self::kind::{BackingKind, ParseBackingError, PciAddress, PciBar};
 ///
 /// [`Memory`](crate::Memory) has checked offsets and lengths.
 pub(crate) trait Backing: fmt::Debug + Send + Sync {
-    /// Size [bytes].
+    /// Size (bytes).
     fn size(&self) -> u64;
 
     /// The memory as mapped by this process, if it is. Then the functions that copy are not called.
@@ -144,9 +144,9 @@ pub enum BackingError {
         address: PciAddress,
         /// The BAR.
         bar: u8,
-        /// Its size [bytes].
+        /// Its size (bytes).
         size: u64,
-        /// Requested size [bytes].
+        /// Requested size (bytes).
         requested: u64,
     },
     /// The GPU does not exist or has too little free memory.

@@ -25,7 +25,7 @@ impl<'a> Banks<'a> {
         self.mask
     }
 
-    /// Size of a bank [bytes].
+    /// Size of a bank (bytes).
     pub fn bank_bytes(&self) -> u64 {
         self.bank_bytes
     }

@@ -8,14 +8,14 @@ use millstream_card_abi::registers::WORDS;
 
 use crate::kernel::{BuiltinKernel, Kernel, Run};
 
-/// `copy`: arguments: offset to copy from, offset to copy to, length [bytes]; the ranges may not overlap.
+/// `copy`: arguments: offset to copy from, offset to copy to, length (bytes); the ranges may not overlap.
 /// Result: bytes copied.
 pub const COPY: BuiltinKernel = BuiltinKernel { name: "copy", make: || Box::new(Blocks(copy)) };
 
-/// `fill`: arguments: offset, value, length [bytes]. Stores the value to every word. Result: bytes filled.
+/// `fill`: arguments: offset, value, length (bytes). Stores the value to every word. Result: bytes filled.
 pub const FILL: BuiltinKernel = BuiltinKernel { name: "fill", make: || Box::new(Blocks(fill)) };
 
-/// `reduce`: arguments: offset, 0, length [bytes]. Results: bytes added, the sum of all words modulo 2^64.
+/// `reduce`: arguments: offset, 0, length (bytes). Results: bytes added, the sum of all words modulo 2^64.
 pub const REDUCE: BuiltinKernel = BuiltinKernel { name: "reduce", make: || Box::new(Blocks(reduce)) };
 
 /// Bytes from one safe point to the next.

@@ -40,7 +40,7 @@ impl Kernel for Null {
 /// Bytes that `mix` processes at a time.
 const CHUNK: usize = 64 << 10;
 
-/// Arguments: offset [bytes], length [bytes], sweeps. Every sweep makes each word of 8 bytes depend on all
+/// Arguments: offset (bytes), length (bytes), sweeps. Every sweep makes each word of 8 bytes depend on all
 /// words before it. Results: number of sweeps, the last word. Resumes at any sweep.
 struct Mix {
     buffer: Vec<u8>,

@@ -10,7 +10,7 @@
 //! | 7, 8 | the rows to compute, first and past the last, at most 16 sweeps; 0, 0: the whole grid, any number of sweeps |
 //! | 9, 10 | further rows, or 0, 0 |
 //!
-//! Results: 0: sweeps, 1: points computed, 2: time in the sweeps [ns]. The result is always in the second grid;
+//! Results: 0: sweeps, 1: points computed, 2: time in the sweeps (ns). The result is always in the second grid;
 //! the first keeps its values if there are at most 16 sweeps. The outermost rows and columns never change.
 //! [`millstream_stencil`] defines the arithmetic.
 //!

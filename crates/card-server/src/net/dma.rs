@@ -31,7 +31,7 @@ use crate::net::NetworkError;
 use crate::notification::{Notification, NotificationSink};
 use crate::polling::PollPolicy;
 
-/// Longest request [bytes]. A long transfer is split, so that the end of a lease interrupts it soon. Shorter
+/// Longest request (bytes). A long transfer is split, so that the end of a lease interrupts it soon. Shorter
 /// pieces would be copied through the processor's caches.
 const PIECE: u64 = 16 << 20;
 

@@ -15,7 +15,7 @@ use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 /// Environment variable that makes a test binary run a card: `NAME LIFETIME`.
 const CARD_ENV: &str = "MILLSTREAM_TEST_CARD";
 
-/// Memory of a test card [bytes].
+/// Memory of a test card (bytes).
 pub(crate) const MEMORY: u64 = 16 << 20;
 
 /// Longest time of any step of these tests.

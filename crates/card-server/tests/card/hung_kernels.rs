@@ -16,7 +16,7 @@ use crate::host::{ENDED, GRACE, Process, TIMEOUT, load_kernels, region_of};
 
 const LEASE: Duration = Duration::from_secs(20);
 
-/// Time for which the kernel ignores interrupts [ms]: longer than all other steps of a test.
+/// Time for which the kernel ignores interrupts (ms): longer than all other steps of a test.
 const DEAF: u64 = 6000;
 
 fn deaf(node: &RemoteCard, start: RunRequest) -> u64 {

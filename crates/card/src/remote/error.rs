@@ -94,7 +94,7 @@ pub enum RemoteErrorKind {
     OutOfRange {
         /// The range.
         span: Span,
-        /// Size of the memory [bytes].
+        /// Size of the memory (bytes).
         memory: u64,
     },
     /// The card does not have the region.

@@ -41,7 +41,7 @@ pub struct RemoteOptions {
     pub spin: Duration,
     /// Longest time to wait for an answer of the card.
     pub timeout: Duration,
-    /// Size of the registered buffer for [`RemoteCard::read`] and [`RemoteCard::write`] [bytes].
+    /// Size of the registered buffer for [`RemoteCard::read`] and [`RemoteCard::write`] (bytes).
     pub staging_bytes: usize,
 }
 
@@ -207,7 +207,7 @@ impl RemoteCard {
         &self.device
     }
 
-    /// Size of card memory [bytes].
+    /// Size of card memory (bytes).
     pub fn memory_bytes(&self) -> u64 {
         self.hello.memory_bytes
     }

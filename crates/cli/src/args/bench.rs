@@ -165,7 +165,7 @@ pub(crate) struct SquareGrid {
 pub(crate) struct RawUdpOptions {
     /// The role of this process, and what to measure
     pub(crate) role: RawUdpRole,
-    /// Payload per packet [bytes]
+    /// Payload per packet (bytes)
     #[arg(long, default_value_t = 1024, value_name = "BYTES")]
     pub(crate) payload: usize,
     /// Let the kernel split buffers into packets

@@ -266,7 +266,7 @@ fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
     session.keep()
 }
 
-/// Size of the buffer for file transfers [bytes].
+/// Size of the buffer for file transfers (bytes).
 const PIECE: usize = 16 << 20;
 
 fn put(options: &PutOptions, context: &CommandContext) -> Outcome {

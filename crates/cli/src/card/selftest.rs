@@ -118,7 +118,7 @@ pub(super) fn run(name: &CardName, context: &CommandContext) -> Outcome {
     Ok(if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Size of a transfer [bytes], and time of a measurement in each direction.
+/// Size of a transfer (bytes), and time of a measurement in each direction.
 const TRANSFER: usize = 16 << 20;
 const TRANSFERS: Duration = Duration::from_millis(200);
 

@@ -1,15 +1,15 @@
 //! `libmillstream_preload.so`: the device's sysfs files and character devices for unmodified programs.
 //!
 //! Programs read `/sys/class/infiniband`, and the system's `librdmacm.so.1` opens `/dev/infiniband/rdma_cm`.
-//! This library, loaded by `LD_PRELOAD`, intercepts the C library's functions on these paths only ([`path`]):
+//! This library, loaded by `LD_PRELOAD`, intercepts the C library's functions on these paths only (`path`):
 //!
-//! - sysfs paths are redirected to a directory of real files ([`sysfs_dir`]), so that all file functions work
+//! - sysfs paths are redirected to a directory of real files (`sysfs_dir`), so that all file functions work
 //!   on them;
 //! - `/dev/infiniband/rdma_cm` opens an event channel of the connection manager ([`engine`](crate::engine)),
 //!   and a `write` to a channel is a command;
 //! - `/dev/infiniband/uverbs0` is shown as a character device, which cannot be opened.
 //!
-//! All other calls are passed on unchanged to the next definition of the function ([`forward`]). Nothing is
+//! All other calls are passed on unchanged to the next definition of the function (`forward`). Nothing is
 //! allocated and no thread starts before one of these paths is used.
 //!
 //! A program may cancel a thread inside these functions, which unwinds their frames. So all of them are

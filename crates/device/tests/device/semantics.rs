@@ -136,11 +136,17 @@ const RULES: &[(&str, &[&str])] = &[
     ),
     (
         "length and padding are checked before there is a payload",
-        &["../../../wire/tests/packets.rs::errors_name_the_invalid_field", "wire::invalid_datagrams_have_no_effect"],
+        &[
+            "../../../wire/tests/packets.rs::errors_name_the_invalid_field",
+            "wire::invalid_datagrams_have_no_effect",
+        ],
     ),
     (
         "opcodes that are not known are dropped",
-        &["../../../wire/tests/packets.rs::errors_name_the_invalid_field", "wire::invalid_datagrams_have_no_effect"],
+        &[
+            "../../../wire/tests/packets.rs::errors_name_the_invalid_field",
+            "wire::invalid_datagrams_have_no_effect",
+        ],
     ),
     (
         "an atomic write has exactly eight bytes",
@@ -148,9 +154,7 @@ const RULES: &[(&str, &[&str])] = &[
     ),
     (
         "datagrams on the wire that are too long are dropped and the queue pair lives",
-        &[
-            "../../../proto/tests/unreliable.rs::oversized_datagrams_and_wrong_qkeys_are_dropped",
-        ],
+        &["../../../proto/tests/unreliable.rs::oversized_datagrams_and_wrong_qkeys_are_dropped"],
     ),
     (
         "a READ brings no more than it asked for",
@@ -165,9 +169,7 @@ const RULES: &[(&str, &[&str])] = &[
     ),
     (
         "a duplicate is acknowledged with the number of the last acknowledgement, never of a READ",
-        &[
-            "../../../proto/tests/responder.rs::duplicate_is_acknowledged_with_the_last_acknowledged_psn",
-        ],
+        &["../../../proto/tests/responder.rs::duplicate_is_acknowledged_with_the_last_acknowledged_psn"],
     ),
     (
         "a READ is repeated from the middle",

@@ -39,7 +39,7 @@ enum BarSource {
     Resource(File),
 }
 
-/// The size of a BAR [bytes].
+/// The size of a BAR (bytes).
 pub(crate) fn size(bar: &PciBar, paths: &DevicePaths) -> Result<u64, BackingError> {
     let function = Function::find(bar.address, &paths.sysfs)?;
     Ok(function.choose(bar.bar)?.size)

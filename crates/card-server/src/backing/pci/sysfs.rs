@@ -24,7 +24,7 @@ pub(super) struct Function {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct MemoryBar {
     pub(super) index: u8,
-    /// [bytes]
+    /// (bytes)
     pub(super) size: u64,
 }
 

@@ -18,7 +18,7 @@ use crate::memory::Memory;
 /// One run of an event kernel: its checked arguments, and its counters.
 ///
 /// Argument words: `args_offset`, `args_len`, `result_offset`, `result_len`, `flags`, as in a command
-/// descriptor. Result words: events, fragments, corrupt fragments, decisions set, payload [bytes].
+/// descriptor. Result words: events, fragments, corrupt fragments, decisions set, payload (bytes).
 #[derive(Debug)]
 pub struct EventRun<'r, 'a> {
     run: &'r Run<'a>,
