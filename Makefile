@@ -179,7 +179,7 @@ deny: $(CARGO_DENY) ## check licences, sources and advisories of all dependencie
 	@if $(CARGO_DENY) --all-features fetch db; then $(CARGO_DENY) --all-features check advisories; \
 	else echo "advisories: NOT CHECKED, the advisory database cannot be fetched from here"; fi
 
-# A subset: make proto-mutants MUTANTS_FLAGS="--file src/sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
+# A subset: make proto-mutants MUTANTS_FLAGS="--file sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
 proto-mutants: $(CARGO_MUTANTS) ## run mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS selects a subset
 	$(CARGO_MUTANTS) mutants --package millstream-proto --output $(TARGET_DIR) $(MUTANTS_FLAGS)
 
