@@ -13,7 +13,7 @@ use crate::layout;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Version of these messages.
-const MESSAGES_VERSION: u32 = 2;
+const MESSAGES_VERSION: u32 = 3;
 
 /// Version of these messages and of the arena's layout together.
 pub(crate) const VERSION: u32 = (layout::MAGIC ^ layout::MAGIC >> 32) as u32 ^ MESSAGES_VERSION;
@@ -48,7 +48,8 @@ pub(crate) enum Op {
     File = 2,
     /// Words: channel. The answer has its event descriptor, or is [`Op::Refused`].
     Channel = 3,
-    /// Words: your queue pair, mine, event. My request broke a rule of your queue pair. No answer.
+    /// Words: your queue pair, mine, event, revision of your entry. My request broke a rule of your queue pair. No
+    /// answer.
     QpError = 4,
     /// Words: your queue pair. Its peer has posted receives again. No answer.
     RecvPosted = 5,
@@ -58,7 +59,7 @@ pub(crate) enum Op {
     SrqLimit = 7,
     /// Words: channel, which its owner shall signal. No answer.
     Signal = 8,
-    /// Words: your queue pair, mine. My first request found yours in RTR. No answer.
+    /// Words: your queue pair, mine, revision of your entry. My first request found yours in RTR. No answer.
     CommEst = 9,
     /// Words: your queue pair. A datagram found its completion queue full. No answer.
     CqOverrun = 10,

@@ -62,10 +62,12 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
         }
     };
     match task {
-        Task::QpError { qpn, from, event } => with_qp(qpn, &|qp| qp.qp_error(from, event)),
+        Task::QpError { qpn, from, event, revision } => {
+            with_qp(qpn, &|qp| qp.qp_error(from, event, revision))
+        }
         Task::QpFatal { qpn } => with_qp(qpn, &|qp| qp.qp_fatal()),
         Task::SrqLimit { qpn } => with_qp(qpn, &|qp| qp.srq_limit()),
-        Task::CommEst { qpn, from } => with_qp(qpn, &|qp| qp.comm_est(from)),
+        Task::CommEst { qpn, from, revision } => with_qp(qpn, &|qp| qp.comm_est(from, revision)),
         Task::CqOverrun { qpn } => with_qp(qpn, &|qp| qp.cq_overrun()),
         Task::RecvAbandoned { qpn } => with_qp(qpn, &|qp| qp.recv_abandoned()),
         Task::Retry { qpn } => with_qp(qpn, &|qp| qp.retry_now()),

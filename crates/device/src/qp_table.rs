@@ -65,14 +65,14 @@ impl PolledQp {
 pub(crate) trait QpHandler: Any + PendingRequests + Debug + Send + Sync {
     fn qpn(&self) -> u32;
 
-    /// A peer's request broke a rule of this queue pair.
-    fn qp_error(&self, from: u32, event: u32);
+    /// A peer's request broke a rule of this queue pair, when the entry had this revision.
+    fn qp_error(&self, from: u32, event: u32, revision: u32);
     /// A completion of this queue pair was lost.
     fn qp_fatal(&self);
     /// The shared receive queue fell below its limit.
     fn srq_limit(&self);
-    /// A peer's first request found this queue pair in RTR.
-    fn comm_est(&self, from: u32);
+    /// A peer's first request found this queue pair in RTR, when the entry had this revision.
+    fn comm_est(&self, from: u32, revision: u32);
     /// A datagram found the completion queue full.
     fn cq_overrun(&self);
     /// The sender of a datagram exited with a receive request taken.

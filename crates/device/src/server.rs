@@ -101,10 +101,10 @@ fn add_task(adapter: &'static LocalAdapter, task: Task) {
     let exists = |qpn: u32| adapter.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn;
     let peer_of = |qpn: u32| adapter.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
     let plausible = match task {
-        Task::QpError { qpn, from, event } => {
+        Task::QpError { qpn, from, event, .. } => {
             exists(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
         }
-        Task::CommEst { qpn, from } => exists(qpn) && peer_of(qpn) == from,
+        Task::CommEst { qpn, from, .. } => exists(qpn) && peer_of(qpn) == from,
         Task::Retry { qpn }
         | Task::SrqLimit { qpn }
         | Task::CqOverrun { qpn }

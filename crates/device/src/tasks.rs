@@ -13,16 +13,16 @@ use crate::ipc::{Message, Op};
 /// A task of the progress thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// A peer's request broke a rule of our queue pair `qpn`.
-    QpError { qpn: u32, from: u32, event: u32 },
+    /// A peer's request broke a rule of our queue pair `qpn`, whose entry then had this revision.
+    QpError { qpn: u32, from: u32, event: u32, revision: u32 },
     /// Our queue pair `qpn` lost a completion.
     QpFatal { qpn: u32 },
     /// The event that our queue pair `qpn` waits for may have happened.
     Retry { qpn: u32 },
     /// The shared receive queue of our queue pair `qpn` fell below its limit.
     SrqLimit { qpn: u32 },
-    /// A peer's first request found our queue pair `qpn` in RTR.
-    CommEst { qpn: u32, from: u32 },
+    /// A peer's first request found our queue pair `qpn` in RTR, and its entry at this revision.
+    CommEst { qpn: u32, from: u32, revision: u32 },
     /// A datagram for our queue pair `qpn` found its completion queue full.
     CqOverrun { qpn: u32 },
     /// The sender of a datagram for our queue pair `qpn` exited with a receive request taken.
@@ -36,12 +36,12 @@ pub(crate) enum Task {
 impl Task {
     /// The task that a message reports; None for requests and answers.
     pub(crate) fn of(message: &Message) -> Option<Self> {
-        let [a, b, c, ..] = message.words;
+        let [a, b, c, d, ..] = message.words;
         Some(match message.op {
-            Op::QpError => Self::QpError { qpn: a, from: b, event: c },
+            Op::QpError => Self::QpError { qpn: a, from: b, event: c, revision: d },
             Op::RecvPosted => Self::Retry { qpn: a },
             Op::SrqLimit => Self::SrqLimit { qpn: a },
-            Op::CommEst => Self::CommEst { qpn: a, from: b },
+            Op::CommEst => Self::CommEst { qpn: a, from: b, revision: c },
             Op::CqOverrun => Self::CqOverrun { qpn: a },
             Op::RecvAbandoned => Self::RecvAbandoned { qpn: a },
             Op::XrcSrqEvent => Self::XrcSrqEvent { number: a, event: b },
@@ -49,6 +49,16 @@ impl Task {
                 return None;
             }
         })
+    }
+
+    /// Whether both are the same task, of any revision.
+    fn repeats(self, other: Self) -> bool {
+        let any_revision = |task| match task {
+            Self::QpError { qpn, from, event, .. } => Self::QpError { qpn, from, event, revision: 0 },
+            Self::CommEst { qpn, from, .. } => Self::CommEst { qpn, from, revision: 0 },
+            task => task,
+        };
+        any_revision(self) == any_revision(other)
     }
 }
 
@@ -100,13 +110,15 @@ impl TaskQueue {
         })
     }
 
-    /// Adds a task. A task that waits already is not added again, so that a peer's repetitions do not fill our memory.
+    /// Adds a task. It replaces the same task that waits already, so that a peer's repetitions do not fill our memory.
     pub(crate) fn add(&self, task: Task) {
         let mut tasks = self.tasks.lock().expect("no panic under this lock");
-        if !tasks.contains(&task) {
-            tasks.push(task);
-            self.wake.signal();
+        if let Some(waiting) = tasks.iter_mut().find(|waiting| waiting.repeats(task)) {
+            *waiting = task;
+            return;
         }
+        tasks.push(task);
+        self.wake.signal();
     }
 
     /// Takes all tasks.

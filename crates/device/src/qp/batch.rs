@@ -421,9 +421,10 @@ impl Qp {
             rest.advance();
             self.post_fast_locked(&mut send, &mut rest);
         }
+        let connection = self.connection();
         drop(send);
         if failed {
-            self.fail();
+            self.fail_connection(connection);
         }
         Ok(())
     }

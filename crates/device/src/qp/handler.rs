@@ -24,12 +24,12 @@ impl QpHandler for Qp {
         self.qpn
     }
 
-    fn qp_error(&self, from: u32, event: u32) {
-        self.fault_from_peer(from, event);
+    fn qp_error(&self, from: u32, event: u32, revision: u32) {
+        self.fault_from_peer(from, event, revision);
     }
 
     fn qp_fatal(&self) {
-        self.fail_fatally();
+        self.handle_lost_completion();
     }
 
     fn srq_limit(&self) {
@@ -38,8 +38,8 @@ impl QpHandler for Qp {
         }
     }
 
-    fn comm_est(&self, from: u32) {
-        self.contacted(from);
+    fn comm_est(&self, from: u32, revision: u32) {
+        self.contacted(from, revision);
     }
 
     fn cq_overrun(&self) {

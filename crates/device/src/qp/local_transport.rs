@@ -101,8 +101,9 @@ impl LocalTransport {
                     // The responder of an unreliable connection drops what it does not allow, and fails only by
                     // its own fault (9.9.3.2).
                     && (qp.kind == QpType::Rc || status == WC_REM_OP_ERR)
+                    && let Some(report) = target.error_report(qp.qpn, event)
                 {
-                    peer.send(Message::new(Op::QpError, [self.dest_qpn, qp.qpn, event]));
+                    peer.send(report);
                 }
                 Err(error)
             }
@@ -124,9 +125,10 @@ impl LocalTransport {
             return Err(ExecError::PeerGone);
         }
         // Bound only when a packet would be taken, so that this is the first request that arrives.
+        let revision = target.revision();
         target.readiness(qp.qpn).check()?;
         if target.awaits_contact() {
-            peer.send(Message::new(Op::CommEst, [self.dest_qpn, qp.qpn]));
+            peer.send(Message::new(Op::CommEst, [self.dest_qpn, qp.qpn, revision]));
         }
         self.announced = target.entry.inflight.last();
         self.target = Some(target);

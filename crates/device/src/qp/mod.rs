@@ -261,6 +261,7 @@ impl Qp {
         entry.generation.fetch_add(1, Ordering::Relaxed);
         entry.qpn.store(self.qpn, Ordering::Release);
         self.entry_changed();
+        self.begin_connection();
     }
 
     /// The queue pair number.

@@ -194,7 +194,7 @@ impl QpType {
 pub(super) enum PostOutcome {
     /// The queue pair is not in the error state.
     Accepted,
-    /// The request failed the queue pair: [`Qp::fail`] is due once the send queue is released.
+    /// The request failed the queue pair: [`Qp::fail_connection`] is due once the send queue is released.
     QpFailed,
 }
 
@@ -337,8 +337,9 @@ impl Qp {
         if self.states.is_rts() {
             self.check(&send, wr)?;
             if self.admit(&mut send, wr) == PostOutcome::QpFailed {
+                let connection = self.connection();
                 drop(send);
-                self.fail();
+                self.fail_connection(connection);
             }
         } else {
             self.post_outside_rts(&mut send, wr)?;
@@ -640,8 +641,9 @@ impl Qp {
             return None;
         }
         self.set_state(QpState::Err);
+        let connection = self.connection();
         drop(send);
-        self.fail();
+        self.fail_connection(connection);
         None
     }
 }

@@ -210,6 +210,12 @@ impl Target {
         self.entry.kind.load(Ordering::Relaxed) == sender.receiver() as u32
     }
 
+    /// The message to its owner that the request `me` sent last broke a rule; None if it was not found ready.
+    #[cold]
+    pub(super) fn error_report(&self, me: u32, event: u32) -> Option<Message> {
+        Some(Message::new(Op::QpError, [self.qpn, me, event, self.ready_at.get()?]))
+    }
+
     /// Whether the queue pair is in RTR, so that its owner must be notified of the first request (11.6.3.3).
     pub(super) fn awaits_contact(&self) -> bool {
         self.entry.state.load(Ordering::Relaxed) == qp_state::RTR

@@ -2,8 +2,8 @@
 //!
 //! [`state`](super::state) has the table of transitions.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard};
 
 use super::send::SendQueue;
 use super::state::{self, QpAttr, QpState, attr};
@@ -23,6 +23,11 @@ pub(super) struct QpStates {
     /// Whether the peer's first request was reported.
     pub(super) contact_reported: AtomicBool,
     destroyed: AtomicBool,
+    /// The revision of the entry at the last reset. It identifies the connection: later revisions are of this one.
+    last_reset: AtomicU32,
+    /// Held during a reset and during the handling of a failure, so that a failure of the connection before the reset
+    /// does not affect the next one.
+    failing: Mutex<()>,
 }
 
 impl Default for QpStates {
@@ -32,6 +37,8 @@ impl Default for QpStates {
             attributes: Mutex::default(),
             contact_reported: AtomicBool::new(false),
             destroyed: AtomicBool::new(false),
+            last_reset: AtomicU32::new(0),
+            failing: Mutex::default(),
         }
     }
 }
@@ -41,6 +48,21 @@ impl QpStates {
     #[inline(always)]
     pub(super) fn is_rts(&self) -> bool {
         self.current.load(Ordering::Relaxed) == QpState::Rts as u8
+    }
+
+    fn failing(&self) -> MutexGuard<'_, ()> {
+        self.failing.lock().expect("no panic under this lock")
+    }
+}
+
+/// Identifies the connection that a queue pair has until it is reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectionId(u32);
+
+impl ConnectionId {
+    /// Whether the entry had this revision during the connection.
+    fn includes(self, revision: u32) -> bool {
+        (revision.wrapping_sub(self.0) as i32) > 0
     }
 }
 
@@ -149,8 +171,33 @@ impl Qp {
         self.entry.revision.fetch_add(1, Ordering::SeqCst);
     }
 
+    /// The connection until the next reset. A holder of the send queue knows that its requests are of this one.
+    pub(super) fn connection(&self) -> ConnectionId {
+        ConnectionId(self.states.last_reset.load(Ordering::Acquire))
+    }
+
+    /// Begins a connection: earlier revisions of the entry are of earlier ones.
+    pub(super) fn begin_connection(&self) {
+        self.states.last_reset.store(self.entry.revision.load(Ordering::Acquire), Ordering::Release);
+    }
+
     /// Moves to the error state and flushes both queues, in order.
-    pub(crate) fn fail(&self) {
+    fn fail(&self) {
+        let _failing = self.states.failing();
+        self.fail_and_flush();
+    }
+
+    /// Handles a failure of this connection; false if the queue pair was reset since then.
+    pub(super) fn fail_connection(&self, connection: ConnectionId) -> bool {
+        let _failing = self.states.failing();
+        let current = self.connection() == connection;
+        if current {
+            self.fail_and_flush();
+        }
+        current
+    }
+
+    fn fail_and_flush(&self) {
         {
             let mut send = self.send.queue.lock();
             self.set_state(QpState::Err);
@@ -160,14 +207,22 @@ impl Qp {
         self.flush_receives();
     }
 
-    /// Fails a queue pair one of whose completions was lost.
-    pub(crate) fn fail_fatally(&self) {
+    fn fail_fatally(&self) {
         self.fail();
         self.raise(EVENT_QP_FATAL);
     }
 
+    /// Fails the queue pair if it is in the error state because one of its completions was lost.
+    pub(crate) fn handle_lost_completion(&self) {
+        let connection = self.connection();
+        if self.state() == QpState::Err && self.fail_connection(connection) {
+            self.raise(EVENT_QP_FATAL);
+        }
+    }
+
     fn reset(&self) {
         self.flush_ack();
+        let _failing = self.states.failing();
         self.set_state(QpState::Reset);
         if self.quiesce() {
             // A dead peer's announcement would be taken for the next peer's.
@@ -175,8 +230,11 @@ impl Qp {
         }
         let mut send = self.send.queue.lock();
         *send = SendQueue::default();
+        // A request that failed meanwhile stored ERR.
+        self.set_state(QpState::Reset);
         self.entry.dest_qpn.store(0, Ordering::Release);
         self.entry_changed();
+        self.begin_connection();
         self.return_taken_recv();
         self.forget_completions(|| self.polled.recv.clear(self.entry));
         self.polled.reclaim(0);
@@ -186,8 +244,11 @@ impl Qp {
     }
 
     /// Handles the peer's report of a request that broke a rule of this queue pair. Only the first report counts.
-    pub(crate) fn fault_from_peer(&self, from: u32, event: u32) {
-        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from && event::may_be_reported(event);
+    pub(crate) fn fault_from_peer(&self, from: u32, event: u32, revision: u32) {
+        let connection = self.connection();
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+            && event::may_be_reported(event)
+            && connection.includes(revision);
         if !believed {
             return;
         }
@@ -195,16 +256,16 @@ impl Qp {
         if matches!(self.state(), QpState::Reset | QpState::Err) {
             return;
         }
-        self.fail();
-        if event != event::NO_EVENT {
+        if self.fail_connection(connection) && event != event::NO_EVENT {
             self.raise(event);
         }
     }
 
     /// Handles the peer's report of its first request to this queue pair in RTR (11.6.3.3). Only the first report
     /// counts.
-    pub(crate) fn contacted(&self, from: u32) {
+    pub(crate) fn contacted(&self, from: u32, revision: u32) {
         let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+            && self.connection().includes(revision)
             && matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
         if believed && !self.states.contact_reported.swap(true, Ordering::AcqRel) {
             self.raise(EVENT_COMM_EST);
@@ -231,7 +292,11 @@ impl Qp {
         // The peer waits for the acknowledgement of messages that the program may have seen already.
         self.flush_ack();
         self.entry.qpn.store(0, Ordering::SeqCst);
-        self.set_state(QpState::Reset);
+        {
+            let _failing = self.states.failing();
+            self.set_state(QpState::Reset);
+            self.begin_connection();
+        }
         self.adapter.mrs.unbind_all_of(self.qpn);
         self.quiesce();
         *self.send.queue.lock() = SendQueue::default();

@@ -116,17 +116,19 @@ impl LocalTransport {
         if !peer.alive() {
             return Err(ExecError::PeerGone);
         }
-        through.readiness(qp.qpn).check()?;
+        through.readiness_now(qp.qpn).check()?;
         through.entry.inflight.begin(&mut self.announced, peer.asymmetric);
-        let queue = self.shared_queues.find(qp, through, wr.remote_srqn);
+        // Checked again after the announcement.
+        let ready = through.readiness_now(qp.qpn).check();
+        let queue = ready.and_then(|()| self.shared_queues.find(qp, through, wr.remote_srqn));
         let result = queue.and_then(|queue| queue.execute(qp, wr, local_keys));
         through.entry.inflight.end(&mut self.announced);
         if let Err(ExecError::Failed { peer_event, vendor, .. }) = result {
             if vendor == vendor::NO_QUEUE {
                 self.shared_queues.0.remove(&wr.remote_srqn);
             }
-            if let Some(event) = peer_event {
-                peer.send(Message::new(Op::QpError, [self.dest_qpn, qp.qpn, event]));
+            if let Some(report) = peer_event.and_then(|event| through.error_report(qp.qpn, event)) {
+                peer.send(report);
             }
         }
         result

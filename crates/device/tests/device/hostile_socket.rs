@@ -99,16 +99,20 @@ fn unknown_objects_are_refused() {
 
 #[test]
 fn forged_reports_raise_no_impossible_events() {
+    /// A revision of the entry of a new queue pair that no earlier connection had.
+    const NOW: u32 = 1000;
     let (mut near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let (theirs, ours) = (victim.number(), near.number());
     let connection = dial(theirs);
     let tell = |op, words: &[u32]| connection.send(&message(op, words), &[]).expect("the device listens");
     // From a queue pair that is not the peer; for no queue pair; with events of other object types, whose
     // pointer a program would misinterpret.
-    tell(FAULT, &[theirs, ours ^ 1, 3]);
-    tell(FAULT, &[theirs ^ 1, ours, 3]);
+    tell(FAULT, &[theirs, ours ^ 1, 3, NOW]);
+    tell(FAULT, &[theirs ^ 1, ours, 3, NOW]);
+    // From before the connection.
+    tell(FAULT, &[theirs, ours, 3, 0]);
     for event in [0, 4, 8, 9, 15, 17, 1000, u32::MAX - 1] {
-        tell(FAULT, &[theirs, ours, event]);
+        tell(FAULT, &[theirs, ours, event, NOW]);
     }
     for qpn in [theirs, 0, u32::MAX] {
         tell(LIMIT_REACHED, &[qpn]);
@@ -118,8 +122,8 @@ fn forged_reports_raise_no_impossible_events() {
         (0..5).for_each(|what| tell(SHARED, &[qpn, what]));
     }
     // The sender is not the peer.
-    tell(CONTACT, &[theirs, ours ^ 1]);
-    tell(CONTACT, &[theirs ^ 1, ours]);
+    tell(CONTACT, &[theirs, ours ^ 1, NOW]);
+    tell(CONTACT, &[theirs ^ 1, ours, NOW]);
     // Announcements of processes that do not exist.
     for block in [0, 0xfff, 0x1000, u32::MAX] {
         assert_eq!(ask(&connection, MEMBER, &[block]).0[..2], [MEMBER, block]);
@@ -129,7 +133,7 @@ fn forged_reports_raise_no_impossible_events() {
     assert_eq!(victim.async_event(Duration::from_millis(50)), None);
     assert_eq!(victim.state(), QpState::Rts);
     // A plausible report is accepted, once.
-    (0..1000).for_each(|_| tell(FAULT, &[theirs, ours, 3]));
+    (0..1000).for_each(|_| tell(FAULT, &[theirs, ours, 3, NOW]));
     ask(&connection, CHANNEL, &[0]);
     assert_eq!(victim.async_event(Duration::from_secs(5)), Some(3));
     assert_eq!(victim.async_event(Duration::from_millis(50)), None);

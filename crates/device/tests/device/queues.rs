@@ -2,6 +2,8 @@
 //! after RESET.
 
 use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_device::qp::state::QpState;
@@ -307,6 +309,53 @@ fn a_reset_queue_pair_can_get_another_peer() {
         a.write(1, &[source.all()], (target.addr, target.key));
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
         assert_eq!(c.load(&target, 0, 64), pattern(1, 64));
+    }
+}
+
+/// Threads that spin until it is dropped.
+struct BusyThreads(Arc<AtomicBool>);
+
+impl BusyThreads {
+    fn start(count: usize) -> Self {
+        let done = Arc::new(AtomicBool::new(false));
+        for _ in 0..count {
+            let done = done.clone();
+            std::thread::spawn(move || while !done.load(Ordering::Relaxed) {});
+        }
+        Self(done)
+    }
+}
+
+impl Drop for BusyThreads {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// The peer's report of the failure may arrive after both queue pairs were connected again.
+#[test]
+fn a_failure_of_the_last_connection_does_not_fail_the_next_one() {
+    // They delay the device's threads.
+    let _busy = BusyThreads::start(4);
+    let setup = Setup::default();
+    let (mut a, mut b) = pair(Place::Here, &setup);
+    let (to_a, to_b) = (a.number(), b.number());
+    let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
+    for round in 0..200 {
+        b.recv(1, &[(target.addr, 64, target.key ^ 1)]);
+        a.send(2, &[source.all()]);
+        assert_eq!(statuses(&a.sent(1)), [(2, WC_REM_OP_ERR)], "round {round}");
+        for end in [&mut b, &mut a] {
+            end.modify(QpState::Reset, &setup);
+        }
+        b.connect_to(to_a, &setup);
+        a.connect_to(to_b, &setup);
+        for i in 10..20 {
+            b.recv(i, &[target.all()]);
+            a.send(i, &[source.all()]);
+            assert_eq!(a.sent(1), [Completion::ok(i, WC_OP_SEND, 0)], "round {round}");
+            assert_eq!(b.received(1), [Completion::ok(i, WC_OP_RECV, 64)], "round {round}");
+        }
     }
 }
 

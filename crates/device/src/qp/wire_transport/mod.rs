@@ -29,6 +29,7 @@ use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
 use super::keys::LocalKeys;
 use super::send::{PendingWr, SendQueue};
 use super::state::{QpAttr, QpState};
+use super::transitions::ConnectionId;
 use super::transport::Transport;
 use super::{Qp, QpType};
 use crate::cq::PacketPolling;
@@ -401,8 +402,9 @@ impl Qp {
         let mut send = self.send.queue.lock();
         let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send else { return false };
         let failure = work(wire, local_keys);
+        let connection = self.connection();
         drop(send);
-        self.fail_with(failure);
+        self.fail_with(connection, failure);
         true
     }
 
@@ -423,8 +425,9 @@ impl Qp {
             }
             Transport::Wire(wire) => wire.handle_packets(self, local_keys, packets, Instant::from_nanos(now)),
         };
+        let connection = self.connection();
         drop(send);
-        self.fail_with(failure);
+        self.fail_with(connection, failure);
     }
 
     /// Sends an acknowledgement that is still delayed.
@@ -460,12 +463,12 @@ impl Qp {
     }
 
     /// Finishes the handling of a failure that was found while the send queue was held.
-    fn fail_with(&self, failure: Option<QpFailure>) {
-        if let Some(QpFailure { event }) = failure {
-            self.fail();
-            if let Some(event) = event {
-                self.raise(event);
-            }
+    fn fail_with(&self, connection: ConnectionId, failure: Option<QpFailure>) {
+        if let Some(QpFailure { event }) = failure
+            && self.fail_connection(connection)
+            && let Some(event) = event
+        {
+            self.raise(event);
         }
     }
 }
