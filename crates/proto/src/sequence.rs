@@ -54,4 +54,11 @@ mod tests {
         assert_eq!(zero.nearest(Psn::new(0xff_ffff)), zero.before());
         assert_eq!(zero.nearest(Psn::new(0x80_0000)).plus(0x80_0000), zero, "half a turn is behind");
     }
+
+    #[test]
+    fn distance_counts_the_packets_between_two_positions() {
+        let at = Sequence::first(Psn::new(0xff_fffe));
+        assert_eq!(at.since(at), 0);
+        assert_eq!(at.plus(3).since(at), 3);
+    }
 }
