@@ -133,14 +133,25 @@ conformance-asan: runner ## run third-party programs with AddressSanitizer in th
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 MILLSTREAM_LIB=$(abspath $(ASAN_DIR))/lib \
 		$(TARGET_DIR)/release/millstream-conformance --out $(ASAN_DIR)/conformance $(ASAN_CLIENTS)
 
+# Programs from crates.io, built once per version under the build directory.
+TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
+MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
+CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
+CARGO_MUTANTS := $(TOOLS_DIR)/cargo-mutants-27.1.0/bin/cargo-mutants
+CARGO_FUZZ  := $(TOOLS_DIR)/cargo-fuzz-0.13.2/bin/cargo-fuzz
+
+$(TOOLS_DIR)/%: | setup
+	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
+		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
+
 FUZZ_TARGETS ?= stream mfp packet cm connection device
 FUZZ_SECONDS ?= 300
 
-fuzz: setup ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
+fuzz: $(CARGO_FUZZ) ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
 	@for target in $(FUZZ_TARGETS); do \
 		echo "fuzzing $$target for $(FUZZ_SECONDS) s"; \
 		mkdir -p $(TARGET_DIR)/corpus/$$target; \
-		ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz $(CARGO) +nightly fuzz run $$target \
+		ASAN_OPTIONS=detect_leaks=0:handle_segv=0 CARGO_TARGET_DIR=$(TARGET_DIR)/fuzz RUSTUP_TOOLCHAIN=nightly $(CARGO_FUZZ) run $$target \
 			$(abspath $(TARGET_DIR))/corpus/$$target fuzz/seeds/$$target -- \
 			-max_total_time=$(FUZZ_SECONDS) -max_len=600 -timeout=60 -print_final_stats=1 || exit 1; \
 	done
@@ -154,16 +165,6 @@ bench-scale: build ## measure the soft device's costs by queue pairs and process
 lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-
-# Programs from crates.io, built once per version under the build directory.
-TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
-MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
-CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
-CARGO_MUTANTS := $(TOOLS_DIR)/cargo-mutants-27.1.0/bin/cargo-mutants
-
-$(TOOLS_DIR)/%: | setup
-	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
-		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
 
 rustdoc: setup ## build the documentation of all crates, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
