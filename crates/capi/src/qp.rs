@@ -29,7 +29,7 @@ pub(crate) struct QpObject {
     verbs: ibv_qp_ex,
     pub(crate) inner: Arc<Qp>,
     /// The batch in preparation, if the queue pair has the `ibv_wr_*` interface.
-    pub(crate) section: Option<WrBatchLock>,
+    pub(crate) wr_batch: Option<WrBatchLock>,
     /// The program's handle. An XRC target can be opened more than once.
     pub(crate) handle: Arc<ObjectHandle>,
 }
@@ -110,7 +110,7 @@ pub(crate) fn create(
         max_inline_data: init.cap.max_inline_data,
     };
     let inner = Qp::new(domain, send_cq, recv_cq, asked, init.sq_sig_all != 0, kind, receives)?;
-    let section = operations.map(|bits| WrBatchLock::new(kind, inner.capacity(), bits)).transpose()?;
+    let wr_batch = operations.map(|bits| WrBatchLock::new(kind, inner.capacity(), bits)).transpose()?;
     init.cap = verbs_capacity(&inner);
     let verbs = ibv_qp {
         // SAFETY: the caller's live domain.
@@ -124,19 +124,19 @@ pub(crate) fn create(
         qp_type: init.qp_type,
         ..ibv_qp::default()
     };
-    Ok(publish(verbs, inner, section, None))
+    Ok(publish(verbs, inner, wr_batch, None))
 }
 
 /// Makes the program's object of a queue pair, or of a further `handle` of it.
 pub(crate) fn publish(
     base: ibv_qp,
     inner: Arc<Qp>,
-    section: Option<WrBatchLock>,
+    wr_batch: Option<WrBatchLock>,
     handle: Option<Arc<ObjectHandle>>,
 ) -> *mut ibv_qp {
     let base = ibv_qp { handle: inner.qpn(), qp_num: inner.qpn(), ..base };
     let handle = handle.unwrap_or_else(|| inner.handle().clone());
-    let object = Box::leak(Box::new(QpObject { verbs: qp_ex::interface(base), inner, section, handle }));
+    let object = Box::leak(Box::new(QpObject { verbs: qp_ex::interface(base), inner, wr_batch, handle }));
     let address = std::ptr::from_mut(object).addr() as u64;
     object.handle.set_pointer(address);
     std::ptr::from_mut(object).cast()
@@ -245,7 +245,7 @@ fn to_verbs(qp: &Qp) -> ibv_qp_attr {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
     // SAFETY: the caller passes a live queue pair.
-    if unsafe { QpObject::of(qp) }.section.is_some() { qp.cast() } else { ptr::null_mut() }
+    if unsafe { QpObject::of(qp) }.wr_batch.is_some() { qp.cast() } else { ptr::null_mut() }
 }
 
 /// Changes the attributes that `attr_mask` selects. Returns 0 or an error number.

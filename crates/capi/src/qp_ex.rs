@@ -120,8 +120,8 @@ unsafe fn prepare(qp: *mut ibv_qp_ex, work: impl FnOnce(&mut WrBatch)) {
     // SAFETY: the caller vouches for both. A queue pair without the interface is never given to programs
     // as an `ibv_qp_ex`.
     unsafe {
-        if let Some(section) = &QpObject::of(qp.cast()).section {
-            section.with(work);
+        if let Some(wr_batch) = &QpObject::of(qp.cast()).wr_batch {
+            wr_batch.with(work);
         }
     }
 }
@@ -284,8 +284,8 @@ unsafe extern "C" fn wr_set_inline_data_list(qp: *mut ibv_qp_ex, count: usize, l
 /// Enters the critical section.
 unsafe extern "C" fn wr_start(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller passes a live queue pair.
-    if let Some(section) = unsafe { &QpObject::of(qp.cast()).section } {
-        section.enter();
+    if let Some(wr_batch) = unsafe { &QpObject::of(qp.cast()).wr_batch } {
+        wr_batch.enter();
     }
 }
 
@@ -294,8 +294,8 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe {
         let object = QpObject::of(qp.cast());
-        let Some(section) = &object.section else { return errno::status(Err(Errno::UNSUPPORTED)) };
-        errno::status(section.complete(&object.inner).map_err(Errno::from))
+        let Some(wr_batch) = &object.wr_batch else { return errno::status(Err(Errno::UNSUPPORTED)) };
+        errno::status(wr_batch.complete(&object.inner).map_err(Errno::from))
     }
 }
 
@@ -303,8 +303,8 @@ unsafe extern "C" fn wr_complete(qp: *mut ibv_qp_ex) -> c_int {
 unsafe extern "C" fn wr_abort(qp: *mut ibv_qp_ex) {
     // SAFETY: the caller passes a live queue pair, inside its critical section.
     unsafe {
-        if let Some(section) = &QpObject::of(qp.cast()).section {
-            section.abort();
+        if let Some(wr_batch) = &QpObject::of(qp.cast()).wr_batch {
+            wr_batch.abort();
         }
     }
 }

@@ -27,4 +27,4 @@ pub mod stencil;
 
 pub use memory::{AccessError, MappedMemory, PrefaultError, Span};
 pub use name::{BadCardName, CardName};
-pub use os::{IoContext, OsError};
+pub use os::{IoContext, SyscallError};

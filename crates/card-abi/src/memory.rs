@@ -10,7 +10,7 @@ use std::sync::Arc;
 use millstream_shm::Mapping;
 
 use crate::command::{Cause, Fault};
-use crate::{IoContext as _, OsError};
+use crate::{IoContext as _, SyscallError};
 
 /// A range of card memory (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -198,7 +198,7 @@ pub enum PrefaultError {
     OutOfRange(#[from] AccessError),
     /// The system refused, usually for lack of memory.
     #[error(transparent)]
-    Os(#[from] OsError),
+    Os(#[from] SyscallError),
 }
 
 #[cfg(test)]

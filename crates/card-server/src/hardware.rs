@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use millstream_card_abi::command::{CAPABILITY_INTERRUPT_FD, CAPABILITY_VECTOR, Cause, Fault};
 use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, MAX_CHUNKS, Registers, VERSION};
-use millstream_card_abi::{IoContext as _, OsError};
+use millstream_card_abi::{IoContext as _, SyscallError};
 use millstream_shm::EventFd;
 
 use crate::backing::{self, AllocationOptions, BackingError, BackingKind, DevicePaths, EmulatedMemory};
@@ -26,7 +26,7 @@ pub enum HardwareError {
     Backing(#[from] BackingError),
     /// A system call failed.
     #[error(transparent)]
-    Os(#[from] OsError),
+    Os(#[from] SyscallError),
 }
 
 /// Memory and registers of a card.

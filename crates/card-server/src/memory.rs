@@ -1,6 +1,6 @@
 //! Card memory on the side of the server: one [`Backing`], mapped or not.
 
-use millstream_card_abi::{AccessError, MappedMemory, OsError, PrefaultError, Span};
+use millstream_card_abi::{AccessError, MappedMemory, PrefaultError, Span, SyscallError};
 
 use crate::backing::{AllocationOptions, Backing, EmulatedMemory};
 
@@ -16,7 +16,7 @@ impl Memory {
     }
 
     /// Card memory of `bytes` bytes without a card, to run kernels outside a card process.
-    pub fn anonymous(bytes: u64) -> Result<Memory, OsError> {
+    pub fn anonymous(bytes: u64) -> Result<Memory, SyscallError> {
         let options = AllocationOptions { bytes, prefault: false, huge_pages: false };
         Ok(Memory::new(Box::new(EmulatedMemory::new("millstream-card-memory", options)?)))
     }

@@ -18,7 +18,7 @@ use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
 use millstream_card_abi::registers::{
     KERNEL_ENTRY_BYTES, MAGIC, MAX_BANKS, MAX_KERNELS, MAX_REGIONS, Registers, VERSION,
 };
-use millstream_card_abi::{CardName, IoContext as _, OsError};
+use millstream_card_abi::{CardName, IoContext as _, SyscallError};
 use millstream_rdma::Device;
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, Listener, own_uid};
@@ -221,7 +221,7 @@ pub enum ServeError {
     Hardware(#[from] HardwareError),
     /// A system call failed.
     #[error(transparent)]
-    Os(#[from] OsError),
+    Os(#[from] SyscallError),
 }
 
 /// Why a card ended as configured.
@@ -510,7 +510,7 @@ struct ConnectionServer<'a> {
 
 impl ConnectionServer<'_> {
     /// Serves connections until the card's lifetime ends; `None` if one of its threads ended first.
-    fn run(&mut self) -> Result<Option<ExitReason>, OsError> {
+    fn run(&mut self) -> Result<Option<ExitReason>, SyscallError> {
         if let Lifetime::Owner { claim_timeout } = self.lifetime {
             self.claim_deadline = Instant::now() + claim_timeout;
         }
@@ -586,7 +586,7 @@ impl ConnectionServer<'_> {
     }
 
     /// Accepts or refuses a new connection.
-    fn accept(&mut self) -> Result<(), OsError> {
+    fn accept(&mut self) -> Result<(), SyscallError> {
         let accepted = self.listener.accept_any_user();
         let gone = [ErrorKind::WouldBlock, ErrorKind::ConnectionAborted, ErrorKind::Interrupted];
         if accepted.as_ref().is_err_and(|error| gone.contains(&error.kind())) {

@@ -11,7 +11,7 @@ use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
 use millstream_card_abi::lease;
 use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
-use millstream_card_abi::{CardName, IoContext as _, MappedMemory, OsError, Span};
+use millstream_card_abi::{CardName, IoContext as _, MappedMemory, Span, SyscallError};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, own_uid};
 use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
@@ -60,7 +60,7 @@ pub enum OpenError {
     },
     /// A system call failed.
     #[error(transparent)]
-    Os(#[from] OsError),
+    Os(#[from] SyscallError),
 }
 
 /// The card does not have a kernel of this name.

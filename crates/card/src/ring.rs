@@ -8,7 +8,7 @@ use millstream_shm::futex;
 use crate::card::Card;
 use millstream_card_abi::AccessError;
 use millstream_card_abi::command::{Cause, Completion, Descriptor, ENTRY_BYTES, Status, nanos};
-use millstream_card_abi::{IoContext as _, OsError};
+use millstream_card_abi::{IoContext as _, SyscallError};
 
 /// Longest sleep between two checks that the card is alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(50);
@@ -67,7 +67,7 @@ pub enum RingError {
     OutOfRange(#[from] AccessError),
     /// A system call failed.
     #[error(transparent)]
-    Os(#[from] OsError),
+    Os(#[from] SyscallError),
 }
 
 /// The open rings of a card.

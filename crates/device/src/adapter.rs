@@ -21,7 +21,7 @@ use crate::mr_table::MrTable;
 use crate::multicast::MulticastTable;
 use crate::peer::{LocalId, Peer};
 use crate::peer_table::PeerTable;
-use crate::qp_table::{QpHandler, QpTable};
+use crate::qp_table::{QpOps, QpTable};
 use crate::roce_port::RocePort;
 use crate::tasks::TaskQueue;
 use crate::xrc_srq_table::XrcSrqTable;
@@ -125,7 +125,7 @@ impl LocalAdapter {
         self.wait_for_peers(&self.qps.all())
     }
 
-    fn wait_for_peers(&self, qps: &[Arc<dyn QpHandler>]) -> bool {
+    fn wait_for_peers(&self, qps: &[Arc<dyn QpOps>]) -> bool {
         let deadline = Instant::now() + ipc::TIMEOUT;
         qps.iter().all(|qp| qp.wait_for_inflight_op(deadline)) && self.xrc_srqs.wait_for_senders()
     }

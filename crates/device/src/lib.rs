@@ -23,7 +23,7 @@
 //! multicast  xrc_srq_table
 //! peer_table  qp_table                       queue pairs as traits
 //! peer
-//! mr_table  srq_slots  tasks  gsi            tables
+//! mr_table  srq_wqes  tasks  gsi            tables
 //! exported_files  ipc  recv_queue
 //! layout  path  timers                       the arena, other processes
 //! errno  types  caps  event  gid  clock  channel_table
@@ -65,7 +65,7 @@ mod roce_port;
 pub mod send_wr;
 mod server;
 mod srq;
-mod srq_slots;
+mod srq_wqes;
 mod startup;
 mod tasks;
 mod timers;

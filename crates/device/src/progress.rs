@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op};
 use crate::peer::Peer;
-use crate::qp_table::QpHandler;
+use crate::qp_table::QpOps;
 use crate::tasks::Task;
 
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
@@ -56,7 +56,7 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
 }
 
 fn execute(adapter: &'static LocalAdapter, task: Task) {
-    let with_qp = |qpn: u32, work: &dyn Fn(&dyn QpHandler)| {
+    let with_qp = |qpn: u32, work: &dyn Fn(&dyn QpOps)| {
         if let Some(qp) = adapter.qps.get(qpn) {
             work(&*qp);
         }
@@ -71,7 +71,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
         Task::CqOverrun { qpn } => with_qp(qpn, &|qp| qp.cq_overrun()),
         Task::RecvAbandoned { qpn } => with_qp(qpn, &|qp| qp.recv_abandoned()),
         Task::Retry { qpn } => with_qp(qpn, &|qp| qp.retry_now()),
-        Task::NotifySender { qpn } => {
+        Task::ReportRecvPosted { qpn } => {
             if let Ok(peer) = adapter.peer_of(qpn) {
                 peer.send(Message::new(Op::RecvPosted, [qpn]));
             }

@@ -1,7 +1,7 @@
 //! The process's queue pairs, as pollers and the device's threads find them.
 //!
-//! Queue pairs register themselves. Pollers see [`PolledQp`], a part of the queue pair, without an indirect call. The
-//! threads see [`QpHandler`], whose methods run rarely. So nothing below the queue pair depends on its type.
+//! Queue pairs register themselves. Pollers see [`QpWorkQueues`], a part of the queue pair, without an indirect call. The
+//! threads see [`QpOps`], whose methods run rarely. So nothing below the queue pair depends on its type.
 
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
@@ -18,7 +18,7 @@ use crate::errno::{Errno, Result};
 use crate::layout::QPN_INDEX_BITS;
 use crate::peer::Peer;
 use crate::recv_queue::{Received, RecvQueue};
-use crate::srq_slots::SrqSlots;
+use crate::srq_wqes::SrqWqes;
 use crate::tasks::PendingRequests;
 
 /// A packet and its origin.
@@ -26,16 +26,16 @@ pub(crate) type Packet<'a> = (Origin, &'a [u8]);
 
 /// The part of a queue pair that polling a completion queue needs.
 #[derive(Debug)]
-pub(crate) struct PolledQp {
+pub(crate) struct QpWorkQueues {
     qpn: u32,
     /// Send requests that the application has reclaimed by polling, ever.
     reclaimed: AtomicU32,
     pub(crate) recv: RecvQueue,
-    srq: Option<Arc<SrqSlots>>,
+    srq: Option<Arc<SrqWqes>>,
 }
 
-impl PolledQp {
-    pub(crate) fn new(qpn: u32, recv: RecvQueue, srq: Option<Arc<SrqSlots>>) -> Self {
+impl QpWorkQueues {
+    pub(crate) fn new(qpn: u32, recv: RecvQueue, srq: Option<Arc<SrqWqes>>) -> Self {
         Self { qpn, reclaimed: AtomicU32::new(0), recv, srq }
     }
 
@@ -62,7 +62,7 @@ impl PolledQp {
 }
 
 /// The operations of a queue pair that the device's threads and the owners of memory use.
-pub(crate) trait QpHandler: Any + PendingRequests + Debug + Send + Sync {
+pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     fn qpn(&self) -> u32;
 
     /// A peer's request broke a rule of this queue pair, when the entry had this revision.
@@ -88,7 +88,7 @@ pub(crate) trait QpHandler: Any + PendingRequests + Debug + Send + Sync {
     fn wait_for_inflight_op(&self, deadline: Instant) -> bool;
 
     /// Whether this queue pair takes receive requests from the queue.
-    fn uses_srq(&self, srq: &SrqSlots) -> bool;
+    fn uses_srq(&self, srq: &SrqWqes) -> bool;
     /// Whether the taken receive request that `record` names is in use here.
     fn uses_request(&self, record: u32, slot: u32) -> bool;
     /// The process that sends to this queue pair, and its queue pair.
@@ -113,7 +113,7 @@ pub(crate) struct QpTable {
 #[derive(Debug)]
 struct Registry {
     qpn_prefix: u32,
-    handlers: Mutex<HashMap<u32, Weak<dyn QpHandler>>>,
+    handlers: Mutex<HashMap<u32, Weak<dyn QpOps>>>,
     /// Free indices, in random order. A released index is reused as late as possible: its former peers may not have
     /// noticed.
     free: Mutex<VecDeque<u32>>,
@@ -121,7 +121,7 @@ struct Registry {
 
 #[derive(Debug, Default)]
 struct PolledSlot {
-    qp: AtomicPtr<PolledQp>,
+    qp: AtomicPtr<QpWorkQueues>,
     /// Offset of its receive completion queue in the arena; zero before `qp` is set and after it is cleared.
     recv_cq: AtomicU32,
 }
@@ -148,7 +148,7 @@ impl QpTable {
     ///
     /// # Safety
     /// `polled` is valid until [`QpTable::remove`].
-    pub(crate) unsafe fn add(&self, qp: Weak<dyn QpHandler>, polled: *const PolledQp, recv_cq: u32) {
+    pub(crate) unsafe fn add(&self, qp: Weak<dyn QpOps>, polled: *const QpWorkQueues, recv_cq: u32) {
         // SAFETY: the caller's promise.
         let index = unsafe { &*polled }.qpn % MAX_QP as u32;
         self.registry.handlers.lock().expect("no panic under this lock").insert(index, qp);
@@ -170,7 +170,7 @@ impl QpTable {
 
     /// The queue pair `qpn`, for a poller that holds the lock of its send completion queue.
     #[inline]
-    pub(crate) fn sender_for_poller(&self, qpn: u32) -> Option<&PolledQp> {
+    pub(crate) fn sender_for_poller(&self, qpn: u32) -> Option<&QpWorkQueues> {
         let pointer = self.polled[qpn as usize % MAX_QP].qp.load(Ordering::Acquire);
         // SAFETY: registered pointers are valid; removal needs the lock that the caller holds.
         let qp = unsafe { pointer.as_ref() }?;
@@ -181,7 +181,7 @@ impl QpTable {
     /// number comes from shared memory: it may name a queue pair that completes elsewhere and can be removed
     /// at any time. So the completion queue is compared before the pointer is used.
     #[inline]
-    pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&PolledQp> {
+    pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&QpWorkQueues> {
         let slot = &self.polled[qpn as usize % MAX_QP];
         if slot.recv_cq.load(Ordering::Acquire) != recv_cq {
             return None;
@@ -192,7 +192,7 @@ impl QpTable {
     }
 
     /// The queue pair `qpn`.
-    pub(crate) fn get(&self, qpn: u32) -> Option<Arc<dyn QpHandler>> {
+    pub(crate) fn get(&self, qpn: u32) -> Option<Arc<dyn QpOps>> {
         let index = qpn % MAX_QP as u32;
         let qp = self.registry.handlers.lock().expect("no panic under this lock").get(&index).cloned();
         // Outside the lock: this may be the last reference.
@@ -200,7 +200,7 @@ impl QpTable {
     }
 
     /// All queue pairs.
-    pub(crate) fn all(&self) -> Vec<Arc<dyn QpHandler>> {
+    pub(crate) fn all(&self) -> Vec<Arc<dyn QpOps>> {
         let handlers = self.registry.handlers.lock().expect("no panic under this lock");
         handlers.values().filter_map(Weak::upgrade).collect()
     }

@@ -27,7 +27,7 @@ use crate::clock;
 use crate::errno::{Errno, Result};
 use crate::gsi;
 use crate::multicast::{self, MulticastTable};
-use crate::qp_table::{Packet, QpHandler, QpTable};
+use crate::qp_table::{Packet, QpOps, QpTable};
 use crate::tasks::TaskQueue;
 
 /// Datagrams of one system call. With receive offload each may hold dozens of packets.
@@ -67,10 +67,10 @@ pub(crate) struct RocePort {
     /// The thread sleeps no longer than [`CHECK_INTERVAL`].
     checking: AtomicBool,
     /// Queue pairs with a delayed acknowledgement, and whether there are any.
-    delayed_acks: BiasedLock<Vec<Weak<dyn QpHandler>>>,
+    delayed_acks: BiasedLock<Vec<Weak<dyn QpOps>>>,
     has_delayed_acks: AtomicBool,
     /// Queue pairs with timers.
-    timed: Mutex<Vec<Weak<dyn QpHandler>>>,
+    timed: Mutex<Vec<Weak<dyn QpOps>>>,
     /// Expiry of the next timer, nanoseconds.
     next_expiry: AtomicU64,
 }
@@ -86,7 +86,7 @@ struct OpenPort {
 struct Receiver {
     inbox: RxBuffers,
     /// The queue pair of the last packet, which mostly gets the next one, too.
-    last: Option<Weak<dyn QpHandler>>,
+    last: Option<Weak<dyn QpOps>>,
 }
 
 impl RocePort {
@@ -188,7 +188,7 @@ impl RocePort {
     }
 
     /// A queue pair delays an acknowledgement until its next request, the next poll, or the thread's next check.
-    pub(crate) fn delay_ack(&self, qp: Weak<dyn QpHandler>) {
+    pub(crate) fn delay_ack(&self, qp: Weak<dyn QpOps>) {
         self.delayed_acks.lock().push(qp);
         self.has_delayed_acks.store(true, Ordering::SeqCst);
         // The thread may sleep without a limit: the packet was received before the thread saw the port readable.
@@ -199,13 +199,13 @@ impl RocePort {
 
     /// A queue pair has acknowledged. It is removed if it was the last one added, as almost always. An older entry
     /// stays, and finds nothing to acknowledge.
-    pub(crate) fn ack_sent(&self, is_same: impl FnOnce(&Weak<dyn QpHandler>) -> bool) {
+    pub(crate) fn ack_sent(&self, is_same: impl FnOnce(&Weak<dyn QpOps>) -> bool) {
         let mut delayed = self.delayed_acks.lock();
         delayed.pop_if(|last| is_same(last));
         self.has_delayed_acks.store(!delayed.is_empty(), Ordering::Release);
     }
 
-    fn next_delayed_ack(&self) -> Option<Weak<dyn QpHandler>> {
+    fn next_delayed_ack(&self) -> Option<Weak<dyn QpOps>> {
         let mut delayed = self.delayed_acks.lock();
         let next = delayed.pop();
         self.has_delayed_acks.store(!delayed.is_empty(), Ordering::Release);
@@ -293,7 +293,7 @@ impl RocePort {
     }
 
     /// Adds a queue pair with timers.
-    pub(crate) fn add_timed(&self, qp: Weak<dyn QpHandler>) {
+    pub(crate) fn add_timed(&self, qp: Weak<dyn QpOps>) {
         let mut timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner);
         timed.retain(|qp| qp.strong_count() != 0);
         timed.push(qp);

@@ -114,7 +114,7 @@ fn add_task(adapter: &'static LocalAdapter, task: Task) {
                 && adapter.xrc_srqs.get(number).is_some()
         }
         // Peers cannot report these tasks.
-        Task::QpFatal { .. } | Task::NotifySender { .. } => false,
+        Task::QpFatal { .. } | Task::ReportRecvPosted { .. } => false,
     };
     if plausible {
         adapter.tasks.add(task);

@@ -14,10 +14,10 @@ use crate::event::{EVENT_SRQ_LIMIT_REACHED, ObjectHandle};
 use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken_request};
 use crate::pd::Pd;
-use crate::srq_slots::SrqSlots;
+use crate::srq_wqes::SrqWqes;
 use crate::types::Sge;
 use crate::xrc::{XrcMembership, Xrcd};
-use crate::xrc_srq_table::{self, XrcSrqHandler};
+use crate::xrc_srq_table::{self, XrcSrqOps};
 
 /// A shared receive queue.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Srq {
     slots_offset: usize,
     max_wr: u32,
     max_sge: u32,
-    slots: Arc<SrqSlots>,
+    slots: Arc<SrqWqes>,
     /// Whether a limit event was requested and not raised yet.
     limit_armed: AtomicBool,
     /// Queue pairs that use this queue.
@@ -100,7 +100,7 @@ impl Srq {
             slots_offset,
             max_wr,
             max_sge,
-            slots: Arc::new(SrqSlots::new(count, max_wr)),
+            slots: Arc::new(SrqWqes::new(count, max_wr)),
             limit_armed: AtomicBool::new(false),
             users: AtomicU32::new(0),
             handle: Arc::default(),
@@ -121,7 +121,7 @@ impl Srq {
     }
 
     /// The owner's records of the slots.
-    pub(crate) fn slots(&self) -> &Arc<SrqSlots> {
+    pub(crate) fn slots(&self) -> &Arc<SrqWqes> {
         &self.slots
     }
 
@@ -304,7 +304,7 @@ impl Srq {
     }
 }
 
-impl XrcSrqHandler for Srq {
+impl XrcSrqOps for Srq {
     fn number(&self) -> u32 {
         self.number
     }

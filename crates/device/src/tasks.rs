@@ -28,7 +28,7 @@ pub(crate) enum Task {
     /// The sender of a datagram for our queue pair `qpn` exited with a receive request taken.
     RecvAbandoned { qpn: u32 },
     /// A queue pair of any process waits for a receive that we have posted.
-    NotifySender { qpn: u32 },
+    ReportRecvPosted { qpn: u32 },
     /// Our XRC shared receive queue `number` has an event ([`crate::ipc::srq_event`]).
     XrcSrqEvent { number: u32, event: u32 },
 }

@@ -19,9 +19,9 @@ use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::layout::{QPN_INDEX_BITS, XRC_TABLE, XrcEntry};
 use crate::pd::Pd;
-use crate::srq_slots::SrqSlots;
+use crate::srq_wqes::SrqWqes;
 use crate::tasks::Task;
-use crate::xrc_srq_table::{XrcSrqHandler, index};
+use crate::xrc_srq_table::{XrcSrqOps, index};
 
 /// An open XRC domain.
 #[derive(Debug)]
@@ -167,7 +167,7 @@ impl XrcMembership {
 
     /// Registers the queue at `ring` with pollers, then publishes it to senders. The queue withdraws itself before its
     /// slots are freed.
-    pub(crate) fn publish(&self, srq: Weak<dyn XrcSrqHandler>, slots: &Arc<SrqSlots>, ring: u32, pd: u32) {
+    pub(crate) fn publish(&self, srq: Weak<dyn XrcSrqOps>, slots: &Arc<SrqWqes>, ring: u32, pd: u32) {
         let cq = self.cq.arena_offset();
         // SAFETY: the queue holds the slots until `withdraw` has removed them.
         unsafe { self.adapter.xrc_srqs.add(index(self.number), srq, Arc::as_ptr(slots), cq) };
@@ -194,7 +194,7 @@ impl XrcMembership {
         for waiter in &self.entry.waiters {
             let qpn = waiter.swap(0, Ordering::AcqRel);
             if qpn != 0 {
-                self.adapter.tasks.add(Task::NotifySender { qpn });
+                self.adapter.tasks.add(Task::ReportRecvPosted { qpn });
             }
         }
     }

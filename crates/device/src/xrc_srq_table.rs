@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock, Weak};
 use crate::caps::MAX_XRC_SRQ;
 use crate::errno::{Errno, Result};
 use crate::qp_table::shuffled;
-use crate::srq_slots::SrqSlots;
+use crate::srq_wqes::SrqWqes;
 
 /// The `sequence` of a completion for slot 0 of an XRC shared receive queue: the top bit, then the low bits of the
 /// queue's number, then the slot.
@@ -32,7 +32,7 @@ pub(crate) const fn is_of(sequence: u32, number: u32) -> bool {
 }
 
 /// The operations of an XRC shared receive queue that the device's threads and the owners of memory use.
-pub(crate) trait XrcSrqHandler: Debug + Send + Sync {
+pub(crate) trait XrcSrqOps: Debug + Send + Sync {
     fn number(&self) -> u32;
     /// A sender reports an event ([`crate::ipc::srq_event`]).
     fn srq_event(&self, event: u32);
@@ -51,14 +51,14 @@ pub(crate) struct XrcSrqTable(OnceLock<Queues>);
 struct Queues {
     /// The slots by index; pointers are valid while registered, see [`XrcSrqTable::remove`].
     polled: Box<[PolledSlot]>,
-    handlers: Mutex<HashMap<u32, Weak<dyn XrcSrqHandler>>>,
+    handlers: Mutex<HashMap<u32, Weak<dyn XrcSrqOps>>>,
     /// Free indices in random order. A released index is reused as late as possible.
     free: Mutex<VecDeque<u32>>,
 }
 
 #[derive(Debug, Default)]
 struct PolledSlot {
-    srq: AtomicPtr<SrqSlots>,
+    srq: AtomicPtr<SrqWqes>,
     /// Offset of its completion queue in the arena; zero before `srq` is set and after it is cleared.
     cq: AtomicU32,
 }
@@ -89,13 +89,7 @@ impl XrcSrqTable {
     ///
     /// # Safety
     /// `slots` is valid until [`XrcSrqTable::remove`].
-    pub(crate) unsafe fn add(
-        &self,
-        index: u32,
-        srq: Weak<dyn XrcSrqHandler>,
-        slots: *const SrqSlots,
-        cq: u32,
-    ) {
+    pub(crate) unsafe fn add(&self, index: u32, srq: Weak<dyn XrcSrqOps>, slots: *const SrqWqes, cq: u32) {
         let queues = self.queues();
         queues.handlers.lock().expect("no panic under this lock").insert(index, srq);
         let polled = &queues.polled[index as usize];
@@ -114,7 +108,7 @@ impl XrcSrqTable {
 
     /// The queue that a completion is for, for a poller that holds the lock of the completion queue at `cq`.
     /// The completion comes from shared memory, so the completion queue is compared before the pointer is used.
-    pub(crate) fn for_poller(&self, sequence: u32, cq: u32) -> Option<&SrqSlots> {
+    pub(crate) fn for_poller(&self, sequence: u32, cq: u32) -> Option<&SrqWqes> {
         if sequence >> 31 == 0 {
             return None;
         }
@@ -127,7 +121,7 @@ impl XrcSrqTable {
     }
 
     /// The queue with this number.
-    pub(crate) fn get(&self, number: u32) -> Option<Arc<dyn XrcSrqHandler>> {
+    pub(crate) fn get(&self, number: u32) -> Option<Arc<dyn XrcSrqOps>> {
         let handlers = self.0.get()?.handlers.lock().expect("no panic under this lock");
         let srq = handlers.get(&index(number)).cloned();
         // Outside the lock: this may be the last reference.

@@ -8,7 +8,7 @@ use millstream_camera::trigger::{CLUSTER_INPUTS, GEOMETRY_BYTES, TriggerGeometry
 use millstream_card_abi::command::{FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer};
 use millstream_card_abi::registers::Words;
-use millstream_card_abi::{AccessError, OsError, PrefaultError, Span};
+use millstream_card_abi::{AccessError, PrefaultError, Span, SyscallError};
 use millstream_card_server::Memory;
 use millstream_card_server::kernel::builtin::BUILTINS;
 use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
@@ -107,8 +107,8 @@ pub enum Cluster7Error {
     Packet(#[from] MfpError),
 }
 
-impl From<OsError> for Cluster7Error {
-    fn from(error: OsError) -> Cluster7Error {
+impl From<SyscallError> for Cluster7Error {
+    fn from(error: SyscallError) -> Cluster7Error {
         Cluster7Error::Memory(error.into())
     }
 }

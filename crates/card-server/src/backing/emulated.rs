@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use millstream_card_abi::{AccessError, IoContext as _, MappedMemory, OsError, Span};
+use millstream_card_abi::{AccessError, IoContext as _, MappedMemory, Span, SyscallError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::{Mapping, Memfd};
@@ -23,7 +23,10 @@ pub(crate) struct EmulatedMemory {
 }
 
 impl EmulatedMemory {
-    pub(crate) fn new(name: &'static str, options: AllocationOptions) -> Result<EmulatedMemory, OsError> {
+    pub(crate) fn new(
+        name: &'static str,
+        options: AllocationOptions,
+    ) -> Result<EmulatedMemory, SyscallError> {
         let len = usize::try_from(options.bytes).unwrap_or(usize::MAX);
         let fd = Memfd::sealed(name, len).context("allocate card memory")?;
         let mapping = fd.map().context("map card memory")?;
@@ -52,7 +55,7 @@ impl EmulatedMemory {
     }
 
     /// A second mapping.
-    pub(crate) fn map_again(&self) -> Result<Mapping, OsError> {
+    pub(crate) fn map_again(&self) -> Result<Mapping, SyscallError> {
         self.fd.map().context("map card memory")
     }
 

@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-use millstream_card_abi::{AccessError, MappedMemory, OsError, Span};
+use millstream_card_abi::{AccessError, MappedMemory, Span, SyscallError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 
@@ -98,7 +98,7 @@ impl Default for DevicePaths {
 pub enum BackingError {
     /// Host memory could not be allocated.
     #[error(transparent)]
-    Emulated(#[from] OsError),
+    Emulated(#[from] SyscallError),
     /// The device does not exist.
     #[error("no PCI device {address}: {} does not exist", .path.display())]
     NoPciDevice {

@@ -17,7 +17,7 @@ use millstream_card_abi::command::{
     Cause, Completion, Descriptor, ENTRY_BYTES, EventCounters, Fault, MAX_RING_SLOTS, Status, nanos,
 };
 use millstream_card_abi::registers::{REGION_CONTROL, REGION_STRIDE, Registers, WORDS, Words, region_at};
-use millstream_card_abi::{IoContext as _, OsError, Span};
+use millstream_card_abi::{IoContext as _, Span, SyscallError};
 use millstream_shm::{EventFd, futex};
 
 use crate::kernel::{Banks, Heartbeat, Run, RunControl};
@@ -117,7 +117,7 @@ impl QueueEngine {
     }
 
     /// Serves until the card stops.
-    pub(crate) fn run(&mut self) -> Result<(), OsError> {
+    pub(crate) fn run(&mut self) -> Result<(), SyscallError> {
         let PollPolicy { spin, heartbeat } = self.context.polling;
         self.set_status(Status::Closed);
         let mut latest_work = Instant::now();
@@ -337,7 +337,7 @@ impl QueueEngine {
     }
 
     /// Sleeps until the doorbell rings, at most one heartbeat period.
-    fn sleep(&mut self, heartbeat: Duration) -> Result<(), OsError> {
+    fn sleep(&mut self, heartbeat: Duration) -> Result<(), SyscallError> {
         let registers = self.registers();
         Heartbeat(registers.heartbeat()).beat();
         // The user rings first and reads `sleeping` afterwards; this thread does it in reverse order. One of the two

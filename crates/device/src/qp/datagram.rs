@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
-use super::target::{Left, Readiness, Target};
+use super::target::{ResponderStatus, SrqLimit, Target};
 use super::transfer::{self, ExecError, local_address, protection};
 use super::wire_transport::WireDatagrams;
 use super::{Qp, QpType};
@@ -183,7 +183,9 @@ unsafe fn deliver_to(
     let entry = &target.entry;
     let Some(guard) = entry.delivery.lock(qp.adapter.id.pid) else { return };
     let right_kind = entry.kind.load(Ordering::Relaxed) == QpType::Ud as u32;
-    if target.readiness(0) != Readiness::Ready || !right_kind || entry.qkey.load(Ordering::Relaxed) != to.qkey
+    if target.responder_status(0) != ResponderStatus::Ready
+        || !right_kind
+        || entry.qkey.load(Ordering::Relaxed) != to.qkey
     {
         return;
     }
@@ -192,7 +194,7 @@ unsafe fn deliver_to(
         drop(guard);
         return peer.send(Message::new(Op::RecvAbandoned, [to.qpn]));
     }
-    let Ok((receive, left)) = target.take_receive(qp.owner_id()) else { return };
+    let Ok((receive, limit)) = target.take_receive(qp.owner_id()) else { return };
     let mut elements = Elements::new();
     target.read_receive(receive, &mut elements);
     let len = total_len(wr.sges);
@@ -226,7 +228,7 @@ unsafe fn deliver_to(
         peer.send(Message::new(Op::CqOverrun, [to.qpn]));
     }
     let signal = completed.unwrap_or(false);
-    if left == Left::BelowLimit {
+    if limit == SrqLimit::Reached {
         peer.send(Message::new(Op::SrqLimit, [to.qpn]));
     }
     if signal {

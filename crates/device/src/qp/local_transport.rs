@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::keys::{LocalKeys, RemoteKeys};
-use super::target::{Readiness, Target};
+use super::target::{ResponderStatus, Target};
 use super::transfer::{ExecError, Transfer};
 use super::xrc::SharedQueues;
 use super::{Qp, QpType};
@@ -85,7 +85,7 @@ impl LocalTransport {
         }
         // Checked again after the announcement. An announcement to a queue pair that has another peer would
         // disturb that peer's announcements.
-        target.readiness_now(qp.qpn).check()?;
+        target.current_responder_status(qp.qpn).check()?;
         target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         let mut transfer = Transfer { qp, peer, target, remote: &mut self.remote_keys, local: local_keys };
         let result = transfer.run(wr);
@@ -126,7 +126,7 @@ impl LocalTransport {
         }
         // Bound only when a packet would be taken, so that this is the first request that arrives.
         let revision = target.revision();
-        target.readiness(qp.qpn).check()?;
+        target.responder_status(qp.qpn).check()?;
         if target.awaits_contact() {
             peer.send(Message::new(Op::CommEst, [self.dest_qpn, qp.qpn, revision]));
         }
@@ -150,12 +150,12 @@ impl LocalTransport {
     }
 }
 
-impl Readiness {
+impl ResponderStatus {
     #[inline]
     pub(super) fn check(self) -> Result<(), ExecError> {
         match self {
             Self::Ready => Ok(()),
-            Self::NotYet => Err(ExecError::PeerNotReady),
+            Self::NotReady => Err(ExecError::PeerNotReady),
             Self::Gone => Err(ExecError::PeerGone),
         }
     }

@@ -1,7 +1,7 @@
 //! Queue pairs (IBTA volume 1, 10.3).
 //!
 //! - States: [`state`] (transition table), `transitions` (what a transition does), `quiesce` (waiting for operations in
-//!   flight), `handles`, `handler` (what the device's threads call).
+//!   flight), `handles`, `ops` (what the device's threads call).
 //! - Posting: `send` (send queue, retries), `wr_list` (lists of requests), `batch` (`ibv_wr_*`), `recv`.
 //! - Execution: `transport` (chosen at RTR), `local_transport`, `wire_transport`, `datagram`, `xrc`, `local_ops`.
 //! - Data path of the local transport: `fast_path`, `transfer` (general path), `remote_memory` and `keys` (checks and
@@ -10,11 +10,11 @@
 mod batch;
 mod datagram;
 mod fast_path;
-mod handler;
 mod handles;
 mod keys;
 mod local_ops;
 mod local_transport;
+mod ops;
 mod quiesce;
 mod recv;
 mod remote_memory;
@@ -40,7 +40,7 @@ use crate::errno::{Errno, Result};
 use crate::layout::{QpEntry, qp_state, recv_slot_len};
 use crate::multicast;
 use crate::pd::Pd;
-use crate::qp_table::PolledQp;
+use crate::qp_table::QpWorkQueues;
 use crate::recv_queue::RecvQueue;
 use crate::srq::Srq;
 use crate::xrc::Xrcd;
@@ -144,7 +144,7 @@ pub struct Qp {
     send: SendSide,
     recv: RecvSide,
     /// The part that pollers of completion queues use.
-    polled: PolledQp,
+    work_queues: QpWorkQueues,
     handles: QpHandles,
     /// Whether its own multicast datagrams are not delivered to it.
     no_loopback: AtomicBool,
@@ -187,7 +187,7 @@ impl Qp {
         let slot_len = recv_slot_len(capacity.max_recv_sge);
         let block = adapter.arena.alloc(slots as usize * slot_len).ok_or(Errno::NOMEM)?;
         let qpn = adapter.qps.take_qpn().inspect_err(|_| adapter.arena.release(block))?;
-        let srq_slots = srq.as_ref().map(|srq| srq.slots().clone());
+        let srq_wqes = srq.as_ref().map(|srq| srq.slots().clone());
         let qp = Arc::new_cyclic(|me| Self {
             kind,
             qpn,
@@ -205,10 +205,10 @@ impl Qp {
                 block,
                 last_wqe_reported: AtomicBool::new(false),
             },
-            polled: PolledQp::new(
+            work_queues: QpWorkQueues::new(
                 qpn,
                 RecvQueue::new(adapter.arena.at(block.offset), slots, slot_len, capacity.max_recv_wr),
-                srq_slots,
+                srq_wqes,
             ),
             handles: QpHandles::default(),
             no_loopback: AtomicBool::new(false),
@@ -223,7 +223,7 @@ impl Qp {
             domain.attach();
         }
         // SAFETY: the queue pair removes itself in `destroy`, at the latest when it is dropped.
-        unsafe { adapter.qps.add(qp.me.clone(), &raw const qp.polled, recv_cq.arena_offset()) };
+        unsafe { adapter.qps.add(qp.me.clone(), &raw const qp.work_queues, recv_cq.arena_offset()) };
         qp.publish(slots);
         Ok(qp)
     }

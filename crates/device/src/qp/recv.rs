@@ -18,9 +18,9 @@ use crate::types::{Sge, WC_OP_RECV, WC_WR_FLUSH_ERR};
 use crate::xrc::{Xrcd, take_abandoned};
 
 /// The receiving side of a queue pair: shared queues and the completion queue. Its own receive queue is in
-/// [`PolledQp`].
+/// [`QpWorkQueues`].
 ///
-/// [`PolledQp`]: crate::qp_table::PolledQp
+/// [`QpWorkQueues`]: crate::qp_table::QpWorkQueues
 #[derive(Debug)]
 pub(super) struct RecvSide {
     pub(super) cq: Arc<Cq>,
@@ -56,7 +56,7 @@ impl Qp {
             }
             return;
         }
-        let recv = self.polled.recv.lock();
+        let recv = self.work_queues.recv.lock();
         let head = self.entry.rq_head.load(Ordering::Acquire);
         // The peer writes the head: an impossible value is ignored.
         let (done, tail) = (recv.done(), recv.tail());
@@ -128,7 +128,7 @@ impl Qp {
     /// As [`Qp::post_recv`], of the request that the iterator yielded last.
     #[inline]
     pub fn post_recvs<'a>(&self, requests: impl Iterator<Item = (u64, &'a [Sge])>) -> Result<()> {
-        let poster = self.polled.recv.lock();
+        let poster = self.work_queues.recv.lock();
         let state = self.state();
         if state == QpState::Reset || self.recv.srq.is_some() {
             return Err(Errno::INVAL);

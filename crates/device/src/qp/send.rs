@@ -463,7 +463,7 @@ impl Qp {
     /// Free entries of the send queue.
     #[inline(always)]
     pub(super) fn send_room(&self, send: &SendQueue) -> u32 {
-        let outstanding = send.posted.wrapping_sub(self.polled.reclaimed());
+        let outstanding = send.posted.wrapping_sub(self.work_queues.reclaimed());
         self.capacity.max_send_wr.saturating_sub(outstanding)
     }
 

@@ -21,12 +21,12 @@ use crate::xrc_srq_table;
 use millstream_lockfree::cq_ring::{CqProducer, CqRing, PushError};
 use millstream_lockfree::cqe::Cqe;
 
-/// Whether a request can be executed now.
+/// Whether the responder can execute a request now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Readiness {
+pub(super) enum ResponderStatus {
     Ready,
     /// Not yet in a state to receive: an adapter would drop packets, and the sender retry them.
-    NotYet,
+    NotReady,
     /// Destroyed, failed, or connected to another queue pair.
     Gone,
 }
@@ -39,12 +39,12 @@ pub(super) struct Receive {
     slot: u32,
 }
 
-/// State of a receive queue after a receive was taken from it.
+/// Whether the limit of a shared receive queue was reached when a receive was taken from it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Left {
-    Enough,
+pub(super) enum SrqLimit {
+    NotReached,
     /// Fewer receives than the SRQ limit: the owner must be notified.
-    BelowLimit,
+    Reached,
 }
 
 #[derive(Debug)]
@@ -224,40 +224,40 @@ impl Target {
     /// Whether requests from the queue pair `me` can be executed. `me` is zero for datagrams, which any queue pair may
     /// send.
     #[inline]
-    pub(super) fn readiness(&self, me: u32) -> Readiness {
+    pub(super) fn responder_status(&self, me: u32) -> ResponderStatus {
         match self.entry.state.load(Ordering::Acquire) {
-            _ if !self.is_same() => Readiness::Gone,
+            _ if !self.is_same() => ResponderStatus::Gone,
             qp_state::RTR | qp_state::RTS | qp_state::SQD | qp_state::SQE => {
                 if me == 0 || self.entry.dest_qpn.load(Ordering::Relaxed) == me {
-                    Readiness::Ready
+                    ResponderStatus::Ready
                 } else {
-                    Readiness::Gone
+                    ResponderStatus::Gone
                 }
             }
-            qp_state::RESET | qp_state::INIT => Readiness::NotYet,
-            _ => Readiness::Gone,
+            qp_state::RESET | qp_state::INIT => ResponderStatus::NotReady,
+            _ => ResponderStatus::Gone,
         }
     }
 
     /// Whether requests from the queue pair `me` can be executed. It is looked up only after a change of the entry.
     #[inline]
-    pub(super) fn readiness_now(&self, me: u32) -> Readiness {
+    pub(super) fn current_responder_status(&self, me: u32) -> ResponderStatus {
         if self.ready_at.get() == Some(self.revision()) {
-            Readiness::Ready
+            ResponderStatus::Ready
         } else {
-            self.look_up_readiness(me)
+            self.look_up_responder_status(me)
         }
     }
 
-    /// Looks the readiness up and caches it for [`ready_at`](Self::ready_at).
+    /// Looks the responder_status up and caches it for [`ready_at`](Self::ready_at).
     #[inline(never)]
-    fn look_up_readiness(&self, me: u32) -> Readiness {
+    fn look_up_responder_status(&self, me: u32) -> ResponderStatus {
         // Later changes increment the revision.
         let revision = self.entry.revision.load(Ordering::Acquire);
-        let readiness = self.readiness(me);
+        let responder_status = self.responder_status(me);
         self.access.set(self.entry.access.load(Ordering::Acquire));
-        self.ready_at.set((readiness == Readiness::Ready).then_some(revision));
-        readiness
+        self.ready_at.set((responder_status == ResponderStatus::Ready).then_some(revision));
+        responder_status
     }
 
     /// The revision of the entry at which it was found ready, if it was. While it equals [`revision`](Self::revision),
@@ -324,14 +324,18 @@ impl Target {
     /// Takes the oldest receive. A receive of the queue pair's own queue stays there until it is completed. A receive of
     /// a shared queue is recorded, so that its owner gets it back if this process exits.
     #[inline]
-    pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, Left), ExecError> {
+    pub(super) fn take_receive(&self, me: OwnerId) -> Result<(Receive, SrqLimit), ExecError> {
         let Some(srq) = &self.srq else {
             // Sequence numbers must not wrap around while copies are kept.
             self.ahead.count.set(0);
             let head = self.entry.rq_head.load(Ordering::Relaxed);
             let waits = self.own_receive_waits(head);
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
-            return if waits { Ok((receive, Left::Enough)) } else { Err(ExecError::ReceiverNotReady) };
+            return if waits {
+                Ok((receive, SrqLimit::NotReached))
+            } else {
+                Err(ExecError::ReceiverNotReady)
+            };
         };
         let ring = &*srq.ring;
         let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
@@ -352,7 +356,10 @@ impl Target {
         let left = || ring.tail.load(Ordering::Acquire).wrapping_sub(head).wrapping_sub(1);
         let below = limit != 0 && left() < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
         let slot = slot & self.slots.mask;
-        Ok((Receive { sequence: srq.tag | slot, slot }, if below { Left::BelowLimit } else { Left::Enough }))
+        Ok((
+            Receive { sequence: srq.tag | slot, slot },
+            if below { SrqLimit::Reached } else { SrqLimit::NotReached },
+        ))
     }
 
     /// The receive of the queue pair's own queue behind the `before` oldest ones, with its element, if it has exactly

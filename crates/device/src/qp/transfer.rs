@@ -8,7 +8,7 @@ use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::remote_memory::{atomic_word, check_access, store_word};
-use super::target::{Left, Receive, Target};
+use super::target::{Receive, SrqLimit, Target};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
@@ -81,7 +81,7 @@ impl Transfer<'_> {
     /// Executes a request; true if the receiver's completion channel must be signalled.
     #[inline]
     pub(super) fn run(&mut self, wr: &SendWr<'_>) -> Result<bool, ExecError> {
-        self.target.readiness_now(self.qp.qpn).check()?;
+        self.target.current_responder_status(self.qp.qpn).check()?;
         match wr.opcode {
             WR_RDMA_WRITE | WR_RDMA_WRITE_WITH_IMM => self.run_write(wr),
             WR_RDMA_READ => self.read(wr).map(|()| false),
@@ -136,8 +136,8 @@ impl Transfer<'_> {
 
     #[inline]
     fn take_receive(&self) -> Result<Receive, ExecError> {
-        let (receive, left) = self.target.take_receive(self.qp.owner_id())?;
-        if left == Left::BelowLimit {
+        let (receive, limit) = self.target.take_receive(self.qp.owner_id())?;
+        if limit == SrqLimit::Reached {
             self.peer.send(self.target.below_limit());
         }
         Ok(receive)

@@ -236,8 +236,8 @@ impl Qp {
         self.entry_changed();
         self.begin_connection();
         self.return_taken_recv();
-        self.forget_completions(|| self.polled.recv.clear(self.entry));
-        self.polled.reclaim(0);
+        self.forget_completions(|| self.work_queues.recv.clear(self.entry));
+        self.work_queues.reclaim(0);
         self.recv.last_wqe_reported.store(false, Ordering::Release);
         self.states.contact_reported.store(false, Ordering::Release);
         *self.states.attributes.lock().expect("no panic under this lock") = QpAttr::default();

@@ -116,10 +116,10 @@ impl LocalTransport {
         if !peer.alive() {
             return Err(ExecError::PeerGone);
         }
-        through.readiness_now(qp.qpn).check()?;
+        through.current_responder_status(qp.qpn).check()?;
         through.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         // Checked again after the announcement.
-        let ready = through.readiness_now(qp.qpn).check();
+        let ready = through.current_responder_status(qp.qpn).check();
         let queue = ready.and_then(|()| self.shared_queues.find(qp, through, wr.remote_srqn));
         let result = queue.and_then(|queue| queue.execute(qp, wr, local_keys));
         through.entry.inflight.end(&mut self.announced);

@@ -29,7 +29,7 @@ use crate::sequence::Sequence;
 use crate::{MAX_MESSAGE, WorkId};
 use millstream_quantity::{Instant, ack_timeout};
 use rtt::RttEstimator;
-use window::PeerWindow;
+use window::SendWindow;
 
 pub(crate) use receive::ResponseOutcome;
 
@@ -142,7 +142,7 @@ pub(crate) struct Requester {
     rewound_to: Option<Sequence>,
     recovery: Option<Recovery>,
     selective: Option<SelectiveRetransmit>,
-    peer_window: PeerWindow,
+    peer_window: SendWindow,
     rtt: RttEstimator,
     retries_left: u8,
     rnr_left: u8,
@@ -190,7 +190,7 @@ impl Requester {
             rewound_to: None,
             recovery: None,
             selective: None,
-            peer_window: PeerWindow::new(config.ack_timeout, config.window),
+            peer_window: SendWindow::new(config.ack_timeout, config.window),
             rtt: RttEstimator::default(),
             retries_left: config.retry_count,
             rnr_left: config.rnr_retry,

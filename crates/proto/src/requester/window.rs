@@ -13,7 +13,7 @@ const MIN_WINDOW: u32 = 32;
 const SAMPLES: u32 = 32;
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct PeerWindow {
+pub(super) struct SendWindow {
     /// Half of the ACK timeout; `None` for an infinite timeout, and then there is no limit.
     time: Option<Duration>,
     /// Duration of a sample.
@@ -24,7 +24,7 @@ pub(super) struct PeerWindow {
     sample: Option<(Instant, u32)>,
 }
 
-impl PeerWindow {
+impl SendWindow {
     pub(super) fn new(timeout: u8, window: u32) -> Self {
         let time = ack_timeout(timeout).map(|time| time / 2);
         let initial = if time.is_some() { INITIAL_WINDOW.min(window) } else { window };
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn window_is_what_the_peer_acknowledges_in_half_of_the_timeout() {
-        let mut peer = PeerWindow::new(TIMEOUT, 2048);
+        let mut peer = SendWindow::new(TIMEOUT, 2048);
         assert_eq!(peer.packets(), INITIAL_WINDOW);
         peer.sent(at(0));
         // One packet per microsecond.
@@ -102,7 +102,7 @@ mod tests {
 
     #[test]
     fn idle_time_is_not_sampled() {
-        let mut peer = PeerWindow::new(TIMEOUT, 2048);
+        let mut peer = SendWindow::new(TIMEOUT, 2048);
         for n in 0..100 {
             peer.sent(at(1000 * n));
             peer.acknowledged(1, true, at(1000 * n + 5));
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn infinite_timeout_has_no_limit() {
-        let mut peer = PeerWindow::new(0, 500);
+        let mut peer = SendWindow::new(0, 500);
         peer.sent(at(0));
         peer.acknowledged(1, false, at(1_000_000));
         assert_eq!(peer.packets(), 500);

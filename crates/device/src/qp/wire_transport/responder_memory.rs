@@ -22,7 +22,7 @@ use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
 use crate::qp::remote_memory::{atomic_word, check_access, store_word};
-use crate::qp::target::{Left, Readiness, Receive, Target};
+use crate::qp::target::{Receive, ResponderStatus, SrqLimit, Target};
 use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{MAX_CACHED, find_entry};
 use crate::send_wr::SendWr;
@@ -214,11 +214,11 @@ impl ResponderMemory {
         let (adapter, selected) = (self.adapter, self.selected);
         let Some(scope) = self.scope() else { return false };
         let Ok(guard) = lease(&scope.queue, adapter.id.pid) else { return false };
-        let Ok((receive, left)) = scope.target.take_receive(adapter.owner_id()) else { return false };
+        let Ok((receive, limit)) = scope.target.take_receive(adapter.owner_id()) else { return false };
         let mut elements = Elements::new();
         scope.target.read_receive(receive, &mut elements);
         drop(guard);
-        if left == Left::BelowLimit {
+        if limit == SrqLimit::Reached {
             scope.peer.send(scope.target.below_limit());
         }
         self.receive = Some((selected, receive, elements));
@@ -266,7 +266,7 @@ impl ResponderMemory {
 
     /// Whether the queue pair is in a state to take datagrams.
     pub(super) fn takes_datagrams(&self) -> bool {
-        self.own.target.readiness(0) == Readiness::Ready
+        self.own.target.responder_status(0) == ResponderStatus::Ready
     }
 
     /// Completes a datagram's receive. A full completion queue is reported to its owner: the sender gets no error.

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use super::Qp;
 use crate::peer::Peer;
-use crate::qp_table::{Packet, QpHandler};
-use crate::srq_slots::SrqSlots;
+use crate::qp_table::{Packet, QpOps};
+use crate::srq_wqes::SrqWqes;
 use crate::tasks::PendingRequests;
 
 impl PendingRequests for Qp {
@@ -19,7 +19,7 @@ impl PendingRequests for Qp {
     }
 }
 
-impl QpHandler for Qp {
+impl QpOps for Qp {
     fn qpn(&self) -> u32 {
         self.qpn
     }
@@ -66,7 +66,7 @@ impl QpHandler for Qp {
         self.wait_for_inflight_op(deadline)
     }
 
-    fn uses_srq(&self, srq: &SrqSlots) -> bool {
+    fn uses_srq(&self, srq: &SrqWqes) -> bool {
         self.recv.srq.as_ref().is_some_and(|own| std::ptr::eq(Arc::as_ptr(own.slots()), srq))
     }
 

@@ -7,17 +7,17 @@ use millstream_lockfree::{SpinGuard, SpinLock};
 use crate::recv_queue::{Received, RecvWqe};
 use crate::types::Sge;
 
-/// In [`SrqSlots::posted`]: the slot is free.
+/// In [`SrqWqes::posted`]: the slot is free.
 const NOT_POSTED: u32 = 0;
 
-/// In [`SrqSlots::posted`]: the slot's request was the `at`th to be posted, modulo 2^16.
+/// In [`SrqWqes::posted`]: the slot's request was the `at`th to be posted, modulo 2^16.
 const fn posted_as(at: u16) -> u32 {
     1 << 16 | at as u32
 }
 
 /// The slots of a shared receive queue.
 #[derive(Debug)]
-pub(crate) struct SrqSlots {
+pub(crate) struct SrqWqes {
     poster: SpinLock<SrqPoster>,
     wqes: Box<[RecvWqe]>,
     /// The state of each slot: [`NOT_POSTED`] or [`posted_as`].
@@ -32,7 +32,7 @@ pub(crate) struct SrqPoster {
     pub(crate) free: Vec<u32>,
 }
 
-impl SrqSlots {
+impl SrqWqes {
     /// `count` slots, a power of two, for `depth` requests.
     pub(crate) fn new(count: u32, depth: u32) -> Self {
         Self {
