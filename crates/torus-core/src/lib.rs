@@ -1,0 +1,32 @@
+//! The torus network as state machines without I/O, clock or threads.
+//!
+//! The node processes, the tests and the model run this crate. Read [`topology`] first, then [`route`].
+#![forbid(unsafe_code)]
+
+pub mod faults;
+pub mod route;
+pub mod topology;
+
+pub use faults::DeadSet;
+pub use route::{Route, VirtualChannel};
+pub use topology::{Axis, Coordinates, Dimensions, Direction, Link, NodeNumber, Sign};
+
+use std::fmt;
+
+/// Number of a configuration of routes. All nodes use the same dead set in one epoch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(pub u32);
+
+impl Epoch {
+    /// The next epoch.
+    #[must_use]
+    pub fn next(self) -> Epoch {
+        Epoch(self.0.wrapping_add(1))
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "epoch {}", self.0)
+    }
+}
