@@ -26,6 +26,7 @@
 //! mr_table  srq_wqes  tasks  gsi            tables
 //! exported_files  ipc  recv_queue
 //! layout  path  timers                       the arena, other processes
+//! slot_table                                 objects by index
 //! errno  types  caps  event  gid  clock  channel_table
 //! ```
 //!
@@ -64,6 +65,7 @@ mod recv_queue;
 mod roce_port;
 pub mod send_wr;
 mod server;
+mod slot_table;
 mod srq;
 mod srq_wqes;
 mod startup;

@@ -4,20 +4,19 @@
 //! threads see [`QpOps`], whose methods run rarely. So nothing below the queue pair depends on its type.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use millstream_link::Origin;
-use millstream_shm::random_u64;
 
 use crate::caps::MAX_QP;
-use crate::errno::{Errno, Result};
+use crate::errno::Result;
 use crate::layout::QPN_INDEX_BITS;
 use crate::peer::Peer;
 use crate::recv_queue::{Received, RecvQueue};
+use crate::slot_table::SlotTable;
 use crate::srq_wqes::SrqWqes;
 use crate::tasks::PendingRequests;
 
@@ -105,34 +104,20 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
 /// A table of queue pairs. All copies are the same table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct QpTable {
-    /// The slots by index; pointers are valid while registered, see [`QpTable::remove`].
-    polled: &'static [PolledSlot],
-    registry: &'static Registry,
-}
-
-#[derive(Debug)]
-struct Registry {
     qpn_prefix: u32,
-    handlers: Mutex<HashMap<u32, Weak<dyn QpOps>>>,
-    /// Free indices, in random order. A released index is reused as late as possible: its former peers may not have
-    /// noticed.
-    free: Mutex<VecDeque<u32>>,
+    table: SlotTable<QpWorkQueues, dyn QpOps>,
 }
 
-#[derive(Debug, Default)]
-struct PolledSlot {
-    qp: AtomicPtr<QpWorkQueues>,
-    /// Offset of its receive completion queue in the arena; zero before `qp` is set and after it is cleared.
-    recv_cq: AtomicU32,
+/// The index of a queue pair in the table of its process.
+#[inline]
+fn index(qpn: u32) -> u32 {
+    qpn % MAX_QP as u32
 }
 
 impl QpTable {
     /// An empty table for the process with this prefix. It is never freed.
     pub(crate) fn leak(qpn_prefix: u32) -> Self {
-        let polled: Vec<_> = (0..MAX_QP).map(|_| PolledSlot::default()).collect();
-        let free = Mutex::new(shuffled(MAX_QP as u32));
-        let registry = Registry { qpn_prefix, handlers: Mutex::default(), free };
-        Self { polled: polled.leak(), registry: Box::leak(Box::new(registry)) }
+        Self { qpn_prefix, table: SlotTable::leak(MAX_QP) }
     }
 
     /// Takes a free queue pair number; [`QpTable::remove`] releases it.
@@ -140,77 +125,54 @@ impl QpTable {
     /// # Errors
     /// ENOMEM if none is free.
     pub(crate) fn take_qpn(&self) -> Result<u32> {
-        let index = self.registry.free.lock().expect("no panic under this lock").pop_front();
-        index.map(|index| self.registry.qpn_prefix << QPN_INDEX_BITS | index).ok_or(Errno::NOMEM)
+        Ok(self.qpn_prefix << QPN_INDEX_BITS | self.table.take_index()?)
     }
 
     /// Registers a queue pair whose receives complete in the queue at `recv_cq`.
     ///
     /// # Safety
-    /// `polled` is valid until [`QpTable::remove`].
-    pub(crate) unsafe fn add(&self, qp: Weak<dyn QpOps>, polled: *const QpWorkQueues, recv_cq: u32) {
+    /// `work_queues` is valid until [`QpTable::remove`].
+    pub(crate) unsafe fn add(
+        &self,
+        qpn: u32,
+        qp: Weak<dyn QpOps>,
+        work_queues: *const QpWorkQueues,
+        recv_cq: u32,
+    ) {
         // SAFETY: the caller's promise.
-        let index = unsafe { &*polled }.qpn % MAX_QP as u32;
-        self.registry.handlers.lock().expect("no panic under this lock").insert(index, qp);
-        let slot = &self.polled[index as usize];
-        slot.qp.store(polled.cast_mut(), Ordering::Release);
-        slot.recv_cq.store(recv_cq, Ordering::Release);
+        unsafe { self.table.add(index(qpn), qp, work_queues, recv_cq) };
     }
 
     /// Removes a queue pair and releases its number. The caller holds the consumer locks of both its completion
     /// queues, so that no poller uses it.
     pub(crate) fn remove(&self, qpn: u32) {
-        let index = qpn % MAX_QP as u32;
-        let slot = &self.polled[index as usize];
-        slot.recv_cq.store(0, Ordering::Release);
-        slot.qp.store(std::ptr::null_mut(), Ordering::Release);
-        self.registry.handlers.lock().expect("no panic under this lock").remove(&index);
-        self.registry.free.lock().expect("no panic under this lock").push_back(index);
+        self.table.remove(index(qpn));
+        self.table.release_index(index(qpn));
     }
 
     /// The queue pair `qpn`, for a poller that holds the lock of its send completion queue.
     #[inline]
     pub(crate) fn sender_for_poller(&self, qpn: u32) -> Option<&QpWorkQueues> {
-        let pointer = self.polled[qpn as usize % MAX_QP].qp.load(Ordering::Acquire);
-        // SAFETY: registered pointers are valid; removal needs the lock that the caller holds.
-        let qp = unsafe { pointer.as_ref() }?;
+        // SAFETY: the caller holds the lock.
+        let qp = unsafe { self.table.locked_by_caller(index(qpn)) }?;
         (qp.qpn == qpn).then_some(qp)
     }
 
-    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`. The
-    /// number comes from shared memory: it may name a queue pair that completes elsewhere and can be removed
-    /// at any time. So the completion queue is compared before the pointer is used.
+    /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`; see
+    /// [`SlotTable::for_poller`].
     #[inline]
     pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&QpWorkQueues> {
-        let slot = &self.polled[qpn as usize % MAX_QP];
-        if slot.recv_cq.load(Ordering::Acquire) != recv_cq {
-            return None;
-        }
-        // SAFETY: registered, and as just checked its removal needs the lock that the caller holds.
-        let qp = unsafe { slot.qp.load(Ordering::Acquire).as_ref() }?;
+        let qp = self.table.for_poller(index(qpn), recv_cq)?;
         (qp.qpn == qpn).then_some(qp)
     }
 
     /// The queue pair `qpn`.
     pub(crate) fn get(&self, qpn: u32) -> Option<Arc<dyn QpOps>> {
-        let index = qpn % MAX_QP as u32;
-        let qp = self.registry.handlers.lock().expect("no panic under this lock").get(&index).cloned();
-        // Outside the lock: this may be the last reference.
-        qp?.upgrade().filter(|qp| qp.qpn() == qpn)
+        self.table.get(index(qpn)).filter(|qp| qp.qpn() == qpn)
     }
 
     /// All queue pairs.
     pub(crate) fn all(&self) -> Vec<Arc<dyn QpOps>> {
-        let handlers = self.registry.handlers.lock().expect("no panic under this lock");
-        handlers.values().filter_map(Weak::upgrade).collect()
+        self.table.all()
     }
-}
-
-/// The numbers below `n` in random order (Fisher and Yates).
-pub(crate) fn shuffled(n: u32) -> VecDeque<u32> {
-    let mut numbers: VecDeque<u32> = (0..n).collect();
-    for i in (1..n as usize).rev() {
-        numbers.swap(i, random_u64() as usize % (i + 1));
-    }
-    numbers
 }

@@ -27,7 +27,7 @@ fn read(folder: &Path, module: Option<&str>, graph: &mut Graph) {
         let module = module.unwrap_or(&name);
         if path.is_dir() {
             read(&path, Some(module), graph);
-        } else if module != "lib" {
+        } else if module != "lib" && name != "tests" {
             let text = code(&path);
             let found = dependencies(&text).filter(|other| !other.is_empty() && other != module);
             graph.entry(module.to_owned()).or_default().extend(found);

@@ -74,18 +74,8 @@ impl LocalTransport {
         qp: &Qp,
         wr: &SendWr<'_>,
     ) -> Result<(), ExecError> {
-        if self.target.is_none() {
-            self.bind(qp)?;
-        }
-        let (Some(peer), Some(target)) = (&self.peer, &self.target) else {
-            return Err(ExecError::PeerNotReady);
-        };
-        if !peer.alive() {
-            return Err(ExecError::PeerGone);
-        }
-        // Checked again after the announcement. An announcement to a queue pair that has another peer would
-        // disturb that peer's announcements.
-        target.current_responder_status(qp.qpn).check()?;
+        self.ensure_bound(qp)?;
+        let (peer, target) = checked_peer(&self.peer, &self.target, qp)?;
         target.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         let mut transfer = Transfer { qp, peer, target, remote: &mut self.remote_keys, local: local_keys };
         let result = transfer.run(wr);
@@ -110,9 +100,15 @@ impl LocalTransport {
         }
     }
 
+    /// Finds the peer's queue pair if this is the first request.
+    #[inline(always)]
+    pub(super) fn ensure_bound(&mut self, qp: &Qp) -> Result<(), ExecError> {
+        if self.target.is_none() { self.bind(qp) } else { Ok(()) }
+    }
+
     /// Finds the peer's queue pair before the first request.
     #[cold]
-    pub(super) fn bind(&mut self, qp: &Qp) -> Result<(), ExecError> {
+    fn bind(&mut self, qp: &Qp) -> Result<(), ExecError> {
         if self.peer.is_none() {
             if !self.reachable {
                 return Err(ExecError::PeerNotReady);
@@ -148,6 +144,24 @@ impl LocalTransport {
     pub(super) fn rnr_timer(&self) -> u32 {
         self.target.as_ref().map_or(0, |target| target.entry.min_rnr_timer.load(Ordering::Relaxed))
     }
+}
+
+/// The peer and its queue pair, if a request may be announced to it. The status is checked again after the
+/// announcement. An announcement to a queue pair that has another peer would disturb that peer's announcements.
+#[inline(always)]
+pub(super) fn checked_peer<'a>(
+    peer: &'a Option<Arc<Peer>>,
+    target: &'a Option<Target>,
+    qp: &Qp,
+) -> Result<(&'a Arc<Peer>, &'a Target), ExecError> {
+    let (Some(peer), Some(target)) = (peer, target) else {
+        return Err(ExecError::PeerNotReady);
+    };
+    if !peer.alive() {
+        return Err(ExecError::PeerGone);
+    }
+    target.current_responder_status(qp.qpn).check()?;
+    Ok((peer, target))
 }
 
 impl ResponderStatus {

@@ -223,7 +223,7 @@ impl Qp {
             domain.attach();
         }
         // SAFETY: the queue pair removes itself in `destroy`, at the latest when it is dropped.
-        unsafe { adapter.qps.add(qp.me.clone(), &raw const qp.work_queues, recv_cq.arena_offset()) };
+        unsafe { adapter.qps.add(qpn, qp.me.clone(), &raw const qp.work_queues, recv_cq.arena_offset()) };
         qp.publish(slots);
         Ok(qp)
     }

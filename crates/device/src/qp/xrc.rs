@@ -13,7 +13,7 @@ use millstream_shm::MappedRef;
 
 use super::Qp;
 use super::keys::{LocalKeys, RemoteKeys};
-use super::local_transport::LocalTransport;
+use super::local_transport::{LocalTransport, checked_peer};
 use super::target::Target;
 use super::transfer::{ExecError, Transfer, UNRESPONSIVE, refused};
 use crate::adapter::LocalAdapter;
@@ -107,16 +107,8 @@ impl LocalTransport {
         qp: &Qp,
         wr: &SendWr<'_>,
     ) -> Result<(), ExecError> {
-        if self.target.is_none() {
-            self.bind(qp)?;
-        }
-        let (Some(peer), Some(through)) = (&self.peer, &self.target) else {
-            return Err(ExecError::PeerNotReady);
-        };
-        if !peer.alive() {
-            return Err(ExecError::PeerGone);
-        }
-        through.current_responder_status(qp.qpn).check()?;
+        self.ensure_bound(qp)?;
+        let (peer, through) = checked_peer(&self.peer, &self.target, qp)?;
         through.entry.inflight.begin(&mut self.announced, peer.asymmetric);
         // Checked again after the announcement.
         let ready = through.current_responder_status(qp.qpn).check();

@@ -34,8 +34,8 @@ const RULES: &[(&str, &[&str])] = &[
         "what lies in shared memory is copied first, then checked",
         &[
             "corrupted_arena::a_corrupted_arena_causes_errors_only",
-            "../../src/cq/mod.rs::completions_carry_no_impossible_values",
-            "../../src/cq/mod.rs::a_completion_in_the_wrong_queue_is_dropped",
+            "../../src/cq/tests.rs::completions_carry_no_impossible_values",
+            "../../src/cq/tests.rs::a_completion_in_the_wrong_queue_is_dropped",
         ],
     ),
     (
