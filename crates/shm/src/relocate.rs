@@ -118,7 +118,7 @@ pub fn share(range: Range<usize>) -> Option<Shared> {
     // Peers get the descriptor, and must not seal it against each other.
     let memory = Memfd::sealed("millstream-moved", inner.len()).ok()?;
     let fresh = memory.map().ok()?;
-    replace(&inner, fresh, &touched(&inner)).ok()?;
+    replace(&inner, fresh, Contents::Written).ok()?;
     let moved = Arc::new(Moved { memory, range: inner.clone() });
     registry.push(moved.clone());
     Some(Shared { moved, range: inner, offset: 0 })
@@ -145,7 +145,7 @@ impl Drop for Shared {
             }
             let part = area.range.start.max(self.moved.range.start)..area.range.end.min(self.moved.range.end);
             // On failure the pages stay shared: correct, if slower to fork.
-            let _ = private(part.len()).and_then(|fresh| replace(&part, fresh, &[whole(&part)]));
+            let _ = private(part.len()).and_then(|fresh| replace(&part, fresh, Contents::All));
         }
     }
 }
@@ -164,39 +164,48 @@ fn private(len: usize) -> io::Result<Mapping> {
     Ok(Mapping::from_raw(address as *mut u8, len))
 }
 
-/// All of a range, as offsets in it.
-fn whole(range: &Range<usize>) -> Range<usize> {
-    0..range.len()
+/// Which pages of a range [`replace`] copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contents {
+    /// Every page.
+    All,
+    /// Only pages that were ever written. Moving a large untouched buffer then allocates no pages.
+    Written,
 }
 
-/// The parts of a range that were ever written, as offsets in it. Moving a large untouched buffer then
-/// allocates no pages.
-fn touched(range: &Range<usize>) -> Vec<Range<usize>> {
-    let mut entries = vec![0u8; range.len() / PAGE * 8];
-    let read = File::open("/proc/self/pagemap")
-        .and_then(|f| f.read_exact_at(&mut entries, (range.start / PAGE * 8) as u64));
-    if read.is_err() {
-        return vec![whole(range)];
-    }
-    // Bits 63 and 62 of an entry: present, swapped.
-    runs(entries.as_chunks::<8>().0.iter().map(|e| u64::from_ne_bytes(*e) >> 62 != 0))
-}
+/// Pages whose entries [`copy_written`] reads at once.
+const PAGEMAP_BATCH: usize = 512;
 
-/// The runs of pages that are present, as byte ranges.
-fn runs(pages: impl Iterator<Item = bool>) -> Vec<Range<usize>> {
-    let mut runs: Vec<Range<usize>> = Vec::new();
-    for (i, _) in pages.enumerate().filter(|(_, touched)| *touched) {
-        match runs.last_mut() {
-            Some(run) if run.end == i * PAGE => run.end += PAGE,
-            _ => runs.push(i * PAGE..(i + 1) * PAGE),
+/// Copies the pages of `range` that were ever written to the same offsets of `to`, as `/proc/self/pagemap` (opened as
+/// `pagemap`) shows them. The entries are kept on the stack, because the heap may be a part of the range.
+///
+/// # Safety
+/// The range is readable and no thread stores to it; `to` has room for it.
+unsafe fn copy_written(range: &Range<usize>, pagemap: Option<&File>, to: *mut u8) {
+    let mut entries = [0u8; PAGEMAP_BATCH * size_of::<u64>()];
+    for batch in range.clone().step_by(PAGEMAP_BATCH * PAGE) {
+        let pages = ((range.end - batch) / PAGE).min(PAGEMAP_BATCH);
+        let entries = &mut entries[..pages * size_of::<u64>()];
+        let at = (batch / PAGE * size_of::<u64>()) as u64;
+        let known = pagemap.is_some_and(|pagemap| pagemap.read_exact_at(entries, at).is_ok());
+        for (page, entry) in (batch..range.end).step_by(PAGE).zip(entries.as_chunks::<8>().0) {
+            // Bits 63 and 62 of an entry: present, swapped.
+            if !known || u64::from_ne_bytes(*entry) >> 62 != 0 {
+                // SAFETY: the caller vouches for both ranges.
+                unsafe { to.add(page - range.start).copy_from_nonoverlapping(page as *const u8, PAGE) };
+            }
         }
     }
-    runs
 }
 
-/// Copies the `runs` of `range` into `fresh` and maps `fresh` in place of the range. Called under the
-/// registry's lock. It must not use the heap: the thread would wait for its own move.
-fn replace(range: &Range<usize>, fresh: Mapping, runs: &[Range<usize>]) -> io::Result<()> {
+/// Copies the `contents` of `range` into `fresh` and maps `fresh` in place of the range. Called under the
+/// registry's lock. It must not use the heap between the first and the last system call: the thread would wait for its
+/// own move.
+fn replace(range: &Range<usize>, fresh: Mapping, contents: Contents) -> io::Result<()> {
+    let pagemap = match contents {
+        Contents::All => None,
+        Contents::Written => File::open("/proc/self/pagemap").ok(),
+    };
     MOVING_END.store(range.end, Ordering::Relaxed);
     MOVING_START.store(range.start, Ordering::SeqCst);
     // SAFETY: the range is mapped memory of this process; it stays readable and its contents do
@@ -204,10 +213,8 @@ fn replace(range: &Range<usize>, fresh: Mapping, runs: &[Range<usize>]) -> io::R
     let result = unsafe {
         let protect = |prot: i32| libc::syscall(libc::SYS_mprotect, range.start, range.len(), prot);
         if protect(libc::PROT_READ) == 0 {
-            for run in runs {
-                let from = (range.start + run.start) as *const u8;
-                fresh.base().add(run.start).copy_from_nonoverlapping(from, run.len());
-            }
+            // After the protection: a page that a thread writes for the first time before it counts as written.
+            copy_written(range, pagemap.as_ref(), fresh.base());
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             let moved =
                 libc::syscall(libc::SYS_mremap, fresh.base(), range.len(), range.len(), flags, range.start);
@@ -350,7 +357,7 @@ extern "C" fn after_fork_child() {
     unsafe { REGISTRY.force_unlock() };
     for moved in REGISTRY.lock().drain(..) {
         if let Ok(fresh) = private(moved.range.len()) {
-            let _ = replace(&moved.range, fresh, &[whole(&moved.range)]);
+            let _ = replace(&moved.range, fresh, Contents::All);
         }
         // The child must not undo the parent's moves.
         std::mem::forget(moved);
@@ -496,8 +503,22 @@ mod tests {
     }
 
     #[test]
-    fn runs_join_touched_pages() {
-        assert_eq!(runs([true, true, false, true].into_iter()), [0..2 * PAGE, 3 * PAGE..4 * PAGE]);
+    fn pages_that_were_never_written_take_no_memory() {
+        const PAGES: usize = 3 * PAGEMAP_BATCH + 7;
+        let memory = pages(PAGES);
+        let written = [0, PAGEMAP_BATCH - 1, PAGEMAP_BATCH, PAGES - 1];
+        for page in written {
+            // SAFETY: within the pages, here and below.
+            unsafe { memory.base().add(page * PAGE + 9).write_volatile(page as u8 | 1) };
+        }
+        let base = memory.base() as usize;
+        let shared = share(base..base + PAGES * PAGE).unwrap();
+        let allocated = rustix::fs::fstat(&shared.moved.memory).unwrap().st_blocks as usize * 512 / PAGE;
+        assert_eq!(allocated, written.len());
+        for page in written {
+            // SAFETY: as above.
+            assert_eq!(unsafe { memory.base().add(page * PAGE + 9).read_volatile() }, page as u8 | 1);
+        }
     }
 
     /// Runs a test in another thread, and fails if it does not end in time.

@@ -17,6 +17,7 @@ mod port;
 mod process_kills;
 mod queues;
 mod regions;
+mod registration;
 mod resize;
 mod retries;
 mod semantics;
@@ -45,6 +46,7 @@ fn other_process() {
         Ok("trespasser") => other_users::trespasser(),
         Ok("squatter") => other_users::squatter(),
         Ok("load") => process_kills::load::serve(),
+        Ok("registration") => registration::registers_under_stores(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("family") => peer_exit::family(),
         Ok("stranger") => hostile_socket::stranger(),
