@@ -11,13 +11,13 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, OnceLock};
 
 use libfuzzer_sys::fuzz_target;
-use operations::Stage;
+use operations::FuzzSession;
 
 /// Environment variable that marks the peer process.
 const PEER_VARIABLE: &str = "MILLSTREAM_FUZZ_PEER";
 
 type PeerCall = Box<dyn FnMut(&str) -> String + Send>;
-static STAGE: OnceLock<Mutex<Stage<PeerCall>>> = OnceLock::new();
+static SESSION: OnceLock<Mutex<FuzzSession<PeerCall>>> = OnceLock::new();
 
 fn run_peer() -> ! {
     let read_line = || {
@@ -25,7 +25,7 @@ fn run_peer() -> ! {
         let n = std::io::stdin().read_line(&mut line).expect("the player's end of a pipe");
         (n != 0).then(|| line.trim_end().to_owned())
     };
-    operations::partner(|line| println!("{line}"), read_line);
+    operations::peer(|line| println!("{line}"), read_line);
     std::process::exit(0);
 }
 
@@ -49,10 +49,10 @@ fuzz_target!(
         if std::env::var_os(PEER_VARIABLE).is_some() {
             run_peer();
         }
-        assert!(STAGE.set(Mutex::new(Stage::new(start_peer()))).is_ok());
+        assert!(SESSION.set(Mutex::new(FuzzSession::new(start_peer()))).is_ok());
     },
     |bytes: &[u8]| {
-        let mut stage = STAGE.get().expect("made at first").lock().expect("a panic ends the process");
-        stage.play(bytes);
+        let mut session = SESSION.get().expect("made at first").lock().expect("a panic ends the process");
+        session.run(bytes);
     }
 );

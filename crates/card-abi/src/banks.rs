@@ -1,10 +1,10 @@
 //! Bytes of card memory by bank.
 
-use crate::Span;
+use crate::MemoryRange;
 use crate::registers::MAX_BANKS;
 
 /// The parts of a range that lie in each bank, with their lengths.
-pub fn by_bank(span: Span, bank_bytes: u64) -> impl Iterator<Item = (usize, u64)> {
+pub fn by_bank(span: MemoryRange, bank_bytes: u64) -> impl Iterator<Item = (usize, u64)> {
     let end = span.offset.saturating_add(span.len);
     let mut at = span.offset;
     std::iter::from_fn(move || {
@@ -20,7 +20,11 @@ pub fn by_bank(span: Span, bank_bytes: u64) -> impl Iterator<Item = (usize, u64)
 
 /// Adds up the bytes of ranges by bank. Most ranges lie in the bank of the previous one; this case needs no
 /// division.
-pub fn add_by_bank(spans: impl Iterator<Item = Span>, bank_bytes: u64, mut add: impl FnMut(usize, u64)) {
+pub fn add_by_bank(
+    spans: impl Iterator<Item = MemoryRange>,
+    bank_bytes: u64,
+    mut add: impl FnMut(usize, u64),
+) {
     let (mut bank, mut inside, mut bytes) = (usize::MAX, 0..0, 0);
     for span in spans {
         if inside.contains(&span.offset) && inside.end - span.offset >= span.len {
@@ -61,7 +65,7 @@ mod tests {
                 }
             }
             let mut counted = [0; MAX_BANKS as usize];
-            let spans = spans.iter().map(|(offset, len)| Span::new(*offset, *len));
+            let spans = spans.iter().map(|(offset, len)| MemoryRange::new(*offset, *len));
             add_by_bank(spans, bank_bytes, |bank, bytes| counted[bank] += bytes);
             prop_assert_eq!(counted, expected);
         }

@@ -5,9 +5,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::Span;
+use crate::MemoryRange;
 use crate::layout;
-use crate::registers::Words;
+use crate::registers::KernelWords;
 
 /// Size of a descriptor and of a completion entry (bytes).
 pub const ENTRY_BYTES: usize = RawDescriptor::BYTES;
@@ -58,9 +58,9 @@ pub struct Descriptor {
     /// Bits that the kernel defines.
     pub flags: u32,
     /// Range of the kernel's arguments.
-    pub args: Span,
+    pub args: MemoryRange,
     /// Range for the kernel's result.
-    pub result: Span,
+    pub result: MemoryRange,
     /// Returned in the completion.
     pub cookie: u64,
 }
@@ -95,8 +95,8 @@ impl Descriptor {
         Ok(Descriptor {
             region: raw.region,
             flags: raw.flags,
-            args: Span::new(raw.args_offset, raw.args_len),
-            result: Span::new(raw.result_offset, raw.result_len),
+            args: MemoryRange::new(raw.args_offset, raw.args_len),
+            result: MemoryRange::new(raw.result_offset, raw.result_len),
             cookie: raw.cookie,
         })
     }
@@ -127,7 +127,7 @@ impl EventCounters {
     }
 
     /// Reads the first five result words.
-    pub fn from_words(words: &Words) -> EventCounters {
+    pub fn from_words(words: &KernelWords) -> EventCounters {
         let [events, fragments, corrupt_fragments, decisions_set, payload_bytes, ..] = *words;
         EventCounters {
             events: events as u32,
@@ -437,8 +437,8 @@ mod tests {
             let descriptor = Descriptor {
                 region,
                 flags,
-                args: Span::new(args.0, args.1),
-                result: Span::new(result.0, result.1),
+                args: MemoryRange::new(args.0, args.1),
+                result: MemoryRange::new(result.0, result.1),
                 cookie,
             };
             prop_assert_eq!(Descriptor::from_bytes(&descriptor.to_bytes()), Ok(descriptor));

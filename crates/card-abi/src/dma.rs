@@ -1,6 +1,6 @@
 //! DMA descriptors: transfers of a card's DMA engine, inside its memory or with a peer card.
 
-use crate::Span;
+use crate::MemoryRange;
 use crate::command::{Cause, Fault, numbered};
 use crate::layout;
 use crate::registers::DMA_DESCRIPTOR_BYTES;
@@ -43,7 +43,7 @@ pub struct DmaDescriptor {
     /// Number of the peer in the peer table.
     pub peer: u16,
     /// The range in this card's memory.
-    pub local: Span,
+    pub local: MemoryRange,
     /// Address in the peer's window, or offset in this card.
     pub remote: u64,
     /// Key of the peer's window.
@@ -85,16 +85,16 @@ impl DmaDescriptor {
         if raw.flags & !DMA_NOTIFY != 0 {
             return Err(Fault::new(Cause::UnknownFlags, raw.flags.into()));
         }
-        let local = Span::new(raw.local, raw.bytes);
-        let fits = |span: Span| match span.offset & BAR2_OFFSET {
+        let local = MemoryRange::new(raw.local, raw.bytes);
+        let fits = |span: MemoryRange| match span.offset & BAR2_OFFSET {
             0 => span.fits(memory),
-            _ => Span::new(span.offset & !BAR2_OFFSET, span.len).fits(bar2),
+            _ => MemoryRange::new(span.offset & !BAR2_OFFSET, span.len).fits(bar2),
         };
         if !fits(local) {
             return Err(Fault::new(Cause::DmaOutsideMemory, raw.local));
         }
         if operation == DmaOperation::Local {
-            let to = Span::new(raw.remote, raw.bytes);
+            let to = MemoryRange::new(raw.remote, raw.bytes);
             if !fits(to) || to.overlaps(local) {
                 return Err(Fault::new(Cause::DmaOutsideMemory, raw.remote));
             }
@@ -124,7 +124,7 @@ mod tests {
             (raw[0], raw[1]) = (operation, flags);
             match DmaDescriptor::from_raw(RawDmaDescriptor::from_bytes(&raw), memory, bar2) {
                 Ok(transfer) => {
-                    let within = Span::new(transfer.local.offset & !BAR2_OFFSET, transfer.local.len);
+                    let within = MemoryRange::new(transfer.local.offset & !BAR2_OFFSET, transfer.local.len);
                     let size = if within == transfer.local { memory } else { bar2 };
                     prop_assert!(within.fits(size));
                     prop_assert_eq!(transfer.to_bytes(), raw);

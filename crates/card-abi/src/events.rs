@@ -3,7 +3,7 @@
 //! An event kernel works on the packets of one batch of events, one packet per source. Its arguments are
 //! followed by the list of packets; its result is a list of summaries, one per event.
 
-use crate::Span;
+use crate::MemoryRange;
 use crate::command::{EventCounters, bits};
 use crate::layout;
 
@@ -70,8 +70,8 @@ impl EventSummary {
 
 impl PacketBuffer {
     /// The range of card memory.
-    pub fn span(&self) -> Span {
-        Span::new(self.offset, self.capacity)
+    pub fn span(&self) -> MemoryRange {
+        MemoryRange::new(self.offset, self.capacity)
     }
 }
 

@@ -25,6 +25,6 @@ pub mod reference;
 pub mod registers;
 pub mod stencil;
 
-pub use memory::{AccessError, MappedMemory, PrefaultError, Span};
+pub use memory::{AccessError, MappedMemory, MemoryRange, PrefaultError};
 pub use name::{BadCardName, CardName};
 pub use os::{IoContext, SyscallError};

@@ -14,18 +14,18 @@ use crate::{IoContext as _, SyscallError};
 
 /// A range of card memory (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Span {
+pub struct MemoryRange {
     /// First byte, counted from the start of card memory.
     pub offset: u64,
     /// Length.
     pub len: u64,
 }
 
-impl Span {
+impl MemoryRange {
     /// The range of `len` bytes at `offset`.
     #[inline]
-    pub const fn new(offset: u64, len: u64) -> Span {
-        Span { offset, len }
+    pub const fn new(offset: u64, len: u64) -> MemoryRange {
+        MemoryRange { offset, len }
     }
 
     /// True if the range lies inside `bytes` bytes of memory. Cannot overflow.
@@ -42,7 +42,7 @@ impl Span {
 
     /// True if the two ranges, both inside some memory, have a byte in common.
     #[inline]
-    pub const fn overlaps(self, other: Span) -> bool {
+    pub const fn overlaps(self, other: MemoryRange) -> bool {
         self.len != 0
             && other.len != 0
             && self.offset < other.offset.saturating_add(other.len)
@@ -50,7 +50,7 @@ impl Span {
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for MemoryRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} bytes at {:#x}", self.len, self.offset)
     }
@@ -63,7 +63,7 @@ pub enum AccessError {
     #[error("{span} is outside the card's memory of {memory} bytes")]
     OutOfRange {
         /// The requested range.
-        span: Span,
+        span: MemoryRange,
         /// Size of the memory (bytes).
         memory: u64,
     },
@@ -121,7 +121,7 @@ impl MappedMemory {
 
     /// Checks that `span` lies inside the memory.
     #[inline]
-    pub fn check(&self, span: Span) -> Result<(), AccessError> {
+    pub fn check(&self, span: MemoryRange) -> Result<(), AccessError> {
         span.check(self.size())
     }
 
@@ -130,7 +130,7 @@ impl MappedMemory {
     /// A concurrent write can tear the bytes.
     #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.check(Span::new(offset, out.len() as u64))?;
+        self.check(MemoryRange::new(offset, out.len() as u64))?;
         // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A concurrent
         // writer can tear the bytes, which are plain data to the caller.
         unsafe {
@@ -150,7 +150,7 @@ impl MappedMemory {
     /// Copies `bytes` into card memory at `offset`.
     #[inline]
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.check(Span::new(offset, bytes.len() as u64))?;
+        self.check(MemoryRange::new(offset, bytes.len() as u64))?;
         // SAFETY: the range was checked; `bytes` cannot overlap the mapping, to which no reference exists.
         unsafe {
             let to = self.mapping.base().add(offset as usize);
@@ -161,9 +161,9 @@ impl MappedMemory {
 
     /// Copies inside the memory; the ranges may overlap.
     #[inline]
-    pub fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+    pub fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
         self.check(from)?;
-        self.check(Span::new(to, from.len))?;
+        self.check(MemoryRange::new(to, from.len))?;
         // SAFETY: both ranges were checked, and no reference to the mapping exists.
         unsafe {
             let base = self.mapping.base();
@@ -173,7 +173,7 @@ impl MappedMemory {
     }
 
     /// Writes zeros to a range, which is cut to the memory.
-    pub fn zero(&self, span: Span) {
+    pub fn zero(&self, span: MemoryRange) {
         let start = span.offset.min(self.size());
         let len = span.len.min(self.size() - start);
         // SAFETY: the range was cut to the mapping, to which no reference exists.
@@ -183,7 +183,7 @@ impl MappedMemory {
     /// Allocates the pages of `span` and maps them here; their content stays.
     ///
     /// A page fault costs far more than copying the page, so prefault receive memory before a run.
-    pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
+    pub fn prefault(&self, span: MemoryRange) -> Result<(), PrefaultError> {
         self.check(span)?;
         let populated = self.mapping.prefault(span.offset as usize, span.len as usize);
         Ok(populated.context("prefault the pages of a card")?)
@@ -216,7 +216,7 @@ mod tests {
         let memory = memory();
         memory.write(4090, b"over the page").unwrap();
         assert_eq!(&memory.read_array::<15>(4089).unwrap(), b"\0over the page\0");
-        memory.zero(Span::new(4090, u64::MAX));
+        memory.zero(MemoryRange::new(4090, u64::MAX));
         assert_eq!(memory.read_array::<15>(4089).unwrap(), [0; 15]);
     }
 
@@ -224,7 +224,7 @@ mod tests {
         #[test]
         fn a_span_fits_exactly_if_its_end_does(offset: u64, len: u64, bytes: u64) {
             let end = u128::from(offset) + u128::from(len);
-            prop_assert_eq!(Span::new(offset, len).fits(bytes), end <= u128::from(bytes));
+            prop_assert_eq!(MemoryRange::new(offset, len).fits(bytes), end <= u128::from(bytes));
         }
 
         #[test]
@@ -232,7 +232,7 @@ mod tests {
             a in (0u64..40, 0u64..10), b in (0u64..40, 0u64..10),
         ) {
             let shared = (a.0..a.0 + a.1).any(|byte| (b.0..b.0 + b.1).contains(&byte));
-            prop_assert_eq!(Span::new(a.0, a.1).overlaps(Span::new(b.0, b.1)), shared);
+            prop_assert_eq!(MemoryRange::new(a.0, a.1).overlaps(MemoryRange::new(b.0, b.1)), shared);
         }
 
         #[test]

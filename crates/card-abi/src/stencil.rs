@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::registers::{WORDS, Words};
+use crate::registers::{KERNEL_WORDS, KernelWords};
 
 /// Name of the kernel.
 pub const NAME: &str = "stencil";
@@ -31,9 +31,9 @@ pub struct StencilArguments {
 impl StencilArguments {
     /// The argument words.
     #[must_use]
-    pub fn to_words(&self) -> Words {
+    pub fn to_words(&self) -> KernelWords {
         let [one, other] = &self.ranges;
-        let mut words = [0; WORDS];
+        let mut words = [0; KERNEL_WORDS];
         words[..11].copy_from_slice(&[
             self.double.into(),
             self.rows,

@@ -11,7 +11,7 @@
 //! use millstream_card::{Card, Ring, RingLayout};
 //! use millstream_card_abi::command::Descriptor;
 //! use millstream_card_abi::events::{EventSummary, PacketBuffer, VERIFY, VerifyArgs};
-//! use millstream_card_abi::{CardName, Span};
+//! use millstream_card_abi::{CardName, MemoryRange};
 //! use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,8 +34,8 @@
 //! ring.submit(&Descriptor {
 //!     region: 0,
 //!     flags: 0,
-//!     args: Span::new(0x4000, args.len() as u64),
-//!     result: Span::new(0x8000, 2 * EventSummary::BYTES as u64),
+//!     args: MemoryRange::new(0x4000, args.len() as u64),
+//!     result: MemoryRange::new(0x8000, 2 * EventSummary::BYTES as u64),
 //!     cookie: 1,
 //! })?;
 //! let completion = ring.wait(timeout)?;

@@ -1,6 +1,6 @@
 //! Card memory on the side of the server: one [`Backing`], mapped or not.
 
-use millstream_card_abi::{AccessError, MappedMemory, PrefaultError, Span, SyscallError};
+use millstream_card_abi::{AccessError, MappedMemory, MemoryRange, PrefaultError, SyscallError};
 
 use crate::backing::{AllocationOptions, Backing, EmulatedMemory};
 
@@ -38,7 +38,7 @@ impl Memory {
     }
 
     /// Checks that `span` lies inside the memory.
-    pub fn check(&self, span: Span) -> Result<(), AccessError> {
+    pub fn check(&self, span: MemoryRange) -> Result<(), AccessError> {
         span.check(self.size())
     }
 
@@ -49,7 +49,7 @@ impl Memory {
         if let Some(mapped) = self.backing.mapped() {
             return mapped.read(offset, out);
         }
-        self.check(Span::new(offset, out.len() as u64))?;
+        self.check(MemoryRange::new(offset, out.len() as u64))?;
         self.backing.read(offset, out)
     }
 
@@ -67,24 +67,24 @@ impl Memory {
             self.backing.flush();
             return Ok(());
         }
-        self.check(Span::new(offset, bytes.len() as u64))?;
+        self.check(MemoryRange::new(offset, bytes.len() as u64))?;
         self.backing.write(offset, bytes)
     }
 
     /// Copies inside the memory; the ranges may overlap.
-    pub(crate) fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+    pub(crate) fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
         if let Some(mapped) = self.backing.mapped() {
             mapped.copy_within(from, to)?;
             self.backing.flush();
             return Ok(());
         }
         self.check(from)?;
-        self.check(Span::new(to, from.len))?;
+        self.check(MemoryRange::new(to, from.len))?;
         self.backing.copy_within(from, to)
     }
 
     /// Allocates the pages of `span`, if the memory is mapped; their content stays.
-    pub fn prefault(&self, span: Span) -> Result<(), PrefaultError> {
+    pub fn prefault(&self, span: MemoryRange) -> Result<(), PrefaultError> {
         match self.backing.mapped() {
             Some(mapped) => mapped.prefault(span),
             None => Ok(self.check(span)?),

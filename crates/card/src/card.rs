@@ -11,7 +11,7 @@ use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
 use millstream_card_abi::lease;
 use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
-use millstream_card_abi::{CardName, IoContext as _, MappedMemory, Span, SyscallError};
+use millstream_card_abi::{CardName, IoContext as _, MappedMemory, MemoryRange, SyscallError};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, own_uid};
 use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
@@ -288,10 +288,10 @@ impl Card {
     }
 
     /// Memory bank `index`, if the card has it.
-    pub fn bank(&self, index: u32) -> Option<Span> {
+    pub fn bank(&self, index: u32) -> Option<MemoryRange> {
         let count = self.registers().bank_count().load(Ordering::Relaxed);
         let bytes = self.registers().bank_bytes().load(Ordering::Relaxed);
-        let span = Span::new(bytes.checked_mul(index.into())?, bytes);
+        let span = MemoryRange::new(bytes.checked_mul(index.into())?, bytes);
         (index < count && span.fits(self.memory().size())).then_some(span)
     }
 

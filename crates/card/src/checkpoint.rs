@@ -20,12 +20,12 @@ use std::path::{Path, PathBuf};
 use super::control::{KernelSource, RunRequest, region_register};
 use super::info::text;
 use crate::remote::{RemoteCard, RemoteError, Snapshot};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::RegionState;
 use millstream_card_abi::image::{MAX_IMAGE_BYTES, image_hash};
 use millstream_card_abi::layout;
-use millstream_card_abi::registers::Words;
-use millstream_card_abi::registers::{MAX_CHUNKS, MAX_REGIONS, WORDS, at, region_at};
+use millstream_card_abi::registers::KernelWords;
+use millstream_card_abi::registers::{KERNEL_WORDS, MAX_CHUNKS, MAX_REGIONS, at, region_at};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"MSCHKPT\n");
 const VERSION: u32 = 1;
@@ -110,7 +110,7 @@ pub enum CheckpointError {
         /// The kernel.
         kernel: String,
         /// Range of the image.
-        place: Span,
+        place: MemoryRange,
     },
     /// An operation on the card failed.
     #[error(transparent)]
@@ -259,7 +259,7 @@ pub fn restore(
         let name = saved.name();
         let source = match saved.image_bytes {
             0 => KernelSource::Builtin(&name),
-            len => KernelSource::InMemory { span: Span::new(saved.image_base, len), hash: saved.hash },
+            len => KernelSource::InMemory { span: MemoryRange::new(saved.image_base, len), hash: saved.hash },
         };
         let hash = card.load(region, source)?;
         if hash != saved.hash {
@@ -284,20 +284,21 @@ pub fn restore(
 }
 
 /// The dirty chunks of memory.
-fn dirty_chunks(bar0: &Snapshot, memory: u64) -> Vec<Span> {
+fn dirty_chunks(bar0: &Snapshot, memory: u64) -> Vec<MemoryRange> {
     let chunk = bar0.u64_at(at::dirty_chunk_bytes).max(4096);
     (0..MAX_CHUNKS as u64)
         .filter(|index| bar0.u64_at(at::dirty_bitmap + 8 * (*index as usize / 64)) >> (index % 64) & 1 == 1)
         .map(|index| index * chunk)
         .filter(|offset| *offset < memory)
-        .map(|offset| Span::new(offset, chunk.min(memory - offset)))
+        .map(|offset| MemoryRange::new(offset, chunk.min(memory - offset)))
         .collect()
 }
 
 impl RegionRecord {
     fn of(bar0: &Snapshot, region: u32) -> RegionRecord {
         let word = |register: usize| bar0.u64_at(region_register(region, register));
-        let words = |register: usize| -> Words { std::array::from_fn(|index| word(register + 8 * index)) };
+        let words =
+            |register: usize| -> KernelWords { std::array::from_fn(|index| word(register + 8 * index)) };
         let status = RegionState::from_code(bar0.u32_at(region_register(region, region_at::status)));
         let running = matches!(status, Some(RegionState::Paused | RegionState::Running));
         let name: [u64; 4] = std::array::from_fn(|index| word(region_at::kernel_name + 8 * index));
@@ -337,7 +338,7 @@ impl RegionRecord {
         if self.image_bytes == 0 {
             return Ok(());
         }
-        let place = Span::new(self.image_base, self.image_bytes);
+        let place = MemoryRange::new(self.image_base, self.image_bytes);
         let overwritten = CheckpointError::ImageOverwritten { region, kernel: self.name(), place };
         if self.image_bytes > MAX_IMAGE_BYTES {
             return Err(overwritten);
@@ -418,7 +419,7 @@ impl Reader {
             self.input.read_exact(&mut bytes).map_err(io)?;
             let chunk = Chunk::from_bytes(&bytes);
             let field = |name: &str| format!("chunk {index}: {name}");
-            if !Span::new(chunk.offset, chunk.len).fits(self.header.memory_bytes) {
+            if !MemoryRange::new(chunk.offset, chunk.len).fits(self.header.memory_bytes) {
                 return Err(self.bad(&field("offset"), chunk.offset, "chunk is outside the card's memory"));
             }
             if chunk.len > LONGEST {
@@ -444,4 +445,4 @@ impl Reader {
     }
 }
 
-const _: () = assert!(WORDS == 16);
+const _: () = assert!(KERNEL_WORDS == 16);

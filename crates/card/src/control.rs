@@ -4,7 +4,7 @@
 use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::{CardCommand, MessageKind, RegionCommand, RegionState};
 use millstream_card_abi::command::{Cause, nanos};
 use millstream_card_abi::dma::{DmaDescriptor, RawDmaDescriptor};
@@ -12,8 +12,8 @@ use millstream_card_abi::hello::{IMM_CONTROL, IMM_DMA};
 use millstream_card_abi::image::image_hash;
 use millstream_card_abi::message::Message;
 use millstream_card_abi::registers::{
-    DMA_RING, DMA_RING_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, MAX_KERNELS, MAX_REGIONS, PEER_BYTES,
-    PEER_TABLE, REGION_CONTROL, REGION_STRIDE, WORDS, Words, at, region_at,
+    DMA_RING, DMA_RING_SLOTS, KERNEL_DIRECTORY, KERNEL_ENTRY_BYTES, KERNEL_WORDS, KernelWords, MAX_KERNELS,
+    MAX_REGIONS, PEER_BYTES, PEER_TABLE, REGION_CONTROL, REGION_STRIDE, at, region_at,
 };
 use millstream_rdma::Deadline;
 use millstream_rdma::queue::Signal;
@@ -41,7 +41,7 @@ pub enum KernelSource<'a> {
     /// An image in card memory.
     InMemory {
         /// Range of the image.
-        span: Span,
+        span: MemoryRange,
         /// Its hash; zero: not checked.
         hash: u64,
     },
@@ -51,7 +51,7 @@ pub enum KernelSource<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct RunRequest {
     /// Argument words, whose meaning the kernel defines.
-    pub arguments: Words,
+    pub arguments: KernelWords,
     /// Banks that the kernel may use, one bit each; zero: all.
     pub banks: u64,
     /// Limit of the work, in units of the kernel.
@@ -59,14 +59,14 @@ pub struct RunRequest {
     /// Longest time.
     pub timeout: Option<Duration>,
     /// State words of another run to resume from.
-    pub resume: Option<Words>,
+    pub resume: Option<KernelWords>,
 }
 
 impl RunRequest {
     /// A run with these arguments, all banks and no limits.
     pub fn new(arguments: &[u64]) -> RunRequest {
-        let mut words = [0; WORDS];
-        let len = arguments.len().min(WORDS);
+        let mut words = [0; KERNEL_WORDS];
+        let len = arguments.len().min(KERNEL_WORDS);
         words[..len].copy_from_slice(&arguments[..len]);
         RunRequest { arguments: words, banks: 0, fuel: None, timeout: None, resume: None }
     }
@@ -81,9 +81,9 @@ impl RemoteCard {
         self.with(|inner| {
             inner.wait_for_region(region)?;
             let (number, span, hash) = match source {
-                KernelSource::Builtin(name) => (inner.kernel_number(name)?, Span::default(), 0),
+                KernelSource::Builtin(name) => (inner.kernel_number(name)?, MemoryRange::default(), 0),
                 KernelSource::Image { image, at } => {
-                    (0, Span::new(at, image.len() as u64), image_hash(image))
+                    (0, MemoryRange::new(at, image.len() as u64), image_hash(image))
                 }
                 KernelSource::InMemory { span, hash } => (0, span, hash),
             };
@@ -259,7 +259,7 @@ impl Inner {
         };
         let fuel = request.fuel.unwrap_or(0);
         let timeout = request.timeout.map_or(0, nanos);
-        let mut bytes = [0; 24 + 8 + 8 * WORDS];
+        let mut bytes = [0; 24 + 8 + 8 * KERNEL_WORDS];
         let words = [banks, fuel, timeout, 0].into_iter().chain(request.arguments);
         for (slot, word) in bytes.as_chunks_mut::<8>().0.iter_mut().zip(words) {
             *slot = word.to_le_bytes();
@@ -449,7 +449,7 @@ mod tests {
             let transfer = |len: &u64| DmaDescriptor {
                 operation: DmaOperation::Write,
                 peer: 0,
-                local: Span::new(0, *len),
+                local: MemoryRange::new(0, *len),
                 remote: 0,
                 key: 0,
                 notify: false,

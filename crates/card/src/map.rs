@@ -21,7 +21,7 @@
 use millstream_rdma::{Access, Region};
 
 use crate::remote::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 
 /// Bytes of a line.
 pub const LINE: u64 = 4096;
@@ -42,7 +42,7 @@ struct LineState {
 /// A cached range of a card's memory.
 pub struct RemoteMap {
     card: RemoteCard,
-    span: Span,
+    span: MemoryRange,
     cache: Region,
     spare: Region,
     lines: Vec<LineState>,
@@ -62,7 +62,7 @@ type Outcome<T> = Result<T, RemoteError>;
 
 impl RemoteMap {
     /// Maps a range of card memory. Loads and releases need the card's lease.
-    pub fn new(card: &RemoteCard, span: Span) -> Outcome<RemoteMap> {
+    pub fn new(card: &RemoteCard, span: MemoryRange) -> Outcome<RemoteMap> {
         let wrong = |kind| RemoteError { card: card.address().to_owned(), kind };
         if !span.fits(card.memory_bytes()) || span.len == 0 {
             return Err(wrong(RemoteErrorKind::OutOfRange { span, memory: card.memory_bytes() }));
@@ -162,7 +162,7 @@ impl RemoteMap {
                     byte += 1;
                 }
                 let len = byte - from;
-                parts.push((start + from, Span::new(self.span.offset + start + from, len)));
+                parts.push((start + from, MemoryRange::new(self.span.offset + start + from, len)));
             }
         }
         self.card.write_many(&self.cache, &parts)?;
@@ -177,8 +177,8 @@ impl RemoteMap {
         RemoteError { card: self.card.address().to_owned(), kind }
     }
 
-    fn check(&self, at: u64, len: usize) -> Outcome<Span> {
-        let span = Span::new(at, len as u64);
+    fn check(&self, at: u64, len: usize) -> Outcome<MemoryRange> {
+        let span = MemoryRange::new(at, len as u64);
         if span.fits(self.span.len) {
             return Ok(span);
         }
@@ -198,7 +198,7 @@ impl RemoteMap {
         let start = line as u64 * LINE;
         if plain > 0 {
             let len = (plain as u64 * LINE).min(self.span.len - start);
-            self.card.read_into(&self.cache, start, Span::new(self.span.offset + start, len))?;
+            self.card.read_into(&self.cache, start, MemoryRange::new(self.span.offset + start, len))?;
             self.fetched += len;
             self.lines[line..line + plain].iter_mut().for_each(|line| line.valid = true);
             self.latest = line + plain - 1;
@@ -206,7 +206,7 @@ impl RemoteMap {
         }
         // Local stores are kept; the other bytes come from the card.
         let len = LINE.min(self.span.len - start);
-        self.card.read_into(&self.spare, 0, Span::new(self.span.offset + start, len))?;
+        self.card.read_into(&self.spare, 0, MemoryRange::new(self.span.offset + start, len))?;
         self.fetched += len;
         let (mut theirs, mut ours) = ([0; LINE as usize], [0; LINE as usize]);
         let (theirs, ours) = (&mut theirs[..len as usize], &mut ours[..len as usize]);
@@ -226,7 +226,7 @@ impl RemoteMap {
     }
 }
 
-fn lines(span: Span) -> std::ops::Range<usize> {
+fn lines(span: MemoryRange) -> std::ops::Range<usize> {
     if span.len == 0 {
         return 0..0;
     }

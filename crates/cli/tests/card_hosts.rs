@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::MessageKind;
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
@@ -101,7 +101,7 @@ fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
     (0..bytes).map(|at| (at % 251) as u8 ^ seed).collect()
 }
 
-fn copy_to(from: Span, other: &RemoteCard, offset: u64) -> DmaDescriptor {
+fn copy_to(from: MemoryRange, other: &RemoteCard, offset: u64) -> DmaDescriptor {
     let there = other.held().unwrap().memory.at(offset, from.len).unwrap();
     let (remote, key) = (there.addr, there.rkey.get());
     DmaDescriptor { operation: DmaOperation::Write, peer: 0, local: from, remote, key, notify: false }
@@ -138,13 +138,13 @@ fn works_on_a_node() {
     // From card to card; the data does not pass this host.
     let before = received(&network, 1);
     one.connect_peer(0, &cards[1].address).unwrap();
-    one.run_dma(&[copy_to(Span::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
+    one.run_dma(&[copy_to(MemoryRange::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
     assert!(received(&network, 1) - before < MEGABYTE as u64);
     other.read(4096, &mut back).unwrap();
     assert!(back == mine);
 
     // The key of an ended lease is invalid for other hosts, too.
-    let stale = copy_to(Span::new(0, 64), &other, 0);
+    let stale = copy_to(MemoryRange::new(0, 64), &other, 0);
     other.release().unwrap();
     other.acquire(LEASE, PATIENCE).unwrap();
     let refused = one.run_dma(&[stale], PATIENCE).unwrap_err();
@@ -227,7 +227,7 @@ fn is_cut_on_a_node() {
                 }
                 _ => {
                     one.connect_peer(0, &cards[1].address).unwrap();
-                    let copy = copy_to(Span::new(0, 32 << 20), &other, 0);
+                    let copy = copy_to(MemoryRange::new(0, 32 << 20), &other, 0);
                     let error = loop {
                         if let Err(error) = one.run_dma(&[copy], PATIENCE) {
                             break error;

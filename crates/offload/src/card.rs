@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::stencil::StencilArguments;
 use millstream_card_server::Memory;
 use millstream_card_server::kernel::stencil::BUILTIN;
-use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
+use millstream_card_server::kernel::{GrantedBanks, Kernel, KernelRun, StandaloneControl};
 
 use crate::grid::Grid;
 
@@ -41,7 +41,7 @@ pub struct HaloTransfer {
     /// The receiver.
     pub to: Neighbour,
     /// Source range in this card's memory.
-    pub from: Span,
+    pub from: MemoryRange,
     /// Destination offset in the neighbour's memory.
     pub offset: u64,
 }
@@ -75,45 +75,45 @@ pub trait StencilCard: Send + Debug {
 
 /// A card in this process, without registers or a network: memory, and the kernel on threads.
 #[derive(Debug)]
-pub struct LocalCard {
+pub struct InProcessCard {
     number: usize,
     memory: Arc<Memory>,
     neighbours: [Option<Arc<Memory>>; 2],
-    regions: [LocalRegion; 2],
+    regions: [InProcessRegion; 2],
 }
 
 /// A kernel and its run in progress, if any.
-struct LocalRegion {
+struct InProcessRegion {
     kernel: Arc<Mutex<Box<dyn Kernel>>>,
     run: Option<JoinHandle<Result<Duration, CardError>>>,
 }
 
-impl LocalRegion {
-    fn new() -> LocalRegion {
-        LocalRegion { kernel: Arc::new(Mutex::new((BUILTIN.make)())), run: None }
+impl InProcessRegion {
+    fn new() -> InProcessRegion {
+        InProcessRegion { kernel: Arc::new(Mutex::new((BUILTIN.make)())), run: None }
     }
 }
 
-impl Debug for LocalRegion {
+impl Debug for InProcessRegion {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("LocalRegion").field("runs", &self.run.is_some()).finish()
+        f.debug_struct("InProcessRegion").field("runs", &self.run.is_some()).finish()
     }
 }
 
-impl LocalCard {
+impl InProcessCard {
     /// Adjacent cards with `bytes` of memory each.
     ///
     /// # Errors
     /// The error of allocating the memory.
-    pub fn adjacent(count: usize, bytes: u64) -> Result<Vec<LocalCard>, CardError> {
+    pub fn adjacent(count: usize, bytes: u64) -> Result<Vec<InProcessCard>, CardError> {
         let memories = (0..count).map(|_| Memory::anonymous(bytes).map(Arc::new));
         let memories = memories.collect::<Result<Vec<_>, _>>()?;
         let at = |index: Option<usize>| index.and_then(|index| memories.get(index)).cloned();
-        let cards = memories.iter().enumerate().map(|(number, memory)| LocalCard {
+        let cards = memories.iter().enumerate().map(|(number, memory)| InProcessCard {
             number,
             memory: memory.clone(),
             neighbours: [at(number.checked_sub(1)), at(Some(number + 1))],
-            regions: [LocalRegion::new(), LocalRegion::new()],
+            regions: [InProcessRegion::new(), InProcessRegion::new()],
         });
         Ok(cards.collect())
     }
@@ -125,7 +125,7 @@ impl LocalCard {
     }
 }
 
-impl StencilCard for LocalCard {
+impl StencilCard for InProcessCard {
     fn name(&self) -> String {
         format!("local {}", self.number)
     }
@@ -140,7 +140,7 @@ impl StencilCard for LocalCard {
         let kernel = state.kernel.clone();
         let thread = std::thread::spawn(move || -> Result<Duration, CardError> {
             let control = StandaloneControl::default();
-            let mut run = Run::new(Banks::new(&memory, memory.size(), 1), words, &control);
+            let mut run = KernelRun::new(GrantedBanks::new(&memory, memory.size(), 1), words, &control);
             kernel.lock().unwrap_or_else(PoisonError::into_inner).run(&mut run)?;
             Ok(Duration::from_nanos(run.results()[2]))
         });

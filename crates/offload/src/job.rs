@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::stencil::StencilArguments;
 
 use crate::OffloadError;
@@ -375,7 +375,7 @@ impl<C: StencilCard> CardDriver<'_, C> {
             let from = self.plan.row_offset(self.tile(), plane, rows.start);
             let len = (rows.end - rows.start) * self.plan.shape.row_bytes();
             let offset = self.plan.row_offset(there, plane, rows.start);
-            transfers.push(HaloTransfer { to, from: Span::new(from, len), offset });
+            transfers.push(HaloTransfer { to, from: MemoryRange::new(from, len), offset });
         }
         if transfers.is_empty() {
             return Ok(());

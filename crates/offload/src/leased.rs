@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
 use millstream_card_abi::stencil::{NAME, StencilArguments};
 use millstream_rdma::{Device, RemoteMemory};
@@ -239,13 +239,13 @@ impl StencilCard for LeasedCard {
 
     fn write(&mut self, grid: &Grid, bytes: Range<u64>, to: u64) -> Result<(), CardError> {
         let region = grid.region().ok_or("the grid is not registered with the device")?;
-        let span = Span::new(to, bytes.end - bytes.start);
+        let span = MemoryRange::new(to, bytes.end - bytes.start);
         Ok(self.card.write_from(region, bytes.start, span).map_err(|error| error.kind)?)
     }
 
     unsafe fn read(&mut self, grid: &Grid, bytes: Range<u64>, from: u64) -> Result<(), CardError> {
         let region = grid.region().ok_or("the grid is not registered with the device")?;
-        let span = Span::new(from, bytes.end - bytes.start);
+        let span = MemoryRange::new(from, bytes.end - bytes.start);
         Ok(self.card.read_into(region, bytes.start, span).map_err(|error| error.kind)?)
     }
 

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millstream_card_abi::stencil::StencilArguments;
-use millstream_offload::card::{CardError, ComputeRegion, HaloTransfer, LocalCard, StencilCard};
+use millstream_offload::card::{CardError, ComputeRegion, HaloTransfer, InProcessCard, StencilCard};
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::job::JobFailure;
 use millstream_offload::plan::Plan;
@@ -28,7 +28,7 @@ fn compute(
     depth: Option<u64>,
 ) -> Result<JobReport, OffloadError> {
     let memory = (2 * grid.shape().bytes() + (1 << 20)).next_multiple_of(4096);
-    let mut cards = LocalCard::adjacent(count, memory).unwrap();
+    let mut cards = InProcessCard::adjacent(count, memory).unwrap();
     let plan = Plan::new(grid.shape(), iterations, &vec![memory; count], depth)?;
     job::run(&plan, grid, None, &mut cards, &|_| {}, &AtomicBool::new(false)).map_err(|failed| failed.error)
 }
@@ -88,7 +88,7 @@ fn transfers_overlap_with_computation() {
 /// A card that fails at its n-th operation.
 #[derive(Debug)]
 struct FailingCard {
-    card: LocalCard,
+    card: InProcessCard,
     left: AtomicUsize,
 }
 
@@ -145,7 +145,7 @@ fn the_error_of_a_failed_card_names_it_at_any_step() {
     let mut failures = 0;
     for at in 1..60 {
         let mut grid = generated(shape);
-        let cards = LocalCard::adjacent(3, 1 << 20).unwrap().into_iter().enumerate();
+        let cards = InProcessCard::adjacent(3, 1 << 20).unwrap().into_iter().enumerate();
         let mut cards: Vec<_> = cards
             .map(|(number, card)| FailingCard {
                 card,
@@ -169,7 +169,7 @@ struct FailingGroup(Vec<FailingCard>);
 
 impl FailingGroup {
     fn new(count: usize, at: usize) -> FailingGroup {
-        let cards = LocalCard::adjacent(count, 1 << 20).unwrap().into_iter().enumerate();
+        let cards = InProcessCard::adjacent(count, 1 << 20).unwrap().into_iter().enumerate();
         let left = |number| AtomicUsize::new(if number + 1 == count { at } else { 0 });
         FailingGroup(cards.map(|(number, card)| FailingCard { card, left: left(number) }).collect())
     }
@@ -219,7 +219,7 @@ fn the_result_is_the_same_after_a_loss_at_any_step() {
 fn the_stop_flag_ends_a_job() {
     let shape = Shape { rows: 500, columns: 50, double: false };
     let plan = Plan::new(shape, 1000, &[1 << 20; 2], Some(1)).unwrap();
-    let mut cards = LocalCard::adjacent(2, 1 << 20).unwrap();
+    let mut cards = InProcessCard::adjacent(2, 1 << 20).unwrap();
     let stop = AtomicBool::new(false);
     let progress = |blocks| stop.store(blocks >= 5, Ordering::Relaxed);
     let outcome = job::run(&plan, &mut generated(shape), None, &mut cards, &progress, &stop);

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_abi::registers::Words;
-use millstream_card_server::kernel::Run;
+use millstream_card_abi::registers::KernelWords;
+use millstream_card_server::kernel::KernelRun;
 use wasmtime::{Caller, Engine, Linker};
 
 use crate::window::Window;
@@ -24,10 +24,10 @@ const GRACE: Duration = Duration::from_millis(100);
 /// The region's side of one run.
 pub(crate) struct Host {
     /// The run that the store was made for; it outlives the store.
-    run: *mut Run<'static>,
+    run: *mut KernelRun<'static>,
     window: Arc<Window>,
     /// State words of the latest safe point.
-    state: Words,
+    state: KernelWords,
     interrupted_since: Option<Instant>,
 }
 
@@ -41,40 +41,40 @@ impl Host {
     ///
     /// # Safety
     /// The run outlives the host, and has no other user meanwhile.
-    pub(crate) unsafe fn new(run: &mut Run<'_>, window: Arc<Window>) -> Host {
-        let run = std::ptr::from_mut(run).cast::<Run<'static>>();
-        Host { run, window, state: Words::default(), interrupted_since: None }
+    pub(crate) unsafe fn new(run: &mut KernelRun<'_>, window: Arc<Window>) -> Host {
+        let run = std::ptr::from_mut(run).cast::<KernelRun<'static>>();
+        Host { run, window, state: KernelWords::default(), interrupted_since: None }
     }
 
-    fn run(&self) -> &Run<'static> {
+    fn run(&self) -> &KernelRun<'static> {
         // SAFETY: see `new`.
         unsafe { &*self.run }
     }
 
-    fn run_mut(&mut self) -> &mut Run<'static> {
+    fn run_mut(&mut self) -> &mut KernelRun<'static> {
         // SAFETY: see `new`.
         unsafe { &mut *self.run }
     }
 
     /// The address of sixteen words at `pointer`.
     fn words_at(&self, pointer: u32) -> Result<*mut u8, RunFault> {
-        let (start, bytes) = (pointer as usize, size_of::<Words>());
+        let (start, bytes) = (pointer as usize, size_of::<KernelWords>());
         if start + bytes > self.window.size() {
             return Err(RunFault(Fault::new(Cause::AccessViolation, u64::from(pointer))));
         }
         Ok(self.window.base().wrapping_add(start))
     }
 
-    fn read_words(&self, pointer: u32) -> Result<Words, RunFault> {
+    fn read_words(&self, pointer: u32) -> Result<KernelWords, RunFault> {
         let from = self.words_at(pointer)?;
-        let mut bytes = [0u8; size_of::<Words>()];
+        let mut bytes = [0u8; size_of::<KernelWords>()];
         // SAFETY: the range is in the window.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         let (words, _) = bytes.as_chunks::<8>();
         Ok(std::array::from_fn(|index| u64::from_le_bytes(words[index])))
     }
 
-    fn write_words(&self, pointer: u32, words: &Words) -> Result<(), RunFault> {
+    fn write_words(&self, pointer: u32, words: &KernelWords) -> Result<(), RunFault> {
         let to = self.words_at(pointer)?;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         // SAFETY: the range is in the window.
@@ -82,7 +82,7 @@ impl Host {
         Ok(())
     }
 
-    fn safe_point(&mut self, state: Words) -> Result<(), RunFault> {
+    fn safe_point(&mut self, state: KernelWords) -> Result<(), RunFault> {
         self.state = state;
         self.interrupted_since = None;
         self.run().safe_point(&state).map_err(RunFault)
@@ -108,7 +108,7 @@ impl Host {
 /// Checks the index of a word.
 fn word(index: u32) -> Result<usize, RunFault> {
     let index = index as usize;
-    if index < Words::default().len() {
+    if index < KernelWords::default().len() {
         Ok(index)
     } else {
         Err(RunFault(Fault::new(Cause::InvalidArgument, index as u64)))
@@ -131,7 +131,7 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
         |caller: Caller<'_, Host>, offset: u64, bytes: u64| -> wasmtime::Result<u32> {
             let host = caller.data();
             let banks = host.run().banks();
-            banks.check(Span::new(offset, bytes)).map_err(RunFault)?;
+            banks.check(MemoryRange::new(offset, bytes)).map_err(RunFault)?;
             // An empty range has no address.
             if bytes == 0 {
                 return Ok(0);

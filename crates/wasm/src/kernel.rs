@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_server::kernel::{Kernel, Run};
+use millstream_card_server::kernel::{Kernel, KernelRun};
 use wasmtime::{Config, Engine, ExternType, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline};
 
 use crate::host::{self, Host, RunFault};
@@ -52,7 +52,7 @@ impl WasmKernel {
 }
 
 impl Kernel for WasmKernel {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         let compiled = match (run.fuel(), &mut self.counting) {
             (None, _) => &self.plain,
             (Some(_), Some(compiled)) => compiled,
@@ -89,7 +89,7 @@ impl Compiled {
         Ok(Compiled { engine, allocator, module, own, resumes })
     }
 
-    fn run(&self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         if let Some(state) = run.resume()
             && !self.resumes
         {

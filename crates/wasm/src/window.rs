@@ -17,8 +17,8 @@ use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_card_abi::Span;
-use millstream_card_server::kernel::Banks;
+use millstream_card_abi::MemoryRange;
+use millstream_card_server::kernel::GrantedBanks;
 use rustix::mm::{MapFlags, MremapFlags, ProtFlags, mmap_anonymous, mremap_fixed, munmap};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
@@ -51,7 +51,7 @@ unsafe impl Sync for Window {}
 
 impl Window {
     /// A window of `own` bytes, a multiple of [`WASM_PAGE`], and the banks of a run.
-    pub(crate) fn new(own: usize, banks: &Banks<'_>) -> io::Result<Window> {
+    pub(crate) fn new(own: usize, banks: &GrantedBanks<'_>) -> io::Result<Window> {
         let pieces = pieces(banks);
         let total: usize = pieces.iter().map(|piece| piece.len as usize).sum();
         let size = own + total.next_multiple_of(WASM_PAGE);
@@ -108,7 +108,7 @@ impl Window {
     }
 
     /// The address of an offset of card memory in the module's memory; the caller has checked that it is granted.
-    pub(crate) fn address(&self, banks: &Banks<'_>, offset: u64) -> u64 {
+    pub(crate) fn address(&self, banks: &GrantedBanks<'_>, offset: u64) -> u64 {
         let bank = offset / banks.bank_bytes();
         // Granted banks are adjacent.
         let before = (banks.mask() & ((1u64 << bank) - 1)).count_ones();
@@ -134,21 +134,21 @@ fn read_write() -> ProtFlags {
 }
 
 /// The granted banks as ranges of card memory, adjacent banks joined.
-fn pieces(banks: &Banks<'_>) -> Vec<Span> {
+fn pieces(banks: &GrantedBanks<'_>) -> Vec<MemoryRange> {
     let bytes = banks.bank_bytes();
-    let mut pieces: Vec<Span> = Vec::new();
+    let mut pieces: Vec<MemoryRange> = Vec::new();
     for bank in (0..64).filter(|bank| banks.mask() >> bank & 1 == 1) {
         let offset = bank * bytes;
         match pieces.last_mut() {
             Some(last) if last.offset + last.len == offset => last.len += bytes,
-            _ => pieces.push(Span::new(offset, bytes)),
+            _ => pieces.push(MemoryRange::new(offset, bytes)),
         }
     }
     pieces
 }
 
 /// Size of all granted banks; none if it overflows, or a bank does not exist.
-pub(crate) fn bank_bytes(banks: &Banks<'_>) -> Option<usize> {
+pub(crate) fn bank_bytes(banks: &GrantedBanks<'_>) -> Option<usize> {
     let spans = pieces(banks);
     let there = spans.iter().all(|&span| banks.check(span).is_ok());
     let total = spans.iter().try_fold(0u64, |sum, span| sum.checked_add(span.len))?;
@@ -156,9 +156,9 @@ pub(crate) fn bank_bytes(banks: &Banks<'_>) -> Option<usize> {
 }
 
 /// Identifies memory and banks.
-fn identity(banks: &Banks<'_>) -> (usize, u64) {
+fn identity(banks: &GrantedBanks<'_>) -> (usize, u64) {
     let first = u64::from(banks.mask().trailing_zeros() % 64) * banks.bank_bytes();
-    let address = banks.as_ptr(Span::new(first, 0)).map_or(0, |pointer| pointer.addr());
+    let address = banks.as_ptr(MemoryRange::new(first, 0)).map_or(0, |pointer| pointer.addr());
     (address, banks.mask())
 }
 
@@ -170,7 +170,7 @@ pub(crate) struct WindowAllocator {
 
 impl WindowAllocator {
     /// Prepares a window for these banks; reuses that of the previous run if it fits.
-    pub(crate) fn prepare(&self, own: usize, banks: &Banks<'_>) -> io::Result<Arc<Window>> {
+    pub(crate) fn prepare(&self, own: usize, banks: &GrantedBanks<'_>) -> io::Result<Arc<Window>> {
         let mut slot = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |window: &Arc<Window>| window.own == own && window.banks == identity(banks);
         let window = match slot.take().filter(fits) {

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_abi::registers::Words;
+use millstream_card_abi::registers::KernelWords;
 use millstream_card_server::Memory;
-use millstream_card_server::kernel::{Banks, Kernel, KernelLoader as _, Run, RunControl, StandaloneControl};
+use millstream_card_server::kernel::{
+    GrantedBanks, Kernel, KernelLoader as _, KernelRun, RunControl, StandaloneControl,
+};
 use millstream_wasm::{MAX_IMAGE_BYTES, Wasm, check};
 
 const BANK: u64 = 1 << 20;
@@ -36,14 +38,14 @@ fn module(body: &str) -> String {
     )
 }
 
-fn arguments(words: &[u64]) -> Words {
+fn arguments(words: &[u64]) -> KernelWords {
     std::array::from_fn(|index| words.get(index).copied().unwrap_or(0))
 }
 
 /// Runs a kernel on banks 1 and 3 of four.
-fn run(kernel: &mut dyn Kernel, memory: &Memory, words: &[u64]) -> Result<Words, Fault> {
+fn run(kernel: &mut dyn Kernel, memory: &Memory, words: &[u64]) -> Result<KernelWords, Fault> {
     let control = StandaloneControl::default();
-    let mut run = Run::new(Banks::new(memory, BANK, 0b1010), arguments(words), &control);
+    let mut run = KernelRun::new(GrantedBanks::new(memory, BANK, 0b1010), arguments(words), &control);
     kernel.run(&mut run)?;
     Ok(*run.results())
 }
@@ -85,7 +87,7 @@ fn a_range_over_two_banks_is_in_one_piece() {
         "(memory.fill (call $address (i64.const 1048570) (i64.const 12)) (i32.const 7) (i32.const 12))",
     ));
     let control = StandaloneControl::default();
-    let mut run = Run::new(Banks::new(&memory, BANK, 0b0011), arguments(&[]), &control);
+    let mut run = KernelRun::new(GrantedBanks::new(&memory, BANK, 0b0011), arguments(&[]), &control);
     kernel.run(&mut run).unwrap();
     assert_eq!(memory.read_array::<14>(BANK - 7).unwrap(), [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
 }
@@ -154,7 +156,7 @@ struct InterruptRequested {
 }
 
 impl RunControl for InterruptRequested {
-    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
         self.points.fetch_add(1, Ordering::Relaxed);
         self.progress.store(state[0], Ordering::Relaxed);
         if self.stop.load(Ordering::Relaxed) { Err(Fault::new(Cause::Interrupted, 0)) } else { Ok(()) }
@@ -175,15 +177,15 @@ impl RunControl for InterruptRequested {
 #[test]
 fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
     let memory = Memory::anonymous(4 * BANK).unwrap();
-    let banks = Banks::new(&memory, BANK, 0b1010);
+    let banks = GrantedBanks::new(&memory, BANK, 0b1010);
     let mut kernel = kernel(&module("(loop $for_ever (br $for_ever))"));
     let control = StandaloneControl::default();
-    let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(100_000), None);
+    let mut run = KernelRun::new(banks, arguments(&[]), &control).bounded(Some(100_000), None);
     assert_eq!(kernel.run(&mut run), Err(Fault::new(Cause::FuelExhausted, 100_000)));
     assert_eq!(run.fuel_used(), 100_000);
 
     let deadline = Instant::now() + Duration::from_millis(30);
-    let mut run = Run::new(banks, arguments(&[]), &control).bounded(None, Some(deadline));
+    let mut run = KernelRun::new(banks, arguments(&[]), &control).bounded(None, Some(deadline));
     assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::DeadlineExceeded);
 
     let control = InterruptRequested::default();
@@ -193,11 +195,11 @@ fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
             std::thread::sleep(Duration::from_millis(30));
             control.interrupt_requested.store(true, Ordering::Relaxed);
         });
-        let mut run = Run::new(banks, arguments(&[]), &control);
+        let mut run = KernelRun::new(banks, arguments(&[]), &control);
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
     });
     // The kernel can run again.
-    let mut run = Run::new(banks, arguments(&[]), &control).bounded(Some(10), None);
+    let mut run = KernelRun::new(banks, arguments(&[]), &control).bounded(Some(10), None);
     assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::FuelExhausted);
 }
 
@@ -240,7 +242,7 @@ fn banks_beyond_what_a_module_can_address_are_refused() {
     let control = StandaloneControl::default();
     let mut kernel = kernel(&module("(drop (call $address (i64.const 0) (i64.const 1)))"));
     let mut with = |mask| {
-        let mut run = Run::new(Banks::new(&memory, 256 << 20, mask), arguments(&[]), &control);
+        let mut run = KernelRun::new(GrantedBanks::new(&memory, 256 << 20, mask), arguments(&[]), &control);
         kernel.run(&mut run)
     };
     assert_eq!(with(0x7fff), Ok(()));
@@ -314,12 +316,12 @@ fn the_histogram_in_c_counts() {
 /// Ends the run at some safe point, and keeps its state.
 struct InterruptAfter {
     left: AtomicU64,
-    state: std::sync::Mutex<Words>,
+    state: std::sync::Mutex<KernelWords>,
     inner: StandaloneControl,
 }
 
 impl RunControl for InterruptAfter {
-    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
         *self.state.lock().unwrap() = *state;
         match self.left.fetch_sub(1, Ordering::Relaxed) {
             0 => Err(Fault::new(Cause::Interrupted, 0)),
@@ -356,7 +358,7 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
             state: Default::default(),
             inner: StandaloneControl::default(),
         };
-        let mut run = Run::new(Banks::new(&memory, BANK, 0b1010), words, &control);
+        let mut run = KernelRun::new(GrantedBanks::new(&memory, BANK, 0b1010), words, &control);
         let mut kernel = Wasm.load(&image).unwrap().kernel;
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
 
@@ -366,7 +368,8 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
         elsewhere.write(0, &all).unwrap();
         let state = *control.state.lock().unwrap();
         let control = StandaloneControl::default();
-        let mut run = Run::new(Banks::new(&elsewhere, BANK, 0b1010), words, &control).resuming(state);
+        let mut run =
+            KernelRun::new(GrantedBanks::new(&elsewhere, BANK, 0b1010), words, &control).resuming(state);
         Wasm.load(&image).unwrap().kernel.run(&mut run).unwrap();
         let mut result = vec![0; bytes.len()];
         elsewhere.read(run.results()[0], &mut result).unwrap();
@@ -376,7 +379,8 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
     }
     let memory = Memory::anonymous(4 * BANK).unwrap();
     let control = StandaloneControl::default();
-    let mut run = Run::new(Banks::new(&memory, BANK, 2), arguments(&[]), &control).resuming([1; 16]);
+    let mut run =
+        KernelRun::new(GrantedBanks::new(&memory, BANK, 2), arguments(&[]), &control).resuming([1; 16]);
     let plain = kernel(&module("")).run(&mut run);
     assert_eq!(plain, Err(Fault::new(Cause::KernelNotResumable, 1)));
 }

@@ -7,11 +7,11 @@ use millstream_camera::format::{CRATES, DECISION_BYTES, PATCHES, TRACE_BYTES, TR
 use millstream_camera::trigger::{CLUSTER_INPUTS, GEOMETRY_BYTES, TriggerGeometry};
 use millstream_card_abi::command::{FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer};
-use millstream_card_abi::registers::Words;
-use millstream_card_abi::{AccessError, PrefaultError, Span, SyscallError};
+use millstream_card_abi::registers::KernelWords;
+use millstream_card_abi::{AccessError, MemoryRange, PrefaultError, SyscallError};
 use millstream_card_server::Memory;
 use millstream_card_server::kernel::builtin::BUILTINS;
-use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
+use millstream_card_server::kernel::{GrantedBanks, Kernel, KernelRun, StandaloneControl};
 use millstream_fragment::mfp::{self, MfpError, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use millstream_shm::PAGE;
@@ -158,10 +158,10 @@ fn cluster7(workload: Workload, geometry: &TriggerGeometry) -> Result<Rate, Clus
 struct Prepared {
     workload: Workload,
     memory: Memory,
-    result: Span,
-    args: Vec<Span>,
+    result: MemoryRange,
+    args: Vec<MemoryRange>,
     /// The fragments that the kernel reads, by slot.
-    fragments: Vec<Vec<Span>>,
+    fragments: Vec<Vec<MemoryRange>>,
 }
 
 impl Prepared {
@@ -177,7 +177,7 @@ impl Prepared {
 
         let mut end = 0;
         let mut take = |bytes: u64| {
-            let span = Span::new(end, bytes);
+            let span = MemoryRange::new(end, bytes);
             end = (end + bytes).next_multiple_of(64);
             span
         };
@@ -188,7 +188,7 @@ impl Prepared {
         let args: Vec<_> = (0..workload.slots.get()).map(|_| take(args_bytes)).collect();
         let slots: Vec<_> = (0..workload.slots.get()).map(|_| take(slot_bytes)).collect();
         let memory = Memory::anonymous(end.next_multiple_of(PAGE as u64))?;
-        memory.prefault(Span::new(0, memory.size()))?;
+        memory.prefault(MemoryRange::new(0, memory.size()))?;
         memory.write(table.offset, &geometry.to_bytes())?;
 
         let mut noise = Noise(1);
@@ -202,7 +202,7 @@ impl Prepared {
                 memory.write(offset, &packet)?;
                 let payload = capacity as usize - n_events as usize * len.next_multiple_of(64);
                 let starts = (0..n_events as usize).map(|event| payload + event * len.next_multiple_of(64));
-                in_slot.extend(starts.map(|start| Span::new(offset + start as u64, len as u64)));
+                in_slot.extend(starts.map(|start| MemoryRange::new(offset + start as u64, len as u64)));
                 places.push(PacketBuffer { offset, capacity: capacity.into(), source, reserved: 0 });
                 offset += u64::from(capacity);
             }
@@ -224,14 +224,14 @@ impl Prepared {
     }
 
     /// Runs the kernel on one slot; the run's results.
-    fn run(&self, kernel: &mut dyn Kernel, slot: u32) -> Result<Words, Fault> {
+    fn run(&self, kernel: &mut dyn Kernel, slot: u32) -> Result<KernelWords, Fault> {
         let (args, result) = (self.args[slot as usize], self.result);
-        let mut arguments = Words::default();
+        let mut arguments = KernelWords::default();
         let flags = if self.workload.verify { FLAG_VERIFY } else { 0 };
         arguments[..5].copy_from_slice(&[args.offset, args.len, result.offset, result.len, flags.into()]);
         let control = StandaloneControl::default();
-        let banks = Banks::new(&self.memory, self.memory.size(), 1);
-        let mut run = Run::new(banks, arguments, &control);
+        let banks = GrantedBanks::new(&self.memory, self.memory.size(), 1);
+        let mut run = KernelRun::new(banks, arguments, &control);
         kernel.run(&mut run)?;
         Ok(*run.results())
     }

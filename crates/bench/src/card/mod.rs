@@ -12,7 +12,7 @@ use millstream_card::Card;
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
-use millstream_card_abi::{CardName, Span};
+use millstream_card_abi::{CardName, MemoryRange};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::thread;
@@ -152,12 +152,13 @@ fn transfers(
         // Transfers cycle through a window of at least 4 MiB, as memcpy does.
         let window = size.max(4 << 20);
         let places: Vec<u64> = (0..window / size).map(|place| (place * size) as u64).collect();
-        let parts: Vec<(u64, Span)> = places.iter().map(|at| (*at, Span::new(*at, size as u64))).collect();
+        let parts: Vec<(u64, MemoryRange)> =
+            places.iter().map(|at| (*at, MemoryRange::new(*at, size as u64))).collect();
         let passes = MOVED / window;
         let copy = |at: &u64| DmaDescriptor {
             operation: DmaOperation::Write,
             peer: 0,
-            local: Span::new(*at, size as u64),
+            local: MemoryRange::new(*at, size as u64),
             remote: there.addr + at,
             key: there.rkey.get(),
             notify: false,

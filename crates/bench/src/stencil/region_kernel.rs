@@ -3,18 +3,18 @@
 use std::error::Error;
 use std::time::Instant;
 
-use millstream_card_abi::Span;
-use millstream_card_abi::registers::Words;
+use millstream_card_abi::MemoryRange;
+use millstream_card_abi::registers::KernelWords;
 use millstream_card_abi::stencil::StencilArguments;
 use millstream_card_server::Memory;
 use millstream_card_server::kernel::stencil::BUILTIN;
-use millstream_card_server::kernel::{Banks, Kernel, Run, StandaloneControl};
+use millstream_card_server::kernel::{GrantedBanks, Kernel, KernelRun, StandaloneControl};
 
 /// A kernel with its memory and the arguments of its run.
 pub(super) struct BareKernel {
     memory: Memory,
     kernel: Box<dyn Kernel>,
-    arguments: Words,
+    arguments: KernelWords,
     points: f64,
 }
 
@@ -24,11 +24,11 @@ impl BareKernel {
         kernel: Box<dyn Kernel>,
         side: u64,
         sweeps: u64,
-        arguments: impl Fn(u64) -> Words,
+        arguments: impl Fn(u64) -> KernelWords,
     ) -> Result<BareKernel, Box<dyn Error>> {
         let plane = (side * side * 4).next_multiple_of(2 << 20);
         let memory = Memory::anonymous(2 * plane)?;
-        memory.prefault(Span::new(0, 2 * plane))?;
+        memory.prefault(MemoryRange::new(0, 2 * plane))?;
         Ok(BareKernel { memory, kernel, arguments: arguments(plane), points: (side * side * sweeps) as f64 })
     }
 
@@ -52,9 +52,9 @@ impl BareKernel {
     /// Runs the kernel once.
     pub(super) fn points_per_second(&mut self) -> Result<f64, Box<dyn Error>> {
         let control = StandaloneControl::default();
-        let banks = Banks::new(&self.memory, self.memory.size(), 1);
+        let banks = GrantedBanks::new(&self.memory, self.memory.size(), 1);
         let start = Instant::now();
-        self.kernel.run(&mut Run::new(banks, self.arguments, &control))?;
+        self.kernel.run(&mut KernelRun::new(banks, self.arguments, &control))?;
         Ok(self.points / start.elapsed().as_secs_f64())
     }
 }

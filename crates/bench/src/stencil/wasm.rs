@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millstream_card_abi::registers::Words;
+use millstream_card_abi::registers::KernelWords;
 use millstream_card_server::kernel::KernelLoader as _;
 
 use super::NativeKernel;
@@ -43,7 +43,7 @@ pub(super) fn compile(folder: &Path) -> Result<Vec<u8>, String> {
 pub(super) fn measure(table: &mut Table, image: &[u8], rounds: usize) -> Result<(), Box<dyn Error>> {
     let kernel = millstream_wasm::Wasm.load(image)?.kernel;
     let mut wasm = BareKernel::new(kernel, SIDE, SWEEPS, |plane| {
-        let mut arguments = Words::default();
+        let mut arguments = KernelWords::default();
         arguments[..5].copy_from_slice(&[SIDE, SIDE, 0, plane, SWEEPS]);
         arguments
     })?;

@@ -29,10 +29,10 @@ pub const MAX_BANKS: u32 = 64;
 pub const MAX_REGIONS: usize = 8;
 
 /// Number of argument, result and state words of a region each.
-pub const WORDS: usize = 16;
+pub const KERNEL_WORDS: usize = 16;
 
 /// Argument, result or state words of a region.
-pub type Words = [u64; WORDS];
+pub type KernelWords = [u64; KERNEL_WORDS];
 
 /// Most peers of a card: other cards that its DMA engine reaches.
 pub const MAX_PEERS: usize = 8;
@@ -298,8 +298,8 @@ register_map! { REGION_CONTROL_REGISTERS for Region<'_>, control_at {
         0x020 banks: U64 User = "One bit per bank that the kernel may use.";
         0x028 fuel: U64 User = "Limit of the work of one run, in units of the kernel; zero: none.";
         0x030 run_timeout_ns: U64 User = "Longest time of one run (ns); zero: no limit.";
-        0x040 arguments: [U64; WORDS] User = "Arguments of the kernel, which defines their meaning.";
-        0x0c0 resume_state: [U64; WORDS] User = "State words of another run, for `Resume`.";
+        0x040 arguments: [U64; KERNEL_WORDS] User = "Arguments of the kernel, which defines their meaning.";
+        0x0c0 resume_state: [U64; KERNEL_WORDS] User = "State words of another run, for `Resume`.";
         0x140 doorbell: U64 User = "Low 8 bits: see Region commands; the rest: an unused sequence number. "
             "Written last, in one write of 8 bytes.";
     }
@@ -321,8 +321,8 @@ register_map! { REGION_STATE_REGISTERS for Region<'_>, state_at {
         0x1048 fuel_used: U64 Card = "Work of the latest run, in units of the kernel.";
         0x1050 safe_points: U64 Card = "Safe points reached.";
         0x1058 region_sleeping: U32 Card = "One while the region sleeps and a doorbell has to wake it.";
-        0x1080 results: [U64; WORDS] Card = "Results of the latest run.";
-        0x1100 safe_point_state: [U64; WORDS] Card = "State words of the latest safe point, from which another run "
+        0x1080 results: [U64; KERNEL_WORDS] Card = "Results of the latest run.";
+        0x1100 safe_point_state: [U64; KERNEL_WORDS] Card = "State words of the latest safe point, from which another run "
             "can resume.";
         0x1180 kernel_name: [U64; 4] Card = "Name of the loaded kernel, text padded with zeros.";
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use millstream_card_abi::{AccessError, MappedMemory, Span};
+use millstream_card_abi::{AccessError, MappedMemory, MemoryRange};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::cuda::{CudaError, CudaMemory};
@@ -52,8 +52,8 @@ impl Backing for GpuMemory {
         self.memory.write(offset, bytes).map_err(failed(offset))
     }
 
-    fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
-        if !from.overlaps(Span::new(to, from.len)) {
+    fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
+        if !from.overlaps(MemoryRange::new(to, from.len)) {
             let copied = self.memory.copy_within(from.offset, to, from.len as usize);
             return copied.map_err(failed(from.offset));
         }

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use millstream_card_abi::{AccessError, IoContext as _, MappedMemory, Span, SyscallError};
+use millstream_card_abi::{AccessError, IoContext as _, MappedMemory, MemoryRange, SyscallError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::{Mapping, Memfd};
@@ -83,8 +83,8 @@ impl Backing for EmulatedMemory {
         Ok(())
     }
 
-    fn written_ranges(&self) -> Vec<Span> {
-        data(&self.fd).unwrap_or_else(|_| vec![Span::new(0, self.size())])
+    fn written_ranges(&self) -> Vec<MemoryRange> {
+        data(&self.fd).unwrap_or_else(|_| vec![MemoryRange::new(0, self.size())])
     }
 
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
@@ -102,7 +102,7 @@ impl Backing for EmulatedMemory {
 }
 
 /// The ranges that have pages; all others read as zeros.
-fn data(fd: &Memfd) -> io::Result<Vec<Span>> {
+fn data(fd: &Memfd) -> io::Result<Vec<MemoryRange>> {
     let mut ranges = Vec::new();
     let mut at = 0;
     loop {
@@ -112,7 +112,7 @@ fn data(fd: &Memfd) -> io::Result<Vec<Span>> {
             Err(error) => return Err(error.into()),
         };
         let end = rustix::fs::seek(fd, SeekFrom::Hole(start))?;
-        ranges.push(Span::new(start, end - start));
+        ranges.push(MemoryRange::new(start, end - start));
         at = end;
     }
 }

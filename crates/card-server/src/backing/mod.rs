@@ -14,7 +14,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
-use millstream_card_abi::{AccessError, MappedMemory, Span, SyscallError};
+use millstream_card_abi::{AccessError, MappedMemory, MemoryRange, SyscallError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 
@@ -45,7 +45,7 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
     }
 
     /// Copies inside memory that is not mapped; the ranges may overlap.
-    fn copy_within(&self, from: Span, to: u64) -> Result<(), AccessError> {
+    fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
         unreachable!("{self:?} is mapped: {from} to {to:#x}");
     }
 
@@ -53,8 +53,8 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
     fn clear(&self) -> Result<(), AccessError>;
 
     /// Ranges that may have been written; all other bytes are zero.
-    fn written_ranges(&self) -> Vec<Span> {
-        vec![Span::new(0, self.size())]
+    fn written_ranges(&self) -> Vec<MemoryRange> {
+        vec![MemoryRange::new(0, self.size())]
     }
 
     /// Registers all of it with a device. Addresses of the region are offsets into the memory.

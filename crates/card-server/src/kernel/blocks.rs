@@ -2,11 +2,11 @@
 //!
 //! All process words of 8 bytes in blocks of one megabyte, and resume at any block.
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_abi::registers::WORDS;
+use millstream_card_abi::registers::KERNEL_WORDS;
 
-use crate::kernel::{BuiltinKernel, Kernel, Run};
+use crate::kernel::{BuiltinKernel, Kernel, KernelRun};
 
 /// `copy`: arguments: offset to copy from, offset to copy to, length (bytes); the ranges may not overlap.
 /// Result: bytes copied.
@@ -26,12 +26,12 @@ const STATE: u64 = u64::from_le_bytes(*b"blocks-1");
 
 /// Processes one block, `at` its range within the argument's range. `before` is the carried value of the previous
 /// block; returns that of this one.
-type Step = fn(run: &Run<'_>, at: Span, before: u64, buffer: &mut [u8]) -> Result<u64, Fault>;
+type Step = fn(run: &KernelRun<'_>, at: MemoryRange, before: u64, buffer: &mut [u8]) -> Result<u64, Fault>;
 
 struct Blocks(Step);
 
 impl Kernel for Blocks {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         let len = run.arguments()[2];
         if !len.is_multiple_of(8) {
             return Err(Fault::new(Cause::InvalidArgument, 2));
@@ -44,10 +44,10 @@ impl Kernel for Blocks {
         let mut buffer = vec![0; BLOCK.min(len) as usize];
         while done < len {
             let bytes = BLOCK.min(len - done);
-            carried = (self.0)(run, Span::new(done, bytes), carried, &mut buffer[..bytes as usize])?;
+            carried = (self.0)(run, MemoryRange::new(done, bytes), carried, &mut buffer[..bytes as usize])?;
             done += bytes;
             run.set_progress(done);
-            let mut state = [0; WORDS];
+            let mut state = [0; KERNEL_WORDS];
             state[..3].copy_from_slice(&[STATE, done, carried]);
             run.safe_point(&state)?;
         }
@@ -58,14 +58,14 @@ impl Kernel for Blocks {
 }
 
 /// The offset `at` bytes after argument `index`.
-fn offset_of(run: &Run<'_>, index: usize, at: u64) -> Result<u64, Fault> {
+fn offset_of(run: &KernelRun<'_>, index: usize, at: u64) -> Result<u64, Fault> {
     let offset = run.arguments()[index];
     offset.checked_add(at).ok_or(Fault::new(Cause::AccessViolation, offset))
 }
 
-fn copy(run: &Run<'_>, at: Span, _: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
+fn copy(run: &KernelRun<'_>, at: MemoryRange, _: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
     let [from, to, len, ..] = *run.arguments();
-    if Span::new(from, len).overlaps(Span::new(to, len)) {
+    if MemoryRange::new(from, len).overlaps(MemoryRange::new(to, len)) {
         return Err(Fault::new(Cause::InvalidArgument, 1));
     }
     run.banks().read(offset_of(run, 0, at.offset)?, buffer)?;
@@ -73,13 +73,13 @@ fn copy(run: &Run<'_>, at: Span, _: u64, buffer: &mut [u8]) -> Result<u64, Fault
     Ok(0)
 }
 
-fn fill(run: &Run<'_>, at: Span, _: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
+fn fill(run: &KernelRun<'_>, at: MemoryRange, _: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
     buffer.as_chunks_mut::<8>().0.fill(run.arguments()[1].to_le_bytes());
     run.banks().write(offset_of(run, 0, at.offset)?, buffer)?;
     Ok(0)
 }
 
-fn reduce(run: &Run<'_>, at: Span, before: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
+fn reduce(run: &KernelRun<'_>, at: MemoryRange, before: u64, buffer: &mut [u8]) -> Result<u64, Fault> {
     run.banks().read(offset_of(run, 0, at.offset)?, buffer)?;
     let words = buffer.as_chunks::<8>().0.iter().map(|bytes| u64::from_le_bytes(*bytes));
     Ok(words.fold(before, u64::wrapping_add))
@@ -87,10 +87,10 @@ fn reduce(run: &Run<'_>, at: Span, before: u64, buffer: &mut [u8]) -> Result<u64
 
 #[cfg(test)]
 mod tests {
-    use millstream_card_abi::registers::Words;
+    use millstream_card_abi::registers::KernelWords;
 
     use super::*;
-    use crate::kernel::{Banks, StandaloneControl};
+    use crate::kernel::{GrantedBanks, StandaloneControl};
     use crate::memory::Memory;
 
     const BANK: u64 = 2 << 20;
@@ -99,12 +99,12 @@ mod tests {
         builtin: &BuiltinKernel,
         memory: &Memory,
         words: [u64; 3],
-        resume: Option<Words>,
-    ) -> Result<Words, Fault> {
-        let mut arguments = [0; WORDS];
+        resume: Option<KernelWords>,
+    ) -> Result<KernelWords, Fault> {
+        let mut arguments = [0; KERNEL_WORDS];
         arguments[..3].copy_from_slice(&words);
         let control = StandaloneControl::default();
-        let mut run = Run::new(Banks::new(memory, BANK, 0b110), arguments, &control);
+        let mut run = KernelRun::new(GrantedBanks::new(memory, BANK, 0b110), arguments, &control);
         if let Some(state) = resume {
             run = run.resuming(state);
         }
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(sum(2 * BANK - 8, len), [len, 7 * len / 8]);
         assert_eq!(sum(2 * BANK - 8 + len, 8), [8, 0]);
         // Resumes at the second block.
-        let mut state = [0; WORDS];
+        let mut state = [0; KERNEL_WORDS];
         state[..3].copy_from_slice(&[STATE, BLOCK, 100]);
         assert_eq!(run(&REDUCE, &memory, [BANK, 0, len], Some(state)).unwrap()[1], 100 + 7 * 4096 / 8);
     }

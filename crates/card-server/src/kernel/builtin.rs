@@ -1,11 +1,11 @@
 //! The kernels of every card: some to test a card, the stencil, and the event kernels.
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_abi::registers::{WORDS, Words};
+use millstream_card_abi::registers::{KERNEL_WORDS, KernelWords};
 
 use crate::kernel::events::{cluster7, verify};
-use crate::kernel::{BuiltinKernel, Kernel, Run, blocks, stencil};
+use crate::kernel::{BuiltinKernel, Kernel, KernelRun, blocks, stencil};
 
 /// Name of the kernel that returns its arguments, to measure the time of a start.
 pub const NULL: &str = "null";
@@ -29,8 +29,8 @@ pub const BUILTINS: &[BuiltinKernel] = &[
 struct Null;
 
 impl Kernel for Null {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
-        for index in 0..WORDS {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        for index in 0..KERNEL_WORDS {
             run.set_result(index, run.arguments()[index]);
         }
         Ok(())
@@ -50,12 +50,12 @@ struct Mix {
 const MIX_STATE: u64 = u64::from_le_bytes(*b"mix-0001");
 
 impl Kernel for Mix {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         let [offset, bytes, sweeps, ..] = *run.arguments();
         if !bytes.is_multiple_of(8) {
             return Err(Fault::new(Cause::InvalidArgument, 1));
         }
-        run.banks().check(Span::new(offset, bytes))?;
+        run.banks().check(MemoryRange::new(offset, bytes))?;
         let mut last = 0;
         let first = match run.resume() {
             None => 0,
@@ -66,10 +66,10 @@ impl Kernel for Mix {
             Some(other) => return Err(Fault::new(Cause::KernelNotResumable, other[0])),
         };
         for sweep in first..sweeps {
-            last = self.sweep(run, Span::new(offset, bytes), last ^ sweep)?;
+            last = self.sweep(run, MemoryRange::new(offset, bytes), last ^ sweep)?;
             run.set_progress(sweep + 1);
             run.add_traffic(bytes, bytes);
-            let mut state: Words = [0; WORDS];
+            let mut state: KernelWords = [0; KERNEL_WORDS];
             state[..3].copy_from_slice(&[MIX_STATE, sweep + 1, last]);
             run.safe_point(&state)?;
         }
@@ -80,7 +80,7 @@ impl Kernel for Mix {
 }
 
 impl Mix {
-    fn sweep(&mut self, run: &Run<'_>, span: Span, seed: u64) -> Result<u64, Fault> {
+    fn sweep(&mut self, run: &KernelRun<'_>, span: MemoryRange, seed: u64) -> Result<u64, Fault> {
         let mut carried = seed;
         for at in (0..span.len).step_by(CHUNK) {
             let len = (span.len - at).min(CHUNK as u64) as usize;
@@ -104,18 +104,18 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
     use super::*;
-    use crate::kernel::{Banks, RunControl, StandaloneControl};
+    use crate::kernel::{GrantedBanks, RunControl, StandaloneControl};
     use crate::memory::Memory;
 
     /// Ends the run at a safe point and keeps its state.
     struct EndAfter {
         inner: StandaloneControl,
         /// Safe points left, and the state of the latest one.
-        left: RefCell<(u32, Words)>,
+        left: RefCell<(u32, KernelWords)>,
     }
 
     impl RunControl for EndAfter {
-        fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+        fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
             let mut left = self.left.borrow_mut();
             left.0 -= 1;
             left.1 = *state;
@@ -139,13 +139,13 @@ mod tests {
             memory.write(100, &[3; 5000]).unwrap();
             memory
         };
-        let mut arguments = [0; WORDS];
+        let mut arguments = [0; KERNEL_WORDS];
         arguments[..3].copy_from_slice(&[8, 200_000, 9]);
         let kernel = || (BUILTINS.iter().find(|builtin| builtin.name == MIX).unwrap().make)();
         let contents = |memory: &Memory| memory.read_array::<200_100>(0).unwrap();
 
         let (straight, control) = (fresh(), StandaloneControl::default());
-        let mut run = Run::new(Banks::new(&straight, 1 << 20, 1), arguments, &control);
+        let mut run = KernelRun::new(GrantedBanks::new(&straight, 1 << 20, 1), arguments, &control);
         kernel().run(&mut run).unwrap();
         let results = *run.results();
         assert_eq!(results[0], 9);
@@ -154,21 +154,21 @@ mod tests {
             let broken = fresh();
             let control = EndAfter {
                 inner: StandaloneControl::default(),
-                left: RefCell::new((stop_after, [0; WORDS])),
+                left: RefCell::new((stop_after, [0; KERNEL_WORDS])),
             };
-            let banks = Banks::new(&broken, 1 << 20, 1);
-            let ended = kernel().run(&mut Run::new(banks, arguments, &control)).unwrap_err();
+            let banks = GrantedBanks::new(&broken, 1 << 20, 1);
+            let ended = kernel().run(&mut KernelRun::new(banks, arguments, &control)).unwrap_err();
             assert_eq!(ended.cause, Cause::Interrupted);
             let state = control.left.borrow().1;
             let control = StandaloneControl::default();
-            let mut run = Run::new(banks, arguments, &control).resuming(state);
+            let mut run = KernelRun::new(banks, arguments, &control).resuming(state);
             kernel().run(&mut run).unwrap();
             assert_eq!(*run.results(), results);
             assert!(contents(&broken) == contents(&straight));
         }
         let control = StandaloneControl::default();
-        let mut foreign =
-            Run::new(Banks::new(&straight, 1 << 20, 1), arguments, &control).resuming([7; WORDS]);
+        let mut foreign = KernelRun::new(GrantedBanks::new(&straight, 1 << 20, 1), arguments, &control)
+            .resuming([7; KERNEL_WORDS]);
         assert_eq!(kernel().run(&mut foreign), Err(Fault::new(Cause::KernelNotResumable, 7)));
     }
 }

@@ -1,10 +1,10 @@
 //! Kernels: programs that a region runs on the banks of card memory.
 //!
 //! A [`Kernel`] is loaded into a region: from the card's directory of [`BuiltinKernel`]s, or from an image by
-//! a [`KernelLoader`]. The region's doorbell or the command queue starts it. A [`Run`] gives it sixteen
-//! argument words and access to [`Banks`]; it leaves sixteen result words.
+//! a [`KernelLoader`]. The region's doorbell or the command queue starts it. A [`KernelRun`] gives it sixteen
+//! argument words and access to [`GrantedBanks`]; it leaves sixteen result words.
 //!
-//! A kernel calls [`Run::safe_point`] at least every few milliseconds. It passes sixteen state words, from
+//! A kernel calls [`KernelRun::safe_point`] at least every few milliseconds. It passes sixteen state words, from
 //! which another run could continue on the same banks. At a safe point it can be stopped, paused for a
 //! checkpoint, or ended by its deadline.
 
@@ -20,16 +20,16 @@ use std::fmt;
 use millstream_card_abi::AccessError;
 use millstream_card_abi::command::{Cause, Fault};
 
-pub use self::banks::Banks;
+pub use self::banks::GrantedBanks;
 pub(crate) use self::run::Heartbeat;
-pub use self::run::{Run, RunControl, StandaloneControl};
+pub use self::run::{KernelRun, RunControl, StandaloneControl};
 
 /// A program that a region can run.
 pub trait Kernel: Send {
     /// Runs to the end, or until a safe point returns a fault, which the kernel returns to its caller.
     ///
     /// A kernel keeps buffers in itself, so that a run in the steady state allocates nothing.
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault>;
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault>;
 }
 
 /// A kernel that is part of the card, by name.

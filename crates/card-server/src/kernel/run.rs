@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use millstream_card_abi::command::{Cause, Fault};
-use millstream_card_abi::registers::{WORDS, Words};
+use millstream_card_abi::registers::{KERNEL_WORDS, KernelWords};
 
-use crate::kernel::Banks;
+use crate::kernel::GrantedBanks;
 
 /// How the starter of a run controls and observes it.
 pub trait RunControl {
     /// The kernel is at a safe point with this state. Returns when the run may continue, or the fault that ends
     /// it.
-    fn safe_point(&self, state: &Words) -> Result<(), Fault>;
+    fn safe_point(&self, state: &KernelWords) -> Result<(), Fault>;
 
     /// True if the run has to end or pause at its next safe point. The loader of a kernel that reaches no safe
     /// point on its own (a WebAssembly module in a loop) interrupts it.
@@ -40,29 +40,33 @@ impl Heartbeat<'_> {
 }
 
 /// One run of a kernel.
-pub struct Run<'a> {
-    banks: Banks<'a>,
-    arguments: Words,
-    resume: Option<Words>,
+pub struct KernelRun<'a> {
+    banks: GrantedBanks<'a>,
+    arguments: KernelWords,
+    resume: Option<KernelWords>,
     fuel: Option<u64>,
     deadline: Option<Instant>,
-    results: Words,
+    results: KernelWords,
     fuel_used: u64,
     bytes_read: u64,
     bytes_written: u64,
     control: &'a dyn RunControl,
 }
 
-impl<'a> Run<'a> {
+impl<'a> KernelRun<'a> {
     /// A run with these banks and arguments, under `control`. Tests and benchmarks use [`StandaloneControl`].
-    pub fn new(banks: Banks<'a>, arguments: Words, control: &'a dyn RunControl) -> Run<'a> {
-        Run {
+    pub fn new(
+        banks: GrantedBanks<'a>,
+        arguments: KernelWords,
+        control: &'a dyn RunControl,
+    ) -> KernelRun<'a> {
+        KernelRun {
             banks,
             arguments,
             resume: None,
             fuel: None,
             deadline: None,
-            results: [0; WORDS],
+            results: [0; KERNEL_WORDS],
             fuel_used: 0,
             bytes_read: 0,
             bytes_written: 0,
@@ -72,29 +76,29 @@ impl<'a> Run<'a> {
 
     /// Continues from the state of another run.
     #[must_use]
-    pub fn resuming(self, state: Words) -> Run<'a> {
-        Run { resume: Some(state), ..self }
+    pub fn resuming(self, state: KernelWords) -> KernelRun<'a> {
+        KernelRun { resume: Some(state), ..self }
     }
 
     /// Bounds the run.
     #[must_use]
-    pub fn bounded(self, fuel: Option<u64>, deadline: Option<Instant>) -> Run<'a> {
-        Run { fuel, deadline, ..self }
+    pub fn bounded(self, fuel: Option<u64>, deadline: Option<Instant>) -> KernelRun<'a> {
+        KernelRun { fuel, deadline, ..self }
     }
 
     /// The memory that the kernel may use.
-    pub fn banks(&self) -> Banks<'a> {
+    pub fn banks(&self) -> GrantedBanks<'a> {
         self.banks
     }
 
     /// The argument words.
-    pub fn arguments(&self) -> &Words {
+    pub fn arguments(&self) -> &KernelWords {
         &self.arguments
     }
 
     /// State words of another run to continue from. A kernel without this ability refuses with
     /// `KernelNotResumable`.
-    pub fn resume(&self) -> Option<&Words> {
+    pub fn resume(&self) -> Option<&KernelWords> {
         self.resume.as_ref()
     }
 
@@ -109,7 +113,7 @@ impl<'a> Run<'a> {
     }
 
     /// Passes a safe point: see [`RunControl::safe_point`]. Ends the run if its deadline has passed.
-    pub fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+    pub fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
         self.control.safe_point(state)?;
         match self.deadline {
             Some(deadline) if Instant::now() >= deadline => Err(Fault::new(Cause::DeadlineExceeded, 0)),
@@ -146,7 +150,7 @@ impl<'a> Run<'a> {
     }
 
     /// The result words.
-    pub fn results(&self) -> &Words {
+    pub fn results(&self) -> &KernelWords {
         &self.results
     }
 
@@ -172,9 +176,9 @@ impl<'a> Run<'a> {
     }
 }
 
-impl fmt::Debug for Run<'_> {
+impl fmt::Debug for KernelRun<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Run").field("arguments", &self.arguments).field("banks", &self.banks).finish()
+        f.debug_struct("KernelRun").field("arguments", &self.arguments).field("banks", &self.banks).finish()
     }
 }
 
@@ -187,7 +191,7 @@ pub struct StandaloneControl {
 }
 
 impl RunControl for StandaloneControl {
-    fn safe_point(&self, _state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, _state: &KernelWords) -> Result<(), Fault> {
         Ok(())
     }
 

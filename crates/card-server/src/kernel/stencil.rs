@@ -21,13 +21,13 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault, nanos};
-use millstream_card_abi::registers::{WORDS, Words};
+use millstream_card_abi::registers::{KERNEL_WORDS, KernelWords};
 use millstream_card_abi::stencil::{NAME, StencilArguments};
 use millstream_stencil::{Element, Jacobi, MAX_DEPTH, Plane};
 
-use crate::kernel::{BuiltinKernel, Kernel, Run};
+use crate::kernel::{BuiltinKernel, Kernel, KernelRun};
 
 /// The kernel.
 pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: NAME, make: || Box::<Stencil>::default() };
@@ -36,7 +36,7 @@ pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: NAME, make: || Box::<St
 const STATE: u64 = u64::from_le_bytes(*b"sten-001");
 
 /// Decodes and checks the argument words; the fault names the first bad one.
-fn decode(words: &Words) -> Result<StencilArguments, Fault> {
+fn decode(words: &KernelWords) -> Result<StencilArguments, Fault> {
     let refused = |index: u64| Fault::new(Cause::InvalidArgument, index);
     let [element, rows, columns, pitch, source, destination, sweeps, ..] = *words;
     if element > 1 {
@@ -78,11 +78,11 @@ fn is_whole(arguments: &StencilArguments) -> bool {
 }
 
 /// The ranges of the two grids.
-fn grid_ranges(arguments: &StencilArguments) -> [Span; 2] {
+fn grid_ranges(arguments: &StencilArguments) -> [MemoryRange; 2] {
     let element = if arguments.double { 8 } else { 4 };
     // The last row ends with its columns.
     let cells = arguments.pitch * (arguments.rows - 1) + arguments.columns;
-    [arguments.source, arguments.destination].map(|offset| Span::new(offset, cells * element))
+    [arguments.source, arguments.destination].map(|offset| MemoryRange::new(offset, cells * element))
 }
 
 /// The kernel, with the buffers that its threads reuse between runs.
@@ -99,7 +99,7 @@ impl Default for Stencil {
 }
 
 impl Kernel for Stencil {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         let arguments = decode(run.arguments())?;
         if arguments.double {
             sweep(&mut self.double, run, &arguments)
@@ -111,7 +111,7 @@ impl Kernel for Stencil {
 
 fn sweep<E: Element>(
     jacobi: &mut Jacobi<E>,
-    run: &mut Run<'_>,
+    run: &mut KernelRun<'_>,
     arguments: &StencilArguments,
 ) -> Result<(), Fault> {
     let mut planes = Vec::new();
@@ -161,7 +161,7 @@ fn sweep<E: Element>(
             run.set_progress(pass * sweeps / passes);
         }
         // An interrupted pass leaves its source grid unchanged, so it is repeated.
-        let mut state = [0; WORDS];
+        let mut state = [0; KERNEL_WORDS];
         state[..2].copy_from_slice(&[STATE, pass]);
         run.safe_point(&state)?;
         if outcome.is_err() {
@@ -181,7 +181,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, AtomicU64};
 
     use super::*;
-    use crate::kernel::{Banks, RunControl, StandaloneControl};
+    use crate::kernel::{GrantedBanks, RunControl, StandaloneControl};
     use crate::memory::Memory;
 
     const BANK: u64 = 1 << 20;
@@ -216,9 +216,9 @@ mod tests {
         bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 
-    fn run(memory: &Memory, words: Words) -> Result<Words, Fault> {
+    fn run(memory: &Memory, words: KernelWords) -> Result<KernelWords, Fault> {
         let control = StandaloneControl::default();
-        let mut run = Run::new(Banks::new(memory, BANK, 0b0110), words, &control);
+        let mut run = KernelRun::new(GrantedBanks::new(memory, BANK, 0b0110), words, &control);
         (BUILTIN.make)().run(&mut run)?;
         Ok(*run.results())
     }
@@ -290,11 +290,11 @@ mod tests {
         interrupt_requested: AtomicBool,
         progress: AtomicU64,
         heartbeat: AtomicU64,
-        state: Mutex<Words>,
+        state: Mutex<KernelWords>,
     }
 
     impl RunControl for InterruptOnce {
-        fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+        fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
             *self.state.lock().unwrap() = *state;
             if self.interrupt_requested.load(Ordering::Relaxed) {
                 Err(Fault::new(Cause::Interrupted, 0))
@@ -319,7 +319,7 @@ mod tests {
         let words = arguments(400, 500, 2000).to_words();
         let memory = memory(&cells);
         let control = InterruptOnce::default();
-        let banks = Banks::new(&memory, BANK, 0b0110);
+        let banks = GrantedBanks::new(&memory, BANK, 0b0110);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 while control.progress.load(Ordering::Relaxed) < 100 {
@@ -327,15 +327,15 @@ mod tests {
                 }
                 control.interrupt_requested.store(true, Ordering::Relaxed);
             });
-            let mut run = Run::new(banks, words, &control);
+            let mut run = KernelRun::new(banks, words, &control);
             assert_eq!((BUILTIN.make)().run(&mut run).unwrap_err().cause, Cause::Interrupted);
         });
         let state = *control.state.lock().unwrap();
         let control = StandaloneControl::default();
-        let mut run = Run::new(banks, words, &control).resuming(state);
+        let mut run = KernelRun::new(banks, words, &control).resuming(state);
         (BUILTIN.make)().run(&mut run).unwrap();
         assert!(result(&memory, cells.len()) == millstream_stencil::reference(&cells, 400, 500, 2000));
-        let mut foreign = Run::new(banks, words, &control).resuming([7; WORDS]);
+        let mut foreign = KernelRun::new(banks, words, &control).resuming([7; KERNEL_WORDS]);
         let refused = (BUILTIN.make)().run(&mut foreign);
         assert_eq!(refused, Err(Fault::new(Cause::KernelNotResumable, 7)));
     }

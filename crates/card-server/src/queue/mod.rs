@@ -16,11 +16,13 @@ use std::time::{Duration, Instant};
 use millstream_card_abi::command::{
     Cause, Completion, Descriptor, ENTRY_BYTES, EventCounters, Fault, MAX_RING_SLOTS, Status, nanos,
 };
-use millstream_card_abi::registers::{REGION_CONTROL, REGION_STRIDE, Registers, WORDS, Words, region_at};
-use millstream_card_abi::{IoContext as _, Span, SyscallError};
+use millstream_card_abi::registers::{
+    KERNEL_WORDS, KernelWords, REGION_CONTROL, REGION_STRIDE, Registers, region_at,
+};
+use millstream_card_abi::{IoContext as _, MemoryRange, SyscallError};
 use millstream_shm::{EventFd, futex};
 
-use crate::kernel::{Banks, Heartbeat, Run, RunControl};
+use crate::kernel::{GrantedBanks, Heartbeat, KernelRun, RunControl};
 use crate::memory::Memory;
 use crate::polling::PollPolicy;
 use crate::queue::control::QueueControl;
@@ -45,7 +47,7 @@ impl Rings {
         let bytes = u64::from(slots) * ENTRY_BYTES as u64;
         for base in [command_base, completion_base] {
             let aligned = base.is_multiple_of(ENTRY_BYTES as u64);
-            if !aligned || !Span::new(base, bytes).fits(memory) {
+            if !aligned || !MemoryRange::new(base, bytes).fits(memory) {
                 return Err(Fault::new(Cause::BadRingAddress, base));
             }
         }
@@ -276,11 +278,11 @@ impl QueueEngine {
         let slot = self.context.kernels.get(region);
         let slot = slot.ok_or(Fault::new(Cause::NoSuchRegion, descriptor.region.into()))?;
         let mut taken = slot.take()?;
-        let mut arguments: Words = [0; WORDS];
+        let mut arguments: KernelWords = [0; KERNEL_WORDS];
         arguments[..5].copy_from_slice(&descriptor.arguments());
-        let banks = Banks::new(&self.memory, self.context.bank_bytes, u64::MAX);
+        let banks = GrantedBanks::new(&self.memory, self.context.bank_bytes, u64::MAX);
         let control = QueueRunControl { context: &self.context, region };
-        let mut run = Run::new(banks, arguments, &control);
+        let mut run = KernelRun::new(banks, arguments, &control);
         // A panic of a kernel must not end the card. It can leave only the kernel inconsistent: a run changes
         // no other state of the engine.
         let outcome = catch_unwind(AssertUnwindSafe(|| taken.kernel.run(&mut run)));
@@ -360,7 +362,7 @@ struct QueueRunControl<'a> {
 }
 
 impl RunControl for QueueRunControl<'_> {
-    fn safe_point(&self, _state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, _state: &KernelWords) -> Result<(), Fault> {
         Heartbeat(self.heartbeat()).beat();
         if self.interrupt_requested().load(Ordering::SeqCst) {
             return Err(Fault::new(Cause::Interrupted, 0));

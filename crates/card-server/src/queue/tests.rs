@@ -197,15 +197,15 @@ proptest! {
                     memory.write(ARGS, &args).unwrap();
                     let [args_offset, args_len, result_offset, result_len] = numbers;
                     let args = if exact {
-                        Span::new(ARGS, args.len() as u64)
+                        MemoryRange::new(ARGS, args.len() as u64)
                     } else {
-                        Span::new(args_offset, args_len)
+                        MemoryRange::new(args_offset, args_len)
                     };
                     Descriptor {
                         region: region as u32,
                         flags,
                         args,
-                        result: Span::new(result_offset, result_len),
+                        result: MemoryRange::new(result_offset, result_len),
                         cookie: at as u64,
                     }
                     .to_bytes()
@@ -260,8 +260,13 @@ fn counters_add_up_and_survive_new_rings() {
     let mut engine = engine();
     for generation in 1..=3 {
         open_rings(&mut engine, generation);
-        let bad =
-            Descriptor { region: 77, flags: 0, args: Span::default(), result: Span::default(), cookie: 9 };
+        let bad = Descriptor {
+            region: 77,
+            flags: 0,
+            args: MemoryRange::default(),
+            result: MemoryRange::default(),
+            cookie: 9,
+        };
         engine.memory.write(COMMANDS, &bad.to_bytes()).unwrap();
         engine.registers().producer().store(1, Ordering::Release);
         engine.registers().doorbell().fetch_add(1, Ordering::SeqCst);

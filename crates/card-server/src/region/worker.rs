@@ -8,14 +8,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::{MessageKind, RegionCommand, RegionState};
 use millstream_card_abi::command::{Cause, Fault, nanos};
 use millstream_card_abi::image::{MAX_IMAGE_BYTES, image_hash};
-use millstream_card_abi::registers::{REGION_CONTROL, REGION_STRIDE, Region, WORDS, Words, region_at};
+use millstream_card_abi::registers::{
+    KERNEL_WORDS, KernelWords, REGION_CONTROL, REGION_STRIDE, Region, region_at,
+};
 use millstream_shm::futex;
 
-use crate::kernel::{Banks, Heartbeat, LoadedKernel, Run, RunControl, outside};
+use crate::kernel::{GrantedBanks, Heartbeat, KernelRun, LoadedKernel, RunControl, outside};
 use crate::notification::{Notification, NotificationSink};
 use crate::region::context::RegionContext;
 use crate::region::control::{LeaseEpoch, RegionControl, RunPhase};
@@ -181,7 +183,7 @@ impl RegionWorker {
         self.acked = acked;
         let registers = self.registers();
         let set = Ordering::Relaxed;
-        for index in 0..WORDS {
+        for index in 0..KERNEL_WORDS {
             registers.results(index).store(0, set);
             registers.safe_point_state(index).store(0, set);
         }
@@ -232,7 +234,7 @@ impl RegionWorker {
         // The previous kernel goes first, whether the new one can be loaded or not.
         self.unload();
         let (LoadedKernel { name, kernel }, hash) = if number == 0 {
-            let span = Span::new(base, bytes);
+            let span = MemoryRange::new(base, bytes);
             if bytes > MAX_IMAGE_BYTES {
                 return Err(Fault::new(Cause::KernelTooLarge, bytes));
             }
@@ -291,17 +293,17 @@ impl RegionWorker {
             Ok(taken) => taken,
             Err(fault) => return self.reject(word, fault),
         };
-        let arguments: Words = std::array::from_fn(|index| get(registers.arguments(index)));
-        let resume: Words = std::array::from_fn(|index| get(registers.resume_state(index)));
+        let arguments: KernelWords = std::array::from_fn(|index| get(registers.arguments(index)));
+        let resume: KernelWords = std::array::from_fn(|index| get(registers.resume_state(index)));
         let fuel = Some(get(registers.fuel())).filter(|fuel| *fuel != 0);
         let timeout = Some(get(registers.run_timeout_ns())).filter(|timeout| *timeout != 0);
         let run_control = RegionRunControl { context: &context, index: self.index, word };
         // A run keeps the memory with which it began, even if the card replaces it.
         let memory = context.hardware.memory();
-        let granted = Banks::new(&memory, context.bank_bytes, banks);
+        let granted = GrantedBanks::new(&memory, context.bank_bytes, banks);
         let started = Instant::now();
         let deadline = timeout.and_then(|timeout| started.checked_add(Duration::from_nanos(timeout)));
-        let mut run = Run::new(granted, arguments, &run_control).bounded(fuel, deadline);
+        let mut run = KernelRun::new(granted, arguments, &run_control).bounded(fuel, deadline);
         if resuming {
             run = run.resuming(resume);
         }
@@ -363,7 +365,7 @@ impl RegionWorker {
         }
     }
 
-    fn count_run(&mut self, busy: Duration, failed: bool, run: &Run<'_>) {
+    fn count_run(&mut self, busy: Duration, failed: bool, run: &KernelRun<'_>) {
         self.runs += 1;
         self.failed += u64::from(failed);
         self.busy_ns = self.busy_ns.saturating_add(nanos(busy));
@@ -417,7 +419,7 @@ struct RegionRunControl<'a> {
 }
 
 impl RunControl for RegionRunControl<'_> {
-    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
         let registers = self.context.registers.region(self.index);
         let control = &self.context.regions[self.index];
         if control.phase() == RunPhase::Hung {

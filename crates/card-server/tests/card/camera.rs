@@ -7,7 +7,7 @@ use crate::host::{MEMORY, Process, TIMEOUT};
 use millstream_camera::format::{DECISION_BYTES, TRIGGER_THRESHOLD};
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_card::{Card, Ring, RingLayout};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Descriptor, FLAG_VERIFY};
 use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, VERIFY, VerifyArgs};
 use millstream_fragment::mfp::{self, Repr};
@@ -91,8 +91,8 @@ fn command(card: &Card, region: u32, flags: u32, args: &[u8], n_events: u32) -> 
     Descriptor {
         region,
         flags,
-        args: Span::new(ARGS, args.len() as u64),
-        result: Span::new(RESULT, u64::from(n_events) * EventSummary::BYTES as u64),
+        args: MemoryRange::new(ARGS, args.len() as u64),
+        result: MemoryRange::new(RESULT, u64::from(n_events) * EventSummary::BYTES as u64),
         cookie: 0,
     }
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use millstream_card::{RemoteCard, RemoteOptions};
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_server::backing::DevicePaths;
-use millstream_card_server::kernel::{BuiltinKernel, Kernel, Run};
+use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::{Device, DeviceSelector, device};
 
@@ -39,7 +39,7 @@ pub(crate) fn card_main() {
     config.lease_duration = Duration::from_millis(500);
     config.kernels = vec![
         BuiltinKernel { name: "spin", make: || Box::new(Spin) },
-        BuiltinKernel { name: "deaf", make: || Box::new(Deaf) },
+        BuiltinKernel { name: "uninterruptible", make: || Box::new(UninterruptibleKernel) },
     ];
     config.grace = GRACE;
     if let Ok(kind) = std::env::var(KIND) {
@@ -69,8 +69,8 @@ pub(crate) fn card_main() {
 struct Spin;
 
 impl Kernel for Spin {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
-        assert_ne!(run.arguments()[0], 13, "told to panic");
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        assert_ne!(run.arguments()[0], 13, "the argument that requests a panic");
         if run.arguments()[0] == 14 {
             return Err(Fault::new(Cause::KernelTrapped, 14));
         }
@@ -88,10 +88,10 @@ impl Kernel for Spin {
 
 /// Runs without a safe point for the milliseconds in its first argument. Keeps writing its second argument to
 /// the start of its banks.
-struct Deaf;
+struct UninterruptibleKernel;
 
-impl Kernel for Deaf {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+impl Kernel for UninterruptibleKernel {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         let [time, word, ..] = *run.arguments();
         let until = Instant::now() + Duration::from_millis(time);
         while Instant::now() < until {

@@ -52,11 +52,11 @@ fn a_restored_run_continues_on_another_card_to_the_same_result() {
     while first.register(REGION_CONTROL + 0x200 + region_at::progress).unwrap() < 10 {
         assert!(Instant::now() < until);
     }
-    let mut told = Vec::new();
-    let saved = save(&first, &file, |done, all| told.push((done, all))).unwrap();
+    let mut reports = Vec::new();
+    let saved = save(&first, &file, |done, all| reports.push((done, all))).unwrap();
     let [(1, name, progress)] = &saved.running[..] else { panic!("{saved:?}") };
     assert!(name == "mix" && (10..SWEEPS).contains(progress), "{saved:?}");
-    assert_eq!(told.last().unwrap().0, told.last().unwrap().1);
+    assert_eq!(reports.last().unwrap().0, reports.last().unwrap().1);
     // The first card continues after its checkpoint.
     assert_eq!(first.wait(rung, TIMEOUT).unwrap(), expected);
     drop((first, first_card));

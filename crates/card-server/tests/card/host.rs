@@ -9,7 +9,7 @@ use millstream_card::Card;
 use millstream_card_abi::CardName;
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_server::kernel::events::run_on_events;
-use millstream_card_server::kernel::{BuiltinKernel, Kernel, Run};
+use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 
 /// Environment variable that makes a test binary run a card: `NAME LIFETIME`.
@@ -28,7 +28,7 @@ pub(crate) const GRACE: Duration = Duration::from_millis(300);
 pub(crate) const ENDED: i32 = 7;
 
 /// Kernels of a test card; kernel `i` is loaded into region `i`.
-const KERNELS: [&str; 4] = ["sum", "slow", "broken", "deaf"];
+const KERNELS: [&str; 4] = ["sum", "slow", "broken", "uninterruptible"];
 
 /// The region of a kernel of the test card.
 pub(crate) fn region_of(kernel: &str) -> u32 {
@@ -53,7 +53,7 @@ pub(crate) fn card_main() {
         BuiltinKernel { name: "sum", make: || Box::new(Sum) },
         BuiltinKernel { name: "slow", make: || Box::new(Slow) },
         BuiltinKernel { name: "broken", make: || Box::new(Broken) },
-        BuiltinKernel { name: "deaf", make: || Box::new(Deaf) },
+        BuiltinKernel { name: "uninterruptible", make: || Box::new(UninterruptibleKernel) },
     ];
     config.regions = KERNELS.len();
     config.grace = GRACE;
@@ -80,7 +80,7 @@ fn stdin() -> OwnedFd {
 struct Sum;
 
 impl Kernel for Sum {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         run_on_events(run, 0, |run| {
             let mut sum = 0u64;
             for at in (0..run.args.len).step_by(8) {
@@ -99,7 +99,7 @@ impl Kernel for Sum {
 struct Slow;
 
 impl Kernel for Slow {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         run_on_events(run, 0, |run| {
             let end = Instant::now() + Duration::from_millis(run.args.len);
             while Instant::now() < end {
@@ -112,10 +112,10 @@ impl Kernel for Slow {
 }
 
 /// Runs as [`Slow`] does, but ignores interrupts and keeps writing its result.
-struct Deaf;
+struct UninterruptibleKernel;
 
-impl Kernel for Deaf {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+impl Kernel for UninterruptibleKernel {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         run_on_events(run, 0, |run| {
             let end = Instant::now() + Duration::from_millis(run.args.len);
             while Instant::now() < end {
@@ -132,7 +132,7 @@ impl Kernel for Deaf {
 struct Broken;
 
 impl Kernel for Broken {
-    fn run(&mut self, _: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, _: &mut KernelRun<'_>) -> Result<(), Fault> {
         panic!("a kernel that panics");
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{Card, Ring, RingError, RingLayout};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::RegionState;
 use millstream_card_abi::command::{Cause, Descriptor, Fault, Status};
 use millstream_card_abi::registers::{REGION_CONTROL, REGION_STRIDE, at, region_at};
@@ -17,10 +17,10 @@ use crate::host::{ENDED, GRACE, Process, TIMEOUT, load_kernels, region_of};
 const LEASE: Duration = Duration::from_secs(20);
 
 /// Time for which the kernel ignores interrupts (ms): longer than all other steps of a test.
-const DEAF: u64 = 6000;
+const UNINTERRUPTIBLE_MS: u64 = 6000;
 
-fn deaf(node: &RemoteCard, start: RunRequest) -> u64 {
-    node.load(0, KernelSource::Builtin("deaf")).unwrap();
+fn start_uninterruptible(node: &RemoteCard, start: RunRequest) -> u64 {
+    node.load(0, KernelSource::Builtin("uninterruptible")).unwrap();
     node.start(0, &start).unwrap()
 }
 
@@ -57,9 +57,10 @@ fn a_kernel_past_its_deadline_without_safe_points_hangs_its_region_until_it_ends
     node.acquire(LEASE, TIMEOUT).unwrap();
     let timeout = Some(Duration::from_millis(20));
     let started = Instant::now();
-    let run = deaf(&node, RunRequest { timeout, ..RunRequest::new(&[DEAF, 1]) });
+    let run =
+        start_uninterruptible(&node, RunRequest { timeout, ..RunRequest::new(&[UNINTERRUPTIBLE_MS, 1]) });
     is_stuck(node.wait(run, TIMEOUT));
-    assert!(started.elapsed() < Duration::from_millis(DEAF));
+    assert!(started.elapsed() < Duration::from_millis(UNINTERRUPTIBLE_MS));
     assert_eq!(state(&node, 0), RegionState::Hung as u32);
     // The region rejects every command; the other region and memory remain usable.
     is_stuck(node.load(0, KernelSource::Builtin("null")));
@@ -82,7 +83,7 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
     let node = card.connect();
     node.acquire(LEASE, TIMEOUT).unwrap();
     let started = Instant::now();
-    deaf(&node, RunRequest::new(&[DEAF, u64::MAX]));
+    start_uninterruptible(&node, RunRequest::new(&[UNINTERRUPTIBLE_MS, u64::MAX]));
     let running = |node: &RemoteCard| {
         let mut word = [0; 8];
         node.read(0, &mut word).unwrap();
@@ -97,7 +98,10 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
     for _ in 0..2 {
         let next = card.connect();
         next.acquire(LEASE, TIMEOUT).unwrap();
-        assert!(started.elapsed() < Duration::from_millis(DEAF), "the kernel has ended meanwhile");
+        assert!(
+            started.elapsed() < Duration::from_millis(UNINTERRUPTIBLE_MS),
+            "the kernel has ended meanwhile"
+        );
         assert_eq!(state(&next, 0), RegionState::Hung as u32);
         is_stuck(next.load(0, KernelSource::Builtin("null")));
         next.load(1, KernelSource::Builtin("fill")).unwrap();
@@ -118,7 +122,7 @@ fn a_card_ends_although_a_kernel_does_not() {
     let mut card = NetworkCard::start();
     let node = card.connect();
     node.acquire(LEASE, TIMEOUT).unwrap();
-    deaf(&node, RunRequest::new(&[3_600_000]));
+    start_uninterruptible(&node, RunRequest::new(&[3_600_000]));
     drop(card.process.stdin.take());
     let until = Instant::now() + TIMEOUT;
     while card.process.try_wait().unwrap().is_none() {
@@ -131,13 +135,13 @@ fn a_card_ends_although_a_kernel_does_not() {
 const RESULT: u64 = 1 << 20;
 
 /// Submits a command that ignores interrupts for this time, and waits until it runs.
-fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
+fn submit_uninterruptible(ring: &mut Ring, milliseconds: u64) {
     let card = ring.card().clone();
     let descriptor = Descriptor {
-        region: region_of("deaf"),
+        region: region_of("uninterruptible"),
         flags: 0,
-        args: Span::new(0, milliseconds),
-        result: Span::new(RESULT, 8),
+        args: MemoryRange::new(0, milliseconds),
+        result: MemoryRange::new(RESULT, 8),
         cookie: 1,
     };
     ring.submit(&descriptor).unwrap();
@@ -148,17 +152,17 @@ fn begin_deaf(ring: &mut Ring, milliseconds: u64) {
 }
 
 /// Opens rings and starts such a command.
-fn deaf_command(card: &Card, milliseconds: u64) -> Ring {
+fn open_ring_with_uninterruptible(card: &Card, milliseconds: u64) -> Ring {
     load_kernels(card);
     let mut ring = Ring::open(card, RingLayout::at(0, 8)).unwrap();
-    begin_deaf(&mut ring, milliseconds);
+    submit_uninterruptible(&mut ring, milliseconds);
     ring
 }
 
 /// Runs `sum` without input.
 fn sum(ring: &mut Ring) -> Result<(), Fault> {
     let region = region_of("sum");
-    let (args, result) = (Span::new(0, 0), Span::new(RESULT, 8));
+    let (args, result) = (MemoryRange::new(0, 0), MemoryRange::new(RESULT, 8));
     ring.submit(&Descriptor { region, flags: 0, args, result, cookie: 2 }).unwrap();
     ring.wait(TIMEOUT).unwrap().outcome
 }
@@ -172,7 +176,7 @@ fn a_command_of_the_rings_ends_when_its_time_is_over_and_the_next_one_has_its_ow
     let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     ring.set_command_timeout(Duration::from_millis(50));
     let region = region_of("slow");
-    let (args, result) = (Span::new(0, 3_600_000), Span::new(RESULT, 8));
+    let (args, result) = (MemoryRange::new(0, 3_600_000), MemoryRange::new(RESULT, 8));
     for _ in 0..2 {
         ring.submit(&Descriptor { region, flags: 0, args, result, cookie: 1 }).unwrap();
         let outcome = ring.wait(TIMEOUT).unwrap().outcome;
@@ -182,20 +186,20 @@ fn a_command_of_the_rings_ends_when_its_time_is_over_and_the_next_one_has_its_ow
     // The next user of the rings starts with the card's default timeout.
     let mut next = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     assert_eq!(card.registers().command_timeout_ns().load(Ordering::Relaxed), 0);
-    let args = Span::new(0, 300);
+    let args = MemoryRange::new(0, 300);
     next.submit(&Descriptor { region, flags: 0, args, result, cookie: 1 }).unwrap();
     assert_eq!(next.wait(TIMEOUT).unwrap().outcome, Ok(()));
 }
 
 #[test]
 fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() {
-    let process = Process::start("deaf-alone", "unbound");
+    let process = Process::start("hung-alone", "unbound");
     let started = Instant::now();
     let card = process.open();
     load_kernels(&card);
     let mut ring = Ring::open(&card, RingLayout::at(0, 8)).unwrap();
     ring.set_command_timeout(Duration::from_millis(50));
-    begin_deaf(&mut ring, DEAF);
+    submit_uninterruptible(&mut ring, UNINTERRUPTIBLE_MS);
     let stuck = |error: RingError| matches!(error, RingError::Closed(Cause::KernelHung));
     // Waiting for the command fails, and so does opening the rings.
     assert!(stuck(ring.wait(TIMEOUT).unwrap_err()));
@@ -216,9 +220,9 @@ fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() 
         assert_eq!(next.memory().read_array(RESULT).unwrap(), [0; 8]);
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert!(started.elapsed() < Duration::from_millis(DEAF), "the command has ended meanwhile");
+    assert!(started.elapsed() < Duration::from_millis(UNINTERRUPTIBLE_MS), "the command has ended meanwhile");
     drop((ring, next, card));
-    std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
+    std::thread::sleep(Duration::from_millis(UNINTERRUPTIBLE_MS).saturating_sub(started.elapsed()));
     let last = process.open();
     let until = Instant::now() + TIMEOUT;
     let mut ring = loop {
@@ -234,20 +238,20 @@ fn a_command_without_a_lease_that_does_not_end_closes_the_rings_until_it_does() 
 
 #[test]
 fn a_card_ends_although_a_command_of_its_rings_does_not() {
-    let mut process = Process::start("deaf-end", "owner");
+    let mut process = Process::start("hung-end", "owner");
     let card = Card::open_as_owner(&process.name, TIMEOUT).unwrap();
-    let ring = deaf_command(&card, 3_600_000);
+    let ring = open_ring_with_uninterruptible(&card, 3_600_000);
     drop((ring, card));
     assert_eq!(process.ended().code(), Some(ENDED));
 }
 
 #[test]
 fn a_hung_queue_command_does_not_affect_the_next_holder() {
-    let process = Process::start("deaf-lease", "unbound");
+    let process = Process::start("hung-lease", "unbound");
     let started = Instant::now();
     let card = process.open();
     // Without a lease, because under a lease the card refuses kernels that its holder did not load.
-    let ring = deaf_command(&card, DEAF);
+    let ring = open_ring_with_uninterruptible(&card, UNINTERRUPTIBLE_MS);
     card.acquire(TIMEOUT).unwrap();
     drop((ring, card));
 
@@ -259,14 +263,14 @@ fn a_hung_queue_command_does_not_affect_the_next_holder() {
             break next;
         }
     };
-    assert!(started.elapsed() < Duration::from_millis(DEAF), "the command has ended meanwhile");
+    assert!(started.elapsed() < Duration::from_millis(UNINTERRUPTIBLE_MS), "the command has ended meanwhile");
     for _ in 0..20 {
         assert_eq!(next.memory().read_array(RESULT).unwrap(), [0; 8]);
         std::thread::sleep(Duration::from_millis(1));
     }
     drop(next);
     // The rings work again once the command has ended.
-    std::thread::sleep(Duration::from_millis(DEAF).saturating_sub(started.elapsed()));
+    std::thread::sleep(Duration::from_millis(UNINTERRUPTIBLE_MS).saturating_sub(started.elapsed()));
     let last = process.open();
     let mut ring = Ring::open(&last, RingLayout::at(0, 8)).unwrap();
     load_kernels(&last);

@@ -10,7 +10,7 @@ use millstream_card_abi::command::{Cause, Descriptor, Fault};
 use millstream_card_abi::events::VERIFY;
 use millstream_card_abi::hello::{ClientHello, ServerHello};
 use millstream_card_abi::registers::{LEASE_PAGE, at};
-use millstream_card_abi::{CardName, Span, lease};
+use millstream_card_abi::{CardName, MemoryRange, lease};
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{
@@ -38,7 +38,7 @@ fn memory_is_the_holders_and_is_clear_for_the_next_one() {
     let refused = other.acquire(SECOND, Duration::from_millis(30)).unwrap_err();
     let RemoteErrorKind::Leased { holder, epoch } = refused.kind else { panic!("{refused}") };
     assert_eq!((holder, epoch), (one.hello().client, held.epoch));
-    let end = Span::new(BANK * u64::from(BANKS) - 4, 5);
+    let end = MemoryRange::new(BANK * u64::from(BANKS) - 4, 5);
     assert!(matches!(one.write(end.offset, &[0; 5]).unwrap_err().kind, RemoteErrorKind::OutOfRange { .. }));
 
     one.release().unwrap();
@@ -66,20 +66,20 @@ fn keys_of_a_lease_that_has_ended_open_nothing() {
     other.write(0, b"not for everybody").unwrap();
 
     for (memory, write) in [(old.memory, true), (old.memory, false), (old.bar2, true)] {
-        let stranger = Stranger::connect(&card.address);
-        assert_eq!(stranger.touch(memory, write), Status::RemoteAccessError);
+        let client = VerbsClient::connect(&card.address);
+        assert_eq!(client.access(memory, write), Status::RemoteAccessError);
     }
     // A key that was never issued is refused, too, and so are writes to the card's registers.
-    let stranger = Stranger::connect(&card.address);
+    let client = VerbsClient::connect(&card.address);
     let lease_words = RemoteMemory {
         addr: LEASE_PAGE.start as u64,
         rkey: Rkey::new(other.hello().lease_key),
         len: LEASE_PAGE.len() as u64,
     };
-    assert_eq!(stranger.touch(lease_words, true), Status::RemoteAccessError);
+    assert_eq!(client.access(lease_words, true), Status::RemoteAccessError);
     let bar0 = RemoteMemory { addr: 0, rkey: Rkey::new(other.hello().bar0_key), len: 4096 };
-    assert_eq!(Stranger::connect(&card.address).touch(bar0, false), Status::Success);
-    assert_eq!(Stranger::connect(&card.address).touch(bar0, true), Status::RemoteAccessError);
+    assert_eq!(VerbsClient::connect(&card.address).access(bar0, false), Status::Success);
+    assert_eq!(VerbsClient::connect(&card.address).access(bar0, true), Status::RemoteAccessError);
     let mut text = [0; 17];
     other.read(0, &mut text).unwrap();
     assert_eq!(&text, b"not for everybody");
@@ -128,7 +128,7 @@ fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
     other.release().unwrap();
 
     // A silent client: connected, but without heartbeat.
-    let silent = Stranger::connect(&card.address);
+    let silent = VerbsClient::connect(&card.address);
     silent.take_lease();
     let taken = other.acquire(SECOND, Duration::ZERO).unwrap_err();
     assert!(matches!(taken.kind, RemoteErrorKind::Leased { .. }), "{taken}");
@@ -151,12 +151,12 @@ fn a_lease_outlives_its_duration_while_its_holder_lives() {
 fn an_invalid_lease_word_is_restored() {
     let card = NetworkCard::start();
     let one = card.connect();
-    let stranger = Stranger::connect(&card.address);
+    let client = VerbsClient::connect(&card.address);
     let word = one.register(at::lease_word).unwrap();
     let (epoch, _) = lease::unpack(word);
     // A client id that does not exist, a future epoch, and all ones.
     for forged in [lease::pack(epoch, 4711), lease::pack(epoch + 1, one.hello().client), u64::MAX] {
-        assert_eq!(stranger.swap(at::lease_word, word, forged), word);
+        assert_eq!(client.compare_swap(at::lease_word, word, forged), word);
         let until = std::time::Instant::now() + TIMEOUT;
         while one.register(at::lease_word).unwrap() != word {
             assert!(std::time::Instant::now() < until, "the word stays forged");
@@ -202,7 +202,7 @@ fn race(times: u32) {
 }
 
 /// A client that uses plain verbs instead of `RemoteCard`.
-struct Stranger {
+struct VerbsClient {
     pair: QueuePair,
     queue: CompletionQueue,
     local: Region,
@@ -210,24 +210,24 @@ struct Stranger {
     _stream: std::net::TcpStream,
 }
 
-impl Stranger {
-    fn connect(address: &str) -> Stranger {
+impl VerbsClient {
+    fn connect(address: &str) -> VerbsClient {
         let (device, deadline) = (device(), Deadline::after(RemoteOptions::default().timeout));
         let queue = CompletionQueue::new(&device, 64).unwrap();
         let options = RcOptions { send_depth: 16, recv_depth: 16, ..RcOptions::default() };
         let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options).unwrap();
-        let local = Region::landing(&device, c"stranger", 4096, Access::LOCAL_WRITE).unwrap();
+        let local = Region::landing(&device, c"client", 4096, Access::LOCAL_WRITE).unwrap();
         for slot in 0..16 {
             prepared.post_recv(&[local.sge(1024 + 64 * slot, 64).unwrap()], WrId(slot)).unwrap();
         }
         let mut stream = connect::dial(address, deadline).unwrap();
-        let visit = ClientHello::new(false).to_bytes();
-        let connected = prepared.connect(&mut stream, &visit, deadline).unwrap();
+        let hello = ClientHello::new(false).to_bytes();
+        let connected = prepared.connect(&mut stream, &hello, deadline).unwrap();
         let hello = ServerHello::parse(&connected.private_data).unwrap();
-        let stranger = Stranger { pair: connected.pair, queue, local, hello, _stream: stream };
+        let client = VerbsClient { pair: connected.pair, queue, local, hello, _stream: stream };
         // The card has accepted the client once it has answered a read.
-        while stranger.word(at::client_count) == 0 {}
-        stranger
+        while client.word(at::client_count) == 0 {}
+        client
     }
 
     fn status(&self) -> Status {
@@ -243,7 +243,7 @@ impl Stranger {
         }
     }
 
-    fn touch(&self, memory: RemoteMemory, write: bool) -> Status {
+    fn access(&self, memory: RemoteMemory, write: bool) -> Status {
         let local = [self.local.sge(0, 64).unwrap()];
         match write {
             true => self.pair.post_write(&local, memory.start(), Signal::Yes, WrId(99)).unwrap(),
@@ -262,7 +262,7 @@ impl Stranger {
         u32::from_le_bytes(word).into()
     }
 
-    fn swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
+    fn compare_swap(&self, offset: usize, compare: u64, swap: u64) -> u64 {
         let words = RemoteMemory { addr: 0, rkey: Rkey::new(self.hello.lease_key), len: 65536 };
         let word = words.at(offset as u64, 8).unwrap();
         self.pair.post_compare_swap(self.local.sge(8, 8).unwrap(), word, (compare, swap), WrId(99)).unwrap();
@@ -275,7 +275,7 @@ impl Stranger {
     fn take_lease(&self) {
         let epoch = self.word(at::lease_word + 4) as u32;
         let free = lease::pack(epoch, 0);
-        assert_eq!(self.swap(at::lease_word, free, lease::pack(epoch, self.hello.client)), free);
+        assert_eq!(self.compare_swap(at::lease_word, free, lease::pack(epoch, self.hello.client)), free);
     }
 }
 
@@ -293,7 +293,7 @@ fn a_local_user_leases_a_card_and_loads_a_kernel() {
     assert!(matches!(refused, CommandError::Leased { epoch: held, .. } if held == epoch), "{refused}");
 
     let mut ring = Ring::open(&user, RingLayout::at(0, 16)).unwrap();
-    let nothing = Span::new(0x4000, 0);
+    let nothing = MemoryRange::new(0x4000, 0);
     let descriptor = Descriptor { region: 1, flags: 0, args: nothing, result: nothing, cookie: 1 };
     let mut outcome = || {
         ring.submit(&descriptor).unwrap();

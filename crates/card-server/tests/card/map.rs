@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{RemoteCard, RemoteErrorKind, RemoteMap};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
@@ -21,7 +21,7 @@ fn leased() -> (NetworkCard, RemoteCard) {
 #[test]
 fn a_kernel_and_a_map_hand_data_to_each_other() {
     let (_card, node) = leased();
-    let mut map = RemoteMap::new(&node, Span::new(BANK, 100_000)).unwrap();
+    let mut map = RemoteMap::new(&node, MemoryRange::new(BANK, 100_000)).unwrap();
     for at in (0..100_000u64).step_by(8) {
         map.store_u64(at, at * 3).unwrap();
     }
@@ -43,7 +43,7 @@ fn a_kernel_and_a_map_hand_data_to_each_other() {
     assert_eq!(map.traffic().0, fetched);
     let outside = map.load(99_999, &mut [0; 2]).unwrap_err();
     assert!(matches!(outside.kind, RemoteErrorKind::OutOfRange { .. }), "{outside}");
-    assert!(RemoteMap::new(&node, Span::new(4 * BANK - 1, 2)).is_err());
+    assert!(RemoteMap::new(&node, MemoryRange::new(4 * BANK - 1, 2)).is_err());
 }
 
 #[derive(Clone, Debug)]
@@ -71,7 +71,7 @@ fn two_maps_see_what_was_released_before_they_acquired() {
     runner
         .run(&prop::collection::vec(step, 1..150), |steps| {
             node.clear().unwrap();
-            let span = Span::new(2 * BANK - 3000, LEN);
+            let span = MemoryRange::new(2 * BANK - 3000, LEN);
             let mut maps = [RemoteMap::new(&node, span).unwrap(), RemoteMap::new(&node, span).unwrap()];
             // The stores of each map; the bytes in card memory; the possible states of card memory since each
             // map's latest acquire.

@@ -14,7 +14,7 @@ use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{Card, OpenError};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_card_abi::ipc::Refusal;
@@ -82,7 +82,7 @@ fn expect(node: &RemoteCard, offset: u64, expected: &[u8]) {
 }
 
 /// Tests a card with any kind of memory.
-fn conforms(kind: &str, number: &str, mapped: bool) {
+fn check_memory_kind(kind: &str, number: &str, mapped: bool) {
     let (_folder, roots) = machine();
     let (card, neighbour) = (NetworkCard::of(kind, &roots), NetworkCard::start());
     let (node, other) = (card.connect(), neighbour.connect());
@@ -130,13 +130,13 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
     let copy = DmaDescriptor {
         operation: DmaOperation::Local,
         peer: 0,
-        local: Span::new(BANK, 8192),
+        local: MemoryRange::new(BANK, 8192),
         remote: BAR2_OFFSET,
         key: 0,
         notify: false,
     };
     node.write(BANK, &pattern(3, 8192)).unwrap();
-    let back = DmaDescriptor { local: Span::new(BAR2_OFFSET, 8192), remote: 3 * BANK, ..copy };
+    let back = DmaDescriptor { local: MemoryRange::new(BAR2_OFFSET, 8192), remote: 3 * BANK, ..copy };
     let within = DmaDescriptor { remote: 3 * BANK + 10_000, ..copy };
     node.run_dma(&[copy, back, within], TIMEOUT).unwrap();
     expect(&node, 3 * BANK, &pattern(3, 8192));
@@ -149,7 +149,7 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
         key: there.rkey.get(),
         ..copy
     };
-    let fetch = DmaDescriptor { operation: DmaOperation::Read, local: Span::new(77, 8192), ..send };
+    let fetch = DmaDescriptor { operation: DmaOperation::Read, local: MemoryRange::new(77, 8192), ..send };
     node.run_dma(&[send, fetch], TIMEOUT).unwrap();
     expect(&other, 77, &pattern(3, 8192));
     expect(&node, 77, &pattern(3, 8192));
@@ -190,17 +190,17 @@ fn conforms(kind: &str, number: &str, mapped: bool) {
 
 #[test]
 fn host_memory_passes_the_memory_suite() {
-    conforms("emulated", "Emulated", true);
+    check_memory_kind("emulated", "Emulated", true);
 }
 
 #[test]
 fn a_bar_is_a_cards_memory() {
-    conforms("pci:0000:01:00.0", "Pci", true);
+    check_memory_kind("pci:0000:01:00.0", "Pci", true);
 }
 
 #[test]
 fn gpu_memory_is_a_cards() {
-    conforms("cuda:0", "Cuda", false);
+    check_memory_kind("cuda:0", "Cuda", false);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use millstream_card::{Card, CommandError, OpenError, Ring, RingError, RingLayout};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Descriptor, Fault};
 use millstream_card_abi::ipc::Refusal;
 use millstream_card_server::{CardConfig, ServeError, serve};
@@ -22,8 +22,8 @@ fn descriptor(kernel: &str, args: u64, cookie: u64) -> Descriptor {
     Descriptor {
         region: region_of(kernel),
         flags: 0,
-        args: Span::new(INPUT, args),
-        result: Span::new(OUTPUT + 8 * (cookie % 64), 8),
+        args: MemoryRange::new(INPUT, args),
+        result: MemoryRange::new(OUTPUT + 8 * (cookie % 64), 8),
         cookie,
     }
 }
@@ -43,7 +43,7 @@ fn commands_run_in_order_and_slots_are_reused() {
     let card = process.open();
     load_kernels(&card);
     assert_eq!(card.memory().size(), MEMORY);
-    assert_eq!(card.bank(0), Some(Span::new(0, MEMORY)));
+    assert_eq!(card.bank(0), Some(MemoryRange::new(0, MEMORY)));
     assert_eq!(card.bank(1), None);
     for word in 0..100u64 {
         card.memory().write(INPUT + 8 * word, &word.to_le_bytes()).unwrap();
@@ -89,15 +89,15 @@ fn a_bad_command_fails_alone_and_names_its_cause() {
         (Descriptor { region: 4, ..good }, Fault::new(Cause::NoSuchRegion, 4)),
         (Descriptor { flags: 0x8000_0000, ..good }, Fault::new(Cause::UnknownFlags, 0x8000_0000)),
         (
-            Descriptor { args: Span::new(MEMORY - 4, 8), ..good },
+            Descriptor { args: MemoryRange::new(MEMORY - 4, 8), ..good },
             Fault::new(Cause::ArgsOutsideMemory, MEMORY - 4),
         ),
         (
-            Descriptor { args: Span::new(u64::MAX, u64::MAX), ..good },
+            Descriptor { args: MemoryRange::new(u64::MAX, u64::MAX), ..good },
             Fault::new(Cause::ArgsOutsideMemory, u64::MAX),
         ),
         (
-            Descriptor { result: Span::new(MEMORY + 1, 0), ..good },
+            Descriptor { result: MemoryRange::new(MEMORY + 1, 0), ..good },
             Fault::new(Cause::ResultOutsideMemory, MEMORY + 1),
         ),
         (descriptor("broken", 0, 0), Fault::new(Cause::KernelFailed, region_of("broken").into())),
@@ -329,14 +329,14 @@ fn a_name_is_served_once_and_a_bad_size_is_refused() {
 }
 
 /// Environment variable that makes a test binary open a card as another user: the card's address.
-const BE_A_STRANGER: &str = "MILLSTREAM_TEST_STRANGER";
+const OPEN_AS_OTHER_USER: &str = "MILLSTREAM_TEST_OTHER_USER";
 
 /// Exit status after the refusal.
 const REFUSED: i32 = 3;
 
 #[test]
-fn be_a_stranger() {
-    let Ok(address) = std::env::var(BE_A_STRANGER) else {
+fn open_as_other_user() {
+    let Ok(address) = std::env::var(OPEN_AS_OTHER_USER) else {
         return;
     };
     let card = Connection::open_any_user(&address, TIMEOUT).unwrap();
@@ -344,7 +344,7 @@ fn be_a_stranger() {
     let (len, fds) = card.receive(&mut answer).unwrap();
     assert_eq!((len, fds.len()), (32, 0));
     assert_eq!(answer[12..16], 1u32.to_le_bytes(), "refused as another user");
-    assert_eq!(answer[16..24], [0; 8], "and told nothing");
+    assert_eq!(answer[16..24], [0; 8], "and no register value is disclosed");
     assert_eq!(card.receive(&mut answer).unwrap().0, 0, "and disconnected");
     std::process::exit(REFUSED);
 }
@@ -356,15 +356,15 @@ fn another_user_is_refused() {
         eprintln!("skipped: needs root to act as another user");
         return;
     }
-    let process = Process::start("stranger", "unbound");
+    let process = Process::start("other-user", "unbound");
     let card = process.open();
-    let stranger = again("process::be_a_stranger")
-        .env(BE_A_STRANGER, process.name.address(0))
+    let other_user = again("process::open_as_other_user")
+        .env(OPEN_AS_OTHER_USER, process.name.address(0))
         .uid(65534)
         .gid(65534)
         .status()
         .unwrap();
-    assert_eq!(stranger.code(), Some(REFUSED));
+    assert_eq!(other_user.code(), Some(REFUSED));
     assert!(card.is_alive());
     process.open();
 }
@@ -396,8 +396,8 @@ fn a_user_that_scribbles_over_all_registers_harms_only_itself() {
     ring.submit(&Descriptor {
         region: region_of("sum"),
         flags: 0,
-        args: Span::new(INPUT, 8),
-        result: Span::new(OUTPUT, 8),
+        args: MemoryRange::new(INPUT, 8),
+        result: MemoryRange::new(OUTPUT, 8),
         cookie: 77,
     })
     .unwrap();

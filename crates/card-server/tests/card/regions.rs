@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::{MessageKind, RegionState};
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
@@ -88,10 +88,10 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
     let image = KernelSource::Image { image: b"not a kernel", at };
     assert_eq!(cause(node.load(0, image)), (0, Cause::KernelFormat, u64::from_le_bytes(*b"not a ke")));
     for (span, hash, expected) in [
-        (Span::new(at, 12), 7, (Cause::KernelHash, image_hash(b"not a kernel"))),
-        (Span::new(at, 17 << 20), 0, (Cause::KernelTooLarge, 17 << 20)),
-        (Span::new(4 * BANK - 4, 12), 0, (Cause::ImageOutsideMemory, 4 * BANK - 4)),
-        (Span::new(u64::MAX, 1), 0, (Cause::ImageOutsideMemory, u64::MAX)),
+        (MemoryRange::new(at, 12), 7, (Cause::KernelHash, image_hash(b"not a kernel"))),
+        (MemoryRange::new(at, 17 << 20), 0, (Cause::KernelTooLarge, 17 << 20)),
+        (MemoryRange::new(4 * BANK - 4, 12), 0, (Cause::ImageOutsideMemory, 4 * BANK - 4)),
+        (MemoryRange::new(u64::MAX, 1), 0, (Cause::ImageOutsideMemory, u64::MAX)),
     ] {
         let (region, cause, detail) = cause(node.load(1, KernelSource::InMemory { span, hash }));
         assert_eq!((region, (cause, detail)), (1, expected));
@@ -122,8 +122,8 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
 #[test]
 fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
     let card = NetworkCard::start();
-    let patience = Duration::from_secs(1);
-    let options = RemoteOptions { timeout: patience, ..RemoteOptions::default() };
+    let timeout = Duration::from_secs(1);
+    let options = RemoteOptions { timeout: timeout, ..RemoteOptions::default() };
     let node = RemoteCard::connect(&device(), &card.address, options).unwrap();
     node.acquire(LEASE, TIMEOUT).unwrap();
     node.load(0, KernelSource::Builtin("spin")).unwrap();
@@ -131,7 +131,7 @@ fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
     // During a run, the region reads no doorbell except a stop.
     for command in [node.load(0, KernelSource::Builtin("null")).map(drop), node.unload(0)] {
         match command.unwrap_err().kind {
-            RemoteErrorKind::TimedOut(said, _) => assert_eq!(said, patience),
+            RemoteErrorKind::TimedOut(limit, _) => assert_eq!(limit, timeout),
             other => panic!("{other}"),
         }
     }
@@ -189,7 +189,7 @@ fn cards_copy_between_each_other_and_within_themselves() {
     let write = DmaDescriptor {
         operation: DmaOperation::Write,
         peer: 2,
-        local: Span::new(100, data.len() as u64),
+        local: MemoryRange::new(100, data.len() as u64),
         remote: there.addr + BANK,
         key: there.rkey.get(),
         notify: false,
@@ -202,17 +202,17 @@ fn cards_copy_between_each_other_and_within_themselves() {
     let len = 1000;
     let read = DmaDescriptor {
         operation: DmaOperation::Read,
-        local: Span::new(3 * BANK, len),
+        local: MemoryRange::new(3 * BANK, len),
         remote: there.addr + BANK + 7,
         ..write
     };
     let into = DmaDescriptor {
         operation: DmaOperation::Local,
-        local: Span::new(3 * BANK, len),
+        local: MemoryRange::new(3 * BANK, len),
         remote: BAR2_OFFSET | 64,
         ..write
     };
-    let out = DmaDescriptor { local: Span::new(BAR2_OFFSET | 64, len), remote: 2 * BANK, ..into };
+    let out = DmaDescriptor { local: MemoryRange::new(BAR2_OFFSET | 64, len), remote: 2 * BANK, ..into };
     one.run_dma(&[read, into, out], TIMEOUT).unwrap();
     let mut back = vec![0; len as usize];
     one.read(2 * BANK, &mut back).unwrap();
@@ -224,10 +224,13 @@ fn cards_copy_between_each_other_and_within_themselves() {
     for (bad, expected) in [
         (DmaDescriptor { peer: 1, ..write }, Cause::DmaPeerNotConnected),
         (DmaDescriptor { peer: 77, ..write }, Cause::DmaPeerNotConnected),
-        (DmaDescriptor { local: Span::new(4 * BANK, 1), ..write }, Cause::DmaOutsideMemory),
+        (DmaDescriptor { local: MemoryRange::new(4 * BANK, 1), ..write }, Cause::DmaOutsideMemory),
         (DmaDescriptor { remote: 4 * BANK, ..into }, Cause::DmaOutsideMemory),
         (DmaDescriptor { remote: 3 * BANK + 1, ..into }, Cause::DmaOutsideMemory),
-        (DmaDescriptor { local: Span::new(BAR2_OFFSET | 1 << 40, 1), ..into }, Cause::DmaOutsideMemory),
+        (
+            DmaDescriptor { local: MemoryRange::new(BAR2_OFFSET | 1 << 40, 1), ..into },
+            Cause::DmaOutsideMemory,
+        ),
         (DmaDescriptor { remote: there.addr + 4 * BANK - 1, ..write }, Cause::DmaRemoteAccess),
     ] {
         assert_eq!(cause(one.run_dma(&[bad], TIMEOUT)).1, expected, "{bad:?}");
@@ -254,7 +257,7 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
     let copy = |peer: u16, index: u64| DmaDescriptor {
         operation: DmaOperation::Write,
         peer,
-        local: Span::new(index * len, len),
+        local: MemoryRange::new(index * len, len),
         remote: there.addr + index * 8192,
         key: there.rkey.get(),
         notify: false,
@@ -274,7 +277,7 @@ fn of_copies_that_travel_together_those_before_a_bad_one_are_made_and_those_behi
     (list[5].peer, list[6].peer) = (1, 1);
     list[7] = DmaDescriptor {
         operation: DmaOperation::Read,
-        local: Span::new(3 * BANK, len),
+        local: MemoryRange::new(3 * BANK, len),
         remote: there.addr,
         ..list[7]
     };
@@ -317,7 +320,7 @@ fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
     let bad = DmaDescriptor {
         operation: DmaOperation::Local,
         peer: 0,
-        local: Span::new(4 * BANK, 1),
+        local: MemoryRange::new(4 * BANK, 1),
         remote: 0,
         key: 0,
         notify: false,
@@ -335,15 +338,15 @@ fn each_copy_of_a_full_ring_may_fail_while_its_node_sleeps() {
     }
     for sequence in 1..=slots {
         let message = node.message(TIMEOUT).unwrap().expect("a message for each of them");
-        let told = (message.kind, message.cause, message.sequence, u64::from(message.region));
-        assert_eq!(told, (MessageKind::DmaFault, Some(Cause::DmaOutsideMemory), sequence, sequence - 1));
+        let reported = (message.kind, message.cause, message.sequence, u64::from(message.region));
+        assert_eq!(reported, (MessageKind::DmaFault, Some(Cause::DmaOutsideMemory), sequence, sequence - 1));
     }
     assert_eq!(node.register(at::messages_dropped).unwrap(), 0);
     // `run_dma` with such a list returns the first fault.
     let list = vec![bad; 3 * DMA_RING_SLOTS];
     assert_eq!(cause(node.run_dma(&list, TIMEOUT)), (0, Cause::DmaOutsideMemory, 4 * BANK));
     assert!(node.message(Duration::from_millis(20)).unwrap().is_none());
-    node.run_dma(&[DmaDescriptor { local: Span::new(BANK, 8), ..bad }], TIMEOUT).unwrap();
+    node.run_dma(&[DmaDescriptor { local: MemoryRange::new(BANK, 8), ..bad }], TIMEOUT).unwrap();
 }
 
 #[test]
@@ -352,7 +355,7 @@ fn an_invalid_dma_producer_index_is_rejected_once_and_may_be_corrected() {
     let within = |to| DmaDescriptor {
         operation: DmaOperation::Local,
         peer: 0,
-        local: Span::new(0, 64),
+        local: MemoryRange::new(0, 64),
         remote: to,
         key: 0,
         notify: false,
@@ -379,7 +382,7 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
     let within = |from, to| DmaDescriptor {
         operation: DmaOperation::Local,
         peer: 0,
-        local: Span::new(from, 4096),
+        local: MemoryRange::new(from, 4096),
         remote: to,
         key: 0,
         notify: false,
@@ -429,7 +432,7 @@ fn a_card_that_dies_in_the_middle_is_noticed() {
     let copy = DmaDescriptor {
         operation: DmaOperation::Write,
         peer: 0,
-        local: Span::new(0, 4 * BANK),
+        local: MemoryRange::new(0, 4 * BANK),
         remote: there.addr,
         key: there.rkey.get(),
         notify: false,

@@ -31,12 +31,12 @@ fn work(card: &RemoteCard, seed: u64) -> Result<u64, RemoteError> {
 
 /// The cards of the test, and the addresses of those that were killed.
 #[derive(Default)]
-struct Place {
+struct CardPool {
     cards: Vec<NetworkCard>,
     killed: Vec<String>,
 }
 
-impl Place {
+impl CardPool {
     fn kill(&mut self, index: usize) {
         let mut card = self.cards.remove(index);
         // Recorded before the kill, so that no node sees the loss of a card that counts as alive.
@@ -48,10 +48,10 @@ impl Place {
 #[test]
 fn nodes_and_cards_come_and_go_and_every_result_is_right() {
     const JOBS: u64 = 300;
-    let place =
-        Mutex::new(Place { cards: (0..3).map(|_| NetworkCard::start()).collect(), ..Place::default() });
+    let pool =
+        Mutex::new(CardPool { cards: (0..3).map(|_| NetworkCard::start()).collect(), ..CardPool::default() });
     let expected: Vec<u64> = {
-        let card = place.lock().unwrap().cards[0].connect();
+        let card = pool.lock().unwrap().cards[0].connect();
         (0..SEEDS)
             .map(|seed| {
                 card.acquire(LEASE, TIMEOUT).unwrap();
@@ -69,8 +69,8 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
         while own < jobs && done.load(Ordering::Relaxed) < JOBS {
             turn += 1;
             let address = {
-                let place = place.lock().unwrap();
-                place.cards[turn as usize % place.cards.len()].address.clone()
+                let pool = pool.lock().unwrap();
+                pool.cards[turn as usize % pool.cards.len()].address.clone()
             };
             let outcome = (|| {
                 let card = match known.get(&address) {
@@ -93,7 +93,7 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
                     busy.fetch_add(1, Ordering::Relaxed);
                 }
                 Err(error) => {
-                    assert!(place.lock().unwrap().killed.contains(&error.card), "{error}");
+                    assert!(pool.lock().unwrap().killed.contains(&error.card), "{error}");
                     known.remove(&address);
                     lost.fetch_add(1, Ordering::Relaxed);
                 }
@@ -123,20 +123,20 @@ fn nodes_and_cards_come_and_go_and_every_result_is_right() {
         scope.spawn(move || node(3, 20));
         wait(JOBS / 4);
         let card = NetworkCard::start();
-        place.lock().unwrap().cards.push(card);
+        pool.lock().unwrap().cards.push(card);
         scope.spawn(move || node(4, JOBS));
         wait(JOBS / 2);
-        place.lock().unwrap().kill(0);
+        pool.lock().unwrap().kill(0);
         wait(JOBS * 3 / 4);
-        place.lock().unwrap().kill(1);
+        pool.lock().unwrap().kill(1);
     });
     let (done, lost, busy) = (done.into_inner(), lost.into_inner(), busy.into_inner());
     println!("{done} jobs; {busy} times a card was another node's, {lost} times it was gone");
     assert!(done >= JOBS && busy > 0);
     // The remaining cards are free, and each has granted several leases.
-    let place = place.into_inner().unwrap();
-    assert_eq!(place.cards.len(), 2);
-    for card in &place.cards {
+    let pool = pool.into_inner().unwrap();
+    assert_eq!(pool.cards.len(), 2);
+    for card in &pool.cards {
         let node = card.connect();
         node.acquire(LEASE, TIMEOUT).unwrap();
         assert!(node.register(at::lease_grants).unwrap() > 1);

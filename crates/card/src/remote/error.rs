@@ -8,7 +8,7 @@ use millstream_rdma::queue::{PostError, QueueError, WorkError};
 use millstream_rdma::wait::WaitError;
 
 use crate::card::NoSuchKernel;
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::Cause;
 
 /// An operation on a remote card failed.
@@ -93,7 +93,7 @@ pub enum RemoteErrorKind {
     #[error("{span} is outside the card's memory of {memory} bytes")]
     OutOfRange {
         /// The range.
-        span: Span,
+        span: MemoryRange,
         /// Size of the memory (bytes).
         memory: u64,
     },
@@ -123,7 +123,7 @@ impl RemoteError {
 
 impl From<OutOfBounds> for RemoteErrorKind {
     fn from(error: OutOfBounds) -> RemoteErrorKind {
-        let span = Span::new(error.offset, error.length);
+        let span = MemoryRange::new(error.offset, error.length);
         RemoteErrorKind::OutOfRange { span, memory: error.size }
     }
 }

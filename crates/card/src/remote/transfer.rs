@@ -5,7 +5,7 @@ use millstream_rdma::queue::{Segment, SendList, Signal};
 
 use super::{Inner, Result};
 use crate::remote::{RemoteCard, RemoteError};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::banks::add_by_bank;
 
 /// Direction of a transfer.
@@ -26,7 +26,7 @@ impl RemoteCard {
             let most = inner.staging.len();
             for (index, piece) in bytes.chunks(most).enumerate() {
                 inner.staging.copy_from_slice(0, piece)?;
-                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                let span = MemoryRange::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
                 inner.transfer(Direction::Write, None, 0, span)?;
             }
             Ok(())
@@ -38,7 +38,7 @@ impl RemoteCard {
         self.with(|inner| {
             let most = inner.staging.len();
             for (index, piece) in out.chunks_mut(most).enumerate() {
-                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                let span = MemoryRange::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
                 inner.transfer(Direction::Read, None, 0, span)?;
                 inner.staging.copy_to_slice(0, piece)?;
             }
@@ -52,7 +52,7 @@ impl RemoteCard {
             let most = inner.staging.len();
             for (index, piece) in bytes.chunks(most).enumerate() {
                 inner.staging.copy_from_slice(0, piece)?;
-                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                let span = MemoryRange::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
                 inner.transfer_bar2(Direction::Write, span)?;
             }
             Ok(())
@@ -64,7 +64,7 @@ impl RemoteCard {
         self.with(|inner| {
             let most = inner.staging.len();
             for (index, piece) in out.chunks_mut(most).enumerate() {
-                let span = Span::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
+                let span = MemoryRange::new(offset.wrapping_add((index * most) as u64), piece.len() as u64);
                 inner.transfer_bar2(Direction::Read, span)?;
                 inner.staging.copy_to_slice(0, piece)?;
             }
@@ -73,23 +73,41 @@ impl RemoteCard {
     }
 
     /// Copies from registered memory of this process into card memory, without an intermediate buffer.
-    pub fn write_from(&self, region: &Region, at: u64, to: Span) -> std::result::Result<(), RemoteError> {
+    pub fn write_from(
+        &self,
+        region: &Region,
+        at: u64,
+        to: MemoryRange,
+    ) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Write, Some(region), at, to))
     }
 
     /// Copies from card memory into registered memory of this process, without an intermediate buffer.
-    pub fn read_into(&self, region: &Region, at: u64, from: Span) -> std::result::Result<(), RemoteError> {
+    pub fn read_into(
+        &self,
+        region: &Region,
+        at: u64,
+        from: MemoryRange,
+    ) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer(Direction::Read, Some(region), at, from))
     }
 
     /// Copies many ranges as [`RemoteCard::write_from`] does, in lists of work requests. Each part has an offset in
     /// `region` and a range of card memory.
-    pub fn write_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
+    pub fn write_many(
+        &self,
+        region: &Region,
+        parts: &[(u64, MemoryRange)],
+    ) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer_many(Direction::Write, region, parts))
     }
 
     /// Copies many ranges as [`RemoteCard::read_into`] does, in lists of work requests.
-    pub fn read_many(&self, region: &Region, parts: &[(u64, Span)]) -> std::result::Result<(), RemoteError> {
+    pub fn read_many(
+        &self,
+        region: &Region,
+        parts: &[(u64, MemoryRange)],
+    ) -> std::result::Result<(), RemoteError> {
         self.with(|inner| inner.transfer_many(Direction::Read, region, parts))
     }
 }
@@ -101,7 +119,7 @@ impl Inner {
         direction: Direction,
         region: Option<&Region>,
         at: u64,
-        span: Span,
+        span: MemoryRange,
     ) -> Result<()> {
         let memory = self.lease()?.memory;
         memory.at(span.offset, span.len)?;
@@ -124,7 +142,7 @@ impl Inner {
     }
 
     /// Transfers between the staging buffer and BAR2.
-    fn transfer_bar2(&mut self, direction: Direction, span: Span) -> Result<()> {
+    fn transfer_bar2(&mut self, direction: Direction, span: MemoryRange) -> Result<()> {
         let remote = self.lease()?.bar2.at(span.offset, span.len)?;
         let local = [self.staging.sge(0, span.len as u32)?];
         let wr_id = self.next_wr_id();
@@ -137,7 +155,12 @@ impl Inner {
         Ok(())
     }
 
-    fn transfer_many(&mut self, direction: Direction, region: &Region, parts: &[(u64, Span)]) -> Result<()> {
+    fn transfer_many(
+        &mut self,
+        direction: Direction,
+        region: &Region,
+        parts: &[(u64, MemoryRange)],
+    ) -> Result<()> {
         /// Work requests per list, with the last one signaled, and lists in flight: together less than the
         /// depth of the send queue.
         const LIST: usize = 32;
@@ -168,7 +191,7 @@ impl Inner {
     }
 
     /// Counts bytes by bank.
-    fn count(&mut self, direction: Direction, spans: impl Iterator<Item = Span>) {
+    fn count(&mut self, direction: Direction, spans: impl Iterator<Item = MemoryRange>) {
         let table = &mut self.traffic[usize::from(direction == Direction::Read)];
         add_by_bank(spans, self.hello.bank_bytes, |bank, bytes| table[bank] += bytes);
     }

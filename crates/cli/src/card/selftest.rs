@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteError};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_rdma::{Access, Region};
 use serde_json::json;
@@ -36,8 +36,8 @@ const STEPS: &[Step] = &[
         let len = 4096.min(card.hello().bar2_bytes);
         let sample = pattern(7, len as usize);
         card.write(0, &sample).map_err(text)?;
-        let there = copy(Span::new(0, len), BAR2_OFFSET);
-        let back = copy(Span::new(BAR2_OFFSET, len), 8192);
+        let there = copy(MemoryRange::new(0, len), BAR2_OFFSET);
+        let back = copy(MemoryRange::new(BAR2_OFFSET, len), 8192);
         card.run_dma(&[there, back], TIMEOUT).map_err(text)?;
         check(card, 8192, &sample)
     }),
@@ -128,7 +128,7 @@ fn bandwidth(card: &RemoteCard) -> Result<String, String> {
         .map_err(|error| error.to_string())?;
     region.populate().map_err(|error| error.to_string())?;
     region.copy_from_slice(0, &pattern(5, len)).map_err(|error| error.to_string())?;
-    let span = Span::new(0, len as u64);
+    let span = MemoryRange::new(0, len as u64);
     let rate = |transfer: &dyn Fn() -> Result<(), RemoteError>| {
         // The first transfer allocates the pages.
         transfer().map_err(text)?;
@@ -162,7 +162,7 @@ fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
 
-fn copy(local: Span, remote: u64) -> DmaDescriptor {
+fn copy(local: MemoryRange, remote: u64) -> DmaDescriptor {
     DmaDescriptor { operation: DmaOperation::Local, peer: 0, local, remote, key: 0, notify: true }
 }
 

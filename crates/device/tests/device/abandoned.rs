@@ -14,7 +14,9 @@ use millstream_device::types::{Sge, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
 use millstream_shm::{Mapping, PAGE, round_up};
 
-use crate::support::{Adapter, Process, Setup, attributes, listen, mask, next, tell, wait_for};
+use crate::support::{
+    Adapter, Process, Setup, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
+};
 
 const QKEY: u32 = 0x1234;
 /// Bytes of a message. Receives have room for it and for the header of a datagram.
@@ -88,7 +90,7 @@ fn dies(process: &mut Process) {
 }
 
 /// The other process.
-pub(crate) fn doomed() {
+pub(crate) fn crashing_sender() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls. The process dies of SIGBUS and leaves no core file.
     unsafe {
@@ -103,7 +105,7 @@ pub(crate) fn doomed() {
     let mr = Mr::register(&adapter.pd, start, u64::from(MESSAGE), start, 0).expect("registered");
     let sges = [Sge { addr: start, length: MESSAGE, lkey: mr.key() }];
     let cq = adapter.cq();
-    let line = listen().expect("to whom");
+    let line = recv_from_parent().expect("to whom");
     let numbers: Vec<u32> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
     let (qp, wr) = match numbers[..] {
         [qpn] => {
@@ -113,8 +115,8 @@ pub(crate) fn doomed() {
         }
         [qpn, srqn] => {
             let qp = sender(&adapter, &cq, QpType::XrcSend);
-            tell(&qp.qpn().to_string());
-            listen().expect("the far end is connected");
+            send_to_parent(&qp.qpn().to_string());
+            recv_from_parent().expect("the far end is connected");
             ready(&qp, qpn);
             (qp, SendWr { opcode: WR_SEND, remote_srqn: srqn, ..SendWr::default() })
         }
@@ -136,8 +138,8 @@ fn requests_taken_by_datagram_senders_are_returned() {
     let receiver = adapter.qp_with(&queue.cq, QpType::Ud, shared).expect("a queue pair");
     ready(&receiver, 0);
     for _ in 1..REQUESTS {
-        let mut process = Process::start("doomed");
-        process.say(&receiver.qpn().to_string());
+        let mut process = Process::start("crashing_sender");
+        process.send_line(&receiver.qpn().to_string());
         dies(&mut process);
     }
     let sent = adapter.cq();
@@ -166,10 +168,10 @@ fn requests_taken_by_xrc_senders_are_returned() {
     let queue = Queue::new(&adapter, Some(&domain));
     for _ in 1..REQUESTS {
         let receiver = Qp::for_domain(&domain).expect("a queue pair");
-        let mut process = Process::start("doomed");
-        process.say(&format!("{} {}", receiver.qpn(), queue.srq.number()));
-        ready(&receiver, process.hear().parse().expect("a number"));
-        process.say("connected");
+        let mut process = Process::start("crashing_sender");
+        process.send_line(&format!("{} {}", receiver.qpn(), queue.srq.number()));
+        ready(&receiver, process.recv_line().parse().expect("a number"));
+        process.send_line("connected");
         dies(&mut process);
     }
     let sent = adapter.cq();

@@ -21,57 +21,57 @@ use millstream_device::{Channel, Cq, Errno, Mr, Srq};
 use millstream_shm::Mapping;
 use serde::{Deserialize, Serialize};
 
-use crate::support::wire::{CHANNEL, FILE, ask, dial, greet};
+use crate::support::wire::{CHANNEL, FILE, ask, connect_to_owner, exchange_hello};
 use crate::support::{
     Adapter, End, GUARD, Kind, Memory, Place, Process, Random, Setup, attributes, connect,
-    connect_queue_pair, from_environment, listen, next, pattern, readable, tell,
+    connect_queue_pair, from_environment, next, pattern, readable, recv_from_parent, send_to_parent,
 };
 
 /// Duration of a round's data traffic. The clean-up after it may wait for forged leases of live processes.
 const ROUND: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Order {
+enum Command {
     /// Makes all objects. Answers with their addresses.
     Open,
     /// Connects to the process with these addresses.
-    Connect(Card),
+    Connect(Addresses),
     /// Executes random operations for a while and ignores errors. Answers with the number of completions.
-    Endure(u64),
+    RunRandom(u64),
     /// Moves data and checks that all of it arrives.
-    Prove,
+    Transfer,
     /// Destroys all objects.
     Close,
 }
 
 /// The addresses of a process's objects, for its peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct Card {
+struct Addresses {
     numbers: Vec<u32>,
     /// Address, length and key of each region.
     regions: Vec<(u64, u32, u32)>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Answer {
-    Card(Card),
+enum Reply {
+    Addresses(Addresses),
     Done,
     /// Number of successful and of failed completions.
-    Endured(u64, u64),
+    RandomDone(u64, u64),
 }
 
-fn say(process: &mut Process, order: &Order) {
-    process.say(&serde_json::to_string(order).expect("plain data"));
+fn send_command(process: &mut Process, command: &Command) {
+    process.send_line(&serde_json::to_string(command).expect("plain data"));
 }
 
-fn heard(process: &mut Process) -> Answer {
-    serde_json::from_str(&process.hear_within(Duration::from_secs(120))).expect("an answer")
+fn recv_reply(process: &mut Process) -> Reply {
+    serde_json::from_str(&process.recv_line_within(Duration::from_secs(120))).expect("an answer")
 }
 
-fn card(process: &mut Process) -> Card {
-    say(process, &Order::Open);
-    let Answer::Card(card) = heard(process) else { panic!("no card") };
-    card
+fn addresses(process: &mut Process) -> Addresses {
+    send_command(process, &Command::Open);
+    let Reply::Addresses(addresses) = recv_reply(process) else { panic!("no addresses") };
+    addresses
 }
 
 #[test]
@@ -84,39 +84,39 @@ fn a_corrupted_arena_causes_errors_only() {
         // The peer's own arena is corrupted, too, and the victim reads it. The peer may crash: other
         // processes could be made to write into it.
         let mut peer = Process::start("victim");
-        let cards = [card(&mut victim), card(&mut peer)];
-        let [ours, theirs] = &cards;
-        say(&mut victim, &Order::Connect(theirs.clone()));
-        say(&mut peer, &Order::Connect(ours.clone()));
-        assert!(matches!(heard(&mut victim), Answer::Done), "seed {seed}, round {round}");
-        let vandals = [ours, theirs].map(|card| {
+        let addresses = [addresses(&mut victim), addresses(&mut peer)];
+        let [ours, theirs] = &addresses;
+        send_command(&mut victim, &Command::Connect(theirs.clone()));
+        send_command(&mut peer, &Command::Connect(ours.clone()));
+        assert!(matches!(recv_reply(&mut victim), Reply::Done), "seed {seed}, round {round}");
+        let corruptors = [ours, theirs].map(|addresses| {
             let mut corruptor = Process::start("corruptor");
-            corruptor.say(&format!("{} {}", card.numbers[0], random.next()));
+            corruptor.send_line(&format!("{} {}", addresses.numbers[0], random.next()));
             corruptor
         });
-        say(&mut victim, &Order::Endure(random.next()));
-        let Answer::Endured(good, bad) = heard(&mut victim) else { panic!("no result") };
+        send_command(&mut victim, &Command::RunRandom(random.next()));
+        let Reply::RandomDone(good, bad) = recv_reply(&mut victim) else { panic!("no result") };
         totals = [totals[0] + good, totals[1] + bad];
         // In most rounds it also destroys all objects while the corruption continues.
-        let mut vandals = Vec::from(vandals);
+        let mut corruptors = Vec::from(corruptors);
         if random.once_in(4) {
-            vandals.clear();
+            corruptors.clear();
         }
-        say(&mut victim, &Order::Close);
-        assert!(matches!(heard(&mut victim), Answer::Done), "seed {seed}, round {round}");
+        send_command(&mut victim, &Command::Close);
+        assert!(matches!(recv_reply(&mut victim), Reply::Done), "seed {seed}, round {round}");
     }
     println!("seed {seed}: {} good completions, {} errors", totals[0], totals[1]);
     assert!(totals.iter().all(|&n| n != 0), "both: {totals:?}");
     // New objects are not affected.
     let mut peer = Process::start("victim");
-    let cards = [card(&mut victim), card(&mut peer)];
-    say(&mut victim, &Order::Connect(cards[1].clone()));
-    say(&mut peer, &Order::Connect(cards[0].clone()));
-    assert!(matches!((heard(&mut victim), heard(&mut peer)), (Answer::Done, Answer::Done)));
-    say(&mut victim, &Order::Prove);
-    assert!(matches!(heard(&mut victim), Answer::Done));
-    say(&mut victim, &Order::Close);
-    assert!(matches!(heard(&mut victim), Answer::Done));
+    let addresses = [addresses(&mut victim), addresses(&mut peer)];
+    send_command(&mut victim, &Command::Connect(addresses[1].clone()));
+    send_command(&mut peer, &Command::Connect(addresses[0].clone()));
+    assert!(matches!((recv_reply(&mut victim), recv_reply(&mut peer)), (Reply::Done, Reply::Done)));
+    send_command(&mut victim, &Command::Transfer);
+    assert!(matches!(recv_reply(&mut victim), Reply::Done));
+    send_command(&mut victim, &Command::Close);
+    assert!(matches!(recv_reply(&mut victim), Reply::Done));
     assert!(victim.finish().success());
     // The device of this process is not affected either.
     let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
@@ -128,12 +128,12 @@ fn a_corrupted_arena_causes_errors_only() {
 
 /// In another process: maps what a device shares with its peers, and overwrites it with garbage until killed.
 pub(crate) fn corruptor() {
-    let line = listen().expect("whom, and the seed");
+    let line = recv_from_parent().expect("whom, and the seed");
     let mut words = line.split(' ').map(|word| word.parse::<u64>().expect("a number"));
     let (number, seed) = (words.next().expect("whom") as u32, words.next().expect("the seed"));
     let mut random = Random::new(seed);
-    let connection = dial(number);
-    let arena = greet(&connection);
+    let connection = connect_to_owner(number);
+    let arena = exchange_hello(&connection);
     let len = millstream_shm::file_len(arena.as_fd()).expect("a file");
     let all = Mapping::new(arena.as_fd(), 0, len, true).expect("room");
     let mut others = Vec::new();
@@ -240,26 +240,26 @@ pub(crate) fn victim() {
         places.iter().for_each(|at| memory.store(*at, &guard));
     }
     let mut objects = None;
-    while let Some(line) = listen() {
-        let answer = match serde_json::from_str(&line).expect("an order") {
-            Order::Open => {
+    while let Some(line) = recv_from_parent() {
+        let answer = match serde_json::from_str(&line).expect("a command") {
+            Command::Open => {
                 let made = Objects::new(&adapter, &memory);
-                let card = made.card();
+                let addresses = made.addresses();
                 objects = Some(made);
-                Answer::Card(card)
+                Reply::Addresses(addresses)
             }
-            Order::Connect(peer) => {
+            Command::Connect(peer) => {
                 objects.as_mut().expect("open").connect(peer);
-                Answer::Done
+                Reply::Done
             }
-            Order::Endure(seed) => objects.as_mut().expect("open").endure(seed),
-            Order::Prove => {
-                objects.as_mut().expect("open").prove();
-                Answer::Done
+            Command::RunRandom(seed) => objects.as_mut().expect("open").run_random(seed),
+            Command::Transfer => {
+                objects.as_mut().expect("open").transfer();
+                Reply::Done
             }
-            Order::Close => {
+            Command::Close => {
                 objects.take().expect("open").close();
-                Answer::Done
+                Reply::Done
             }
         };
         assert!(secret == pattern(99, secret.len()), "memory that was not registered");
@@ -268,13 +268,13 @@ pub(crate) fn victim() {
                 assert_eq!(memory.load(*at, GUARD), guard, "memory beside what was registered");
             }
         }
-        tell(&serde_json::to_string(&answer).expect("plain data"));
+        send_to_parent(&serde_json::to_string(&answer).expect("plain data"));
     }
 }
 
 /// Number of queue pairs that are connected to the peer. The queue pairs after them are connected within this
 /// process.
-const ABROAD: usize = 4;
+const REMOTE: usize = 4;
 const QKEY: u32 = 7;
 
 struct Objects<'a> {
@@ -285,7 +285,7 @@ struct Objects<'a> {
     cqs: [Arc<Cq>; 2],
     srq: Arc<Srq>,
     qps: Vec<Arc<Qp>>,
-    peer: Option<Card>,
+    peer: Option<Addresses>,
 }
 
 impl<'a> Objects<'a> {
@@ -298,7 +298,7 @@ impl<'a> Objects<'a> {
         let mut objects =
             Self { adapter, memory, mrs: Vec::new(), channel, cqs, srq, qps: Vec::new(), peer: None };
         objects.mrs = memory.iter().map(|memory| objects.register(memory)).collect();
-        objects.qps = (0..ABROAD + 4).map(|i| objects.qp(i)).collect();
+        objects.qps = (0..REMOTE + 4).map(|i| objects.qp(i)).collect();
         objects.connect_home();
         objects
     }
@@ -325,22 +325,22 @@ impl<'a> Objects<'a> {
     }
 
     fn connect_home(&self) {
-        let home = &self.qps[ABROAD..];
+        let home = &self.qps[REMOTE..];
         // The first is connected to itself, the second and the third to each other.
         for (from, to) in [(0, 0), (1, 2), (2, 1), (3, 3)] {
             ready(&home[from], home[to].qpn());
         }
     }
 
-    fn card(&self) -> Card {
+    fn addresses(&self) -> Addresses {
         let region = |(memory, mr): (&Memory, &Mr)| (memory.start as u64, memory.len as u32, mr.key());
-        Card {
-            numbers: self.qps[..ABROAD].iter().map(|qp| qp.qpn()).collect(),
+        Addresses {
+            numbers: self.qps[..REMOTE].iter().map(|qp| qp.qpn()).collect(),
             regions: self.memory.iter().zip(&self.mrs).map(region).collect(),
         }
     }
 
-    fn connect(&mut self, peer: Card) {
+    fn connect(&mut self, peer: Addresses) {
         for (qp, number) in self.qps.iter().zip(&peer.numbers) {
             ready(qp, *number);
             (0..16).for_each(|wr_id| _ = qp.post_recv(wr_id, &[]));
@@ -355,7 +355,7 @@ impl<'a> Objects<'a> {
         Sge { addr: self.memory[i].start as u64 + at, length: len as u32, lkey: self.mrs[i].key() }
     }
 
-    fn endure(&mut self, seed: u64) -> Answer {
+    fn run_random(&mut self, seed: u64) -> Reply {
         let mut random = Random::new(seed);
         let peer = self.peer.clone().expect("connected");
         let (mut good, mut bad) = (0, 0);
@@ -366,9 +366,9 @@ impl<'a> Objects<'a> {
                 break;
             }
             let i = random.below(self.qps.len() as u64) as usize;
-            let abroad = i < ABROAD;
-            let own = self.card();
-            let theirs = if abroad { &peer } else { &own };
+            let remote = i < REMOTE;
+            let own = self.addresses();
+            let theirs = if remote { &peer } else { &own };
             let (start, len, key) = theirs.regions[random.below(theirs.regions.len() as u64) as usize];
             let opcode = [
                 WR_RDMA_WRITE,
@@ -387,7 +387,7 @@ impl<'a> Objects<'a> {
             let room = u64::from(len).saturating_sub(u64::from(sge.length));
             let to = UdDestination {
                 on_this_host: true,
-                qpn: if abroad { peer.numbers[3] } else { self.qps[ABROAD + 3].qpn() },
+                qpn: if remote { peer.numbers[3] } else { self.qps[REMOTE + 3].qpn() },
                 qkey: QKEY,
                 grh: [0; 40],
             };
@@ -434,7 +434,7 @@ impl<'a> Objects<'a> {
             for wc in of_receives {
                 assert!(wc.wr_id <= wr_id && self.qps.iter().any(|qp| qp.qpn() == wc.qp_num), "{wc:?}");
             }
-            if i >= ABROAD && self.qps[i].state() == QpState::Err {
+            if i >= REMOTE && self.qps[i].state() == QpState::Err {
                 self.begin_again();
             }
         }
@@ -447,15 +447,15 @@ impl<'a> Objects<'a> {
                 break;
             }
         }
-        Answer::Endured(good, bad)
+        Reply::RandomDone(good, bad)
     }
 
     /// Writes to each region of the peer and of this process, and reads the data back.
-    fn prove(&mut self) {
-        let abroad = self.peer.clone().expect("connected");
-        let home = self.card();
-        for (qp, card) in [(0, &abroad), (ABROAD, &home)] {
-            for &(start, len, key) in &card.regions[1..] {
+    fn transfer(&mut self) {
+        let remote = self.peer.clone().expect("connected");
+        let home = self.addresses();
+        for (qp, addresses) in [(0, &remote), (REMOTE, &home)] {
+            for &(start, len, key) in &addresses.regions[1..] {
                 let bytes = pattern(u64::from(key), len as usize / 2);
                 let local = |at: usize| Sge {
                     addr: self.memory[0].start as u64 + at as u64,
@@ -484,8 +484,8 @@ impl<'a> Objects<'a> {
 
     /// Replaces the failed queue pairs within this process.
     fn begin_again(&mut self) {
-        self.qps.drain(ABROAD..).for_each(|qp| qp.destroy());
-        self.qps.extend((ABROAD..ABROAD + 4).map(|i| self.qp(i)).collect::<Vec<_>>());
+        self.qps.drain(REMOTE..).for_each(|qp| qp.destroy());
+        self.qps.extend((REMOTE..REMOTE + 4).map(|i| self.qp(i)).collect::<Vec<_>>());
         self.connect_home();
     }
 

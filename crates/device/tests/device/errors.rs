@@ -21,7 +21,7 @@ const ACCESS_ERR: u32 = 3;
 const LEN: usize = 8192;
 
 /// A connection on which a request will fail.
-struct Scene {
+struct ConnectionFixture {
     a: End,
     b: End,
     source: Region,
@@ -30,16 +30,16 @@ struct Scene {
 
 /// The effect at the responder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum There {
+enum ResponderEffect {
     /// None: the requester found the error before it sent anything.
-    Nothing,
+    Unaffected,
     /// Its queue pair fails, with this event.
-    Fails(u32),
+    QpFails(u32),
     /// Its oldest receive completes with this status, and its queue pair fails.
     ReceiveFails(u32),
 }
 
-impl Scene {
+impl ConnectionFixture {
     fn new(place: Place, setup: &Setup) -> Self {
         let (mut a, mut b) = pair(place, setup);
         let source = a.hold(&pattern(1, LEN));
@@ -54,14 +54,14 @@ impl Scene {
 
     /// Posts three receives on both sides, then the request and two more. The request must fail with
     /// `status`. The others must be flushed in order, and so must the receives of each queue pair that fails.
-    fn fails(mut self, what: &str, request: Request, status: u32, there: There) {
+    fn expect_failure(mut self, what: &str, request: Request, status: u32, effect: ResponderEffect) {
         let (a, b) = (&mut self.a, &mut self.b);
         let own = a.register(Kind::Anonymous, 64, 0);
         let room = b.register(Kind::Anonymous, 64, 0);
         for i in 0..3 {
             a.recv(10 + i, &[own.all()]);
             // The responder's queue pair may have receives already, to be flushed.
-            if !matches!(there, There::ReceiveFails(_)) {
+            if !matches!(effect, ResponderEffect::ReceiveFails(_)) {
                 b.recv(20 + i, &[room.all()]);
             }
         }
@@ -77,19 +77,19 @@ impl Scene {
         assert_eq!(a.state(), QpState::Err, "{what}");
         assert_eq!(a.async_event(Duration::ZERO), None, "{what}: the sender has its completion");
 
-        match there {
-            There::Nothing => {
+        match effect {
+            ResponderEffect::Unaffected => {
                 assert_eq!(b.state(), QpState::Rts, "{what}");
                 b.has_nothing(Which::Recv);
                 assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
             }
-            There::Fails(event) => {
+            ResponderEffect::QpFails(event) => {
                 let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
                 assert_eq!(got, flushed(20, 3), "{what}");
                 assert_eq!(b.state(), QpState::Err, "{what}");
                 assert_eq!(b.async_event(Duration::from_secs(5)), Some(event), "{what}");
             }
-            There::ReceiveFails(status) => {
+            ResponderEffect::ReceiveFails(status) => {
                 let got: Vec<_> = b.received(3).iter().map(|c| (c.wr_id, c.status)).collect();
                 assert_eq!(got, [(30, status), (31, WC_WR_FLUSH_ERR), (32, WC_WR_FLUSH_ERR)], "{what}");
                 assert_eq!(b.state(), QpState::Err, "{what}");
@@ -108,25 +108,35 @@ impl Scene {
 fn a_key_that_is_not_valid() {
     for place in Place::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-            let scene = Scene::new(place, &Setup::default());
-            let (addr, key) = scene.to(0);
-            let wrong = request(1, opcode, &[scene.source.part(0, 8)], (addr, key ^ 1));
-            scene.fails("wrong key", wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let (addr, key) = fixture.to(0);
+            let wrong = request(1, opcode, &[fixture.source.part(0, 8)], (addr, key ^ 1));
+            fixture.expect_failure(
+                "wrong key",
+                wrong,
+                WC_REM_ACCESS_ERR,
+                ResponderEffect::QpFails(ACCESS_ERR),
+            );
 
-            let scene = Scene::new(place, &Setup::default());
-            let zero = request(1, opcode, &[scene.source.part(0, 8)], (addr, 0));
-            scene.fails("key zero", zero, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let zero = request(1, opcode, &[fixture.source.part(0, 8)], (addr, 0));
+            fixture.expect_failure("key zero", zero, WC_REM_ACCESS_ERR, ResponderEffect::QpFails(ACCESS_ERR));
 
             // Used once, so that the sender caches the key, and then deregistered.
-            let mut scene = Scene::new(place, &Setup::default());
-            let stale = scene.b.register(Kind::Anonymous, LEN, 0);
-            let use_it = request(1, opcode, &[scene.source.part(0, 8)], (stale.addr, stale.key));
-            scene.a.store(&scene.source, 0, &[0; 8]);
-            scene.a.post(use_it.clone());
-            assert_eq!(scene.a.sent(1)[0].status, WC_SUCCESS);
-            scene.a.store(&scene.source, 0, &pattern(1, LEN));
-            scene.b.deregister(&stale);
-            scene.fails("stale key", use_it, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let stale = fixture.b.register(Kind::Anonymous, LEN, 0);
+            let use_it = request(1, opcode, &[fixture.source.part(0, 8)], (stale.addr, stale.key));
+            fixture.a.store(&fixture.source, 0, &[0; 8]);
+            fixture.a.post(use_it.clone());
+            assert_eq!(fixture.a.sent(1)[0].status, WC_SUCCESS);
+            fixture.a.store(&fixture.source, 0, &pattern(1, LEN));
+            fixture.b.deregister(&stale);
+            fixture.expect_failure(
+                "stale key",
+                use_it,
+                WC_REM_ACCESS_ERR,
+                ResponderEffect::QpFails(ACCESS_ERR),
+            );
         }
     }
 }
@@ -142,17 +152,17 @@ fn a_range_that_leaves_the_region() {
                 ("starts past the end", LEN as i64 + 1, 1),
                 ("ends past the end", LEN as i64 - 7, 8),
             ] {
-                let scene = Scene::new(place, &Setup::default());
-                let (start, key) = scene.to(0);
+                let fixture = ConnectionFixture::new(place, &Setup::default());
+                let (start, key) = fixture.to(0);
                 let to = (start.wrapping_add_signed(offset), key);
-                let wrong = request(1, opcode, &[scene.source.part(0, len)], to);
-                scene.fails(what, wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+                let wrong = request(1, opcode, &[fixture.source.part(0, len)], to);
+                fixture.expect_failure(what, wrong, WC_REM_ACCESS_ERR, ResponderEffect::QpFails(ACCESS_ERR));
             }
-            let scene = Scene::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &Setup::default());
             // The end wraps around to an address below the start.
-            let to = (u64::MAX - 3, scene.target.key);
-            let wrong = request(1, opcode, &[scene.source.part(0, 8)], to);
-            scene.fails("wraps", wrong, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let to = (u64::MAX - 3, fixture.target.key);
+            let wrong = request(1, opcode, &[fixture.source.part(0, 8)], to);
+            fixture.expect_failure("wraps", wrong, WC_REM_ACCESS_ERR, ResponderEffect::QpFails(ACCESS_ERR));
         }
     }
 }
@@ -169,22 +179,32 @@ fn access_that_was_not_granted() {
             let all = L | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
             let lacking = all & !enough | L;
 
-            let mut scene = Scene::new(place, &Setup::default());
-            let region = scene.b.register_as(Kind::Anonymous, LEN, 0, lacking);
-            let denied = request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key));
-            scene.fails("by the region", denied, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let region = fixture.b.register_as(Kind::Anonymous, LEN, 0, lacking);
+            let denied = request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key));
+            fixture.expect_failure(
+                "by the region",
+                denied,
+                WC_REM_ACCESS_ERR,
+                ResponderEffect::QpFails(ACCESS_ERR),
+            );
 
             let setup = Setup { access: lacking & !L, ..Setup::default() };
-            let scene = Scene::new(place, &setup);
-            let denied = request(1, opcode, &[scene.source.part(0, 8)], scene.to(0));
-            scene.fails("by the queue pair", denied, WC_REM_INV_REQ_ERR, There::Fails(REQ_ERR));
+            let fixture = ConnectionFixture::new(place, &setup);
+            let denied = request(1, opcode, &[fixture.source.part(0, 8)], fixture.to(0));
+            fixture.expect_failure(
+                "by the queue pair",
+                denied,
+                WC_REM_INV_REQ_ERR,
+                ResponderEffect::QpFails(REQ_ERR),
+            );
 
             // The minimum of access rights suffices.
             let setup = Setup { access: enough & !L, ..Setup::default() };
-            let mut scene = Scene::new(place, &setup);
-            let region = scene.b.register_as(Kind::Anonymous, LEN, 0, enough);
-            scene.a.post(request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key)));
-            assert_eq!(scene.a.sent(1)[0].status, WC_SUCCESS);
+            let mut fixture = ConnectionFixture::new(place, &setup);
+            let region = fixture.b.register_as(Kind::Anonymous, LEN, 0, enough);
+            fixture.a.post(request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key)));
+            assert_eq!(fixture.a.sent(1)[0].status, WC_SUCCESS);
         }
     }
 }
@@ -193,15 +213,20 @@ fn access_that_was_not_granted() {
 fn memory_of_another_protection_domain() {
     for place in Place::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-            let mut scene = Scene::new(place, &Setup::default());
-            let region = scene.b.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
-            let foreign = request(1, opcode, &[scene.source.part(0, 8)], (region.addr, region.key));
-            scene.fails("remote", foreign, WC_REM_ACCESS_ERR, There::Fails(ACCESS_ERR));
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let region = fixture.b.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
+            let foreign = request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key));
+            fixture.expect_failure(
+                "remote",
+                foreign,
+                WC_REM_ACCESS_ERR,
+                ResponderEffect::QpFails(ACCESS_ERR),
+            );
 
-            let mut scene = Scene::new(place, &Setup::default());
-            let own = scene.a.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
-            let foreign = request(1, opcode, &[own.part(0, 8)], scene.to(0));
-            scene.fails("local", foreign, WC_LOC_PROT_ERR, There::Nothing);
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let own = fixture.a.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
+            let foreign = request(1, opcode, &[own.part(0, 8)], fixture.to(0));
+            fixture.expect_failure("local", foreign, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
         }
     }
 }
@@ -210,30 +235,30 @@ fn memory_of_another_protection_domain() {
 fn local_memory_that_is_not_there() {
     for place in Place::BOTH {
         for opcode in [WR_SEND, WR_RDMA_WRITE, WR_RDMA_READ] {
-            let scene = Scene::new(place, &Setup::default());
-            let (addr, len, key) = scene.source.part(0, 8);
-            let wrong = request(1, opcode, &[(addr, len, key ^ 1)], scene.to(0));
-            scene.fails("wrong key", wrong, WC_LOC_PROT_ERR, There::Nothing);
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let (addr, len, key) = fixture.source.part(0, 8);
+            let wrong = request(1, opcode, &[(addr, len, key ^ 1)], fixture.to(0));
+            fixture.expect_failure("wrong key", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let scene = Scene::new(place, &Setup::default());
-            let wrong = request(1, opcode, &[scene.source.part(LEN - 7, 8)], scene.to(0));
-            scene.fails("bounds", wrong, WC_LOC_PROT_ERR, There::Nothing);
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let wrong = request(1, opcode, &[fixture.source.part(LEN - 7, 8)], fixture.to(0));
+            fixture.expect_failure("bounds", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let scene = Scene::new(place, &Setup::default());
-            let wrong = request(1, opcode, &[(u64::MAX - 3, 8, scene.source.key)], scene.to(0));
-            scene.fails("wraps", wrong, WC_LOC_PROT_ERR, There::Nothing);
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let wrong = request(1, opcode, &[(u64::MAX - 3, 8, fixture.source.key)], fixture.to(0));
+            fixture.expect_failure("wraps", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let mut scene = Scene::new(place, &Setup::default());
-            let gone = scene.a.register(Kind::Anonymous, 64, 0);
-            scene.a.deregister(&gone);
-            let wrong = request(1, opcode, &[gone.part(0, 8)], scene.to(0));
-            scene.fails("deregistered", wrong, WC_LOC_PROT_ERR, There::Nothing);
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let gone = fixture.a.register(Kind::Anonymous, 64, 0);
+            fixture.a.deregister(&gone);
+            let wrong = request(1, opcode, &[gone.part(0, 8)], fixture.to(0));
+            fixture.expect_failure("deregistered", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
         }
         for opcode in [WR_RDMA_READ, WR_ATOMIC_FETCH_AND_ADD] {
-            let mut scene = Scene::new(place, &Setup::default());
-            let fixed = scene.a.register_as(Kind::Anonymous, 64, 0, 0);
-            let wrong = request(1, opcode, &[fixed.part(0, 8)], scene.to(0));
-            scene.fails("not for writing", wrong, WC_LOC_PROT_ERR, There::Nothing);
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixed = fixture.a.register_as(Kind::Anonymous, 64, 0, 0);
+            let wrong = request(1, opcode, &[fixed.part(0, 8)], fixture.to(0));
+            fixture.expect_failure("not for writing", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
         }
     }
 }
@@ -242,14 +267,14 @@ fn local_memory_that_is_not_there() {
 fn a_message_longer_than_the_receive() {
     for place in Place::BOTH {
         for (room, len) in [(8, 9), (0, 1), (4096, 4097)] {
-            let mut scene = Scene::new(place, &Setup::default());
-            let region = scene.b.register(Kind::Anonymous, LEN, 0);
-            scene.b.recv(30, &[region.part(0, room / 2), region.part(room / 2, room - room / 2)]);
-            scene.b.recv(31, &[region.all()]);
-            scene.b.recv(32, &[region.all()]);
-            let long = request(1, WR_SEND, &[scene.source.part(0, len)], (0, 0));
-            let there = There::ReceiveFails(WC_LOC_LEN_ERR);
-            scene.fails("too long", long, WC_REM_INV_REQ_ERR, there);
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let region = fixture.b.register(Kind::Anonymous, LEN, 0);
+            fixture.b.recv(30, &[region.part(0, room / 2), region.part(room / 2, room - room / 2)]);
+            fixture.b.recv(31, &[region.all()]);
+            fixture.b.recv(32, &[region.all()]);
+            let long = request(1, WR_SEND, &[fixture.source.part(0, len)], (0, 0));
+            let effect = ResponderEffect::ReceiveFails(WC_LOC_LEN_ERR);
+            fixture.expect_failure("too long", long, WC_REM_INV_REQ_ERR, effect);
         }
     }
 }
@@ -258,8 +283,8 @@ fn a_message_longer_than_the_receive() {
 fn a_receive_whose_memory_is_wrong() {
     for place in Place::BOTH {
         for case in ["wrong key", "bounds", "not for writing", "foreign", "deregistered"] {
-            let mut scene = Scene::new(place, &Setup::default());
-            let b = &mut scene.b;
+            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let b = &mut fixture.b;
             let good = b.register(Kind::Anonymous, 64, 0);
             let bad = match case {
                 "wrong key" => (good.addr, 64, good.key ^ 1),
@@ -275,8 +300,13 @@ fn a_receive_whose_memory_is_wrong() {
             b.recv(30, &[bad]);
             b.recv(31, &[good.all()]);
             b.recv(32, &[good.all()]);
-            let message = request(1, WR_SEND, &[scene.source.part(0, 64)], (0, 0));
-            scene.fails(case, message, WC_REM_OP_ERR, There::ReceiveFails(WC_LOC_PROT_ERR));
+            let message = request(1, WR_SEND, &[fixture.source.part(0, 64)], (0, 0));
+            fixture.expect_failure(
+                case,
+                message,
+                WC_REM_OP_ERR,
+                ResponderEffect::ReceiveFails(WC_LOC_PROT_ERR),
+            );
         }
     }
 }
@@ -296,13 +326,13 @@ fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
 #[test]
 fn an_atomic_operation_on_no_word() {
     for place in Place::BOTH {
-        let scene = Scene::new(place, &Setup::default());
-        let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.source.part(0, 8)], scene.to(4));
-        scene.fails("alignment", odd, WC_REM_INV_REQ_ERR, There::Fails(REQ_ERR));
+        let fixture = ConnectionFixture::new(place, &Setup::default());
+        let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, 8)], fixture.to(4));
+        fixture.expect_failure("alignment", odd, WC_REM_INV_REQ_ERR, ResponderEffect::QpFails(REQ_ERR));
         for len in [0, 7, 9] {
-            let scene = Scene::new(place, &Setup::default());
-            let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.source.part(0, len)], scene.to(0));
-            scene.fails("length", odd, WC_LOC_LEN_ERR, There::Nothing);
+            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, len)], fixture.to(0));
+            fixture.expect_failure("length", odd, WC_LOC_LEN_ERR, ResponderEffect::Unaffected);
         }
     }
 }
@@ -338,11 +368,11 @@ fn earlier_requests_complete_before_a_failing_one() {
 #[test]
 fn a_request_to_a_queue_pair_in_error() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place, &Setup::default());
-        scene.b.recv(1, &[scene.target.all()]);
-        scene.b.modify(QpState::Err, &Setup::default());
-        assert_eq!(scene.b.received(1)[0].status, WC_WR_FLUSH_ERR);
-        scene.a.send(2, &[scene.source.all()]);
-        assert_eq!(scene.a.sent(1)[0].status, millstream_device::types::WC_RETRY_EXC_ERR);
+        let mut fixture = ConnectionFixture::new(place, &Setup::default());
+        fixture.b.recv(1, &[fixture.target.all()]);
+        fixture.b.modify(QpState::Err, &Setup::default());
+        assert_eq!(fixture.b.received(1)[0].status, WC_WR_FLUSH_ERR);
+        fixture.a.send(2, &[fixture.source.all()]);
+        assert_eq!(fixture.a.sent(1)[0].status, millstream_device::types::WC_RETRY_EXC_ERR);
     }
 }

@@ -3,24 +3,24 @@
 
 use std::path::Path;
 
-use crate::operations::Stage;
+use crate::operations::FuzzSession;
 use crate::support::{Process, Random, from_environment};
 
-fn stage() -> Stage<impl FnMut(&str) -> String> {
-    let mut partner = Process::start("partner");
-    Stage::new(move |line: &str| {
-        partner.say(line);
-        partner.hear()
+fn session() -> FuzzSession<impl FnMut(&str) -> String> {
+    let mut peer = Process::start("peer");
+    FuzzSession::new(move |line: &str| {
+        peer.send_line(line);
+        peer.recv_line()
     })
 }
 
 #[test]
 fn fuzzer_seeds_are_tolerated() {
     let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/seeds/device");
-    let mut stage = stage();
+    let mut session = session();
     let mut count = 0;
     for entry in std::fs::read_dir(&seeds).expect("the seeds are there") {
-        stage.play(&std::fs::read(entry.expect("readable").path()).expect("a file"));
+        session.run(&std::fs::read(entry.expect("readable").path()).expect("a file"));
         count += 1;
     }
     assert!(count >= 10, "{count} seeds");
@@ -30,11 +30,11 @@ fn fuzzer_seeds_are_tolerated() {
 fn random_operation_sequences_are_tolerated() {
     let seed = from_environment("MILLSTREAM_SEED", 1);
     let mut random = Random::new(seed);
-    let mut stage = stage();
+    let mut session = session();
     for play in 0..from_environment("MILLSTREAM_PLAYS", 60) {
         let len = random.below(400) as usize;
         let bytes: Vec<u8> = (0..len).map(|_| random.next() as u8).collect();
         println!("seed {seed}, play {play}");
-        stage.play(&bytes);
+        session.run(&bytes);
     }
 }

@@ -9,13 +9,13 @@ use millstream_shm::socket::Connection;
 
 use crate::support::wire::{
     self, ABANDONED, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED, SHARED,
-    ask, dial, greet, message,
+    ask, connect_to_owner, exchange_hello, message,
 };
 use crate::support::{Completion, End, Kind, Place, Setup, connect, pair, pattern};
 
 /// Checks that the device behind this end answers hellos, and moves data to known and to new peers.
 fn still_works(victim: &mut End) {
-    greet(&dial(victim.number()));
+    exchange_hello(&connect_to_owner(victim.number()));
     victim.keep();
     let mut friend = End::new(Place::Here);
     connect(&mut friend, victim, &Setup::default());
@@ -43,18 +43,18 @@ fn malformed_messages_close_their_connection_only() {
     let number = victim.number();
     let mut seeds = 0..;
     for len in [1, 3, 4, 20, 23, 25, 64, 1000, 60_000].into_iter().chain([24; 40]) {
-        let connection = dial(number);
+        let connection = connect_to_owner(number);
         let nonsense = pattern(seeds.next().expect("endless"), len);
         // All words are random. A valid operation is a one-in-a-billion case.
         connection.send(&nonsense, &[]).expect("the device listens");
         assert!(is_over(&connection), "{len} bytes");
     }
     for op in [0, 9, REFUSED, u32::MAX] {
-        let connection = dial(number);
+        let connection = connect_to_owner(number);
         connection.send(&message(op, &[]), &[]).expect("the device listens");
         assert!(is_over(&connection), "operation {op}");
     }
-    let connection = dial(number);
+    let connection = connect_to_owner(number);
     connection.send(&message(HELLO, &[0xdead_beef]), &[]).expect("the device listens");
     assert!(is_over(&connection), "another version");
     still_works(&mut victim);
@@ -67,8 +67,8 @@ fn unrequested_descriptors_are_closed() {
         let folder = format!("/proc/{}/fd", victim.process().id());
         std::fs::read_dir(folder).expect("our child").count()
     };
-    let connection = dial(victim.number());
-    let arena = greet(&connection);
+    let connection = connect_to_owner(victim.number());
+    let arena = exchange_hello(&connection);
     let before = open(&mut victim);
     for _ in 0..50 {
         connection.send(&message(CHANNEL, &[12345]), &[arena.as_fd(); 4]).expect("the device listens");
@@ -82,7 +82,7 @@ fn unrequested_descriptors_are_closed() {
 fn unknown_objects_are_refused() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     victim.register(Kind::Anonymous, 1 << 16, 0);
-    let connection = dial(victim.number());
+    let connection = connect_to_owner(victim.number());
     for (op, request) in [
         (FILE, [0, 0]),
         (FILE, [0, 2]),
@@ -103,7 +103,7 @@ fn forged_reports_raise_no_impossible_events() {
     const NOW: u32 = 1000;
     let (mut near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let (theirs, ours) = (victim.number(), near.number());
-    let connection = dial(theirs);
+    let connection = connect_to_owner(theirs);
     let tell = |op, words: &[u32]| connection.send(&message(op, words), &[]).expect("the device listens");
     // From a queue pair that is not the peer; for no queue pair; with events of other object types, whose
     // pointer a program would misinterpret.
@@ -146,7 +146,7 @@ fn forged_reports_raise_no_impossible_events() {
 fn a_client_that_reads_no_answers_does_not_block_the_server() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let number = victim.number();
-    let rude = dial(number);
+    let rude = connect_to_owner(number);
     rude.set_timeout(Duration::from_millis(100)).expect("our own socket");
     // Until both directions are full, or the device closes the connection.
     let question = message(CHANNEL, &[1]);
@@ -174,14 +174,14 @@ fn the_server_recovers_from_descriptor_exhaustion() {
     let done =
         unsafe { libc::prlimit(id as i32, libc::RLIMIT_NOFILE, &raw const limit, std::ptr::null_mut()) };
     assert_eq!(done, 0);
-    let mut crowd: Vec<_> = (0..200).map(|_| dial(number)).collect();
+    let mut crowd: Vec<_> = (0..200).map(|_| connect_to_owner(number)).collect();
     std::thread::sleep(Duration::from_millis(100));
     let before = processor_time(id);
     std::thread::sleep(Duration::from_millis(500));
     let burnt = processor_time(id) - before;
     assert!(burnt < Duration::from_millis(200), "{burnt:?} of 500 ms spent on nothing");
     // The accepted connections are served.
-    greet(&crowd[0]);
+    exchange_hello(&crowd[0]);
     crowd.clear();
     still_works(&mut victim);
 }
@@ -196,15 +196,15 @@ fn another_user_is_refused() {
     let (_near, mut victim) = pair(Place::Elsewhere, &Setup::default());
     let name = wire::socket_name(victim.number());
     let mut stranger = crate::support::Process::start("stranger");
-    stranger.say(&name);
-    assert_eq!(stranger.hear(), "hung up on");
+    stranger.send_line(&name);
+    assert_eq!(stranger.recv_line(), "hung up on");
     assert!(stranger.finish().success());
     still_works(&mut victim);
 }
 
 /// In another process: switches to another user and connects.
 pub(crate) fn stranger() {
-    let name = crate::support::listen().expect("a name");
+    let name = crate::support::recv_from_parent().expect("a name");
     // SAFETY: the C library switches all threads of this process to user 65534.
     assert_eq!(unsafe { libc::setuid(65534) }, 0);
     let timeout = Duration::from_secs(5);
@@ -215,5 +215,5 @@ pub(crate) fn stranger() {
     // The device may have closed the connection already.
     let _ = connection.send(&message(HELLO, &[0]), &[]);
     let end = if is_over(&connection) { "hung up on" } else { "answered" };
-    crate::support::tell(end);
+    crate::support::send_to_parent(end);
 }

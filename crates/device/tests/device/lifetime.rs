@@ -12,16 +12,16 @@ use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 
 use crate::support::{
     Adapter, Command, End, Kind, POISON, Place, Reply, SOON, Setup, attributes, connect_queue_pair, element,
-    has_begun, in_a_process_of_its_own, next, pair, peek, poison, request, wait_for,
+    has_begun, next, pair, peek, poison, request, run_role, wait_for,
 };
 
 #[test]
 fn concurrently_created_queue_pairs_are_independent() {
-    in_a_process_of_its_own("crowd");
+    run_role("concurrent_creation");
 }
 
 /// In another process: few queue pair numbers are left, and threads compete for them.
-pub(crate) fn crowd() {
+pub(crate) fn concurrent_creation() {
     const THREADS: u8 = 4;
     let adapter = Adapter::open();
     let cq = adapter.cq();
@@ -61,11 +61,11 @@ pub(crate) fn crowd() {
 
 #[test]
 fn a_full_key_table_refuses_and_keys_do_not_come_back() {
-    in_a_process_of_its_own("keys");
+    run_role("key_table");
 }
 
 /// In another process: the table of memory keys is full.
-pub(crate) fn keys() {
+pub(crate) fn key_table() {
     let adapter = Adapter::open();
     let mut memory = vec![0u8; 64];
     let start = memory.as_mut_ptr() as u64;
@@ -85,11 +85,11 @@ pub(crate) fn keys() {
 
 #[test]
 fn a_reused_qpn_has_no_former_state() {
-    in_a_process_of_its_own("reborn");
+    run_role("qpn_reuse");
 }
 
 /// In another process: a queue pair number is reused.
-pub(crate) fn reborn() {
+pub(crate) fn qpn_reuse() {
     const LEN: usize = 96 << 20;
     let setup = Setup::default();
     let adapter = Adapter::open();
@@ -105,17 +105,17 @@ pub(crate) fn reborn() {
     assert_eq!(next(&sender_cq).status, WC_SUCCESS);
     former.destroy();
     let mut others = Vec::new();
-    let reborn = loop {
+    let reused = loop {
         let qp = adapter.qp(&cq).expect("at the latest when all others are taken");
         if qp.qpn() == number {
             break qp;
         }
         others.push(qp);
     };
-    let friend = others.pop().expect("numbers rest as long as possible");
-    connect_queue_pair(&reborn, friend.qpn(), &setup);
-    connect_queue_pair(&friend, number, &setup);
-    reborn.post_recv(88, &[]).expect("room");
+    let peer = others.pop().expect("numbers rest as long as possible");
+    connect_queue_pair(&reused, peer.qpn(), &setup);
+    connect_queue_pair(&peer, number, &setup);
+    reused.post_recv(88, &[]).expect("room");
     assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the completion of a former life");
 
     // The former sender tries again during a long transfer of the new peer. The owner must not take that for
@@ -127,7 +127,7 @@ pub(crate) fn reborn() {
         scope.spawn(|| {
             let sges = [element(&from, &source)];
             let wr = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
-            friend.post_send(&wr).expect("room");
+            peer.post_send(&wr).expect("room");
         });
         while !has_begun(&to, 1) {}
         sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");

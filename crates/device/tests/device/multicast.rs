@@ -9,8 +9,8 @@ use millstream_device::types::{WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
 
 use crate::support::{
-    Adapter, Process, Setup, attributes, element, in_a_process_of_its_own, is_empty, listen, next, pattern,
-    tell,
+    Adapter, Process, Setup, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
+    send_to_parent,
 };
 
 const QKEY: u32 = 0x1234;
@@ -187,7 +187,7 @@ fn queue_pairs_come_and_go() {
 
 #[test]
 fn the_table_is_bounded() {
-    in_a_process_of_its_own("joiner");
+    run_role("joiner");
 }
 
 /// In another process: fills the process's table.
@@ -218,7 +218,7 @@ pub(crate) fn joiner() {
 fn start_listener() -> Process {
     let run = std::process::id().to_string();
     let mut process = Process::start_with("mcast_listener", |command| command.env(RUN, run));
-    assert_eq!(process.hear(), "ready");
+    assert_eq!(process.recv_line(), "ready");
     process
 }
 
@@ -226,27 +226,29 @@ fn start_listener() -> Process {
 pub(crate) fn listener() {
     let adapter = Adapter::open();
     let member = Member::of(&adapter, group(6));
-    tell("ready");
-    while let Some(line) = listen() {
+    send_to_parent("ready");
+    while let Some(line) = recv_from_parent() {
         match line.as_str() {
             "leave" => {
                 member.qp.detach(group(6)).expect("it is in it");
-                tell("gone");
+                send_to_parent("gone");
             }
-            "count" => tell(&member.cq.poll(&mut [Wc::default()]).expect("no overflow").to_string()),
+            "count" => {
+                send_to_parent(&member.cq.poll(&mut [Wc::default()]).expect("no overflow").to_string())
+            }
             _ => {
                 let len = next(&member.cq).byte_len;
                 // Posted before the report: the sender may send the next datagram at once.
                 member.post();
-                tell(&len.to_string());
+                send_to_parent(&len.to_string());
             }
         }
     }
 }
 
 fn hears(listener: &mut Process) {
-    listener.say("listen");
-    assert_eq!(listener.hear(), "40");
+    listener.send_line("listen");
+    assert_eq!(listener.recv_line(), "40");
 }
 
 #[test]
@@ -265,8 +267,8 @@ fn members_of_other_processes_get_copies_too() {
     }
     assert_eq!(next(&local.cq).byte_len, 40);
     killed.kill();
-    early.say("leave");
-    assert_eq!(early.hear(), "gone");
+    early.send_line("leave");
+    assert_eq!(early.recv_line(), "gone");
     for _ in 0..10 {
         local.post();
         sender.send(to(group(6), QKEY));
@@ -274,6 +276,6 @@ fn members_of_other_processes_get_copies_too() {
         assert_eq!(next(&local.cq).byte_len, 40);
     }
     // The member that left has only the datagrams sent before.
-    early.say("count");
-    assert_eq!(early.hear(), "0");
+    early.send_line("count");
+    assert_eq!(early.recv_line(), "0");
 }

@@ -15,7 +15,7 @@ use millstream_shm::poll_readable;
 
 use crate::support::{
     Adapter, End, Kind, Place, Random, SOON, Setup, Usage, connect, connect_queue_pair, element,
-    from_environment, in_a_process_of_its_own, next, wait_for,
+    from_environment, next, run_role, wait_for,
 };
 
 #[test]
@@ -71,7 +71,7 @@ fn come_and_go(cycles: u64) {
 
 #[test]
 fn threads_and_forks_on_one_context() {
-    in_a_process_of_its_own("churn");
+    run_role("churn");
 }
 
 #[test]

@@ -2,8 +2,8 @@
 //! replays the seeds.
 //!
 //! There are two processes, each with a device. The player posts requests of any form. It stores to its own
-//! arena and to its partner's, as any process of the user can. It sends any message to its own device's
-//! socket. The partner only provides the targets of requests. For any bytes, both devices must survive, and
+//! arena and to its peer's, as any process of the user can. It sends any message to its own device's
+//! socket. The peer only provides the targets of requests. For any bytes, both devices must survive, and
 //! no memory outside registered regions may change.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -80,7 +80,7 @@ impl Objects {
         }
     }
 
-    fn card(&self) -> String {
+    fn addresses(&self) -> String {
         let numbers: Vec<String> = self.qps.iter().map(|qp| qp.qpn().to_string()).collect();
         format!("{} {} {}", numbers.join(" "), self.mr.key(), self.start())
     }
@@ -134,49 +134,49 @@ fn numbers(line: &str) -> Vec<u64> {
     line.split(' ').map(|word| word.parse().expect("a number")).collect()
 }
 
-/// The partner: makes new objects for each run, until its input ends.
-pub(crate) fn partner(tell: impl Fn(&str), hear: impl Fn() -> Option<String>) {
+/// The peer: makes new objects for each run, until its input ends.
+pub(crate) fn peer(send_line: impl Fn(&str), receive_line: impl Fn() -> Option<String>) {
     let context = Context::open().expect("the device opens");
     let pd = Pd::new(&context);
-    while let Some(line) = hear() {
+    while let Some(line) = receive_line() {
         let theirs: Vec<u32> = numbers(&line).iter().map(|n| *n as u32).collect();
         let objects = Objects::new(&context, &pd);
         objects.connect(&theirs);
-        tell(&objects.card());
-        hear();
+        send_line(&objects.addresses());
+        receive_line();
         objects.check();
         drop(objects);
-        tell("done");
+        send_line("done");
     }
 }
 
 /// The player's state that lasts over several runs.
-pub(crate) struct Stage<T> {
+pub(crate) struct FuzzSession<T> {
     context: Arc<Context>,
     pd: Arc<Pd>,
-    /// Sends a line to the partner and returns its answer.
-    talk: T,
-    own: Option<Seen>,
-    partners: Option<Seen>,
+    /// Sends a line to the peer and returns its answer.
+    request: T,
+    own: Option<MappedArena>,
+    peers: Option<MappedArena>,
 }
 
 /// A device's shared memory, as any process of the user can map it.
-struct Seen {
+struct MappedArena {
     arena: OwnedFd,
     mapping: Mapping,
 }
 
 /// Connects to the device that owns this queue pair.
-fn dial(qpn: u32) -> Connection {
+fn connect_to_owner(qpn: u32) -> Connection {
     // SAFETY: a plain system call.
     let user = unsafe { libc::geteuid() };
     let name = format!("millstream/{user}/{:03x}", qpn >> 12);
     Connection::open(&name, Duration::from_secs(5)).expect("somebody listens")
 }
 
-impl Seen {
+impl MappedArena {
     fn new(qpn: u32) -> Self {
-        let connection = dial(qpn);
+        let connection = connect_to_owner(qpn);
         let hello = [1u32, VERSION, std::process::id(), 1, 0, 0].map(u32::to_ne_bytes).concat();
         connection.send(&hello, &[]).expect("the device listens");
         let (_, fds) = connection.receive(&mut [0; 64]).expect("the device answers");
@@ -258,28 +258,30 @@ impl Bytes<'_> {
     }
 }
 
-impl<T: FnMut(&str) -> String> Stage<T> {
-    /// `talk` sends a line to the partner and returns the partner's answer.
-    pub(crate) fn new(talk: T) -> Self {
+impl<T: FnMut(&str) -> String> FuzzSession<T> {
+    /// `request` sends a line to the peer and returns the peer's answer.
+    pub(crate) fn new(request: T) -> Self {
         let context = Context::open().expect("the device opens");
-        Self { pd: Pd::new(&context), context, talk, own: None, partners: None }
+        Self { pd: Pd::new(&context), context, request, own: None, peers: None }
     }
 
     /// Executes the operations that the bytes encode.
-    pub(crate) fn play(&mut self, bytes: &[u8]) {
+    pub(crate) fn run(&mut self, bytes: &[u8]) {
         let objects = Objects::new(&self.context, &self.pd);
         let home = Objects::new(&self.context, &self.pd);
         let own: Vec<String> = objects.qps.iter().map(|qp| qp.qpn().to_string()).collect();
-        let card = numbers(&(self.talk)(&own.join(" ")));
-        let (theirs, &[key, start]) = card.split_at(KINDS.len()) else { panic!("{card:?} is no card") };
+        let addresses = numbers(&(self.request)(&own.join(" ")));
+        let (theirs, &[key, start]) = addresses.split_at(KINDS.len()) else {
+            panic!("{addresses:?} are no addresses")
+        };
         let theirs: Vec<u32> = theirs.iter().map(|n| *n as u32).collect();
         objects.connect(&theirs);
         // One queue pair connected to itself, and two of different types connected to each other: both errors
         // are intended.
         let at_home: Vec<u32> = home.qps.iter().map(|qp| qp.qpn()).collect();
         home.connect(&at_home);
-        let here = self.own.get_or_insert_with(|| Seen::new(at_home[0]));
-        let there = self.partners.get_or_insert_with(|| Seen::new(theirs[0]));
+        let here = self.own.get_or_insert_with(|| MappedArena::new(at_home[0]));
+        let there = self.peers.get_or_insert_with(|| MappedArena::new(theirs[0]));
         let seen = [(here.words(), &*here), (there.words(), &*there)];
         let regions = [(key as u32, start), (home.mr.key(), home.start())];
         let mut bytes = Bytes(bytes);
@@ -301,9 +303,9 @@ impl<T: FnMut(&str) -> String> Stage<T> {
                 }
                 9 => drop(from.cq.poll(&mut out)),
                 10 => {
-                    let connection = line.take().unwrap_or_else(|| dial(at_home[0]));
+                    let connection = line.take().unwrap_or_else(|| connect_to_owner(at_home[0]));
                     // The device closes a connection after an invalid message.
-                    line = say(&connection, &at_home, &mut bytes).then_some(connection);
+                    line = send_message(&connection, &at_home, &mut bytes).then_some(connection);
                 }
                 _ => match bytes.byte() % 4 {
                     0 => drop(from.cq.resize(bytes.byte().into())),
@@ -323,7 +325,7 @@ impl<T: FnMut(&str) -> String> Stage<T> {
             side.check();
         }
         drop((objects, home));
-        assert_eq!((self.talk)("over"), "done");
+        assert_eq!((self.request)("over"), "done");
     }
 }
 
@@ -361,7 +363,7 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
 }
 
 /// Sends any message to the device's socket; false if the device has closed the connection.
-fn say(connection: &Connection, numbers: &[u32], bytes: &mut Bytes<'_>) -> bool {
+fn send_message(connection: &Connection, numbers: &[u32], bytes: &mut Bytes<'_>) -> bool {
     let mut words = [u32::from(bytes.byte() % 16), 0, 0, 0, 0, 0];
     for word in &mut words[1..4] {
         *word = match bytes.byte() % 4 {

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::wire::{HELLO, message};
 use crate::support::{Adapter, Completion, End, Kind, Process, Setup, connect, connect_queue_pair, next};
-use crate::support::{listen, pattern, serve, tell};
+use crate::support::{pattern, recv_from_parent, send_to_parent, serve};
 
 /// User ids of the two processes. Most systems have no such users.
 pub(crate) const OWNER: u32 = 65533;
@@ -77,8 +77,8 @@ fn another_user_reaches_nothing() {
     let (process, number) = (owner.process().id(), owner.number());
     let aim = Aim { process, number, addr: target.addr, key: target.key };
     let mut stranger = Process::start("trespasser");
-    stranger.say(&serde_json::to_string(&aim).expect("plain data"));
-    assert_eq!(stranger.hear(), "nothing");
+    stranger.send_line(&serde_json::to_string(&aim).expect("plain data"));
+    assert_eq!(stranger.recv_line(), "nothing");
     assert!(stranger.finish().success());
     assert!(owner.load(&target, 0, bytes.len()) == bytes, "as it was");
     write(&mut near);
@@ -87,7 +87,7 @@ fn another_user_reaches_nothing() {
 /// In another process: another user, which tries every interface of the system.
 pub(crate) fn trespasser() {
     become_user(STRANGER);
-    let aim: Aim = serde_json::from_str(&listen().expect("an aim")).expect("an aim");
+    let aim: Aim = serde_json::from_str(&recv_from_parent().expect("an aim")).expect("an aim");
     let denied = |what: &str, done: bool| {
         let error = std::io::Error::last_os_error();
         assert!(!done && matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)), "{what}: {error}");
@@ -144,7 +144,7 @@ pub(crate) fn trespasser() {
     };
     qp.post_send(&wr).expect("room");
     assert_eq!(next(&cq).status, WC_RETRY_EXC_ERR);
-    tell("nothing");
+    send_to_parent("nothing");
 }
 
 #[test]
@@ -153,8 +153,8 @@ fn socket_names_of_another_user_do_not_delay() {
         return;
     }
     let mut squatter = Process::start("squatter");
-    squatter.say("take");
-    let taken: u32 = squatter.hear().parse().expect("a number");
+    squatter.send_line("take");
+    let taken: u32 = squatter.recv_line().parse().expect("a number");
     // New devices take other names.
     let (mut a, mut b) = (of_owner(), of_owner());
     let setup = Setup { timeout: 10, retry_cnt: 2, ..Setup::default() };
@@ -171,21 +171,21 @@ fn socket_names_of_another_user_do_not_delay() {
     lost.send(1, &[source.all()]);
     assert_eq!(lost.sent(1)[0].status, WC_RETRY_EXC_ERR);
     assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
-    squatter.say("what did you hear?");
-    assert_eq!(squatter.hear(), "calls without a word");
+    squatter.send_line("what did you hear?");
+    assert_eq!(squatter.recv_line(), "calls without a word");
     assert!(squatter.finish().success());
 }
 
 /// In another process: another user, which holds socket names of the owner.
 pub(crate) fn squatter() {
     become_user(STRANGER);
-    listen().expect("the word");
+    recv_from_parent().expect("the word");
     let name = |block: u32| format!("millstream/{OWNER}/{block:03x}");
     let held: Vec<_> =
         (1..800).filter_map(|block| Some((block, Listener::bind(&name(block)).ok()?))).collect();
     let (block, listener) = held.last().expect("some are free");
-    tell(&block.to_string());
-    listen().expect("a question");
+    send_to_parent(&block.to_string());
+    recv_from_parent().expect("a question");
     let mut calls = 0;
     while poll_readable(&[listener.as_fd()], Some(Duration::ZERO)).expect("a descriptor") == [true] {
         let call = listener.accept_any_user().expect("somebody called");
@@ -194,5 +194,5 @@ pub(crate) fn squatter() {
         calls += 1;
     }
     assert_ne!(calls, 0);
-    tell("calls without a word");
+    send_to_parent("calls without a word");
 }

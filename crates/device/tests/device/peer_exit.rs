@@ -14,7 +14,7 @@ use millstream_device::types::{
 
 use crate::support::{
     Adapter, Command, Completion, End, Kind, Place, Reply, SOON, Setup, Which, connect, connect_queue_pair,
-    element, in_a_process_of_its_own, next, pair, pattern, peek, request, wait_for,
+    element, next, pair, pattern, peek, request, run_role, wait_for,
 };
 
 fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
@@ -23,7 +23,7 @@ fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
 
 /// Checks that the requests to an exited peer complete in order: the first with the error, the others
 /// flushed.
-fn ends_in_order(a: &mut End, first: u64, count: usize) {
+fn expect_errors_in_order(a: &mut End, first: u64, count: usize) {
     let expected: Vec<_> = (0..count as u64)
         .map(|i| (first + i, if i == 0 { WC_RETRY_EXC_ERR } else { WC_WR_FLUSH_ERR }))
         .collect();
@@ -47,7 +47,7 @@ fn pending_requests_fail_when_the_peer_is_killed() {
     b.process().kill();
     assert!(a.event(Which::Send, SOON));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
-    ends_in_order(&mut a, 0, 5);
+    expect_errors_in_order(&mut a, 0, 5);
     assert_eq!(statuses(&a.received(2)), [(10, WC_WR_FLUSH_ERR), (11, WC_WR_FLUSH_ERR)]);
     // Requests posted afterwards are flushed, too.
     a.send(5, &[source.all()]);
@@ -138,7 +138,7 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
     let Ok(Reply::Number(child)) = b.attempt(Command::ForkSleeper) else { panic!("no child") };
     b.process().kill();
     let start = Instant::now();
-    ends_in_order(&mut a, 0, 1);
+    expect_errors_in_order(&mut a, 0, 1);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     // Its socket still exists but has no reader. That is detected at once, too.
     let mut late = End::new(Place::Here);
@@ -155,11 +155,11 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
 
 #[test]
 fn a_forked_child_has_a_device_of_its_own() {
-    in_a_process_of_its_own("family");
+    run_role("fork_tree");
 }
 
 /// In another process: parent and child both use the device.
-pub(crate) fn family() {
+pub(crate) fn fork_tree() {
     let adapter = Adapter::open();
     let setup = Setup::default();
     let mut inherited = vec![1u8; 3 << 20];

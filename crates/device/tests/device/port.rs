@@ -10,13 +10,14 @@ use millstream_device::types::WC_SUCCESS;
 
 use crate::other_users::{OWNER, STRANGER, become_user};
 use crate::support::{
-    Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern, tell,
+    Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern,
+    send_to_parent,
 };
 
 /// Runs a role on the wire in another process.
 fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
-    assert_eq!(process.hear_within(Duration::from_secs(60)), "done");
+    assert_eq!(process.recv_line_within(Duration::from_secs(60)), "done");
     assert!(process.finish().success(), "{role}");
 }
 
@@ -80,7 +81,7 @@ pub(crate) fn survivors() {
         let theirs = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut c, &mut d, 7, &theirs, || {});
     }
-    tell("done");
+    send_to_parent("done");
 }
 
 #[test]
@@ -123,7 +124,7 @@ pub(crate) fn users() {
         let regions = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut c, &mut d, 3, &regions, || {});
     }
-    tell("done");
+    send_to_parent("done");
 }
 
 /// In another process: an end of another user.
@@ -141,8 +142,8 @@ fn a_forked_child_keeps_no_place_on_the_port() {
 pub(crate) fn parent() {
     if own_network("a_forked_child_keeps_no_place_on_the_port") {
         let mut member = Process::start("port_forker");
-        assert_eq!(member.hear(), "forked");
-        let child: i32 = member.hear().parse().expect("a process id");
+        assert_eq!(member.recv_line(), "forked");
+        let child: i32 = member.recv_line().parse().expect("a process id");
         member.kill();
         // A socket slot held by the child would keep new processes from starting.
         let [mut a, mut b] = elsewhere();
@@ -151,7 +152,7 @@ pub(crate) fn parent() {
         // SAFETY: a plain system call; the child sleeps until then.
         assert_eq!(unsafe { libc::kill(child, libc::SIGKILL) }, 0, "it was there all the time");
     }
-    tell("done");
+    send_to_parent("done");
 }
 
 /// In another process: has a child that outlives it.
@@ -166,7 +167,7 @@ pub(crate) fn forker() {
             unsafe { libc::pause() };
         }
     }
-    tell("forked");
-    tell(&child.to_string());
+    send_to_parent("forked");
+    send_to_parent(&child.to_string());
     std::thread::sleep(Duration::from_secs(60));
 }

@@ -80,14 +80,14 @@ impl Drop for Pages {
 }
 
 /// The owner of regions, in this process, and its peer.
-struct Scene {
+struct MrFixture {
     owner: End,
     peer: End,
     /// The peer's.
     local: Region,
 }
 
-impl Scene {
+impl MrFixture {
     fn new(place: Place) -> Self {
         let (owner, mut peer) = pair(place, &Setup::default());
         let local = peer.hold(&pattern(3, LEN));
@@ -139,9 +139,9 @@ impl Scene {
 fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
     for place in Place::BOTH {
         for what in 1..8 {
-            let mut scene = Scene::new(place);
+            let mut fixture = MrFixture::new(place);
             let (one, two) = (Pages::new(LEN), Pages::new(LEN));
-            let pd = [scene.pd().clone(), scene.owner.actor().foreign_pd().clone()];
+            let pd = [fixture.pd().clone(), fixture.owner.actor().foreign_pd().clone()];
             let mut mr =
                 Mr::register(&pd[1], one.addr(), LEN as u64, one.addr(), ACCESS_LOCAL_WRITE).expect("so");
             let (moves, changes_pd, changes_access) = (what & 1 != 0, what & 2 != 0, what & 4 != 0);
@@ -157,13 +157,13 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
             for (pages, here, len) in [(&one, !moves, LEN), (&two, moves, 2 * PAGE)] {
                 let expected = if allowed && here { WC_SUCCESS } else { WC_REM_ACCESS_ERR };
                 for len in [8, len] {
-                    let status = scene.remote(WR_RDMA_WRITE, (pages.addr(), key), len);
+                    let status = fixture.remote(WR_RDMA_WRITE, (pages.addr(), key), len);
                     assert_eq!(status, expected, "{what} {len}");
                     let bytes =
                         if status == WC_SUCCESS { pattern(3, LEN)[..len].to_vec() } else { vec![0; len] };
                     assert_eq!(pages.bytes(len), bytes, "{what}");
                 }
-                let beyond = scene.remote(WR_RDMA_WRITE, (pages.addr() + len as u64 - 4, key), 8);
+                let beyond = fixture.remote(WR_RDMA_WRITE, (pages.addr() + len as u64 - 4, key), 8);
                 assert_eq!(beyond, WC_REM_ACCESS_ERR, "{what}");
             }
             assert_eq!(
@@ -179,12 +179,12 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
 
 #[test]
 fn a_failed_rereg_leaves_the_region_unchanged() {
-    let mut scene = Scene::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Place::Elsewhere);
     let pages = Pages::new(LEN);
     // No program maps pages there.
     let hole = PAGE as u64;
-    let mut mr = scene.register(pages.addr(), LEN, ALL);
-    let foreign = Some(scene.owner.actor().foreign_pd().clone());
+    let mut mr = fixture.register(pages.addr(), LEN, ALL);
+    let foreign = Some(fixture.owner.actor().foreign_pd().clone());
     for (what, change, errno) in [
         ("of nothing", ReregMr::default(), Errno::INVAL),
         (
@@ -209,45 +209,45 @@ fn a_failed_rereg_leaves_the_region_unchanged() {
         ),
     ] {
         assert_eq!(mr.rereg(&change), Err(ReregError::Unchanged(errno)), "{what}");
-        assert_eq!(scene.remote(WR_RDMA_WRITE, (pages.addr(), mr.key()), LEN), WC_SUCCESS, "{what}");
+        assert_eq!(fixture.remote(WR_RDMA_WRITE, (pages.addr(), mr.key()), LEN), WC_SUCCESS, "{what}");
         assert_eq!(pages.bytes(LEN), pattern(3, LEN));
         pages.fill(&[0; LEN]);
     }
-    assert!(!scene.owner.actor().foreign_pd().in_use());
+    assert!(!fixture.owner.actor().foreign_pd().in_use());
 
     let file = Memfd::new("test", LEN).expect("room");
     let other = ReregMr { memory: Some((pages.addr(), 64)), ..ReregMr::default() };
-    let mut dmabuf = Mr::register_dmabuf(scene.pd(), file.as_fd(), 0, LEN as u64, 0, ALL).expect("a memfd");
+    let mut dmabuf = Mr::register_dmabuf(fixture.pd(), file.as_fd(), 0, LEN as u64, 0, ALL).expect("a memfd");
     assert_eq!(dmabuf.rereg(&other), Err(ReregError::Unchanged(Errno::NOTSUP)));
     let less = ReregMr { access: Some(ACCESS_REMOTE_READ), ..ReregMr::default() };
     dmabuf.rereg(&less).expect("access has nothing to do with the memory");
-    assert_eq!(scene.remote(WR_RDMA_READ, (0, dmabuf.key()), LEN), WC_SUCCESS);
-    assert_eq!(scene.remote(WR_RDMA_WRITE, (0, dmabuf.key()), LEN), WC_REM_ACCESS_ERR);
+    assert_eq!(fixture.remote(WR_RDMA_READ, (0, dmabuf.key()), LEN), WC_SUCCESS);
+    assert_eq!(fixture.remote(WR_RDMA_WRITE, (0, dmabuf.key()), LEN), WC_REM_ACCESS_ERR);
 
     let view =
         std::fs::File::open(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file.as_fd())));
     let view = view.expect("a descriptor for reading");
     let mut readable =
-        Mr::register_dmabuf(scene.pd(), view.as_fd(), 0, LEN as u64, 0, ACCESS_REMOTE_READ).expect("so");
+        Mr::register_dmabuf(fixture.pd(), view.as_fd(), 0, LEN as u64, 0, ACCESS_REMOTE_READ).expect("so");
     let more = ReregMr { access: Some(ALL), ..ReregMr::default() };
     assert_eq!(readable.rereg(&more), Err(ReregError::Unchanged(Errno(libc::EACCES))));
-    assert_eq!(scene.remote(WR_RDMA_READ, (0, readable.key()), LEN), WC_SUCCESS);
+    assert_eq!(fixture.remote(WR_RDMA_READ, (0, readable.key()), LEN), WC_SUCCESS);
 }
 
 /// The peer writes all the time. After a re-registration no byte arrives in the old memory.
 #[test]
 fn no_access_to_a_deregistered_region() {
-    let mut scene = Scene::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Place::Elsewhere);
     let (mut old, new) = (vec![0u8; 64 * PAGE], Pages::new(64 * PAGE));
     let addr = old.as_mut_ptr() as u64;
-    let mut mr = scene.register(addr, old.len(), ALL);
-    let source = scene.peer.hold(&vec![0xab; old.len()]);
-    scene.peer.begin(&Command::Hammer(request(1, WR_RDMA_WRITE, &[source.all()], (addr, mr.key()))));
+    let mut mr = fixture.register(addr, old.len(), ALL);
+    let source = fixture.peer.hold(&vec![0xab; old.len()]);
+    fixture.peer.begin(&Command::Hammer(request(1, WR_RDMA_WRITE, &[source.all()], (addr, mr.key()))));
     wait_for("the first write", || has_begun(&old, 0xab));
     let change = ReregMr { memory: Some((new.addr(), 64 * PAGE as u64)), ..ReregMr::default() };
     mr.rereg(&change).expect("the peer is quick");
     poison(&mut old);
-    let Reply::Completions(failed) = scene.peer.answer() else { panic!("no completions") };
+    let Reply::Completions(failed) = fixture.peer.answer() else { panic!("no completions") };
     assert_eq!(failed.last().map(|c| c.status), Some(WC_REM_ACCESS_ERR));
     assert!(old.iter().all(|byte| *byte == POISON), "a write arrived late");
 }
@@ -255,7 +255,7 @@ fn no_access_to_a_deregistered_region() {
 #[test]
 fn addresses_of_a_region_are_what_they_were_registered_as() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place);
+        let mut fixture = MrFixture::new(place);
         let pages = Pages::new(LEN);
         let len = LEN as u64;
         let top = u64::MAX - len;
@@ -266,20 +266,20 @@ fn addresses_of_a_region_are_what_they_were_registered_as() {
             (1 << 63, ALL, 1 << 63),
             (top, ALL, top),
         ] {
-            let mr = Mr::register(scene.pd(), pages.addr(), len, iova, access).expect("registered");
+            let mr = Mr::register(fixture.pd(), pages.addr(), len, iova, access).expect("registered");
             for (at, n) in [(0, 1), (LEN - 1, 1), (5, LEN - 5), (PAGE, PAGE)] {
                 pages.fill(&[0; LEN]);
                 let to = (start + at as u64, mr.key());
-                assert_eq!(scene.remote(WR_RDMA_WRITE, to, n), WC_SUCCESS, "{start:#x} {at} {n}");
+                assert_eq!(fixture.remote(WR_RDMA_WRITE, to, n), WC_SUCCESS, "{start:#x} {at} {n}");
                 assert_eq!(pages.bytes(LEN)[at..at + n], pattern(3, LEN)[..n], "{start:#x} {at} {n}");
                 let sge = (to.0, n as u32, to.1);
-                assert_eq!(scene.own(WR_RDMA_READ, sge), WC_SUCCESS);
+                assert_eq!(fixture.own(WR_RDMA_READ, sge), WC_SUCCESS);
             }
             for (at, n) in [(start.wrapping_sub(1), 1), (start.wrapping_add(len), 1), (start + len - 1, 2)] {
-                let status = scene.remote(WR_RDMA_WRITE, (at, mr.key()), n);
+                let status = fixture.remote(WR_RDMA_WRITE, (at, mr.key()), n);
                 assert_eq!(status, WC_REM_ACCESS_ERR, "{start:#x} {at:#x} {n}");
                 let sge = (at, n as u32, mr.key());
-                assert_eq!(scene.own(WR_RDMA_WRITE, sge), WC_LOC_PROT_ERR, "{start:#x} {at:#x} {n}");
+                assert_eq!(fixture.own(WR_RDMA_WRITE, sge), WC_LOC_PROT_ERR, "{start:#x} {at:#x} {n}");
             }
         }
         for (addr, len, iova) in [
@@ -288,7 +288,7 @@ fn addresses_of_a_region_are_what_they_were_registered_as() {
             (pages.addr(), u64::MAX, 0),
             (u64::MAX, 2, 0),
         ] {
-            let refused = Mr::register(scene.pd(), addr, len, iova, ALL).map(|mr| mr.key());
+            let refused = Mr::register(fixture.pd(), addr, len, iova, ALL).map(|mr| mr.key());
             assert_eq!(refused, Err(Errno::INVAL), "{addr:#x} {len:#x} {iova:#x}");
         }
     }
@@ -297,31 +297,31 @@ fn addresses_of_a_region_are_what_they_were_registered_as() {
 #[test]
 fn a_null_region_reads_zero_and_discards_writes() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place);
-        let mut null = Mr::null(scene.pd()).expect("room");
+        let mut fixture = MrFixture::new(place);
+        let mut null = Mr::null(fixture.pd()).expect("room");
         let key = null.key();
         for addr in [0, 12345, u64::MAX - LEN as u64] {
             let sge = (addr, LEN as u32, key);
-            scene.peer.store(&scene.local, 0, &pattern(3, LEN));
-            assert_eq!(scene.own(WR_RDMA_READ, sge), WC_SUCCESS, "READ into it");
-            assert_eq!(scene.received(sge), WC_SUCCESS, "receive into it");
-            assert_eq!(scene.own(WR_RDMA_WRITE, sge), WC_SUCCESS, "WRITE from it");
-            assert_eq!(scene.peer.load(&scene.local, 0, LEN), vec![0; LEN]);
+            fixture.peer.store(&fixture.local, 0, &pattern(3, LEN));
+            assert_eq!(fixture.own(WR_RDMA_READ, sge), WC_SUCCESS, "READ into it");
+            assert_eq!(fixture.received(sge), WC_SUCCESS, "receive into it");
+            assert_eq!(fixture.own(WR_RDMA_WRITE, sge), WC_SUCCESS, "WRITE from it");
+            assert_eq!(fixture.peer.load(&fixture.local, 0, LEN), vec![0; LEN]);
         }
-        let counter = scene.peer.register(Kind::Anonymous, 8, 0);
-        scene.peer.store(&counter, 0, &7u64.to_ne_bytes());
+        let counter = fixture.peer.register(Kind::Anonymous, 8, 0);
+        fixture.peer.store(&counter, 0, &7u64.to_ne_bytes());
         for opcode in [WR_ATOMIC_FETCH_AND_ADD, WR_ATOMIC_CMP_AND_SWP] {
             let mut wr = request(1, opcode, &[(64, 8, key)], (counter.addr, counter.key));
             (wr.compare_add, wr.swap) = (8, 9);
-            scene.owner.post(wr);
-            assert_eq!(scene.owner.sent(1)[0].status, WC_SUCCESS);
+            fixture.owner.post(wr);
+            assert_eq!(fixture.owner.sent(1)[0].status, WC_SUCCESS);
         }
-        assert_eq!(scene.peer.load(&counter, 0, 8), 15u64.to_ne_bytes());
+        assert_eq!(fixture.peer.load(&counter, 0, 8), 15u64.to_ne_bytes());
         let past = (u64::MAX, 2, key);
-        assert_eq!(scene.own(WR_RDMA_WRITE, past), WC_LOC_PROT_ERR);
-        assert_eq!(scene.received(past), WC_REM_OP_ERR);
+        assert_eq!(fixture.own(WR_RDMA_WRITE, past), WC_LOC_PROT_ERR);
+        assert_eq!(fixture.received(past), WC_REM_OP_ERR);
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-            assert_eq!(scene.remote(opcode, (0, key), 8), WC_REM_ACCESS_ERR, "peers cannot name it");
+            assert_eq!(fixture.remote(opcode, (0, key), 8), WC_REM_ACCESS_ERR, "peers cannot name it");
         }
         let change = ReregMr { access: Some(ALL), ..ReregMr::default() };
         assert_eq!(null.rereg(&change), Err(ReregError::Unchanged(Errno::INVAL)));
@@ -331,85 +331,85 @@ fn a_null_region_reads_zero_and_discards_writes() {
 #[test]
 fn on_demand_regions_follow_their_memory() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place);
+        let mut fixture = MrFixture::new(place);
         let pages = Pages::reserved(LEN);
         let whole =
-            Mr::register(scene.pd(), 0, u64::MAX, 0, ALL | ACCESS_ON_DEMAND).expect("all there may be");
-        let part = scene.register(pages.addr(), LEN, ALL | ACCESS_ON_DEMAND | ACCESS_HUGETLB);
+            Mr::register(fixture.pd(), 0, u64::MAX, 0, ALL | ACCESS_ON_DEMAND).expect("all there may be");
+        let part = fixture.register(pages.addr(), LEN, ALL | ACCESS_ON_DEMAND | ACCESS_HUGETLB);
         for mr in [&whole, &part] {
             let key = mr.key();
             let (to, sge) = ((pages.addr(), key), (pages.addr(), LEN as u32, key));
             for turn in 0..3 {
                 pages.vanish();
                 for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-                    assert_eq!(scene.remote(opcode, to, LEN), WC_REM_OP_ERR, "{turn}");
-                    assert_eq!(scene.own(opcode, sge), WC_LOC_PROT_ERR, "{turn}");
+                    assert_eq!(fixture.remote(opcode, to, LEN), WC_REM_OP_ERR, "{turn}");
+                    assert_eq!(fixture.own(opcode, sge), WC_LOC_PROT_ERR, "{turn}");
                 }
-                assert_eq!(scene.received(sge), WC_REM_OP_ERR, "{turn}");
+                assert_eq!(fixture.received(sge), WC_REM_OP_ERR, "{turn}");
                 pages.replace();
-                scene.peer.store(&scene.local, 0, &pattern(turn, LEN));
-                assert_eq!(scene.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS, "{turn}");
+                fixture.peer.store(&fixture.local, 0, &pattern(turn, LEN));
+                assert_eq!(fixture.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS, "{turn}");
                 assert_eq!(pages.bytes(LEN), pattern(turn, LEN), "{turn}");
                 pages.replace();
-                assert_eq!(scene.own(WR_RDMA_READ, sge), WC_SUCCESS, "{turn}");
+                assert_eq!(fixture.own(WR_RDMA_READ, sge), WC_SUCCESS, "{turn}");
                 assert_eq!(pages.bytes(LEN), pattern(turn, LEN), "{turn}");
                 pages.replace();
-                assert_eq!(scene.received(sge), WC_SUCCESS, "{turn}");
+                assert_eq!(fixture.received(sge), WC_SUCCESS, "{turn}");
                 assert_eq!(pages.bytes(LEN), pattern(turn, LEN), "{turn}");
                 pages.fill(&pattern(turn + 10, LEN));
-                assert_eq!(scene.own(WR_RDMA_WRITE, sge), WC_SUCCESS, "{turn}");
-                assert_eq!(scene.peer.load(&scene.local, 0, LEN), pattern(turn + 10, LEN));
+                assert_eq!(fixture.own(WR_RDMA_WRITE, sge), WC_SUCCESS, "{turn}");
+                assert_eq!(fixture.peer.load(&fixture.local, 0, LEN), pattern(turn + 10, LEN));
                 pages.fill(&5u64.to_ne_bytes());
-                let mut add = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.local.part(0, 8)], to);
+                let mut add = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.local.part(0, 8)], to);
                 add.compare_add = 3;
-                scene.peer.post(add);
-                assert_eq!(scene.peer.sent(1)[0].status, WC_SUCCESS);
+                fixture.peer.post(add);
+                assert_eq!(fixture.peer.sent(1)[0].status, WC_SUCCESS);
                 assert_eq!(pages.bytes(8), 8u64.to_ne_bytes());
-                assert_eq!(scene.peer.load(&scene.local, 0, 8), 5u64.to_ne_bytes());
+                assert_eq!(fixture.peer.load(&fixture.local, 0, 8), 5u64.to_ne_bytes());
             }
         }
         // Addresses that no process has.
         for addr in [0, 1 << 62, u64::MAX - 8] {
-            assert_eq!(scene.remote(WR_RDMA_READ, (addr, whole.key()), 8), WC_REM_OP_ERR, "{addr:#x}");
-            assert_eq!(scene.own(WR_RDMA_WRITE, (addr, 8, whole.key())), WC_LOC_PROT_ERR, "{addr:#x}");
+            assert_eq!(fixture.remote(WR_RDMA_READ, (addr, whole.key()), 8), WC_REM_OP_ERR, "{addr:#x}");
+            assert_eq!(fixture.own(WR_RDMA_WRITE, (addr, 8, whole.key())), WC_LOC_PROT_ERR, "{addr:#x}");
         }
         // Read-only memory.
         let text = b"constant".as_ptr() as u64;
-        assert_eq!(scene.remote(WR_RDMA_READ, (text, whole.key()), 8), WC_SUCCESS);
-        assert_eq!(scene.peer.load(&scene.local, 0, 8), b"constant");
-        assert_eq!(scene.remote(WR_RDMA_WRITE, (text, whole.key()), 8), WC_REM_OP_ERR);
-        assert_eq!(scene.own(WR_RDMA_READ, (text, 8, whole.key())), WC_LOC_PROT_ERR);
+        assert_eq!(fixture.remote(WR_RDMA_READ, (text, whole.key()), 8), WC_SUCCESS);
+        assert_eq!(fixture.peer.load(&fixture.local, 0, 8), b"constant");
+        assert_eq!(fixture.remote(WR_RDMA_WRITE, (text, whole.key()), 8), WC_REM_OP_ERR);
+        assert_eq!(fixture.own(WR_RDMA_READ, (text, 8, whole.key())), WC_LOC_PROT_ERR);
     }
 }
 
 #[test]
 fn on_demand_can_be_changed_into_ordinary_and_back() {
-    let mut scene = Scene::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Place::Elsewhere);
     let pages = Pages::new(LEN);
-    let mut mr = scene.register(pages.addr(), LEN, ALL);
+    let mut mr = fixture.register(pages.addr(), LEN, ALL);
     let to = (pages.addr(), mr.key());
     for access in [ALL | ACCESS_ON_DEMAND, ALL, ALL | ACCESS_ON_DEMAND] {
         mr.rereg(&ReregMr { access: Some(access), ..ReregMr::default() }).expect("possible");
         let mapped = if access & ACCESS_ON_DEMAND == 0 { LEN as u64 } else { 0 };
         assert_eq!(mr.mapped_len(), mapped);
         pages.fill(&[0; LEN]);
-        assert_eq!(scene.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS);
+        assert_eq!(fixture.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS);
         assert_eq!(pages.bytes(LEN), pattern(3, LEN));
     }
     pages.replace();
-    assert_eq!(scene.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS);
+    assert_eq!(fixture.remote(WR_RDMA_WRITE, to, LEN), WC_SUCCESS);
     assert_eq!(pages.bytes(LEN), pattern(3, LEN), "the pages that are there now");
 }
 
 #[test]
 fn advice_is_checked_and_brings_pages() {
-    let scene = Scene::new(Place::Here);
+    let fixture = MrFixture::new(Place::Here);
     let pages = Pages::new(LEN);
-    let pd = scene.pd();
-    let on_demand = scene.register(pages.addr(), LEN, ALL | ACCESS_ON_DEMAND);
-    let read_only = scene.register(pages.addr(), LEN, ACCESS_REMOTE_READ | ACCESS_ON_DEMAND);
+    let pd = fixture.pd();
+    let on_demand = fixture.register(pages.addr(), LEN, ALL | ACCESS_ON_DEMAND);
+    let read_only = fixture.register(pages.addr(), LEN, ACCESS_REMOTE_READ | ACCESS_ON_DEMAND);
     let ordinary = Pages::new(LEN);
-    let ordinary_mr = scene.register(ordinary.addr(), LEN, ALL);
+    let ordinary_mr = fixture.register(ordinary.addr(), LEN, ALL);
     let range = |mr: &Mr, at: u64, length: u32| Sge { addr: pages.addr() + at, length, lkey: mr.key() };
     let resident = || {
         let mut there = [0u8; LEN / PAGE];
@@ -435,7 +435,7 @@ fn advice_is_checked_and_brings_pages() {
     );
     let plain = Sge { addr: ordinary.addr(), length: 8, lkey: ordinary_mr.key() };
     assert_eq!(errno(MrAdvice::Prefetch, plain), libc::EINVAL);
-    let foreign = scene.owner.actor().foreign_pd();
+    let foreign = fixture.owner.actor().foreign_pd();
     let elsewhere = Mr::advise(foreign, MrAdvice::Prefetch, true, &[range(&on_demand, 0, 8)]);
     assert_eq!(elsewhere, Err(Errno(libc::EPERM)));
     pages.vanish();
@@ -446,8 +446,8 @@ fn advice_is_checked_and_brings_pages() {
 #[test]
 fn device_memory_is_reached_by_copies_and_by_keys() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place);
-        let context = scene.owner.actor().context();
+        let mut fixture = MrFixture::new(place);
+        let context = fixture.owner.actor().context();
         let dm = Dm::new(context, 5000, 6).expect("room");
         let store = |offset, bytes: &[u8]| {
             // SAFETY: a slice.
@@ -470,7 +470,7 @@ fn device_memory_is_reached_by_copies_and_by_keys() {
         }
         store(5000, &[]).expect("nothing");
 
-        let register = |offset, len, access| Mr::register_dm(scene.pd(), &dm, offset, len, access);
+        let register = |offset, len, access| Mr::register_dm(fixture.pd(), &dm, offset, len, access);
         let based = ALL | ACCESS_ZERO_BASED;
         for (offset, len, access, errno) in [
             (0, 5000, ALL, Errno::INVAL),
@@ -489,29 +489,29 @@ fn device_memory_is_reached_by_copies_and_by_keys() {
         }
         let mut mr = register(100, 4000, based).expect("inside");
         let key = mr.key();
-        assert_eq!(scene.remote(WR_RDMA_WRITE, (0, key), 4000), WC_SUCCESS);
+        assert_eq!(fixture.remote(WR_RDMA_WRITE, (0, key), 4000), WC_SUCCESS);
         assert_eq!(load(100, 4000), Ok(pattern(3, LEN)[..4000].to_vec()));
         assert_eq!(load(4100, 900), Ok(pattern(8, 4996)[4096..].to_vec()), "not beyond");
-        assert_eq!(scene.own(WR_RDMA_READ, (10, 8, key)), WC_SUCCESS);
+        assert_eq!(fixture.own(WR_RDMA_READ, (10, 8, key)), WC_SUCCESS);
         assert_eq!(load(108, 12).map(|bytes| bytes[2..10].to_vec()), Ok(pattern(3, LEN)[..8].to_vec()));
-        assert_eq!(scene.remote(WR_RDMA_WRITE, (1, key), 4000), WC_REM_ACCESS_ERR);
+        assert_eq!(fixture.remote(WR_RDMA_WRITE, (1, key), 4000), WC_REM_ACCESS_ERR);
         store(108, &5u64.to_ne_bytes()).expect("inside");
-        let mut add = request(1, WR_ATOMIC_FETCH_AND_ADD, &[scene.local.part(0, 8)], (8, key));
+        let mut add = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.local.part(0, 8)], (8, key));
         add.compare_add = 3;
-        scene.peer.post(add);
-        assert_eq!(scene.peer.sent(1)[0].status, WC_SUCCESS);
+        fixture.peer.post(add);
+        assert_eq!(fixture.peer.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(load(108, 8), Ok(8u64.to_ne_bytes().to_vec()));
 
         assert_eq!(dm.free(), Err(Errno::BUSY));
         mr.deregister().expect("nobody is inside");
         dm.free().expect("no region is left");
-        assert_eq!(Mr::register_dm(scene.pd(), &dm, 0, 8, based).map(|mr| mr.key()), Err(Errno::INVAL));
+        assert_eq!(Mr::register_dm(fixture.pd(), &dm, 0, 8, based).map(|mr| mr.key()), Err(Errno::INVAL));
     }
 }
 
 #[test]
 fn device_memory_is_limited() {
-    crate::support::in_a_process_of_its_own("device memory");
+    crate::support::run_role("device memory");
 }
 
 /// In another process, so that no other test allocates device memory.
@@ -532,17 +532,17 @@ pub(crate) fn all_device_memory() {
 #[test]
 fn a_receive_posted_before_a_change_is_checked_when_it_is_used() {
     for place in Place::BOTH {
-        let mut scene = Scene::new(place);
+        let mut fixture = MrFixture::new(place);
         let pages = Pages::new(LEN);
-        let mut mr = scene.register(pages.addr(), LEN, ALL);
-        scene.owner.recv(1, &[(pages.addr(), 64, mr.key())]);
-        let foreign = scene.owner.actor().foreign_pd().clone();
+        let mut mr = fixture.register(pages.addr(), LEN, ALL);
+        fixture.owner.recv(1, &[(pages.addr(), 64, mr.key())]);
+        let foreign = fixture.owner.actor().foreign_pd().clone();
         mr.rereg(&ReregMr { pd: Some(foreign), ..ReregMr::default() }).expect("possible");
-        let source = scene.local.part(0, 64);
-        scene.peer.send(2, &[source]);
-        assert_eq!(scene.peer.sent(1)[0].status, WC_REM_OP_ERR);
-        assert_eq!(scene.owner.received(1)[0].status, WC_LOC_PROT_ERR);
-        wait_for("its failure", || scene.owner.state() == QpState::Err);
+        let source = fixture.local.part(0, 64);
+        fixture.peer.send(2, &[source]);
+        assert_eq!(fixture.peer.sent(1)[0].status, WC_REM_OP_ERR);
+        assert_eq!(fixture.owner.received(1)[0].status, WC_LOC_PROT_ERR);
+        wait_for("its failure", || fixture.owner.state() == QpState::Err);
         assert_eq!(pages.bytes(64), vec![0; 64]);
     }
 }

@@ -20,7 +20,7 @@ const LIMIT_REACHED: u32 = 15;
 const LAST_WQE_REACHED: u32 = 16;
 
 /// Queue pairs on one shared receive queue, each with its sender.
-struct Crew {
+struct SrqFixture {
     adapter: Adapter,
     srq: Arc<Srq>,
     /// Completions of all receivers.
@@ -29,16 +29,17 @@ struct Crew {
     pairs: Vec<(Arc<Qp>, Arc<Qp>)>,
 }
 
-impl Crew {
+impl SrqFixture {
     fn new(requests: u32, pairs: usize) -> Self {
         let adapter = Adapter::open();
         let srq = Srq::new(&adapter.pd, requests, 2).expect("a shared queue");
-        let mut crew = Self { srq, received: adapter.cq(), sent: adapter.cq(), pairs: Vec::new(), adapter };
-        (0..pairs).for_each(|_| crew.hire());
-        crew
+        let mut fixture =
+            Self { srq, received: adapter.cq(), sent: adapter.cq(), pairs: Vec::new(), adapter };
+        (0..pairs).for_each(|_| fixture.add_pair());
+        fixture
     }
 
-    fn hire(&mut self) {
+    fn add_pair(&mut self) {
         let shared = RecvSource::Shared(self.srq.clone());
         let receiver = self.adapter.qp_with(&self.received, QpType::Rc, shared).expect("a queue pair");
         let sender = self.adapter.qp(&self.sent).expect("a queue pair");
@@ -58,55 +59,55 @@ impl Crew {
 }
 
 #[test]
-fn srq_requests_go_to_the_first_taker() {
-    let crew = Crew::new(8, 3);
+fn srq_requests_are_consumed_in_order_by_any_queue_pair() {
+    let fixture = SrqFixture::new(8, 3);
     for round in 0..20 {
         for i in 0..6 {
-            crew.srq.post(round * 6 + i, &[]).expect("room");
+            fixture.srq.post(round * 6 + i, &[]).expect("room");
         }
         for i in 0..6 {
             let pair = [0, 2, 1, 1, 0, 2][i as usize];
-            crew.send(pair);
-            let wc = next(&crew.received);
-            assert_eq!((wc.wr_id, wc.qp_num), (round * 6 + i, crew.pairs[pair].1.qpn()));
-            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
+            fixture.send(pair);
+            let wc = next(&fixture.received);
+            assert_eq!((wc.wr_id, wc.qp_num), (round * 6 + i, fixture.pairs[pair].1.qpn()));
+            assert_eq!(next(&fixture.sent).status, WC_SUCCESS);
         }
     }
-    assert_eq!(crew.room(), 8);
-    assert_eq!(crew.srq.post(0, &[Sge::default(); 3]), Err(Errno::INVAL));
-    assert_eq!(crew.pairs[0].1.post_recv(0, &[]), Err(Errno::INVAL), "it has none of its own");
+    assert_eq!(fixture.room(), 8);
+    assert_eq!(fixture.srq.post(0, &[Sge::default(); 3]), Err(Errno::INVAL));
+    assert_eq!(fixture.pairs[0].1.post_recv(0, &[]), Err(Errno::INVAL), "it has none of its own");
 }
 
 #[test]
 fn an_empty_queue_makes_all_senders_wait() {
-    let crew = Crew::new(4, 3);
-    (0..3).for_each(|pair| crew.send(pair));
+    let fixture = SrqFixture::new(4, 3);
+    (0..3).for_each(|pair| fixture.send(pair));
     std::thread::sleep(Duration::from_millis(30));
-    assert!(is_empty(&crew.received) && is_empty(&crew.sent));
+    assert!(is_empty(&fixture.received) && is_empty(&fixture.sent));
     let mut served: Vec<u32> = (0..3)
         .map(|i| {
-            crew.srq.post(i, &[]).expect("room");
-            let wc = next(&crew.received);
+            fixture.srq.post(i, &[]).expect("room");
+            let wc = next(&fixture.received);
             assert_eq!(wc.wr_id, i);
-            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
+            assert_eq!(next(&fixture.sent).status, WC_SUCCESS);
             wc.qp_num
         })
         .collect();
     served.sort_unstable();
-    let mut expected: Vec<u32> = crew.pairs.iter().map(|(_, receiver)| receiver.qpn()).collect();
+    let mut expected: Vec<u32> = fixture.pairs.iter().map(|(_, receiver)| receiver.qpn()).collect();
     expected.sort_unstable();
     assert_eq!(served, expected, "each of them once");
 }
 
 #[test]
 fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
-    let mut crew = Crew::new(4, 2);
+    let mut fixture = SrqFixture::new(4, 2);
     for ends in ["destroyed", "dropped", "reset"] {
-        assert_eq!(crew.room(), 4, "before {ends}");
-        (0..3).for_each(|_| crew.send(1));
-        crew.send(0);
-        (0..4).for_each(|_| assert_eq!(next(&crew.sent).status, WC_SUCCESS));
-        let (_, receiver) = &crew.pairs[1];
+        assert_eq!(fixture.room(), 4, "before {ends}");
+        (0..3).for_each(|_| fixture.send(1));
+        fixture.send(0);
+        (0..4).for_each(|_| assert_eq!(next(&fixture.sent).status, WC_SUCCESS));
+        let (_, receiver) = &fixture.pairs[1];
         match ends {
             "destroyed" => receiver.destroy(),
             "dropped" => {}
@@ -116,76 +117,76 @@ fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
             }
         }
         if ends != "reset" {
-            crew.pairs.pop();
+            fixture.pairs.pop();
         }
         // The other queue pair's completion remains.
-        let wc = next(&crew.received);
-        assert_eq!(wc.qp_num, crew.pairs[0].1.qpn());
-        assert!(is_empty(&crew.received), "completions of a queue pair that was {ends}");
-        assert_eq!(crew.room(), 4, "after {ends}");
+        let wc = next(&fixture.received);
+        assert_eq!(wc.qp_num, fixture.pairs[0].1.qpn());
+        assert!(is_empty(&fixture.received), "completions of a queue pair that was {ends}");
+        assert_eq!(fixture.room(), 4, "after {ends}");
         // Consumed again, before the next round.
         for _ in 0..4 {
-            crew.send(0);
-            assert_eq!(next(&crew.sent).status, WC_SUCCESS);
-            next(&crew.received);
+            fixture.send(0);
+            assert_eq!(next(&fixture.sent).status, WC_SUCCESS);
+            next(&fixture.received);
         }
         if ends != "reset" {
-            crew.hire();
+            fixture.add_pair();
         }
     }
 }
 
 #[test]
 fn a_limit_is_reported_once() {
-    let crew = Crew::new(8, 1);
-    assert_eq!(crew.srq.set_limit(9), Err(Errno::INVAL));
-    assert_eq!(crew.room(), 8);
-    crew.srq.set_limit(6).expect("within the size");
-    assert_eq!(crew.srq.limit(), 6);
-    (0..2).for_each(|_| crew.send(0));
-    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None, "six are left");
-    (0..2).for_each(|_| crew.send(0));
-    assert_eq!(event(&crew.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
-    assert_eq!(crew.srq.limit(), 0);
-    (0..2).for_each(|_| crew.send(0));
-    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None, "not armed again");
+    let fixture = SrqFixture::new(8, 1);
+    assert_eq!(fixture.srq.set_limit(9), Err(Errno::INVAL));
+    assert_eq!(fixture.room(), 8);
+    fixture.srq.set_limit(6).expect("within the size");
+    assert_eq!(fixture.srq.limit(), 6);
+    (0..2).for_each(|_| fixture.send(0));
+    assert_eq!(event(&fixture.adapter.context, Duration::from_millis(30)), None, "six are left");
+    (0..2).for_each(|_| fixture.send(0));
+    assert_eq!(event(&fixture.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+    assert_eq!(fixture.srq.limit(), 0);
+    (0..2).for_each(|_| fixture.send(0));
+    assert_eq!(event(&fixture.adapter.context, Duration::from_millis(30)), None, "not armed again");
     // Already below the limit.
-    crew.srq.set_limit(3).expect("within the size");
-    assert_eq!(event(&crew.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+    fixture.srq.set_limit(3).expect("within the size");
+    assert_eq!(event(&fixture.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
 }
 
 #[test]
 fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
-    let crew = Crew::new(4, 2);
-    assert_eq!(crew.room(), 4);
+    let fixture = SrqFixture::new(4, 2);
+    assert_eq!(fixture.room(), 4);
     let mut memory = vec![0u8; 64];
-    let mr = crew.adapter.register(&mut memory);
+    let mr = fixture.adapter.register(&mut memory);
     let sges = [element(&memory, &mr)];
     let wrong = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, rkey: mr.key() ^ 1, ..SendWr::default() };
-    crew.pairs[1].0.post_send(&wrong).expect("room");
-    assert_eq!(next(&crew.sent).status, WC_REM_ACCESS_ERR);
-    let mut events = [(); 2].map(|()| event(&crew.adapter.context, Duration::from_secs(5)));
+    fixture.pairs[1].0.post_send(&wrong).expect("room");
+    assert_eq!(next(&fixture.sent).status, WC_REM_ACCESS_ERR);
+    let mut events = [(); 2].map(|()| event(&fixture.adapter.context, Duration::from_secs(5)));
     events.sort_unstable();
     assert_eq!(events, [Some(ACCESS_ERR), Some(LAST_WQE_REACHED)]);
     // Requests of a shared queue are not flushed. A second transition to ERR raises no second event.
     let error = attributes(&Setup::default(), QpState::Err, 0);
-    crew.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
-    assert!(is_empty(&crew.received));
-    assert_eq!(event(&crew.adapter.context, Duration::from_millis(30)), None);
-    (0..4).for_each(|_| crew.send(0));
-    (0..4).for_each(|_| assert_eq!(next(&crew.received).status, WC_SUCCESS));
+    fixture.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
+    assert!(is_empty(&fixture.received));
+    assert_eq!(event(&fixture.adapter.context, Duration::from_millis(30)), None);
+    (0..4).for_each(|_| fixture.send(0));
+    (0..4).for_each(|_| assert_eq!(next(&fixture.received).status, WC_SUCCESS));
 }
 
 #[test]
 fn a_request_taken_by_an_exited_sender_is_returned() {
     let adapter = Adapter::open();
     for ends in ["error", "reset", "destroyed"] {
-        while !dies_in_the_middle(&adapter, ends) {}
+        while !exits_within_a_message(&adapter, ends) {}
     }
 }
 
 /// Kills the sender during a message and destroys the receiver. False if the message completed first.
-fn dies_in_the_middle(adapter: &Adapter, ends: &str) -> bool {
+fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
     const LEN: usize = 64 << 20;
     let setup = Setup::default();
     let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 2, 1).expect("a shared queue"));

@@ -13,12 +13,12 @@ use crate::support::{
 };
 
 /// A region and its expected contents, guard bytes included.
-struct Mirror {
+struct ExpectedMemory {
     region: Region,
     bytes: Vec<u8>,
 }
 
-impl Mirror {
+impl ExpectedMemory {
     fn new(end: &mut End, region: Region, seed: u64) -> Self {
         let bytes = pattern(seed, region.len + 2 * GUARD);
         end.store(&region, -(GUARD as isize), &bytes);
@@ -74,7 +74,7 @@ const RANGES: [(usize, usize); 24] = [
 
 fn writes_then_reads(a: &mut End, b: &mut End, kind: Kind) {
     let region = b.register(kind, LEN, SKEW);
-    let mut far = Mirror::new(b, region, 1);
+    let mut far = ExpectedMemory::new(b, region, 1);
     for (i, (at, len)) in RANGES.into_iter().enumerate() {
         let data = pattern(100 + i as u64, len);
         far.part(at, len).copy_from_slice(&data);
@@ -87,7 +87,7 @@ fn writes_then_reads(a: &mut End, b: &mut End, kind: Kind) {
     }
     let local = a.register(Kind::Anonymous, LEN + 100, 3);
     for (i, (at, len)) in RANGES.into_iter().enumerate() {
-        let mut near = Mirror::new(a, local, 200 + i as u64);
+        let mut near = ExpectedMemory::new(a, local, 200 + i as u64);
         let offset = i * 5 % 64;
         near.part(offset, len).copy_from_slice(far.part(at, len));
         a.read(i as u64, &[local.part(offset, len)], (region.addr + at as u64, region.key));
@@ -132,7 +132,7 @@ fn write_sealed_memory_is_written_through_the_kernel() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let region = b.register(Kind::NoNewWriters, LEN, SKEW);
     b.forbid_new_writers(&region);
-    let mut far = Mirror::new(&mut b, region, 1);
+    let mut far = ExpectedMemory::new(&mut b, region, 1);
     let source = a.hold(&pattern(2, LEN));
     a.write(1, &[source.all()], (region.addr, region.key));
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
@@ -215,7 +215,7 @@ fn receivers_memory_of_every_kind_takes_messages() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     for kind in Kind::WRITABLE {
         let region = b.register(kind, LEN, SKEW);
-        let mut far = Mirror::new(&mut b, region, 1);
+        let mut far = ExpectedMemory::new(&mut b, region, 1);
         let data = pattern(2, LEN);
         let source = a.hold(&data);
         b.recv(1, &[region.part(0, 100), region.part(100, LEN - 100)]);
@@ -355,7 +355,7 @@ fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
         let old = a.register(Kind::Anonymous, 8, 0);
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile, Kind::NoNewWriters] {
             let region = b.register(kind, LEN, 8);
-            let mut far = Mirror::new(&mut b, region, 1);
+            let mut far = ExpectedMemory::new(&mut b, region, 1);
             // On the partial first page, and on a whole page.
             for at in [0, 2 * PAGE] {
                 let before = 1u64 << 40 | at as u64;
@@ -396,7 +396,7 @@ fn an_atomic_write_stores_eight_bytes() {
         let source = a.hold(&pattern(5, 64));
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile] {
             let region = b.register(kind, LEN, 8);
-            let mut far = Mirror::new(&mut b, region, 1);
+            let mut far = ExpectedMemory::new(&mut b, region, 1);
             for at in [0, 2 * PAGE] {
                 let to = (region.addr + at as u64, region.key);
                 let parts = [source.part(9, 3), source.part(30, 0), source.part(1, 5)];

@@ -30,7 +30,7 @@ const BINDABLE: u32 = ACCESS_LOCAL_WRITE | ACCESS_MW_BIND;
 const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 
 /// The owner of windows, in this process, and its peer.
-struct Scene {
+struct MwFixture {
     owner: End,
     peer: End,
     mr: Mr,
@@ -41,7 +41,7 @@ struct Scene {
     windows: Vec<Arc<Mw>>,
 }
 
-impl Scene {
+impl MwFixture {
     fn new(place: Place) -> Self {
         Self::with_access(place, BINDABLE)
     }
@@ -132,18 +132,18 @@ fn send_with_inv(key: u32) -> Request {
 fn a_window_covers_only_its_range() {
     for place in Place::BOTH {
         for (kind, based) in [(MwType::Type1, 0), (MwType::Type2, 0), (MwType::Type2, ACCESS_ZERO_BASED)] {
-            let mut scene = Scene::new(place);
-            let start = if based == 0 { scene.addr() + AT as u64 } else { 0 };
-            let mut key = scene.bound(kind, REMOTE | based).key();
+            let mut fixture = MwFixture::new(place);
+            let start = if based == 0 { fixture.addr() + AT as u64 } else { 0 };
+            let mut key = fixture.bound(kind, REMOTE | based).key();
             // Both ends, the whole window, and pages with the bytes around them.
             for (at, len) in [(0, 1), (SHOWN - 1, 1), (0, SHOWN), (PAGE - 1000, PAGE), (5, 0), (SHOWN, 0)] {
                 let bytes = pattern(at as u64 + 50, len);
-                scene.peer.store(&scene.local, 0, &bytes);
-                assert_eq!(scene.try_op(WR_RDMA_WRITE, key, start + at as u64, len), WC_SUCCESS);
-                assert_eq!(scene.memory[AT + at..AT + at + len], bytes, "{kind:?} {at} {len}");
-                scene.peer.store(&scene.local, 0, &vec![0; len]);
-                assert_eq!(scene.try_op(WR_RDMA_READ, key, start + at as u64, len), WC_SUCCESS);
-                assert_eq!(scene.peer.load(&scene.local, 0, len), bytes);
+                fixture.peer.store(&fixture.local, 0, &bytes);
+                assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, start + at as u64, len), WC_SUCCESS);
+                assert_eq!(fixture.memory[AT + at..AT + at + len], bytes, "{kind:?} {at} {len}");
+                fixture.peer.store(&fixture.local, 0, &vec![0; len]);
+                assert_eq!(fixture.try_op(WR_RDMA_READ, key, start + at as u64, len), WC_SUCCESS);
+                assert_eq!(fixture.peer.load(&fixture.local, 0, len), bytes);
             }
             for (what, offset, len) in [
                 ("before", -1i64, 1),
@@ -153,9 +153,9 @@ fn a_window_covers_only_its_range() {
                 ("longer", 0, SHOWN + 1),
                 ("the end of the address space", -(start as i64) - 1, 1),
             ] {
-                scene.denied(what, WR_RDMA_WRITE, key, start.wrapping_add_signed(offset), len);
+                fixture.denied(what, WR_RDMA_WRITE, key, start.wrapping_add_signed(offset), len);
                 if kind == MwType::Type2 {
-                    key = scene.bound(kind, REMOTE | based).key();
+                    key = fixture.bound(kind, REMOTE | based).key();
                 }
             }
         }
@@ -176,20 +176,20 @@ fn a_window_allows_what_it_was_bound_for() {
                 (ACCESS_LOCAL_WRITE, WR_RDMA_WRITE, false),
                 (0, WR_RDMA_READ, false),
             ] {
-                let mut scene = Scene::new(place);
-                let key = scene.bound(kind, access).key();
-                let addr = scene.addr() + AT as u64;
+                let mut fixture = MwFixture::new(place);
+                let key = fixture.bound(kind, access).key();
+                let addr = fixture.addr() + AT as u64;
                 let expected = if allowed { WC_SUCCESS } else { WC_REM_ACCESS_ERR };
-                assert_eq!(scene.try_op(opcode, key, addr, 8), expected, "{kind:?} {access:#x} {opcode}");
+                assert_eq!(fixture.try_op(opcode, key, addr, 8), expected, "{kind:?} {access:#x} {opcode}");
             }
             // A window's key is a remote key only.
-            let mut scene = Scene::new(place);
-            let key = scene.bound(kind, REMOTE).key();
-            let sge = (scene.addr() + AT as u64, 8, key);
-            scene.owner.recv(1, &[sge]);
-            let source = scene.local.part(0, 8);
-            scene.peer.send(2, &[source]);
-            assert_ne!(scene.peer.sent(1)[0].status, WC_SUCCESS, "a receive cannot use a window");
+            let mut fixture = MwFixture::new(place);
+            let key = fixture.bound(kind, REMOTE).key();
+            let sge = (fixture.addr() + AT as u64, 8, key);
+            fixture.owner.recv(1, &[sge]);
+            let source = fixture.local.part(0, 8);
+            fixture.peer.send(2, &[source]);
+            assert_ne!(fixture.peer.sent(1)[0].status, WC_SUCCESS, "a receive cannot use a window");
         }
     }
 }
@@ -198,14 +198,18 @@ fn a_window_allows_what_it_was_bound_for() {
 fn only_the_queue_pair_that_bound_it_serves_a_window_of_type_2() {
     for place in Place::BOTH {
         for (kind, status) in [(MwType::Type1, WC_SUCCESS), (MwType::Type2, WC_REM_ACCESS_ERR)] {
-            let mut scene = Scene::new(place);
-            let key = scene.bound(kind, REMOTE).key();
-            let addr = scene.addr() + AT as u64;
-            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, 8), WC_SUCCESS);
-            scene.owner.keep();
-            scene.peer.keep();
-            scene.reconnect();
-            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, 8), status, "another of the domain, {kind:?}");
+            let mut fixture = MwFixture::new(place);
+            let key = fixture.bound(kind, REMOTE).key();
+            let addr = fixture.addr() + AT as u64;
+            assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, addr, 8), WC_SUCCESS);
+            fixture.owner.keep();
+            fixture.peer.keep();
+            fixture.reconnect();
+            assert_eq!(
+                fixture.try_op(WR_RDMA_WRITE, key, addr, 8),
+                status,
+                "another of the domain, {kind:?}"
+            );
         }
     }
 }
@@ -235,47 +239,47 @@ fn a_region_with_bound_windows_cannot_be_deregistered() {
             (MwType::Type2, DestroyQueuePair),
         ] {
             let what = format!("{kind:?} {way:?}");
-            let mut scene = Scene::new(place);
-            let other = Scene::new(Place::Here);
-            let mw = scene.bound(kind, REMOTE);
-            let (key, addr) = (mw.key(), scene.addr() + AT as u64);
-            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}");
-            assert_eq!(scene.mr.deregister(), Err(Errno::BUSY), "{what}");
+            let mut fixture = MwFixture::new(place);
+            let other = MwFixture::new(Place::Here);
+            let mw = fixture.bound(kind, REMOTE);
+            let (key, addr) = (mw.key(), fixture.addr() + AT as u64);
+            assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}");
+            assert_eq!(fixture.mr.deregister(), Err(Errno::BUSY), "{what}");
             let change = ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() };
-            assert_eq!(scene.mr.rereg(&change), Err(ReregError::Unchanged(Errno::BUSY)), "{what}");
-            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}: not disturbed");
+            assert_eq!(fixture.mr.rereg(&change), Err(ReregError::Unchanged(Errno::BUSY)), "{what}");
+            assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}: not disturbed");
             match way {
                 BindNothing => {
-                    let nothing = MwBind { len: 0, ..scene.part(&mw, 0) };
-                    assert_eq!(scene.bind(&nothing), WC_SUCCESS);
+                    let nothing = MwBind { len: 0, ..fixture.part(&mw, 0) };
+                    assert_eq!(fixture.bind(&nothing), WC_SUCCESS);
                 }
                 BindOther => {
                     // A region of the same domain with other addresses.
                     let addr = other.addr();
-                    let pd = scene.owner.actor().pd();
+                    let pd = fixture.owner.actor().pd();
                     let mr = Mr::register(pd, addr, LEN as u64, addr, BINDABLE).expect("registered");
-                    let bind = MwBind { region: mr.key(), addr, ..scene.part(&mw, REMOTE) };
-                    assert_eq!(scene.bind(&bind), WC_SUCCESS);
-                    assert_eq!(scene.try_op(WR_RDMA_WRITE, mw.key(), addr, 8), WC_SUCCESS);
+                    let bind = MwBind { region: mr.key(), addr, ..fixture.part(&mw, REMOTE) };
+                    assert_eq!(fixture.bind(&bind), WC_SUCCESS);
+                    assert_eq!(fixture.try_op(WR_RDMA_WRITE, mw.key(), addr, 8), WC_SUCCESS);
                     mw.deallocate().expect("nobody is inside");
                 }
-                LocalInvalidate => assert_eq!(scene.invalidate(key), WC_SUCCESS),
+                LocalInvalidate => assert_eq!(fixture.invalidate(key), WC_SUCCESS),
                 SendWithInvalidate => {
-                    scene.owner.recv(40, &[]);
-                    scene.peer.post(send_with_inv(key));
-                    assert_eq!(scene.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
-                    let got = scene.owner.received(1)[0];
+                    fixture.owner.recv(40, &[]);
+                    fixture.peer.post(send_with_inv(key));
+                    assert_eq!(fixture.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
+                    let got = fixture.owner.received(1)[0];
                     assert_eq!((got.wr_id, got.status, got.opcode), (40, WC_SUCCESS, WC_OP_RECV), "{what}");
                     assert_eq!(got.invalidated, Some(key), "{what}");
                 }
                 Deallocate => mw.deallocate().expect("nobody is inside"),
-                DestroyQueuePair => scene.owner.destroy(),
+                DestroyQueuePair => fixture.owner.destroy(),
             }
             if way == DestroyQueuePair {
-                scene.reconnect();
+                fixture.reconnect();
             }
-            scene.denied(&what, WR_RDMA_WRITE, key, addr, 8);
-            scene.mr.deregister().unwrap_or_else(|error| panic!("{what}: {error:?}"));
+            fixture.denied(&what, WR_RDMA_WRITE, key, addr, 8);
+            fixture.mr.deregister().unwrap_or_else(|error| panic!("{what}: {error:?}"));
             assert_eq!(mw.deallocate(), Ok(()), "{what}: bound or not");
         }
     }
@@ -284,27 +288,27 @@ fn a_region_with_bound_windows_cannot_be_deregistered() {
 #[test]
 fn binds_that_are_refused_when_they_are_carried_out() {
     let mut case = 0;
-    // Other regions on the scene's memory, dropped before it.
+    // Other regions on the fixture's memory, dropped before it.
     let kept = std::cell::RefCell::new(Vec::new());
-    let mut refused = |access: u32, kind: MwType, wanted: u32, change: &dyn Fn(&Scene, &mut MwBind)| {
+    let mut refused = |access: u32, kind: MwType, wanted: u32, change: &dyn Fn(&MwFixture, &mut MwBind)| {
         case += 1;
-        let mut scene = Scene::with_access(Place::Here, access);
-        let mw = scene.window(kind);
-        let mut bind = scene.part(&mw, wanted);
-        change(&scene, &mut bind);
-        assert_eq!(scene.bind(&bind), WC_MW_BIND_ERR, "case {case}");
-        assert_eq!(scene.owner.state(), QpState::Err);
-        assert_eq!(scene.peer.state(), QpState::Rts, "the peer has done nothing");
-        scene.mr.deregister().expect("not bound");
+        let mut fixture = MwFixture::with_access(Place::Here, access);
+        let mw = fixture.window(kind);
+        let mut bind = fixture.part(&mw, wanted);
+        change(&fixture, &mut bind);
+        assert_eq!(fixture.bind(&bind), WC_MW_BIND_ERR, "case {case}");
+        assert_eq!(fixture.owner.state(), QpState::Err);
+        assert_eq!(fixture.peer.state(), QpState::Rts, "the peer has done nothing");
+        fixture.mr.deregister().expect("not bound");
         kept.borrow_mut().clear();
     };
     for kind in [MwType::Type1, MwType::Type2] {
-        let same = |_: &Scene, _: &mut MwBind| {};
+        let same = |_: &MwFixture, _: &mut MwBind| {};
         refused(ACCESS_LOCAL_WRITE | REMOTE, kind, ACCESS_REMOTE_READ, &same);
         refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_WRITE, &same);
         refused(ACCESS_MW_BIND, kind, ACCESS_REMOTE_ATOMIC, &same);
-        refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() - 1);
-        refused(BINDABLE, kind, REMOTE, &|scene, bind| bind.addr = scene.addr() + LEN as u64);
+        refused(BINDABLE, kind, REMOTE, &|fixture, bind| bind.addr = fixture.addr() - 1);
+        refused(BINDABLE, kind, REMOTE, &|fixture, bind| bind.addr = fixture.addr() + LEN as u64);
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = (LEN - AT) as u64 + 1);
         // Sums that wrap to an address inside.
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.len = u64::MAX);
@@ -313,45 +317,45 @@ fn binds_that_are_refused_when_they_are_carried_out() {
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.region ^= 1);
         refused(BINDABLE, kind, REMOTE, &|_, bind| bind.region = 0);
         refused(BINDABLE | ACCESS_ZERO_BASED, kind, REMOTE, &|_, bind| (bind.addr, bind.len) = (0, 8));
-        refused(BINDABLE, kind, REMOTE, &|scene, bind| {
-            let pd = scene.owner.actor().foreign_pd();
-            let mr = Mr::register(pd, scene.addr(), 4096, scene.addr(), BINDABLE).expect("registered");
-            (bind.region, bind.addr, bind.len) = (mr.key(), scene.addr(), 8);
+        refused(BINDABLE, kind, REMOTE, &|fixture, bind| {
+            let pd = fixture.owner.actor().foreign_pd();
+            let mr = Mr::register(pd, fixture.addr(), 4096, fixture.addr(), BINDABLE).expect("registered");
+            (bind.region, bind.addr, bind.len) = (mr.key(), fixture.addr(), 8);
             kept.borrow_mut().push(mr);
         });
     }
     refused(BINDABLE, MwType::Type2, REMOTE, &|_, bind| bind.len = 0);
 
     // A window of type 2 cannot be bound again while it is bound, and keeps its binding.
-    let mut scene = Scene::new(Place::Here);
-    let mw = scene.bound(MwType::Type2, REMOTE);
-    let again = scene.part(&mw, REMOTE);
-    assert_eq!(scene.bind(&again), WC_MW_BIND_ERR);
-    assert_eq!(scene.mr.deregister(), Err(Errno::BUSY));
+    let mut fixture = MwFixture::new(Place::Here);
+    let mw = fixture.bound(MwType::Type2, REMOTE);
+    let again = fixture.part(&mw, REMOTE);
+    assert_eq!(fixture.bind(&again), WC_MW_BIND_ERR);
+    assert_eq!(fixture.mr.deregister(), Err(Errno::BUSY));
 }
 
 #[test]
 fn binds_that_are_refused_when_they_are_posted() {
-    let scene = Scene::new(Place::Here);
+    let fixture = MwFixture::new(Place::Here);
     let refused = |bind: MwBind, what: &str| {
-        assert_eq!(scene.qp().post_bind(1, SEND_SIGNALED, &bind), Err(Errno::INVAL), "{what}");
+        assert_eq!(fixture.qp().post_bind(1, SEND_SIGNALED, &bind), Err(Errno::INVAL), "{what}");
     };
-    let one = scene.window(MwType::Type1);
-    let two = scene.window(MwType::Type2);
-    refused(scene.part(&one, REMOTE | ACCESS_ZERO_BASED), "type 1 is never zero-based");
-    refused(scene.part(&two, REMOTE | ACCESS_MW_BIND), "windows of windows");
-    refused(MwBind { key: one.key(), ..scene.part(&two, REMOTE) }, "another's key");
+    let one = fixture.window(MwType::Type1);
+    let two = fixture.window(MwType::Type2);
+    refused(fixture.part(&one, REMOTE | ACCESS_ZERO_BASED), "type 1 is never zero-based");
+    refused(fixture.part(&two, REMOTE | ACCESS_MW_BIND), "windows of windows");
+    refused(MwBind { key: one.key(), ..fixture.part(&two, REMOTE) }, "another's key");
     refused(
-        MwBind { key: two.key() ^ 0x100, ..scene.part(&two, REMOTE) },
+        MwBind { key: two.key() ^ 0x100, ..fixture.part(&two, REMOTE) },
         "only the low byte is the owner's",
     );
-    let foreign = Mw::new(scene.owner.actor().foreign_pd(), MwType::Type2).expect("room");
-    refused(scene.part(&foreign, REMOTE), "another domain's window");
-    let gone = scene.window(MwType::Type2);
+    let foreign = Mw::new(fixture.owner.actor().foreign_pd(), MwType::Type2).expect("room");
+    refused(fixture.part(&foreign, REMOTE), "another domain's window");
+    let gone = fixture.window(MwType::Type2);
     gone.deallocate().expect("not bound");
-    refused(scene.part(&gone, REMOTE), "a window that is gone");
+    refused(fixture.part(&gone, REMOTE), "a window that is gone");
     let bare = SendWr { opcode: millstream_device::types::WR_BIND_MW, ..SendWr::default() };
-    assert_eq!(scene.qp().post_send(&bare), Err(Errno::INVAL), "no window");
+    assert_eq!(fixture.qp().post_send(&bare), Err(Errno::INVAL), "no window");
 
     let adapter = Adapter::open();
     let cq = adapter.cq();
@@ -388,40 +392,40 @@ fn binds_that_are_refused_when_they_are_posted() {
 #[test]
 fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
     for place in Place::BOTH {
-        type Make = fn(&mut Scene) -> u32;
+        type Make = fn(&mut MwFixture) -> u32;
         let keys: [(&str, Make); 6] = [
-            ("a region", |scene| scene.mr.key()),
+            ("a region", |fixture| fixture.mr.key()),
             ("no key at all", |_| 0),
-            ("nobody's", |scene| scene.mr.key() ^ 1),
-            ("a window of type 1", |scene| scene.bound(MwType::Type1, REMOTE).key()),
-            ("one that is not bound", |scene| {
-                let mw = scene.window(MwType::Type2);
-                scene.windows.push(mw.clone());
+            ("nobody's", |fixture| fixture.mr.key() ^ 1),
+            ("a window of type 1", |fixture| fixture.bound(MwType::Type1, REMOTE).key()),
+            ("one that is not bound", |fixture| {
+                let mw = fixture.window(MwType::Type2);
+                fixture.windows.push(mw.clone());
                 mw.key()
             }),
-            ("another queue pair's", |scene| {
-                let key = scene.bound(MwType::Type2, REMOTE).key();
-                scene.owner.keep();
-                scene.peer.keep();
-                scene.reconnect();
+            ("another queue pair's", |fixture| {
+                let key = fixture.bound(MwType::Type2, REMOTE).key();
+                fixture.owner.keep();
+                fixture.peer.keep();
+                fixture.reconnect();
                 key
             }),
         ];
         for (what, make) in keys {
-            let mut scene = Scene::with_access(place, BINDABLE | REMOTE);
-            let key = make(&mut scene);
-            assert_eq!(scene.invalidate(key), WC_LOC_QP_OP_ERR, "{what}, by its owner");
+            let mut fixture = MwFixture::with_access(place, BINDABLE | REMOTE);
+            let key = make(&mut fixture);
+            assert_eq!(fixture.invalidate(key), WC_LOC_QP_OP_ERR, "{what}, by its owner");
 
-            let mut scene = Scene::with_access(place, BINDABLE | REMOTE);
-            let key = make(&mut scene);
-            scene.owner.recv(40, &[]);
-            scene.owner.recv(41, &[]);
-            scene.peer.post(send_with_inv(key));
-            assert_eq!(scene.peer.sent(1)[0].status, WC_REM_ACCESS_ERR, "{what}");
-            assert_eq!(scene.owner.received(1)[0].status, WC_REM_INV_REQ_ERR, "{what}");
-            scene.reconnect();
-            let (addr, key) = (scene.addr(), scene.mr.key());
-            assert_eq!(scene.try_op(WR_RDMA_WRITE, key, addr, LEN), WC_SUCCESS, "{what}: the region lives");
+            let mut fixture = MwFixture::with_access(place, BINDABLE | REMOTE);
+            let key = make(&mut fixture);
+            fixture.owner.recv(40, &[]);
+            fixture.owner.recv(41, &[]);
+            fixture.peer.post(send_with_inv(key));
+            assert_eq!(fixture.peer.sent(1)[0].status, WC_REM_ACCESS_ERR, "{what}");
+            assert_eq!(fixture.owner.received(1)[0].status, WC_REM_INV_REQ_ERR, "{what}");
+            fixture.reconnect();
+            let (addr, key) = (fixture.addr(), fixture.mr.key());
+            assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, addr, LEN), WC_SUCCESS, "{what}: the region lives");
         }
     }
 }
@@ -430,47 +434,47 @@ fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
 fn a_reused_key_shows_its_current_region() {
     for place in Place::BOTH {
         // The owner chooses the same key at once.
-        let mut scene = Scene::new(place);
-        let mw = scene.window(MwType::Type2);
-        let first = scene.part(&mw, REMOTE);
-        let there = MwBind { addr: scene.addr() + 4 * PAGE as u64, len: 64, ..first.clone() };
-        assert_eq!(scene.bind(&first), WC_SUCCESS);
-        assert_eq!(scene.try_op(WR_RDMA_WRITE, first.key, first.addr, 8), WC_SUCCESS, "remembered");
-        assert_eq!(scene.invalidate(first.key), WC_SUCCESS);
-        assert_eq!(scene.bind(&there), WC_SUCCESS);
-        assert_eq!(scene.try_op(WR_RDMA_WRITE, first.key, there.addr, 8), WC_SUCCESS);
-        assert_eq!(scene.memory[4 * PAGE..4 * PAGE + 8], pattern(3, LEN)[..8]);
-        scene.denied("where it was", WR_RDMA_WRITE, first.key, first.addr, 8);
+        let mut fixture = MwFixture::new(place);
+        let mw = fixture.window(MwType::Type2);
+        let first = fixture.part(&mw, REMOTE);
+        let there = MwBind { addr: fixture.addr() + 4 * PAGE as u64, len: 64, ..first.clone() };
+        assert_eq!(fixture.bind(&first), WC_SUCCESS);
+        assert_eq!(fixture.try_op(WR_RDMA_WRITE, first.key, first.addr, 8), WC_SUCCESS, "remembered");
+        assert_eq!(fixture.invalidate(first.key), WC_SUCCESS);
+        assert_eq!(fixture.bind(&there), WC_SUCCESS);
+        assert_eq!(fixture.try_op(WR_RDMA_WRITE, first.key, there.addr, 8), WC_SUCCESS);
+        assert_eq!(fixture.memory[4 * PAGE..4 * PAGE + 8], pattern(3, LEN)[..8]);
+        fixture.denied("where it was", WR_RDMA_WRITE, first.key, first.addr, 8);
 
         // The device chooses the key again after all others.
-        let mut scene = Scene::new(place);
-        let mw = scene.bound(MwType::Type1, REMOTE);
+        let mut fixture = MwFixture::new(place);
+        let mw = fixture.bound(MwType::Type1, REMOTE);
         let (key, mut keys) = (mw.key(), std::collections::HashSet::new());
-        assert_eq!(scene.try_op(WR_RDMA_WRITE, key, scene.addr() + AT as u64, 8), WC_SUCCESS);
+        assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, fixture.addr() + AT as u64, 8), WC_SUCCESS);
         for _ in 0..256 {
-            let bind = MwBind { addr: scene.addr(), len: 8, ..scene.part(&mw, REMOTE) };
-            assert_eq!(scene.bind(&bind), WC_SUCCESS);
+            let bind = MwBind { addr: fixture.addr(), len: 8, ..fixture.part(&mw, REMOTE) };
+            assert_eq!(fixture.bind(&bind), WC_SUCCESS);
             assert!(keys.insert(mw.key()), "each bind has its own");
         }
         assert_eq!(mw.key(), key);
-        assert_eq!(scene.try_op(WR_RDMA_WRITE, key, scene.addr(), 8), WC_SUCCESS);
-        scene.denied("where it was", WR_RDMA_WRITE, key, scene.addr() + AT as u64, 8);
+        assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, fixture.addr(), 8), WC_SUCCESS);
+        fixture.denied("where it was", WR_RDMA_WRITE, key, fixture.addr() + AT as u64, 8);
     }
 }
 
 #[test]
 fn an_invalidation_waits_for_its_receive_like_any_send() {
-    let mut scene = Scene::new(Place::Elsewhere);
-    let key = scene.bound(MwType::Type2, REMOTE).key();
-    let local = scene.local.part(0, 100);
-    scene.peer.post(Request { sges: vec![local], ..send_with_inv(key) });
-    scene.peer.has_nothing(Which::Send);
-    let room = scene.owner.register(crate::support::Kind::Anonymous, 100, 0);
-    scene.owner.recv(1, &[room.all()]);
-    assert_eq!(scene.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
-    let got = scene.owner.received(1)[0];
+    let mut fixture = MwFixture::new(Place::Elsewhere);
+    let key = fixture.bound(MwType::Type2, REMOTE).key();
+    let local = fixture.local.part(0, 100);
+    fixture.peer.post(Request { sges: vec![local], ..send_with_inv(key) });
+    fixture.peer.has_nothing(Which::Send);
+    let room = fixture.owner.register(crate::support::Kind::Anonymous, 100, 0);
+    fixture.owner.recv(1, &[room.all()]);
+    assert_eq!(fixture.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
+    let got = fixture.owner.received(1)[0];
     assert_eq!((got.byte_len, got.invalidated), (100, Some(key)));
-    assert_eq!(scene.owner.load(&room, 0, 100), pattern(3, LEN)[..100]);
+    assert_eq!(fixture.owner.load(&room, 0, 100), pattern(3, LEN)[..100]);
 }
 
 /// The peer writes through a window all the time. When the window becomes invalid, writes fail, and no
@@ -478,59 +482,63 @@ fn an_invalidation_waits_for_its_receive_like_any_send() {
 #[test]
 fn no_access_through_a_deallocated_window() {
     for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {
-        let mut scene = Scene::new(Place::Elsewhere);
+        let mut fixture = MwFixture::new(Place::Elsewhere);
         let kind = if way == Way::BindNothing { MwType::Type1 } else { MwType::Type2 };
-        let mw = scene.bound(kind, REMOTE);
+        let mw = fixture.bound(kind, REMOTE);
         let bytes = vec![0xabu8; LEN];
-        scene.peer.store(&scene.local, 0, &bytes);
-        scene.memory.fill(0);
-        let wr =
-            request(1, WR_RDMA_WRITE, &[scene.local.part(0, SHOWN)], (scene.addr() + AT as u64, mw.key()));
-        scene.peer.begin(&Command::Hammer(wr));
-        let shown = |scene: &Scene| has_begun(&scene.memory[AT..AT + SHOWN], 0xab);
-        crate::support::wait_for("the first write", || shown(&scene));
+        fixture.peer.store(&fixture.local, 0, &bytes);
+        fixture.memory.fill(0);
+        let wr = request(
+            1,
+            WR_RDMA_WRITE,
+            &[fixture.local.part(0, SHOWN)],
+            (fixture.addr() + AT as u64, mw.key()),
+        );
+        fixture.peer.begin(&Command::Hammer(wr));
+        let shown = |fixture: &MwFixture| has_begun(&fixture.memory[AT..AT + SHOWN], 0xab);
+        crate::support::wait_for("the first write", || shown(&fixture));
         match way {
             Way::BindNothing => {
-                let nothing = MwBind { len: 0, ..scene.part(&mw, 0) };
-                assert_eq!(scene.bind(&nothing), WC_SUCCESS);
+                let nothing = MwBind { len: 0, ..fixture.part(&mw, 0) };
+                assert_eq!(fixture.bind(&nothing), WC_SUCCESS);
             }
-            Way::LocalInvalidate => assert_eq!(scene.invalidate(mw.key()), WC_SUCCESS),
+            Way::LocalInvalidate => assert_eq!(fixture.invalidate(mw.key()), WC_SUCCESS),
             _ => mw.deallocate().expect("the peer is quick"),
         }
-        poison(&mut scene.memory);
-        let Reply::Completions(failed) = scene.peer.answer() else { panic!("{way:?}") };
+        poison(&mut fixture.memory);
+        let Reply::Completions(failed) = fixture.peer.answer() else { panic!("{way:?}") };
         assert_eq!(failed.last().map(|c| c.status), Some(WC_REM_ACCESS_ERR), "{way:?}");
-        let poisoned = scene.memory.iter().all(|byte| *byte == crate::support::POISON);
+        let poisoned = fixture.memory.iter().all(|byte| *byte == crate::support::POISON);
         assert!(poisoned, "{way:?}: a write arrived late");
     }
 }
 
 #[test]
 fn a_failed_window_request_flushes_those_behind_it() {
-    let mut scene = Scene::new(Place::Here);
-    let mw = scene.window(MwType::Type2);
-    let bad = MwBind { region: 0, ..scene.part(&mw, REMOTE) };
-    scene.qp().post_bind(1, 0, &bad).expect("room");
-    scene.qp().post_bind(2, 0, &scene.part(&mw, REMOTE)).expect("flushed");
-    let sent: Vec<_> = scene.owner.sent(2).iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
+    let mut fixture = MwFixture::new(Place::Here);
+    let mw = fixture.window(MwType::Type2);
+    let bad = MwBind { region: 0, ..fixture.part(&mw, REMOTE) };
+    fixture.qp().post_bind(1, 0, &bad).expect("room");
+    fixture.qp().post_bind(2, 0, &fixture.part(&mw, REMOTE)).expect("flushed");
+    let sent: Vec<_> = fixture.owner.sent(2).iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
     let flushed = millstream_device::types::WC_WR_FLUSH_ERR;
     assert_eq!(sent, [(1, WC_MW_BIND_ERR, WC_OP_BIND_MW), (2, flushed, WC_OP_BIND_MW)]);
-    assert_eq!(scene.mr.deregister(), Ok(()), "a flushed bind binds nothing");
+    assert_eq!(fixture.mr.deregister(), Ok(()), "a flushed bind binds nothing");
 }
 
 #[test]
 fn a_bind_keeps_its_place_in_the_queue() {
-    let mut scene = Scene::new(Place::Here);
-    let mw = scene.window(MwType::Type2);
-    let bind = scene.part(&mw, REMOTE);
-    scene.owner.modify(QpState::Sqd, &Setup::default());
-    scene.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
-    scene.owner.has_nothing(Which::Send);
-    scene
+    let mut fixture = MwFixture::new(Place::Here);
+    let mw = fixture.window(MwType::Type2);
+    let bind = fixture.part(&mw, REMOTE);
+    fixture.owner.modify(QpState::Sqd, &Setup::default());
+    fixture.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
+    fixture.owner.has_nothing(Which::Send);
+    fixture
         .mr
         .rereg(&ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() })
         .expect("not bound yet");
-    scene.owner.modify(QpState::Rts, &Setup::default());
-    assert_eq!(scene.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
-    assert_eq!(scene.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);
+    fixture.owner.modify(QpState::Rts, &Setup::default());
+    assert_eq!(fixture.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
+    assert_eq!(fixture.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);
 }

@@ -14,7 +14,8 @@ use millstream_device::types::{
 use millstream_device::{Context, Cq, Errno, Mr, Srq, Xrcd, XrcdOpenFlags};
 
 use crate::support::{
-    Adapter, Process, Setup, attributes, element, event, is_empty, listen, next, pattern, tell, wait_for,
+    Adapter, Process, Setup, attributes, element, event, is_empty, next, pattern, recv_from_parent,
+    send_to_parent, wait_for,
 };
 
 /// `IBV_EVENT_*`
@@ -54,7 +55,7 @@ fn sender(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
 }
 
 /// A sending and a receiving queue pair, connected, and the domain of the latter.
-struct Scene {
+struct XrcFixture {
     adapter: Adapter,
     domain: Arc<Xrcd>,
     sent: Arc<Cq>,
@@ -62,7 +63,7 @@ struct Scene {
     receiver: Arc<Qp>,
 }
 
-impl Scene {
+impl XrcFixture {
     fn new() -> Self {
         let adapter = Adapter::open();
         let domain = Xrcd::private(&adapter.context).expect("a domain");
@@ -118,22 +119,22 @@ impl Queue {
 
 #[test]
 fn messages_reach_the_queue_that_they_name() {
-    let scene = Scene::new();
-    let queues = [scene.queue(), scene.queue(), scene.queue()];
+    let fixture = XrcFixture::new();
+    let queues = [fixture.queue(), fixture.queue(), fixture.queue()];
     let mut data = pattern(1, 4096);
-    let source = scene.adapter.register(&mut data);
+    let source = fixture.adapter.register(&mut data);
     for round in 0..10u64 {
         for (queue, len) in queues.iter().zip([100, 0, 4096]) {
             queue.post(round);
             let sges = [Sge { length: len, ..element(&data, &source) }];
             let wr = SendWr { opcode: WR_SEND_WITH_IMM, imm: round as u32, sges: &sges, ..queue.send() };
-            assert_eq!(scene.status(&wr), WC_SUCCESS);
+            assert_eq!(fixture.status(&wr), WC_SUCCESS);
             let wc = next(&queue.cq);
             assert_eq!(
                 (wc.wr_id, wc.status, wc.opcode, wc.imm),
                 (round, WC_SUCCESS, WC_OP_RECV, round as u32)
             );
-            assert_eq!((wc.qp_num, wc.byte_len), (scene.receiver.qpn(), len));
+            assert_eq!((wc.qp_num, wc.byte_len), (fixture.receiver.qpn(), len));
             assert_eq!(queue.memory[..len as usize], data[..len as usize]);
             assert!(queues.iter().all(|queue| is_empty(&queue.cq)));
         }
@@ -143,47 +144,47 @@ fn messages_reach_the_queue_that_they_name() {
 
 #[test]
 fn one_sided_operations_reach_memory_of_the_queues_domain() {
-    let scene = Scene::new();
-    let mut queue = scene.queue();
+    let fixture = XrcFixture::new();
+    let mut queue = fixture.queue();
     let mut data = pattern(1, 64);
-    let source = scene.adapter.register(&mut data);
+    let source = fixture.adapter.register(&mut data);
     let sges = [element(&data, &source)];
     let (remote_addr, rkey) = (queue.memory.as_ptr() as u64, queue.mr.key());
     let wr = SendWr { sges: &sges, remote_addr, rkey, ..queue.send() };
-    assert_eq!(scene.status(&SendWr { opcode: WR_RDMA_WRITE, ..wr }), WC_SUCCESS);
+    assert_eq!(fixture.status(&SendWr { opcode: WR_RDMA_WRITE, ..wr }), WC_SUCCESS);
     assert_eq!(queue.memory[..64], data);
     queue.memory[..64].fill(7);
-    assert_eq!(scene.status(&SendWr { opcode: WR_RDMA_READ, ..wr }), WC_SUCCESS);
+    assert_eq!(fixture.status(&SendWr { opcode: WR_RDMA_READ, ..wr }), WC_SUCCESS);
     assert_eq!(data, [7; 64]);
     let word = [Sge { length: 8, ..sges[0] }];
     let add = SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, sges: &word, compare_add: 1, ..wr };
-    assert_eq!(scene.status(&add), WC_SUCCESS);
+    assert_eq!(fixture.status(&add), WC_SUCCESS);
     assert_eq!(queue.memory[..8], [8, 7, 7, 7, 7, 7, 7, 7]);
     queue.post(5);
     let imm = SendWr { opcode: WR_RDMA_WRITE_WITH_IMM, imm: 9, ..wr };
-    assert_eq!(scene.status(&imm), WC_SUCCESS);
+    assert_eq!(fixture.status(&imm), WC_SUCCESS);
     let wc = next(&queue.cq);
-    assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, scene.receiver.qpn()));
+    assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, fixture.receiver.qpn()));
     // A receive cannot use memory of another protection domain, even of the sender's.
     let other = Adapter::open();
     let mut foreign = vec![0u8; 64];
     let mr = other.register(&mut foreign);
     let wrong = SendWr { remote_addr: foreign.as_ptr() as u64, rkey: mr.key(), opcode: WR_RDMA_WRITE, ..wr };
-    assert_ne!(scene.status(&wrong), WC_SUCCESS);
+    assert_ne!(fixture.status(&wrong), WC_SUCCESS);
     assert_eq!(foreign, [0; 64]);
 }
 
 #[test]
 fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
     for which in ["another domain", "an ordinary queue", "none", "destroyed"] {
-        let scene = Scene::new();
-        let elsewhere = Xrcd::private(&scene.adapter.context).expect("a domain");
-        let cq = scene.adapter.cq();
-        let foreign = Queue::new(&scene.adapter, &elsewhere, &cq);
-        let ordinary = Srq::new(&scene.adapter.pd, 4, 1).expect("a shared queue");
-        let gone = scene.queue();
+        let fixture = XrcFixture::new();
+        let elsewhere = Xrcd::private(&fixture.adapter.context).expect("a domain");
+        let cq = fixture.adapter.cq();
+        let foreign = Queue::new(&fixture.adapter, &elsewhere, &cq);
+        let ordinary = Srq::new(&fixture.adapter.pd, 4, 1).expect("a shared queue");
+        let gone = fixture.queue();
         gone.post(1);
-        assert_eq!(scene.status(&gone.send()), WC_SUCCESS);
+        assert_eq!(fixture.status(&gone.send()), WC_SUCCESS);
         gone.srq.destroy().expect("unused");
         let remote_srqn = match which {
             "another domain" => foreign.srq.number(),
@@ -194,10 +195,14 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         foreign.post(1);
         ordinary.post(1, &[]).expect("room");
         let wr = SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() };
-        assert_eq!(scene.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
-        assert_eq!(event(&scene.adapter.context, SOON), Some(REQ_ERR), "{which}");
-        assert_eq!((scene.sender.state(), scene.receiver.state()), (QpState::Err, QpState::Err), "{which}");
-        assert_eq!(scene.status(&wr), WC_WR_FLUSH_ERR, "{which}");
+        assert_eq!(fixture.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
+        assert_eq!(event(&fixture.adapter.context, SOON), Some(REQ_ERR), "{which}");
+        assert_eq!(
+            (fixture.sender.state(), fixture.receiver.state()),
+            (QpState::Err, QpState::Err),
+            "{which}"
+        );
+        assert_eq!(fixture.status(&wr), WC_WR_FLUSH_ERR, "{which}");
         assert!(is_empty(&cq), "{which}");
         // The queues survive the queue pair.
         foreign.srq.destroy().expect("unused");
@@ -206,13 +211,13 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
 
 #[test]
 fn many_queue_pairs_use_one_queue() {
-    let scene = Scene::new();
-    let queue = scene.queue();
+    let fixture = XrcFixture::new();
+    let queue = fixture.queue();
     let others: Vec<_> = (0..3)
         .map(|_| {
-            let cq = scene.adapter.cq();
+            let cq = fixture.adapter.cq();
             let (from, to) =
-                (sender(&scene.adapter, &cq), Qp::for_domain(&scene.domain).expect("a queue pair"));
+                (sender(&fixture.adapter, &cq), Qp::for_domain(&fixture.domain).expect("a queue pair"));
             connect(&from, to.qpn());
             connect(&to, from.qpn());
             (from, to, cq)
@@ -245,116 +250,116 @@ fn many_queue_pairs_use_one_queue() {
 
 #[test]
 fn an_empty_queue_makes_its_senders_wait_and_no_others() {
-    let scene = Scene::new();
-    let (empty, full) = (scene.queue(), scene.queue());
-    let sent = scene.adapter.cq();
+    let fixture = XrcFixture::new();
+    let (empty, full) = (fixture.queue(), fixture.queue());
+    let sent = fixture.adapter.cq();
     let (second, target) =
-        (sender(&scene.adapter, &sent), Qp::for_domain(&scene.domain).expect("a queue pair"));
+        (sender(&fixture.adapter, &sent), Qp::for_domain(&fixture.domain).expect("a queue pair"));
     connect(&second, target.qpn());
     connect(&target, second.qpn());
     full.post(1);
-    scene.sender.post_send(&empty.send()).expect("room");
+    fixture.sender.post_send(&empty.send()).expect("room");
     second.post_send(&full.send()).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
     assert_eq!(next(&full.cq).qp_num, target.qpn());
     std::thread::sleep(A_WHILE);
-    assert!(is_empty(&empty.cq) && is_empty(&scene.sent));
+    assert!(is_empty(&empty.cq) && is_empty(&fixture.sent));
     empty.post(2);
     // The sender sleeps.
     assert_eq!(next(&empty.cq).wr_id, 2);
-    assert_eq!(next(&scene.sent).status, WC_SUCCESS);
+    assert_eq!(next(&fixture.sent).status, WC_SUCCESS);
 }
 
 #[test]
 fn a_limit_is_reported_and_an_overflow_too() {
-    let scene = Scene::new();
-    let small = Cq::new(&scene.adapter.context, 2, None).expect("a queue");
-    let queue = Queue::new(&scene.adapter, &scene.domain, &small);
+    let fixture = XrcFixture::new();
+    let small = Cq::new(&fixture.adapter.context, 2, None).expect("a queue");
+    let queue = Queue::new(&fixture.adapter, &fixture.domain, &small);
     (0..4).for_each(|i| queue.post(i));
     queue.srq.set_limit(3).expect("within the size");
-    assert_eq!(scene.status(&queue.send()), WC_SUCCESS);
-    assert_eq!(event(&scene.adapter.context, A_WHILE), None);
-    assert_eq!(scene.status(&queue.send()), WC_SUCCESS);
-    assert_eq!(event(&scene.adapter.context, SOON), Some(LIMIT_REACHED));
-    assert_ne!(scene.status(&queue.send()), WC_SUCCESS);
-    let mut events = [(); 2].map(|()| event(&scene.adapter.context, SOON).expect("one each"));
+    assert_eq!(fixture.status(&queue.send()), WC_SUCCESS);
+    assert_eq!(event(&fixture.adapter.context, A_WHILE), None);
+    assert_eq!(fixture.status(&queue.send()), WC_SUCCESS);
+    assert_eq!(event(&fixture.adapter.context, SOON), Some(LIMIT_REACHED));
+    assert_ne!(fixture.status(&queue.send()), WC_SUCCESS);
+    let mut events = [(); 2].map(|()| event(&fixture.adapter.context, SOON).expect("one each"));
     events.sort_unstable();
     assert_eq!(events, [CQ_ERR, 1], "of the completion queue, of the queue pair");
 }
 
 #[test]
 fn a_message_that_is_too_long_fails_both_ends() {
-    let scene = Scene::new();
-    let queue = scene.queue();
+    let fixture = XrcFixture::new();
+    let queue = fixture.queue();
     let mut data = pattern(1, 64);
-    let source = scene.adapter.register(&mut data);
+    let source = fixture.adapter.register(&mut data);
     let sges = [element(&data, &source)];
     queue.srq.post(1, &[Sge { length: 63, ..element(&queue.memory, &queue.mr) }]).expect("room");
-    assert_eq!(scene.status(&SendWr { sges: &sges, ..queue.send() }), WC_REM_INV_REQ_ERR);
+    assert_eq!(fixture.status(&SendWr { sges: &sges, ..queue.send() }), WC_REM_INV_REQ_ERR);
     let wc = next(&queue.cq);
-    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, scene.receiver.qpn()));
-    wait_for("the failure", || scene.receiver.state() == QpState::Err);
+    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, fixture.receiver.qpn()));
+    wait_for("the failure", || fixture.receiver.state() == QpState::Err);
 }
 
 #[test]
 fn objects_in_use_are_not_deallocated() {
-    let scene = Scene::new();
-    let queue = scene.queue();
-    assert!(scene.domain.in_use());
+    let fixture = XrcFixture::new();
+    let queue = fixture.queue();
+    assert!(fixture.domain.in_use());
     assert_eq!(queue.cq.destroy(), Err(Errno::BUSY));
     let capacity = QpCap::default();
     let ordinary = |kind, receives| {
-        let cq = &scene.sent;
-        Qp::new(&scene.adapter.pd, cq, cq, capacity, true, kind, receives).err()
+        let cq = &fixture.sent;
+        Qp::new(&fixture.adapter.pd, cq, cq, capacity, true, kind, receives).err()
     };
     let shared = || RecvSource::Shared(queue.srq.clone());
     assert_eq!(ordinary(QpType::Rc, shared()), Some(Errno::INVAL), "a queue of a domain is for its targets");
-    assert_eq!(ordinary(QpType::Rc, RecvSource::Domain(scene.domain.clone())), Some(Errno::INVAL));
+    assert_eq!(ordinary(QpType::Rc, RecvSource::Domain(fixture.domain.clone())), Some(Errno::INVAL));
     assert_eq!(ordinary(QpType::XrcRecv, RecvSource::Own), Some(Errno::INVAL));
-    assert_eq!(scene.receiver.post_send(&queue.send()), Err(Errno::NOTSUP));
-    assert_eq!(scene.receiver.post_recv(1, &[]), Err(Errno::INVAL));
-    assert_eq!(scene.sender.post_recv(1, &[]), Err(Errno::INVAL));
+    assert_eq!(fixture.receiver.post_send(&queue.send()), Err(Errno::NOTSUP));
+    assert_eq!(fixture.receiver.post_recv(1, &[]), Err(Errno::INVAL));
+    assert_eq!(fixture.sender.post_recv(1, &[]), Err(Errno::INVAL));
     // Destroying the queue removes its completions; destroying the queue pair does not.
     queue.post(1);
     queue.post(2);
-    (0..2).for_each(|_| assert_eq!(scene.status(&queue.send()), WC_SUCCESS));
-    scene.receiver.destroy();
+    (0..2).for_each(|_| assert_eq!(fixture.status(&queue.send()), WC_SUCCESS));
+    fixture.receiver.destroy();
     assert_eq!(next(&queue.cq).wr_id, 1);
     let Queue { srq, cq, .. } = queue;
     srq.destroy().expect("unused");
     assert!(is_empty(&cq));
     drop(srq);
     assert_eq!(cq.destroy(), Ok(()));
-    assert!(!scene.domain.in_use());
+    assert!(!fixture.domain.in_use());
 }
 
 #[test]
 fn a_queue_pair_lives_until_its_last_handle_is_closed() {
-    let scene = Scene::new();
+    let fixture = XrcFixture::new();
     let again = Context::open().expect("the device opens");
     let same = Xrcd::private(&again).expect("a domain");
-    let qpn = scene.receiver.qpn();
+    let qpn = fixture.receiver.qpn();
     assert_eq!(Qp::open(&same, qpn).err(), Some(Errno::INVAL), "another domain");
-    assert_eq!(Qp::open(&scene.domain, scene.sender.qpn()).err(), Some(Errno::INVAL), "not of a domain");
-    assert_eq!(Qp::open(&scene.domain, qpn ^ 1 << 23).err(), Some(Errno::NOTSUP), "another process");
-    let (opened, handle) = Qp::open(&scene.domain, qpn).expect("it is there");
+    assert_eq!(Qp::open(&fixture.domain, fixture.sender.qpn()).err(), Some(Errno::INVAL), "not of a domain");
+    assert_eq!(Qp::open(&fixture.domain, qpn ^ 1 << 23).err(), Some(Errno::NOTSUP), "another process");
+    let (opened, handle) = Qp::open(&fixture.domain, qpn).expect("it is there");
     handle.set_pointer(2);
-    scene.receiver.handle().set_pointer(1);
+    fixture.receiver.handle().set_pointer(1);
     let notify = attr::STATE | attr::EN_SQD_ASYNC_NOTIFY;
     let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&Setup::default(), QpState::Sqd, 0) };
     opened.modify(&sqd, notify).expect("to SQD");
-    let mut told = [(); 2].map(|()| {
-        let event = scene.adapter.context.next_event().expect("one for each handle");
+    let mut events = [(); 2].map(|()| {
+        let event = fixture.adapter.context.next_event().expect("one for each handle");
         (event.kind(), event.pointer())
     });
-    told.sort_unstable();
-    assert_eq!(told, [(SQ_DRAINED, 1), (SQ_DRAINED, 2)]);
-    scene.receiver.close(scene.receiver.handle());
-    let queue = scene.queue();
+    events.sort_unstable();
+    assert_eq!(events, [(SQ_DRAINED, 1), (SQ_DRAINED, 2)]);
+    fixture.receiver.close(fixture.receiver.handle());
+    let queue = fixture.queue();
     queue.post(1);
-    assert_eq!(scene.status(&queue.send()), WC_SUCCESS, "the other handle keeps it");
+    assert_eq!(fixture.status(&queue.send()), WC_SUCCESS, "the other handle keeps it");
     opened.close(&handle);
-    assert_ne!(scene.status(&queue.send()), WC_SUCCESS);
+    assert_ne!(fixture.status(&queue.send()), WC_SUCCESS);
 }
 
 #[test]
@@ -387,22 +392,22 @@ struct Member {
 impl Member {
     fn start(path: &std::path::Path) -> Self {
         let mut process = Process::start("xrc_member");
-        process.say(path.to_str().expect("text"));
-        let mut number = || process.hear().parse().expect("a number");
+        process.send_line(path.to_str().expect("text"));
+        let mut number = || process.recv_line().parse().expect("a number");
         let (qpn, srqn) = (number(), number());
         Self { process, qpn, srqn }
     }
 
     /// Connects the process's queue pair.
     fn connect(&mut self, sender: &Qp) {
-        self.process.say(&format!("connect {}", sender.qpn()));
-        assert_eq!(self.process.hear(), "done");
+        self.process.send_line(&format!("connect {}", sender.qpn()));
+        assert_eq!(self.process.recv_line(), "done");
     }
 
     /// The next message in its queue: the receiving queue pair, and the text.
     fn received(&mut self) -> (u32, String) {
-        self.process.say("receive");
-        let line = self.process.hear();
+        self.process.send_line("receive");
+        let line = self.process.recv_line();
         let (qpn, text) = line.split_once(' ').expect("two words");
         (qpn.parse().expect("a number"), text.to_owned())
     }
@@ -411,24 +416,24 @@ impl Member {
 /// The other process of [`Member`].
 pub(crate) fn member() {
     let adapter = Adapter::open();
-    let path = listen().expect("a path");
+    let path = recv_from_parent().expect("a path");
     let metadata = std::fs::metadata(path).expect("it is there");
     let opening = XrcdOpenFlags { create: true, exclusive: false };
     let domain = Xrcd::of_inode(&adapter.context, metadata.dev(), metadata.ino(), opening).expect("a domain");
     let receiver = Qp::for_domain(&domain).expect("a queue pair");
     let queue = Queue::new(&adapter, &domain, &adapter.cq());
     queue.post(1);
-    tell(&receiver.qpn().to_string());
-    tell(&queue.srq.number().to_string());
-    while let Some(line) = listen() {
+    send_to_parent(&receiver.qpn().to_string());
+    send_to_parent(&queue.srq.number().to_string());
+    while let Some(line) = recv_from_parent() {
         if let Some(qpn) = line.strip_prefix("connect ") {
             connect(&receiver, qpn.parse().expect("a number"));
-            tell("done");
+            send_to_parent("done");
         } else {
             let wc = next(&queue.cq);
             let text = String::from_utf8_lossy(&queue.memory[..wc.byte_len as usize]).into_owned();
             queue.post(1);
-            tell(&format!("{} {text}", wc.qp_num));
+            send_to_parent(&format!("{} {text}", wc.qp_num));
         }
     }
 }

@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
-use millstream_card_abi::{AccessError, MappedMemory, Span};
+use millstream_card_abi::{AccessError, MappedMemory, MemoryRange};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::vfio::VfioDevice;
@@ -95,7 +95,7 @@ impl PciBarMemory {
     }
 
     fn zero(&self) {
-        self.mapped.zero(Span::new(0, self.size()));
+        self.mapped.zero(MemoryRange::new(0, self.size()));
         self.flush();
     }
 }

@@ -14,13 +14,13 @@
 
 use millstream_camera::format::{CRATES, DECISION_BYTES, TRACE_BYTES};
 use millstream_camera::trigger::{GEOMETRY_BYTES, ROW_BYTES, Trigger, TriggerGeometry, TriggerTraces};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, STATUS_UNDECIDED};
 
 use crate::kernel::events::packets::{Batch, ChecksumChecker, PacketList, Packets, check_disjoint, publish};
 use crate::kernel::events::{EventRun, run_on_events};
-use crate::kernel::{BuiltinKernel, Kernel, Run, outside};
+use crate::kernel::{BuiltinKernel, Kernel, KernelRun, outside};
 
 /// The kernel.
 pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: CLUSTER7, make: || Box::new(Cluster7::new()) };
@@ -69,7 +69,7 @@ impl Cluster7 {
 }
 
 impl Kernel for Cluster7 {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         run_on_events(run, FLAG_VERIFY, |events| self.decide(events))
     }
 }
@@ -83,11 +83,11 @@ impl Cluster7 {
         let verify = run.flags & FLAG_VERIFY != 0;
         let batch = Batch::new(args.first_event, args.n_events)?;
         let summaries = batch.summaries(run)?;
-        let decisions = Span::new(args.decisions, u64::from(batch.n_events) * DECISION_BYTES as u64);
+        let decisions = MemoryRange::new(args.decisions, u64::from(batch.n_events) * DECISION_BYTES as u64);
         run.memory.check(decisions).map_err(outside(Cause::DecisionsOutsideMemory))?;
         self.use_geometry(run, args.geometry)?;
         let buffers = self.list.read(run, Cluster7Args::BYTES, args.n_sources)?;
-        let geometry = Span::new(args.geometry, GEOMETRY_BYTES as u64);
+        let geometry = MemoryRange::new(args.geometry, GEOMETRY_BYTES as u64);
         let inputs = buffers.iter().map(PacketBuffer::span).chain([run.args, geometry]);
         check_disjoint(&[summaries, decisions], inputs)?;
         let crate_index_of = |source: u32| args.trace_sources.iter().position(|&traces| traces == source);

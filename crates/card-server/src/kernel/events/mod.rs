@@ -9,10 +9,10 @@ mod packets;
 mod tests;
 pub mod verify;
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, EventCounters, Fault};
 
-use crate::kernel::{Run, outside};
+use crate::kernel::{KernelRun, outside};
 use crate::memory::Memory;
 
 /// One run of an event kernel: its checked arguments, and its counters.
@@ -21,22 +21,22 @@ use crate::memory::Memory;
 /// descriptor. Result words: events, fragments, corrupt fragments, decisions set, payload (bytes).
 #[derive(Debug)]
 pub struct EventRun<'r, 'a> {
-    run: &'r Run<'a>,
+    run: &'r KernelRun<'a>,
     /// Card memory.
     pub memory: &'a Memory,
     /// Flags of the command; the kernel knows all of them.
     pub flags: u32,
     /// Arguments, inside card memory.
-    pub args: Span,
+    pub args: MemoryRange,
     /// Range for the result, inside card memory.
-    pub result: Span,
+    pub result: MemoryRange,
     /// Counters of this run.
     pub counters: EventCounters,
 }
 
 impl<'r, 'a> EventRun<'r, 'a> {
     /// Reads the arguments of a run and checks them; `known_flags` are the flags that the kernel accepts.
-    fn new(run: &'r Run<'a>, known_flags: u32) -> Result<EventRun<'r, 'a>, Fault> {
+    fn new(run: &'r KernelRun<'a>, known_flags: u32) -> Result<EventRun<'r, 'a>, Fault> {
         let [args_offset, args_len, result_offset, result_len, flags, ..] = *run.arguments();
         let banks = run.banks();
         let memory = banks.whole().ok_or(Fault::new(Cause::BanksNotGranted, banks.mask()))?;
@@ -45,7 +45,8 @@ impl<'r, 'a> EventRun<'r, 'a> {
         if unknown != 0 {
             return Err(Fault::new(Cause::UnknownFlags, unknown.into()));
         }
-        let (args, result) = (Span::new(args_offset, args_len), Span::new(result_offset, result_len));
+        let (args, result) =
+            (MemoryRange::new(args_offset, args_len), MemoryRange::new(result_offset, result_len));
         memory.check(args).map_err(outside(Cause::ArgsOutsideMemory))?;
         memory.check(result).map_err(outside(Cause::ResultOutsideMemory))?;
         Ok(EventRun { run, memory, flags, args, result, counters: EventCounters::default() })
@@ -68,7 +69,7 @@ impl<'r, 'a> EventRun<'r, 'a> {
 /// Runs an event kernel's `body` on the arguments of `run`, and publishes its counters as results, also after a
 /// fault.
 pub fn run_on_events(
-    run: &mut Run<'_>,
+    run: &mut KernelRun<'_>,
     known_flags: u32,
     body: impl FnOnce(&mut EventRun<'_, '_>) -> Result<(), Fault>,
 ) -> Result<(), Fault> {

@@ -6,7 +6,7 @@
 
 use millstream_card_abi::command::{Cause, EventCounters, Fault};
 use millstream_card_abi::events::{EventSummary, MAX_EVENTS, MAX_SOURCES, PacketBuffer};
-use millstream_card_abi::{AccessError, Span};
+use millstream_card_abi::{AccessError, MemoryRange};
 use millstream_fragment::Alignment;
 use millstream_fragment::mfp::{self, Entry, Header, MfpError};
 
@@ -18,7 +18,7 @@ use crate::memory::Memory;
 pub(super) fn publish(
     summary: &EventSummary,
     run: &mut EventRun<'_, '_>,
-    summaries: Span,
+    summaries: MemoryRange,
     index: u64,
 ) -> Result<(), Fault> {
     run.counters.events += 1;
@@ -52,12 +52,12 @@ impl Batch {
     }
 
     /// The part of the result that takes a summary per event.
-    pub(super) fn summaries(self, run: &EventRun<'_, '_>) -> Result<Span, Fault> {
+    pub(super) fn summaries(self, run: &EventRun<'_, '_>) -> Result<MemoryRange, Fault> {
         let len = u64::from(self.n_events) * EventSummary::BYTES as u64;
         if run.result.len < len {
             return Err(Fault::new(Cause::ResultTooSmall, run.result.len));
         }
-        Ok(Span::new(run.result.offset, len))
+        Ok(MemoryRange::new(run.result.offset, len))
     }
 }
 
@@ -108,8 +108,8 @@ impl PacketList {
 
 /// Refuses results that overlap each other, the arguments or any other input.
 pub(super) fn check_disjoint(
-    results: &[Span],
-    inputs: impl Iterator<Item = Span> + Clone,
+    results: &[MemoryRange],
+    inputs: impl Iterator<Item = MemoryRange> + Clone,
 ) -> Result<(), Fault> {
     for (index, result) in results.iter().enumerate() {
         let clash = results[..index].iter().any(|other| result.overlaps(*other))
@@ -135,7 +135,7 @@ pub(super) struct SourcePacket {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FoundFragment {
     /// Where its payload is.
-    pub(super) payload: Span,
+    pub(super) payload: MemoryRange,
     /// CRC-32 that the payload should have.
     pub(super) crc: u32,
 }
@@ -173,7 +173,10 @@ impl SourcePacket {
             self.next += 1;
             if entry.event == event {
                 let offset = self.packet.offset + u64::from(entry.offset);
-                return Some(FoundFragment { payload: Span::new(offset, entry.len.into()), crc: entry.crc });
+                return Some(FoundFragment {
+                    payload: MemoryRange::new(offset, entry.len.into()),
+                    crc: entry.crc,
+                });
             }
         }
         None

@@ -4,19 +4,19 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millstream_camera::format::{DECISION_BYTES, PATCHES, TRACE_BYTES};
 use millstream_camera::trigger::{GEOMETRY_BYTES, TriggerGeometry, reference_decisions};
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, EventCounters, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{
     Cluster7Args, EventSummary, MAX_EVENTS, MAX_SOURCES, PacketBuffer, STATUS_BAD_PACKET, STATUS_CORRUPT,
     STATUS_MISSING, STATUS_UNDECIDED, VerifyArgs,
 };
-use millstream_card_abi::registers::{WORDS, Words};
+use millstream_card_abi::registers::{KERNEL_WORDS, KernelWords};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
 use super::{cluster7, verify};
-use crate::kernel::{Banks, Kernel, Run, RunControl, StandaloneControl};
+use crate::kernel::{GrantedBanks, Kernel, KernelRun, RunControl, StandaloneControl};
 use crate::memory::Memory;
 
 const ARGS: u64 = 0;
@@ -35,7 +35,7 @@ fn run(
     memory: &Memory,
     flags: u32,
     args: &[u8],
-    result: Span,
+    result: MemoryRange,
 ) -> (Result<(), Fault>, EventCounters) {
     run_under(&StandaloneControl::default(), kernel, memory, flags, args, result)
 }
@@ -46,12 +46,12 @@ fn run_under(
     memory: &Memory,
     flags: u32,
     args: &[u8],
-    result: Span,
+    result: MemoryRange,
 ) -> (Result<(), Fault>, EventCounters) {
     memory.write(ARGS, args).unwrap();
-    let mut arguments: Words = [0; WORDS];
+    let mut arguments: KernelWords = [0; KERNEL_WORDS];
     arguments[..5].copy_from_slice(&[ARGS, args.len() as u64, result.offset, result.len, flags.into()]);
-    let mut run = Run::new(Banks::new(memory, memory.size(), 1), arguments, control);
+    let mut run = KernelRun::new(GrantedBanks::new(memory, memory.size(), 1), arguments, control);
     let outcome = kernel.run(&mut run);
     (outcome, EventCounters::from_words(run.results()))
 }
@@ -245,7 +245,7 @@ proptest! {
         let mut args = Vec::new();
         VerifyArgs { first_event: FIRST_EVENT, n_events: n_events as u32, n_sources: 0 }
             .append_to(&packets, &mut args);
-        let result = Span::new(RESULT, (n_events * EventSummary::BYTES) as u64);
+        let result = MemoryRange::new(RESULT, (n_events * EventSummary::BYTES) as u64);
         let (outcome, counters) = run(&mut *(verify::BUILTIN.make)(), &memory, 0, &args, result);
         prop_assert_eq!(outcome, Ok(()));
         let all: Vec<_> = sources.iter().collect();
@@ -277,7 +277,7 @@ proptest! {
             ..Cluster7Args::default()
         }
         .append_to(&packets, &mut args);
-        let result = Span::new(RESULT, (n_events * EventSummary::BYTES) as u64);
+        let result = MemoryRange::new(RESULT, (n_events * EventSummary::BYTES) as u64);
         let flags = if verify { FLAG_VERIFY } else { 0 };
         let mut kernel = (cluster7::BUILTIN.make)();
         // Twice: what a kernel keeps from the first run must not show in the second.
@@ -342,9 +342,9 @@ fn bad_arguments_are_refused_with_their_cause() {
         decisions: DECISIONS,
         ..Cluster7Args::default()
     };
-    let room = Span::new(RESULT, 64);
+    let room = MemoryRange::new(RESULT, 64);
     let mut kernel = (cluster7::BUILTIN.make)();
-    let mut fault = |args: Cluster7Args, packets: &[PacketBuffer], result: Span| {
+    let mut fault = |args: Cluster7Args, packets: &[PacketBuffer], result: MemoryRange| {
         let mut bytes = Vec::new();
         args.append_to(packets, &mut bytes);
         run(&mut *kernel, &memory, 0, &bytes, result).0.unwrap_err()
@@ -403,7 +403,7 @@ fn bad_arguments_are_refused_with_their_cause() {
     for (packets, expected) in cases {
         assert_eq!(fault(good, &packets, room), expected, "{packets:?}");
     }
-    assert_eq!(fault(good, &packets, Span::new(RESULT, 63)), fault_of(Cause::ResultTooSmall, 63));
+    assert_eq!(fault(good, &packets, MemoryRange::new(RESULT, 63)), fault_of(Cause::ResultTooSmall, 63));
 
     let mut bytes = Vec::new();
     good.append_to(&packets, &mut bytes);
@@ -435,7 +435,7 @@ fn a_new_geometry_is_used_and_a_bad_one_is_rejected() {
     let mut kernel = (cluster7::BUILTIN.make)();
     let mut set_with = |table: &[u8]| {
         memory.write(GEOMETRY, table).unwrap();
-        let (outcome, counters) = run(&mut *kernel, &memory, 0, &bytes, Span::new(RESULT, 32));
+        let (outcome, counters) = run(&mut *kernel, &memory, 0, &bytes, MemoryRange::new(RESULT, 32));
         outcome.map(|()| counters.decisions_set)
     };
     let mut table = geometry().to_bytes();
@@ -458,7 +458,7 @@ struct Interrupted {
 }
 
 impl RunControl for Interrupted {
-    fn safe_point(&self, state: &Words) -> Result<(), Fault> {
+    fn safe_point(&self, state: &KernelWords) -> Result<(), Fault> {
         self.inner.safe_point(state)
     }
 
@@ -483,7 +483,8 @@ fn an_interrupted_kernel_ends() {
     VerifyArgs { first_event: FIRST_EVENT, n_events: 2, n_sources: 0 }.append_to(&packets, &mut args);
     let control = Interrupted { interrupt_requested: AtomicBool::new(true), ..Interrupted::default() };
     let mut kernel = (verify::BUILTIN.make)();
-    let (outcome, counters) = run_under(&control, &mut *kernel, &memory, 0, &args, Span::new(RESULT, 64));
+    let (outcome, counters) =
+        run_under(&control, &mut *kernel, &memory, 0, &args, MemoryRange::new(RESULT, 64));
     assert_eq!(outcome, Err(Fault::new(Cause::Interrupted, 0)));
     assert_eq!((counters.fragments, counters.events), (1, 0), "in the middle of the first event");
     assert_eq!(control.heartbeat().load(Ordering::Relaxed), 1);

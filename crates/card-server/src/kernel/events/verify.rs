@@ -8,7 +8,7 @@ use millstream_card_abi::events::{EventSummary, PacketBuffer, VERIFY, VerifyArgs
 
 use crate::kernel::events::packets::{Batch, ChecksumChecker, PacketList, Packets, check_disjoint, publish};
 use crate::kernel::events::{EventRun, run_on_events};
-use crate::kernel::{BuiltinKernel, Kernel, Run};
+use crate::kernel::{BuiltinKernel, Kernel, KernelRun};
 
 /// The kernel.
 pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: VERIFY, make: || Box::new(Verify::new()) };
@@ -27,7 +27,7 @@ impl Verify {
 }
 
 impl Kernel for Verify {
-    fn run(&mut self, run: &mut Run<'_>) -> Result<(), Fault> {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
         run_on_events(run, 0, |events| self.check(events))
     }
 }

@@ -16,13 +16,15 @@ use millstream_device::{Channel, Cq, Errno, Mr, Srq};
 use millstream_shm::poll_readable;
 use serde::{Deserialize, Serialize};
 
-use crate::support::{Adapter, Kind, Memory, Random, SOON, Setup, Usage, connect_queue_pair, listen, tell};
+use crate::support::{
+    Adapter, Kind, Memory, Random, SOON, Setup, Usage, connect_queue_pair, recv_from_parent, send_to_parent,
+};
 
-pub(super) const LANES: usize = 3;
-/// The lane with a shared receive queue.
+pub(super) const CONNECTIONS: usize = 3;
+/// The connection with a shared receive queue.
 const SHARED: usize = 1;
 
-/// Most requests of a lane in flight.
+/// Most requests of a connection in flight.
 const DEPTH: usize = 16;
 /// Receive requests of a queue, and bytes of each.
 const RECEIVES: u64 = 32;
@@ -46,26 +48,26 @@ const TIMEOUT: u8 = 14;
 
 /// The addresses of a process's objects, for its peer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Card {
-    pub(super) numbers: [u32; LANES],
+pub(super) struct Addresses {
+    pub(super) numbers: [u32; CONNECTIONS],
     big: (u64, u32),
     small: (u64, u32),
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(super) enum Command {
     /// Makes all objects. Answers with their addresses.
     Open { seed: u64 },
     /// Connects to the process with these addresses, exchanges data until that process exits, and destroys
     /// all objects.
-    Go(Card),
+    Go(Addresses),
     /// Answers with the resources that the process holds.
     Usage,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
-    Card(Card),
+pub(super) enum Reply {
+    Addresses(Addresses),
     Ended { sent: u64, received: u64 },
     Usage(Usage),
 }
@@ -76,18 +78,18 @@ pub(crate) fn serve() {
     let memory = [Memory::new(Kind::Anonymous, BIG, 0), Memory::new(Kind::Data, SMALL, 0)];
     let scratch = Memory::new(Kind::Anonymous, SCRATCH, 0);
     let mut open = None;
-    while let Some(line) = listen() {
-        let answer = match serde_json::from_str(&line).expect("an order") {
-            Order::Usage => Answer::Usage(Usage::of(std::process::id())),
-            Order::Open { seed } => {
+    while let Some(line) = recv_from_parent() {
+        let answer = match serde_json::from_str(&line).expect("a command") {
+            Command::Usage => Reply::Usage(Usage::of(std::process::id())),
+            Command::Open { seed } => {
                 let load = Load::open(&adapter, &memory, &scratch, seed);
-                let card = load.card();
+                let addresses = load.addresses();
                 open = Some(load);
-                Answer::Card(card)
+                Reply::Addresses(addresses)
             }
-            Order::Go(peer) => open.take().expect("opened first").run(&peer),
+            Command::Go(peer) => open.take().expect("opened first").run(&peer),
         };
-        tell(&serde_json::to_string(&answer).expect("plain data"));
+        send_to_parent(&serde_json::to_string(&answer).expect("plain data"));
     }
 }
 
@@ -97,7 +99,7 @@ fn constant(at: u64) -> u8 {
 
 /// The expected result of a posted request.
 #[derive(Clone, Copy, Debug)]
-enum Brings {
+enum ExpectedResult {
     Nothing,
     /// The peer's constant bytes from this offset on.
     Constant {
@@ -111,39 +113,39 @@ enum Brings {
 #[derive(Clone, Copy, Debug)]
 struct Posted {
     wr_id: u64,
-    brings: Brings,
+    expected: ExpectedResult,
     /// Its offset in the scratch memory.
     local: u64,
 }
 
-/// The scratch memory: receives, then a slot for each request, then a large area for each lane.
+/// The scratch memory: receives, then a slot for each request, then a large area for each connection.
 const SLOT: u64 = 4096;
 const SLOTS: u64 = 2 * DEPTH as u64;
 const SLOTS_AT: u64 = 64 << 10;
-const LARGE_AT: u64 = SLOTS_AT + LANES as u64 * SLOTS * SLOT;
-const SCRATCH: usize = (LARGE_AT + LANES as u64 * MIB) as usize;
+const LARGE_AT: u64 = SLOTS_AT + CONNECTIONS as u64 * SLOTS * SLOT;
+const SCRATCH: usize = (LARGE_AT + CONNECTIONS as u64 * MIB) as usize;
 
-fn received_at(lane: usize, receive: u64) -> u64 {
-    (lane as u64 * RECEIVES + receive) * RECEIVE_LEN
+fn received_at(connection: usize, receive: u64) -> u64 {
+    (connection as u64 * RECEIVES + receive) * RECEIVE_LEN
 }
 
-fn slot_at(lane: usize, request: u64) -> u64 {
-    SLOTS_AT + (lane as u64 * SLOTS + request % SLOTS) * SLOT
+fn slot_at(connection: usize, request: u64) -> u64 {
+    SLOTS_AT + (connection as u64 * SLOTS + request % SLOTS) * SLOT
 }
 
-fn large_at(lane: usize) -> u64 {
-    LARGE_AT + lane as u64 * MIB
+fn large_at(connection: usize) -> u64 {
+    LARGE_AT + connection as u64 * MIB
 }
 
 /// One connection.
-struct Lane {
+struct Connection {
     qp: Arc<Qp>,
     posted: VecDeque<Posted>,
     next_id: u64,
     /// Messages sent and received so far.
     sent: u64,
     received: u64,
-    /// Expected values of the peer's two counters of this lane.
+    /// Expected values of the peer's two counters of this connection.
     counters: [u64; 2],
     /// Receive requests in its own queue.
     waiting: u64,
@@ -162,14 +164,14 @@ struct Load<'a> {
     send: (Arc<Cq>, Arc<Channel>),
     recv: (Arc<Cq>, Arc<Channel>),
     srq: Arc<Srq>,
-    lanes: Vec<Lane>,
+    connections: Vec<Connection>,
     random: Random,
     /// Receive requests in the shared queue.
     shared_waiting: u64,
     /// Waits for events instead of polling.
     sleeps: bool,
     /// The queue was empty after it was armed.
-    tired: bool,
+    idle: bool,
 }
 
 impl<'a> Load<'a> {
@@ -188,10 +190,10 @@ impl<'a> Load<'a> {
             max_recv_sge: 1,
             max_inline_data: INLINE as u32,
         };
-        let lane = |i| {
+        let connection = |i| {
             let receives = if i == SHARED { RecvSource::Shared(srq.clone()) } else { RecvSource::Own };
             let qp = Qp::new(&adapter.pd, &send.0, &recv.0, capacity, true, QpType::Rc, receives);
-            Lane {
+            Connection {
                 qp: qp.expect("a queue pair"),
                 posted: VecDeque::new(),
                 next_id: 0,
@@ -204,7 +206,7 @@ impl<'a> Load<'a> {
                 flushed: false,
             }
         };
-        let lanes = (0..LANES).map(lane).collect();
+        let connections = (0..CONNECTIONS).map(connection).collect();
         let register = |memory: &Memory| {
             let start = memory.start as u64;
             Mr::register(&adapter.pd, start, memory.len as u64, start, 15).expect("registered")
@@ -216,12 +218,28 @@ impl<'a> Load<'a> {
         }
         let mrs = [register(&memory[0]), register(&memory[1]), register(scratch)];
         let sleeps = random.once_in(2);
-        Self { scratch, mrs, memory, send, recv, srq, lanes, random, shared_waiting: 0, sleeps, tired: false }
+        Self {
+            scratch,
+            mrs,
+            memory,
+            send,
+            recv,
+            srq,
+            connections,
+            random,
+            shared_waiting: 0,
+            sleeps,
+            idle: false,
+        }
     }
 
-    fn card(&self) -> Card {
+    fn addresses(&self) -> Addresses {
         let place = |i: usize| (self.memory[i].start as u64, self.mrs[i].key());
-        Card { numbers: std::array::from_fn(|i| self.lanes[i].qp.qpn()), big: place(0), small: place(1) }
+        Addresses {
+            numbers: std::array::from_fn(|i| self.connections[i].qp.qpn()),
+            big: place(0),
+            small: place(1),
+        }
     }
 
     fn element(&self, at: u64, len: u64) -> Sge {
@@ -229,42 +247,47 @@ impl<'a> Load<'a> {
         Sge { addr: self.scratch.start as u64 + at, length: len as u32, lkey: self.mrs[2].key() }
     }
 
-    fn receive(&mut self, lane: usize, slot: u64) {
-        let at = received_at(lane, slot);
+    fn receive(&mut self, connection: usize, slot: u64) {
+        let at = received_at(connection, slot);
         let sges = [self.element(at, RECEIVE_LEN)];
-        if lane == SHARED {
+        if connection == SHARED {
             self.srq.post(slot, &sges).expect("room for a receive");
             self.shared_waiting += 1;
         } else {
-            self.lanes[lane].qp.post_recv(slot, &sges).expect("room for a receive");
-            self.lanes[lane].waiting += 1;
+            self.connections[connection].qp.post_recv(slot, &sges).expect("room for a receive");
+            self.connections[connection].waiting += 1;
         }
     }
 
-    fn run(mut self, peer: &Card) -> Answer {
+    fn run(mut self, peer: &Addresses) -> Reply {
         let setup = Setup { timeout: TIMEOUT, ..Setup::default() };
-        for (lane, number) in self.lanes.iter().zip(peer.numbers) {
-            connect_queue_pair(&lane.qp, number, &setup);
+        for (connection, number) in self.connections.iter().zip(peer.numbers) {
+            connect_queue_pair(&connection.qp, number, &setup);
         }
-        for lane in 0..LANES {
-            (0..RECEIVES).for_each(|slot| self.receive(lane, slot));
+        for connection in 0..CONNECTIONS {
+            (0..RECEIVES).for_each(|slot| self.receive(connection, slot));
         }
-        while self.lanes.iter().any(|lane| !lane.over || !lane.posted.is_empty() || lane.waiting != 0) {
-            for lane in 0..LANES {
+        while self
+            .connections
+            .iter()
+            .any(|connection| !connection.over || !connection.posted.is_empty() || connection.waiting != 0)
+        {
+            for connection in 0..CONNECTIONS {
                 // One request more after the error: it is flushed, too.
-                while !self.lanes[lane].over && self.lanes[lane].posted.len() < DEPTH {
-                    self.post(lane, peer);
+                while !self.connections[connection].over && self.connections[connection].posted.len() < DEPTH
+                {
+                    self.post(connection, peer);
                 }
             }
             if self.poll() {
-                self.tired = false;
+                self.idle = false;
             } else if self.sleeps {
                 self.sleep();
             } else {
                 std::thread::yield_now();
             }
         }
-        // The shared lane's last messages.
+        // The shared connection's last messages.
         while self.poll() {}
         self.end()
     }
@@ -278,21 +301,22 @@ impl<'a> Load<'a> {
             let n = cq.poll(&mut out).expect("no overflow");
             some |= n != 0;
             for wc in &out[..n] {
-                let lane = self.lanes.iter().position(|lane| lane.qp.qpn() == wc.qp_num);
-                let lane = lane.expect("a completion of one of our queue pairs");
-                if received { self.received(lane, wc) } else { self.sent(lane, wc) }
+                let connection =
+                    self.connections.iter().position(|connection| connection.qp.qpn() == wc.qp_num);
+                let connection = connection.expect("a completion of one of our queue pairs");
+                if received { self.received(connection, wc) } else { self.sent(connection, wc) }
             }
         }
         some
     }
 
     /// Posts a random request.
-    fn post(&mut self, lane: usize, peer: &Card) {
+    fn post(&mut self, connection: usize, peer: &Addresses) {
         let random = &mut self.random;
-        let id = self.lanes[lane].next_id;
-        let mut local = slot_at(lane, id);
+        let id = self.connections[connection].next_id;
+        let mut local = slot_at(connection, id);
         let mut flags = 0;
-        let mut brings = Brings::Nothing;
+        let mut expected = ExpectedResult::Nothing;
         let big = !random.once_in(4);
         let (base, key) = if big { peer.big } else { peer.small };
         let landing = if big { BIG_LANDING } else { SMALL_LANDING };
@@ -304,14 +328,14 @@ impl<'a> Load<'a> {
                     len = 1 + random.below(INLINE);
                     flags = SEND_INLINE;
                 } else if big && random.once_in(4) {
-                    (local, len) = (large_at(lane), 1 + random.below(MIB));
+                    (local, len) = (large_at(connection), 1 + random.below(MIB));
                 }
                 (WR_RDMA_WRITE, len, landing)
             }
             3 => (WR_RDMA_WRITE_WITH_IMM, random.below(most), landing),
             4..6 => {
                 // A message begins with its number.
-                let number = self.lanes[lane].sent;
+                let number = self.connections[connection].sent;
                 self.scratch.store(local as isize, &number.to_ne_bytes());
                 let inline = random.once_in(2);
                 flags = if inline { SEND_INLINE } else { 0 };
@@ -321,27 +345,31 @@ impl<'a> Load<'a> {
             6..8 => {
                 let (start, end) = if big { (BIG_CONSTANT, BIG) } else { (SMALL_CONSTANT, SMALL) };
                 let mut len = 1 + random.below(most);
-                let large = &mut self.lanes[lane].reads_large;
+                let large = &mut self.connections[connection].reads_large;
                 if big && random.once_in(4) && !*large {
                     *large = true;
-                    (local, len) = (large_at(lane), SLOT + 1 + random.below(MIB - SLOT));
+                    (local, len) = (large_at(connection), SLOT + 1 + random.below(MIB - SLOT));
                 }
                 let at = start + random.below(end as u64 - start - len + 1);
-                brings = Brings::Constant { at, len };
+                expected = ExpectedResult::Constant { at, len };
                 (WR_RDMA_READ, len, at)
             }
             n => {
-                let count = &mut self.lanes[lane].counters[usize::from(big)];
-                brings = Brings::Count(*count);
+                let count = &mut self.connections[connection].counters[usize::from(big)];
+                expected = ExpectedResult::Count(*count);
                 *count += 1;
-                (if n == 8 { WR_ATOMIC_CMP_AND_SWP } else { WR_ATOMIC_FETCH_AND_ADD }, 8, lane as u64 * 8)
+                (
+                    if n == 8 { WR_ATOMIC_CMP_AND_SWP } else { WR_ATOMIC_FETCH_AND_ADD },
+                    8,
+                    connection as u64 * 8,
+                )
             }
         };
         let sges = [self.element(local, len)];
-        let lane = &mut self.lanes[lane];
-        let imm = lane.sent as u32;
-        lane.sent += u64::from(matches!(opcode, WR_SEND | WR_RDMA_WRITE_WITH_IMM));
-        let count = if let Brings::Count(count) = brings { count } else { 0 };
+        let connection = &mut self.connections[connection];
+        let imm = connection.sent as u32;
+        connection.sent += u64::from(matches!(opcode, WR_SEND | WR_RDMA_WRITE_WITH_IMM));
+        let count = if let ExpectedResult::Count(count) = expected { count } else { 0 };
         let wr = SendWr {
             wr_id: id,
             opcode,
@@ -354,31 +382,32 @@ impl<'a> Load<'a> {
             swap: count + 1,
             ..SendWr::default()
         };
-        lane.qp.post_send(&wr).expect("room for a request");
-        lane.posted.push_back(Posted { wr_id: id, brings, local });
-        lane.next_id += 1;
+        connection.qp.post_send(&wr).expect("room for a request");
+        connection.posted.push_back(Posted { wr_id: id, expected, local });
+        connection.next_id += 1;
     }
 
     /// Handles the completion of a send request.
-    fn sent(&mut self, lane: usize, wc: &Wc) {
-        let lane = &mut self.lanes[lane];
-        let posted = lane.posted.pop_front().expect("as many completions as requests");
+    fn sent(&mut self, connection: usize, wc: &Wc) {
+        let connection = &mut self.connections[connection];
+        let posted = connection.posted.pop_front().expect("as many completions as requests");
         assert_eq!(wc.wr_id, posted.wr_id, "completions in the order of requests");
-        let expected: &[u32] = if lane.over { &[WC_WR_FLUSH_ERR] } else { &[WC_SUCCESS, WC_RETRY_EXC_ERR] };
+        let expected: &[u32] =
+            if connection.over { &[WC_WR_FLUSH_ERR] } else { &[WC_SUCCESS, WC_RETRY_EXC_ERR] };
         assert!(expected.contains(&wc.status), "{wc:?}, not one of {expected:?}");
         if wc.status != WC_SUCCESS {
-            lane.over = true;
+            connection.over = true;
             return;
         }
-        match posted.brings {
-            Brings::Nothing => {}
-            Brings::Constant { at, len } => {
-                lane.reads_large &= len <= SLOT;
+        match posted.expected {
+            ExpectedResult::Nothing => {}
+            ExpectedResult::Constant { at, len } => {
+                connection.reads_large &= len <= SLOT;
                 let bytes = self.scratch.load(posted.local as isize, len as usize);
                 let good = bytes.iter().zip(at..).all(|(byte, at)| *byte == constant(at));
                 assert!(good, "{len} bytes from {at} are not what they were");
             }
-            Brings::Count(count) => {
+            ExpectedResult::Count(count) => {
                 let bytes = self.scratch.load(posted.local as isize, 8);
                 assert_eq!(bytes, count.to_ne_bytes(), "each atomic operation once");
             }
@@ -386,9 +415,9 @@ impl<'a> Load<'a> {
     }
 
     /// Handles the completion of a receive: a message, or a flush.
-    fn received(&mut self, lane: usize, wc: &Wc) {
-        let own = lane != SHARED;
-        let it = &mut self.lanes[lane];
+    fn received(&mut self, connection: usize, wc: &Wc) {
+        let own = connection != SHARED;
+        let it = &mut self.connections[connection];
         if own {
             it.waiting -= 1;
         } else {
@@ -404,12 +433,12 @@ impl<'a> Load<'a> {
         if wc.wc_flags & WC_FLAG_WITH_IMM != 0 {
             assert_eq!(wc.imm, it.received as u32, "messages in order, each once");
         } else {
-            let bytes = self.scratch.load(received_at(lane, wc.wr_id) as isize, 8);
+            let bytes = self.scratch.load(received_at(connection, wc.wr_id) as isize, 8);
             assert_eq!(bytes, it.received.to_ne_bytes(), "messages in order, each once");
         }
         it.received += 1;
         if !it.over || !own {
-            self.receive(lane, wc.wr_id);
+            self.receive(connection, wc.wr_id);
         }
     }
 
@@ -419,12 +448,12 @@ impl<'a> Load<'a> {
         sides.iter().for_each(|(cq, _)| cq.arm(false));
         // Completions from before the arming are polled once more; they may have raised an event as well.
         let fds = sides.map(|(_, channel)| channel.as_fd());
-        if self.tired {
-            self.tired = false;
+        if self.idle {
+            self.idle = false;
             let events = poll_readable(&fds, Some(SOON)).expect("two descriptors");
             assert!(events.contains(&true), "no event within {SOON:?}: the requests hang");
         } else {
-            self.tired = true;
+            self.idle = true;
         }
         for (cq, channel) in sides {
             while poll_readable(&[channel.as_fd()], Some(Duration::ZERO)).expect("a descriptor")[0] {
@@ -435,15 +464,18 @@ impl<'a> Load<'a> {
     }
 
     /// Destroys all objects. Remaining completions must not prevent that.
-    fn end(mut self) -> Answer {
-        let sum = |count: fn(&Lane) -> u64| self.lanes.iter().map(count).sum();
-        let ended = Answer::Ended { sent: sum(|lane| lane.next_id), received: sum(|lane| lane.received) };
+    fn end(mut self) -> Reply {
+        let sum = |count: fn(&Connection) -> u64| self.connections.iter().map(count).sum();
+        let ended = Reply::Ended {
+            sent: sum(|connection| connection.next_id),
+            received: sum(|connection| connection.received),
+        };
         let keys_first = self.random.once_in(2);
         for last in [false, true] {
             if keys_first != last {
                 self.mrs.iter_mut().for_each(|mr| mr.deregister().expect("nobody is inside"));
             } else {
-                self.lanes.iter().for_each(|lane| lane.qp.destroy());
+                self.connections.iter().for_each(|connection| connection.qp.destroy());
             }
         }
         // A receive that the dead peer had taken from the shared queue, at most one, has returned.

@@ -570,9 +570,9 @@ pub(crate) const ALL_ACCESS: u32 =
 /// In another process: executes the parent's commands until its input ends.
 pub(crate) fn serve() {
     let mut actor = Actor::new();
-    while let Some(line) = process::listen() {
+    while let Some(line) = process::recv_from_parent() {
         let command = serde_json::from_str(&line).expect("a command");
         let reply = actor.obey(command);
-        process::tell(&serde_json::to_string(&reply).expect("plain data"));
+        process::send_to_parent(&serde_json::to_string(&reply).expect("plain data"));
     }
 }

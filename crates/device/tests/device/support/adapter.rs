@@ -12,7 +12,7 @@ use super::process::Process;
 use super::wait_for;
 
 /// Runs a role in another process, and waits until it succeeds.
-pub(crate) fn in_a_process_of_its_own(role: &str) {
+pub(crate) fn run_role(role: &str) {
     let mut process = Process::start(role);
     assert!(process.finish().success(), "{role}");
 }

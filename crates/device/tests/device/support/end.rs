@@ -83,12 +83,12 @@ impl End {
 
     /// Sends a command without waiting for the answer. Only for an end elsewhere.
     pub(crate) fn begin(&mut self, command: &Command) {
-        self.process().say(&serde_json::to_string(command).expect("plain data"));
+        self.process().send_line(&serde_json::to_string(command).expect("plain data"));
     }
 
     /// Waits for the answer to the command of [`End::begin`].
     pub(crate) fn answer(&mut self) -> Reply {
-        serde_json::from_str(&self.process().hear()).expect("a reply")
+        serde_json::from_str(&self.process().recv_line()).expect("a reply")
     }
 
     /// Executes a command. An error is its errno.

@@ -14,12 +14,12 @@ pub(crate) use actor::{
     Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, readable, serve,
 };
 pub(crate) use adapter::{
-    Adapter, POISON, element, event, has_begun, in_a_process_of_its_own, is_empty, next, peek, poison,
+    Adapter, POISON, element, event, has_begun, is_empty, next, peek, poison, run_role,
 };
 pub(crate) use end::{End, Place, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use network::own_network;
-pub(crate) use process::{Process, listen, tell};
+pub(crate) use process::{Process, recv_from_parent, send_to_parent};
 pub(crate) use random::{Random, from_environment};
 pub(crate) use usage::Usage;
 

@@ -55,18 +55,18 @@ impl Process {
     }
 
     /// Sends one line.
-    pub(crate) fn say(&mut self, line: &str) {
+    pub(crate) fn send_line(&mut self, line: &str) {
         let stdin = self.stdin.as_mut().expect("open until the end");
         writeln!(stdin, "{line}").expect("the other process listens");
     }
 
     /// Waits for the next line.
-    pub(crate) fn hear(&mut self) -> String {
-        self.hear_within(SOON)
+    pub(crate) fn recv_line(&mut self) -> String {
+        self.recv_line_within(SOON)
     }
 
     /// Waits for the next line, at most this long.
-    pub(crate) fn hear_within(&mut self, time: Duration) -> String {
+    pub(crate) fn recv_line_within(&mut self, time: Duration) -> String {
         self.lines.recv_timeout(time).unwrap_or_else(|error| {
             let status = self.child.try_wait();
             panic!("no answer from process {}: {error}; exit: {status:?}", self.id())
@@ -120,13 +120,13 @@ impl Drop for Process {
 }
 
 /// In the other process: sends one line to the parent.
-pub(crate) fn tell(line: &str) {
+pub(crate) fn send_to_parent(line: &str) {
     // The test harness may have printed an unfinished line.
     println!("\n{MARK}{line}");
 }
 
 /// In the other process: the parent's next line, None at the end.
-pub(crate) fn listen() -> Option<String> {
+pub(crate) fn recv_from_parent() -> Option<String> {
     let mut line = String::new();
     let n = std::io::stdin().read_line(&mut line).ok()?;
     (n != 0).then(|| line.trim_end().to_owned())

@@ -27,7 +27,7 @@ pub(crate) fn socket_name(qpn: u32) -> String {
 }
 
 /// Connects to the process that owns this queue pair.
-pub(crate) fn dial(qpn: u32) -> Connection {
+pub(crate) fn connect_to_owner(qpn: u32) -> Connection {
     Connection::open(&socket_name(qpn), Duration::from_secs(5)).expect("somebody listens")
 }
 
@@ -53,7 +53,7 @@ pub(crate) fn ask(connection: &Connection, op: u32, request: &[u32]) -> (Vec<u32
 }
 
 /// Sends a hello, and returns the device's arena.
-pub(crate) fn greet(connection: &Connection) -> OwnedFd {
+pub(crate) fn exchange_hello(connection: &Connection) -> OwnedFd {
     let (answer, fds) = ask(connection, HELLO, &[VERSION, std::process::id(), 1]);
     assert_eq!(answer[..2], [HELLO, VERSION]);
     fds.into_iter().next().expect("its arena")

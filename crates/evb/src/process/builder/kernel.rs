@@ -16,7 +16,7 @@ use millstream_card_abi::command::{Descriptor, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{
     CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, STATUS_BAD_PACKET, VERIFY, VerifyArgs,
 };
-use millstream_card_abi::{AccessError, Span};
+use millstream_card_abi::{AccessError, MemoryRange};
 use std::time::Duration;
 
 /// The region that runs the kernel.
@@ -146,8 +146,8 @@ impl CardKernel {
         let descriptor = Descriptor {
             region: REGION as u32,
             flags,
-            args: Span::new(areas.args, (head + sources * PacketBuffer::BYTES) as u64),
-            result: Span::new(areas.summaries, areas.summaries_len),
+            args: MemoryRange::new(areas.args, (head + sources * PacketBuffer::BYTES) as u64),
+            result: MemoryRange::new(areas.summaries, areas.summaries_len),
             cookie: slot.0.into(),
         };
         self.ring.submit(&descriptor).map(drop)

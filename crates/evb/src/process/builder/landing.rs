@@ -5,7 +5,7 @@ use crate::core::{BuIndex, SlotIndex};
 use crate::process::ProcessError;
 use crate::process::card;
 use millstream_card::Card;
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
 use std::time::Duration;
 
@@ -53,7 +53,7 @@ impl LandingMemory {
                 let needed = setup.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()
-                    .prefault(Span::new(0, needed))
+                    .prefault(MemoryRange::new(0, needed))
                     .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let descriptor = card.memory_fd().try_clone_to_owned();
                 let descriptor = descriptor.map_err(|cause| ProcessError::Io {

@@ -1,29 +1,29 @@
 //! The DMA engine of a card: executes the transfers of the descriptors in BAR0, inside the card and with peer
 //! cards. The card with the descriptor is the initiator; no host is involved.
 
-use std::net::TcpStream;
+mod control;
+mod peers;
+mod transfer;
+
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::Span;
+use millstream_card_abi::MemoryRange;
 use millstream_card_abi::banks::add_by_bank;
 use millstream_card_abi::codes::{MessageKind, PeerState};
 use millstream_card_abi::command::{Cause, Fault, nanos};
 use millstream_card_abi::dma::{BAR2_OFFSET, DMA_NOTIFY, DmaDescriptor, DmaOperation, RawDmaDescriptor};
-use millstream_card_abi::hello::{ClientHello, ServerHello};
-use millstream_card_abi::registers::{DMA_RING, DMA_RING_SLOTS, MAX_PEERS, PEER_BYTES, PEER_TABLE, at};
-use millstream_rdma::Rkey;
-use millstream_rdma::memory::{RemoteAddress, RemoteMemory, Sge};
-use millstream_rdma::queue::{Segment, SendList, Signal};
-use millstream_rdma::{
-    Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
-    Status, WrId, connect,
-};
+use millstream_card_abi::registers::{DMA_RING, DMA_RING_SLOTS, MAX_PEERS, at};
+use millstream_rdma::queue::SendList;
+use millstream_rdma::{Access, CompletionQueue, Device};
 use millstream_shm::futex;
 
+pub(crate) use self::control::DmaControl;
+use self::peers::Network;
+use self::transfer::{transfer, transfer_list};
 use crate::hardware::Hardware;
 use crate::kernel::outside;
 use crate::memory::Memory;
@@ -44,70 +44,6 @@ const PREFETCH: u64 = DMA_RING_SLOTS as u64 / 2;
 /// Longest time that an idle engine polls, even on a polling card: each polling thread takes a processor from the
 /// kernels.
 const MAX_SPIN: Duration = Duration::from_millis(1);
-
-/// Time to connect a peer.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Requests of the lease controller to the engine, and the engine's answers.
-#[derive(Debug, Default)]
-pub(crate) struct DmaControl {
-    /// Changes with every request; the engine sleeps on it.
-    notifications: AtomicU32,
-    /// No transfer may begin: the ring belongs to an ended lease.
-    closed: AtomicBool,
-    /// Request: disconnect all peers and restart the ring. Cleared by the engine.
-    reset_requested: AtomicBool,
-    /// The engine has executed a command since the latest reset. Only the engine writes it.
-    used: AtomicBool,
-    /// An attempt to connect a peer has ended.
-    connect_ended: AtomicBool,
-}
-
-impl DmaControl {
-    /// Wakes the engine.
-    pub(crate) fn notify(&self) {
-        self.notifications.fetch_add(1, Ordering::SeqCst);
-        futex::wake_all(&self.notifications);
-    }
-
-    /// Interrupts transfers and disconnects peers. No transfer begins until [`DmaControl::reopen`].
-    pub(crate) fn start_reset(&self) {
-        self.closed.store(true, Ordering::SeqCst);
-        // Either this load sees that the engine began a command, or the engine sees the closed ring.
-        if self.used.load(Ordering::SeqCst) {
-            self.reset_requested.store(true, Ordering::SeqCst);
-            self.notify();
-        }
-    }
-
-    pub(crate) fn is_reset(&self) -> bool {
-        !self.reset_requested.load(Ordering::SeqCst)
-    }
-
-    /// Opens the ring for the next lease. The registers have been cleared.
-    pub(crate) fn reopen(&self) {
-        self.closed.store(false, Ordering::SeqCst);
-    }
-
-    /// Whether a command may begin.
-    fn begin(&self) -> bool {
-        // Not stored again if it is set: a sequentially consistent store waits for all earlier ones, which include
-        // the copied bytes.
-        if !self.used.load(Ordering::Relaxed) {
-            self.used.store(true, Ordering::SeqCst);
-        }
-        !self.closed.load(Ordering::SeqCst)
-    }
-}
-
-struct Peer {
-    queue_pair: QueuePair,
-    /// Keeps the connection alive for the peer.
-    _stream: TcpStream,
-}
-
-/// Number of the peer, generation of the network state, outcome.
-type ConnectOutcome = (usize, u64, Result<Peer, Cause>);
 
 /// The DMA engine.
 pub(crate) struct DmaEngine {
@@ -132,20 +68,6 @@ pub(crate) struct DmaEngine {
     batch: Vec<DmaDescriptor>,
     /// A slot of `dma_cause` is not zero.
     has_causes: bool,
-}
-
-struct Network {
-    device: Device,
-    queue: CompletionQueue,
-    list: SendList,
-    /// Card memory, registered without remote access.
-    memory: Region,
-    /// Generation of that card memory.
-    memory_generation: u32,
-    peers: [Option<Peer>; MAX_PEERS],
-    connect_outcomes: (Sender<ConnectOutcome>, Receiver<ConnectOutcome>),
-    /// Counts resets, so that a peer that was connected for an earlier lease is dropped.
-    generation: u64,
 }
 
 impl DmaEngine {
@@ -358,7 +280,7 @@ impl DmaEngine {
         let mut notify = first.notify;
         for index in self.consumer + 1..producer {
             let raw = read(index);
-            let local = Span::new(raw.local, raw.bytes);
+            let local = MemoryRange::new(raw.local, raw.bytes);
             if notify || !raw.can_batch_with(&first) || !local.fits(memory_bytes) || overflows(&raw) {
                 return Ok(());
             }
@@ -430,7 +352,7 @@ impl DmaEngine {
         };
         let ((from, start), (to, end)) = (window(local.offset), window(remote));
         if std::ptr::eq(from, to) {
-            from.copy_within(Span::new(start, local.len), end).map_err(out_of_range(local.offset))?;
+            from.copy_within(MemoryRange::new(start, local.len), end).map_err(out_of_range(local.offset))?;
         } else {
             /// Small enough for the processor's caches.
             const STEP: u64 = 256 << 10;
@@ -442,7 +364,7 @@ impl DmaEngine {
             }
         }
         self.count(std::iter::once(local), true);
-        self.count(std::iter::once(Span::new(remote, local.len)), false);
+        self.count(std::iter::once(MemoryRange::new(remote, local.len)), false);
         Ok(())
     }
 
@@ -493,7 +415,7 @@ impl DmaEngine {
     }
 
     /// Counts bytes by bank, or those of BAR2 if the first range is there.
-    fn count(&self, spans: impl Iterator<Item = Span>, read: bool) {
+    fn count(&self, spans: impl Iterator<Item = MemoryRange>, read: bool) {
         let registers = &self.hardware.registers;
         let mut spans = spans.peekable();
         if spans.peek().is_some_and(|span| span.offset & BAR2_OFFSET != 0) {
@@ -506,82 +428,6 @@ impl DmaEngine {
             counter.fetch_add(bytes, Ordering::Relaxed);
         });
     }
-
-    /// Connects the peer of a command, on a separate thread.
-    fn connect_peer(&mut self, command: u64) {
-        let index = (command & 0xff) as usize;
-        let registers = self.hardware.registers.clone();
-        let failed = |cause: Cause| Notification {
-            kind: MessageKind::PeerFault,
-            region: index as u32,
-            cause: Some(cause),
-            sequence: command,
-            values: [index as u64, 0, 0, 0],
-        };
-        if index >= MAX_PEERS {
-            return self.notifications.notify(failed(Cause::DmaPeerNotConnected));
-        }
-        let mut text = [0; PEER_BYTES];
-        registers.read_bytes(PEER_TABLE + index * PEER_BYTES, &mut text);
-        let end = text.iter().position(|byte| *byte == 0).unwrap_or(PEER_BYTES);
-        let address = std::str::from_utf8(&text[..end]).ok().filter(|text| text.contains(':'));
-        let (Some(address), Some(network)) = (address, &mut self.network) else {
-            registers.peer_cause(index).store(Cause::PeerAddress.code(), Ordering::Relaxed);
-            registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
-            return self.notifications.notify(failed(Cause::PeerAddress));
-        };
-        network.peers[index] = None;
-        registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
-        let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
-        let (reached, control, generation) =
-            (network.connect_outcomes.0.clone(), self.control.clone(), network.generation);
-        let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
-            let peer = connect_to(&device, &queue, &address);
-            let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
-            control.connect_ended.store(true, Ordering::Release);
-            control.notify();
-        });
-        if spawned.is_err() {
-            registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
-            self.notifications.notify(failed(Cause::PeerUnreachable));
-        }
-    }
-
-    /// Publishes the outcome of attempts to connect a peer.
-    fn handle_connect_outcomes(&mut self) {
-        let Some(network) = &mut self.network else { return };
-        // A load first: a swap waits for all earlier stores.
-        if !self.control.connect_ended.load(Ordering::Relaxed)
-            || !self.control.connect_ended.swap(false, Ordering::Acquire)
-        {
-            return;
-        }
-        while let Ok((index, generation, outcome)) = network.connect_outcomes.1.try_recv() {
-            if generation != network.generation {
-                continue;
-            }
-            let registers = &self.hardware.registers;
-            let (kind, state, cause) = match &outcome {
-                Ok(_) => (MessageKind::PeerConnected, PeerState::Connected, None),
-                Err(cause) => (MessageKind::PeerFault, PeerState::Failed, Some(*cause)),
-            };
-            network.peers[index] = outcome.ok();
-            registers.peer_cause(index).store(cause.map_or(0, Cause::code), Ordering::Relaxed);
-            registers.peer_state(index).store(state as u32, Ordering::Release);
-            let news = Notification::of_card(kind, self.peer_command, [index as u64, 0, 0, 0]);
-            self.notifications.notify(Notification { region: index as u32, cause, ..news });
-        }
-    }
-}
-
-fn connect_to(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
-    let deadline = Deadline::after(CONNECT_TIMEOUT);
-    let options = RcOptions { send_depth: DEPTH, recv_depth: 1, ..RcOptions::default() };
-    let mut stream = connect::dial(address, deadline).ok()?;
-    let prepared = PreparedQueuePair::new(device, queue, queue, &options).ok()?;
-    let connected = prepared.connect(&mut stream, &ClientHello::new(true).to_bytes(), deadline).ok()?;
-    ServerHello::parse(&connected.private_data)?;
-    Some(Peer { queue_pair: connected.pair, _stream: stream })
 }
 
 /// Slot of a descriptor in the ring.
@@ -592,134 +438,4 @@ fn slot_of(index: u64) -> usize {
 /// Offset of a descriptor in BAR0.
 fn offset_of(index: u64) -> usize {
     DMA_RING + RawDmaDescriptor::BYTES * slot_of(index)
-}
-
-/// The `len` bytes of a transfer from `at`, as operands of a work request.
-fn operands(
-    memory: &Region,
-    descriptor: &DmaDescriptor,
-    at: u64,
-    len: u64,
-) -> Result<(Sge, RemoteAddress), Fault> {
-    let outside = Fault::new(Cause::DmaOutsideMemory, descriptor.local.offset);
-    let here = memory.sge(descriptor.local.offset + at, len as u32).map_err(|_| outside)?;
-    Ok((here, RemoteAddress { addr: descriptor.remote.wrapping_add(at), rkey: Rkey::new(descriptor.key) }))
-}
-
-/// The fault of a transfer whose work request failed.
-fn fault_of(status: Status) -> Fault {
-    match status {
-        Status::RemoteAccessError | Status::RemoteInvalidRequestError => {
-            Fault::new(Cause::DmaRemoteAccess, 0)
-        }
-        _ => LOST,
-    }
-}
-
-const LOST: Fault = Fault::new(Cause::DmaPeerLost, 0);
-const INTERRUPTED: Fault = Fault::new(Cause::Interrupted, 0);
-
-/// Executes a transfer in pieces, several at a time.
-fn transfer(
-    queue: &CompletionQueue,
-    memory: &Region,
-    peer: &Peer,
-    descriptor: &DmaDescriptor,
-    interrupted: impl Fn() -> bool,
-) -> Result<(), Fault> {
-    let (mut posted, mut in_flight) = (0, 0);
-    let mut buffer = [Completion::EMPTY; 4];
-    let mut rounds = 0u32;
-    while posted < descriptor.local.len || in_flight > 0 {
-        while posted < descriptor.local.len && in_flight < DEPTH {
-            if interrupted() {
-                return Err(INTERRUPTED);
-            }
-            let len = (descriptor.local.len - posted).min(PIECE);
-            let (here, there) = operands(memory, descriptor, posted, len)?;
-            let post = match descriptor.operation {
-                DmaOperation::Write => peer.queue_pair.post_write(&[here], there, Signal::Yes, WrId(0)),
-                DmaOperation::Read | DmaOperation::Local => {
-                    peer.queue_pair.post_read(&[here], there, Signal::Yes, WrId(0))
-                }
-            };
-            post.map_err(|_| LOST)?;
-            posted += len;
-            in_flight += 1;
-        }
-        for completion in queue.poll(&mut buffer).map_err(|_| LOST)? {
-            // A flushed completion of a peer that failed earlier.
-            if completion.qpn() != peer.queue_pair.qpn() {
-                continue;
-            }
-            in_flight -= 1;
-            if !completion.is_success() {
-                return Err(fault_of(completion.status()));
-            }
-        }
-        rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(256) {
-            std::thread::yield_now();
-            if interrupted() {
-                return Err(INTERRUPTED);
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Executes transfers of one direction and key, each at most [`PIECE`] long, by one list of work requests. Returns how
-/// many completed, and the fault of the next one.
-fn transfer_list(
-    queue: &CompletionQueue,
-    list: &mut SendList,
-    memory: &Region,
-    peer: &Peer,
-    descriptors: &[DmaDescriptor],
-    interrupted: impl Fn() -> bool,
-) -> (usize, Option<Fault>) {
-    list.clear();
-    let DmaDescriptor { operation, key, .. } = descriptors[0];
-    // The peer's device checks the range.
-    let there = RemoteMemory { addr: 0, rkey: Rkey::new(key), len: u64::MAX };
-    let segments = descriptors.iter().map(|descriptor| Segment {
-        local: descriptor.local.offset,
-        remote: descriptor.remote,
-        length: descriptor.local.len as u32,
-    });
-    let added = match operation {
-        DmaOperation::Write => list.write_segments(memory, &there, segments),
-        DmaOperation::Read | DmaOperation::Local => list.read_segments(memory, &there, segments),
-    };
-    if added.is_err() {
-        return (0, Some(Fault::new(Cause::DmaOutsideMemory, descriptors[0].local.offset)));
-    }
-    debug_assert_eq!(added, Ok(descriptors.len()), "the list has as many entries as the ring");
-    list.signal_last(WrId(descriptors.len() as u64 - 1));
-    if peer.queue_pair.post_list(list).is_err() {
-        return (0, Some(LOST));
-    }
-    let mut buffer = [Completion::EMPTY; 4];
-    let mut rounds = 0u32;
-    loop {
-        let Ok(completions) = queue.poll(&mut buffer) else { return (0, Some(LOST)) };
-        for completion in completions {
-            if completion.qpn() != peer.queue_pair.qpn() {
-                continue;
-            }
-            // Work requests complete in order, so the earlier ones have succeeded.
-            let index = completion.wr_id().0 as usize;
-            if !completion.is_success() {
-                return (index, Some(fault_of(completion.status())));
-            }
-            return (descriptors.len(), None);
-        }
-        rounds = rounds.wrapping_add(1);
-        if rounds.is_multiple_of(256) {
-            std::thread::yield_now();
-            if interrupted() {
-                return (0, Some(INTERRUPTED));
-            }
-        }
-    }
 }

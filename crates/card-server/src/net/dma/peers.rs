@@ -1,0 +1,124 @@
+//! Connections of the DMA engine to peer cards.
+
+use std::net::TcpStream;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::time::Duration;
+
+use millstream_card_abi::codes::{MessageKind, PeerState};
+use millstream_card_abi::command::Cause;
+use millstream_card_abi::hello::{ClientHello, ServerHello};
+use millstream_card_abi::registers::{MAX_PEERS, PEER_BYTES, PEER_TABLE};
+use millstream_rdma::queue::SendList;
+use millstream_rdma::{
+    CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, connect,
+};
+
+use super::{DEPTH, DmaEngine};
+use crate::notification::Notification;
+
+/// Time to connect a peer.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connected peer card.
+pub(super) struct Peer {
+    pub(super) queue_pair: QueuePair,
+    /// Keeps the connection alive for the peer.
+    _stream: TcpStream,
+}
+
+/// Number of the peer, generation of the network state, outcome.
+pub(super) type ConnectOutcome = (usize, u64, Result<Peer, Cause>);
+
+/// The network state of the engine.
+pub(super) struct Network {
+    pub(super) device: Device,
+    pub(super) queue: CompletionQueue,
+    pub(super) list: SendList,
+    /// Card memory, registered without remote access.
+    pub(super) memory: Region,
+    /// Generation of that card memory.
+    pub(super) memory_generation: u32,
+    pub(super) peers: [Option<Peer>; MAX_PEERS],
+    pub(super) connect_outcomes: (Sender<ConnectOutcome>, Receiver<ConnectOutcome>),
+    /// Counts resets, so that a peer that was connected for an earlier lease is dropped.
+    pub(super) generation: u64,
+}
+
+impl DmaEngine {
+    /// Connects the peer of a command, on a separate thread.
+    pub(super) fn connect_peer(&mut self, command: u64) {
+        let index = (command & 0xff) as usize;
+        let registers = self.hardware.registers.clone();
+        let failed = |cause: Cause| Notification {
+            kind: MessageKind::PeerFault,
+            region: index as u32,
+            cause: Some(cause),
+            sequence: command,
+            values: [index as u64, 0, 0, 0],
+        };
+        if index >= MAX_PEERS {
+            return self.notifications.notify(failed(Cause::DmaPeerNotConnected));
+        }
+        let mut text = [0; PEER_BYTES];
+        registers.read_bytes(PEER_TABLE + index * PEER_BYTES, &mut text);
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(PEER_BYTES);
+        let address = std::str::from_utf8(&text[..end]).ok().filter(|text| text.contains(':'));
+        let (Some(address), Some(network)) = (address, &mut self.network) else {
+            registers.peer_cause(index).store(Cause::PeerAddress.code(), Ordering::Relaxed);
+            registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
+            return self.notifications.notify(failed(Cause::PeerAddress));
+        };
+        network.peers[index] = None;
+        registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
+        let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
+        let (reached, control, generation) =
+            (network.connect_outcomes.0.clone(), self.control.clone(), network.generation);
+        let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
+            let peer = connect_to(&device, &queue, &address);
+            let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
+            control.connect_ended.store(true, Ordering::Release);
+            control.notify();
+        });
+        if spawned.is_err() {
+            registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
+            self.notifications.notify(failed(Cause::PeerUnreachable));
+        }
+    }
+
+    /// Publishes the outcome of attempts to connect a peer.
+    pub(super) fn handle_connect_outcomes(&mut self) {
+        let Some(network) = &mut self.network else { return };
+        // A load first: a swap waits for all earlier stores.
+        if !self.control.connect_ended.load(Ordering::Relaxed)
+            || !self.control.connect_ended.swap(false, Ordering::Acquire)
+        {
+            return;
+        }
+        while let Ok((index, generation, outcome)) = network.connect_outcomes.1.try_recv() {
+            if generation != network.generation {
+                continue;
+            }
+            let registers = &self.hardware.registers;
+            let (kind, state, cause) = match &outcome {
+                Ok(_) => (MessageKind::PeerConnected, PeerState::Connected, None),
+                Err(cause) => (MessageKind::PeerFault, PeerState::Failed, Some(*cause)),
+            };
+            network.peers[index] = outcome.ok();
+            registers.peer_cause(index).store(cause.map_or(0, Cause::code), Ordering::Relaxed);
+            registers.peer_state(index).store(state as u32, Ordering::Release);
+            let notification = Notification::of_card(kind, self.peer_command, [index as u64, 0, 0, 0]);
+            self.notifications.notify(Notification { region: index as u32, cause, ..notification });
+        }
+    }
+}
+
+fn connect_to(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
+    let deadline = Deadline::after(CONNECT_TIMEOUT);
+    let options = RcOptions { send_depth: DEPTH, recv_depth: 1, ..RcOptions::default() };
+    let mut stream = connect::dial(address, deadline).ok()?;
+    let prepared = PreparedQueuePair::new(device, queue, queue, &options).ok()?;
+    let connected = prepared.connect(&mut stream, &ClientHello::new(true).to_bytes(), deadline).ok()?;
+    ServerHello::parse(&connected.private_data)?;
+    Some(Peer { queue_pair: connected.pair, _stream: stream })
+}
