@@ -123,7 +123,7 @@ fn what_a_card_cannot_load_or_run_ends_with_its_cause_and_the_card_lives() {
 fn a_command_that_is_not_answered_is_waited_for_as_long_as_the_node_said() {
     let card = NetworkCard::start();
     let timeout = Duration::from_secs(1);
-    let options = RemoteOptions { timeout: timeout, ..RemoteOptions::default() };
+    let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     let node = RemoteCard::connect(&device(), &card.address, options).unwrap();
     node.acquire(LEASE, TIMEOUT).unwrap();
     node.load(0, KernelSource::Builtin("spin")).unwrap();
