@@ -7,7 +7,7 @@ use millstream_device::types::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_RE
 use millstream_shm::PAGE;
 use millstream_shm::thread::{affinity, with_affinity};
 
-use crate::support::{Adapter, in_a_process_of_its_own};
+use crate::support::{Adapter, run_role};
 
 const ACCESS: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
 
@@ -95,7 +95,7 @@ fn every_store_is_found(adapter: &Adapter, pages: usize, writers: usize) {
 
 #[test]
 fn no_store_of_another_thread_is_lost() {
-    in_a_process_of_its_own("registration");
+    run_role("registration");
 }
 
 /// In another process, so that its affinity does not change that of other tests' threads.
