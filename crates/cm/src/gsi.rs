@@ -81,14 +81,14 @@ impl GsiPort {
                     let Ok(packet) = Packet::new_checked(bytes) else { continue };
                     let Some(datagram) = gsi::payload(&packet) else { continue };
                     let Ok((_, message)) = cm::Message::parse(datagram) else { continue };
-                    let origin = received.origin;
+                    let info = received.info;
                     match gsi::receiver(&message) {
                         Some(block)
-                            if block != self.block && gsi::pass_on(&self.port, block, &origin, bytes) => {}
+                            if block != self.block && gsi::pass_on(&self.port, block, &info, bytes) => {}
                         // Datagrams without a receiver are handled by the process that received them: it
                         // rejects requests, and replies to DREQs of connections whose process has ended.
                         _ => {
-                            let (own, peer) = (origin.destination, origin.source);
+                            let (own, peer) = (info.destination, info.source);
                             heard.extend(self.remote.receive(own, peer, datagram, now));
                         }
                     }

@@ -6,7 +6,7 @@
 
 use std::io;
 
-use millstream_link::{Origin, Outgoing, Port};
+use millstream_link::{Outgoing, PacketInfo, Port};
 use millstream_shm::random_u64;
 use millstream_shm::socket::{BoundSocket, listening_names};
 use millstream_wire::cm::Message;
@@ -98,30 +98,30 @@ pub fn reply_to_dreq(transaction: u64, message: &Message<'_>) -> Option<[u8; mad
 }
 
 /// Passes a packet for queue pair 1 to the connection manager that it is for; false if that has exited.
-pub fn pass_on(port: &Port, qpn_prefix: u16, origin: &Origin, bytes: &[u8]) -> bool {
+pub fn pass_on(port: &Port, qpn_prefix: u16, info: &PacketInfo, bytes: &[u8]) -> bool {
     // A full socket exists: the sender retransmits.
     !port
-        .forward(qpn_prefix, origin, bytes)
+        .forward(qpn_prefix, info, bytes)
         .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Passes a packet for queue pair 1 to the connection manager that it is for. Another process answers for a
 /// manager that has exited, as a kernel does.
-pub(crate) fn forward(port: &Port, origin: &Origin, bytes: &[u8]) {
+pub(crate) fn forward(port: &Port, info: &PacketInfo, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
     let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
-    if receiver(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, origin, bytes)) {
+    if receiver(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, info, bytes)) {
         return;
     }
-    if any_manager(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, origin, bytes)) {
+    if any_manager(&message).is_some_and(|qpn_prefix| pass_on(port, qpn_prefix, info, bytes)) {
         return;
     }
     if let Some(reply) = reply_to_dreq(transaction, &message) {
         let mut bytes = self::packet(random_u64() as u32, &reply);
         // If the socket is full, the request is retransmitted.
         let _ = port.send(&mut [Outgoing {
-            source: origin.destination,
-            destination: origin.source,
+            source: info.destination,
+            destination: info.source,
             interface: 0,
             tos: 0,
             segment: bytes.len(),

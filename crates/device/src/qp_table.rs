@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use millstream_link::Origin;
+use millstream_link::PacketInfo;
 
 use crate::caps::MAX_QP;
 use crate::errno::Result;
@@ -20,8 +20,8 @@ use crate::slot_table::SlotTable;
 use crate::srq_wqes::SrqWqes;
 use crate::tasks::PendingRequests;
 
-/// A packet and its origin.
-pub(crate) type Packet<'a> = (Origin, &'a [u8]);
+/// A packet and its source.
+pub(crate) type Packet<'a> = (PacketInfo, &'a [u8]);
 
 /// The part of a queue pair that polling a completion queue needs.
 #[derive(Debug)]

@@ -370,7 +370,7 @@ impl Receiver {
             qp.packets_arrived(packets, now.take().unwrap_or_else(|| from.now()));
         };
         for received in inbox.received() {
-            let group = Some(gid(received.origin.destination).octets()).filter(multicast::is_group);
+            let group = Some(gid(received.info.destination).octets()).filter(multicast::is_group);
             for (_, packet) in received.packets() {
                 let Some(qpn) = millstream_link::destination_qpn(packet) else { continue };
                 // The multicast queue pair number belongs to group addresses, and no other number does (10.5.1).
@@ -379,13 +379,13 @@ impl Receiver {
                 }
                 if qpn == gsi::QPN {
                     if let Some(port) = from.port() {
-                        gsi::forward(port, &received.origin, packet);
+                        gsi::forward(port, &received.info, packet);
                     }
                     continue;
                 }
                 if let Some(group) = &group {
                     for member in from.multicast.own_members(group) {
-                        deliver_run(member, &[(received.origin, packet)]);
+                        deliver_run(member, &[(received.info, packet)]);
                     }
                     continue;
                 }
@@ -394,7 +394,7 @@ impl Receiver {
                     run.clear();
                     run_qpn = qpn;
                 }
-                run.push((received.origin, packet));
+                run.push((received.info, packet));
             }
         }
         deliver_run(run_qpn, &run);

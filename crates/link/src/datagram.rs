@@ -34,7 +34,7 @@ impl Outgoing<'_> {
 
 /// IP and UDP headers of a received datagram, as far as the socket reports them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct PacketInfo {
     /// Source address.
     pub source: IpAddr,
     /// UDP source port.
@@ -50,7 +50,7 @@ pub struct Origin {
 /// ECN codepoint "congestion experienced" (RFC 3168).
 pub(crate) const CONGESTION_EXPERIENCED: u8 = 0b11;
 
-impl Origin {
+impl PacketInfo {
     /// Whether a switch marked the packet as congestion experienced (RFC 3168).
     #[must_use]
     pub fn congestion_experienced(&self) -> bool {
@@ -58,12 +58,12 @@ impl Origin {
     }
 }
 
-/// Packets that one system call received in a coalesced datagram (GRO). They have one origin and one size;
+/// Packets that one system call received in a coalesced datagram (GRO). They have one source and one size;
 /// the last may be shorter.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// IP and UDP headers of the datagram.
-    pub origin: Origin,
+    pub info: PacketInfo,
     segment: usize,
     skip: u128,
     bytes: &'a [u8],
@@ -87,7 +87,7 @@ pub(crate) const SLOT: usize = 1 << 16;
 /// A received datagram in a slot.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReceivedDatagram {
-    pub(crate) origin: Origin,
+    pub(crate) info: PacketInfo,
     pub(crate) len: usize,
     pub(crate) segment: usize,
     /// One bit per packet that is not delivered.
@@ -102,8 +102,8 @@ pub struct RxBuffers {
     slots: usize,
     /// Number of datagrams that the next call requests.
     ask: usize,
-    /// Origin of the last packet with its ICRC state, mostly that of the next packet as well.
-    pub(crate) last: Option<(Origin, FlowCrc)>,
+    /// Headers of the last packet with its ICRC state, mostly that of the next packet as well.
+    pub(crate) last: Option<(PacketInfo, FlowCrc)>,
 }
 
 impl RxBuffers {
@@ -137,20 +137,20 @@ impl RxBuffers {
     }
 
     /// Copies a datagram into a slot; false if no slot is empty.
-    pub(crate) fn push(&mut self, origin: Origin, segment: usize, bytes: &[u8]) -> bool {
+    pub(crate) fn push(&mut self, info: PacketInfo, segment: usize, bytes: &[u8]) -> bool {
         if self.empty_slots() == 0 || bytes.len() > SLOT {
             return false;
         }
         let start = self.filled.len() * SLOT;
         self.memory[start..start + bytes.len()].copy_from_slice(bytes);
-        self.filled.push(ReceivedDatagram { origin, len: bytes.len(), segment, skip: 0 });
+        self.filled.push(ReceivedDatagram { info, len: bytes.len(), segment, skip: 0 });
         true
     }
 
     /// The datagrams of the last call.
     pub fn received(&self) -> impl ExactSizeIterator<Item = Received<'_>> {
         self.filled.iter().zip(self.memory.chunks(SLOT)).map(|(filled, memory)| Received {
-            origin: filled.origin,
+            info: filled.info,
             segment: filled.segment,
             skip: filled.skip,
             bytes: &memory[..filled.len],
@@ -158,7 +158,7 @@ impl RxBuffers {
     }
 
     /// Drops the packets for which `keep` is false.
-    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&Origin, usize, &[u8]) -> bool) {
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&PacketInfo, usize, &[u8]) -> bool) {
         for (filled, memory) in self.filled.iter_mut().zip(self.memory.chunks(SLOT)) {
             for (i, packet) in memory[..filled.len].chunks(filled.segment.max(1)).enumerate() {
                 // No kernel coalesces that many; the rest of the datagram is dropped.
@@ -166,7 +166,7 @@ impl RxBuffers {
                     filled.len = i * filled.segment;
                     break;
                 }
-                if filled.skip >> i & 1 == 0 && !keep(&filled.origin, i, packet) {
+                if filled.skip >> i & 1 == 0 && !keep(&filled.info, i, packet) {
                     filled.skip |= 1 << i;
                 }
             }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::config::{self, PacketSelector, Side};
 use crate::counters::Counters;
-use crate::datagram::{CONGESTION_EXPERIENCED, Origin, Outgoing, RxBuffers};
+use crate::datagram::{CONGESTION_EXPERIENCED, Outgoing, PacketInfo, RxBuffers};
 use crate::{Counts, Link, icrc};
 
 /// Longest time for which a reordered packet waits for a successor.
@@ -183,10 +183,10 @@ impl Owned {
 #[derive(Debug)]
 struct Receiving {
     rng: FaultRng,
-    held: Held<(Origin, Vec<u8>)>,
+    held: Held<(PacketInfo, Vec<u8>)>,
     inbox: RxBuffers,
-    /// Ready to be delivered: origin, bytes of each packet, packets.
-    ready: VecDeque<(Origin, usize, Vec<u8>)>,
+    /// Ready to be delivered: headers, bytes of each packet, packets.
+    ready: VecDeque<(PacketInfo, usize, Vec<u8>)>,
 }
 
 impl<L: Link> FaultInjector<L> {
@@ -288,9 +288,9 @@ impl<L: Link> Link for FaultInjector<L> {
         }
         inbox.filled.clear();
         while inbox.empty_slots() != 0
-            && let Some((origin, segment, bytes)) = receiving.ready.pop_front()
+            && let Some((info, segment, bytes)) = receiving.ready.pop_front()
         {
-            inbox.push(origin, segment, &bytes);
+            inbox.push(info, segment, &bytes);
         }
         Ok(inbox.filled.len())
     }
@@ -314,7 +314,7 @@ impl Receiving {
         link.receive(&mut self.inbox)?;
         let Self { rng, held, inbox, ready } = self;
         for received in inbox.received() {
-            let origin = received.origin;
+            let info = received.info;
             let packets: Vec<_> = received.packets().map(|(_, packet)| packet).collect();
             let mut number = rng.count;
             let faults_by_packet: Vec<_> = packets.iter().map(|_| rng.throw()).collect();
@@ -325,30 +325,27 @@ impl Receiving {
                 count(counters, packet_faults);
                 if packet_faults == PacketFaults::default() {
                     let bytes = run.concat();
-                    ready.push_back((origin, first.len(), bytes));
+                    ready.push_back((info, first.len(), bytes));
                 } else if !packet_faults.dropped {
-                    let tos =
-                        if packet_faults.marked { origin.tos | CONGESTION_EXPERIENCED } else { origin.tos };
-                    let origin = Origin { tos, ..origin };
+                    let tos = if packet_faults.marked { info.tos | CONGESTION_EXPERIENCED } else { info.tos };
+                    let info = PacketInfo { tos, ..info };
                     let mut packet = first.to_vec();
                     if let Some(bit) = packet_faults.wrong_bit {
                         damage(&mut packet, bit);
                     }
                     if packet_faults.twice || packet_faults.hold.is_none() {
-                        ready.push_back((origin, packet.len(), packet.clone()));
+                        ready.push_back((info, packet.len(), packet.clone()));
                     }
                     match packet_faults.hold {
-                        Some(hold) => held.put(rng, hold, number, (origin, packet)),
-                        None if packet_faults.twice => ready.push_back((origin, packet.len(), packet)),
+                        Some(hold) => held.put(rng, hold, number, (info, packet)),
+                        None if packet_faults.twice => ready.push_back((info, packet.len(), packet)),
                         None => {}
                     }
                 }
-                ready.extend(
-                    held.due(number).into_iter().map(|(origin, packet)| (origin, packet.len(), packet)),
-                );
+                ready.extend(held.due(number).into_iter().map(|(info, packet)| (info, packet.len(), packet)));
             }
         }
-        ready.extend(held.due(rng.count).into_iter().map(|(origin, packet)| (origin, packet.len(), packet)));
+        ready.extend(held.due(rng.count).into_iter().map(|(info, packet)| (info, packet.len(), packet)));
         Ok(())
     }
 }

@@ -4,7 +4,7 @@
 //! protocol are known; type of service, time to live and checksums are masked. Only the IPv4 identification
 //! is unknown: it is zero from senders like this one, and counts up from the kernel's rxe. A CRC is linear.
 //! So the received ICRC differs from the one for identification zero by the contribution of the
-//! identification, shifted by the bytes behind it. Shifting it back shows whether a 16-bit number explains
+//! identification, shifted by the bytes behind it. Shifting it back shows whether a 16-bit number matches
 //! the difference. So, without privileges, 16 bits of the ICRC are checked for IPv4 packets with an unknown
 //! identification, and all 32 for IPv6.
 //!
@@ -42,7 +42,7 @@ pub fn seal(flow: &FlowCrc, identification: u16, packet: &mut [u8]) {
     icrc.copy_from_slice(&flow.icrc(body, identification));
 }
 
-/// The identification that explains a packet's ICRC, zero for IPv6; `None` if there is none. `guess` is tried
+/// The identification that matches a packet's ICRC, zero for IPv6; `None` if there is none. `guess` is tried
 /// first.
 #[must_use]
 pub fn identification(flow: &FlowCrc, guess: u16, packet: &[u8]) -> Option<u16> {
@@ -55,16 +55,18 @@ pub fn identification(flow: &FlowCrc, guess: u16, packet: &[u8]) -> Option<u16> 
     match (flow.is_v4(), difference) {
         (false, difference) => (difference == 0).then_some(0),
         (true, 0) => Some(guess),
-        (true, _) => explain(difference, BEHIND_IDENTIFICATION + body.len()).map(|change| guess ^ change),
+        (true, _) => {
+            matching_change(difference, BEHIND_IDENTIFICATION + body.len()).map(|change| guess ^ change)
+        }
     }
 }
 
-/// The value of a 16-bit field that explains the difference of two CRCs, when `behind` bytes follow the
+/// The value of a 16-bit field that matches the difference of two CRCs, when `behind` bytes follow the
 /// field.
 ///
 /// Polynomials over GF(2) modulo the CRC's: a field f contributes f·x^(8·behind)·x³². x has an inverse, so f
 /// = difference · x^(−8·behind − 32), and such a field exists exactly if that has a degree below 16.
-fn explain(difference: u32, behind: usize) -> Option<u16> {
+fn matching_change(difference: u32, behind: usize) -> Option<u16> {
     thread_local! {
         /// Result for the last length, which is mostly that of the next packet.
         static LAST: Cell<(usize, u32)> = const { Cell::new((usize::MAX, 0)) };
@@ -143,7 +145,7 @@ mod tests {
         }
 
         #[test]
-        fn one_wrong_bit_is_never_explained(id: u16, bit in 0usize..12 * 8, len in 16usize..2000) {
+        fn a_bit_error_matches_no_identification(id: u16, bit in 0usize..12 * 8, len in 16usize..2000) {
             let mut packet = vec![0x5a; len];
             seal(&v4(), id, &mut packet);
             // Switches may change the masked byte (BTH resv8a).
@@ -154,7 +156,7 @@ mod tests {
         }
 
         #[test]
-        fn ipv6_has_no_freedom(body in proptest::collection::vec(any::<u8>(), 12..300), flip in 1u32..) {
+        fn ipv6_packets_have_no_identification(body in proptest::collection::vec(any::<u8>(), 12..300), flip in 1u32..) {
             let flow = flow(IpAddr::from([1; 16]), 1, IpAddr::from([2; 16])).unwrap();
             let mut packet = body;
             packet.extend([0; 4]);

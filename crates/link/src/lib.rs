@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 pub use config::Config;
 pub use counters::Counts;
-pub use datagram::{Origin, Outgoing, Received, RxBuffers, destination_qpn};
+pub use datagram::{Outgoing, PacketInfo, Received, RxBuffers, destination_qpn};
 pub use group::JoinError;
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};

@@ -5,7 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::sync::Mutex;
 
-use crate::datagram::{Origin, Outgoing, RxBuffers};
+use crate::datagram::{Outgoing, PacketInfo, RxBuffers};
 use crate::{Counts, Link, icrc};
 
 pub(crate) const HERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
@@ -36,9 +36,14 @@ impl Link for Memory {
         while inbox.empty_slots() != 0
             && let Some((segment, bytes)) = self.coming.lock().unwrap().pop_front()
         {
-            let origin =
-                Origin { source: HERE, source_port: SOURCE_PORT, destination: THERE, interface: 1, tos: 0 };
-            inbox.push(origin, segment, &bytes);
+            let info = PacketInfo {
+                source: HERE,
+                source_port: SOURCE_PORT,
+                destination: THERE,
+                interface: 1,
+                tos: 0,
+            };
+            inbox.push(info, segment, &bytes);
         }
         Ok(inbox.filled.len())
     }

@@ -183,14 +183,14 @@ impl<L: Link> Link for Pcap<L> {
         let received = self.inner.receive(inbox)?;
         let mut records = Vec::new();
         for received in inbox.received() {
-            let origin = received.origin;
-            let flow = icrc::flow(origin.source, origin.source_port, origin.destination);
+            let info = received.info;
+            let flow = icrc::flow(info.source, info.source_port, info.destination);
             for (i, packet) in received.packets() {
                 let identification = flow.and_then(|flow| icrc::identification(&flow, i as u16, packet));
                 let frame = Frame {
-                    source: (origin.source, origin.source_port),
-                    destination: origin.destination,
-                    tos: origin.tos,
+                    source: (info.source, info.source_port),
+                    destination: info.destination,
+                    tos: info.tos,
                     identification: identification.unwrap_or(0),
                 };
                 record(&mut records, &frame, packet);

@@ -9,7 +9,7 @@ use crate::counters::Counters;
 use crate::faulty::FaultInjector;
 use crate::icrc;
 use crate::pcap::Pcap;
-use crate::{Counts, JoinError, Link, Origin, Outgoing, RxBuffers, Udp};
+use crate::{Counts, JoinError, Link, Outgoing, PacketInfo, RxBuffers, Udp};
 
 /// The RoCEv2 port of a device. Packets leave with their ICRC, and packets with an ICRC that cannot be
 /// correct are dropped on receive (see [`icrc`](crate::icrc)).
@@ -97,7 +97,7 @@ impl Port {
     pub fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         let received = self.link.receive(inbox)?;
         let mut last = inbox.last;
-        inbox.retain(|origin, index, packet| {
+        inbox.retain(|info, index, packet| {
             if packet.len() < icrc::MIN_PACKET {
                 self.counters.truncated.add(1);
                 return false;
@@ -105,9 +105,8 @@ impl Port {
             // Senders like this one count from zero in each batch, and a batch arrives as a coalesced
             // datagram.
             last = match last {
-                Some((known, flow)) if known == *origin => Some((known, flow)),
-                _ => icrc::flow(origin.source, origin.source_port, origin.destination)
-                    .map(|flow| (*origin, flow)),
+                Some((known, flow)) if known == *info => Some((known, flow)),
+                _ => icrc::flow(info.source, info.source_port, info.destination).map(|flow| (*info, flow)),
             };
             let right =
                 last.is_some_and(|(_, flow)| icrc::identification(&flow, index as u16, packet).is_some());
@@ -137,8 +136,8 @@ impl Port {
     ///
     /// # Errors
     /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
-    pub fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
-        self.udp.forward(qpn_prefix, origin, packet)
+    pub fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
+        self.udp.forward(qpn_prefix, info, packet)
     }
 
     /// Packet counters.

@@ -89,8 +89,8 @@ fn batch_arrives_in_order_with_its_origin() {
     b.receive(&mut inbox).unwrap();
     let mut numbers = Vec::new();
     for received in inbox.received() {
-        assert_eq!((received.origin.source, received.origin.destination), (LOCALHOST, LOCALHOST));
-        assert_eq!((received.origin.source_port, received.origin.tos), (a.source_port(), 2));
+        assert_eq!((received.info.source, received.info.destination), (LOCALHOST, LOCALHOST));
+        assert_eq!((received.info.source_port, received.info.tos), (a.source_port(), 2));
         numbers.extend(received.packets().map(|(_, packet)| (number(packet), packet.len())));
     }
     let expected: Vec<_> = (0..40).map(|i| (i, if i < 39 { 1040 } else { 100 })).collect();
@@ -155,15 +155,15 @@ fn unknown_prefixes_go_to_the_shared_socket() {
 fn misdirected_packets_are_forwarded() {
     let port = port();
     let [a, b] = [0x1, 0x2].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
-    let origin = millstream_link::Origin {
+    let info = millstream_link::PacketInfo {
         source: [10, 1, 2, 3].into(),
         source_port: 50_000,
         destination: LOCALHOST,
         interface: 3,
         tos: 1,
     };
-    a.forward(0x2, &origin, &packet(1, 5, 64)).unwrap();
-    let nobody = a.forward(0x9, &origin, &packet(1, 5, 64)).unwrap_err();
+    a.forward(0x2, &info, &packet(1, 5, 64)).unwrap();
+    let nobody = a.forward(0x9, &info, &packet(1, 5, 64)).unwrap_err();
     assert_eq!(nobody.kind(), std::io::ErrorKind::ConnectionRefused);
     assert_eq!(receive(&b, 1), [5]);
     assert_eq!(

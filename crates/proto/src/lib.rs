@@ -18,12 +18,13 @@ mod burst;
 mod config;
 mod connection;
 mod event;
+mod extended_psn;
 mod memory;
 mod reorder_buffer;
 mod request;
 mod requester;
 mod responder;
-mod sequence;
+
 mod ud;
 
 pub use burst::{IpIdentification, Transmit, TransmitLimits};

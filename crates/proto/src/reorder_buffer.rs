@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use millstream_wire::{ICRC_LEN, Packet};
 
-use crate::sequence::Sequence;
+use crate::extended_psn::ExtendedPsn;
 
 /// Largest distance from the expected packet, in packets.
 const PACKETS: u32 = 2048;
@@ -17,13 +17,13 @@ const BYTES: usize = 2 << 20;
 /// Packets behind a gap, by sequence number.
 #[derive(Debug, Default)]
 pub(crate) struct ReorderBuffer {
-    packets: BTreeMap<Sequence, Box<[u8]>>,
+    packets: BTreeMap<ExtendedPsn, Box<[u8]>>,
     bytes: usize,
 }
 
 impl ReorderBuffer {
     /// Stores a packet if it is in range and there is room; returns whether it did.
-    pub(crate) fn keep(&mut self, expected: Sequence, at: Sequence, packet: &Packet<&[u8]>) -> bool {
+    pub(crate) fn keep(&mut self, expected: ExtendedPsn, at: ExtendedPsn, packet: &Packet<&[u8]>) -> bool {
         let len = packet.covered().len() + ICRC_LEN;
         if at.since(expected) >= PACKETS || self.bytes + len > BYTES {
             return false;
@@ -38,7 +38,7 @@ impl ReorderBuffer {
     }
 
     /// Removes the packet at `expected`, and drops all before it.
-    pub(crate) fn take(&mut self, expected: Sequence) -> Option<Box<[u8]>> {
+    pub(crate) fn take(&mut self, expected: ExtendedPsn) -> Option<Box<[u8]>> {
         while let Some(first) = self.packets.first_entry().filter(|first| *first.key() <= expected) {
             let (at, bytes) = first.remove_entry();
             self.bytes -= bytes.len();
@@ -50,17 +50,17 @@ impl ReorderBuffer {
     }
 
     /// Whether the packet at `at` is stored.
-    pub(crate) fn has(&self, at: Sequence) -> bool {
+    pub(crate) fn has(&self, at: ExtendedPsn) -> bool {
         self.packets.contains_key(&at)
     }
 
     /// The first stored packet at or after `at`.
-    pub(crate) fn next(&self, at: Sequence) -> Option<Sequence> {
+    pub(crate) fn next(&self, at: ExtendedPsn) -> Option<ExtendedPsn> {
         self.packets.range(at..).next().map(|(at, _)| *at)
     }
 
     /// The last stored packet.
-    pub(crate) fn last(&self) -> Option<Sequence> {
+    pub(crate) fn last(&self) -> Option<ExtendedPsn> {
         self.packets.last_key_value().map(|(at, _)| *at)
     }
 

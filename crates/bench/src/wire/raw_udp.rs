@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use millstream_link::{
-    Link, MAX_BATCH, MAX_SEGMENTS, Origin, Outgoing, RxBuffers, Udp, destination_qpn, icrc,
+    Link, MAX_BATCH, MAX_SEGMENTS, Outgoing, PacketInfo, RxBuffers, Udp, destination_qpn, icrc,
 };
 
 /// Queue pair number prefixes of the two sides.
@@ -79,18 +79,18 @@ impl Endpoint {
     }
 
     /// Receives the packets that have arrived: calls `each` with kind, number and length. Returns whether any arrived.
-    fn receive(&mut self, mut each: impl FnMut(&Origin, u32, u64, usize)) -> io::Result<bool> {
+    fn receive(&mut self, mut each: impl FnMut(&PacketInfo, u32, u64, usize)) -> io::Result<bool> {
         let any = self.udp.receive(&mut self.inbox)? != 0;
         for received in self.inbox.received() {
-            let origin = received.origin;
-            let flow = icrc::flow(origin.source, origin.source_port, origin.destination);
+            let info = received.info;
+            let flow = icrc::flow(info.source, info.source_port, info.destination);
             for (i, packet) in received.packets() {
                 let right = !self.mode.icrc
                     || flow.is_some_and(|flow| icrc::identification(&flow, i as u16, packet).is_some());
                 if right && packet.len() >= HEADER && destination_qpn(packet).is_some() {
                     let kind = u32::from_be_bytes(packet[12..16].try_into().expect("four bytes"));
                     let number = u64::from_be_bytes(packet[16..24].try_into().expect("eight bytes"));
-                    each(&origin, kind, number, packet.len());
+                    each(&info, kind, number, packet.len());
                 }
             }
         }
@@ -129,8 +129,8 @@ pub fn serve(mode: SendMode) -> io::Result<()> {
     let (mut bytes, mut last_packet) = (0u64, Instant::now());
     loop {
         let (mut from, mut ping, mut end) = (None, None, false);
-        let any = side.receive(|origin, kind, number, len| {
-            from = Some((origin.destination, origin.source));
+        let any = side.receive(|info, kind, number, len| {
+            from = Some((info.destination, info.source));
             match kind {
                 DATA => bytes += (len - OVERHEAD) as u64,
                 PING => ping = Some(number),

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
-use super::target::{ResponderStatus, SrqLimit, Target};
+use super::remote_qp::{RemoteQp, ResponderStatus, SrqLimit};
 use super::transfer::{self, ExecError, local_address, protection};
 use super::wire_transport::WireDatagrams;
 use super::{Qp, QpType};
@@ -48,7 +48,7 @@ const MAX_CACHED: usize = 1024;
 #[derive(Debug)]
 struct Receiver {
     // Order matters: references into the peer's arena are dropped before the peer.
-    target: Target,
+    target: RemoteQp,
     keys: RemoteKeys,
     peer: Arc<Peer>,
 }
@@ -62,7 +62,7 @@ impl Receivers {
                 self.0.clear();
             }
             let peer = qp.adapter.peer_of(to.qpn).ok()?;
-            let target = Target::bind(&peer, to.qpn)?;
+            let target = RemoteQp::bind(&peer, to.qpn)?;
             self.0.insert(to.qpn, Receiver { target, keys: RemoteKeys::default(), peer });
         }
         self.0.get_mut(&to.qpn)

@@ -11,8 +11,8 @@
 //! error.
 
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
+use super::remote_qp::{READ_AHEAD, Receive, RemoteQp};
 use super::send::SendQueue;
-use super::target::{READ_AHEAD, Receive, Target};
 use super::transfer::{Transfer, local_address, recv_cqe};
 use super::transport::Transport;
 use super::wr_list::{SendWrList, SingleSgeWr};
@@ -90,7 +90,7 @@ impl FastOp {
 
 /// The revision at which the target was found ready; None if that has to be looked up again.
 #[inline(always)]
-fn ready_revision(peer: &Peer, target: &Target, access: u32) -> Option<u32> {
+fn ready_revision(peer: &Peer, target: &RemoteQp, access: u32) -> Option<u32> {
     let revision = target.ready_at()?;
     (peer.alive() && target.revision() == revision && target.allows(access)).then_some(revision)
 }
@@ -275,7 +275,7 @@ impl Qp {
     #[inline(always)]
     fn fast_write(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
@@ -292,7 +292,7 @@ impl Qp {
     #[inline(always)]
     fn fast_read(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
@@ -309,7 +309,7 @@ impl Qp {
     #[inline(always)]
     fn fast_send(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         keys: (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
@@ -325,7 +325,7 @@ impl Qp {
     #[inline(always)]
     fn copy_send(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         wr: &SingleSgeWr,
         before: u32,
@@ -351,7 +351,7 @@ impl Qp {
     #[inline(never)]
     fn send_group(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         (remote, local): (&RemoteKeys, &mut LocalKeys),
         list: &mut impl SendWrList,
         (room, posted, group): (&mut u32, &mut u32, &mut SendGroup),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::keys::{LocalKeys, RemoteKeys};
-use super::target::{ResponderStatus, Target};
+use super::remote_qp::{RemoteQp, ResponderStatus};
 use super::transfer::{ExecError, Transfer};
 use super::xrc::SharedQueues;
 use super::{Qp, QpType};
@@ -22,7 +22,7 @@ use crate::types::{WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_REM_OP_ERR};
 pub(super) struct LocalTransport {
     // Order matters: references into the peer's arena are dropped before the peer.
     /// The peer's queue pair. None before the first request.
-    pub(super) target: Option<Target>,
+    pub(super) target: Option<RemoteQp>,
     pub(super) shared_queues: SharedQueues,
     pub(super) remote_keys: RemoteKeys,
     /// The peer's process, if it was found.
@@ -116,7 +116,7 @@ impl LocalTransport {
             self.peer = Some(qp.adapter.peer_of(self.dest_qpn).map_err(|_| ExecError::PeerNotReady)?);
         }
         let peer = self.peer.as_ref().expect("just set");
-        let target = Target::bind(peer, self.dest_qpn).ok_or(ExecError::PeerGone)?;
+        let target = RemoteQp::bind(peer, self.dest_qpn).ok_or(ExecError::PeerGone)?;
         if !target.is_peer_of(qp.kind) {
             return Err(ExecError::PeerGone);
         }
@@ -151,9 +151,9 @@ impl LocalTransport {
 #[inline(always)]
 pub(super) fn checked_peer<'a>(
     peer: &'a Option<Arc<Peer>>,
-    target: &'a Option<Target>,
+    target: &'a Option<RemoteQp>,
     qp: &Qp,
-) -> Result<(&'a Arc<Peer>, &'a Target), ExecError> {
+) -> Result<(&'a Arc<Peer>, &'a RemoteQp), ExecError> {
     let (Some(peer), Some(target)) = (peer, target) else {
         return Err(ExecError::PeerNotReady);
     };

@@ -5,7 +5,7 @@
 //! - Posting: `send` (send queue, retries), `wr_list` (lists of requests), `batch` (`ibv_wr_*`), `recv`.
 //! - Execution: `transport` (chosen at RTR), `local_transport`, `wire_transport`, `datagram`, `xrc`, `local_ops`.
 //! - Data path of the local transport: `fast_path`, `transfer` (general path), `remote_memory` and `keys` (checks and
-//!   copies), `target` (the peer's queue pair).
+//!   copies), `remote_qp` (the peer's queue pair).
 
 mod batch;
 mod datagram;
@@ -18,9 +18,9 @@ mod ops;
 mod quiesce;
 mod recv;
 mod remote_memory;
+mod remote_qp;
 mod send;
 pub mod state;
-mod target;
 mod transfer;
 mod transitions;
 mod transport;

@@ -7,7 +7,7 @@ use millstream_lockfree::copy_in_order;
 use millstream_shm::process_vm::{self, Direction};
 
 use super::keys::{AccessRight, RemoteKeys, RemoteMr};
-use super::target::Target;
+use super::remote_qp::RemoteQp;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
@@ -68,7 +68,7 @@ impl RemoteKeys {
     #[inline(always)]
     pub(super) fn mapped(
         &self,
-        target: &Target,
+        target: &RemoteQp,
         key: u32,
         at: u64,
         len: u64,
@@ -83,7 +83,7 @@ impl RemoteKeys {
     pub(super) fn resolve<'a>(
         &'a mut self,
         peer: &'a Arc<Peer>,
-        target: &Target,
+        target: &RemoteQp,
         (key, at, len): (u32, u64, u64),
         access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
@@ -98,7 +98,7 @@ impl RemoteKeys {
     fn look_up<'a>(
         &'a mut self,
         peer: &'a Arc<Peer>,
-        target: &Target,
+        target: &RemoteQp,
         (key, at, len): (u32, u64, u64),
         access: AccessRight,
     ) -> Result<RemoteRange<'a>, u32> {
@@ -169,7 +169,7 @@ pub(super) fn store_word(
 #[inline]
 pub(super) fn check_access(
     mr: &RemoteMr,
-    target: &Target,
+    target: &RemoteQp,
     at: u64,
     len: u64,
     access: u32,
@@ -182,7 +182,7 @@ pub(super) fn check_access(
 #[cold]
 fn check_window_access(
     mr: &RemoteMr,
-    target: &Target,
+    target: &RemoteQp,
     at: u64,
     len: u64,
     access: u32,

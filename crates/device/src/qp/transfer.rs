@@ -8,7 +8,7 @@ use super::Qp;
 use super::datagram::{self, Elements, Piece, Pieces};
 use super::keys::{AccessRight, LocalKeys, RemoteKeys};
 use super::remote_memory::{atomic_word, check_access, store_word};
-use super::target::{Receive, SrqLimit, Target};
+use super::remote_qp::{Receive, RemoteQp, SrqLimit};
 use crate::event::{EVENT_QP_ACCESS_ERR, EVENT_QP_FATAL, EVENT_QP_REQ_ERR, NO_EVENT};
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
@@ -72,7 +72,7 @@ pub(super) fn protection(cause: u32) -> ExecError {
 pub(super) struct Transfer<'a> {
     pub(super) qp: &'a Qp,
     pub(super) peer: &'a Arc<Peer>,
-    pub(super) target: &'a Target,
+    pub(super) target: &'a RemoteQp,
     pub(super) remote: &'a mut RemoteKeys,
     pub(super) local: &'a mut LocalKeys,
 }
@@ -291,7 +291,7 @@ impl From<ScatterError> for ExecError {
 pub(super) unsafe fn scatter(
     keys: &mut RemoteKeys,
     peer: &Arc<Peer>,
-    target: &Target,
+    target: &RemoteQp,
     message: impl Iterator<Item = Piece>,
     elements: &[Sge],
 ) -> Result<(), ScatterError> {

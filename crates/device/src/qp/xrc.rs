@@ -14,7 +14,7 @@ use millstream_shm::MappedRef;
 use super::Qp;
 use super::keys::{LocalKeys, RemoteKeys};
 use super::local_transport::{LocalTransport, checked_peer};
-use super::target::Target;
+use super::remote_qp::RemoteQp;
 use super::transfer::{ExecError, Transfer, UNRESPONSIVE, refused};
 use crate::adapter::LocalAdapter;
 use crate::event::EVENT_QP_REQ_ERR;
@@ -45,7 +45,7 @@ pub(super) fn find_entry(
 #[derive(Debug)]
 struct SharedQueue {
     /// The peer's queue pair, with this queue as its receive queue.
-    target: Target,
+    target: RemoteQp,
     entry: MappedRef<XrcEntry>,
     keys: RemoteKeys,
     peer: Arc<Peer>,
@@ -59,7 +59,7 @@ const NO_QUEUE: ExecError = ExecError::Failed {
 };
 
 impl SharedQueues {
-    fn find(&mut self, qp: &Qp, through: &Target, number: u32) -> Result<&mut SharedQueue, ExecError> {
+    fn find(&mut self, qp: &Qp, through: &RemoteQp, number: u32) -> Result<&mut SharedQueue, ExecError> {
         let known = self.0.get(&number).is_some_and(SharedQueue::is_alive);
         if !known {
             self.0.remove(&number);
@@ -87,7 +87,7 @@ impl SharedQueues {
 }
 
 impl SharedQueue {
-    fn find(qp: &Qp, through: &Target, number: u32) -> Option<Self> {
+    fn find(qp: &Qp, through: &RemoteQp, number: u32) -> Option<Self> {
         let (peer, entry) = find_entry(qp.adapter, number)?;
         let target = through.with_receives(&peer, &entry, number, entry.project(|entry| &entry.taken))?;
         Some(Self { target, entry, keys: RemoteKeys::default(), peer })

@@ -69,7 +69,7 @@ const SHARED_MEMORY_ONLY: [(&str, &str); 14] = [
 ];
 
 /// Runs the tests whose names contain `filters` over packets, with these variables set. At least `least` must pass.
-fn once_more(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
+fn rerun_over_packets(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
     let mut command = Command::new(std::env::current_exe().expect("a test program has a path"));
     command.args(filters).args(["--test-threads", "3"]);
     for (test, reason) in SHARED_MEMORY_ONLY {
@@ -86,20 +86,20 @@ fn once_more(filters: &[&str], least: usize, variables: &[(&str, &str)]) {
 
 #[test]
 fn the_tests_pass_over_packets() {
-    once_more(&MODULES, 60, &[]);
+    rerun_over_packets(&MODULES, 60, &[]);
 }
 
 #[test]
 fn loss_duplication_reordering_and_corruption_only_delay() {
     let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
     let faults = "drop=0.02,duplicate=0.02,reorder=0.02,corrupt=0.01,delay=0.01:1ms,side=both,seed=7";
-    once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", faults)]);
+    rerun_over_packets(&tests, tests.len(), &[("MILLSTREAM_LINK", faults)]);
 }
 
 #[test]
 fn congestion_notification_only_delays() {
     let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
-    once_more(&tests, tests.len(), &[("MILLSTREAM_LINK", "mark=0.5,side=both")]);
+    rerun_over_packets(&tests, tests.len(), &[("MILLSTREAM_LINK", "mark=0.5,side=both")]);
 }
 
 #[test]
@@ -110,7 +110,7 @@ fn groups_are_reached_by_packets() {
         "queue_pairs_come_and_go",
         "members_of_other_processes",
     ];
-    once_more(&tests, tests.len(), &[]);
+    rerun_over_packets(&tests, tests.len(), &[]);
 }
 
 /// Runs a role on the wire in another process, and waits until it succeeds.
@@ -121,11 +121,11 @@ fn on_the_wire(role: &str) {
 
 #[test]
 fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
-    on_the_wire("wire_widow");
+    on_the_wire("wire_killed_peer");
 }
 
 /// In another process.
-pub(crate) fn widow() {
+pub(crate) fn killed_peer() {
     // 16.8 ms, with three retries.
     let setup = Setup { timeout: 12, retry_cnt: 3, ..Setup::default() };
     let (mut a, mut b) = pair(Place::Elsewhere, &setup);
@@ -148,11 +148,11 @@ const TIMES: u64 = 21;
 
 #[test]
 fn a_receiver_that_stops_polling_has_acknowledged() {
-    on_the_wire("wire_taker");
+    on_the_wire("wire_prompt_ack");
 }
 
 /// In another process.
-pub(crate) fn taker() {
+pub(crate) fn prompt_ack() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let mut waits: Vec<Duration> = (0..TIMES)
@@ -161,7 +161,7 @@ pub(crate) fn taker() {
             // Long enough that the progress thread expects no poller.
             std::thread::sleep(Duration::from_millis(5));
             b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
-            take(&a);
+            poll_one_receive(&a);
             let taken = Instant::now();
             b.answer();
             taken.elapsed()
@@ -178,14 +178,14 @@ pub(crate) fn taker() {
 fn a_busy_receiver_acknowledges_first() {
     let folder = tempfile::tempdir().expect("a folder");
     let capture = folder.path().join("%p.pcap");
-    let mut process = Process::start_with("wire_busy", |command| {
+    let mut process = Process::start_with("wire_busy_receiver", |command| {
         command.env("MILLSTREAM_PATH", "wire").env("MILLSTREAM_PCAP", &capture).current_dir(&folder)
     });
     assert!(process.finish().success());
 }
 
 /// In another process, which captures its packets.
-pub(crate) fn busy() {
+pub(crate) fn busy_receiver() {
     let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let capture = format!("{}.pcap", std::process::id());
@@ -194,7 +194,7 @@ pub(crate) fn busy() {
     for wr_id in 0..TIMES {
         a.recv(wr_id, &[target.all()]);
         b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
-        take(&a);
+        poll_one_receive(&a);
         a.register(Kind::Anonymous, 64, 0);
         let registered = captured();
         b.answer();
@@ -205,7 +205,7 @@ pub(crate) fn busy() {
 }
 
 /// Polls without a pause until a message has arrived, and not afterwards.
-fn take(end: &End) {
+fn poll_one_receive(end: &End) {
     let (queue, mut taken) = (end.actor().cq(Which::Recv), [Wc::default()]);
     let deadline = Instant::now() + SOON;
     while queue.poll(&mut taken).expect("a queue") == 0 {
@@ -215,25 +215,25 @@ fn take(end: &End) {
 
 #[test]
 fn a_disconnect_request_to_an_exited_manager_is_answered() {
-    on_the_wire("wire_heir");
+    on_the_wire("wire_stray_disconnect");
 }
 
 /// In another process, which has no connection manager.
-pub(crate) fn heir() {
+pub(crate) fn stray_disconnect() {
     if !own_network("a_disconnect_request_to_an_exited_manager_is_answered") {
         return;
     }
     let (_a, _b) = pair(Place::Here, &Setup::default());
     // Another loopback address stands for another host.
     let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
-    let elsewhere = beside_the_port(there);
-    let wish = cm::Message::Dreq {
+    let elsewhere = second_socket(there);
+    let dreq = cm::Message::Dreq {
         local_id: 0x123_00001,
         remote_id: 0xabc_00002,
         remote_qpn: Qpn::new(5),
         private: &[],
     };
-    let mut packet = gsi::packet(7, &wish.emit(9));
+    let mut packet = gsi::packet(7, &dreq.emit(9));
     let flow = Flow::new((there.into(), UDP_PORT), (here.into(), UDP_PORT)).expect("one family");
     let covered = packet.len() - ICRC_LEN;
     let icrc = flow.icrc(&packet[..covered], 0);
@@ -244,12 +244,12 @@ pub(crate) fn heir() {
     let len = elsewhere.recv(&mut bytes).expect("an answer");
     let packet = Packet::new_checked(&bytes[..len]).expect("a packet");
     let datagram = gsi::payload(&packet).expect("for queue pair 1");
-    let agreed = cm::Message::Drep { local_id: 0xabc_00002, remote_id: 0x123_00001, private: &[] };
-    assert_eq!(datagram, agreed.emit(9));
+    let drep = cm::Message::Drep { local_id: 0xabc_00002, remote_id: 0x123_00001, private: &[] };
+    assert_eq!(datagram, drep.emit(9));
 }
 
 /// A further socket on the UDP port of this host's processes.
-fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
+fn second_socket(address: Ipv4Addr) -> UdpSocket {
     let on: libc::c_int = 1;
     let name = libc::sockaddr_in {
         sin_family: libc::AF_INET as libc::sa_family_t,
@@ -273,11 +273,11 @@ fn beside_the_port(address: Ipv4Addr) -> UdpSocket {
 
 #[test]
 fn invalid_datagrams_have_no_effect() {
-    on_the_wire("wire_target");
+    on_the_wire("wire_invalid_datagrams");
 }
 
 /// Packets of every operation for this queue pair, all of them unexpected.
-fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
+fn unexpected_packets(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
     let payloads: [&'static [u8]; 3] = [&[], &[0x5a; 8], &[0x5a; 1027]];
     Opcode::ALL.iter().flat_map(move |opcode| payloads.map(|payload| (*opcode, payload))).map(
         move |(opcode, payload)| {
@@ -309,7 +309,7 @@ fn impossible(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
 }
 
 /// In another process.
-pub(crate) fn target() {
+pub(crate) fn invalid_datagrams() {
     let setup = Setup::default();
     let (mut a, mut b) = pair(Place::Here, &setup);
     let source = a.hold(&pattern(1, 3000));
@@ -333,7 +333,7 @@ pub(crate) fn target() {
     };
     let (near, far) = (a.number(), b.number());
     for (qpn, psn) in [(near, 0x12_3456), (far, 0x12_3456), (far ^ 1, 0), (0, 0), (1, 0), (0xff_ffff, 0)] {
-        for packet in impossible(qpn, psn) {
+        for packet in unexpected_packets(qpn, psn) {
             send(&sealed(&packet));
             send(&packet);
             // Truncated inside and behind every header, with a valid ICRC.

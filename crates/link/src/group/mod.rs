@@ -376,8 +376,8 @@ impl MemberThread {
                 self.answer(&connection);
             }
             if ready[2] {
-                while let Some((origin, packet)) = self.peer_sockets.receive(&mut buffer) {
-                    self.shared.enqueue(origin, packet);
+                while let Some((info, packet)) = self.peer_sockets.receive(&mut buffer) {
+                    self.shared.enqueue(info, packet);
                 }
             }
             if ready.get(3) == Some(&true)
@@ -398,8 +398,8 @@ impl MemberThread {
             for (_, packet) in received.packets() {
                 self.shared.counters.received.add(1);
                 self.shared.counters.received_bytes.add(packet.len() as u64);
-                if self.shared.deliver_or_forward(&self.peer_sockets, &received.origin, packet) {
-                    self.shared.enqueue_own(received.origin, packet);
+                if self.shared.deliver_or_forward(&self.peer_sockets, &received.info, packet) {
+                    self.shared.enqueue_own(received.info, packet);
                 }
             }
         }

@@ -12,7 +12,7 @@ use rustix::net::sockopt::set_socket_passcred;
 use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::name;
-use crate::datagram::{Origin, SLOT};
+use crate::datagram::{PacketInfo, SLOT};
 use crate::fork::ParentOnlyFd;
 
 /// Magic number and version of forwarded packets.
@@ -49,14 +49,14 @@ impl PeerSockets {
     ///
     /// # Errors
     /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
-    pub(crate) fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
+    pub(crate) fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
         let mut message = [0; HEADER];
         message[..4].copy_from_slice(&MAGIC);
-        message[4] = origin.tos;
-        message[6..8].copy_from_slice(&origin.source_port.to_be_bytes());
-        message[8..12].copy_from_slice(&origin.interface.to_be_bytes());
-        message[12..28].copy_from_slice(&gid(origin.source).octets());
-        message[28..44].copy_from_slice(&gid(origin.destination).octets());
+        message[4] = info.tos;
+        message[6..8].copy_from_slice(&info.source_port.to_be_bytes());
+        message[8..12].copy_from_slice(&info.interface.to_be_bytes());
+        message[12..28].copy_from_slice(&gid(info.source).octets());
+        message[28..44].copy_from_slice(&gid(info.destination).octets());
         let parts = [IoSlice::new(&message), IoSlice::new(packet)];
         let address = inbox_address(self.port, qpn_prefix)?;
         let (mut control, flags) =
@@ -67,7 +67,7 @@ impl PeerSockets {
 
     /// Receives the next forwarded packet into `buffer`; `None` if there is none. Datagrams of other users
     /// are dropped.
-    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<(Origin, &'a [u8])> {
+    pub(crate) fn receive<'a>(&self, buffer: &'a mut [u8]) -> Option<(PacketInfo, &'a [u8])> {
         loop {
             let (len, uid) = self.receive_any(buffer)?;
             if uid != Some(own_uid()) || len < HEADER || buffer[..4] != MAGIC {
@@ -79,14 +79,14 @@ impl PeerSockets {
                 let octets: [u8; 16] = head[at..at + 16].try_into().expect("sixteen of 44 bytes");
                 Ipv6Addr::from(octets).to_canonical()
             };
-            let origin = Origin {
+            let info = PacketInfo {
                 source: address(12),
                 source_port: word(4) as u16,
                 destination: address(28),
                 interface: word(8),
                 tos: head[4],
             };
-            return Some((origin, packet));
+            return Some((info, packet));
         }
     }
 

@@ -12,7 +12,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr;
 
 use super::options::DEFAULT_TOS;
-use crate::datagram::{Origin, Outgoing, ReceivedDatagram, RxBuffers, SLOT};
+use crate::datagram::{Outgoing, PacketInfo, ReceivedDatagram, RxBuffers, SLOT};
 
 const UDP_SEGMENT: libc::c_int = 103;
 const UDP_GRO: libc::c_int = 104;
@@ -82,20 +82,20 @@ fn write_control(batch: &Outgoing<'_>, buffer: &mut Control) -> usize {
     let tos = Some(batch.tos).filter(|tos| *tos != DEFAULT_TOS).map(libc::c_int::from);
     match batch.source {
         IpAddr::V4(source) => {
-            let info = libc::in_pktinfo {
+            let pktinfo = libc::in_pktinfo {
                 ipi_ifindex: batch.interface as libc::c_int,
                 ipi_spec_dst: libc::in_addr { s_addr: u32::from_ne_bytes(source.octets()) },
                 ipi_addr: libc::in_addr { s_addr: 0 },
             };
-            control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &info);
+            control.put(libc::IPPROTO_IP, libc::IP_PKTINFO, &pktinfo);
             tos.iter().for_each(|tos| control.put(libc::IPPROTO_IP, libc::IP_TOS, tos));
         }
         IpAddr::V6(source) => {
-            let info = libc::in6_pktinfo {
+            let pktinfo = libc::in6_pktinfo {
                 ipi6_addr: libc::in6_addr { s6_addr: source.octets() },
                 ipi6_ifindex: batch.interface,
             };
-            control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info);
+            control.put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &pktinfo);
             tos.iter().for_each(|tos| control.put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, tos));
         }
     }
@@ -201,35 +201,35 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, inbox: &mut RxBuffers) -> io::Resu
 unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6) -> ReceivedDatagram {
     let len = message.msg_len as usize;
     let unknown = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
-    let mut origin = Origin { source: unknown, source_port: 0, destination: unknown, interface: 0, tos: 0 };
+    let mut info = PacketInfo { source: unknown, source_port: 0, destination: unknown, interface: 0, tos: 0 };
     let mut segment = len;
     // SAFETY: the caller's promise; values are read as the types that the kernel's manual gives for them.
     unsafe {
         if i32::from((*name).sin6_family) == libc::AF_INET6 {
-            origin.source = Ipv6Addr::from((*name).sin6_addr.s6_addr).to_canonical();
-            origin.source_port = u16::from_be((*name).sin6_port);
+            info.source = Ipv6Addr::from((*name).sin6_addr.s6_addr).to_canonical();
+            info.source_port = u16::from_be((*name).sin6_port);
         } else {
             let v4 = name.cast::<libc::sockaddr_in>();
-            origin.source = Ipv4Addr::from((*v4).sin_addr.s_addr.to_ne_bytes()).into();
-            origin.source_port = u16::from_be((*v4).sin_port);
+            info.source = Ipv4Addr::from((*v4).sin_addr.s_addr.to_ne_bytes()).into();
+            info.source_port = u16::from_be((*v4).sin_port);
         }
         let mut header = libc::CMSG_FIRSTHDR(&raw const message.msg_hdr);
         while !header.is_null() {
             let data = libc::CMSG_DATA(header);
             match ((*header).cmsg_level, (*header).cmsg_type) {
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
-                    origin.destination = Ipv6Addr::from(info.ipi6_addr.s6_addr).to_canonical();
-                    origin.interface = info.ipi6_ifindex;
+                    let pktinfo = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    info.destination = Ipv6Addr::from(pktinfo.ipi6_addr.s6_addr).to_canonical();
+                    info.interface = pktinfo.ipi6_ifindex;
                 }
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
-                    origin.destination = Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()).into();
-                    origin.interface = info.ipi_ifindex as u32;
+                    let pktinfo = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    info.destination = Ipv4Addr::from(pktinfo.ipi_addr.s_addr.to_ne_bytes()).into();
+                    info.interface = pktinfo.ipi_ifindex as u32;
                 }
-                (libc::IPPROTO_IP, libc::IP_TOS) => origin.tos = *data,
+                (libc::IPPROTO_IP, libc::IP_TOS) => info.tos = *data,
                 (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
-                    origin.tos = data.cast::<libc::c_int>().read_unaligned() as u8;
+                    info.tos = data.cast::<libc::c_int>().read_unaligned() as u8;
                 }
                 (libc::SOL_UDP, UDP_GRO) => {
                     segment = data.cast::<libc::c_int>().read_unaligned() as usize;
@@ -239,5 +239,5 @@ unsafe fn read_control(message: &libc::mmsghdr, name: *const libc::sockaddr_in6)
             header = libc::CMSG_NXTHDR(&raw const message.msg_hdr, header);
         }
     }
-    ReceivedDatagram { origin, len, segment: segment.max(1), skip: 0 }
+    ReceivedDatagram { info, len, segment: segment.max(1), skip: 0 }
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex};
 use millstream_shm::EventFd;
 
 use crate::counters::Counters;
-use crate::datagram::{Origin, Outgoing, RxBuffers, destination_qpn};
+use crate::datagram::{Outgoing, PacketInfo, RxBuffers, destination_qpn};
 use crate::fork::ParentOnlyFd;
 use crate::group::{self, JoinError, Member, PeerSockets};
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
@@ -60,7 +60,7 @@ pub(crate) struct Shared {
     pub(crate) qpn_prefix: u16,
     pub(crate) counters: Counters,
     /// Forwarded packets and packets from the shared socket.
-    queue: Mutex<VecDeque<(Origin, Vec<u8>)>>,
+    queue: Mutex<VecDeque<(PacketInfo, Vec<u8>)>>,
     /// Whether the queue holds packets; read on every receive.
     queued: AtomicBool,
     arrived: EventFd,
@@ -71,19 +71,19 @@ const QUEUE: usize = 4096;
 
 impl Shared {
     /// Queues a packet that another process forwarded.
-    pub(crate) fn enqueue(&self, origin: Origin, packet: &[u8]) {
+    pub(crate) fn enqueue(&self, info: PacketInfo, packet: &[u8]) {
         self.counters.forwarded_in.add(1);
-        self.enqueue_own(origin, packet);
+        self.enqueue_own(info, packet);
     }
 
     /// Queues a packet for the next receive.
-    pub(crate) fn enqueue_own(&self, origin: Origin, packet: &[u8]) {
+    pub(crate) fn enqueue_own(&self, info: PacketInfo, packet: &[u8]) {
         let mut queue = self.queue.lock().expect("no panic under this lock");
         if queue.len() >= QUEUE {
             self.counters.forwarded_in_overflow.add(1);
             return;
         }
-        queue.push_back((origin, packet.to_vec()));
+        queue.push_back((info, packet.to_vec()));
         self.queued.store(true, Ordering::Release);
         drop(queue);
         self.arrived.signal();
@@ -95,12 +95,12 @@ impl Shared {
         }
         let mut queue = self.queue.lock().expect("no panic under this lock");
         while inbox.empty_slots() != 0 {
-            let Some((origin, packet)) = queue.pop_front() else {
+            let Some((info, packet)) = queue.pop_front() else {
                 self.queued.store(false, Ordering::Release);
                 self.arrived.clear();
                 return;
             };
-            inbox.push(origin, packet.len(), &packet);
+            inbox.push(info, packet.len(), &packet);
         }
     }
 
@@ -109,7 +109,7 @@ impl Shared {
     pub(crate) fn deliver_or_forward(
         &self,
         peer_sockets: &PeerSockets,
-        origin: &Origin,
+        info: &PacketInfo,
         packet: &[u8],
     ) -> bool {
         let Some(qpn) = destination_qpn(packet) else {
@@ -121,7 +121,7 @@ impl Shared {
             return true;
         }
         // A packet without a receiver, or without room, is lost and counted.
-        let _ = self.forward(peer_sockets, qpn_prefix, origin, packet);
+        let _ = self.forward(peer_sockets, qpn_prefix, info, packet);
         false
     }
 
@@ -129,10 +129,10 @@ impl Shared {
         &self,
         peer_sockets: &PeerSockets,
         qpn_prefix: u16,
-        origin: &Origin,
+        info: &PacketInfo,
         packet: &[u8],
     ) -> io::Result<()> {
-        let passed = peer_sockets.forward(qpn_prefix, origin, packet);
+        let passed = peer_sockets.forward(qpn_prefix, info, packet);
         if passed.is_ok() { &self.counters.forwarded_out } else { &self.counters.unknown_destination }.add(1);
         passed
     }
@@ -181,8 +181,8 @@ impl Udp {
     ///
     /// # Errors
     /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
-    pub fn forward(&self, qpn_prefix: u16, origin: &Origin, packet: &[u8]) -> io::Result<()> {
-        self.shared.forward(&self.peer_sockets, qpn_prefix, origin, packet)
+    pub fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
+        self.shared.forward(&self.peer_sockets, qpn_prefix, info, packet)
     }
 
     /// Joins a multicast group on one interface; zero for the interface of the routing table.
@@ -314,7 +314,7 @@ impl Link for Udp {
         let counters = &self.shared.counters;
         counters.received_datagrams.add((inbox.filled.len() - forwarded) as u64);
         let (mut packets, mut bytes, mut datagrams) = (0, 0, 0);
-        inbox.retain(|origin, index, packet| {
+        inbox.retain(|info, index, packet| {
             datagrams += usize::from(index == 0);
             if datagrams <= forwarded {
                 // The process that received it has counted it.
@@ -322,7 +322,7 @@ impl Link for Udp {
             }
             packets += 1;
             bytes += packet.len() as u64;
-            self.shared.deliver_or_forward(&self.peer_sockets, origin, packet)
+            self.shared.deliver_or_forward(&self.peer_sockets, info, packet)
         });
         counters.received.add(packets);
         counters.received_bytes.add(bytes);

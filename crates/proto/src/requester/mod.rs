@@ -23,9 +23,9 @@ use millstream_wire::Msn;
 
 use crate::config::{Config, SendConfig};
 use crate::event::{Event, FailureCause, Status};
+use crate::extended_psn::ExtendedPsn;
 use crate::reorder_buffer::ReorderBuffer;
 use crate::request::{PostError, SendOp, SendRequest};
-use crate::sequence::Sequence;
 use crate::{MAX_MESSAGE, WorkId};
 use millstream_quantity::{Instant, ack_timeout};
 use rtt::RttEstimator;
@@ -47,9 +47,9 @@ struct SendWqe {
     fence: bool,
     solicited: bool,
     /// First packet.
-    start: Sequence,
+    start: ExtendedPsn,
     /// Behind the last packet; equal to `start` for local operations.
-    end: Sequence,
+    end: ExtendedPsn,
     /// Send sequence number (9.7.7.2.1): of the first request packet if a READ is split into several.
     ssn: Msn,
     /// The local operation was executed.
@@ -85,7 +85,7 @@ const MAX_BACKOFF: u32 = 4;
 #[derive(Clone, Copy, Debug)]
 struct Recovery {
     /// Behind the last packet that was sent before the loss was detected.
-    until: Sequence,
+    until: ExtendedPsn,
     /// Packets that may be in flight.
     room: u32,
 }
@@ -94,9 +94,9 @@ struct Recovery {
 #[derive(Clone, Copy, Debug)]
 struct SelectiveRetransmit {
     /// Behind the last missing packet.
-    until: Sequence,
+    until: ExtendedPsn,
     /// The packet to send next afterwards.
-    resume: Sequence,
+    resume: ExtendedPsn,
 }
 
 /// Packets retransmitted before the responder reports what else is missing.
@@ -114,20 +114,20 @@ pub(crate) struct Requester {
     /// Index in `queue` of the next request to send.
     cursor: usize,
     /// Oldest unacknowledged packet.
-    una: Sequence,
+    una: ExtendedPsn,
     /// Next packet to send.
-    next: Sequence,
+    next: ExtendedPsn,
     /// Behind the last packet ever sent.
-    max: Sequence,
+    max: ExtendedPsn,
     /// Behind the last packet of the last posted request.
-    tail: Sequence,
+    tail: ExtendedPsn,
     next_ssn: Msn,
     /// Packets of READs and atomic operations whose data is missing. A rewind keeps them.
-    awaiting_data: VecDeque<(Sequence, Sequence)>,
+    awaiting_data: VecDeque<(ExtendedPsn, ExtendedPsn)>,
     /// Data that arrived behind a gap.
     reorder_buffer: ReorderBuffer,
     /// Ends of outstanding READ and atomic requests (9.7.6.1.1).
-    outstanding: VecDeque<Sequence>,
+    outstanding: VecDeque<ExtendedPsn>,
     /// Limit sequence number: messages that the responder has receive requests for (9.7.7.2.2).
     limit: Option<Msn>,
     /// Packets since the last one with the AckReq bit.
@@ -139,7 +139,7 @@ pub(crate) struct Requester {
     /// Probes since the last progress.
     probes: u32,
     /// Start of the last rewind; there is one rewind until there is progress.
-    rewound_to: Option<Sequence>,
+    rewound_to: Option<ExtendedPsn>,
     recovery: Option<Recovery>,
     selective: Option<SelectiveRetransmit>,
     peer_window: SendWindow,
@@ -157,7 +157,7 @@ pub(crate) struct Requester {
 
 impl Requester {
     pub(crate) fn new(config: SendConfig, connection: &Config) -> Self {
-        let first = Sequence::first(config.send_psn);
+        let first = ExtendedPsn::first(config.send_psn);
         let reads = u32::from(config.max_rd_atomic.clamp(2, READ_REQUESTS_PER_WINDOW));
         let config = SendConfig {
             window: config.window.clamp(1, SendConfig::MAX_WINDOW),
@@ -259,7 +259,7 @@ impl Requester {
     /// Index in the queue of the request that contains a packet.
     ///
     /// Local operations have no packets. A pending one comes before the packet that follows it.
-    fn find(&self, at: Sequence) -> usize {
+    fn find(&self, at: ExtendedPsn) -> usize {
         self.queue.partition_point(|posted| {
             let is_undone = posted.start == posted.end && !posted.done;
             posted.end <= at && !is_undone
@@ -267,7 +267,7 @@ impl Requester {
     }
 
     /// Acknowledges everything before `una`, which is later than the old value, and completes requests.
-    fn advance(&mut self, una: Sequence, now: Instant, events: &mut VecDeque<Event>) {
+    fn advance(&mut self, una: ExtendedPsn, now: Instant, events: &mut VecDeque<Event>) {
         let packets = una.since(self.una);
         self.rtt.acknowledged(packets, una, now);
         self.peer_window.acknowledged(packets, una == self.max, now);
@@ -336,7 +336,7 @@ impl Requester {
     }
 
     /// Rewinds to `at`: all packets from there on are sent again.
-    fn rewind(&mut self, at: Sequence) {
+    fn rewind(&mut self, at: ExtendedPsn) {
         self.next = at;
         self.cursor = self.find(at);
         self.selective = None;
@@ -354,7 +354,7 @@ impl Requester {
     }
 
     /// Updates recovery after everything before `una` was acknowledged.
-    fn recover(&mut self, una: Sequence) {
+    fn recover(&mut self, una: ExtendedPsn) {
         let Some(recovery) = &mut self.recovery else { return };
         if una >= recovery.until {
             self.recovery = None;
@@ -364,7 +364,7 @@ impl Requester {
     }
 
     /// Requests the missing data in `from..until` again, then continues at the former position.
-    fn retransmit_range(&mut self, from: Sequence, until: Sequence) {
+    fn retransmit_range(&mut self, from: ExtendedPsn, until: ExtendedPsn) {
         self.rtt.lost();
         if self.next <= from || self.timers.rnr_wait.is_some() {
             return;

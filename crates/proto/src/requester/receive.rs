@@ -7,9 +7,9 @@ use millstream_wire::{Msn, NakCode, Operation, Packet, Syndrome, credits, rnr_na
 
 use super::Requester;
 use crate::event::{Event, FailureCause, Status};
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
 use crate::request::SendOp;
-use crate::sequence::Sequence;
 use millstream_quantity::Instant;
 
 /// The outcome of a response.
@@ -78,7 +78,7 @@ impl Requester {
 
     fn acknowledge(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         syndrome: Syndrome,
         msn: Option<Msn>,
         now: Instant,
@@ -117,7 +117,7 @@ impl Requester {
 
     /// Handles an ACK of everything before `until`. Returns false if READ data before it is missing, which is
     /// then requested again (an implied NAK, 9.7.5.2.2).
-    fn acknowledge_until(&mut self, until: Sequence, now: Instant, events: &mut VecDeque<Event>) -> bool {
+    fn acknowledge_until(&mut self, until: ExtendedPsn, now: Instant, events: &mut VecDeque<Event>) -> bool {
         let expected = self.awaiting_data.front().map(|due| due.0.max(self.una));
         let settled = expected.map_or(until, |expected| until.min(expected));
         if settled > self.una {
@@ -190,7 +190,7 @@ impl Requester {
     /// Handles data of a READ or atomic operation.
     fn response<M: Memory>(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         now: Instant,
@@ -245,8 +245,8 @@ impl Requester {
     /// Handles data behind a gap: only the missing data before it is requested again.
     fn handle_out_of_order_data(
         &mut self,
-        expected: Sequence,
-        at: Sequence,
+        expected: ExtendedPsn,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         now: Instant,
         events: &mut VecDeque<Event>,

@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use crate::sequence::Sequence;
+use crate::extended_psn::ExtendedPsn;
 use millstream_quantity::Instant;
 
 /// Packets without a loss after which losses are no longer expected.
@@ -17,7 +17,7 @@ const RTT_MULTIPLIER: u32 = 4;
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RttEstimator {
     /// End and send time of the packet whose acknowledgement is timed.
-    timed: Option<(Sequence, Instant)>,
+    timed: Option<(ExtendedPsn, Instant)>,
     /// Smoothed round-trip time.
     srtt: Option<Duration>,
     /// Packets to be acknowledged until losses are no longer expected.
@@ -27,13 +27,13 @@ pub(super) struct RttEstimator {
 impl RttEstimator {
     /// A packet that ends at `end` is sent: one with the AckReq bit, or the oldest in flight.
     #[inline]
-    pub(super) fn sent(&mut self, end: Sequence, now: Instant) {
+    pub(super) fn sent(&mut self, end: ExtendedPsn, now: Instant) {
         self.timed.get_or_insert((end, now));
     }
 
     /// `packets` packets, all before `una`, were acknowledged.
     #[inline]
-    pub(super) fn acknowledged(&mut self, packets: u32, una: Sequence, now: Instant) {
+    pub(super) fn acknowledged(&mut self, packets: u32, una: ExtendedPsn, now: Instant) {
         if let Some((_, sent)) = self.timed.take_if(|(end, _)| *end <= una) {
             let srtt = now.since(sent);
             self.srtt = Some(self.srtt.map_or(srtt, |smooth| (smooth * 7 + srtt) / 8));
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn timeout_is_short_after_a_loss_only() {
         let max = Duration::from_millis(4);
-        let first = Sequence::first(Psn::new(7));
+        let first = ExtendedPsn::first(Psn::new(7));
         let mut rtt = RttEstimator::default();
         rtt.sent(first.plus(1), at(0));
         rtt.acknowledged(1, first.plus(1), at(80));
@@ -83,7 +83,7 @@ mod tests {
     #[test]
     fn lost_packets_are_not_timed() {
         let max = Duration::from_millis(4);
-        let first = Sequence::first(Psn::new(7));
+        let first = ExtendedPsn::first(Psn::new(7));
         let mut rtt = RttEstimator::default();
         rtt.sent(first.plus(1), at(0));
         rtt.lost();

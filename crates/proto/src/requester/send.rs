@@ -9,9 +9,9 @@ use millstream_wire::{
 use super::{QpResult, Requester, SendWqe};
 use crate::burst::Burst;
 use crate::event::{Event, Status};
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
 use crate::request::{SendModifier, SendOp};
-use crate::sequence::Sequence;
 use millstream_quantity::Instant;
 
 /// The AckReq bit is set once in this many packets of a message.
@@ -19,7 +19,7 @@ const ACK_REQ_INTERVAL: u32 = 64;
 
 /// A packet to build.
 struct PacketPlan {
-    at: Sequence,
+    at: ExtendedPsn,
     /// PSNs that the packet uses: one, or for a READ request the number of responses.
     span: u32,
     opcode: Opcode,
@@ -173,7 +173,7 @@ impl Requester {
 
     /// The packet of a request at a sequence number.
     #[inline]
-    fn plan(&self, posted: &SendWqe, at: Sequence) -> PacketPlan {
+    fn plan(&self, posted: &SendWqe, at: ExtendedPsn) -> PacketPlan {
         let index = at.since(posted.start);
         // Below 2³¹, the longest request.
         let offset = (u64::from(index) * u64::from(self.mtu)) as u32;

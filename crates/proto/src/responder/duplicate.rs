@@ -3,11 +3,11 @@
 use millstream_wire::{Operation, Packet};
 
 use super::response::Response;
-use super::{Resource, Responder, StoredResult};
-use crate::sequence::Sequence;
+use super::{ResourceKind, Responder, ResponderResource};
+use crate::extended_psn::ExtendedPsn;
 
 impl Responder {
-    pub(super) fn duplicate(&mut self, at: Sequence, packet: &Packet<&[u8]>) {
+    pub(super) fn duplicate(&mut self, at: ExtendedPsn, packet: &Packet<&[u8]>) {
         match packet.opcode().operation() {
             Operation::Send | Operation::Write => {
                 // The ACK names the last request that an ACK may answer. Naming a later READ would imply that
@@ -18,18 +18,18 @@ impl Responder {
             }
             Operation::ReadRequest => self.duplicate_read(at, packet),
             Operation::CompareSwap | Operation::FetchAdd | Operation::AtomicWrite => {
-                let kept = self.resource_of(at).filter(|kept| kept.start == at).map(|kept| kept.what);
+                let kept = self.resource_of(at).filter(|kept| kept.start == at).map(|kept| kept.kind);
                 let is_same = match kept {
-                    Some(StoredResult::Atomic(_)) => packet.atomic_eth().is_some(),
-                    Some(StoredResult::AtomicWrite) => packet.opcode().operation() == Operation::AtomicWrite,
+                    Some(ResourceKind::Atomic(_)) => packet.atomic_eth().is_some(),
+                    Some(ResourceKind::AtomicWrite) => packet.opcode().operation() == Operation::AtomicWrite,
                     _ => false,
                 };
                 let waits = self
                     .responses
                     .iter()
                     .any(|answer| matches!(answer, Response::Single { at: waiting, .. } if *waiting == at));
-                if let Some(what) = kept.filter(|_| is_same && !waits && self.has_room()) {
-                    self.responses.push_back(Response::Single { at, what, again: true, msn: self.msn });
+                if let Some(kind) = kept.filter(|_| is_same && !waits && self.has_room()) {
+                    self.responses.push_back(Response::Single { at, kind, again: true, msn: self.msn });
                 }
             }
             _ => {}
@@ -37,14 +37,14 @@ impl Responder {
     }
 
     /// The stored result of the READ or atomic request that contains a packet.
-    fn resource_of(&self, at: Sequence) -> Option<Resource> {
+    fn resource_of(&self, at: ExtendedPsn) -> Option<ResponderResource> {
         self.resources.iter().find(|kept| kept.start <= at && at < kept.end).copied()
     }
 
     /// A duplicate READ, whole or from the middle. Its data is read again, and the key is checked then.
-    fn duplicate_read(&mut self, at: Sequence, packet: &Packet<&[u8]>) {
+    fn duplicate_read(&mut self, at: ExtendedPsn, packet: &Packet<&[u8]>) {
         let (Some(kept), Some(reth)) = (self.resource_of(at), packet.reth()) else { return };
-        let StoredResult::Read { queue, va, rkey, len } = kept.what else { return };
+        let ResourceKind::Read { queue, va, rkey, len } = kept.kind else { return };
         let skipped = u64::from(at.since(kept.start)) * u64::from(self.mtu);
         let left = u64::from(len) - skipped.min(u64::from(len));
         // A duplicate READ may only ask for part of the original range.

@@ -5,13 +5,13 @@ use std::collections::VecDeque;
 use millstream_wire::{NakCode, Operation, Packet};
 
 use super::response::Response;
-use super::{ExecError, Nak, PartialMessage, Resource, Responder, StoredResult};
+use super::{ExecError, Nak, PartialMessage, ResourceKind, Responder, ResponderResource};
 use crate::MAX_MESSAGE;
 use crate::config::Service;
 use crate::event::{Event, Received, ReceivedKind, Status};
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::{Access, Atomic, DeliveryError, Memory, NakReason};
 use crate::request::ReceiveId;
-use crate::sequence::Sequence;
 
 impl From<NakReason> for ExecError {
     fn from(reason: NakReason) -> Self {
@@ -32,7 +32,7 @@ impl DeliveryError {
 impl Responder {
     pub(super) fn execute<M: Memory>(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
@@ -183,7 +183,7 @@ impl Responder {
     /// Handles a READ request; its data is copied when the responses are built.
     fn read<M: Memory>(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Result<(), ExecError> {
@@ -197,7 +197,11 @@ impl Responder {
             memory.check(rkey, va, len, Access::Read)?;
         }
         let end = at.plus(self.config.mtu.packets(len));
-        self.keep(Resource { start: at, end, what: StoredResult::Read { queue: self.queue, va, rkey, len } });
+        self.keep(ResponderResource {
+            start: at,
+            end,
+            kind: ResourceKind::Read { queue: self.queue, va, rkey, len },
+        });
         self.msn = self.msn.next();
         self.expected = end;
         self.responses.push_back(Response::Read {
@@ -215,7 +219,7 @@ impl Responder {
 
     fn atomic<M: Memory>(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Result<(), ExecError> {
@@ -229,13 +233,13 @@ impl Responder {
             _ => Atomic::CompareSwap { compare: header.compare(), swap: header.swap_or_add() },
         };
         let original = memory.atomic(header.rkey(), header.va(), operation)?;
-        self.queue_single(at, StoredResult::Atomic(original));
+        self.queue_single(at, ResourceKind::Atomic(original));
         Ok(())
     }
 
     fn atomic_write<M: Memory>(
         &mut self,
-        at: Sequence,
+        at: ExtendedPsn,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Result<(), ExecError> {
@@ -247,16 +251,16 @@ impl Responder {
         }
         self.has_resource()?;
         memory.write_atomically(reth.rkey(), reth.va(), bytes)?;
-        self.queue_single(at, StoredResult::AtomicWrite);
+        self.queue_single(at, ResourceKind::AtomicWrite);
         Ok(())
     }
 
     /// Queues the response of an operation with one response packet.
-    fn queue_single(&mut self, at: Sequence, what: StoredResult) {
+    fn queue_single(&mut self, at: ExtendedPsn, kind: ResourceKind) {
         self.msn = self.msn.next();
         self.expected = at.plus(1);
-        self.keep(Resource { start: at, end: self.expected, what });
-        self.responses.push_back(Response::Single { at, what, again: false, msn: self.msn });
+        self.keep(ResponderResource { start: at, end: self.expected, kind });
+        self.responses.push_back(Response::Single { at, kind, again: false, msn: self.msn });
     }
 
     /// Checks that the peer has at most the agreed number of READs and atomic operations outstanding
@@ -267,7 +271,7 @@ impl Responder {
         if under_way < most { Ok(()) } else { Err(NakCode::InvalidRequest) }
     }
 
-    fn keep(&mut self, resource: Resource) {
+    fn keep(&mut self, resource: ResponderResource) {
         while self.resources.len() >= usize::from(self.config.max_dest_rd_atomic).max(1) {
             self.resources.pop_front();
         }

@@ -18,10 +18,10 @@ use millstream_wire::{Msn, NakCode, Operation, Packet, Position, Rkey, Srqn, Syn
 
 use crate::config::Config;
 use crate::event::{Event, FailureCause, Received, ReceivedKind, Status};
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
 use crate::reorder_buffer::ReorderBuffer;
 use crate::request::ReceiveId;
-use crate::sequence::Sequence;
 use response::Response;
 
 /// The outcome of a request.
@@ -57,14 +57,14 @@ enum PartialMessage {
 
 /// An executed READ or atomic operation, kept to answer duplicates (9.7.5.1.5).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Resource {
-    start: Sequence,
-    end: Sequence,
-    what: StoredResult,
+struct ResponderResource {
+    start: ExtendedPsn,
+    end: ExtendedPsn,
+    kind: ResourceKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum StoredResult {
+enum ResourceKind {
     Read {
         queue: Srqn,
         va: u64,
@@ -105,24 +105,24 @@ pub(crate) struct Responder {
     config: Config,
     mtu: u32,
     /// Expected packet (ePSN).
-    expected: Sequence,
+    expected: ExtendedPsn,
     msn: Msn,
     partial: Option<PartialMessage>,
     /// Shared receive queue of the current message (XRC).
     queue: Srqn,
     /// Last packet behind the gap that was reported by a NAK; one NAK is sent per gap.
-    reported_gap: Option<Sequence>,
+    reported_gap: Option<ExtendedPsn>,
     /// Packets behind the gap.
     reorder_buffer: ReorderBuffer,
     /// Set when a gap was closed: stored packets behind it may be in sequence.
-    gap_closed_at: Option<Sequence>,
+    gap_closed_at: Option<ExtendedPsn>,
     /// Last executed packet that an ACK may name. READs and atomic operations are acknowledged by their
     /// responses only.
-    acknowledgeable: Option<Sequence>,
+    acknowledgeable: Option<ExtendedPsn>,
     responses: VecDeque<Response>,
-    resources: VecDeque<Resource>,
+    resources: VecDeque<ResponderResource>,
     /// The NAK that failed the queue pair, and its packet.
-    fatal_nak: Option<(Sequence, NakCode)>,
+    fatal_nak: Option<(ExtendedPsn, NakCode)>,
     /// A receive request of an aborted message, which the next message uses (UC).
     spare_receive: Option<ReceiveId>,
 }
@@ -131,7 +131,7 @@ impl Responder {
     pub(crate) fn new(config: Config) -> Self {
         Self {
             mtu: config.mtu.bytes(),
-            expected: Sequence::first(config.receive_psn),
+            expected: ExtendedPsn::first(config.receive_psn),
             msn: Msn::new(0),
             partial: None,
             queue: Srqn::new(0),
@@ -180,7 +180,7 @@ impl Responder {
     }
 
     /// Handles a message without a receive request.
-    fn not_ready(&mut self, at: Sequence) {
+    fn not_ready(&mut self, at: ExtendedPsn) {
         // Packets that follow cause no sequence NAK: the RNR NAK tells the requester where to restart.
         self.reported_gap = Some(at);
         self.queue_nak(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
@@ -188,7 +188,7 @@ impl Responder {
 
     /// Handles a packet behind a gap (9.7.5.2.8). It causes one NAK per gap, and another one when the
     /// requester has rewound without closing the gap.
-    fn behind_gap(&mut self, at: Sequence) -> RequestOutcome {
+    fn behind_gap(&mut self, at: ExtendedPsn) -> RequestOutcome {
         let begins_again = self.reported_gap.is_none_or(|last| at <= last);
         if begins_again {
             self.queue_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
@@ -198,7 +198,7 @@ impl Responder {
     }
 
     /// Fails the queue pair over a request. The completion of its receive request precedes the failure.
-    fn fail_with_nak(&mut self, at: Sequence, nak: Nak, events: &mut VecDeque<Event>) -> FailureCause {
+    fn fail_with_nak(&mut self, at: ExtendedPsn, nak: Nak, events: &mut VecDeque<Event>) -> FailureCause {
         self.fatal_nak = Some((at, nak.code));
         self.reorder_buffer.clear();
         let in_progress = match self.partial.take() {

@@ -13,12 +13,12 @@ use millstream_wire::{NakCode, Packet, Syndrome};
 
 use super::{ExecError, Nak, Responder};
 use crate::event::{Event, FailureCause};
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
-use crate::sequence::Sequence;
 
 impl Responder {
     /// Stores a request behind a gap.
-    pub(super) fn store(&mut self, at: Sequence, packet: &Packet<&[u8]>) {
+    pub(super) fn store(&mut self, at: ExtendedPsn, packet: &Packet<&[u8]>) {
         let _ = self.reorder_buffer.keep(self.expected, at, packet);
     }
 

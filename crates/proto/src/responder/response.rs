@@ -3,24 +3,33 @@
 
 use millstream_wire::{ICRC_LEN, Msn, NakCode, Opcode, Rkey, Srqn, Syndrome, aeth, atomic_ack_eth, bth};
 
-use super::{Responder, StoredResult};
+use super::{ResourceKind, Responder};
 use crate::burst::Burst;
 use crate::config::Service;
 use crate::event::FailureCause;
+use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
-use crate::sequence::Sequence;
 
 /// A queued acknowledgement or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// ACK of all packets up to `at`.
-    Ack { at: Sequence, msn: Msn },
+    Ack { at: ExtendedPsn, msn: Msn },
     /// NAK or RNR NAK of the packet `at`; acknowledges all packets before it.
-    Nak { at: Sequence, syndrome: Syndrome, msn: Msn },
+    Nak { at: ExtendedPsn, syndrome: Syndrome, msn: Msn },
     /// The rest of a READ response.
-    Read { next: Sequence, queue: Srqn, va: u64, rkey: Rkey, left: u32, begun: bool, again: bool, msn: Msn },
+    Read {
+        next: ExtendedPsn,
+        queue: Srqn,
+        va: u64,
+        rkey: Rkey,
+        left: u32,
+        begun: bool,
+        again: bool,
+        msn: Msn,
+    },
     /// The response of an operation with one response packet.
-    Single { at: Sequence, what: StoredResult, again: bool, msn: Msn },
+    Single { at: ExtendedPsn, kind: ResourceKind, again: bool, msn: Msn },
 }
 
 impl Response {
@@ -32,7 +41,7 @@ impl Response {
 
 impl Responder {
     /// Queues an ACK of all packets up to `at`. Adjacent ACKs are coalesced (9.7.5.1.2).
-    pub(super) fn acknowledge(&mut self, at: Sequence) {
+    pub(super) fn acknowledge(&mut self, at: ExtendedPsn) {
         let answer = Response::Ack { at, msn: self.msn };
         if let Some(last @ Response::Ack { .. }) = self.responses.back_mut() {
             *last = answer;
@@ -42,7 +51,7 @@ impl Responder {
     }
 
     /// Queues a NAK or RNR NAK, which replaces an earlier one of the same packet.
-    pub(super) fn queue_nak(&mut self, at: Sequence, syndrome: Syndrome) {
+    pub(super) fn queue_nak(&mut self, at: ExtendedPsn, syndrome: Syndrome) {
         if matches!(self.responses.back(), Some(Response::Nak { at: same, .. }) if *same == at) {
             self.responses.pop_back();
         }
@@ -88,9 +97,9 @@ impl Responder {
                     }
                     self.responses.pop_front();
                 }
-                Response::Single { at, what, msn, .. } => {
-                    let (opcode, original) = match what {
-                        StoredResult::Atomic(original) => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
+                Response::Single { at, kind, msn, .. } => {
+                    let (opcode, original) = match kind {
+                        ResourceKind::Atomic(original) => (Opcode::RC_ATOMIC_ACKNOWLEDGE, Some(original)),
                         // An atomic WRITE is answered by an empty READ response (annex A19).
                         _ => (Opcode::RC_READ_RESPONSE_ONLY, None),
                     };
@@ -144,7 +153,7 @@ impl Responder {
         Ok(())
     }
 
-    fn bth(&self, opcode: Opcode, at: Sequence, pad: u8) -> bth::Repr {
+    fn bth(&self, opcode: Opcode, at: ExtendedPsn, pad: u8) -> bth::Repr {
         let opcode = self.config.service.opcode_of(opcode);
         let bth = bth::Repr::new(opcode, self.config.remote_qp, at.psn());
         bth::Repr { pad, pkey: self.config.pkey, ..bth }
@@ -155,7 +164,7 @@ impl Responder {
         &self,
         burst: &mut Burst<'_>,
         opcode: Opcode,
-        at: Sequence,
+        at: ExtendedPsn,
         (syndrome, msn): (Syndrome, Msn),
         original: Option<u64>,
     ) -> bool {
@@ -180,7 +189,7 @@ impl Responder {
         &self,
         burst: &mut Burst<'_>,
         opcode: Opcode,
-        at: Sequence,
+        at: ExtendedPsn,
         msn: Msn,
         (queue, va, rkey, payload): (Srqn, u64, Rkey, u32),
         memory: &mut M,

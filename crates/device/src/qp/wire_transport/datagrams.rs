@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::Ordering;
 
-use millstream_link::Origin;
+use millstream_link::PacketInfo;
 use millstream_proto::{Datagram, DatagramDestination, DeliveryError, Mtu, UdConfig, WorkId};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
@@ -102,27 +102,27 @@ impl WireDatagrams {
     pub(in crate::qp) fn handle_packets(&mut self, qp: &Qp, packets: &[ArrivedPacket<'_>]) {
         // Initiators of this host deliver under the same lock.
         let Some(_lease) = qp.entry.delivery.lock(qp.adapter.id.pid) else { return };
-        for (origin, bytes) in packets {
+        for (info, bytes) in packets {
             if let Ok(packet) = Packet::new_checked(*bytes) {
-                self.take(qp, origin, &packet);
+                self.take(qp, info, &packet);
             }
         }
     }
 
-    fn take(&mut self, qp: &Qp, origin: &Origin, packet: &Packet<&[u8]>) {
+    fn take(&mut self, qp: &Qp, info: &PacketInfo, packet: &Packet<&[u8]>) {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
         // The Q_Key can change at any time.
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
         let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::MULTICAST_QPN;
         let wanted = self.machine.admits(packet)
-            && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(origin.source).octets()))
+            && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(info.source).octets()))
             && self.memory.takes_datagrams();
         if !wanted || !self.memory.take_receive() {
             return;
         }
         self.start_polling(qp);
         let payload = packet.payload();
-        let route_header = route_header(origin, payload.len());
+        let route_header = route_header(info, payload.len());
         let placed = self.memory.fill(0, &route_header).and_then(|()| self.memory.fill(40, payload));
         if let Err(fault) = placed {
             // The datagram is dropped, and its receive completes in error. The queue pair stays usable (9.8.3.2).
@@ -165,14 +165,14 @@ fn interface(source: &[u8; 16], destination: &[u8; 16]) -> u32 {
 }
 
 /// The header in front of the receiver's data: the packet's IP header, as far as a socket reports it (annex A17.4.5.2).
-fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
+fn route_header(info: &PacketInfo, len: usize) -> [u8; 40] {
     let mut header = [0; 40];
     let udp_len = (8 + bth::LEN + deth::LEN + len + millstream_wire::ICRC_LEN) as u16;
-    match (origin.source, origin.destination) {
+    match (info.source, info.destination) {
         (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let ip = &mut header[20..];
             ip[0] = 0x45;
-            ip[1] = origin.tos;
+            ip[1] = info.tos;
             ip[2..4].copy_from_slice(&(20 + udp_len).to_be_bytes());
             ip[6] = 0x40;
             ip[8] = 64;
@@ -181,7 +181,7 @@ fn route_header(origin: &Origin, len: usize) -> [u8; 40] {
             ip[16..20].copy_from_slice(&destination.octets());
         }
         (source, destination) => {
-            header[..4].copy_from_slice(&(6u32 << 28 | u32::from(origin.tos) << 20).to_be_bytes());
+            header[..4].copy_from_slice(&(6u32 << 28 | u32::from(info.tos) << 20).to_be_bytes());
             header[4..6].copy_from_slice(&udp_len.to_be_bytes());
             header[6] = libc::IPPROTO_UDP as u8;
             header[7] = 64;
@@ -199,15 +199,15 @@ mod tests {
     #[test]
     fn a_route_header_gives_the_route_back() {
         for (source, destination) in [("10.0.0.1", "10.0.0.2"), ("fd00::1", "fd00::2")] {
-            let origin = Origin {
+            let info = PacketInfo {
                 source: source.parse().unwrap(),
                 source_port: 50000,
                 destination: destination.parse().unwrap(),
                 interface: 0,
                 tos: 0x28,
             };
-            let route = route_of(&route_header(&origin, 100)).unwrap();
-            assert_eq!((route.source, route.destination), (origin.source, origin.destination));
+            let route = route_of(&route_header(&info, 100)).unwrap();
+            assert_eq!((route.source, route.destination), (info.source, info.destination));
             assert_eq!(route.tos & !3, 0x28);
         }
     }

@@ -219,14 +219,14 @@ impl WireTransport {
         now: Instant,
     ) -> Option<QpFailure> {
         let mut failure = None;
-        for (origin, bytes) in packets {
+        for (info, bytes) in packets {
             let Ok(packet) = Packet::new_checked(*bytes) else { continue };
             let Self { machine, inflight, memory, .. } = self;
             let mut adapter = MemoryAdapter { qp, memory, keys: local_keys, inflight };
-            match machine.handle_datagram(now, origin.source, &packet, &mut adapter) {
+            match machine.handle_datagram(now, info.source, &packet, &mut adapter) {
                 Disposition::Dropped(_) => {}
                 Disposition::Congestion => self.congestion.handle_cnp(now),
-                _ => self.congestion.handle_packet(origin.congestion_experienced(), now),
+                _ => self.congestion.handle_packet(info.congestion_experienced(), now),
             }
             // Completions take effect at once: the next message needs the next receive.
             loop {

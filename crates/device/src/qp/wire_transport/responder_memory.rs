@@ -1,7 +1,7 @@
 //! This process's memory and receive queues for requests that arrive as packets.
 //!
 //! The requests are executed by the code of the local transport, with this process as initiator and target. So keys,
-//! receive queues and completion queues have one set of rules (`transfer`, `remote_memory`, `target`, `keys`). The send
+//! receive queues and completion queues have one set of rules (`transfer`, `remote_memory`, `remote_qp`, `keys`). The send
 //! queue's lock is held; an owner that withdraws memory waits for it. Operations are announced in the entry as well, for
 //! owners that must not wait for that lock.
 
@@ -22,7 +22,7 @@ use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
 use crate::qp::remote_memory::{atomic_word, check_access, store_word};
-use crate::qp::target::{Receive, ResponderStatus, SrqLimit, Target};
+use crate::qp::remote_qp::{Receive, RemoteQp, ResponderStatus, SrqLimit};
 use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{MAX_CACHED, find_entry};
 use crate::send_wr::SendWr;
@@ -51,7 +51,7 @@ pub(super) struct ResponderMemory {
 /// queue may belong to another process.
 #[derive(Debug)]
 struct ResponderScope {
-    target: Target,
+    target: RemoteQp,
     keys: RemoteKeys,
     /// The queue's number and entry.
     queue: Option<(u32, MappedRef<XrcEntry>)>,
@@ -75,7 +75,7 @@ impl ResponderMemory {
     /// The responder's memory of one of this process's queue pairs.
     pub(super) fn new(qp: &Qp) -> Option<Self> {
         let peer = qp.adapter.peer_of(qp.qpn).ok()?;
-        let target = Target::bind(&peer, qp.qpn)?;
+        let target = RemoteQp::bind(&peer, qp.qpn)?;
         let own = ResponderScope { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
         Some(Self { own, queues: HashMap::new(), selected: 0, adapter: qp.adapter, receive: None })
     }
@@ -140,7 +140,7 @@ impl ResponderMemory {
     fn with_memory<R>(
         &mut self,
         access: u32,
-        work: impl FnOnce(&mut RemoteKeys, &Arc<Peer>, &Target) -> Result<R, NakReason>,
+        work: impl FnOnce(&mut RemoteKeys, &Arc<Peer>, &RemoteQp) -> Result<R, NakReason>,
     ) -> Result<R, NakReason> {
         self.offers(access)?;
         let me = self.adapter.id.pid;
@@ -297,11 +297,11 @@ impl Drop for ResponderMemory {
 }
 
 /// An operation that is announced in the entry until this is dropped.
-struct Announced<'a>(&'a Target, u32);
+struct Announced<'a>(&'a RemoteQp, u32);
 
 impl<'a> Announced<'a> {
     #[inline]
-    fn new(target: &'a Target, peer: &Peer) -> Self {
+    fn new(target: &'a RemoteQp, peer: &Peer) -> Self {
         let inflight = &target.entry.inflight;
         let mut last = inflight.last();
         inflight.begin(&mut last, peer.asymmetric);

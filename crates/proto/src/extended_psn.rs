@@ -5,9 +5,9 @@ use millstream_wire::Psn;
 /// Position of a packet in one direction of a connection. The low 24 bits are the PSN; unlike PSNs, sequence
 /// numbers are ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Sequence(u64);
+pub(crate) struct ExtendedPsn(u64);
 
-impl Sequence {
+impl ExtendedPsn {
     /// The first packet of a connection. It starts at 2²⁴, so that earlier positions exist.
     pub(crate) const fn first(psn: Psn) -> Self {
         Self((1 << 24) + psn.get() as u64)
@@ -47,17 +47,17 @@ mod tests {
 
     #[test]
     fn nearest_position_wraps_around() {
-        let at = Sequence::first(Psn::new(0xff_fffe));
+        let at = ExtendedPsn::first(Psn::new(0xff_fffe));
         assert_eq!(at.nearest(Psn::new(1)), at.plus(3));
         assert_eq!(at.plus(3).nearest(Psn::new(0xff_fffe)), at);
-        let zero = Sequence::first(Psn::new(0));
+        let zero = ExtendedPsn::first(Psn::new(0));
         assert_eq!(zero.nearest(Psn::new(0xff_ffff)), zero.before());
         assert_eq!(zero.nearest(Psn::new(0x80_0000)).plus(0x80_0000), zero, "half a turn is behind");
     }
 
     #[test]
     fn distance_counts_the_packets_between_two_positions() {
-        let at = Sequence::first(Psn::new(0xff_fffe));
+        let at = ExtendedPsn::first(Psn::new(0xff_fffe));
         assert_eq!(at.since(at), 0);
         assert_eq!(at.plus(3).since(at), 3);
     }

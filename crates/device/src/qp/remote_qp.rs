@@ -48,7 +48,7 @@ pub(super) enum SrqLimit {
 }
 
 #[derive(Debug)]
-pub(super) struct Target {
+pub(super) struct RemoteQp {
     pub(super) entry: MappedRef<QpEntry>,
     qpn: u32,
     generation: u32,
@@ -121,9 +121,9 @@ fn bind_cq(peer: &Peer, at: usize) -> Option<CqProducer<MappedRef<CqRing>>> {
 }
 
 // SAFETY: points into the peer's arena, where everything is atomics or raw copies.
-unsafe impl Send for Target {}
+unsafe impl Send for RemoteQp {}
 
-impl Target {
+impl RemoteQp {
     /// Finds the queue pair and checks the offsets of its queues. The result keeps the peer's arena mapped.
     pub(super) fn bind(peer: &Peer, qpn: u32) -> Option<Self> {
         let entry = peer.qp_entry(qpn as usize % MAX_QP)?;
