@@ -7,8 +7,8 @@ use std::os::fd::RawFd;
 
 use crate::abi::{self, Header, MAX_PRIVATE, Plain, cmd, query};
 use crate::address::{Address, LEN};
-use crate::io::{ChannelId, CmIo};
 use crate::manager::Manager;
+use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
@@ -110,7 +110,7 @@ impl<'a> Command<'a> {
     pub unsafe fn run(
         &self,
         manager: &mut Manager,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         from: Option<ChannelId>,
     ) -> Result<()> {
@@ -119,16 +119,16 @@ impl<'a> Command<'a> {
             match self.header.cmd {
                 cmd::CREATE_ID => {
                     let body = abi::CreateId::from_prefix(self.body);
-                    let id = manager.create(io, channel, body.uid, body.ps, body.qp_type)?;
+                    let id = manager.create(system, channel, body.uid, body.ps, body.qp_type)?;
                     let answered = self.answer_number(body.response, id);
                     if answered.is_err() {
-                        manager.destroy(io, channel, id)?;
+                        manager.destroy(system, channel, id)?;
                     }
                     answered
                 }
                 cmd::DESTROY_ID => {
                     let body = abi::DestroyId::from_prefix(self.body);
-                    let reported = manager.destroy(io, channel, body.id)?;
+                    let reported = manager.destroy(system, channel, body.id)?;
                     self.answer_number(body.response, reported)
                 }
                 cmd::LEAVE_MCAST => {
@@ -138,35 +138,35 @@ impl<'a> Command<'a> {
                 }
                 cmd::MIGRATE_ID => {
                     let body = abi::MigrateId::from_prefix(self.body);
-                    let reported = manager.migrate(io, from.ok_or(EINVAL)?, body.id, channel)?;
+                    let reported = manager.migrate(system, from.ok_or(EINVAL)?, body.id, channel)?;
                     self.answer_number(body.response, reported)
                 }
                 cmd::JOIN_IP_MCAST => {
                     let body = abi::JoinIpMcast::from_prefix(self.body);
                     let address = Address::parse(&body.addr)?;
-                    let group = manager.join(io, channel, body.id, body.uid, address)?;
+                    let group = manager.join(system, channel, body.id, body.uid, address)?;
                     self.answer_number(body.response, group)
                 }
                 cmd::JOIN_MCAST => {
                     let body = abi::JoinMcast::from_prefix(self.body);
                     let address = sized_address(&body.addr, body.addr_size)?.ok_or(EINVAL)?;
-                    let group = manager.join(io, channel, body.id, body.uid, address)?;
+                    let group = manager.join(system, channel, body.id, body.uid, address)?;
                     self.answer_number(body.response, group)
                 }
                 cmd::QUERY_ROUTE => {
                     let body = abi::Query::from_prefix(self.body);
-                    let answer = manager.query_route(io, channel, body.id)?;
+                    let answer = manager.query_route(system, channel, body.id)?;
                     self.answer(body.response, &answer, size_of_val(&answer) - 8)
                 }
                 cmd::QUERY => {
                     let body = abi::Query::from_prefix(self.body);
                     match body.option {
                         query::ADDR => {
-                            let answer = manager.query_addr(io, channel, body.id)?;
+                            let answer = manager.query_addr(system, channel, body.id)?;
                             self.answer(body.response, &answer, size_of_val(&answer) - 8)
                         }
                         query::GID => {
-                            let answer = manager.query_gid(io, channel, body.id)?;
+                            let answer = manager.query_gid(system, channel, body.id)?;
                             self.answer(body.response, &answer, size_of_val(&answer) - 8)
                         }
                         query::PATH => {
@@ -178,69 +178,74 @@ impl<'a> Command<'a> {
                 }
                 cmd::INIT_QP_ATTR => {
                     let body = abi::InitQpAttr::from_prefix(self.body);
-                    let attr = manager.qp_attributes(io, channel, body.id, body.qp_state)?;
+                    let attr = manager.qp_attributes(system, channel, body.id, body.qp_state)?;
                     self.answer(body.response, &attr, size_of_val(&attr))
                 }
                 cmd::SET_OPTION => self.set_option(manager, channel),
-                _ => self.run_without_answer(manager, io, channel),
+                _ => self.run_without_answer(manager, system, channel),
             }
         }
     }
 
-    fn run_without_answer(&self, manager: &mut Manager, io: &mut dyn CmIo, channel: ChannelId) -> Result<()> {
+    fn run_without_answer(
+        &self,
+        manager: &mut Manager,
+        system: &mut dyn System,
+        channel: ChannelId,
+    ) -> Result<()> {
         match self.header.cmd {
             cmd::BIND_IP => {
                 let body = abi::BindIp::from_prefix(self.body);
-                manager.bind(io, channel, body.id, Address::parse(&body.addr)?)
+                manager.bind(system, channel, body.id, Address::parse(&body.addr)?)
             }
             cmd::BIND => {
                 let body = abi::Bind::from_prefix(self.body);
                 let address = sized_address(&body.addr, body.addr_size)?.ok_or(EINVAL)?;
-                manager.bind(io, channel, body.id, address)
+                manager.bind(system, channel, body.id, address)
             }
             cmd::RESOLVE_IP => {
                 let body = abi::ResolveIp::from_prefix(self.body);
                 let (src, dst) = (Address::parse_optional(&body.src)?, Address::parse(&body.dst)?);
-                manager.resolve_addr(io, channel, body.id, src, dst)
+                manager.resolve_addr(system, channel, body.id, src, dst)
             }
             cmd::RESOLVE_ADDR => {
                 let body = abi::ResolveAddr::from_prefix(self.body);
                 let src = sized_address(&body.src, body.src_size)?;
                 let dst = sized_address(&body.dst, body.dst_size)?.ok_or(EINVAL)?;
-                manager.resolve_addr(io, channel, body.id, src, dst)
+                manager.resolve_addr(system, channel, body.id, src, dst)
             }
             cmd::RESOLVE_ROUTE => {
                 let body = abi::ResolveRoute::from_prefix(self.body);
-                manager.resolve_route(io, channel, body.id)
+                manager.resolve_route(system, channel, body.id)
             }
             cmd::CONNECT => {
                 let body = abi::Connect::from_prefix(self.body);
                 if body.conn_param.valid == 0 {
                     return Err(EINVAL);
                 }
-                manager.connect(io, channel, body.id, &body.conn_param, body.ece)
+                manager.connect(system, channel, body.id, &body.conn_param, body.ece)
             }
             cmd::LISTEN => {
                 let body = abi::Listen::from_prefix(self.body);
-                manager.listen(io, channel, body.id, body.backlog)
+                manager.listen(system, channel, body.id, body.backlog)
             }
             cmd::ACCEPT => {
                 let body = abi::Accept::from_prefix(self.body);
                 let param = (body.conn_param.valid != 0).then_some((&body.conn_param, body.ece));
-                manager.accept(io, channel, body.id, body.uid, param)
+                manager.accept(system, channel, body.id, body.uid, param)
             }
             cmd::REJECT => {
                 let body = abi::Reject::from_prefix(self.body);
                 let private = &body.private_data[..usize::from(body.private_data_len).min(MAX_PRIVATE)];
-                manager.reject(io, channel, body.id, body.reason, private)
+                manager.reject(system, channel, body.id, body.reason, private)
             }
             cmd::DISCONNECT => {
                 let body = abi::Disconnect::from_prefix(self.body);
-                manager.disconnect(io, channel, body.id)
+                manager.disconnect(system, channel, body.id)
             }
             cmd::NOTIFY => {
                 let body = abi::Notify::from_prefix(self.body);
-                manager.notify(io, channel, body.id, body.event)
+                manager.notify(system, channel, body.id, body.event)
             }
             _ => Err(Errno(libc::ENOSYS)),
         }

@@ -21,7 +21,7 @@ const DATAGRAMS: usize = 4;
 pub(crate) struct GsiPort {
     pub(crate) remote: RemoteConnections,
     /// The QPN prefix under which this process has joined the port.
-    pub(crate) block: u16,
+    pub(crate) qpn_prefix: u16,
     port: Port,
     inbox: RxBuffers,
     psn: u32,
@@ -31,14 +31,14 @@ pub(crate) struct GsiPort {
 
 impl GsiPort {
     pub(crate) fn open() -> io::Result<Self> {
-        let (block, claim) = gsi::claim()?;
-        let port = Port::join(block).map_err(|error| {
+        let (qpn_prefix, claim) = gsi::claim()?;
+        let port = Port::join(qpn_prefix).map_err(|error| {
             tracing::warn!("no connections to or from other hosts: {error}");
             io::Error::from_raw_os_error(libc::EHOSTUNREACH)
         })?;
         Ok(Self {
-            remote: RemoteConnections::new(block, gid::node_guid(), random_u64() as u32),
-            block,
+            remote: RemoteConnections::new(qpn_prefix, gid::node_guid(), random_u64() as u32),
+            qpn_prefix,
             port,
             inbox: RxBuffers::new(DATAGRAMS),
             psn: random_u64() as u32,
@@ -70,7 +70,7 @@ impl GsiPort {
 
     /// Receives datagrams: returns those for this process, forwards those of other processes.
     pub(crate) fn receive(&mut self) -> Vec<CmEvent> {
-        let mut heard = Vec::new();
+        let mut events = Vec::new();
         let now = Instant::now();
         while self.port.receive(&mut self.inbox).is_ok_and(|n| n != 0) {
             for received in self.inbox.received() {
@@ -83,18 +83,19 @@ impl GsiPort {
                     let Ok((_, message)) = cm::Message::parse(datagram) else { continue };
                     let info = received.info;
                     match gsi::receiver(&message) {
-                        Some(block)
-                            if block != self.block && gsi::pass_on(&self.port, block, &info, bytes) => {}
+                        Some(qpn_prefix)
+                            if qpn_prefix != self.qpn_prefix
+                                && gsi::pass_on(&self.port, qpn_prefix, &info, bytes) => {}
                         // Datagrams without a receiver are handled by the process that received them: it
                         // rejects requests, and replies to DREQs of connections whose process has ended.
                         _ => {
                             let (own, peer) = (info.destination, info.source);
-                            heard.extend(self.remote.receive(own, peer, datagram, now));
+                            events.extend(self.remote.receive(own, peer, datagram, now));
                         }
                     }
                 }
             }
         }
-        heard
+        events
     }
 }

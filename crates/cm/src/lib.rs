@@ -7,7 +7,7 @@
 //! redirects programs to this crate.
 //!
 //! Read in this order: [`abi`] (commands), [`message`] (messages between processes), [`manager`] (states of
-//! identifiers, without I/O or clock; [`io::CmIo`] is its interface to the outside), [`command`] (parsing and
+//! identifiers, without I/O or clock; [`system::System`] is its interface to the outside), [`command`] (parsing and
 //! answering commands), [`engine`] (sockets and the thread).
 //!
 //! States and messages follow the InfiniBand Architecture Specification, volume 1, chapter 12 and annex A11;
@@ -18,11 +18,11 @@ pub mod address;
 pub mod command;
 pub mod engine;
 mod gsi;
-pub mod io;
 pub mod manager;
 pub mod message;
 pub mod preload;
 pub mod remote;
+pub mod system;
 
 /// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,6 +3,8 @@
 //! Each link carries one connection, so messages need no communication IDs, and a closed link reports a dead
 //! peer. Integers are in host order: both processes are on one host.
 
+use millstream_wire::{Psn, Qkey, Qpn};
+
 use crate::address::{self, Address};
 
 /// First byte of every message; changes with the format.
@@ -31,11 +33,11 @@ pub mod private {
 
 /// Connection parameters that one side sends to the other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Parameters {
+pub struct ConnectionParameters {
     /// Queue pair number.
-    pub qpn: u32,
+    pub qpn: Qpn,
     /// PSN with which the receiver of the message starts sending.
-    pub psn: u32,
+    pub psn: Psn,
     /// Inbound READs that the sender accepts at a time.
     pub responder_resources: u8,
     /// Outbound READs that the sender issues at a time.
@@ -69,11 +71,11 @@ pub enum Message {
         src: Address,
         /// Address of the listener.
         dst: Address,
-        /// Parameters of the requester.
-        parameters: Parameters,
+        /// ConnectionParameters of the requester.
+        parameters: ConnectionParameters,
     },
     /// Connection reply.
-    Rep(Parameters),
+    Rep(ConnectionParameters),
     /// Ready to use.
     Rtu,
     /// Rejects a request, or gives up.
@@ -101,9 +103,9 @@ pub enum Message {
         /// Status; zero if the service exists.
         status: u8,
         /// Queue pair number of the service.
-        qpn: u32,
+        qpn: Qpn,
         /// Q_Key of the service.
-        qkey: u32,
+        qkey: Qkey,
         /// Private data.
         private: Vec<u8>,
     },
@@ -140,8 +142,8 @@ impl Message {
             }
             Self::SidrRep { status, qpn, qkey, private } => {
                 to.extend([8, *status]);
-                to.extend(qpn.to_ne_bytes());
-                to.extend(qkey.to_ne_bytes());
+                to.extend(qpn.get().to_ne_bytes());
+                to.extend(qkey.get().to_ne_bytes());
                 put_private(&mut to, private);
             }
         }
@@ -159,9 +161,9 @@ impl Message {
             1 => Self::Req {
                 src: from.address()?,
                 dst: from.address()?,
-                parameters: Parameters::decode(&mut from)?,
+                parameters: ConnectionParameters::decode(&mut from)?,
             },
-            2 => Self::Rep(Parameters::decode(&mut from)?),
+            2 => Self::Rep(ConnectionParameters::decode(&mut from)?),
             3 => Self::Rtu,
             4 => Self::Rej { reason: from.byte()?, private: from.private()? },
             5 => Self::Dreq,
@@ -169,8 +171,8 @@ impl Message {
             7 => Self::SidrReq { src: from.address()?, dst: from.address()?, private: from.private()? },
             8 => Self::SidrRep {
                 status: from.byte()?,
-                qpn: from.word()?,
-                qkey: from.word()?,
+                qpn: Qpn::new(from.word()?),
+                qkey: Qkey::new(from.word()?),
                 private: from.private()?,
             },
             _ => return None,
@@ -179,9 +181,9 @@ impl Message {
     }
 }
 
-impl Parameters {
+impl ConnectionParameters {
     fn encode(&self, to: &mut Vec<u8>) {
-        for word in [self.qpn, self.psn, self.ece[0], self.ece[1]] {
+        for word in [self.qpn.get(), self.psn.get(), self.ece[0], self.ece[1]] {
             to.extend(word.to_ne_bytes());
         }
         to.extend([
@@ -199,10 +201,9 @@ impl Parameters {
     }
 
     fn decode(from: &mut Reader<'_>) -> Option<Self> {
-        let [qpn, psn] = [from.word()? & 0xff_ffff, from.word()? & 0xff_ffff];
         Some(Self {
-            qpn,
-            psn,
+            qpn: Qpn::new(from.word()?),
+            psn: Psn::new(from.word()?),
             ece: [from.word()?, from.word()?],
             responder_resources: from.byte()?,
             initiator_depth: from.byte()?,
@@ -263,9 +264,9 @@ mod tests {
     fn all() -> Vec<Message> {
         let src = Address { ip: "127.0.0.1".parse().unwrap(), port: 40000, scope: 0 };
         let dst = Address { ip: "::1".parse().unwrap(), port: 7471, scope: 0 };
-        let parameters = Parameters {
-            qpn: 0xabcdef,
-            psn: 0x123456,
+        let parameters = ConnectionParameters {
+            qpn: Qpn::new(0xabcdef),
+            psn: Psn::new(0x123456),
             responder_resources: 1,
             initiator_depth: 2,
             flow_control: 1,
@@ -280,13 +281,13 @@ mod tests {
         };
         vec![
             Message::Req { src, dst, parameters: parameters.clone() },
-            Message::Rep(Parameters { private: vec![9; private::REP], ..parameters }),
+            Message::Rep(ConnectionParameters { private: vec![9; private::REP], ..parameters }),
             Message::Rtu,
             Message::Rej { reason: 28, private: Vec::new() },
             Message::Dreq,
             Message::Drep,
             Message::SidrReq { src: dst, dst: src, private: vec![1; private::SIDR_REQ] },
-            Message::SidrRep { status: 1, qpn: 5, qkey: 6, private: vec![2] },
+            Message::SidrRep { status: 1, qpn: Qpn::new(5), qkey: Qkey::new(6), private: vec![2] },
         ]
     }
 
@@ -312,12 +313,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_truncated_to_their_width() {
+    fn retry_counts_and_timeouts_are_truncated_to_their_width() {
         let parameters =
-            Parameters { qpn: u32::MAX, retry_count: 255, timeout: 255, ..Parameters::default() };
+            ConnectionParameters { retry_count: 255, timeout: 255, ..ConnectionParameters::default() };
         let Some(Message::Rep(seen)) = Message::decode(&Message::Rep(parameters).encode()) else {
             panic!("no REP")
         };
-        assert_eq!((seen.qpn, seen.retry_count, seen.timeout), (0xff_ffff, 7, 31));
+        assert_eq!((seen.retry_count, seen.timeout), (7, 31));
     }
 }

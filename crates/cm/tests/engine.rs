@@ -8,8 +8,9 @@ use std::time::Duration;
 use common::Channel;
 use millstream_cm::abi::{ConnParam, Plain, event};
 use millstream_cm::address::Address;
-use millstream_cm::message::{MAX_LEN, Message, Parameters};
+use millstream_cm::message::{ConnectionParameters, MAX_LEN, Message};
 use millstream_shm::socket::{Connection, own_uid};
+use millstream_wire::Qpn;
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -61,7 +62,7 @@ fn connect_and_disconnect() {
 fn malformed_messages_close_only_their_link() {
     let server = Channel::open();
     let (_, port) = server.listen(1);
-    let mut bytes = Message::Rep(Parameters::default()).encode();
+    let mut bytes = Message::Rep(ConnectionParameters::default()).encode();
     let mut said: Vec<Vec<u8>> = vec![
         vec![0],
         vec![0xff; MAX_LEN],
@@ -93,7 +94,11 @@ fn messages_in_any_order_are_harmless() {
     let server = Channel::open();
     let (_, port) = server.listen(1);
     let request = || {
-        let parameters = Parameters { qpn: 9, private: vec![7; 255], ..Parameters::default() };
+        let parameters = ConnectionParameters {
+            qpn: Qpn::new(9),
+            private: vec![7; 255],
+            ..ConnectionParameters::default()
+        };
         Message::Req { src: at(1), dst: at(port), parameters }
     };
     // Private data beyond the field of a request is cut off.
@@ -104,7 +109,7 @@ fn messages_in_any_order_are_harmless() {
     assert_eq!((param.private_data_len, param.private_data[55], param.private_data[56]), (56, 7, 0));
     // Messages that are invalid before the reply.
     for message in
-        [request(), Message::Rtu, Message::Dreq, Message::Drep, Message::Rep(Parameters::default())]
+        [request(), Message::Rtu, Message::Dreq, Message::Drep, Message::Rep(ConnectionParameters::default())]
     {
         link_one.send(&message.encode(), &[]).unwrap();
     }

@@ -15,40 +15,40 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::{DupFlags, dup3};
 
 /// All descriptors of this kind in the process.
-static PARENT_ONLY: SpinLock<Vec<RawFd>> = SpinLock::new(Vec::new());
+static CLOSE_ON_FORK: SpinLock<Vec<RawFd>> = SpinLock::new(Vec::new());
 static FORKS: Once = Once::new();
 
 /// A descriptor that a forked child does not keep.
 #[derive(Debug)]
-pub(crate) struct ParentOnlyFd(OwnedFd);
+pub(crate) struct CloseOnForkFd(OwnedFd);
 
-impl From<OwnedFd> for ParentOnlyFd {
+impl From<OwnedFd> for CloseOnForkFd {
     fn from(fd: OwnedFd) -> Self {
         FORKS.call_once(|| {
             // SAFETY: the handlers use one lock and make system calls. If they cannot be registered, a child
             // keeps the descriptors.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
         });
-        PARENT_ONLY.lock().push(fd.as_raw_fd());
+        CLOSE_ON_FORK.lock().push(fd.as_raw_fd());
         Self(fd)
     }
 }
 
-impl Drop for ParentOnlyFd {
+impl Drop for CloseOnForkFd {
     fn drop(&mut self) {
         let number = self.0.as_raw_fd();
         // Before it is closed: the number may be reused at once.
-        PARENT_ONLY.lock().retain(|fd| *fd != number);
+        CLOSE_ON_FORK.lock().retain(|fd| *fd != number);
     }
 }
 
-impl AsFd for ParentOnlyFd {
+impl AsFd for CloseOnForkFd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
 }
 
-impl AsRawFd for ParentOnlyFd {
+impl AsRawFd for CloseOnForkFd {
     fn as_raw_fd(&self) -> RawFd {
         self.0.as_raw_fd()
     }
@@ -56,21 +56,21 @@ impl AsRawFd for ParentOnlyFd {
 
 /// The child must find the lock free and the list consistent.
 extern "C" fn before_fork() {
-    std::mem::forget(PARENT_ONLY.lock());
+    std::mem::forget(CLOSE_ON_FORK.lock());
 }
 
 extern "C" fn in_parent() {
     // SAFETY: taken in `before_fork` by this thread.
-    unsafe { PARENT_ONLY.force_unlock() };
+    unsafe { CLOSE_ON_FORK.force_unlock() };
 }
 
 extern "C" fn in_child() {
     // SAFETY: taken in `before_fork` by the thread that this one continues.
-    unsafe { PARENT_ONLY.force_unlock() };
-    let mut parent_only = PARENT_ONLY.lock();
+    unsafe { CLOSE_ON_FORK.force_unlock() };
+    let mut close_on_fork = CLOSE_ON_FORK.lock();
     // Plain system calls, which a child may make.
     let null = rustix::fs::open(c"/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
-    for number in parent_only.iter() {
+    for number in close_on_fork.iter() {
         // SAFETY: the descriptors in the list are open. Their owners close them.
         let mut fd = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(*number) });
         let replaced = null.as_ref().is_ok_and(|null| dup3(null, &mut fd, DupFlags::CLOEXEC).is_ok());
@@ -80,5 +80,5 @@ extern "C" fn in_child() {
         }
     }
     // Keeps its allocation: nothing is freed in the child.
-    parent_only.clear();
+    close_on_fork.clear();
 }

@@ -2,12 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use millstream_wire::Psn;
+
 use super::queue::{Event, failure};
 use super::{EINVAL, Id, Manager, State};
 use crate::abi::{QPT_RC, QPT_UD, event, ps, reason};
 use crate::address::Address;
-use crate::io::{ChannelId, CmIo};
 use crate::message::Message;
+use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
 
 impl Manager {
@@ -17,7 +19,7 @@ impl Manager {
     /// EINVAL for an invalid port space or queue pair type; ENOMEM.
     pub fn create(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         uid: u64,
         space: u16,
@@ -32,14 +34,14 @@ impl Manager {
         if !self.channels.contains_key(&channel) {
             return Err(EINVAL);
         }
-        self.ids.add(Id::new(channel, uid, space, qp_type, io.random()))
+        self.ids.add(Id::new(channel, uid, space, qp_type, Psn::new(system.random())))
     }
 
     /// Destroys an identifier; returns how many of its events the program has taken and must acknowledge.
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn destroy(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<u32> {
+    pub fn destroy(&mut self, system: &mut dyn System, channel: ChannelId, number: u32) -> Result<u32> {
         let id = self.id(channel, number)?;
         let (reported, link) = (id.reported, id.link);
         // The message that the specification requires in each state.
@@ -53,9 +55,9 @@ impl Manager {
             _ => None,
         };
         if let (Some(last_message), Some(link)) = (last_message, link) {
-            io.send(link, &last_message);
+            system.send(link, &last_message);
         }
-        self.unlink(io, number);
+        self.unlink(system, number);
         self.set_deadline(number, None);
         let groups: Vec<u32> =
             self.groups.iter().filter(|(_, group)| group.id == number).map(|(group, _)| group).collect();
@@ -63,10 +65,10 @@ impl Manager {
             self.groups.remove(group);
         }
         for child in self.forget_events(channel, |event| event.owner == number) {
-            self.destroy(io, channel, child)?;
+            self.destroy(system, channel, child)?;
         }
         if let Some(port) = self.ids.remove(number).and_then(|id| id.port) {
-            self.ports.release(io, port);
+            self.ports.release(system, port);
         }
         Ok(reported)
     }
@@ -77,7 +79,7 @@ impl Manager {
     /// EINVAL if it is bound already, EADDRNOTAVAIL for an address of another host, EADDRINUSE.
     pub fn bind(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         address: Address,
@@ -85,10 +87,10 @@ impl Manager {
         if self.id(channel, number)?.state != State::Idle {
             return Err(EINVAL);
         }
-        if !address.is_wildcard() && !is_local(io, address.ip) {
+        if !address.is_wildcard() && !is_local(system, address.ip) {
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
-        self.bind_port(io, number, address)?;
+        self.bind_port(system, number, address)?;
         self.id(channel, number)?.state = State::Bound;
         Ok(())
     }
@@ -99,7 +101,7 @@ impl Manager {
     /// EINVAL in the wrong state or for different address families; errors of binding to `src`.
     pub fn resolve_addr(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         src: Option<Address>,
@@ -119,8 +121,8 @@ impl Manager {
         if given.is_some_and(|src| src.ip.is_ipv4() != dst.ip.is_ipv4()) {
             return Err(EINVAL);
         }
-        let Some(ip) = source_address(io, dst.ip) else {
-            self.post_event(io, number, Event::new(event::ADDR_ERROR, failure(libc::EHOSTUNREACH)));
+        let Some(ip) = source_address(system, dst.ip) else {
+            self.post_event(system, number, Event::new(event::ADDR_ERROR, failure(libc::EHOSTUNREACH)));
             return Ok(());
         };
         let from = Address { ip, port: 0, scope: dst.scope };
@@ -128,10 +130,10 @@ impl Manager {
             let mut wanted = given.unwrap_or(from);
             if wanted.is_wildcard() {
                 wanted.ip = from.ip;
-            } else if !is_local(io, wanted.ip) {
+            } else if !is_local(system, wanted.ip) {
                 return Err(Errno(libc::EADDRNOTAVAIL));
             }
-            self.bind_port(io, number, wanted)?;
+            self.bind_port(system, number, wanted)?;
         }
         let id = self.id(channel, number)?;
         if let Some(src) = id.src.as_mut().filter(|src| src.is_wildcard()) {
@@ -139,7 +141,7 @@ impl Manager {
         }
         id.dst = Some(dst);
         id.state = State::AddrResolved;
-        self.post_event(io, number, Event::new(event::ADDR_RESOLVED, 0));
+        self.post_event(system, number, Event::new(event::ADDR_RESOLVED, 0));
         Ok(())
     }
 
@@ -147,13 +149,13 @@ impl Manager {
     ///
     /// # Errors
     /// EINVAL in the wrong state.
-    pub fn resolve_route(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<()> {
+    pub fn resolve_route(&mut self, system: &mut dyn System, channel: ChannelId, number: u32) -> Result<()> {
         let id = self.id(channel, number)?;
         if id.state != State::AddrResolved {
             return Err(EINVAL);
         }
         id.state = State::RouteResolved;
-        self.post_event(io, number, Event::new(event::ROUTE_RESOLVED, 0));
+        self.post_event(system, number, Event::new(event::ROUTE_RESOLVED, 0));
         Ok(())
     }
 
@@ -208,17 +210,17 @@ impl Manager {
 
 /// The local source address of packets to `dst`. Local destinations are their own source; multicast groups
 /// are reached from any address, preferably not loopback. `None` if there is no route.
-fn source_address(io: &mut dyn CmIo, dst: IpAddr) -> Option<IpAddr> {
+fn source_address(system: &mut dyn System, dst: IpAddr) -> Option<IpAddr> {
     if !dst.is_multicast() {
-        return if is_local(io, dst) { Some(dst) } else { io.source_address(dst) };
+        return if is_local(system, dst) { Some(dst) } else { system.source_address(dst) };
     }
-    let mut own = io.addresses();
+    let mut own = system.addresses();
     own.retain(|ip| ip.is_ipv4() == dst.is_ipv4());
     own.sort_by_key(IpAddr::is_loopback);
     own.first().copied()
 }
 
 /// Whether the address belongs to this host.
-fn is_local(io: &mut dyn CmIo, ip: IpAddr) -> bool {
-    ip.is_loopback() || io.addresses().contains(&ip)
+fn is_local(system: &mut dyn System, ip: IpAddr) -> bool {
+    ip.is_loopback() || system.addresses().contains(&ip)
 }

@@ -3,7 +3,7 @@
 use super::{EINVAL, Id, Manager, PACKET_LIFE_TIME, State};
 use crate::abi::{AddrAnswer, AhAttr, MTU_4096, PathAnswer, PathRecord, QpAttr, RouteAnswer, WirePath};
 use crate::address::{LEN, encode_ib};
-use crate::io::{ChannelId, CmIo};
+use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
 
 const INIT: u32 = 1;
@@ -48,7 +48,7 @@ impl Manager {
     /// EINVAL while they are unknown, or for other states.
     pub fn qp_attributes(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         state: u32,
@@ -87,15 +87,15 @@ impl Manager {
                     | mask::MAX_DEST_RD_ATOMIC
                     | mask::MIN_RNR_TIMER;
                 attr.path_mtu = mtu(connection).into();
-                attr.dest_qp_num = connection.remote.qpn;
-                attr.rq_psn = connection.psn;
+                attr.dest_qp_num = connection.remote.qpn.get();
+                attr.rq_psn = connection.psn.get();
                 attr.max_dest_rd_atomic = connection.responder_resources;
-                attr.ah = self.address_vector(io, number);
+                attr.ah = self.address_vector(system, number);
             }
             RTS if answered => {
                 attr.mask |=
                     mask::SQ_PSN | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC | mask::TIMEOUT;
-                attr.sq_psn = connection.remote.psn;
+                attr.sq_psn = connection.remote.psn.get();
                 attr.retry_cnt = connection.retry_count;
                 attr.rnr_retry = connection.rnr_retry_count;
                 attr.max_rd_atomic = connection.initiator_depth;
@@ -107,24 +107,29 @@ impl Manager {
     }
 
     /// The address vector of the identifier's peer.
-    pub(super) fn address_vector(&mut self, io: &mut dyn CmIo, number: u32) -> AhAttr {
+    pub(super) fn address_vector(&mut self, system: &mut dyn System, number: u32) -> AhAttr {
         let Some(id) = self.ids.get(number) else { return AhAttr::ZERO };
         let (Some(src), Some(dst)) = (id.src, id.dst) else { return AhAttr::ZERO };
-        address_vector_to(io, src.gid(), dst.gid(), id.tos)
+        address_vector_to(system, src.gid(), dst.gid(), id.tos)
     }
 
     /// Answers QUERY_ROUTE.
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_route(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<RouteAnswer> {
+    pub fn query_route(
+        &mut self,
+        system: &mut dyn System,
+        channel: ChannelId,
+        number: u32,
+    ) -> Result<RouteAnswer> {
         let id = self.id(channel, number)?;
         let [src, dst] = [id.src, id.dst].map(|address| address.map_or([0; LEN], |a| a.encode()));
         let mut answer = RouteAnswer { src, dst, ibdev_index: NO_INDEX, ..RouteAnswer::ZERO };
         if !id.has_device() {
             return Ok(answer);
         }
-        answer.node_guid = io.node_guid().to_be();
+        answer.node_guid = system.node_guid().to_be();
         answer.port_num = 1;
         let path = path(id);
         if has_path(id) {
@@ -141,7 +146,12 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_addr(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
+    pub fn query_addr(
+        &mut self,
+        system: &mut dyn System,
+        channel: ChannelId,
+        number: u32,
+    ) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
         if let Some(src) = id.src {
@@ -152,7 +162,7 @@ impl Manager {
             answer.dst[..LEN].copy_from_slice(&dst.encode());
             answer.dst_size = dst.encoded_len();
         }
-        with_device(io, id, &mut answer);
+        with_device(system, id, &mut answer);
         Ok(answer)
     }
 
@@ -160,7 +170,12 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn query_gid(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<AddrAnswer> {
+    pub fn query_gid(
+        &mut self,
+        system: &mut dyn System,
+        channel: ChannelId,
+        number: u32,
+    ) -> Result<AddrAnswer> {
         let id = self.id(channel, number)?;
         let mut answer = AddrAnswer { ibdev_index: NO_INDEX, ..AddrAnswer::ZERO };
         let service = |port: u16| u64::from(id.space) << 16 | u64::from(port);
@@ -172,7 +187,7 @@ impl Manager {
             answer.dst = encode_ib(dst.gid(), DEFAULT_PKEY, service(dst.port));
             answer.dst_size = 48;
         }
-        with_device(io, id, &mut answer);
+        with_device(system, id, &mut answer);
         Ok(answer)
     }
 
@@ -210,10 +225,10 @@ impl Manager {
 }
 
 /// The address vector from `src` to `dst`.
-pub(super) fn address_vector_to(io: &mut dyn CmIo, src: [u8; 16], dst: [u8; 16], tos: u8) -> AhAttr {
+pub(super) fn address_vector_to(system: &mut dyn System, src: [u8; 16], dst: [u8; 16], tos: u8) -> AhAttr {
     AhAttr {
         dgid: dst,
-        sgid_index: io.gid_index(&src).unwrap_or(0),
+        sgid_index: system.gid_index(&src).unwrap_or(0),
         hop_limit: HOP_LIMIT,
         traffic_class: tos,
         is_global: 1,
@@ -222,9 +237,9 @@ pub(super) fn address_vector_to(io: &mut dyn CmIo, src: [u8; 16], dst: [u8; 16],
     }
 }
 
-fn with_device(io: &mut dyn CmIo, id: &Id, answer: &mut AddrAnswer) {
+fn with_device(system: &mut dyn System, id: &Id, answer: &mut AddrAnswer) {
     if id.has_device() {
-        answer.node_guid = io.node_guid().to_be();
+        answer.node_guid = system.node_guid().to_be();
         answer.port_num = 1;
         answer.pkey = DEFAULT_PKEY;
     }

@@ -1,11 +1,13 @@
 //! Connecting and disconnecting by the program.
 
+use millstream_wire::{Psn, Qkey, Qpn};
+
 use super::queue::{Event, failure, private_only};
 use super::{EINVAL, LinkOwner, MAX_BACKLOG, MESSAGE_TIMEOUT, Manager, State, TIME_WAIT};
 use crate::abi::{ConnParam, Ece, QPT_XRC_RECV, QPT_XRC_SEND, event, reason, sidr};
 use crate::address::Address;
-use crate::io::{ChannelId, CmIo, LinkId, PortName};
-use crate::message::{Message, Parameters, private};
+use crate::message::{ConnectionParameters, Message, private};
+use crate::system::{ChannelId, LinkId, PortName, System};
 use crate::{Errno, Result};
 
 /// `IBV_EVENT_COMM_EST`
@@ -23,12 +25,12 @@ fn private_of(param: &ConnParam, room: usize) -> Result<Vec<u8>> {
 fn parameters(
     param: &ConnParam,
     ece: Ece,
-    (qp_type, psn): (u8, u32),
+    (qp_type, psn): (u8, Psn),
     timeout: u8,
     room: usize,
-) -> Result<Parameters> {
-    Ok(Parameters {
-        qpn: param.qp_num & 0xff_ffff,
+) -> Result<ConnectionParameters> {
+    Ok(ConnectionParameters {
+        qpn: Qpn::new(param.qp_num),
         psn,
         responder_resources: param.responder_resources,
         initiator_depth: param.initiator_depth,
@@ -49,9 +51,15 @@ impl Manager {
     ///
     /// # Errors
     /// EINVAL in the wrong state; EADDRINUSE if the port is shared.
-    pub fn listen(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32, backlog: u32) -> Result<()> {
+    pub fn listen(
+        &mut self,
+        system: &mut dyn System,
+        channel: ChannelId,
+        number: u32,
+        backlog: u32,
+    ) -> Result<()> {
         if self.id(channel, number)?.state == State::Idle {
-            self.bind(io, channel, number, Address::ANY)?;
+            self.bind(system, channel, number, Address::ANY)?;
         }
         if self.id(channel, number)?.state != State::Bound {
             return Err(EINVAL);
@@ -60,7 +68,7 @@ impl Manager {
             return Err(Errno(libc::EADDRINUSE));
         }
         if let Some(port) = self.ids.get(number).and_then(|id| id.port.as_ref()) {
-            self.ports.listen(io, port)?;
+            self.ports.listen(system, port)?;
         }
         let id = self.id(channel, number)?;
         id.backlog = if (1..MAX_BACKLOG).contains(&backlog) { backlog } else { MAX_BACKLOG };
@@ -74,7 +82,7 @@ impl Manager {
     /// EINVAL in the wrong state or for private data that is too long.
     pub fn connect(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         param: &ConnParam,
@@ -88,10 +96,10 @@ impl Manager {
             let private = private_of(param, private::SIDR_REQ)?;
             (Message::SidrReq { src, dst, private }, State::SidrSent)
         } else {
-            let mtu = io.path_mtu(src.ip, dst.ip);
+            let mtu = system.path_mtu(src.ip, dst.ip);
             let parameters =
                 parameters(param, ece, (id.qp_type, id.connection.psn), id.timeout(), private::REQ)?;
-            let parameters = Parameters { mtu, ..parameters };
+            let parameters = ConnectionParameters { mtu, ..parameters };
             id.connection.mtu = mtu;
             let connection = &mut id.connection;
             connection.local = parameters.clone();
@@ -103,15 +111,17 @@ impl Manager {
         };
         let name = PortName { space: id.space, ip: dst.ip, port: dst.port };
         id.state = sent;
-        match io.connect(src.ip, name).or_else(|_| io.connect(src.ip, name.wildcard())) {
+        match system.connect(src.ip, name).or_else(|_| system.connect(src.ip, name.wildcard())) {
             Ok(link) => {
                 self.link(number, link);
-                io.send(link, &request);
-                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
+                system.send(link, &request);
+                self.set_deadline(number, Some(system.now() + MESSAGE_TIMEOUT));
             }
             // The reply of the connection manager at the other end.
-            Err(_) if sent == State::SidrSent => self.unreachable(io, number, i32::from(sidr::UNSUPPORTED)),
-            Err(_) => self.rejected(io, number, reason::INVALID_SERVICE_ID, &[]),
+            Err(_) if sent == State::SidrSent => {
+                self.unreachable(system, number, i32::from(sidr::UNSUPPORTED))
+            }
+            Err(_) => self.rejected(system, number, reason::INVALID_SERVICE_ID, &[]),
         }
         Ok(())
     }
@@ -130,7 +140,7 @@ impl Manager {
     /// EINVAL in the wrong state (the peer may have given up) or for private data that is too long.
     pub fn accept(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         uid: u64,
@@ -142,9 +152,9 @@ impl Manager {
             (State::RepRcvd, _) => {
                 id.state = State::Established;
                 let ending = std::mem::take(&mut id.ending);
-                io.send(link, &Message::Rtu);
+                system.send(link, &Message::Rtu);
                 if ending {
-                    self.message(io, link, Message::Dreq);
+                    self.message(system, link, Message::Dreq);
                 }
             }
             (State::ReqRcvd, Some((param, ece))) => {
@@ -155,17 +165,17 @@ impl Manager {
                 id.connection.initiator_depth = reply.initiator_depth;
                 id.state = State::RepSent;
                 id.uid = uid;
-                io.send(link, &Message::Rep(reply));
-                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
+                system.send(link, &Message::Rep(reply));
+                self.set_deadline(number, Some(system.now() + MESSAGE_TIMEOUT));
             }
             (State::SidrRcvd, Some((param, _))) => {
                 let private = private_of(param, private::SIDR_REP)?;
-                let qpn = param.qp_num & 0xff_ffff;
-                let reply = Message::SidrRep { status: sidr::VALID, qpn, qkey: id.qkey, private };
+                let qpn = Qpn::new(param.qp_num);
+                let reply = Message::SidrRep { status: sidr::VALID, qpn, qkey: Qkey::new(id.qkey), private };
                 id.state = State::Established;
                 id.uid = uid;
-                io.send(link, &reply);
-                self.unlink(io, number);
+                system.send(link, &reply);
+                self.unlink(system, number);
             }
             _ => return Err(EINVAL),
         }
@@ -179,7 +189,7 @@ impl Manager {
     /// connection manager.
     pub fn reject(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         why: u8,
@@ -197,7 +207,15 @@ impl Manager {
             }
             State::SidrRcvd => {
                 let private = data.to_vec();
-                (Message::SidrRep { status: sidr::REJECTED, qpn: 0, qkey: 0, private }, private::SIDR_REP)
+                (
+                    Message::SidrRep {
+                        status: sidr::REJECTED,
+                        qpn: Qpn::new(0),
+                        qkey: Qkey::new(0),
+                        private,
+                    },
+                    private::SIDR_REP,
+                )
             }
             _ => return Err(EINVAL),
         };
@@ -206,8 +224,8 @@ impl Manager {
             return Err(EINVAL);
         }
         id.state = State::Closed;
-        io.send(link, &message);
-        self.unlink(io, number);
+        system.send(link, &message);
+        self.unlink(system, number);
         self.set_deadline(number, None);
         Ok(())
     }
@@ -216,19 +234,19 @@ impl Manager {
     ///
     /// # Errors
     /// EINVAL if there was no connection.
-    pub fn disconnect(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32) -> Result<()> {
+    pub fn disconnect(&mut self, system: &mut dyn System, channel: ChannelId, number: u32) -> Result<()> {
         let id = self.id(channel, number)?;
         match (id.state, id.link) {
             (State::RepSent | State::Established, Some(link)) => {
                 id.state = State::DreqSent;
-                io.send(link, &Message::Dreq);
-                self.set_deadline(number, Some(io.now() + MESSAGE_TIMEOUT));
+                system.send(link, &Message::Dreq);
+                self.set_deadline(number, Some(system.now() + MESSAGE_TIMEOUT));
             }
             (State::DreqRcvd, link) => {
                 if let Some(link) = link {
-                    io.send(link, &Message::Drep);
+                    system.send(link, &Message::Drep);
                 }
-                self.enter_timewait(io, number);
+                self.enter_timewait(system, number);
             }
             // The kernel ignores it as well.
             (State::DreqSent | State::TimeWait | State::Closed, _) => {}
@@ -241,11 +259,17 @@ impl Manager {
     ///
     /// # Errors
     /// EISCONN if the connection is established, EINVAL for other events and states.
-    pub fn notify(&mut self, io: &mut dyn CmIo, channel: ChannelId, number: u32, event: u32) -> Result<()> {
+    pub fn notify(
+        &mut self,
+        system: &mut dyn System,
+        channel: ChannelId,
+        number: u32,
+        event: u32,
+    ) -> Result<()> {
         let state = self.id(channel, number)?.state;
         match (event, state) {
             (COMM_EST, State::RepSent) => {
-                self.established(io, number);
+                self.established(system, number);
                 Ok(())
             }
             (COMM_EST, State::Established) => Err(Errno(libc::EISCONN)),
@@ -253,27 +277,27 @@ impl Manager {
         }
     }
 
-    pub(super) fn established(&mut self, io: &mut dyn CmIo, number: u32) {
+    pub(super) fn established(&mut self, system: &mut dyn System, number: u32) {
         self.set_deadline(number, None);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::Established;
         }
-        self.post_event(io, number, Event::new(event::ESTABLISHED, 0));
+        self.post_event(system, number, Event::new(event::ESTABLISHED, 0));
     }
 
-    pub(super) fn rejected(&mut self, io: &mut dyn CmIo, number: u32, why: u8, data: &[u8]) {
-        self.give_up(io, number);
+    pub(super) fn rejected(&mut self, system: &mut dyn System, number: u32, why: u8, data: &[u8]) {
+        self.give_up(system, number);
         let event = Event::new(event::REJECTED, i32::from(why)).with(&private_only(data, private::REJ));
-        self.post_event(io, number, event);
+        self.post_event(system, number, event);
     }
 
-    pub(super) fn unreachable(&mut self, io: &mut dyn CmIo, number: u32, status: i32) {
-        self.give_up(io, number);
-        self.post_event(io, number, Event::new(event::UNREACHABLE, status));
+    pub(super) fn unreachable(&mut self, system: &mut dyn System, number: u32, status: i32) {
+        self.give_up(system, number);
+        self.post_event(system, number, Event::new(event::UNREACHABLE, status));
     }
 
-    fn give_up(&mut self, io: &mut dyn CmIo, number: u32) {
-        self.unlink(io, number);
+    fn give_up(&mut self, system: &mut dyn System, number: u32) {
+        self.unlink(system, number);
         self.set_deadline(number, None);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::Closed;
@@ -281,16 +305,16 @@ impl Manager {
     }
 
     /// Moves to TIMEWAIT; an event follows at its end.
-    pub(super) fn enter_timewait(&mut self, io: &mut dyn CmIo, number: u32) {
-        self.unlink(io, number);
+    pub(super) fn enter_timewait(&mut self, system: &mut dyn System, number: u32) {
+        self.unlink(system, number);
         if let Some(id) = self.ids.get_mut(number) {
             id.state = State::TimeWait;
         }
-        self.set_deadline(number, Some(io.now() + TIME_WAIT));
+        self.set_deadline(number, Some(system.now() + TIME_WAIT));
     }
 
-    pub(super) fn disconnected(&mut self, io: &mut dyn CmIo, number: u32, errno: i32, room: usize) {
+    pub(super) fn disconnected(&mut self, system: &mut dyn System, number: u32, errno: i32, room: usize) {
         let event = Event::new(event::DISCONNECTED, failure(errno)).with(&private_only(&[], room));
-        self.post_event(io, number, event);
+        self.post_event(system, number, event);
     }
 }

@@ -9,7 +9,7 @@ use super::queue::{Event, ud_param};
 use super::{EINVAL, Manager};
 use crate::abi::{MULTICAST_QPN, event};
 use crate::address::Address;
-use crate::io::{ChannelId, CmIo};
+use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
 
 /// A group membership.
@@ -30,7 +30,7 @@ impl Manager {
     /// EADDRINUSE for a second membership.
     pub fn join(
         &mut self,
-        io: &mut dyn CmIo,
+        system: &mut dyn System,
         channel: ChannelId,
         number: u32,
         uid: u64,
@@ -46,9 +46,9 @@ impl Manager {
             return Err(Errno(libc::EADDRINUSE));
         }
         let group = self.groups.add(Group { id: number, uid, address, reported: 0 })?;
-        let av = address_vector_to(io, src.gid(), gid, tos);
+        let av = address_vector_to(system, src.gid(), gid, tos);
         let event = Event::new(event::MULTICAST_JOIN, 0).with(&ud_param(MULTICAST_QPN, qkey, av, &[], 0));
-        self.post_event(io, number, Event { group: Some(group), ..event });
+        self.post_event(system, number, Event { group: Some(group), ..event });
         Ok(group)
     }
 

@@ -1,11 +1,13 @@
 //! Messages of peers, hang-ups and timers.
 
+use millstream_wire::{Psn, Qkey, Qpn};
+
 use super::queue::{Event, conn_param, ud_param};
 use super::{Id, LinkOwner, Manager, State};
 use crate::abi::{AhAttr, event, ps, reason, sidr};
 use crate::address::Address;
-use crate::io::{ClaimId, CmIo, LinkId};
-use crate::message::{Message, Parameters, private};
+use crate::message::{ConnectionParameters, Message, private};
+use crate::system::{ClaimId, LinkId, System};
 
 impl Manager {
     /// Handles a link that a peer has opened to a port of this process.
@@ -14,46 +16,52 @@ impl Manager {
     }
 
     /// Handles a message.
-    pub fn message(&mut self, io: &mut dyn CmIo, link: LinkId, message: Message) {
+    pub fn message(&mut self, system: &mut dyn System, link: LinkId, message: Message) {
         match self.links.get(&link) {
             Some(LinkOwner::Listener(claim)) => {
                 let claim = *claim;
-                self.handle_first(io, claim, link, message);
+                self.handle_first(system, claim, link, message);
             }
             Some(LinkOwner::Id(number)) => {
                 let number = *number;
-                self.handle_later(io, number, link, message);
+                self.handle_later(system, number, link, message);
             }
             None => {}
         }
     }
 
     /// Handles the first message of a link, which must be a request.
-    fn handle_first(&mut self, io: &mut dyn CmIo, claim: ClaimId, link: LinkId, message: Message) {
+    fn handle_first(&mut self, system: &mut dyn System, claim: ClaimId, link: LinkId, message: Message) {
         let made = match message {
             Message::Req { src, dst, parameters } => {
-                let mtu = io.path_mtu(dst.ip, src.ip);
+                let mtu = system.path_mtu(dst.ip, src.ip);
                 let mtu = if parameters.mtu == 0 { mtu } else { mtu.min(parameters.mtu) };
-                self.handle_req(claim, src, dst, Parameters { mtu, ..parameters }, io.random())
+                self.handle_req(
+                    claim,
+                    src,
+                    dst,
+                    ConnectionParameters { mtu, ..parameters },
+                    Psn::new(system.random()),
+                )
             }
             Message::SidrReq { src, dst, private } => {
-                self.handle_sidr_req(claim, src, dst, &private, io.random())
+                self.handle_sidr_req(claim, src, dst, &private, Psn::new(system.random()))
             }
             // No reply: any other message is invalid.
             _ => {
                 self.links.remove(&link);
-                return io.close(link);
+                return system.close(link);
             }
         };
         match made {
             Ok((listener, child, event)) => {
                 self.link(child, link);
-                self.post_event(io, listener, event);
+                self.post_event(system, listener, event);
             }
             Err(refusal) => {
-                io.send(link, &refusal);
+                system.send(link, &refusal);
                 self.links.remove(&link);
-                io.close(link);
+                system.close(link);
             }
         }
     }
@@ -62,7 +70,7 @@ impl Manager {
     fn create_child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> ChildResult {
         let refuse = |reason, status| {
             if datagram {
-                Message::SidrRep { status, qpn: 0, qkey: 0, private: Vec::new() }
+                Message::SidrRep { status, qpn: Qpn::new(0), qkey: Qkey::new(0), private: Vec::new() }
             } else {
                 Message::Rej { reason, private: Vec::new() }
             }
@@ -88,8 +96,8 @@ impl Manager {
         claim: ClaimId,
         src: Address,
         dst: Address,
-        parameters: Parameters,
-        psn: u32,
+        parameters: ConnectionParameters,
+        psn: Psn,
     ) -> Result<(u32, u32, Event), Message> {
         let answer = conn_param(&parameters, private::REQ);
         let ece = parameters.ece;
@@ -117,7 +125,7 @@ impl Manager {
         src: Address,
         dst: Address,
         data: &[u8],
-        psn: u32,
+        psn: Psn,
     ) -> Result<(u32, u32, Event), Message> {
         let (listener, child) = self.create_child(claim, true, |listener| {
             let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
@@ -131,7 +139,7 @@ impl Manager {
     }
 
     /// Handles a later message. Messages that do not fit the state are late or invalid, and are ignored.
-    fn handle_later(&mut self, io: &mut dyn CmIo, number: u32, link: LinkId, message: Message) {
+    fn handle_later(&mut self, system: &mut dyn System, number: u32, link: LinkId, message: Message) {
         let Some(id) = self.ids.get_mut(number) else { return };
         match (id.state, message) {
             (State::ReqSent, Message::Rep(parameters)) => {
@@ -146,78 +154,78 @@ impl Manager {
                 connection.remote = parameters;
                 // The program may take any time from here on.
                 self.set_deadline(number, None);
-                self.post_event(io, number, event);
+                self.post_event(system, number, event);
             }
-            (State::RepSent, Message::Rtu) => self.established(io, number),
+            (State::RepSent, Message::Rtu) => self.established(system, number),
             (State::ReqSent | State::ReqRcvd | State::RepSent, Message::Rej { reason, private }) => {
-                self.rejected(io, number, reason, &private);
+                self.rejected(system, number, reason, &private);
             }
             // The peer has withdrawn its acceptance.
             (State::RepRcvd | State::Established, Message::Rej { reason, private }) => {
-                self.rejected(io, number, reason, &private);
+                self.rejected(system, number, reason, &private);
             }
             (State::RepRcvd, Message::Dreq) => id.ending = true,
             (State::RepSent | State::Established, Message::Dreq) => {
                 id.state = State::DreqRcvd;
                 self.set_deadline(number, None);
-                self.disconnected(io, number, 0, private::DREQ);
+                self.disconnected(system, number, 0, private::DREQ);
             }
             // Both sides sent a DREQ, so there is no reply to wait for.
             (State::DreqSent, Message::Dreq) => {
-                io.send(link, &Message::Drep);
-                self.enter_timewait(io, number);
-                self.disconnected(io, number, 0, private::DREQ);
+                system.send(link, &Message::Drep);
+                self.enter_timewait(system, number);
+                self.disconnected(system, number, 0, private::DREQ);
             }
             (State::DreqSent, Message::Drep) => {
-                self.enter_timewait(io, number);
-                self.disconnected(io, number, 0, private::DREP);
+                self.enter_timewait(system, number);
+                self.disconnected(system, number, 0, private::DREP);
             }
             (State::SidrSent, Message::SidrRep { status: sidr::VALID, qpn, qkey, private }) => {
-                let av = self.address_vector(io, number);
-                let answer = ud_param(qpn, qkey, av, &private, private::SIDR_REP);
-                self.unlink(io, number);
+                let av = self.address_vector(system, number);
+                let answer = ud_param(qpn.get(), qkey.get(), av, &private, private::SIDR_REP);
+                self.unlink(system, number);
                 self.set_deadline(number, None);
                 if let Some(id) = self.ids.get_mut(number) {
                     id.state = State::Established;
                 }
-                self.post_event(io, number, Event::new(event::ESTABLISHED, 0).with(&answer));
+                self.post_event(system, number, Event::new(event::ESTABLISHED, 0).with(&answer));
             }
             (State::SidrSent, Message::SidrRep { status, .. }) => {
-                self.unreachable(io, number, i32::from(status));
+                self.unreachable(system, number, i32::from(status));
             }
             _ => {}
         }
     }
 
     /// Handles a hang-up: the peer closed the link or died.
-    pub fn hang_up(&mut self, io: &mut dyn CmIo, link: LinkId) {
+    pub fn hang_up(&mut self, system: &mut dyn System, link: LinkId) {
         let Some(used) = self.links.remove(&link) else { return };
-        io.close(link);
+        system.close(link);
         let LinkOwner::Id(number) = used else { return };
         let Some(id) = self.ids.get_mut(number) else { return };
         id.link = None;
         match id.state {
             // The peer's connection manager would have sent a REJ.
             State::ReqSent | State::ReqRcvd | State::RepSent | State::RepRcvd => {
-                self.rejected(io, number, reason::CONSUMER, &[]);
+                self.rejected(system, number, reason::CONSUMER, &[]);
             }
-            State::SidrSent => self.unreachable(io, number, i32::from(sidr::REJECTED)),
+            State::SidrSent => self.unreachable(system, number, i32::from(sidr::REJECTED)),
             State::SidrRcvd => id.state = State::Closed,
             State::Established if id.space != ps::UDP && id.space != ps::IPOIB => {
                 id.state = State::DreqRcvd;
-                self.disconnected(io, number, 0, private::DREQ);
+                self.disconnected(system, number, 0, private::DREQ);
             }
             State::DreqSent => {
-                self.enter_timewait(io, number);
-                self.disconnected(io, number, 0, private::DREP);
+                self.enter_timewait(system, number);
+                self.disconnected(system, number, 0, private::DREP);
             }
             _ => {}
         }
     }
 
     /// Handles expired timers.
-    pub fn expire(&mut self, io: &mut dyn CmIo) {
-        let now = io.now();
+    pub fn expire(&mut self, system: &mut dyn System) {
+        let now = system.now();
         while let Some((time, number)) = self.timers.first().copied()
             && time <= now
         {
@@ -226,18 +234,18 @@ impl Manager {
             match id.state {
                 State::ReqSent | State::RepSent => {
                     if let Some(link) = id.link {
-                        io.send(link, &Message::Rej { reason: reason::TIMEOUT, private: Vec::new() });
+                        system.send(link, &Message::Rej { reason: reason::TIMEOUT, private: Vec::new() });
                     }
-                    self.unreachable(io, number, -libc::ETIMEDOUT);
+                    self.unreachable(system, number, -libc::ETIMEDOUT);
                 }
-                State::SidrSent => self.unreachable(io, number, -libc::ETIMEDOUT),
+                State::SidrSent => self.unreachable(system, number, -libc::ETIMEDOUT),
                 State::DreqSent => {
-                    self.enter_timewait(io, number);
-                    self.disconnected(io, number, libc::ETIMEDOUT, private::DREP);
+                    self.enter_timewait(system, number);
+                    self.disconnected(system, number, libc::ETIMEDOUT, private::DREP);
                 }
                 State::TimeWait => {
                     id.state = State::Closed;
-                    self.post_event(io, number, Event::new(event::TIMEWAIT_EXIT, 0));
+                    self.post_event(system, number, Event::new(event::TIMEWAIT_EXIT, 0));
                 }
                 _ => {}
             }

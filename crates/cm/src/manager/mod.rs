@@ -1,7 +1,7 @@
 //! The connection manager's state: identifiers, their states and their events, without I/O or clock.
 //!
 //! The program's commands are the methods of `address`, `connect` and `group`; messages of peers and timers
-//! those of `incoming`. All of them act through [`CmIo`], and report to the program through the events of
+//! those of `incoming`. All of them act through [`System`], and report to the program through the events of
 //! `queue`. `ports` assigns ports, `attributes` answers queries.
 
 mod address;
@@ -19,10 +19,12 @@ mod tests;
 use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
+use millstream_wire::Psn;
+
 use crate::abi::{QPT_UD, UDP_QKEY};
 use crate::address::Address;
-use crate::io::{ChannelId, ClaimId, CmIo, LinkId};
-use crate::message::Parameters;
+use crate::message::ConnectionParameters;
+use crate::system::{ChannelId, ClaimId, LinkId, System};
 use crate::{Errno, Result};
 
 pub use queue::Event;
@@ -96,13 +98,13 @@ struct Id {
     qkey: u32,
 }
 
-/// Parameters of a connection.
+/// ConnectionParameters of a connection.
 #[derive(Debug, Default)]
 struct Connection {
     /// PSN with which the peer starts.
-    psn: u32,
-    local: Parameters,
-    remote: Parameters,
+    psn: Psn,
+    local: ConnectionParameters,
+    remote: ConnectionParameters,
     responder_resources: u8,
     initiator_depth: u8,
     timeout: u8,
@@ -113,7 +115,7 @@ struct Connection {
 }
 
 impl Id {
-    fn new(channel: ChannelId, uid: u64, space: u16, qp_type: u8, psn: u32) -> Self {
+    fn new(channel: ChannelId, uid: u64, space: u16, qp_type: u8, psn: Psn) -> Self {
         Self {
             channel,
             uid,
@@ -132,7 +134,7 @@ impl Id {
             link: None,
             deadline: None,
             reported: 0,
-            connection: Connection { psn: psn & 0xff_ffff, ..Connection::default() },
+            connection: Connection { psn, ..Connection::default() },
             ending: false,
             qkey: UDP_QKEY,
         }
@@ -180,11 +182,11 @@ impl Manager {
     }
 
     /// Closes an event channel and destroys its identifiers.
-    pub fn close(&mut self, io: &mut dyn CmIo, channel: ChannelId) {
+    pub fn close(&mut self, system: &mut dyn System, channel: ChannelId) {
         let ids: Vec<u32> = self.ids.iter().filter(|(_, id)| id.channel == channel).map(|(n, _)| n).collect();
         for id in ids {
             // Destroying a listener rejects its pending requests.
-            let _ = self.destroy(io, channel, id);
+            let _ = self.destroy(system, channel, id);
         }
         self.channels.remove(&channel);
     }
@@ -213,10 +215,10 @@ impl Manager {
     }
 
     /// Closes the link of an identifier, if it has one.
-    fn unlink(&mut self, io: &mut dyn CmIo, number: u32) {
+    fn unlink(&mut self, system: &mut dyn System, number: u32) {
         if let Some(link) = self.ids.get_mut(number).and_then(|id| id.link.take()) {
             self.links.remove(&link);
-            io.close(link);
+            system.close(link);
         }
     }
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Id, Manager, State};
 use crate::address::Address;
-use crate::io::{ClaimId, CmIo, PortName};
+use crate::system::{ClaimId, PortName, System};
 use crate::{Errno, Result};
 
 /// The ephemeral port range of the kernel.
@@ -35,15 +35,15 @@ impl Ports {
         self.0.iter_mut().find(|(_, held)| held.name == name).map(|(claim, held)| (*claim, held))
     }
 
-    fn is_claimed(&mut self, io: &mut dyn CmIo, name: PortName, share: bool) -> bool {
+    fn is_claimed(&mut self, system: &mut dyn System, name: PortName, share: bool) -> bool {
         match self.find(name) {
             Some((_, held)) => !(share && held.shared),
-            None => io.is_claimed(name),
+            None => system.is_claimed(name),
         }
     }
 
     /// Takes `name`, or a share in it.
-    fn take(&mut self, io: &mut dyn CmIo, name: PortName, share: bool) -> Result<ClaimId> {
+    fn take(&mut self, system: &mut dyn System, name: PortName, share: bool) -> Result<ClaimId> {
         if let Some((claim, held)) = self.find(name) {
             if !(share && held.shared) {
                 return Err(Errno(libc::EADDRINUSE));
@@ -51,37 +51,37 @@ impl Ports {
             held.owners += 1;
             return Ok(claim);
         }
-        let claim = io.claim(name)?;
+        let claim = system.claim(name)?;
         self.0.insert(claim, Held { name, owners: 1, shared: share });
         let against: Vec<PortName> = if name.ip.is_unspecified() {
-            let family = io.addresses().into_iter().filter(|ip| ip.is_ipv4() == name.ip.is_ipv4());
+            let family = system.addresses().into_iter().filter(|ip| ip.is_ipv4() == name.ip.is_ipv4());
             family.map(|ip| PortName { ip, ..name }).collect()
         } else {
             vec![name.wildcard()]
         };
-        if against.into_iter().any(|other| self.is_claimed(io, other, share)) {
-            self.give_back(io, claim);
+        if against.into_iter().any(|other| self.is_claimed(system, other, share)) {
+            self.give_back(system, claim);
             return Err(Errno(libc::EADDRNOTAVAIL));
         }
         Ok(claim)
     }
 
-    fn give_back(&mut self, io: &mut dyn CmIo, claim: ClaimId) {
+    fn give_back(&mut self, system: &mut dyn System, claim: ClaimId) {
         let Some(held) = self.0.get_mut(&claim) else { return };
         held.owners -= 1;
         if held.owners == 0 {
             self.0.remove(&claim);
-            io.release(claim);
+            system.release(claim);
         }
     }
 
-    fn take_all(&mut self, io: &mut dyn CmIo, names: &[PortName], share: bool) -> Result<Port> {
+    fn take_all(&mut self, system: &mut dyn System, names: &[PortName], share: bool) -> Result<Port> {
         let mut port = Port(Vec::new());
         for name in names {
-            match self.take(io, *name, share) {
+            match self.take(system, *name, share) {
                 Ok(claim) => port.0.push(claim),
                 Err(error) => {
-                    self.release(io, port);
+                    self.release(system, port);
                     return Err(error);
                 }
             }
@@ -89,14 +89,14 @@ impl Ports {
         Ok(port)
     }
 
-    pub(super) fn release(&mut self, io: &mut dyn CmIo, port: Port) {
+    pub(super) fn release(&mut self, system: &mut dyn System, port: Port) {
         for claim in port.0 {
-            self.give_back(io, claim);
+            self.give_back(system, claim);
         }
     }
 
-    pub(super) fn listen(&self, io: &mut dyn CmIo, port: &Port) -> Result<()> {
-        port.0.iter().try_for_each(|claim| Ok(io.listen(*claim)?))
+    pub(super) fn listen(&self, system: &mut dyn System, port: &Port) -> Result<()> {
+        port.0.iter().try_for_each(|claim| Ok(system.listen(*claim)?))
     }
 
     fn is_shared(&self, port: &Port) -> bool {
@@ -118,19 +118,24 @@ fn hosts(id: &Id, address: Address) -> Vec<IpAddr> {
 
 impl Manager {
     /// Binds the identifier to `address`; chooses a port if it is zero.
-    pub(super) fn bind_port(&mut self, io: &mut dyn CmIo, number: u32, mut address: Address) -> Result<()> {
+    pub(super) fn bind_port(
+        &mut self,
+        system: &mut dyn System,
+        number: u32,
+        mut address: Address,
+    ) -> Result<()> {
         let id = self.ids.get(number).ok_or(Errno(libc::ENOENT))?;
         let (space, share, hosts) = (id.space, id.reuse, hosts(id, address));
         let names = |port| hosts.iter().map(|ip| PortName { space, ip: *ip, port }).collect::<Vec<_>>();
         let port = if address.port != 0 {
-            self.ports.take_all(io, &names(address.port), share)?
+            self.ports.take_all(system, &names(address.port), share)?
         } else {
             let span = u32::from(EPHEMERAL.end - EPHEMERAL.start);
-            let start = io.random() % span;
+            let start = system.random() % span;
             let candidates = (0..span).map(|step| EPHEMERAL.start + ((start + step) % span) as u16);
             let mut last = Err(Errno(libc::EADDRNOTAVAIL));
             for candidate in candidates {
-                last = self.ports.take_all(io, &names(candidate), false);
+                last = self.ports.take_all(system, &names(candidate), false);
                 match last {
                     Ok(_) => {
                         address.port = candidate;

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 
 use super::{Id, Manager};
 use crate::abi::{self, AhAttr, ConnParam, Ece, EventAnswer, MAX_PRIVATE, Plain, UdParam, event};
-use crate::io::{ChannelId, CmIo};
-use crate::message::Parameters;
+use crate::message::ConnectionParameters;
+use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
 
 /// An event for the program.
@@ -33,10 +33,10 @@ fn padded(private: &[u8], len: usize) -> ([u8; MAX_PRIVATE], u8) {
 
 /// Connection parameters for the program. The peer's inbound limit is this side's outbound limit, so the two
 /// fields swap.
-pub(super) fn conn_param(from: &Parameters, private_len: usize) -> ConnParam {
+pub(super) fn conn_param(from: &ConnectionParameters, private_len: usize) -> ConnParam {
     let (private_data, private_data_len) = padded(&from.private, private_len);
     ConnParam {
-        qp_num: from.qpn,
+        qp_num: from.qpn.get(),
         private_data,
         private_data_len,
         srq: from.srq,
@@ -50,7 +50,7 @@ pub(super) fn conn_param(from: &Parameters, private_len: usize) -> ConnParam {
 }
 
 pub(super) fn private_only(private: &[u8], len: usize) -> ConnParam {
-    conn_param(&Parameters { private: private.to_vec(), ..Parameters::default() }, len)
+    conn_param(&ConnectionParameters { private: private.to_vec(), ..ConnectionParameters::default() }, len)
 }
 
 pub(super) fn ud_param(qp_num: u32, qkey: u32, ah_attr: AhAttr, private: &[u8], len: usize) -> UdParam {
@@ -79,7 +79,7 @@ impl Event {
 impl Manager {
     /// Queues an event of the identifier `number`. A connection that was not accepted yet has no `uid`, so
     /// its events are dropped; accepting it fails.
-    pub(super) fn post_event(&mut self, io: &mut dyn CmIo, number: u32, mut event: Event) {
+    pub(super) fn post_event(&mut self, system: &mut dyn System, number: u32, mut event: Event) {
         let Some(id) = self.ids.get(number) else { return };
         let group = event.group.and_then(|group| self.groups.get(group));
         let uid = group.map_or(id.uid, |group| group.uid);
@@ -93,7 +93,7 @@ impl Manager {
         let Some(queue) = self.channels.get_mut(&channel) else { return };
         queue.0.push_back(event);
         if queue.0.len() == 1 {
-            io.ready(channel);
+            system.ready(channel);
         }
     }
 
@@ -132,7 +132,13 @@ impl Manager {
     ///
     /// # Errors
     /// ENOENT or EINVAL if the channel has no such identifier.
-    pub fn migrate(&mut self, io: &mut dyn CmIo, from: ChannelId, number: u32, to: ChannelId) -> Result<u32> {
+    pub fn migrate(
+        &mut self,
+        system: &mut dyn System,
+        from: ChannelId,
+        number: u32,
+        to: ChannelId,
+    ) -> Result<u32> {
         let id: &mut Id = self.id(from, number)?;
         id.channel = to;
         let reported = id.reported;
@@ -153,7 +159,7 @@ impl Manager {
         let wake = queue.0.is_empty() && !moved.is_empty();
         queue.0.extend(moved);
         if wake {
-            io.ready(to);
+            system.ready(to);
         }
         Ok(reported)
     }

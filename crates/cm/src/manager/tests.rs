@@ -11,8 +11,8 @@ use super::Manager;
 use super::{MESSAGE_TIMEOUT, TIME_WAIT};
 use crate::abi::{ConnParam, Ece, EventAnswer, Plain, QPT_UD, UdParam, event, ps, reason, sidr};
 use crate::address::Address;
-use crate::io::{ChannelId, ClaimId, CmIo, LinkId, PortName};
 use crate::message::{Message, private};
+use crate::system::{ChannelId, ClaimId, LinkId, PortName, System};
 use crate::{Errno, Result};
 
 const CHANNEL: ChannelId = ChannelId(1);
@@ -37,14 +37,14 @@ struct Shared {
     events: Vec<VecDeque<WireEvent>>,
 }
 
-/// The I/O of one process.
-struct TestIo {
+/// The system of one process.
+struct TestSystem {
     process: usize,
     shared: Rc<RefCell<Shared>>,
     ready: Vec<ChannelId>,
 }
 
-impl CmIo for TestIo {
+impl System for TestSystem {
     fn claim(&mut self, name: PortName) -> io::Result<ClaimId> {
         let mut shared = self.shared.borrow_mut();
         if shared.names.contains_key(&name) {
@@ -132,15 +132,15 @@ impl CmIo for TestIo {
     }
 }
 
-/// A process: its manager and its I/O.
+/// A process: its manager and its system.
 struct ProcessState {
     manager: Manager,
-    io: TestIo,
+    system: TestSystem,
 }
 
 impl ProcessState {
     fn create(&mut self, uid: u64, space: u16) -> u32 {
-        self.manager.create(&mut self.io, CHANNEL, uid, space, 0).unwrap()
+        self.manager.create(&mut self.system, CHANNEL, uid, space, 0).unwrap()
     }
 
     fn event(&mut self) -> Option<EventAnswer> {
@@ -159,41 +159,41 @@ impl ProcessState {
     }
 
     fn bind(&mut self, id: u32, address: &str) -> Result<()> {
-        self.manager.bind(&mut self.io, CHANNEL, id, at(address))
+        self.manager.bind(&mut self.system, CHANNEL, id, at(address))
     }
 
     fn listen(&mut self, uid: u64, space: u16, address: &str) -> u32 {
         let id = self.create(uid, space);
         self.bind(id, address).unwrap();
-        self.manager.listen(&mut self.io, CHANNEL, id, 2).unwrap();
+        self.manager.listen(&mut self.system, CHANNEL, id, 2).unwrap();
         id
     }
 
     fn resolve(&mut self, id: u32, address: &str) {
-        self.manager.resolve_addr(&mut self.io, CHANNEL, id, None, at(address)).unwrap();
+        self.manager.resolve_addr(&mut self.system, CHANNEL, id, None, at(address)).unwrap();
         self.expect(event::ADDR_RESOLVED, 0);
-        self.manager.resolve_route(&mut self.io, CHANNEL, id).unwrap();
+        self.manager.resolve_route(&mut self.system, CHANNEL, id).unwrap();
         self.expect(event::ROUTE_RESOLVED, 0);
     }
 
     fn connect(&mut self, uid: u64, space: u16, address: &str, param: &ConnParam) -> u32 {
         let id = self.create(uid, space);
         self.resolve(id, address);
-        self.manager.connect(&mut self.io, CHANNEL, id, param, Ece::ZERO).unwrap();
+        self.manager.connect(&mut self.system, CHANNEL, id, param, Ece::ZERO).unwrap();
         id
     }
 
     fn accept(&mut self, id: u32, uid: u64, param: Option<&ConnParam>) -> Result<()> {
         let param = param.map(|param| (param, Ece::ZERO));
-        self.manager.accept(&mut self.io, CHANNEL, id, uid, param)
+        self.manager.accept(&mut self.system, CHANNEL, id, uid, param)
     }
 
     fn disconnect(&mut self, id: u32) {
-        self.manager.disconnect(&mut self.io, CHANNEL, id).unwrap();
+        self.manager.disconnect(&mut self.system, CHANNEL, id).unwrap();
     }
 
     fn destroy(&mut self, id: u32) -> Result<u32> {
-        self.manager.destroy(&mut self.io, CHANNEL, id)
+        self.manager.destroy(&mut self.system, CHANNEL, id)
     }
 }
 
@@ -222,7 +222,7 @@ fn pair() -> Pair {
         let mut manager = Manager::default();
         manager.open(CHANNEL);
         manager.open(OTHER);
-        ProcessState { manager, io: TestIo { process, shared: shared.clone(), ready: Vec::new() } }
+        ProcessState { manager, system: TestSystem { process, shared: shared.clone(), ready: Vec::new() } }
     };
     Pair { server: process(0), client: process(1), shared: shared.clone() }
 }
@@ -236,11 +236,11 @@ impl Pair {
                 let happening = self.shared.borrow_mut().events[number].pop_front();
                 let Some(happening) = happening else { continue };
                 quiet = false;
-                let ProcessState { manager, io } = process;
+                let ProcessState { manager, system } = process;
                 match happening {
                     WireEvent::Accepted(claim, link) => manager.accepted(claim, link),
-                    WireEvent::Message(link, message) => manager.message(io, link, message),
-                    WireEvent::HungUp(link) => manager.hang_up(io, link),
+                    WireEvent::Message(link, message) => manager.message(system, link, message),
+                    WireEvent::HungUp(link) => manager.hang_up(system, link),
                 }
             }
             if quiet {
@@ -252,7 +252,7 @@ impl Pair {
     fn pass(&mut self, time: Duration) {
         self.shared.borrow_mut().now += time;
         for process in [&mut self.server, &mut self.client] {
-            process.manager.expire(&mut process.io);
+            process.manager.expire(&mut process.system);
         }
         self.settle();
     }
@@ -279,7 +279,7 @@ impl Pair {
             shared.links.iter().filter(|(_, (_, other))| *other == 0).map(|(link, _)| *link).collect()
         };
         for link in links {
-            self.client.io.close(link);
+            self.client.system.close(link);
         }
         self.shared.borrow_mut().events[1].clear();
         self.settle();
@@ -322,7 +322,7 @@ fn parameters_reach_the_queue_pairs() {
     assert_eq!(&seen.private_data[..7], b"please\0");
 
     let attributes = |process: &mut ProcessState, id, state| {
-        process.manager.qp_attributes(&mut process.io, CHANNEL, id, state).unwrap()
+        process.manager.qp_attributes(&mut process.system, CHANNEL, id, state).unwrap()
     };
     let server = asked.id;
     let passive = attributes(&mut pair.server, server, 2);
@@ -438,9 +438,9 @@ fn listener_rejects_with_private_data() {
     pair.client.connect(2, ps::TCP, "10.0.0.1:7471", &request());
     pair.settle();
     let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
-    let ProcessState { manager, io } = &mut pair.server;
-    assert_eq!(manager.reject(io, CHANNEL, server, 5, b""), Err(Errno(libc::EINVAL)));
-    manager.reject(io, CHANNEL, server, 0, b"busy").unwrap();
+    let ProcessState { manager, system } = &mut pair.server;
+    assert_eq!(manager.reject(system, CHANNEL, server, 5, b""), Err(Errno(libc::EINVAL)));
+    manager.reject(system, CHANNEL, server, 0, b"busy").unwrap();
     pair.settle();
     let said = pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
     assert_eq!(&conn(&said).private_data[..5], b"busy\0");
@@ -560,8 +560,8 @@ fn port_zero_gets_an_ephemeral_port() {
     for _ in 0..50 {
         let id = pair.server.create(1, ps::TCP);
         pair.server.bind(id, "127.0.0.1:0").unwrap();
-        let ProcessState { manager, io } = &mut pair.server;
-        let route = manager.query_route(io, CHANNEL, id).unwrap();
+        let ProcessState { manager, system } = &mut pair.server;
+        let route = manager.query_route(system, CHANNEL, id).unwrap();
         ports.push(Address::parse(&route.src).unwrap().port);
         assert_eq!(route.node_guid.to_be(), 0x1122);
     }
@@ -580,10 +580,10 @@ fn reused_ports_cannot_listen() {
         pair.server.bind(id, "127.0.0.1:7471").unwrap();
         id
     });
-    let ProcessState { manager, io } = &mut pair.server;
-    assert_eq!(manager.listen(io, CHANNEL, ids[0], 1), Err(Errno(libc::EADDRINUSE)));
-    manager.destroy(io, CHANNEL, ids[1]).unwrap();
-    manager.listen(io, CHANNEL, ids[0], 1).unwrap();
+    let ProcessState { manager, system } = &mut pair.server;
+    assert_eq!(manager.listen(system, CHANNEL, ids[0], 1), Err(Errno(libc::EADDRINUSE)));
+    manager.destroy(system, CHANNEL, ids[1]).unwrap();
+    manager.listen(system, CHANNEL, ids[0], 1).unwrap();
 }
 
 #[test]
@@ -605,8 +605,8 @@ fn sidr_requests_find_the_service() {
     pair.server.destroy(asked.id).unwrap();
     pair.settle();
     pair.client.expect_nothing();
-    let ProcessState { manager, io } = &mut pair.client;
-    let attributes = manager.qp_attributes(io, CHANNEL, client, 1).unwrap();
+    let ProcessState { manager, system } = &mut pair.client;
+    let attributes = manager.qp_attributes(system, CHANNEL, client, 1).unwrap();
     assert_eq!((attributes.mask, attributes.qkey), (1 | 16 | 32 | 64, 0x0123_4567));
 }
 
@@ -617,8 +617,8 @@ fn sidr_requests_are_rejected_or_time_out() {
     pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b""));
     pair.settle();
     let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
-    let ProcessState { manager, io } = &mut pair.server;
-    manager.reject(io, CHANNEL, server, 0, b"no").unwrap();
+    let ProcessState { manager, system } = &mut pair.server;
+    manager.reject(system, CHANNEL, server, 0, b"no").unwrap();
     pair.settle();
     pair.client.expect(event::UNREACHABLE, i32::from(sidr::REJECTED));
     pair.client.connect(3, ps::UDP, "127.0.0.1:7471", &param(0, b""));
@@ -633,24 +633,24 @@ fn migration_moves_events() {
     let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
     pair.settle();
-    let ProcessState { manager, io } = &mut pair.server;
-    io.ready.clear();
-    assert_eq!(manager.migrate(io, CHANNEL, listener, OTHER), Ok(0));
-    assert_eq!(io.ready, [OTHER], "whoever polls it learns of the event");
+    let ProcessState { manager, system } = &mut pair.server;
+    system.ready.clear();
+    assert_eq!(manager.migrate(system, CHANNEL, listener, OTHER), Ok(0));
+    assert_eq!(system.ready, [OTHER], "whoever polls it learns of the event");
     assert!(manager.next_event(CHANNEL).is_none());
     let (asked, last) = manager.next_event(OTHER).unwrap();
     assert!(last && asked.event == event::CONNECT_REQUEST);
     let reply = reply();
-    assert_eq!(manager.accept(io, OTHER, asked.id, 3, Some((&reply, Ece::ZERO))), Ok(()));
-    assert_eq!(manager.destroy(io, CHANNEL, listener), Err(Errno(libc::EINVAL)), "not there any more");
+    assert_eq!(manager.accept(system, OTHER, asked.id, 3, Some((&reply, Ece::ZERO))), Ok(()));
+    assert_eq!(manager.destroy(system, CHANNEL, listener), Err(Errno(libc::EINVAL)), "not there any more");
 }
 
 #[test]
 fn closing_a_channel_destroys_its_identifiers() {
     let mut pair = pair();
     pair.connected();
-    let ProcessState { manager, io } = &mut pair.server;
-    manager.close(io, CHANNEL);
+    let ProcessState { manager, system } = &mut pair.server;
+    manager.close(system, CHANNEL);
     pair.settle();
     pair.client.expect(event::DISCONNECTED, 0);
     pair.client.connect(9, ps::TCP, "127.0.0.1:7471", &request());
@@ -661,22 +661,22 @@ fn closing_a_channel_destroys_its_identifiers() {
 fn groups_are_joined_and_left() {
     let mut pair = pair();
     let id = pair.client.create(2, ps::UDP);
-    let ProcessState { manager, io } = &mut pair.client;
+    let ProcessState { manager, system } = &mut pair.client;
     let group = at("239.1.2.3:0");
-    assert_eq!(manager.join(io, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
+    assert_eq!(manager.join(system, CHANNEL, id, 7, group), Err(Errno(libc::EINVAL)), "no device yet");
     // Group addresses are resolved like other addresses.
     pair.client.resolve(id, "239.1.2.3:0");
-    let ProcessState { manager, io } = &mut pair.client;
-    let route = manager.query_route(io, CHANNEL, id).unwrap();
+    let ProcessState { manager, system } = &mut pair.client;
+    let route = manager.query_route(system, CHANNEL, id).unwrap();
     assert_eq!(Address::parse(&route.src).unwrap().ip, at("10.0.0.1:0").ip, "not the loopback one");
-    assert_eq!(manager.join(io, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
-    let membership = manager.join(io, CHANNEL, id, 7, group).unwrap();
+    assert_eq!(manager.join(system, CHANNEL, id, 7, at("10.0.0.1:0")), Err(Errno(libc::EINVAL)));
+    let membership = manager.join(system, CHANNEL, id, 7, group).unwrap();
     let joined = pair.client.expect(event::MULTICAST_JOIN, 0);
     assert_eq!(joined.uid, 7);
     let av = UdParam::from_prefix(&joined.param);
     assert_eq!((av.qp_num, av.qkey, av.ah_attr.dgid), (0xff_ffff, 0x0123_4567, group.gid()));
-    let ProcessState { manager, io } = &mut pair.client;
-    assert_eq!(manager.join(io, CHANNEL, id, 8, group), Err(Errno(libc::EADDRINUSE)));
+    let ProcessState { manager, system } = &mut pair.client;
+    assert_eq!(manager.join(system, CHANNEL, id, 8, group), Err(Errno(libc::EADDRINUSE)));
     assert_eq!(manager.leave(CHANNEL, membership), Ok(1));
     assert_eq!(manager.leave(CHANNEL, membership), Err(Errno(libc::ENOENT)));
 }
@@ -686,18 +686,22 @@ fn invalid_commands_fail() {
     const INVALID: Result<()> = Err(Errno(libc::EINVAL));
     let mut pair = pair();
     let id = pair.client.create(2, ps::TCP);
-    let ProcessState { manager, io } = &mut pair.client;
-    assert!(manager.create(io, CHANNEL, 2, 0x999, QPT_UD).is_err());
-    assert_eq!(manager.connect(io, CHANNEL, id, &request(), Ece::ZERO), INVALID, "not resolved");
-    assert_eq!(manager.resolve_route(io, CHANNEL, id), INVALID);
-    assert_eq!(manager.disconnect(io, CHANNEL, id), INVALID);
-    assert_eq!(manager.qp_attributes(io, CHANNEL, id, 1).err(), Some(Errno(libc::EINVAL)));
-    assert_eq!(manager.disconnect(io, CHANNEL, 99), Err(Errno(libc::ENOENT)));
-    manager.resolve_addr(io, CHANNEL, id, None, at("192.0.2.7:1")).unwrap();
+    let ProcessState { manager, system } = &mut pair.client;
+    assert!(manager.create(system, CHANNEL, 2, 0x999, QPT_UD).is_err());
+    assert_eq!(manager.connect(system, CHANNEL, id, &request(), Ece::ZERO), INVALID, "not resolved");
+    assert_eq!(manager.resolve_route(system, CHANNEL, id), INVALID);
+    assert_eq!(manager.disconnect(system, CHANNEL, id), INVALID);
+    assert_eq!(manager.qp_attributes(system, CHANNEL, id, 1).err(), Some(Errno(libc::EINVAL)));
+    assert_eq!(manager.disconnect(system, CHANNEL, 99), Err(Errno(libc::ENOENT)));
+    manager.resolve_addr(system, CHANNEL, id, None, at("192.0.2.7:1")).unwrap();
     pair.client.expect(event::ADDR_ERROR, -libc::EHOSTUNREACH);
     pair.client.resolve(id, "127.0.0.1:7471");
-    let ProcessState { manager, io } = &mut pair.client;
+    let ProcessState { manager, system } = &mut pair.client;
     let long = param(1, &[1; private::REQ + 1]);
-    assert_eq!(manager.connect(io, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
-    assert_eq!(manager.qp_attributes(io, CHANNEL, id, 2).err(), Some(Errno(libc::EINVAL)), "no answer yet");
+    assert_eq!(manager.connect(system, CHANNEL, id, &long, Ece::ZERO), INVALID, "no room in the message");
+    assert_eq!(
+        manager.qp_attributes(system, CHANNEL, id, 2).err(),
+        Some(Errno(libc::EINVAL)),
+        "no answer yet"
+    );
 }

@@ -24,7 +24,7 @@ use millstream_shm::{EventFd, poll_readable};
 use rustix::net::RecvFlags;
 
 use crate::datagram::RxBuffers;
-use crate::fork::ParentOnlyFd;
+use crate::fork::CloseOnForkFd;
 use crate::udp::{Shared, bind_shared, port_owners, receive};
 pub(crate) use peer_sockets::PeerSockets;
 
@@ -106,7 +106,7 @@ fn name(port: u16, qpn_prefix: u16) -> String {
 /// One socket of the group.
 #[derive(Debug)]
 struct SocketSlot {
-    socket: Arc<ParentOnlyFd>,
+    socket: Arc<CloseOnForkFd>,
     /// QPN prefix of its process; zero for the shared socket.
     qpn_prefix: u16,
     /// Incremented each time the socket changes its owner.
@@ -191,7 +191,7 @@ pub(crate) fn join(
     port: u16,
     shared: Arc<Shared>,
     peer_sockets: PeerSockets,
-) -> Result<(Member, Arc<ParentOnlyFd>), JoinError> {
+) -> Result<(Member, Arc<CloseOnForkFd>), JoinError> {
     let qpn_prefix = shared.qpn_prefix;
     assert!(qpn_prefix != 0 && qpn_prefix < 0xfff, "qpn_prefix {qpn_prefix:#x} belongs to nobody");
     // No other process joins from here on. The name is released if this process ends.
@@ -332,7 +332,7 @@ fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u
     };
     for qpn_prefix in [0, qpn_prefix].into_iter().skip(usize::from(!slots.is_empty())) {
         let index = slots.len() as u16;
-        let socket: Arc<ParentOnlyFd> = Arc::new(bind()?.into());
+        let socket: Arc<CloseOnForkFd> = Arc::new(bind()?.into());
         if index == 0 {
             filter::attach(socket.as_fd(), &mut [])?;
         }

@@ -13,7 +13,7 @@ use rustix::net::{AddressFamily, SendAncillaryBuffer, SendFlags, SocketAddrUnix,
 
 use super::name;
 use crate::datagram::{PacketInfo, SLOT};
-use crate::fork::ParentOnlyFd;
+use crate::fork::CloseOnForkFd;
 
 /// Magic number and version of forwarded packets.
 const MAGIC: [u8; 4] = *b"MLP1";
@@ -23,7 +23,7 @@ const HEADER: usize = 44;
 /// A datagram socket to the other processes of this user on this host.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerSockets {
-    socket: Arc<ParentOnlyFd>,
+    socket: Arc<CloseOnForkFd>,
     port: u16,
 }
 

@@ -19,7 +19,7 @@ use millstream_shm::EventFd;
 
 use crate::counters::Counters;
 use crate::datagram::{Outgoing, PacketInfo, RxBuffers, destination_qpn};
-use crate::fork::ParentOnlyFd;
+use crate::fork::CloseOnForkFd;
 use crate::group::{self, JoinError, Member, PeerSockets};
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
@@ -40,11 +40,11 @@ pub const MULTICAST_QPN: u32 = 0xff_ffff;
 #[derive(Debug)]
 pub struct Udp {
     /// Sending socket with its own port, so that networks see one flow per process.
-    tx: ParentOnlyFd,
+    tx: CloseOnForkFd,
     source_port: u16,
     /// The port that all processes receive on.
     port: u16,
-    rx: Arc<ParentOnlyFd>,
+    rx: Arc<CloseOnForkFd>,
     offload: AtomicBool,
     /// Datagrams that the kernel had dropped for the former owner of the socket.
     dropped_before: u64,

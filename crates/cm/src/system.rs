@@ -49,7 +49,7 @@ impl fmt::Display for PortName {
 }
 
 /// I/O of the connection manager. No function blocks.
-pub trait CmIo {
+pub trait System {
     /// Binds a port name.
     ///
     /// # Errors

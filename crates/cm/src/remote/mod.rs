@@ -1,0 +1,289 @@
+//! Connections to other hosts: the messages of a link as management datagrams between queue pairs 1 (IBTA
+//! volume 1, 12.9). This module adds communication IDs, retransmission, and replies to duplicates.
+//!
+//! There is no I/O and no clock: datagrams are arguments and results, and time is an argument. There is no
+//! hang-up between hosts: a lost peer shows when the manager's timeout expires.
+
+mod connection;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::time::Instant;
+
+use millstream_device::gsi::{ID_BITS, reply_to_dreq};
+use millstream_wire::cm::{self, Addresses};
+use millstream_wire::{Qkey, Qpn};
+
+use crate::abi::{reason, sidr};
+use crate::address::Address;
+use crate::message::{Message, private};
+use crate::system::{LinkId, PortName};
+
+use connection::{
+    CmConnection, FIRST_RETRANSMIT_TIMEOUT, HandshakeState, MAX_RETRANSMIT_TIMEOUT, REPLY_TO_DUPLICATES,
+    Received, Retransmission, parameters_of_req,
+};
+
+/// A management datagram to send.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutgoingMad {
+    /// Local address.
+    pub from: IpAddr,
+    /// Address of the other host.
+    pub to: IpAddr,
+    /// The datagram.
+    pub bytes: [u8; millstream_wire::mad::LEN],
+}
+
+/// The result of a received datagram.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CmEvent {
+    /// A request: the first message of a new link. The caller chooses the link's number and
+    /// [adopts](RemoteConnections::adopt) or [rejects](RemoteConnections::reject) it.
+    Request(Box<IncomingReq>),
+    /// A message on a link.
+    Message(LinkId, Message),
+}
+
+/// A connection request from another host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IncomingReq {
+    /// The requested port.
+    pub name: PortName,
+    /// The request.
+    pub message: Message,
+    connection: CmConnection,
+}
+
+/// Connections of this process to other hosts.
+#[derive(Debug)]
+pub struct RemoteConnections {
+    /// High bits of the local communication IDs.
+    qpn_prefix: u16,
+    guid: u64,
+    next: u32,
+    connections: HashMap<LinkId, CmConnection>,
+    /// Datagrams to send.
+    out: Vec<OutgoingMad>,
+}
+
+impl RemoteConnections {
+    /// Connections of the process with this QPN prefix; communication IDs start at `first`.
+    #[must_use]
+    pub fn new(qpn_prefix: u16, guid: u64, first: u32) -> Self {
+        Self { qpn_prefix, guid, next: first, connections: HashMap::new(), out: Vec::new() }
+    }
+
+    /// Takes the queued datagrams.
+    pub fn take_outgoing(&mut self) -> Vec<OutgoingMad> {
+        std::mem::take(&mut self.out)
+    }
+
+    fn local_id(&mut self) -> u32 {
+        self.next = self.next.wrapping_add(1);
+        u32::from(self.qpn_prefix) << ID_BITS | self.next & ((1 << ID_BITS) - 1)
+    }
+
+    /// Whether the link leads to another host.
+    #[must_use]
+    pub fn has(&self, link: LinkId) -> bool {
+        self.connections.contains_key(&link)
+    }
+
+    /// Creates a link from the address `own` to a port of another host.
+    pub fn connect(&mut self, link: LinkId, own: IpAddr, name: PortName) {
+        let local_id = self.local_id();
+        let connection = CmConnection {
+            own,
+            peer: name.ip,
+            local_id,
+            remote_id: 0,
+            transaction: u64::from(local_id),
+            peer_transaction: 0,
+            dreq_transaction: None,
+            service: u64::from(name.space) << 16 | u64::from(name.port),
+            qpn: Qpn::new(0),
+            state: HandshakeState::ReqSent,
+            pending: None,
+            answer: None,
+            forget_at: None,
+        };
+        self.connections.insert(link, connection);
+    }
+
+    /// Accepts a request as a new link.
+    pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) {
+        self.connections.insert(link, request.connection.clone());
+    }
+
+    /// Rejects a request: there is no listener.
+    pub fn reject(&mut self, request: &IncomingReq) {
+        let mut connection = request.connection.clone();
+        let refusal = match request.message {
+            Message::SidrReq { .. } => Message::SidrRep {
+                status: sidr::UNSUPPORTED,
+                qpn: Qpn::new(0),
+                qkey: Qkey::new(0),
+                private: Vec::new(),
+            },
+            _ => Message::Rej { reason: reason::INVALID_SERVICE_ID, private: Vec::new() },
+        };
+        let (bytes, _) = connection.encode(&refusal, self.guid);
+        self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
+    }
+
+    /// Sends a message on a link.
+    pub fn send(&mut self, link: LinkId, message: &Message, now: Instant) {
+        let Some(connection) = self.connections.get_mut(&link) else { return };
+        let (bytes, is_repeated) = connection.encode(message, self.guid);
+        connection.pending = is_repeated.then_some(Retransmission {
+            bytes,
+            again: now + FIRST_RETRANSMIT_TIMEOUT,
+            wait: FIRST_RETRANSMIT_TIMEOUT,
+        });
+        if !is_repeated || matches!(message, Message::Rep(_)) {
+            connection.answer = Some(bytes);
+        }
+        self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
+    }
+
+    /// Closes a link. For a while the last message is still retransmitted, and duplicates are answered.
+    pub fn close(&mut self, link: LinkId, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&link) {
+            connection.forget_at = Some(now + REPLY_TO_DUPLICATES);
+        }
+    }
+
+    /// The time at which [`expire`](Self::expire) is due.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        let times = |c: &CmConnection| [c.forget_at, c.pending.as_ref().map(|pending| pending.again)];
+        self.connections.values().flat_map(times).flatten().min()
+    }
+
+    /// Retransmits due messages, and removes closed connections.
+    pub fn expire(&mut self, now: Instant) {
+        self.connections.retain(|_, connection| connection.forget_at.is_none_or(|forget_at| forget_at > now));
+        for connection in self.connections.values_mut() {
+            if let Some(pending) = connection.pending.as_mut().filter(|pending| pending.again <= now) {
+                pending.wait = (pending.wait * 2).min(MAX_RETRANSMIT_TIMEOUT);
+                pending.again = now + pending.wait;
+                let bytes = pending.bytes;
+                self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
+            }
+        }
+    }
+
+    /// Whether a message waits for its reply.
+    #[must_use]
+    pub fn has_unanswered(&self) -> bool {
+        self.connections.values().any(|connection| connection.pending.is_some())
+    }
+
+    /// Handles a datagram from `peer` to the local address `own`.
+    pub fn receive(&mut self, own: IpAddr, peer: IpAddr, datagram: &[u8], now: Instant) -> Option<CmEvent> {
+        let (transaction, message) = cm::Message::parse(datagram).ok()?;
+        let asks = match &message {
+            cm::Message::Req(request) => Some(request.local_id),
+            cm::Message::SidrReq { request_id, .. } => Some(*request_id),
+            _ => None,
+        };
+        if let Some(remote_id) = asks {
+            let known = |c: &&mut CmConnection| {
+                c.peer == peer && c.remote_id == remote_id && c.state != HandshakeState::ReqSent
+            };
+            if let Some(connection) = self.connections.values_mut().find(known) {
+                // A duplicate; there may be no reply yet while the program decides.
+                if let Some(bytes) = connection.answer {
+                    self.out.push(OutgoingMad { from: own, to: peer, bytes });
+                }
+                return None;
+            }
+            return self
+                .handle_request(own, peer, transaction, &message)
+                .map(|request| CmEvent::Request(Box::new(request)));
+        }
+        let id = match &message {
+            cm::Message::SidrRep { request_id, .. } => *request_id,
+            cm::Message::Rep(reply) => reply.remote_id,
+            cm::Message::Mra { remote_id, .. }
+            | cm::Message::Rej { remote_id, .. }
+            | cm::Message::Rtu { remote_id, .. }
+            | cm::Message::Dreq { remote_id, .. }
+            | cm::Message::Drep { remote_id, .. } => *remote_id,
+            cm::Message::Req(_) | cm::Message::SidrReq { .. } => return None,
+        };
+        let found = self.connections.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
+        let Some((link, connection)) = found else {
+            let drep = reply_to_dreq(transaction, &message);
+            self.out.extend(drep.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
+            return None;
+        };
+        let link = *link;
+        let heard = connection.handle_message(transaction, &message, now);
+        match heard {
+            Received::New(message) => {
+                (connection.forget_at.is_none()).then_some(CmEvent::Message(link, message))
+            }
+            Received::Duplicate => {
+                if let Some(bytes) = connection.answer {
+                    self.out.push(OutgoingMad { from: own, to: peer, bytes });
+                }
+                None
+            }
+            Received::Ignored => None,
+        }
+    }
+
+    fn handle_request(
+        &mut self,
+        own: IpAddr,
+        peer: IpAddr,
+        transaction: u64,
+        message: &cm::Message<'_>,
+    ) -> Option<IncomingReq> {
+        let (service, remote_id, data) = match message {
+            cm::Message::Req(request) => (request.service_id, request.local_id, request.private),
+            cm::Message::SidrReq { service_id, request_id, private, .. } => {
+                (*service_id, *request_id, *private)
+            }
+            _ => return None,
+        };
+        let (addresses, rest) = Addresses::parse(data).ok()?;
+        let (space, port) = ((service >> 16) as u16, service as u16);
+        if service >> 32 != 0 {
+            return None;
+        }
+        // The addresses of the packet count, not those in the request.
+        let src = Address { ip: peer, port: addresses.source_port, scope: 0 };
+        let dst = Address { ip: own, port, scope: 0 };
+        let mut qpn = Qpn::new(0);
+        let said = match message {
+            cm::Message::Req(request) => {
+                qpn = request.qpn;
+                let private = rest[..private::REQ.min(rest.len())].to_vec();
+                Message::Req { src, dst, parameters: parameters_of_req(request, private) }
+            }
+            _ => Message::SidrReq { src, dst, private: rest[..private::SIDR_REQ.min(rest.len())].to_vec() },
+        };
+        let connection = CmConnection {
+            own,
+            peer,
+            local_id: self.local_id(),
+            remote_id,
+            transaction,
+            peer_transaction: transaction,
+            dreq_transaction: None,
+            service,
+            qpn,
+            state: HandshakeState::ReqRcvd,
+            pending: None,
+            answer: None,
+            forget_at: None,
+        };
+        Some(IncomingReq { name: PortName { space, ip: own, port }, message: said, connection })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,200 @@
+//! Two hosts that exchange datagrams in virtual time.
+
+use millstream_wire::Psn;
+
+use super::*;
+use crate::message::ConnectionParameters;
+
+const PORT: PortName =
+    PortName { space: 0x106, ip: IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 2)), port: 7174 };
+
+/// Two hosts and the events of each.
+struct Pair {
+    now: Instant,
+    ends: [RemoteConnections; 2],
+    ips: [IpAddr; 2],
+    events: [Vec<CmEvent>; 2],
+}
+
+impl Pair {
+    fn new() -> Self {
+        Self {
+            now: Instant::now(),
+            ends: [RemoteConnections::new(0x123, 1, 0xfffff), RemoteConnections::new(0xabc, 2, 7)],
+            ips: ["10.0.0.1".parse().unwrap(), PORT.ip],
+            events: [Vec::new(), Vec::new()],
+        }
+    }
+
+    /// Delivers the sent datagrams but those at the indices in `lose`.
+    fn deliver(&mut self, lose: &[usize]) {
+        for from in 0..2 {
+            for (i, sent) in self.ends[from].take_outgoing().into_iter().enumerate() {
+                assert_eq!((sent.from, sent.to), (self.ips[from], self.ips[1 - from]));
+                if !lose.contains(&i) {
+                    let events = self.ends[1 - from].receive(sent.to, sent.from, &sent.bytes, self.now);
+                    self.events[1 - from].extend(events);
+                }
+            }
+        }
+    }
+
+    /// Advances time to the next retransmission.
+    fn advance_to_retransmission(&mut self) {
+        self.now =
+            self.ends.iter().filter_map(RemoteConnections::deadline).min().expect("something is repeated");
+        let now = self.now;
+        self.ends.iter_mut().for_each(|end| end.expire(now));
+    }
+
+    fn send(&mut self, end: usize, link: u64, message: &Message) {
+        let now = self.now;
+        self.ends[end].send(LinkId(link), message, now);
+    }
+
+    fn send_req(&mut self) -> ConnectionParameters {
+        let ips = self.ips;
+        self.ends[0].connect(LinkId(1), ips[0], PORT);
+        let parameters = ConnectionParameters {
+            qpn: Qpn::new(5),
+            psn: Psn::new(9),
+            mtu: 3,
+            timeout: 14,
+            private: vec![1; 56],
+            ..ConnectionParameters::default()
+        };
+        let [src, dst] =
+            [(ips[0], 4000), (ips[1], PORT.port)].map(|(ip, port)| Address { ip, port, scope: 0 });
+        self.send(0, 1, &Message::Req { src, dst, parameters: parameters.clone() });
+        parameters
+    }
+
+    fn take_request(&mut self) -> Box<IncomingReq> {
+        match self.events[1].pop() {
+            Some(CmEvent::Request(request)) => request,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn message_event(message: Message, link: u64) -> Vec<CmEvent> {
+    vec![CmEvent::Message(LinkId(link), message)]
+}
+
+#[test]
+fn connection_survives_the_loss_of_each_message() {
+    let mut pair = Pair::new();
+    let parameters = pair.send_req();
+    pair.deliver(&[0]);
+    assert!(pair.events[1].is_empty());
+    pair.advance_to_retransmission();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    assert_eq!(request.name, PORT);
+    let Message::Req { src, parameters: seen, .. } = &request.message else { panic!("{request:?}") };
+    assert_eq!((src.port, seen), (4000, &parameters));
+    pair.ends[1].adopt(LinkId(8), &request);
+
+    // The REP is lost; the REQ is repeated and answered again.
+    let reply =
+        ConnectionParameters { qpn: Qpn::new(6), private: vec![2; 196], ..ConnectionParameters::default() };
+    pair.send(1, 8, &Message::Rep(reply.clone()));
+    pair.deliver(&[0]);
+    pair.advance_to_retransmission();
+    pair.deliver(&[]);
+    assert_eq!(std::mem::take(&mut pair.events[0]), message_event(Message::Rep(reply), 1));
+    assert!(pair.events[1].is_empty(), "a repetition is no second request");
+
+    pair.send(0, 1, &Message::Rtu);
+    pair.deliver(&[0]);
+    pair.advance_to_retransmission();
+    pair.deliver(&[]);
+    pair.deliver(&[]);
+    assert_eq!(std::mem::take(&mut pair.events[1]), message_event(Message::Rtu, 8));
+    assert!(pair.ends.iter().all(|end| end.deadline().is_none()), "nothing is repeated any more");
+
+    pair.send(0, 1, &Message::Dreq);
+    pair.deliver(&[]);
+    assert_eq!(std::mem::take(&mut pair.events[1]), message_event(Message::Dreq, 8));
+    pair.send(1, 8, &Message::Drep);
+    let now = pair.now;
+    pair.ends[1].close(LinkId(8), now);
+    pair.deliver(&[0]);
+    pair.advance_to_retransmission();
+    pair.deliver(&[]);
+    pair.deliver(&[]);
+    assert_eq!(std::mem::take(&mut pair.events[0]), message_event(Message::Drep, 1));
+    assert!(pair.events[1].is_empty());
+}
+
+/// Linux uses one transaction for all messages of one side of a connection.
+#[test]
+fn dreq_in_the_transaction_of_the_req_is_new() {
+    let mut pair = Pair::new();
+    pair.send_req();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].adopt(LinkId(8), &request);
+    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    pair.deliver(&[]);
+    pair.send(0, 1, &Message::Rtu);
+    pair.deliver(&[]);
+    pair.events[1].clear();
+
+    let (link, connection) = pair.ends[1].connections.iter().next().expect("it is connected");
+    let (link, transaction, from) = (*link, connection.peer_transaction, connection.peer);
+    let dreq = cm::Message::Dreq {
+        local_id: connection.remote_id,
+        remote_id: connection.local_id,
+        remote_qpn: Qpn::new(6),
+        private: &[],
+    };
+    let (bytes, own, now) = (dreq.emit(transaction), connection.own, pair.now);
+    let events = pair.ends[1].receive(own, from, &bytes, now);
+    assert_eq!(events, Some(CmEvent::Message(link, Message::Dreq)));
+    assert_eq!(pair.ends[1].receive(own, from, &bytes, now), None, "it came again");
+}
+
+#[test]
+fn missing_listener_rejects_and_unknown_connection_gets_drep() {
+    let mut pair = Pair::new();
+    pair.send_req();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].reject(&request);
+    pair.deliver(&[]);
+    let [CmEvent::Message(LinkId(1), Message::Rej { reason, .. })] = &pair.events[0][..] else {
+        panic!("{:?}", pair.events[0])
+    };
+    assert_eq!(*reason, reason::INVALID_SERVICE_ID);
+    pair.events[0].clear();
+
+    // The other side has lost the connection.
+    pair.ends[1] = RemoteConnections::new(0xabc, 2, 0);
+    pair.send(0, 1, &Message::Dreq);
+    pair.deliver(&[]);
+    pair.deliver(&[]);
+    assert_eq!(pair.events[0], message_event(Message::Drep, 1));
+}
+
+#[test]
+fn datagrams_from_other_addresses_are_ignored() {
+    let mut pair = Pair::new();
+    pair.send_req();
+    let sent = pair.ends[0].take_outgoing().remove(0);
+    let now = pair.now;
+    for len in 0..sent.bytes.len() {
+        assert_eq!(pair.ends[1].receive(sent.to, sent.from, &sent.bytes[..len], now), None);
+    }
+    // A reply from an address that received no request.
+    let request = match pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now) {
+        Some(CmEvent::Request(request)) => request,
+        other => panic!("{other:?}"),
+    };
+    pair.ends[1].adopt(LinkId(8), &request);
+    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    let reply = pair.ends[1].take_outgoing().remove(0);
+    let other = "10.0.0.3".parse().unwrap();
+    assert_eq!(pair.ends[0].receive(reply.to, other, &reply.bytes, now), None);
+    assert!(pair.ends[0].receive(reply.to, reply.from, &reply.bytes, now).is_some());
+}
