@@ -8,9 +8,10 @@ use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_abi::registers::KernelWords;
 use millstream_card_server::kernel::KernelRun;
-use wasmtime::{Caller, Engine, Linker};
+use wasmtime::{Caller, Engine, Linker, StoreLimits, StoreLimitsBuilder};
 
 use crate::window::Window;
+use crate::{MAX_TABLE_ELEMENTS, MAX_TABLES};
 
 /// The import module; an incompatible change of an import increments the number.
 pub(crate) const MODULE: &str = "millstream_1";
@@ -29,6 +30,7 @@ pub(crate) struct Host {
     /// State words of the latest safe point.
     state: KernelWords,
     interrupted_since: Option<Instant>,
+    limits: StoreLimits,
 }
 
 /// A fault that ends a run, other than a trap.
@@ -43,7 +45,19 @@ impl Host {
     /// The run outlives the host, and has no other user meanwhile.
     pub(crate) unsafe fn new(run: &mut KernelRun<'_>, window: Arc<Window>) -> Host {
         let run = std::ptr::from_mut(run).cast::<KernelRun<'static>>();
-        Host { run, window, state: KernelWords::default(), interrupted_since: None }
+        let limits = StoreLimitsBuilder::new()
+            .instances(1)
+            .memories(1)
+            .memory_size(window.size())
+            .tables(MAX_TABLES)
+            .table_elements(MAX_TABLE_ELEMENTS)
+            .build();
+        Host { run, window, state: KernelWords::default(), interrupted_since: None, limits }
+    }
+
+    /// Bounds of what one instance of the module may allocate.
+    pub(crate) fn limits(&mut self) -> &mut StoreLimits {
+        &mut self.limits
     }
 
     fn run(&self) -> &KernelRun<'static> {

@@ -9,7 +9,7 @@ use wasmtime::{Config, Engine, ExternType, InstancePre, Module, OptLevel, Store,
 use crate::host::{self, Host, RunFault};
 use crate::ticker::EpochGuard;
 use crate::window::{GUARD_BYTES, WASM_PAGE, WindowAllocator, bank_bytes};
-use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES};
+use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 
 /// errno values, the same on all Linux architectures.
 const EFAULT: i32 = 14;
@@ -73,6 +73,7 @@ impl Compiled {
         let engine = Engine::new(&config(allocator.clone(), counts)).map_err(words)?;
         let module = Module::new(&engine, image).map_err(words)?;
         let own = own_bytes(&module)?;
+        check_tables(&module)?;
         match module.get_export("run") {
             Some(ExternType::Func(run)) if run.params().len() == 0 && run.results().len() == 0 => {}
             _ => {
@@ -111,6 +112,7 @@ impl Compiled {
         // here.
         let host = unsafe { Host::new(run, window.clone()) };
         let mut store = Store::new(&self.engine, host);
+        store.limiter(|host| host.limits());
         store.set_epoch_deadline(1);
         store.epoch_deadline_callback(|mut context| {
             context.data_mut().check_interrupt()?;
@@ -176,6 +178,18 @@ fn own_bytes(module: &Module) -> Result<usize, ImageError> {
         return Err(ImageError::MemoryTooLarge(bytes));
     }
     Ok(bytes as usize)
+}
+
+/// Checks the tables that the module starts with. The store's limits bound their growth.
+fn check_tables(module: &Module) -> Result<(), ImageError> {
+    let required = module.resources_required();
+    if required.num_tables as usize > MAX_TABLES {
+        return Err(ImageError::TooManyTables(required.num_tables));
+    }
+    match required.max_initial_table_size {
+        Some(elements) if elements > MAX_TABLE_ELEMENTS as u64 => Err(ImageError::TableTooLarge(elements)),
+        _ => Ok(()),
+    }
 }
 
 /// The fault of a failed run.

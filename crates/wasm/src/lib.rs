@@ -39,6 +39,12 @@ pub const MAX_OWN_BYTES: usize = 64 << 20;
 /// Largest addressable memory of a module (bytes): its own and its banks.
 pub const ADDRESSABLE_BYTES: usize = 4 << 30;
 
+/// Most tables of a module.
+pub const MAX_TABLES: usize = 4;
+
+/// Most elements of a table. An element takes eight bytes of the card process.
+pub const MAX_TABLE_ELEMENTS: usize = 1 << 16;
+
 /// The loader of WebAssembly modules, binary or text.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wasm;
@@ -52,6 +58,12 @@ pub enum ImageError {
     /// The own memory of the module is too large.
     #[error("module asks for {0} bytes of memory of its own, more than {MAX_OWN_BYTES}")]
     MemoryTooLarge(u64),
+    /// The module has too many tables.
+    #[error("module has {0} tables, more than {MAX_TABLES}")]
+    TooManyTables(u32),
+    /// A table of the module is too large.
+    #[error("module asks for a table with {0} elements, more than {MAX_TABLE_ELEMENTS}")]
+    TableTooLarge(u64),
     /// The image is not a module, or does not have the imports and exports of a kernel.
     #[error("{0}")]
     Module(String),
@@ -61,7 +73,10 @@ impl ImageError {
     fn fault(&self, image: &[u8]) -> Fault {
         match self {
             ImageError::TooLarge(bytes) => Fault::new(Cause::KernelTooLarge, *bytes as u64),
-            ImageError::MemoryTooLarge(bytes) => Fault::new(Cause::KernelTooLarge, *bytes),
+            ImageError::MemoryTooLarge(size) | ImageError::TableTooLarge(size) => {
+                Fault::new(Cause::KernelTooLarge, *size)
+            }
+            ImageError::TooManyTables(tables) => Fault::new(Cause::KernelTooLarge, u64::from(*tables)),
             ImageError::Module(_) => {
                 let first = image.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
                 Fault::new(Cause::KernelFormat, first)

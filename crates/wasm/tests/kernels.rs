@@ -11,7 +11,7 @@ use millstream_card_server::Memory;
 use millstream_card_server::kernel::{
     GrantedBanks, Kernel, KernelLoader as _, KernelRun, RunControl, StandaloneControl,
 };
-use millstream_wasm::{MAX_IMAGE_BYTES, Wasm, check};
+use millstream_wasm::{MAX_IMAGE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Wasm, check};
 
 const BANK: u64 = 1 << 20;
 
@@ -249,6 +249,41 @@ fn banks_beyond_what_a_module_can_address_are_refused() {
     assert_eq!(with(0xffff), Err(Fault::new(Cause::KernelTooLarge, 4 << 30)));
     assert_eq!(with(1 << 32), Err(Fault::new(Cause::NoSuchBank, 1 << 32)));
     assert_eq!(with(0), Err(Fault::new(Cause::AccessViolation, 0)));
+}
+
+#[test]
+fn tables_are_bounded() {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let grow = |tables: usize, elements: u32| {
+        let table = "(table 1 funcref)".repeat(tables);
+        let image = format!(
+            r#"(module
+                (import "millstream_1" "result" (func $result (param i32 i64)))
+                (memory (export "memory") 1)
+                {table}
+                (func (export "run")
+                    (call $result (i32.const 0)
+                        (i64.extend_i32_s (table.grow 0 (ref.null func) (i32.const {elements}))))
+                    (call $result (i32.const 1) (i64.extend_i32_u (table.size 0)))))"#
+        );
+        run(&mut *kernel(&image), &memory, &[]).unwrap()
+    };
+    // 564 MiB of elements with eight bytes each.
+    let refused = grow(1, 564 << 17);
+    assert_eq!(refused[..2], [u64::MAX, 1], "table.grow fails and leaves the table as it was");
+    let granted = grow(MAX_TABLES, MAX_TABLE_ELEMENTS as u32 - 1);
+    assert_eq!(granted[..2], [1, MAX_TABLE_ELEMENTS as u64], "tables grow to the limit");
+    let image = |tables: &str| {
+        let image = format!("(module (memory (export \"memory\") 1) {tables} (func (export \"run\")))");
+        let refused = check(image.as_bytes()).unwrap_err().to_string();
+        (refused, Wasm.load(image.as_bytes()).unwrap_err())
+    };
+    let (text, fault) = image("(table 73924608 funcref)");
+    assert!(text.contains("table with 73924608 elements"), "{text}");
+    assert_eq!(fault, Fault::new(Cause::KernelTooLarge, 73_924_608));
+    let (text, fault) = image(&"(table 1 funcref)".repeat(MAX_TABLES + 1));
+    assert!(text.contains("5 tables"), "{text}");
+    assert_eq!(fault, Fault::new(Cause::KernelTooLarge, 5));
 }
 
 fn examples() -> PathBuf {
