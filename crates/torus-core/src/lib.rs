@@ -4,11 +4,17 @@
 #![forbid(unsafe_code)]
 
 pub mod faults;
+pub mod header;
+pub mod pair;
 pub mod route;
+pub mod router;
 pub mod topology;
 
 pub use faults::DeadSet;
+pub use header::Header;
+pub use pair::{Generation, PairReceiver, PairSender, Sequence};
 pub use route::{Route, VirtualChannel};
+pub use router::{Router, RouterOptions, TorusRouting};
 pub use topology::{Axis, Coordinates, Dimensions, Direction, Link, NodeNumber, Sign};
 
 use std::fmt;
