@@ -16,12 +16,11 @@ use millstream_card_abi::hello::{IMM_CONTROL, IMM_DMA};
 use millstream_card_abi::lease::{pack, unpack};
 use millstream_card_abi::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
 use millstream_rdma::memory::MemoryError;
-use millstream_rdma::{Access, Deadline, Device, Region};
+use millstream_rdma::{Access, Deadline, Device, Region, VerbsError};
 use millstream_shm::{futex, poll_readable};
 
 use crate::hardware::Hardware;
 use crate::lease::{Action, Inputs, Lease};
-use crate::net::NetworkError;
 use crate::net::clients::{ClientRegistry, FIRST_LOCAL_ID};
 use crate::net::dma::DmaControl;
 use crate::net::port::NetworkPort;
@@ -123,7 +122,7 @@ impl LeaseController {
     }
 
     /// Serves until the card stops.
-    pub(crate) fn serve(&mut self) -> Result<(), NetworkError> {
+    pub(crate) fn serve(&mut self) -> Result<(), VerbsError> {
         while !self.resources.context.stop.load(Ordering::Relaxed) {
             self.poll();
             let timeout = self.poll_interval();

@@ -67,7 +67,6 @@ mod serve;
 
 pub use hardware::HardwareError;
 pub use memory::Memory;
-pub use net::NetworkError;
 pub use serve::{
     CardConfig, ExitReason, Lifetime, NetworkConfig, ServeError, serve, serve_for_launcher, serve_with,
 };

@@ -19,7 +19,7 @@ use millstream_card_abi::registers::{
     KERNEL_ENTRY_BYTES, MAGIC, MAX_BANKS, MAX_KERNELS, MAX_REGIONS, Registers, VERSION,
 };
 use millstream_card_abi::{CardName, IoContext as _, SyscallError};
-use millstream_rdma::Device;
+use millstream_rdma::{Device, VerbsError};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, Listener, own_uid};
 use millstream_shm::{EventFd, PAGE, futex, poll_readable, random_u64};
@@ -29,7 +29,6 @@ use crate::hardware::{Hardware, HardwareConfig, HardwareError};
 use crate::kernel::builtin::BUILTINS;
 use crate::kernel::{BuiltinKernel, KernelLoader};
 use crate::lease_controller::{LeaseController, Resources};
-use crate::net::NetworkError;
 use crate::net::clients::ClientRegistry;
 use crate::net::dma::{DmaControl, DmaEngine};
 use crate::net::port::NetworkPort;
@@ -209,7 +208,7 @@ pub enum ServeError {
     TooManyKernels(usize),
     /// The network interface failed.
     #[error("network of the card: {0}")]
-    Network(#[from] NetworkError),
+    Network(#[from] VerbsError),
     /// Another card of this user has the name.
     #[error("card {0} is running already")]
     NameTaken(CardName),

@@ -18,7 +18,7 @@ use millstream_rdma::{DeviceSelector, device};
 use network::{Network, is_root, run};
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const LEASE: Duration = Duration::from_millis(800);
 const MEGABYTE: usize = 1 << 20;
 
@@ -43,8 +43,8 @@ impl Card {
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let said: serde_json::Value = serde_json::from_str(&line).expect("the card says where it listens");
-        Card { process, address: said["address"].as_str().unwrap().to_owned() }
+        let output: serde_json::Value = serde_json::from_str(&line).expect("the card says where it listens");
+        Card { process, address: output["address"].as_str().unwrap().to_owned() }
     }
 
     fn kill(&mut self) {
@@ -75,10 +75,10 @@ fn as_a_node(test: &str) {
         .env("MILLSTREAM_DEVICE", "soft")
         .output()
         .unwrap();
-    let said =
+    let text =
         format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success() && said.contains("1 passed"), "{}: {said}", output.status);
-    println!("{said}");
+    assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", output.status);
+    println!("{text}");
 }
 
 /// The network, if this process was started as a node; else the test returns at once.
@@ -93,7 +93,7 @@ fn connect(card: &Card) -> RemoteCard {
 
 fn leased(card: &Card) -> RemoteCard {
     let node = connect(card);
-    node.acquire(LEASE, PATIENCE).unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
     node
 }
 
@@ -127,7 +127,7 @@ fn works_on_a_node() {
     one.load(0, KernelSource::Builtin("mix")).unwrap();
     let rung = one.start(0, &RunRequest::new(&[100 << 20 >> 4, 4096, 3])).unwrap();
     let message = loop {
-        let message = one.message(PATIENCE).unwrap().expect("an interrupt");
+        let message = one.message(TIMEOUT).unwrap().expect("an interrupt");
         if message.sequence == rung {
             break message;
         }
@@ -138,7 +138,7 @@ fn works_on_a_node() {
     // From card to card; the data does not pass this host.
     let before = received(&network, 1);
     one.connect_peer(0, &cards[1].address).unwrap();
-    one.run_dma(&[copy_to(MemoryRange::new(100, mine.len() as u64), &other, 4096)], PATIENCE).unwrap();
+    one.run_dma(&[copy_to(MemoryRange::new(100, mine.len() as u64), &other, 4096)], TIMEOUT).unwrap();
     assert!(received(&network, 1) - before < MEGABYTE as u64);
     other.read(4096, &mut back).unwrap();
     assert!(back == mine);
@@ -146,8 +146,8 @@ fn works_on_a_node() {
     // The key of an ended lease is invalid for other hosts, too.
     let stale = copy_to(MemoryRange::new(0, 64), &other, 0);
     other.release().unwrap();
-    other.acquire(LEASE, PATIENCE).unwrap();
-    let refused = one.run_dma(&[stale], PATIENCE).unwrap_err();
+    other.acquire(LEASE, TIMEOUT).unwrap();
+    let refused = one.run_dma(&[stale], TIMEOUT).unwrap_err();
     assert!(
         matches!(refused.kind, RemoteErrorKind::TransferFailed { cause: Cause::DmaRemoteAccess, .. }),
         "{refused}"
@@ -159,8 +159,8 @@ fn works_on_a_node() {
         assert!(tested.status.success(), "{}", String::from_utf8_lossy(&tested.stdout));
     }
     let stencil = stencil(&cards, 1000).arg("--verify").output().unwrap();
-    let said = String::from_utf8_lossy(&stencil.stdout);
-    assert!(stencil.status.success() && said.contains("every point equals the reference"), "{said}");
+    let output = String::from_utf8_lossy(&stencil.stdout);
+    assert!(stencil.status.success() && output.contains("every point equals the reference"), "{output}");
 }
 
 /// Bytes that a host has received on its link.
@@ -188,7 +188,7 @@ fn ends<T: std::fmt::Debug>(doing: &str, started: Instant, outcome: Result<T, Re
     let error = outcome.unwrap_err();
     assert!(error.is_fatal(), "{doing}: {error}");
     assert!(error.to_string().contains("retry") || error.to_string().contains("died"), "{doing}: {error}");
-    assert!(started.elapsed() < PATIENCE / 2, "{doing}: {:?}", started.elapsed());
+    assert!(started.elapsed() < TIMEOUT / 2, "{doing}: {:?}", started.elapsed());
     println!("{doing}: after {:?}: {error}", started.elapsed());
 }
 
@@ -213,7 +213,7 @@ fn is_cut_on_a_node() {
                     one.write(0, &pattern(1, MEGABYTE)).unwrap();
                     one.load(0, KernelSource::Builtin("mix")).unwrap();
                     let rung = one.start(0, &RunRequest::new(&[0, 4096, u64::MAX])).unwrap();
-                    let outcome = one.wait(rung, PATIENCE);
+                    let outcome = one.wait(rung, TIMEOUT);
                     ends(doing, cut.join().unwrap(), outcome);
                 }
                 "transfer" => {
@@ -229,7 +229,7 @@ fn is_cut_on_a_node() {
                     one.connect_peer(0, &cards[1].address).unwrap();
                     let copy = copy_to(MemoryRange::new(0, 32 << 20), &other, 0);
                     let error = loop {
-                        if let Err(error) = one.run_dma(&[copy], PATIENCE) {
+                        if let Err(error) = one.run_dma(&[copy], TIMEOUT) {
                             break error;
                         }
                     };
@@ -273,16 +273,16 @@ fn is_cut_on_a_node() {
     std::thread::sleep(Duration::from_secs(3));
     assert!(job.try_wait().unwrap().is_none(), "the job goes on with one card");
     cards[0].kill();
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while job.try_wait().unwrap().is_none() {
         assert!(Instant::now() < until, "the job does not end");
         pause();
     }
     let ended = job.wait_with_output().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert!(!ended.status.success(), "{said}");
+    let output = String::from_utf8_lossy(&ended.stderr);
+    assert!(!ended.status.success(), "{output}");
     for card in &cards {
-        assert!(said.contains(&card.address), "{said}");
+        assert!(output.contains(&card.address), "{output}");
     }
 }
 
@@ -293,7 +293,7 @@ fn until(
     address: &str,
     wanted: impl Fn(&serde_json::Value) -> bool,
 ) -> serde_json::Value {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let output = network
             .command(host, MILLSTREAM)

@@ -26,8 +26,8 @@ impl Card {
             .unwrap();
         let mut line = String::new();
         BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let said: Value = serde_json::from_str(&line).unwrap();
-        Card { process, address: said["address"].as_str().unwrap().to_owned() }
+        let output: Value = serde_json::from_str(&line).unwrap();
+        Card { process, address: output["address"].as_str().unwrap().to_owned() }
     }
 }
 
@@ -160,8 +160,8 @@ fn a_card_of_a_kind_that_is_not_here_says_so() {
         ("pci:ffff:ff:1f.7", "no PCI device ffff:ff:1f.7"),
         ("cuda:4000000000", "cuda:4000000000: "),
     ] {
-        let said = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--memory-kind", kind]);
-        assert!(said.contains(expected), "{kind}: {said}");
+        let output = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--memory-kind", kind]);
+        assert!(output.contains(expected), "{kind}: {output}");
     }
 }
 

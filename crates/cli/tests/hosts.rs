@@ -65,8 +65,8 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
         launcher.to_str().unwrap(),
     ];
     let ran = run("ip", &words, &[("MILLSTREAM_LINK", "drop=0.001,seed=5")]);
-    let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
-    assert!(ran.status.success(), "{}: {said}", ran.status);
+    let output = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+    assert!(ran.status.success(), "{}: {output}", ran.status);
 
     let mut places: Vec<_> =
         fs::read_to_string(folder.join("places")).unwrap().lines().map(str::to_owned).collect();
@@ -79,11 +79,11 @@ fn three_hosts_build_the_same_events_while_packets_are_lost() {
     let links: serde_json::Value = serde_json::from_slice(&links.stdout).unwrap();
     let bytes = links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap();
     let payload = json(&report)["payload_bytes"].as_u64().unwrap();
-    assert!(bytes > payload / 4, "{bytes} bytes of {payload} came over the wire: {said}");
+    assert!(bytes > payload / 4, "{bytes} bytes of {payload} came over the wire: {output}");
     let (local, spread) = (json(&folder.join("camera.json")), json(&report));
     for what in ["decisions_compared", "decisions_matching", "decisions_set"] {
         let once = local["trigger"][what].as_u64().unwrap();
-        assert_eq!(spread["trigger"][what].as_u64().unwrap(), 10 * once, "{what}: {said}");
+        assert_eq!(spread["trigger"][what].as_u64().unwrap(), 10 * once, "{what}: {output}");
     }
     assert_eq!(local["trigger"]["decisions_matching"], local["trigger"]["decisions_compared"]);
 }

@@ -69,8 +69,8 @@ fn explain_analyses_a_flow_and_a_sweep() {
         (["--set", "host.server.card.u280.pcie.lanes=7"], "7 lanes"),
         (["--svg", "x.svg"], "several values"),
     ] {
-        let said = fails(&[&["model", "explain", site, flow], words.as_slice()].concat());
-        assert!(said.contains(why), "{words:?}: {said}");
+        let output = fails(&[&["model", "explain", site, flow], words.as_slice()].concat());
+        assert!(output.contains(why), "{words:?}: {output}");
     }
     assert!(fails(&["model", "explain", site, "push client server"]).contains("one of write, read, send"));
 }
@@ -98,10 +98,10 @@ fn measure_runs_benchmarks_on_a_site() {
 
 #[test]
 fn calibrate_and_figures_refuse_sweeps() {
-    let said = fails(&["model", "calibrate", "--set", "u280.reads=1..4"]);
-    assert!(said.contains("several values"), "{said}");
-    let said = fails(&["model", "figures", "--set", "link.0.rate=EDR"]);
-    assert!(said.contains("no site file"), "{said}");
+    let output = fails(&["model", "calibrate", "--set", "u280.reads=1..4"]);
+    assert!(output.contains("several values"), "{output}");
+    let output = fails(&["model", "figures", "--set", "link.0.rate=EDR"]);
+    assert!(output.contains("no site file"), "{output}");
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn site_check_names_the_line_and_site_show_draws() {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../sites/recipe-backplane.toml"),
     );
     std::fs::write(&bad, text.unwrap().replacen("generation = 4", "generation = 9", 1)).unwrap();
-    let said = fails(&["site", "check", &bad.display().to_string()]);
-    assert!(said.contains("bad.toml:") && said.contains("generation 9"), "{said}");
+    let output = fails(&["site", "check", &bad.display().to_string()]);
+    assert!(output.contains("bad.toml:") && output.contains("generation 9"), "{output}");
     let picture = folder.path().join("p.svg");
     succeeds(&["site", "show", "sites/apenet-torus.toml", "--out", &picture.display().to_string()]);
     assert!(std::fs::read_to_string(picture).unwrap().contains("4 × 4 × 4"));

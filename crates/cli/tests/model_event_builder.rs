@@ -8,14 +8,14 @@ fn model(arguments: &[&str]) -> Output {
     Command::new(program).args(arguments).output().expect("the program starts")
 }
 
-fn said(output: &Output) -> String {
+fn text_of(output: &Output) -> String {
     String::from_utf8_lossy(&[output.stdout.as_slice(), output.stderr.as_slice()].concat()).into_owned()
 }
 
 #[test]
 fn the_report_has_rates_and_the_account() {
     let output = model(&["--nodes", "8", "--seconds", "0.005", "--missing-every", "100"]);
-    let text = said(&output);
+    let text = text_of(&output);
     assert!(output.status.success(), "{text}");
     for part in [
         "8 nodes, shaped, flow level",
@@ -31,7 +31,7 @@ fn the_report_has_rates_and_the_account() {
 fn json_has_the_documented_keys() {
     let output =
         model(&["--nodes", "4", "--seconds", "0.002", "--packets", "--saturated", "--unshaped", "--json"]);
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", text_of(&output));
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(run["nodes"], 4);
     assert_eq!(run["account"]["built"]["events"], 80_000);
@@ -52,7 +52,7 @@ fn invalid_options_are_refused() {
         (vec!["no/such/site.toml"], "no/such/site.toml"),
     ] {
         let output = model(&arguments);
-        let text = said(&output);
+        let text = text_of(&output);
         assert!(
             !output.status.success() && text.contains(why) && !text.contains("panicked"),
             "{arguments:?}: {text}"

@@ -59,8 +59,8 @@ fn many_connections_at_once() {
         &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10"],
         &["ucmatose", "-p", "PORT", "-c", "20", "-C", "10", "-s", "127.0.0.1"],
     );
-    for said in [server, client] {
-        assert!(said.contains("test complete") && said.contains("return status 0"), "{said}");
+    for output in [server, client] {
+        assert!(output.contains("test complete") && output.contains("return status 0"), "{output}");
     }
 }
 
@@ -92,9 +92,9 @@ fn extended_connections_carry_messages() {
 #[test]
 fn a_connection_without_a_listener_is_rejected() {
     let port = free_port();
-    let said = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
-    let said = said.expect_err("nobody serves");
-    assert!(said.contains("REJECTED") || said.contains("connect error"), "{said}");
+    let output = finish(start(&["rping", "-c", "-a", "127.0.0.1", "-p", &port, "-C", "1"]));
+    let output = output.expect_err("nobody serves");
+    assert!(output.contains("REJECTED") || output.contains("connect error"), "{output}");
 }
 
 #[test]

@@ -17,7 +17,7 @@ use millstream_offload::timeline::JobReport;
 use millstream_offload::{OffloadError, job};
 use millstream_rdma::{Device, DeviceSelector, device};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const BANK: u64 = 8 << 20;
 
 /// Environment variable that makes a test binary serve a card: the file for its address.
@@ -65,7 +65,7 @@ impl Card {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        let until = Instant::now() + PATIENCE;
+        let until = Instant::now() + TIMEOUT;
         while !file.exists() {
             assert!(Instant::now() < until, "card does not come up");
             std::thread::sleep(Duration::from_millis(2));

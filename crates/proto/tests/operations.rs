@@ -167,8 +167,8 @@ fn first_packet_in_rtr_reports_established() {
     pair.send(A, 1, vec![1]);
     pair.send(A, 2, vec![1]);
     pair.run();
-    let told = pair.ends[B].events.iter().filter(|event| matches!(event, Event::Established)).count();
-    assert_eq!(told, 1);
+    let established = pair.ends[B].events.iter().filter(|event| matches!(event, Event::Established)).count();
+    assert_eq!(established, 1);
 }
 
 #[test]

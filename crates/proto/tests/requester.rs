@@ -331,7 +331,7 @@ fn slow_peers_see_no_spurious_retransmissions() {
         pair.post(A, id, READ, vec![0; 256 * 300]);
     }
     let mut waiting = std::collections::VecDeque::new();
-    let mut said = 0;
+    let mut packets = 0;
     let limit = TransmitLimits { packets: 1, ..TransmitLimits::NONE };
     let mut buffer = vec![0; 65536];
     for tick in 0..40_000_u64 {
@@ -349,7 +349,7 @@ fn slow_peers_see_no_spurious_retransmissions() {
         }
         let end = &mut pair.ends[B];
         if let Some(sent) = end.connection.poll_transmit(now, &mut end.world, limit, &mut buffer) {
-            said += 1;
+            packets += 1;
             pair.give(A, &buffer[..sent.len]);
         } else if let Some(bytes) = waiting.pop_front() {
             pair.give(B, &bytes);
@@ -357,7 +357,7 @@ fn slow_peers_see_no_spurious_retransmissions() {
     }
     let done: Vec<_> = (0..10).map(|id| (id, Status::Success)).collect();
     assert_eq!(pair.ends[A].completions(), done);
-    assert!(said < 3100 + 500, "{said} packets for 3000");
+    assert!(packets < 3100 + 500, "{packets} packets for 3000");
 }
 
 #[test]

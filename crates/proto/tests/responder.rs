@@ -48,7 +48,7 @@ impl Pair {
     }
 
     /// Acknowledgements of B: PSNs relative to A's first, and syndromes.
-    fn said(&mut self) -> Vec<(u32, Syndrome)> {
+    fn acks(&mut self) -> Vec<(u32, Syndrome)> {
         let first = psn(A);
         let relative = |psn: Psn| psn.ahead_of(first) as u32;
         self.take(B)
@@ -72,7 +72,7 @@ fn refused(craft: Craft) -> (Vec<(u32, Syndrome)>, Pair) {
     let mut pair = responder();
     pair.ends[B].world.receive(1, 64);
     assert_eq!(pair.hand(craft), Disposition::Nak);
-    (pair.said(), pair)
+    (pair.acks(), pair)
 }
 
 #[test]
@@ -80,25 +80,25 @@ fn one_nak_per_gap() {
     let mut pair = responder();
     (0..10).for_each(|id| pair.ends[B].world.receive(id, 64));
     pair.hand(send(0));
-    assert_eq!(pair.said(), [(0, ACK)]);
+    assert_eq!(pair.acks(), [(0, ACK)]);
     for n in [2, 3, 4, 7] {
         assert_eq!(pair.hand(send(n)), Disposition::OutOfSequence);
     }
-    assert_eq!(pair.said(), [(1, GAP)], "named by the packet that is missing");
+    assert_eq!(pair.acks(), [(1, GAP)], "named by the packet that is missing");
     pair.hand(send(5));
-    assert_eq!(pair.said(), [(1, GAP)], "the requester began again, and the packet was lost again");
+    assert_eq!(pair.acks(), [(1, GAP)], "the requester began again, and the packet was lost again");
     pair.hand(send(1));
-    assert_eq!(pair.said(), [(5, ACK)], "what was lost was all that was missing");
+    assert_eq!(pair.acks(), [(5, ACK)], "what was lost was all that was missing");
     pair.hand(send(8));
-    assert_eq!(pair.said(), [], "the requester, which has begun again at 1, will come by 6");
+    assert_eq!(pair.acks(), [], "the requester, which has begun again at 1, will come by 6");
     pair.hand(send(7));
-    assert_eq!(pair.said(), [(6, GAP)], "it was lost once more");
+    assert_eq!(pair.acks(), [(6, GAP)], "it was lost once more");
     pair.hand(send(6));
-    assert_eq!(pair.said(), [(8, ACK)]);
+    assert_eq!(pair.acks(), [(8, ACK)]);
     let ids: Vec<_> = pair.ends[B].received.iter().map(|(received, _)| received.id.0).collect();
     assert_eq!(ids, (0..9).collect::<Vec<_>>());
     pair.hand(send(12));
-    assert_eq!(pair.said(), [(9, GAP)], "a new gap");
+    assert_eq!(pair.acks(), [(9, GAP)], "a new gap");
 }
 
 #[test]
@@ -108,9 +108,9 @@ fn reordered_messages_take_one_receive_request_each() {
     for n in [1, 2, 3, 4] {
         assert_eq!(pair.hand(send(n)), Disposition::OutOfSequence);
     }
-    assert_eq!(pair.said(), [(0, GAP)]);
+    assert_eq!(pair.acks(), [(0, GAP)]);
     pair.hand(send(0));
-    assert!(matches!(pair.said()[..], [(2, ACK), (3, Syndrome::RnrNak { .. })]), "there are three");
+    assert!(matches!(pair.acks()[..], [(2, ACK), (3, Syndrome::RnrNak { .. })]), "there are three");
     let received = |pair: &Pair| -> Vec<_> {
         pair.ends[B].received.iter().map(|(received, memory)| (received.id.0, memory[..8].to_vec())).collect()
     };
@@ -118,7 +118,7 @@ fn reordered_messages_take_one_receive_request_each() {
     (3..5).for_each(|id| pair.ends[B].world.receive(id, 64));
     pair.hand(send(3));
     pair.hand(send(4));
-    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(pair.acks(), [(4, ACK)]);
     assert_eq!(received(&pair)[3..], [3, 4].map(|n: u8| (n.into(), vec![n; 8])));
 }
 
@@ -126,14 +126,14 @@ fn reordered_messages_take_one_receive_request_each() {
 fn duplicate_read_with_an_invalidated_key_keeps_the_connection() {
     let mut pair = responder();
     pair.hand(read(0, 8));
-    assert_eq!(pair.said(), [(0, ACK)]);
+    assert_eq!(pair.acks(), [(0, ACK)]);
     pair.ends[B].world.regions.clear();
     assert_eq!(pair.hand(read(0, 8)), Disposition::Duplicate);
-    assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::RemoteAccess))], "in case the data was lost");
+    assert_eq!(pair.acks(), [(0, Syndrome::Nak(NakCode::RemoteAccess))], "in case the data was lost");
     assert_eq!(pair.failed(B), None);
     pair.ends[B].world.receive(1, 64);
     pair.hand(send(1));
-    assert_eq!(pair.said(), [(1, ACK)]);
+    assert_eq!(pair.acks(), [(1, ACK)]);
 }
 
 #[test]
@@ -144,9 +144,9 @@ fn invalid_reordered_packets_are_dropped() {
     assert_eq!(pair.hand(Craft { rkey: Rkey::new(0x78), ..write(2, 8) }), Disposition::OutOfSequence);
     pair.take(B);
     pair.hand(send(0));
-    assert_eq!(pair.said(), [(0, ACK)]);
+    assert_eq!(pair.acks(), [(0, ACK)]);
     pair.hand(send(1));
-    assert_eq!((pair.said(), pair.failed(B)), (vec![(1, ACK), (2, GAP)], None), "as if it had not come");
+    assert_eq!((pair.acks(), pair.failed(B)), (vec![(1, ACK), (2, GAP)], None), "as if it had not come");
     assert_eq!(pair.hand(write(2, 8)), Disposition::Accepted);
     // Too far ahead, and more than the buffer holds.
     for n in (3000..3100).chain(4..2200) {
@@ -154,7 +154,7 @@ fn invalid_reordered_packets_are_dropped() {
     }
     pair.take(B);
     pair.hand(send(3));
-    assert_eq!(pair.said(), [(2050, ACK)]);
+    assert_eq!(pair.acks(), [(2050, ACK)]);
 }
 
 #[test]
@@ -162,10 +162,10 @@ fn read_responses_obey_the_byte_budget_and_acks_do_not_count() {
     let mut pair = responder();
     pair.hand(write(0, 8));
     pair.limits = TransmitLimits { byte_budget: 0, ..TransmitLimits::NONE };
-    assert_eq!(pair.said(), [(0, ACK)]);
+    assert_eq!(pair.acks(), [(0, ACK)]);
     pair.hand(read(1, 1024));
     pair.hand(write(5, 8));
-    assert_eq!(pair.said(), [], "what comes behind the data waits with it");
+    assert_eq!(pair.acks(), [], "what comes behind the data waits with it");
     let (end, now) = (&mut pair.ends[B], pair.now);
     let mut buffer = vec![0; 10_000];
     let limits = TransmitLimits { byte_budget: 300, ..TransmitLimits::NONE };
@@ -174,8 +174,8 @@ fn read_responses_obey_the_byte_budget_and_acks_do_not_count() {
     // Base header, 256 bytes and ICRC; the first packet has an AETH.
     assert_eq!(first.paced_bytes, 276 + 272);
     pair.limits = TransmitLimits::NONE;
-    let said: Vec<_> = pair.said().into_iter().map(|(n, _)| n).collect();
-    assert_eq!(said, [3, 4, 5]);
+    let acks: Vec<_> = pair.acks().into_iter().map(|(n, _)| n).collect();
+    assert_eq!(acks, [3, 4, 5]);
 }
 
 #[test]
@@ -200,13 +200,13 @@ fn duplicate_is_acknowledged_with_the_last_acknowledged_psn() {
     pair.hand(send(1));
     // Two packets of data, PSNs 2 and 3.
     pair.hand(read(2, 512));
-    assert_eq!(pair.said().len(), 3);
+    assert_eq!(pair.acks().len(), 3);
     assert_eq!(pair.hand(send(0)), Disposition::Duplicate);
-    assert_eq!(pair.said(), [(1, ACK)], "not 3, which would say that the READ's data had come");
+    assert_eq!(pair.acks(), [(1, ACK)], "not 3, which would say that the READ's data had come");
     pair.hand(send(4));
-    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(pair.acks(), [(4, ACK)]);
     pair.hand(send(1));
-    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(pair.acks(), [(4, ACK)]);
     assert_eq!(pair.ends[B].received.len(), 3, "delivered once");
 }
 
@@ -275,7 +275,7 @@ fn duplicate_atomic_returns_the_stored_result() {
     assert_eq!(
         sent.iter().filter(|sent| sent.psn == at(0)).count(),
         1,
-        "an answer that waits is not said twice"
+        "an answer that waits is not sent twice"
     );
     pair.hand(add(0));
     assert_eq!(pair.take(B)[0].psn, at(0));
@@ -305,9 +305,9 @@ fn outstanding_reads_beyond_the_limit_are_refused() {
         assert_eq!(pair.hand(read(n, 100)), Disposition::Accepted);
     }
     assert_eq!(pair.hand(read(4, 100)), Disposition::Nak);
-    let said = pair.said();
-    assert_eq!(said.len(), 5);
-    assert_eq!(said[4], (4, Syndrome::Nak(NakCode::InvalidRequest)));
+    let acks = pair.acks();
+    assert_eq!(acks.len(), 5);
+    assert_eq!(acks[4], (4, Syndrome::Nak(NakCode::InvalidRequest)));
 }
 
 #[test]
@@ -331,18 +331,18 @@ fn duplicates_do_not_fill_the_response_queue() {
 fn missing_receive_request_causes_an_rnr_nak() {
     let mut pair = responder();
     assert_eq!(pair.hand(send(0)), Disposition::NotReady);
-    assert_eq!(pair.said(), [(0, Syndrome::RnrNak { timer_code: 12 })]);
+    assert_eq!(pair.acks(), [(0, Syndrome::RnrNak { timer_code: 12 })]);
     pair.hand(send(1));
     pair.hand(send(2));
-    assert_eq!(pair.said(), [], "what follows is not a gap");
+    assert_eq!(pair.acks(), [], "what follows is not a gap");
     pair.ends[B].world.receive(1, 64);
     assert_eq!(pair.hand(send(0)), Disposition::Accepted);
     let not_ready = Syndrome::RnrNak { timer_code: 12 };
-    assert_eq!(pair.said(), [(0, ACK), (1, not_ready)], "the next one was kept");
+    assert_eq!(pair.acks(), [(0, ACK), (1, not_ready)], "the next one was kept");
     pair.ends[B].world.receive(2, 64);
     pair.ends[B].world.receive(3, 64);
     pair.hand(send(1));
-    assert_eq!(pair.said(), [(2, ACK)]);
+    assert_eq!(pair.acks(), [(2, ACK)]);
 }
 
 #[test]
@@ -403,8 +403,8 @@ fn keys_lengths_and_positions_are_checked() {
         ),
     ];
     for (what, syndrome, craft) in cases {
-        let (said, pair) = refused(craft);
-        assert_eq!(said, [(0, syndrome)], "{what}");
+        let (acks, pair) = refused(craft);
+        assert_eq!(acks, [(0, syndrome)], "{what}");
         assert_eq!(pair.ends[B].connection.state(), QpState::Err, "{what}");
         assert_eq!(pair.ends[B].world.regions[&KEY].bytes[..16], (0..16).collect::<Vec<u8>>(), "{what}");
         let fault =
@@ -432,7 +432,7 @@ fn operations_without_permission_are_refused() {
         let all = config(B, Mtu::B256);
         offers(&mut pair, Config { remote_write: n != 0, remote_read: n != 1, remote_atomic: n != 2, ..all });
         assert_eq!(pair.hand(craft), Disposition::Nak);
-        assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::InvalidRequest))]);
+        assert_eq!(pair.acks(), [(0, Syndrome::Nak(NakCode::InvalidRequest))]);
     }
     let mut pair = responder();
     offers(&mut pair, Config { max_dest_rd_atomic: 0, ..config(B, Mtu::B256) });
@@ -445,7 +445,7 @@ fn oversized_message_completes_with_a_length_error() {
     pair.ends[B].world.receive(1, 300);
     pair.hand(Craft::new(Opcode::RC_SEND_FIRST, at(0)).payload(vec![1; 256]));
     assert_eq!(pair.hand(Craft::new(Opcode::RC_SEND_LAST, at(1)).payload(vec![1; 45])), Disposition::Nak);
-    assert_eq!(pair.said(), [(0, ACK), (1, Syndrome::Nak(NakCode::InvalidRequest))]);
+    assert_eq!(pair.acks(), [(0, ACK), (1, Syndrome::Nak(NakCode::InvalidRequest))]);
     assert_eq!(pair.ends[B].received[0].0.status, Status::LocalLength);
     assert_eq!(pair.failed(B), Some(FailureCause::ReceiveRequest));
 }
@@ -456,7 +456,7 @@ fn inaccessible_receive_memory_fails_both_sides() {
     pair.ends[B].world.receive(1, 64);
     pair.ends[B].world.unwritable.insert(millstream_proto::ReceiveId(1));
     assert_eq!(pair.hand(send(0)), Disposition::Nak);
-    assert_eq!(pair.said(), [(0, Syndrome::Nak(NakCode::RemoteOperational))]);
+    assert_eq!(pair.acks(), [(0, Syndrome::Nak(NakCode::RemoteOperational))]);
     assert_eq!(pair.ends[B].received[0].0.status, Status::LocalProtection);
 }
 
@@ -486,7 +486,7 @@ fn key_invalidated_within_a_message_is_rejected() {
     let mut buffer = vec![0; 1000];
     end.connection.poll_transmit(pair.now, &mut end.world, pair.limits, &mut buffer).unwrap();
     end.world.regions.clear();
-    assert_eq!(pair.said(), [(1, Syndrome::Nak(NakCode::RemoteAccess))]);
+    assert_eq!(pair.acks(), [(1, Syndrome::Nak(NakCode::RemoteAccess))]);
     assert_eq!(pair.failed(B), Some(FailureCause::AccessViolation));
 }
 
@@ -496,12 +496,12 @@ fn fatal_nak_is_repeated() {
     pair.hand(write(0, 8));
     pair.hand(Craft { rkey: Rkey::new(0), ..write(1, 8) });
     let access = Syndrome::Nak(NakCode::RemoteAccess);
-    assert_eq!(pair.said(), [(0, ACK), (1, access)]);
+    assert_eq!(pair.acks(), [(0, ACK), (1, access)]);
     let dropped = Disposition::Dropped(DropReason::QpState);
     assert_eq!(pair.hand(write(0, 8)), dropped);
-    assert_eq!(pair.said(), [(1, access)]);
+    assert_eq!(pair.acks(), [(1, access)]);
     assert_eq!(pair.hand(write(2, 8)), dropped);
-    assert_eq!(pair.said(), [], "what comes after is not answered");
+    assert_eq!(pair.acks(), [], "what comes after is not answered");
     assert_eq!(pair.ends[B].world.writes, 8);
 }
 
@@ -510,10 +510,10 @@ fn packets_without_ack_req_get_no_ack() {
     let mut pair = responder();
     for n in 0..4 {
         pair.hand(Craft { ack_req: false, ..write(n, 8) });
-        assert_eq!(pair.said(), [], "packet {n}");
+        assert_eq!(pair.acks(), [], "packet {n}");
     }
     pair.hand(write(4, 8));
-    assert_eq!(pair.said(), [(4, ACK)]);
+    assert_eq!(pair.acks(), [(4, ACK)]);
 }
 
 #[test]

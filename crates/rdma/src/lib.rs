@@ -22,6 +22,7 @@ pub mod wait;
 pub use connect::{Listener, PreparedQueuePair, RcOptions};
 pub use deadline::Deadline;
 pub use device::{Device, DeviceSelector};
+pub use error::VerbsError;
 pub use memory::{Access, Region, RemoteAddress, RemoteMemory, Sge};
 pub use millstream_quantity::{Lkey, Psn, Qpn, Rkey};
 pub use queue::{Completion, CompletionQueue, QueuePair, Status, WrId};

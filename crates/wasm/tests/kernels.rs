@@ -312,8 +312,8 @@ fn example(name: &str) -> Vec<u8> {
     words[output] = image.display().to_string();
     let ran = Command::new(&words[0]).args(&words[1..]).current_dir(examples()).output();
     let ran = ran.unwrap_or_else(|error| panic!("{}: {error}; `make setup` installs it", words[0]));
-    let said = String::from_utf8_lossy(&ran.stderr);
-    assert!(ran.status.success(), "{words:?} (`make setup` installs what it needs): {said}");
+    let errors = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.success(), "{words:?} (`make setup` installs what it needs): {errors}");
     std::fs::read(image).unwrap()
 }
 

@@ -3,5 +3,3 @@
 pub(crate) mod clients;
 pub(crate) mod dma;
 pub(crate) mod port;
-
-pub use port::NetworkError;

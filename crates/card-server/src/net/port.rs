@@ -7,13 +7,11 @@ use std::time::Duration;
 
 use millstream_card_abi::hello::{ClientHello, ServerHello};
 use millstream_card_abi::registers::{BAR0_BYTES, LEASE_PAGE};
-use millstream_rdma::connect::{self, ConnectError, Listener};
-use millstream_rdma::memory::MemoryError;
-use millstream_rdma::queue::{PollError, QueueError};
-use millstream_rdma::wait::{WaitError, WaitFd, WaitOptions, Waiter};
+use millstream_rdma::connect::{self, Listener};
+use millstream_rdma::wait::{WaitFd, WaitOptions, Waiter};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
-    WrId,
+    VerbsError, WrId,
 };
 use millstream_shm::EventFd;
 
@@ -28,24 +26,6 @@ const MAX_CLIENTS: u32 = 64;
 
 /// Time for a connected client to send its hello.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// Why the network interface of a card failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NetworkError {
-    /// The card cannot listen at its address.
-    #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The device refused a queue.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The device refused to register memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// Waiting failed.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-}
 
 /// Options of the queue pairs to clients. The memory regions restrict what a client can access.
 fn options() -> RcOptions {
@@ -84,7 +64,7 @@ impl NetworkPort {
         hello: ServerHello,
         clients: &ClientRegistry,
         wake: Arc<EventFd>,
-    ) -> Result<NetworkPort, NetworkError> {
+    ) -> Result<NetworkPort, VerbsError> {
         let listener = connect::listen(address)?;
         let rights = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let lease_words = bar0.register_part(device, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
@@ -118,7 +98,7 @@ impl NetworkPort {
         &mut self,
         clients: &Arc<ClientRegistry>,
         deadline: Deadline,
-    ) -> Result<Vec<u32>, NetworkError> {
+    ) -> Result<Vec<u32>, VerbsError> {
         let mut streams: Vec<(u32, Arc<TcpStream>)> = Vec::new();
         clients.for_each(|client, link| streams.push((client, link.stream.clone())));
         let mut others = vec![WaitFd::readable(&self.listener), WaitFd::readable(&*self.wake)];
@@ -128,7 +108,7 @@ impl NetworkPort {
         let (doorbells, early) = (&self.doorbells, &mut self.early);
         self.waiter.wait(&[doorbells], &mut others, deadline, || {
             let mut buffer = [Completion::EMPTY; 16];
-            let completions = doorbells.poll(&mut buffer).map_err(poll_failed)?;
+            let completions = doorbells.poll(&mut buffer)?;
             for completion in completions {
                 let client = completion.wr_id().0 as u32;
                 if !completion.is_success() {
@@ -145,7 +125,7 @@ impl NetworkPort {
                     gone.push(client);
                 }
             }
-            Ok::<_, NetworkError>(!completions.is_empty())
+            Ok::<_, VerbsError>(!completions.is_empty())
         })?;
         let ready: Vec<bool> = others.iter().map(WaitFd::is_ready).collect();
         drop(others);
@@ -218,8 +198,4 @@ fn shake_hands(
     let connected = prepared.connect(&mut stream?, &hello.to_bytes(), deadline).ok()?;
     ClientHello::parse(&connected.private_data)?;
     Some(connected.pair)
-}
-
-fn poll_failed(error: PollError) -> NetworkError {
-    NetworkError::Wait(WaitError { what: "poll the completion queue of doorbells", cause: error.cause })
 }

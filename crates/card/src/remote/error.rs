@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use millstream_rdma::VerbsError;
 use millstream_rdma::connect::ConnectError;
 use millstream_rdma::memory::{MemoryError, OutOfBounds};
-use millstream_rdma::queue::{PostError, QueueError, WorkError};
+use millstream_rdma::queue::{PollError, PostError, QueueError, WorkError};
 use millstream_rdma::wait::WaitError;
 
 use crate::card::NoSuchKernel;
@@ -25,24 +26,9 @@ pub struct RemoteError {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RemoteErrorKind {
-    /// The card cannot be reached.
+    /// The card cannot be reached, or the local device refused or failed an operation.
     #[error(transparent)]
-    Connect(#[from] ConnectError),
-    /// The local device refused to create a queue.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The local device refused to register memory.
-    #[error(transparent)]
-    Memory(#[from] MemoryError),
-    /// The local device refused a work request.
-    #[error(transparent)]
-    Post(#[from] PostError),
-    /// A work request failed.
-    #[error(transparent)]
-    Work(#[from] WorkError),
-    /// Waiting failed.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
+    Verbs(VerbsError),
     /// The peer is not a card, or one of another version.
     #[error("peer is not a compatible card (version mismatch); use the same release on both sides")]
     VersionMismatch,
@@ -112,14 +98,38 @@ impl RemoteError {
     pub fn is_fatal(&self) -> bool {
         matches!(
             self.kind,
-            RemoteErrorKind::Connect(_)
-                | RemoteErrorKind::Post(_)
-                | RemoteErrorKind::Work(_)
-                | RemoteErrorKind::Wait(_)
-                | RemoteErrorKind::Disconnected
+            RemoteErrorKind::Verbs(
+                VerbsError::Connect(_)
+                    | VerbsError::Post(_)
+                    | VerbsError::Work(_)
+                    | VerbsError::Poll(_)
+                    | VerbsError::Wait(_)
+            ) | RemoteErrorKind::Disconnected
         )
     }
 }
+
+/// Every operation of the verbs crate fails as [`RemoteErrorKind::Verbs`].
+macro_rules! from_verbs_errors {
+    ($($error:ty),+) => {
+        $(impl From<$error> for RemoteErrorKind {
+            fn from(error: $error) -> RemoteErrorKind {
+                RemoteErrorKind::Verbs(error.into())
+            }
+        })+
+    };
+}
+
+from_verbs_errors!(
+    VerbsError,
+    ConnectError,
+    QueueError,
+    MemoryError,
+    PostError,
+    WorkError,
+    PollError,
+    WaitError
+);
 
 impl From<OutOfBounds> for RemoteErrorKind {
     fn from(error: OutOfBounds) -> RemoteErrorKind {

@@ -87,7 +87,7 @@ impl Inner {
                 return Ok(true);
             }
             if self.is_disconnected {
-                return Err(self.fault.map_or(RemoteErrorKind::Disconnected, RemoteErrorKind::Work));
+                return Err(self.fault.map_or(RemoteErrorKind::Disconnected, RemoteErrorKind::from));
             }
             rounds = rounds.wrapping_add(1);
             if !rounds.is_multiple_of(64) {
@@ -118,9 +118,7 @@ impl Inner {
         let mut others = [WaitFd::readable(&self.stream)];
         self.waiter.wait(&[&queue], &mut others, until, || {
             let mut buffer = [Completion::EMPTY; 16];
-            let completions = queue
-                .poll(&mut buffer)
-                .map_err(|error| WaitError { what: "poll the completion queue", cause: error.cause })?;
+            let completions = queue.poll(&mut buffer)?;
             polled.extend_from_slice(completions);
             Ok::<_, RemoteErrorKind>(!completions.is_empty())
         })?;

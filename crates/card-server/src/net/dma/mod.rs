@@ -18,7 +18,7 @@ use millstream_card_abi::command::{Cause, Fault, nanos};
 use millstream_card_abi::dma::{BAR2_OFFSET, DMA_NOTIFY, DmaDescriptor, DmaOperation, RawDmaDescriptor};
 use millstream_card_abi::registers::{DMA_RING, DMA_RING_SLOTS, MAX_PEERS, at};
 use millstream_rdma::queue::SendList;
-use millstream_rdma::{Access, CompletionQueue, Device};
+use millstream_rdma::{Access, CompletionQueue, Device, VerbsError};
 use millstream_shm::futex;
 
 pub(crate) use self::control::DmaControl;
@@ -27,7 +27,6 @@ use self::transfer::{transfer, transfer_list};
 use crate::hardware::Hardware;
 use crate::kernel::outside;
 use crate::memory::Memory;
-use crate::net::NetworkError;
 use crate::notification::{Notification, NotificationSink};
 use crate::polling::PollPolicy;
 
@@ -78,7 +77,7 @@ impl DmaEngine {
         stop: Arc<AtomicBool>,
         polling: PollPolicy,
         device: Option<&Device>,
-    ) -> Result<DmaEngine, NetworkError> {
+    ) -> Result<DmaEngine, VerbsError> {
         let network = match device {
             None => None,
             Some(device) => {
