@@ -79,8 +79,8 @@ fn build(directory: &Path) -> Result<bool, Box<dyn Error>> {
     let setup = Config::load(&configuration)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
     let outcome = launcher.run(&setup, &mut |_| {})?;
-    if let Some(account) = &outcome.account {
-        println!("{account}");
+    if let Some(summary) = &outcome.summary {
+        println!("{summary}");
     }
     for failure in &outcome.failures {
         eprintln!("{:?}: {}: {}", failure.process, failure.status, failure.reason);

@@ -34,7 +34,7 @@ fn json_has_the_documented_keys() {
     assert!(output.status.success(), "{}", text_of(&output));
     let run: serde_json::Value = serde_json::from_slice(&output.stdout).expect("one object");
     assert_eq!(run["nodes"], 4);
-    assert_eq!(run["account"]["built"]["events"], 80_000);
+    assert_eq!(run["summary"]["built"]["events"], 80_000);
     assert!(
         run["built_bits_per_s"].as_f64() > Some(1e9) && run["peak_link_utilization"].as_f64() <= Some(1.0),
         "{run}"

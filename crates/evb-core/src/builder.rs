@@ -13,13 +13,13 @@
 //! generation can arrive then. After a failure no slot is granted any more: a late write can only fill a slot
 //! that is not read.
 
-use super::account::{BatchOutcome, Totals};
 use super::deadlines::Deadlines;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
 use super::report::{BuilderReport, SlotReport, SlotState, UnfinishedCause};
+use super::summary::{BatchOutcome, Totals};
 use super::types::{
-    BuIndex, Generation, Immediate, Nanos, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BuIndex, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
 use std::collections::VecDeque;
 
@@ -72,9 +72,9 @@ enum Phase {
     /// Granting slots.
     Running,
     /// Arrivals count; waiting for the manager's `Drain`. At `until` the unit drains without it.
-    Stopping { until: Nanos },
+    Stopping { until: Instant },
     /// No arrival counts; waiting for the outcomes of complete batches, at most until `until`.
-    Draining { until: Nanos },
+    Draining { until: Instant },
     /// The report is made.
     Reported,
 }
@@ -99,14 +99,14 @@ pub struct Builder {
     card_lost: bool,
     phase: Phase,
     cause: StopCause,
-    manager_timeout_at: Nanos,
+    manager_timeout_at: Instant,
     outbox: VecDeque<Message>,
     report: Option<BuilderReport>,
 }
 
 impl Builder {
     /// Builder unit `index` at the start of a run: all its slots are granted at once.
-    pub fn new(index: BuIndex, plan: Plan, now: Nanos) -> Builder {
+    pub fn new(index: BuIndex, plan: Plan, now: Instant) -> Builder {
         let slots = usize::from(plan.slots[index.index()].get());
         let readouts = plan.readouts();
         let free = Slot {
@@ -143,7 +143,7 @@ impl Builder {
     }
 
     /// A message from the manager.
-    pub fn handle_message(&mut self, message: Message, now: Nanos) {
+    pub fn handle_message(&mut self, message: Message, now: Instant) {
         self.manager_timeout_at = now + self.plan.timeout;
         match message {
             Message::Assign(assignment) => {
@@ -181,7 +181,7 @@ impl Builder {
         &mut self,
         arrival: Arrival,
         fragments: u32,
-        now: Nanos,
+        now: Instant,
     ) -> Result<(), ProtocolError> {
         let Arrival { readout, slot } = arrival;
         self.arrive(readout, slot.index(), fragments, now).map_err(|error| self.reject(readout, error))
@@ -260,7 +260,7 @@ impl Builder {
     }
 
     /// The manager died.
-    pub fn handle_manager_lost(&mut self, now: Nanos) {
+    pub fn handle_manager_lost(&mut self, now: Instant) {
         self.stop(StopCause::Lost(Unit::Manager), now + self.plan.drain_timeout);
     }
 
@@ -280,7 +280,7 @@ impl Builder {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
-    pub fn poll_timeout(&self) -> Option<Nanos> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
             Phase::Running => Some(
                 self.deadlines
@@ -293,7 +293,7 @@ impl Builder {
     }
 
     /// A timer may have expired.
-    pub fn handle_timeout(&mut self, now: Nanos) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         match self.phase {
             Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
             Phase::Running => {
@@ -352,7 +352,7 @@ impl Builder {
         self.outbox.push_back(Message::Grant { builder: self.index, slot, generation });
     }
 
-    fn assign(&mut self, assignment: Assignment, now: Nanos) -> Result<(), ProtocolError> {
+    fn assign(&mut self, assignment: Assignment, now: Instant) -> Result<(), ProtocolError> {
         let Assignment { batch, builder, slot, generation } = assignment;
         if builder != self.index || slot.index() >= self.slots.len() {
             return Err(ProtocolError::UnknownSlotOrUnit);
@@ -375,7 +375,7 @@ impl Builder {
         Ok(())
     }
 
-    fn arrive(&mut self, ru: RuIndex, at: usize, fragments: u32, now: Nanos) -> Result<(), ProtocolError> {
+    fn arrive(&mut self, ru: RuIndex, at: usize, fragments: u32, now: Instant) -> Result<(), ProtocolError> {
         if matches!(self.phase, Phase::Draining { .. } | Phase::Reported) {
             // Its fragments are accounted as in flight at stop.
             return Ok(());
@@ -392,7 +392,7 @@ impl Builder {
         Ok(())
     }
 
-    fn queue_if_complete(&mut self, at: usize, now: Nanos) {
+    fn queue_if_complete(&mut self, at: usize, now: Instant) {
         let entry = &self.slots[at];
         let Some(batch) = entry.batch.filter(|_| usize::from(entry.arrivals) == self.plan.readouts()) else {
             return;
@@ -417,7 +417,7 @@ impl Builder {
         }
     }
 
-    fn stop(&mut self, cause: StopCause, until: Nanos) {
+    fn stop(&mut self, cause: StopCause, until: Instant) {
         if self.phase == Phase::Running {
             self.cause = cause;
             self.phase = Phase::Stopping { until };
@@ -429,7 +429,7 @@ impl Builder {
         }
     }
 
-    fn drain(&mut self, now: Nanos) {
+    fn drain(&mut self, now: Instant) {
         if matches!(self.phase, Phase::Running | Phase::Stopping { .. }) {
             self.phase = Phase::Draining { until: now + self.plan.drain_timeout };
             self.finish_if_drained();
@@ -480,12 +480,12 @@ impl Builder {
 
 #[cfg(test)]
 mod tests {
-    use super::super::account::BatchTally;
     use super::super::plan::small;
+    use super::super::summary::BatchCounts;
     use super::super::types::BatchId;
     use super::*;
 
-    const START: Nanos = Nanos(1_000);
+    const START: Instant = Instant::from_nanos(1_000);
     const SLOT: SlotIndex = SlotIndex(0);
 
     /// A builder unit with two slots, and two readout units with 2 and 3 sources.
@@ -518,9 +518,9 @@ mod tests {
 
     fn outcome() -> BatchOutcome {
         BatchOutcome {
-            built: BatchTally { events: 3, fragments: 15 },
-            missing: BatchTally { events: 1, fragments: 4 },
-            corrupt: BatchTally::default(),
+            built: BatchCounts { events: 3, fragments: 15 },
+            missing: BatchCounts { events: 1, fragments: 4 },
+            corrupt: BatchCounts::default(),
             accepted: 2,
         }
     }
@@ -603,7 +603,7 @@ mod tests {
         assert_eq!(builder.handle_processed(SLOT, outcome()), Err(ProtocolError::SlotNotAssigned));
         arrive(&mut builder, 0, 0, 1, 8).unwrap();
         arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        let incomplete = BatchOutcome { missing: BatchTally::default(), ..outcome() };
+        let incomplete = BatchOutcome { missing: BatchCounts::default(), ..outcome() };
         assert_eq!(builder.handle_processed(SLOT, incomplete), Err(ProtocolError::WrongEventCount));
         let too_many_accepted = BatchOutcome { accepted: 4, ..outcome() };
         assert_eq!(builder.handle_processed(SLOT, too_many_accepted), Err(ProtocolError::WrongEventCount));

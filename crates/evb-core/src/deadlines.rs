@@ -3,14 +3,14 @@
 //! Start, stop and query of the earliest are O(1) without allocation. With one duration for all timers,
 //! the order of starting is the order of expiry.
 
-use super::types::Nanos;
+use super::types::Instant;
 
 /// End of list.
 const NONE: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
-    at: Nanos,
+    at: Instant,
     before: u32,
     after: u32,
     running: bool,
@@ -27,12 +27,12 @@ pub(crate) struct Deadlines {
 impl Deadlines {
     /// No timer runs.
     pub(crate) fn new(len: usize) -> Deadlines {
-        let idle = Entry { at: Nanos(0), before: NONE, after: NONE, running: false };
+        let idle = Entry { at: Instant::from_nanos(0), before: NONE, after: NONE, running: false };
         Deadlines { entries: vec![idle; len], oldest: NONE, newest: NONE }
     }
 
     /// Starts or restarts the timer of `index`. `at` is not earlier than any running deadline.
-    pub(crate) fn start(&mut self, index: usize, at: Nanos) {
+    pub(crate) fn start(&mut self, index: usize, at: Instant) {
         self.stop(index);
         let id = index as u32;
         self.entries[index] = Entry { at, before: self.newest, after: NONE, running: true };
@@ -61,12 +61,12 @@ impl Deadlines {
     }
 
     /// When the next deadline is due.
-    pub(crate) fn earliest(&self) -> Option<Nanos> {
+    pub(crate) fn earliest(&self) -> Option<Instant> {
         (self.oldest != NONE).then(|| self.entries[self.oldest as usize].at)
     }
 
     /// Stops and returns the oldest timer that has expired.
-    pub(crate) fn pop_due(&mut self, now: Nanos) -> Option<usize> {
+    pub(crate) fn pop_due(&mut self, now: Instant) -> Option<usize> {
         let index = self.oldest as usize;
         if self.earliest()? > now {
             return None;
@@ -93,7 +93,7 @@ mod tests {
                     0 => {
                         model.retain(|entry| entry.1 != index);
                         model.push((now + 10, index));
-                        deadlines.start(index, Nanos(now + 10));
+                        deadlines.start(index, Instant::from_nanos(now + 10));
                     }
                     1 => {
                         model.retain(|entry| entry.1 != index);
@@ -104,10 +104,10 @@ mod tests {
                         if due.is_some() {
                             model.remove(0);
                         }
-                        prop_assert_eq!(deadlines.pop_due(Nanos(now)), due.map(|entry| entry.1));
+                        prop_assert_eq!(deadlines.pop_due(Instant::from_nanos(now)), due.map(|entry| entry.1));
                     }
                 }
-                prop_assert_eq!(deadlines.earliest(), model.first().map(|entry| Nanos(entry.0)));
+                prop_assert_eq!(deadlines.earliest(), model.first().map(|entry| Instant::from_nanos(entry.0)));
             }
         }
     }

@@ -19,13 +19,12 @@
 //!
 //! Every run ends with the same sequence. The manager sends `Stop`; readout units finish their posted writes and
 //! report. The manager sends `Drain`; builder units finish complete batches and report. [`ReportMerger`] merges
-//! the reports into the [`Account`] and checks the invariants. Every wait is bounded; a unit that does not report
+//! the reports into the [`RunSummary`] and checks the invariants. Every wait is bounded; a unit that does not report
 //! in time counts as lost.
 //!
 //! Read [`types`] and [`message`] first, then [`manager`], [`readout`], [`builder`], then [`merge`].
 #![forbid(unsafe_code)]
 
-pub mod account;
 pub mod builder;
 mod deadlines;
 pub mod manager;
@@ -35,15 +34,16 @@ pub mod plan;
 pub mod readout;
 pub mod report;
 pub mod shaping;
+pub mod summary;
 pub mod types;
 
-pub use account::{Account, BatchOutcome, Tally};
 pub use builder::Builder;
 pub use manager::Manager;
 pub use merge::ReportMerger;
 pub use message::Message;
 pub use plan::Plan;
 pub use readout::Readout;
+pub use summary::{BatchOutcome, Counts, RunSummary};
 pub use types::{
-    BatchId, BuIndex, Bytes, EventNumber, Generation, Immediate, Nanos, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, Bytes, EventNumber, Generation, Immediate, Instant, RuIndex, SlotIndex, StopCause, Unit,
 };

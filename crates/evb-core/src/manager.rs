@@ -4,14 +4,16 @@
 //! batches go to different builder units. A builder unit without credits is skipped. Without a credit nothing
 //! is assigned, so memory is bounded everywhere.
 
-use super::account::{Account, BatchOutcome, Totals};
 use super::deadlines::Deadlines;
 use super::merge::ReportMerger;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
 use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, UnfinishedBatch};
 use super::shaping::{RoundRobin, TrafficShaping};
-use super::types::{BatchId, BuIndex, Generation, Nanos, ProtocolError, RuIndex, SlotIndex, StopCause, Unit};
+use super::summary::{BatchOutcome, RunSummary, Totals};
+use super::types::{
+    BatchId, BuIndex, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+};
 use std::collections::VecDeque;
 
 /// Receivers of a message.
@@ -60,10 +62,10 @@ enum Phase {
     /// Assigning batches.
     Running,
     /// Waiting for the readout units' reports; after `until` they count as lost.
-    StoppingReadouts { until: Nanos },
+    StoppingReadouts { until: Instant },
     /// Waiting for the builder units' reports; after `until` they count as lost.
-    StoppingBuilders { until: Nanos },
-    /// The account is final.
+    StoppingBuilders { until: Instant },
+    /// The run summary is final.
     Finished,
 }
 
@@ -143,14 +145,14 @@ pub struct Manager {
     round_robin: RoundRobin,
     phase: Phase,
     cause: StopCause,
-    next_heartbeat: Nanos,
+    next_heartbeat: Instant,
     outbox: VecDeque<Transmit>,
-    account: Option<Account>,
+    summary: Option<RunSummary>,
 }
 
 impl Manager {
     /// A manager at the start of a run: no slot is granted yet.
-    pub fn new(plan: Plan, now: Nanos) -> Manager {
+    pub fn new(plan: Plan, now: Instant) -> Manager {
         let mut base = 0;
         let builders: Vec<_> = plan
             .slots
@@ -184,13 +186,13 @@ impl Manager {
             cause: StopCause::EndOfRun,
             next_heartbeat: now,
             outbox: VecDeque::with_capacity(4),
-            account: None,
+            summary: None,
             plan,
         }
     }
 
     /// A message from a unit. A violation of the protocol stops the run; the cause names the sender and the violation.
-    pub fn handle_message(&mut self, from: Unit, message: Message, now: Nanos) {
+    pub fn handle_message(&mut self, from: Unit, message: Message, now: Instant) {
         if self.phase == Phase::Finished || self.is_lost(from) {
             return;
         }
@@ -219,12 +221,12 @@ impl Manager {
     }
 
     /// Bytes from that unit did not decode.
-    pub fn handle_malformed(&mut self, from: Unit, now: Nanos) {
+    pub fn handle_malformed(&mut self, from: Unit, now: Instant) {
         self.stop(StopCause::Protocol { by: from, error: ProtocolError::Malformed }, now);
     }
 
     /// A unit died. No effect if the unit has reported, because it may then exit.
-    pub fn handle_lost(&mut self, unit: Unit, now: Nanos) {
+    pub fn handle_lost(&mut self, unit: Unit, now: Instant) {
         if self.phase == Phase::Finished {
             return;
         }
@@ -257,12 +259,12 @@ impl Manager {
     }
 
     /// The operator requests the end of the run.
-    pub fn handle_stop_request(&mut self, now: Nanos) {
+    pub fn handle_stop_request(&mut self, now: Instant) {
         self.stop(StopCause::Requested, now);
     }
 
     /// A readout unit's final report.
-    pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Nanos) {
+    pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Instant) {
         let cause = report.cause;
         if self.phase != Phase::Finished && self.readouts[ru.index()].receive(report) {
             self.stop(cause, now);
@@ -271,7 +273,7 @@ impl Manager {
     }
 
     /// A builder unit's final report.
-    pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Nanos) {
+    pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Instant) {
         let cause = report.cause;
         if self.phase != Phase::Finished && self.builders[bu.index()].report.receive(report) {
             self.stop(cause, now);
@@ -280,7 +282,7 @@ impl Manager {
     }
 
     /// The next message to send: stop messages first, then as many assignments as credits allow.
-    pub fn poll_transmit(&mut self, now: Nanos) -> Option<Transmit> {
+    pub fn poll_transmit(&mut self, now: Instant) -> Option<Transmit> {
         if let Some(transmit) = self.outbox.pop_front() {
             return Some(transmit);
         }
@@ -305,7 +307,7 @@ impl Manager {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
-    pub fn poll_timeout(&self) -> Option<Nanos> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         let due = match self.phase {
             Phase::Running => {
                 self.deadlines.earliest().map_or(self.next_heartbeat, |at| at.min(self.next_heartbeat))
@@ -319,7 +321,7 @@ impl Manager {
     }
 
     /// A timer may have expired.
-    pub fn handle_timeout(&mut self, now: Nanos) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         if self.phase == Phase::Finished {
             return;
         }
@@ -347,9 +349,9 @@ impl Manager {
         }
     }
 
-    /// The account, once, when the run is over.
-    pub fn poll_finished(&mut self) -> Option<Account> {
-        self.account.take()
+    /// The run summary, once, when the run is over.
+    pub fn poll_finished(&mut self) -> Option<RunSummary> {
+        self.summary.take()
     }
 
     /// Progress of the run.
@@ -430,7 +432,7 @@ impl Manager {
         generation: Generation,
         id: BatchId,
         outcome: BatchOutcome,
-        now: Nanos,
+        now: Instant,
     ) -> Result<(), ProtocolError> {
         let at = self.slot_at(builder, slot)?;
         let batch = self.assigned(at, generation)?;
@@ -456,7 +458,7 @@ impl Manager {
     }
 
     /// Starts the stopping sequence if it is not running. The first cause counts.
-    fn stop(&mut self, cause: StopCause, now: Nanos) {
+    fn stop(&mut self, cause: StopCause, now: Instant) {
         if self.phase != Phase::Running {
             return;
         }
@@ -468,7 +470,7 @@ impl Manager {
     }
 
     /// Advances the stopping sequence when all awaited units have reported or are lost.
-    fn advance(&mut self, now: Nanos) {
+    fn advance(&mut self, now: Instant) {
         if matches!(self.phase, Phase::StoppingReadouts { .. })
             && !self.readouts.iter().any(PendingReport::is_awaited)
         {
@@ -479,7 +481,7 @@ impl Manager {
             && !self.builders.iter().any(|unit| unit.report.is_awaited())
         {
             self.phase = Phase::Finished;
-            self.account = Some(self.close());
+            self.summary = Some(self.close());
         }
     }
 
@@ -505,7 +507,7 @@ impl Manager {
         ManagerReport { cause: self.cause, builders: views.collect() }
     }
 
-    fn close(&mut self) -> Account {
+    fn close(&mut self) -> RunSummary {
         let mut merger = ReportMerger::new(self.plan.clone());
         merger.add_manager(self.report());
         for (i, report) in self.readouts.iter_mut().enumerate() {
@@ -518,17 +520,17 @@ impl Manager {
                 merger.add_builder(BuIndex(b as u16), report);
             }
         }
-        merger.account(self.cause)
+        merger.summary(self.cause)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::account::BatchTally;
     use super::super::plan::small;
+    use super::super::summary::BatchCounts;
     use super::*;
 
-    const NOW: Nanos = Nanos(1_000);
+    const NOW: Instant = Instant::from_nanos(1_000);
 
     /// A manager of one readout unit with 2 sources, and builder units with the given slots.
     fn manager(slots: &[u16]) -> Manager {
@@ -545,7 +547,7 @@ mod tests {
     }
 
     fn done(builder: u16, slot: u16, generation: u32, batch: u64) -> Message {
-        let built = BatchTally { events: 4, fragments: 8 };
+        let built = BatchCounts { events: 4, fragments: 8 };
         let outcome = BatchOutcome { built, ..BatchOutcome::default() };
         let (builder, slot, batch) = (BuIndex(builder), SlotIndex(slot), BatchId(batch));
         Message::Done { builder, slot, generation: Generation(generation), batch, outcome }
@@ -614,7 +616,7 @@ mod tests {
             missing,
         };
         let outcome =
-            BatchOutcome { built: BatchTally { events: 3, fragments: 6 }, ..BatchOutcome::default() };
+            BatchOutcome { built: BatchCounts { events: 3, fragments: 6 }, ..BatchOutcome::default() };
         let (builder, slot) = (BuIndex(0), SlotIndex(0));
         let partial = Message::Done { builder, slot, generation: Generation(1), batch: BatchId(0), outcome };
         assert_eq!(protocol_error_of(&[(0, grant(0, 2))]), ProtocolError::GrantOfBusySlot);
@@ -648,9 +650,9 @@ mod tests {
         manager.handle_message(Unit::Readout(RuIndex(0)), Message::Fault { cause }, NOW);
         manager.handle_lost(Unit::Builder(BuIndex(0)), NOW);
         manager.handle_lost(Unit::Readout(RuIndex(0)), NOW);
-        let account = manager.poll_finished().unwrap();
-        assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
-        assert!(account.is_balanced() && !account.is_success());
+        let summary = manager.poll_finished().unwrap();
+        assert_eq!(summary.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
+        assert!(summary.is_balanced() && !summary.is_success());
         assert_eq!(manager.poll_finished(), None);
     }
 

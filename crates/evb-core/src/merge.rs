@@ -1,6 +1,6 @@
-//! Merges the units' reports into the account and checks the invariants.
+//! Merges the units' reports into the run summary and checks the invariants.
 //!
-//! The manager does this. If the manager is lost, the launcher does. For a lost unit the account uses the
+//! The manager does this. If the manager is lost, the launcher does. For a lost unit the run summary uses the
 //! reports of other units:
 //!
 //! | lost | quantity | source |
@@ -12,13 +12,13 @@
 //!
 //! In the last case no surviving unit has a record of the batches that the builder unit finished.
 
-use super::account::{
-    Account, Discarded, FragmentsRead, Incomplete, Invariant, InvariantViolation, Tally, Totals,
-};
 use super::plan::Plan;
 use super::report::{
     BuilderReport, BuilderView, ManagerReport, PostedBatch, ReadoutReport, SlotReport, SlotState,
     UnfinishedCause,
+};
+use super::summary::{
+    Counts, Discarded, FragmentsRead, Incomplete, Invariant, InvariantViolation, RunSummary, Totals,
 };
 use super::types::{BuIndex, Bytes, Generation, RuIndex, SlotIndex, StopCause, Unit};
 
@@ -73,9 +73,9 @@ impl ReportMerger {
         }
     }
 
-    /// Builds the account of the run that ended for `cause`.
-    pub fn account(&self, cause: StopCause) -> Account {
-        let mut merge = Merge { merger: self, account: empty(cause), pairs: Vec::new() };
+    /// Builds the run summary of the run that ended for `cause`.
+    pub fn summary(&self, cause: StopCause) -> RunSummary {
+        let mut merge = Merge { merger: self, summary: empty(cause), pairs: Vec::new() };
         merge.lost_units();
         for builder in 0..self.builders.len() {
             merge.pairs = vec![Pair::default(); self.readouts.len()];
@@ -88,17 +88,17 @@ impl ReportMerger {
         }
         merge.readouts();
         merge.check_whole();
-        merge.account
+        merge.summary
     }
 }
 
-fn empty(cause: StopCause) -> Account {
-    Account {
+fn empty(cause: StopCause) -> RunSummary {
+    RunSummary {
         cause,
         lost: Vec::new(),
         read: FragmentsRead::default(),
         assigned_events: None,
-        built: Tally::default(),
+        built: Counts::default(),
         incomplete: Incomplete::default(),
         discarded: Discarded::default(),
         withdrawn_events: 0,
@@ -107,10 +107,10 @@ fn empty(cause: StopCause) -> Account {
     }
 }
 
-/// An account under construction.
+/// A run summary under construction.
 struct Merge<'a> {
     merger: &'a ReportMerger,
-    account: Account,
+    summary: RunSummary,
     /// For the current builder unit, by readout unit.
     pairs: Vec<Pair>,
 }
@@ -118,7 +118,7 @@ struct Merge<'a> {
 impl Merge<'_> {
     fn lost_units(&mut self) {
         let merger = self.merger;
-        let lost = &mut self.account.lost;
+        let lost = &mut self.summary.lost;
         if merger.manager.is_none() {
             lost.push(Unit::Manager);
         }
@@ -131,16 +131,16 @@ impl Merge<'_> {
 
     fn expect_equal(&mut self, invariant: Invariant, at: impl Into<String>, left: u64, right: u64) {
         if left != right {
-            self.account.violations.push(InvariantViolation { invariant, at: at.into(), left, right });
+            self.summary.violations.push(InvariantViolation { invariant, at: at.into(), left, right });
         }
     }
 
     /// Adds the batches that a builder unit finished.
     fn add_done(&mut self, done: &Totals) {
-        self.account.built += done.built;
-        self.account.incomplete.missing_at_source += done.missing;
-        self.account.discarded.corrupt += done.corrupt;
-        self.account.accepted += done.accepted;
+        self.summary.built += done.built;
+        self.summary.incomplete.missing_at_source += done.missing;
+        self.summary.discarded.corrupt += done.corrupt;
+        self.summary.accepted += done.accepted;
     }
 
     /// The last batches that surviving readout units posted to that builder unit's slots.
@@ -166,7 +166,7 @@ impl Merge<'_> {
         for (pair, &arrived) in self.pairs.iter_mut().zip(&report.arrived) {
             pair.arrived = arrived;
         }
-        let mut unfinished = Tally::default();
+        let mut unfinished = Counts::default();
         for (at, slot) in report.slots.iter().enumerate() {
             unfinished += self.surviving_slot(builder, SlotIndex(at as u16), slot);
         }
@@ -176,7 +176,7 @@ impl Merge<'_> {
             if posted.generation > generation {
                 let at = format!("{} {}", BuIndex(builder as u16), posted.slot);
                 let (left, right) = (u64::from(posted.generation.0), u64::from(generation.0));
-                self.account.violations.push(InvariantViolation {
+                self.summary.violations.push(InvariantViolation {
                     invariant: Invariant::Slot,
                     at,
                     left,
@@ -202,9 +202,9 @@ impl Merge<'_> {
 
     /// Accounts for the slot's last generation if it is unfinished. Returns the events of its batch, if the builder
     /// unit has them, and the fragments that arrived.
-    fn surviving_slot(&mut self, builder: usize, slot: SlotIndex, report: &SlotReport) -> Tally {
+    fn surviving_slot(&mut self, builder: usize, slot: SlotIndex, report: &SlotReport) -> Counts {
         let SlotState::Unfinished { batch, arrived, cause } = &report.state else {
-            return Tally::default();
+            return Counts::default();
         };
         let mut missed = 0;
         let mut posted_events = None;
@@ -224,7 +224,7 @@ impl Merge<'_> {
             .or(posted_events)
             .unwrap_or(0);
         let fragments = arrived.iter().map(|(_, count)| u64::from(*count)).sum();
-        let (incomplete, discarded) = (&mut self.account.incomplete, &mut self.account.discarded);
+        let (incomplete, discarded) = (&mut self.summary.incomplete, &mut self.summary.discarded);
         discarded.in_flight.fragments += missed;
         if !arrived.is_empty() {
             let entry = match cause {
@@ -233,13 +233,13 @@ impl Merge<'_> {
                 UnfinishedCause::Stopped => &mut incomplete.stopped,
                 UnfinishedCause::Unprocessed => &mut discarded.unprocessed,
             };
-            *entry += Tally { events, fragments };
+            *entry += Counts { events, fragments };
         } else if posted_events.is_some() {
             discarded.in_flight.events += events;
         } else {
-            self.account.withdrawn_events += events;
+            self.summary.withdrawn_events += events;
         }
-        Tally { events: own_events.unwrap_or(0), fragments }
+        Counts { events: own_events.unwrap_or(0), fragments }
     }
 
     fn lost_builder(&mut self, builder: usize, view: &BuilderView) {
@@ -257,12 +257,12 @@ impl Merge<'_> {
             {
                 sent = true;
                 self.pairs[*ru].lost += u64::from(posted.fragments);
-                self.account.discarded.builder_lost.fragments += u64::from(posted.fragments);
+                self.summary.discarded.builder_lost.fragments += u64::from(posted.fragments);
             }
             if sent {
-                self.account.discarded.builder_lost.events += events;
+                self.summary.discarded.builder_lost.events += events;
             } else {
-                self.account.withdrawn_events += events;
+                self.summary.withdrawn_events += events;
             }
         }
         let unfinished_events: u64 =
@@ -291,9 +291,9 @@ impl Merge<'_> {
             // Every readout unit sends a part of every event, so the maximum is the best estimate.
             events = events.max(sent.events);
             self.pairs[ru].lost = sent.fragments;
-            self.account.discarded.builder_lost.fragments += sent.fragments;
+            self.summary.discarded.builder_lost.fragments += sent.fragments;
         }
-        self.account.discarded.builder_lost.events += events;
+        self.summary.discarded.builder_lost.events += events;
     }
 
     /// Compares with what the readout units sent; for lost readout units, uses the arrivals instead.
@@ -305,7 +305,7 @@ impl Merge<'_> {
                     let sent = report.sent[builder].fragments;
                     self.expect_equal(Invariant::UnitPair, at, sent, pair.arrived + pair.lost);
                 }
-                None => self.account.read.inferred += pair.arrived,
+                None => self.summary.read.inferred += pair.arrived,
             }
         }
     }
@@ -313,10 +313,10 @@ impl Merge<'_> {
     fn readouts(&mut self) {
         for (ru, report) in self.merger.readouts.iter().enumerate() {
             let Some(report) = report else { continue };
-            let read = &mut self.account.read;
+            let read = &mut self.summary.read;
             read.reported += report.fragments_read;
             read.bytes = Bytes(read.bytes.0 + report.bytes_read.0);
-            self.account.discarded.unsent.fragments += report.fragments_unsent;
+            self.summary.discarded.unsent.fragments += report.fragments_unsent;
             let sent: u64 = report.sent.iter().map(|sent| sent.fragments).sum();
             let name = RuIndex(ru as u16).to_string();
             self.expect_equal(
@@ -329,16 +329,16 @@ impl Merge<'_> {
     }
 
     fn check_whole(&mut self) {
-        let account = &self.account;
-        let (incomplete, discarded) = (account.incomplete_total(), account.discarded_total());
-        let fates = account.built.fragments + incomplete.fragments + discarded.fragments;
-        let events = account.built.events + incomplete.events + discarded.events + account.withdrawn_events;
-        self.expect_equal(Invariant::Fragments, "run", self.account.fragments_read(), fates);
+        let summary = &self.summary;
+        let (incomplete, discarded) = (summary.incomplete_total(), summary.discarded_total());
+        let fates = summary.built.fragments + incomplete.fragments + discarded.fragments;
+        let events = summary.built.events + incomplete.events + discarded.events + summary.withdrawn_events;
+        self.expect_equal(Invariant::Fragments, "run", self.summary.fragments_read(), fates);
         let Some(manager) = &self.merger.manager else { return };
         let assigned = manager.builders.iter().map(|view| view.events_assigned).sum();
-        self.account.assigned_events = Some(assigned);
+        self.summary.assigned_events = Some(assigned);
         self.expect_equal(Invariant::Events, "run", assigned, events);
-        if self.account.cause.is_success() {
+        if self.summary.cause.is_success() {
             self.check_success(manager, assigned);
         }
     }

@@ -21,8 +21,8 @@
 //! missing at source, corrupt. `unit` (manager 1, readout 2, builder 3) and `index` name the unit of the cause;
 //! `err` is the code of a [`ProtocolError`].
 
-use super::account::{BatchOutcome, BatchTally};
 use super::plan::Batch;
+use super::summary::{BatchCounts, BatchOutcome};
 use super::types::{
     BatchId, BuIndex, EventNumber, Generation, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
@@ -247,9 +247,9 @@ impl Message {
                 record.put_slot(builder, slot, generation);
                 record.put(6, outcome.accepted.to_le_bytes());
                 record.put(16, batch.0.to_le_bytes());
-                for (k, tally) in [outcome.built, outcome.missing, outcome.corrupt].into_iter().enumerate() {
-                    record.put(24 + 2 * k, tally.events.to_le_bytes());
-                    record.put(32 + 4 * k, tally.fragments.to_le_bytes());
+                for (k, counts) in [outcome.built, outcome.missing, outcome.corrupt].into_iter().enumerate() {
+                    record.put(24 + 2 * k, counts.events.to_le_bytes());
+                    record.put(32 + 4 * k, counts.fragments.to_le_bytes());
                 }
                 3
             }
@@ -296,14 +296,14 @@ impl Message {
                 Message::Assign(Assignment { batch, builder, slot, generation })
             }
             3 => {
-                let tally = |k: usize| BatchTally {
+                let counts = |k: usize| BatchCounts {
                     events: record.u16(24 + 2 * k),
                     fragments: record.u32(32 + 4 * k),
                 };
                 let outcome = BatchOutcome {
-                    built: tally(0),
-                    missing: tally(1),
-                    corrupt: tally(2),
+                    built: counts(0),
+                    missing: counts(1),
+                    corrupt: counts(2),
                     accepted: record.u16(6),
                 };
                 Message::Done { builder, slot, generation, batch, outcome }
@@ -364,8 +364,8 @@ mod tests {
         ]
     }
 
-    fn tally() -> impl Strategy<Value = BatchTally> {
-        any::<(u16, u32)>().prop_map(|(events, fragments)| BatchTally { events, fragments })
+    fn counts() -> impl Strategy<Value = BatchCounts> {
+        any::<(u16, u32)>().prop_map(|(events, fragments)| BatchCounts { events, fragments })
     }
 
     fn message() -> impl Strategy<Value = Message> {
@@ -379,7 +379,7 @@ mod tests {
                     Message::Assign(Assignment { batch, builder, slot, generation })
                 }
             ),
-            (place(), any::<(u64, u16)>(), tally(), tally(), tally()).prop_map(
+            (place(), any::<(u64, u16)>(), counts(), counts(), counts()).prop_map(
                 |((builder, slot, generation), (batch, accepted), built, missing, corrupt)| Message::Done {
                     builder,
                     slot,

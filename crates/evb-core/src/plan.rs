@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
-/// Parameters of a run. Every unit gets the same plan at wire-up; it does not change afterwards.
+/// Parameters of a run. Every unit gets the same plan at startup; it does not change afterwards.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Number of the run's first event.

@@ -10,7 +10,7 @@ use super::plan::Plan;
 use super::report::{PostedBatch, ReadoutReport, SentToBuilder};
 use super::shaping::SendOrder;
 use super::types::{
-    BuIndex, Bytes, Generation, Immediate, Nanos, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BuIndex, Bytes, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
 use std::collections::VecDeque;
 
@@ -38,7 +38,7 @@ enum Phase {
     /// Accepting assignments.
     Running,
     /// Waiting for the completions of posted writes, at most until `until`.
-    Draining { until: Nanos },
+    Draining { until: Instant },
     /// The report is made.
     Reported,
 }
@@ -78,14 +78,14 @@ pub struct Readout {
     fragments_unsent: u64,
     phase: Phase,
     cause: StopCause,
-    manager_timeout_at: Nanos,
+    manager_timeout_at: Instant,
     outbox: VecDeque<Message>,
     report: Option<ReadoutReport>,
 }
 
 impl Readout {
     /// Readout unit `index` at the start of a run.
-    pub fn new(index: RuIndex, plan: Plan, now: Nanos) -> Readout {
+    pub fn new(index: RuIndex, plan: Plan, now: Instant) -> Readout {
         let peers = plan.slots.iter().map(|slots| {
             let slots = usize::from(slots.get());
             Peer {
@@ -114,7 +114,7 @@ impl Readout {
     }
 
     /// A message from the manager.
-    pub fn handle_message(&mut self, message: Message, now: Nanos) {
+    pub fn handle_message(&mut self, message: Message, now: Instant) {
         if self.phase != Phase::Running {
             return;
         }
@@ -139,7 +139,7 @@ impl Readout {
     }
 
     /// The manager died.
-    pub fn handle_manager_lost(&mut self, now: Nanos) {
+    pub fn handle_manager_lost(&mut self, now: Instant) {
         self.stop(StopCause::Lost(Unit::Manager), now);
     }
 
@@ -214,7 +214,7 @@ impl Readout {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
-    pub fn poll_timeout(&self) -> Option<Nanos> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
             Phase::Running => Some(self.manager_timeout_at),
             Phase::Draining { until } => Some(until),
@@ -223,7 +223,7 @@ impl Readout {
     }
 
     /// A timer may have expired.
-    pub fn handle_timeout(&mut self, now: Nanos) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         match self.phase {
             Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
             Phase::Draining { until } if until <= now => self.finish(),
@@ -282,7 +282,7 @@ impl Readout {
         }
     }
 
-    fn stop(&mut self, cause: StopCause, now: Nanos) {
+    fn stop(&mut self, cause: StopCause, now: Instant) {
         if self.phase == Phase::Running {
             self.cause = cause;
             self.phase = Phase::Draining { until: now + self.plan.drain_timeout };
@@ -319,7 +319,7 @@ mod tests {
     use super::super::types::BatchId;
     use super::*;
 
-    const NOW: Nanos = Nanos(1_000);
+    const NOW: Instant = Instant::from_nanos(1_000);
 
     /// Readout unit 1 of 2, with two builder units of 2 slots; the window is 1 batch.
     fn readout() -> Readout {

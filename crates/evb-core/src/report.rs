@@ -1,7 +1,7 @@
 //! Final reports of the units, merged by [`ReportMerger`](super::ReportMerger).
 
-use super::account::Totals;
 use super::plan::Batch;
+use super::summary::Totals;
 use super::types::{Bytes, Generation, RuIndex, SlotIndex, StopCause};
 use serde::{Deserialize, Serialize};
 

@@ -1,9 +1,9 @@
-//! Identifiers and quantities of the protocol.
+//! Identifiers of the protocol, and the quantities that it counts in.
+
+pub use millstream_quantity::{Bytes, Instant};
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
-use std::ops::Add;
-use std::time::Duration;
 
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty), $shown:literal) => {
@@ -50,17 +50,6 @@ number!(
     BuIndex(u16),
     "builder {}"
 );
-number!(
-    /// A size or an amount of data, in bytes.
-    Bytes(u64),
-    "{} B"
-);
-number!(
-    /// A point in time: nanoseconds since an origin of the caller's choice, the same for all calls to one unit.
-    Nanos(u64),
-    "{} ns"
-);
-
 impl SlotIndex {
     /// As an array index.
     pub fn index(self) -> usize {
@@ -86,14 +75,6 @@ impl Generation {
     /// The slot's next generation.
     pub fn next(self) -> Generation {
         Generation(self.0.wrapping_add(1))
-    }
-}
-
-impl Add<Duration> for Nanos {
-    type Output = Nanos;
-
-    fn add(self, span: Duration) -> Nanos {
-        Nanos(self.0.saturating_add(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
     }
 }
 
@@ -302,11 +283,5 @@ mod tests {
         assert_eq!(Immediate::decode(imm.encode()), imm);
         assert!(imm.is_of(Generation(0x0012_3456)));
         assert!(!imm.is_of(Generation(0x0012_3455)));
-    }
-
-    #[test]
-    fn adding_a_long_span_saturates() {
-        assert_eq!(Nanos(5) + Duration::MAX, Nanos(u64::MAX));
-        assert_eq!(Nanos(5) + Duration::from_micros(1), Nanos(1005));
     }
 }

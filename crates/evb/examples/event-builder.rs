@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Launches a run and prints its account.
+/// Launches a run and prints its summary.
 pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
     let setup = Config::load(config)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
@@ -43,10 +43,10 @@ pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
             eprintln!("process {pid}: {process:?}");
         }
     })?;
-    if let Some(account) = &outcome.account {
-        println!("{account}");
+    if let Some(summary) = &outcome.summary {
+        println!("{summary}");
         if let Some(elapsed) = outcome.elapsed {
-            let gigabytes = account.read.bytes.0 as f64 / 1e9;
+            let gigabytes = summary.read.bytes.0 as f64 / 1e9;
             println!("{gigabytes:.3} GB in {elapsed:.3?}: {:.2} GB/s", gigabytes / elapsed.as_secs_f64());
         }
     }

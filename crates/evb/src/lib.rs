@@ -9,7 +9,7 @@
 //! - [`process`]: the processes that run the state machines over verbs.
 //! - [`layout`]: the layout of slots and landing memory.
 //!
-//! `docs/event-builder.md` describes the configuration and the account of a run.
+//! `docs/event-builder.md` describes the configuration and the run summary of a run.
 #![forbid(unsafe_code)]
 
 pub mod config;

@@ -3,8 +3,8 @@
 #[expect(unreachable_pub, reason = "a module of this test binary only")]
 mod sim;
 
-use millstream_evb::core::account::Invariant;
 use millstream_evb::core::shaping::TrafficShaping;
+use millstream_evb::core::summary::Invariant;
 use millstream_evb::core::types::ProtocolError;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
@@ -91,34 +91,34 @@ fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
 
 /// In any run: all invariants hold, and no batch was processed twice or mixed up with another.
 fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
-    let Outcome { account, oracle, violations, .. } = outcome;
-    prop_assert!(account.is_balanced(), "{account}");
+    let Outcome { summary, oracle, violations, .. } = outcome;
+    prop_assert!(summary.is_balanced(), "{summary}");
     prop_assert!(violations.is_empty(), "{violations:#?}");
     prop_assert!(oracle.processed.values().all(|&times| times == 1));
     let fates =
-        account.built.fragments + account.incomplete_total().fragments + account.discarded_total().fragments;
-    prop_assert_eq!(account.fragments_read(), fates);
+        summary.built.fragments + summary.incomplete_total().fragments + summary.discarded_total().fragments;
+    prop_assert_eq!(summary.fragments_read(), fates);
     let processed = oracle.processed_totals();
-    prop_assert!(account.built.events <= processed.built.events);
-    prop_assert!(account.accepted <= processed.accepted);
+    prop_assert!(summary.built.events <= processed.built.events);
+    prop_assert!(summary.accepted <= processed.accepted);
     let survivors_sent: u64 = oracle.sent.iter().sum();
-    prop_assert!(account.fragments_read() <= survivors_sent, "more fragments read than sent");
+    prop_assert!(summary.fragments_read() <= survivors_sent, "more fragments read than sent");
     Ok(())
 }
 
 fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> {
-    let Outcome { account, oracle, .. } = outcome;
-    prop_assert!(account.is_success(), "{account}");
+    let Outcome { summary, oracle, .. } = outcome;
+    prop_assert!(summary.is_success(), "{summary}");
     let totals = oracle.totals();
     prop_assert_eq!(totals.events(), events);
-    prop_assert_eq!(account.built, totals.built);
-    prop_assert_eq!(account.incomplete.missing_at_source, totals.missing);
-    prop_assert_eq!(account.incomplete_total(), totals.missing);
-    prop_assert_eq!(account.discarded_total(), totals.corrupt);
-    prop_assert_eq!(account.accepted, totals.accepted);
-    prop_assert_eq!(account.assigned_events, Some(events));
+    prop_assert_eq!(summary.built, totals.built);
+    prop_assert_eq!(summary.incomplete.missing_at_source, totals.missing);
+    prop_assert_eq!(summary.incomplete_total(), totals.missing);
+    prop_assert_eq!(summary.discarded_total(), totals.corrupt);
+    prop_assert_eq!(summary.accepted, totals.accepted);
+    prop_assert_eq!(summary.assigned_events, Some(events));
     prop_assert_eq!(oracle.processed.len() as u64, totals.batches);
-    prop_assert_eq!(account.read.reported, oracle.sent.iter().sum::<u64>());
+    prop_assert_eq!(summary.read.reported, oracle.sent.iter().sum::<u64>());
     Ok(())
 }
 
@@ -157,7 +157,7 @@ proptest! {
             let bound = fault_at + 5 * timeout + 8 * drain;
             prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
         }
-        if outcome.account.is_success() {
+        if outcome.summary.is_success() {
             check_whole_run(&outcome, events)?;
         }
     }
@@ -172,78 +172,78 @@ fn mid_run(unit: Unit, failure: Failure) -> Outcome {
     };
     let outcome = run(scenario);
     check_always(&outcome).expect("the invariants hold");
-    assert!(outcome.account.built.events > 0 && outcome.account.built.events < 4000, "{}", outcome.account);
+    assert!(outcome.summary.built.events > 0 && outcome.summary.built.events < 4000, "{}", outcome.summary);
     outcome
 }
 
 #[test]
 fn fragments_of_a_dead_readout_unit_are_inferred_and_its_batches_are_incomplete() {
-    let account = mid_run(Unit::Readout(RuIndex(1)), Failure::Death).account;
-    assert_eq!(account.cause, StopCause::Lost(Unit::Readout(RuIndex(1))));
-    assert_eq!(account.lost, [Unit::Readout(RuIndex(1))]);
-    assert!(account.read.inferred > 0 && account.incomplete.readout_lost.fragments > 0, "{account}");
+    let summary = mid_run(Unit::Readout(RuIndex(1)), Failure::Death).summary;
+    assert_eq!(summary.cause, StopCause::Lost(Unit::Readout(RuIndex(1))));
+    assert_eq!(summary.lost, [Unit::Readout(RuIndex(1))]);
+    assert!(summary.read.inferred > 0 && summary.incomplete.readout_lost.fragments > 0, "{summary}");
 }
 
 #[test]
 fn batches_in_a_dead_builder_unit_are_discarded() {
-    let account = mid_run(Unit::Builder(BuIndex(0)), Failure::Death).account;
-    assert_eq!(account.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
-    assert_eq!(account.read.inferred, 0);
-    assert!(account.discarded.builder_lost.fragments > 0, "{account}");
+    let summary = mid_run(Unit::Builder(BuIndex(0)), Failure::Death).summary;
+    assert_eq!(summary.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
+    assert_eq!(summary.read.inferred, 0);
+    assert!(summary.discarded.builder_lost.fragments > 0, "{summary}");
 }
 
 #[test]
 fn without_the_manager_the_account_comes_from_the_units_reports() {
-    let account = mid_run(Unit::Manager, Failure::Death).account;
-    assert_eq!((account.cause, account.assigned_events), (StopCause::Lost(Unit::Manager), None));
-    assert_eq!(account.lost, [Unit::Manager]);
+    let summary = mid_run(Unit::Manager, Failure::Death).summary;
+    assert_eq!((summary.cause, summary.assigned_events), (StopCause::Lost(Unit::Manager), None));
+    assert_eq!(summary.lost, [Unit::Manager]);
 }
 
 #[test]
 fn a_stalled_readout_unit_times_out() {
-    let account = mid_run(Unit::Readout(RuIndex(2)), Failure::Stall).account;
-    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Builder(_), .. }), "{account}");
-    assert!(account.incomplete.timed_out.events > 0, "{account}");
+    let summary = mid_run(Unit::Readout(RuIndex(2)), Failure::Stall).summary;
+    assert!(matches!(summary.cause, StopCause::TimedOut { by: Unit::Builder(_), .. }), "{summary}");
+    assert!(summary.incomplete.timed_out.events > 0, "{summary}");
 }
 
 #[test]
 fn a_stalled_builder_unit_times_out_at_the_manager() {
-    let account = mid_run(Unit::Builder(BuIndex(1)), Failure::Stall).account;
-    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
-    assert_eq!(account.lost, [Unit::Builder(BuIndex(1))]);
+    let summary = mid_run(Unit::Builder(BuIndex(1)), Failure::Stall).summary;
+    assert!(matches!(summary.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{summary}");
+    assert_eq!(summary.lost, [Unit::Builder(BuIndex(1))]);
 }
 
 #[test]
 fn a_stalled_manager_counts_as_lost() {
-    let account = mid_run(Unit::Manager, Failure::Stall).account;
-    assert_eq!(account.cause, StopCause::Lost(Unit::Manager));
+    let summary = mid_run(Unit::Manager, Failure::Stall).summary;
+    assert_eq!(summary.cause, StopCause::Lost(Unit::Manager));
 }
 
 #[test]
 fn fragments_lost_on_a_broken_link_were_in_flight() {
-    let account = mid_run(Unit::Readout(RuIndex(0)), Failure::Cut(BuIndex(1))).account;
+    let summary = mid_run(Unit::Readout(RuIndex(0)), Failure::Cut(BuIndex(1))).summary;
     let cause = StopCause::Unreachable { by: RuIndex(0), peer: BuIndex(1) };
-    assert_eq!((account.cause, account.lost.len()), (cause, 0));
-    assert!(account.discarded.in_flight.fragments > 0, "{account}");
+    assert_eq!((summary.cause, summary.lost.len()), (cause, 0));
+    assert!(summary.discarded.in_flight.fragments > 0, "{summary}");
 }
 
 /// Runs with a deliberate violation.
 fn run_with(misbehavior: Misbehavior) -> Outcome {
     let plan = plan(&[3, 2], &[2, 3], 400, 8, 2);
     let outcome = run(Scenario { misbehavior, missing: 50, ..without_faults(plan) });
-    assert!(!outcome.account.is_success(), "{misbehavior:?} went unnoticed:\n{}", outcome.account);
+    assert!(!outcome.summary.is_success(), "{misbehavior:?} went unnoticed:\n{}", outcome.summary);
     outcome
 }
 
 fn protocol_error(outcome: &Outcome) -> Option<ProtocolError> {
-    match outcome.account.cause {
+    match outcome.summary.cause {
         StopCause::Protocol { error, .. } => Some(error),
         _ => None,
     }
 }
 
 fn violated_invariants(outcome: &Outcome) -> Vec<Invariant> {
-    outcome.account.violations.iter().map(|violation| violation.invariant).collect()
+    outcome.summary.violations.iter().map(|violation| violation.invariant).collect()
 }
 
 #[test]
@@ -266,7 +266,7 @@ fn violations_of_the_protocol_stop_the_run() {
         matches!(twice, Some(ProtocolError::DuplicateArrival | ProtocolError::StaleArrival)),
         "{twice:?}"
     );
-    assert!(matches!(run_with(Misbehavior::DoneLost).account.cause, StopCause::Protocol { .. }));
+    assert!(matches!(run_with(Misbehavior::DoneLost).summary.cause, StopCause::Protocol { .. }));
 }
 
 #[test]

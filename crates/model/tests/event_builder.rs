@@ -27,18 +27,18 @@ fn at_40_megahertz(nodes: u16, seconds: f64) -> Scenario {
 
 fn run_closed(scenario: &Scenario, level: ModelLevel) -> RunResult {
     let outcome = run(scenario, level).unwrap();
-    let account = &outcome.account;
-    assert!(account.is_balanced(), "{account}");
-    let kept = account.built.fragments + account.incomplete_total().fragments;
-    assert_eq!(account.fragments_read(), kept + account.discarded_total().fragments, "{account}");
+    let summary = &outcome.summary;
+    assert!(summary.is_balanced(), "{summary}");
+    let kept = summary.built.fragments + summary.incomplete_total().fragments;
+    assert_eq!(summary.fragments_read(), kept + summary.discarded_total().fragments, "{summary}");
     outcome
 }
 
 fn run_success(scenario: &Scenario, level: ModelLevel) -> RunResult {
     let outcome = run_closed(scenario, level);
-    assert!(outcome.account.is_success(), "{}", outcome.account);
-    assert_eq!(outcome.account.assigned_events, Some(scenario.load.events));
-    assert_eq!(outcome.account.fragments_read(), scenario.load.events * u64::from(scenario.nodes));
+    assert!(outcome.summary.is_success(), "{}", outcome.summary);
+    assert_eq!(outcome.summary.assigned_events, Some(scenario.load.events));
+    assert_eq!(outcome.summary.fragments_read(), scenario.load.events * u64::from(scenario.nodes));
     outcome
 }
 
@@ -129,12 +129,12 @@ fn injected_faults_are_in_the_account() {
     (scenario.load.missing_every, scenario.load.corrupt_every) = (10, 25);
     for level in [ModelLevel::Flows, ModelLevel::Packets] {
         let outcome = run_closed(&scenario, level);
-        let account = &outcome.account;
-        assert_eq!(account.incomplete.missing_at_source.events, 20, "{account}");
-        assert_eq!(account.incomplete.missing_at_source.fragments, 60, "{account}");
+        let summary = &outcome.summary;
+        assert_eq!(summary.incomplete.missing_at_source.events, 20, "{summary}");
+        assert_eq!(summary.incomplete.missing_at_source.fragments, 60, "{summary}");
         // Batches 24, 74 … lack no fragment; 49, 99 … lack one, most likely of another event.
-        assert!((4..=8).contains(&account.discarded.corrupt.events), "{account}");
-        assert_eq!(account.built.fragments, 4 * account.built.events);
+        assert!((4..=8).contains(&summary.discarded.corrupt.events), "{summary}");
+        assert_eq!(summary.built.fragments, 4 * summary.built.events);
     }
 }
 
@@ -144,11 +144,11 @@ fn a_stopped_run_accounts_for_batches_in_flight() {
     scenario.stop_at = Some(Picos::from_seconds(0.004_321));
     for level in [ModelLevel::Flows, ModelLevel::Packets] {
         let outcome = run_closed(&scenario, level);
-        let account = &outcome.account;
-        assert!(!account.cause.is_success() && account.built.events > 0, "{account}");
-        assert!(account.assigned_events < Some(scenario.load.events));
-        let lost = account.incomplete_total().fragments + account.discarded_total().fragments;
-        assert!(lost + account.withdrawn_events > 0, "{account}");
+        let summary = &outcome.summary;
+        assert!(!summary.cause.is_success() && summary.built.events > 0, "{summary}");
+        assert!(summary.assigned_events < Some(scenario.load.events));
+        let lost = summary.incomplete_total().fragments + summary.discarded_total().fragments;
+        assert!(lost + summary.withdrawn_events > 0, "{summary}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use millstream_card_server::backing::{BackingKind, ParseBackingError};
-use millstream_evb::config::Size;
+use millstream_report::Bytes;
 
 #[derive(Debug, Args)]
 pub(crate) struct CardOptions {
@@ -219,7 +219,7 @@ pub(crate) struct CheckpointOptions {
 }
 
 fn parse_bytes(text: &str) -> Result<u64, String> {
-    text.parse::<Size>().map(|size| size.0).map_err(|error| error.to_string())
+    text.parse::<Bytes>().map(|size| size.0).map_err(|error| error.to_string())
 }
 
 fn memory_kind(text: &str) -> Result<BackingKind, String> {

@@ -1,8 +1,8 @@
 //! Converts the outcome of a run to a report.
 
 use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup};
-use millstream_evb::core::account::Tally;
-use millstream_evb::core::{Account, BuIndex, RuIndex, Unit};
+use millstream_evb::core::summary::Counts;
+use millstream_evb::core::{BuIndex, RuIndex, RunSummary, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
 use millstream_fragment::stream::Stream;
@@ -64,8 +64,8 @@ pub(super) fn report(
             decisions_set: statistics.iter().map(|s| s.decisions_set).sum(),
         });
     }
-    let stopped = match &outcome.account {
-        Some(account) => take_account(&mut report, account),
+    let stopped = match &outcome.summary {
+        Some(summary) => add_summary(&mut report, summary),
         None => Some("the run did not start".to_owned()),
     };
     let seen = statistics.iter().filter_map(|s| s.error.clone());
@@ -77,34 +77,36 @@ pub(super) fn report(
     report
 }
 
-/// Adds the account to the report. Returns why the run stopped early, if it did.
-fn take_account(report: &mut RunReport, account: &Account) -> Option<String> {
-    report.events = account.built.events;
-    report.fragments = account.built.fragments;
-    report.payload_bytes = Bytes(account.read.bytes.0);
-    report.accepted_events = account.accepted;
-    let count = |outcome, reason: &str, tally: Tally| OutcomeCount {
+/// Adds the run summary to the report. Returns why the run stopped early, if it did.
+fn add_summary(report: &mut RunReport, summary: &RunSummary) -> Option<String> {
+    report.events = summary.built.events;
+    report.fragments = summary.built.fragments;
+    report.payload_bytes = Bytes(summary.read.bytes.0);
+    report.accepted_events = summary.accepted;
+    let count = |outcome, reason: &str, counts: Counts| OutcomeCount {
         outcome,
         reason: reason.to_owned(),
-        events: tally.events,
-        fragments: tally.fragments,
+        events: counts.events,
+        fragments: counts.fragments,
     };
-    let mut outcomes = vec![count(FragmentOutcome::Built, "whole", account.built)];
-    let lost =
-        account.incomplete.by_cause().map(|(cause, tally)| count(FragmentOutcome::Incomplete, cause, tally));
+    let mut outcomes = vec![count(FragmentOutcome::Built, "whole", summary.built)];
+    let lost = summary
+        .incomplete
+        .by_cause()
+        .map(|(cause, counts)| count(FragmentOutcome::Incomplete, cause, counts));
     outcomes.extend(lost.into_iter().filter(|count| count.events != 0 || count.fragments != 0));
     let thrown =
-        account.discarded.by_cause().map(|(cause, tally)| count(FragmentOutcome::Discarded, cause, tally));
+        summary.discarded.by_cause().map(|(cause, counts)| count(FragmentOutcome::Discarded, cause, counts));
     outcomes.extend(thrown.into_iter().filter(|count| count.events != 0 || count.fragments != 0));
     report.fragment_accounting = FragmentAccounting {
-        fragments_read: account.fragments_read(),
+        fragments_read: summary.fragments_read(),
         outcomes,
-        inconsistencies: account.violations.iter().map(ToString::to_string).collect(),
+        inconsistencies: summary.violations.iter().map(ToString::to_string).collect(),
     };
-    (!account.cause.is_success() || !account.lost.is_empty()).then(|| {
-        let lost: Vec<String> = account.lost.iter().map(ToString::to_string).collect();
+    (!summary.cause.is_success() || !summary.lost.is_empty()).then(|| {
+        let lost: Vec<String> = summary.lost.iter().map(ToString::to_string).collect();
         let lost = if lost.is_empty() { String::new() } else { format!(" (lost: {})", lost.join(", ")) };
-        format!("the run was stopped: {}{lost}", account.cause)
+        format!("the run was stopped: {}{lost}", summary.cause)
     })
 }
 
@@ -184,7 +186,7 @@ fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3
         },
         RunProcess::Unit(Unit::Builder(bu)) => builder(bu.index()),
         // The manager handles no payload; a card handles its builder unit's.
-        RunProcess::Unit(Unit::Manager) => [outcome.account.as_ref().map_or(0, |a| a.built.events), 0, 0],
+        RunProcess::Unit(Unit::Manager) => [outcome.summary.as_ref().map_or(0, |a| a.built.events), 0, 0],
         RunProcess::Card(name) => {
             let of = |b: &BuilderSetup| matches!(&b.landing, LandingTarget::Card(card) if card.name == *name);
             setup.builders.iter().position(of).map_or([0; 3], builder)

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::event_builder::{
-    ModelLevel, RunSummary, Scenario, SlowBuilder, TrafficShaping, run as simulate,
+    ModelLevel, Scenario, ScenarioReport, SlowBuilder, TrafficShaping, run as simulate,
 };
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
@@ -78,7 +78,7 @@ pub(super) fn run(
     let wall = start.elapsed().as_secs_f64();
     let peak = peak_memory();
     if options.json {
-        let account = serde_json::to_value(&outcome.account)?;
+        let summary = serde_json::to_value(&outcome.summary)?;
         let [mean, max] = outcome.build_latency;
         println!(
             "{}",
@@ -95,15 +95,15 @@ pub(super) fn run(
                 "peak_link_utilization": outcome.peak_link_utilization,
                 "build_latency_s": { "mean": mean.seconds(), "max": max.seconds() },
                 "max_batches_buffered": outcome.max_buffered_batches,
-                "account": account,
+                "summary": summary,
             })
         );
     } else {
-        println!("{}", RunSummary { scenario: &scenario, level, outcome: &outcome });
+        println!("{}", ScenarioReport { scenario: &scenario, level, outcome: &outcome });
         let memory =
             peak.map_or_else(|| "unknown".to_owned(), |peak| format!("{:.2} GB", peak as f64 * 1e-9));
         println!("\nsimulated in {wall:.2} s on one core, peak memory {memory}");
     }
     // A stopped run and a run with discarded events succeed as long as the conservation law holds.
-    Ok(if outcome.account.is_balanced() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.summary.is_balanced() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -4,7 +4,7 @@ use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
 use super::setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
 use crate::core::shaping::TrafficShaping;
-use crate::core::{Bytes, EventNumber, Plan, RuIndex};
+use crate::core::{EventNumber, Plan, RuIndex};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceInfo, landing_bytes};
 use millstream_camera::format::{
     CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
@@ -204,7 +204,7 @@ impl Config {
             ));
             return Err(self.at(&card.kernel, "card.kernel", problem));
         }
-        let memory = Bytes(card.memory.get_ref().0);
+        let memory = *card.memory.get_ref();
         Ok(CardSetup { name: card.name.get_ref().clone(), memory, kernel })
     }
 
@@ -262,7 +262,7 @@ impl Config {
         if needed > card.memory.0 {
             let table = self.tables.card.iter().find(|table| *table.name.get_ref() == card.name);
             let problem = Problem::MemoryTooSmall {
-                memory: super::Size(card.memory.0),
+                memory: card.memory,
                 slots: slots.get(),
                 slot: layout.slot_bytes.0,
                 needed,

@@ -110,10 +110,10 @@ pub enum Problem {
     #[error(transparent)]
     PacketTooLong(#[from] crate::layout::PacketTooLong),
     /// A card's memory is too small.
-    #[error("{memory} is too small: {slots} slots of {slot} B and the kernel areas need {needed} B")]
+    #[error("{} is too small: {slots} slots of {slot} B and the kernel areas need {needed} B", memory.binary())]
     MemoryTooSmall {
         /// The card's memory.
-        memory: super::Size,
+        memory: crate::core::Bytes,
         /// Slots of the builder unit.
         slots: u16,
         /// Size of a slot, in bytes.

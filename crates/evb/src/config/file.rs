@@ -1,7 +1,7 @@
 //! The configuration file, and the checks that need only the file.
 
 use super::error::{ConfigError, Problem};
-use super::size::Size;
+use crate::core::Bytes;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -76,7 +76,7 @@ pub(super) struct Builder {
 #[serde(deny_unknown_fields)]
 pub(super) struct Card {
     pub(super) name: Spanned<String>,
-    pub(super) memory: Spanned<Size>,
+    pub(super) memory: Spanned<Bytes>,
     pub(super) kernel: Spanned<String>,
     pub(super) threshold: Option<Spanned<u64>>,
     pub(super) verify: Option<Spanned<bool>>,

@@ -10,9 +10,7 @@ mod check;
 mod error;
 mod file;
 mod setup;
-mod size;
 
 pub use error::{ConfigError, Problem};
 pub use file::Config;
 pub use setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
-pub use size::Size;

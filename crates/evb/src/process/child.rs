@@ -138,7 +138,7 @@ impl Child {
                 let finished = manager::run(&setup, stop.as_fd(), |event| {
                     send_to_parent(&ChildMessage::Manager(event.clone()));
                 })?;
-                Ok(finished.account.is_success())
+                Ok(finished.summary.is_success())
             }
             Child::Readout { index, manager } => {
                 let report = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;

@@ -13,7 +13,7 @@ use millstream_rdma::queue::{PollError, PostError, QueueError};
 use millstream_rdma::wait::WaitError;
 use std::io;
 
-/// Why a process of the event builder failed. A run that was stopped ends with an account, not with this error.
+/// Why a process of the event builder failed. A run that was stopped ends with a run summary, not with this error.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
@@ -75,9 +75,9 @@ pub enum ProcessError {
         /// The problem.
         what: String,
     },
-    /// The wire-up failed.
+    /// The startup failed.
     #[error("{unit}: {what}")]
-    WireUp {
+    Startup {
         /// The peer.
         unit: Unit,
         /// The problem.
@@ -126,7 +126,7 @@ impl ProcessError {
             ProcessError::Connect(_)
                 | ProcessError::Prepare(PrepareError::Connect(_))
                 | ProcessError::Message(_)
-                | ProcessError::WireUp { .. }
+                | ProcessError::Startup { .. }
                 | ProcessError::UnitFailed { .. }
                 | ProcessError::Stopped(_)
         )

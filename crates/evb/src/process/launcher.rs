@@ -2,7 +2,7 @@
 //!
 //! Standard input of each child is a pipe from the launcher, so children end when the launcher ends. Each
 //! child has its own process group, so Ctrl-C reaches only the launcher. The launcher then requests the stop
-//! of the run, which ends with its account. If the manager dies, the launcher builds the account from the
+//! of the run, which ends with its summary. If the manager dies, the launcher builds the run summary from the
 //! units' reports.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
@@ -11,9 +11,9 @@ use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, ProgressSample};
 use crate::config::{LandingTarget, Setup};
-use crate::core::account::Totals;
 use crate::core::report::ReadoutReport;
-use crate::core::{Account, BuIndex, ReportMerger, RuIndex, StopCause, Unit};
+use crate::core::summary::Totals;
+use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -61,8 +61,8 @@ pub enum RunEvent {
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct RunOutcome {
-    /// The account; `None` if the run did not start.
-    pub account: Option<Account>,
+    /// The run summary; `None` if the run did not start.
+    pub summary: Option<RunSummary>,
     /// From the first assignment to the last batch done; `None` if the manager was lost.
     pub elapsed: Option<Duration>,
     /// Progress over time.
@@ -97,7 +97,7 @@ impl RunOutcome {
         let agrees = |unit: &Option<BuilderStatistics>| {
             unit.as_ref().is_some_and(|statistics| statistics.comparison.is_full())
         };
-        self.account.as_ref().is_some_and(Account::is_success)
+        self.summary.as_ref().is_some_and(RunSummary::is_success)
             && self.builders.iter().all(agrees)
             && self.failures.is_empty()
     }
@@ -152,7 +152,7 @@ impl Launcher {
     }
 
     /// Runs the setup as [`run`](Self::run) does; `watch` may request the stop. The run then ends with its
-    /// account. `watch` is called for progress every 100 ms.
+    /// summary. `watch` is called for progress every 100 ms.
     ///
     /// # Errors
     /// A process could not be started.
@@ -161,7 +161,7 @@ impl Launcher {
         setup.instance = format!("{}-{}", setup.name, std::process::id());
         let (output_sender, outputs) = mpsc::channel();
         let outcome = RunOutcome {
-            account: None,
+            summary: None,
             elapsed: None,
             samples: Vec::new(),
             readouts: vec![None; setup.plan.readouts()],
@@ -267,7 +267,7 @@ impl LaunchedRun<'_, '_> {
                     // Before the start, the end of any process ends the run.
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace =
-                            if self.outcome.account.is_some() { self.closing() } else { self.grace() };
+                            if self.outcome.summary.is_some() { self.closing() } else { self.grace() };
                         give_up_at.get_or_insert(Instant::now() + grace);
                     }
                 }
@@ -308,7 +308,7 @@ impl LaunchedRun<'_, '_> {
                     self.notify(&RunEvent::Progress(sample));
                 }
                 ManagerEvent::Finished(finished) => {
-                    self.outcome.account = Some(finished.account);
+                    self.outcome.summary = Some(finished.summary);
                     self.outcome.elapsed = Some(finished.elapsed);
                     for (known, message) in self.outcome.builders.iter_mut().zip(finished.builders) {
                         *known = known.take().or(message);
@@ -361,7 +361,7 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Ends the remaining processes, and builds the account if the manager did not.
+    /// Ends the remaining processes, and builds the run summary if the manager did not.
     fn end(&mut self) {
         let mut exits = Vec::new();
         for (role, running) in &mut self.running {
@@ -389,8 +389,8 @@ impl LaunchedRun<'_, '_> {
         }
         failures.sort_by_key(|(rank, _)| *rank);
         self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
-        if self.started && self.outcome.account.is_none() {
-            self.outcome.account = Some(self.merger.account(StopCause::Lost(Unit::Manager)));
+        if self.started && self.outcome.summary.is_none() {
+            self.outcome.summary = Some(self.merger.summary(StopCause::Lost(Unit::Manager)));
         }
     }
 

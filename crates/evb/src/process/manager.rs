@@ -6,11 +6,11 @@ use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::rendezvous::Rendezvous;
-use super::wire_up::{Channel, FromManager, ToManager, TryReceive};
+use super::startup::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::Setup;
-use crate::core::account::Totals;
 use crate::core::manager::{Manager, Receivers, Transmit};
-use crate::core::{Account, BuIndex, Message, Nanos, RuIndex, Unit};
+use crate::core::summary::Totals;
+use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
@@ -57,21 +57,21 @@ pub struct ProgressSample {
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunResult {
-    /// The account.
-    pub account: Account,
+    /// The run summary.
+    pub summary: RunSummary,
     /// From the first assignment to the last batch done.
     pub elapsed: Duration,
     /// Statistics of the surviving builder units, by index.
     pub builders: Vec<Option<BuilderStatistics>>,
 }
 
-/// Runs the event manager from the rendezvous to the account.
+/// Runs the event manager from the rendezvous to the run summary.
 ///
 /// The run stops when `stop` becomes readable or is closed. `notify` is called for each [`ManagerEvent`]. The last event
 /// has the returned result.
 ///
 /// # Errors
-/// The wire-up or the RDMA device failed.
+/// The startup or the RDMA device failed.
 pub fn run(
     setup: &Setup,
     stop: BorrowedFd<'_>,
@@ -105,15 +105,15 @@ struct ManagerProcess {
     readouts: usize,
     statistics: Vec<Option<BuilderStatistics>>,
     /// Time of the last iteration.
-    now: Nanos,
-    first_assigned: Option<Nanos>,
-    last_done: Nanos,
+    now: Instant,
+    first_assigned: Option<Instant>,
+    last_done: Instant,
     batches_done: u64,
     completions: [Completion; POLL],
 }
 
 impl ManagerProcess {
-    /// The wire-up, up to the start of the run.
+    /// The startup, up to the start of the run.
     fn start(
         setup: &Setup,
         listener: &Listener,
@@ -161,16 +161,16 @@ impl ManagerProcess {
             units,
             controls,
             readouts,
-            now: Nanos(0),
+            now: Instant::default(),
             first_assigned: None,
-            last_done: Nanos(0),
+            last_done: Instant::default(),
             batches_done: 0,
             completions: [Completion::EMPTY; POLL],
         };
         Ok((process, WaitSet { waiter: rendezvous.waiter, control, channels }))
     }
 
-    /// The run, up to the account.
+    /// The run, up to the run summary.
     fn work(
         mut self,
         mut queues: WaitSet,
@@ -194,11 +194,11 @@ impl ManagerProcess {
                 next_sample = self.now + SAMPLE_INTERVAL;
                 notify(&ManagerEvent::Progress(self.sample()));
             }
-            if let Some(account) = self.core.poll_finished() {
+            if let Some(summary) = self.core.poll_finished() {
                 notify(&ManagerEvent::Progress(self.sample()));
                 let first = self.first_assigned.unwrap_or_default();
-                let elapsed = Duration::from_nanos(self.last_done.0.saturating_sub(first.0));
-                return Ok(RunResult { account, elapsed, builders: self.statistics });
+                let elapsed = self.last_done.since(first);
+                return Ok(RunResult { summary, elapsed, builders: self.statistics });
             }
         }
     }
@@ -208,7 +208,7 @@ impl ManagerProcess {
         &mut self,
         queues: &mut WaitSet,
         stop: Option<BorrowedFd<'_>>,
-        until: Nanos,
+        until: Instant,
     ) -> Result<bool, ProcessError> {
         let WaitSet { waiter, control, channels } = queues;
         let mut others: Vec<_> = channels.iter().flatten().map(WaitFd::readable).collect();
@@ -304,7 +304,7 @@ impl ManagerProcess {
 
     fn sample(&self) -> ProgressSample {
         let progress = self.core.progress();
-        let elapsed = Duration::from_nanos(self.now.0);
+        let elapsed = self.now.since(Instant::default());
         ProgressSample { elapsed, assigned: progress.assigned, done: progress.done }
     }
 }

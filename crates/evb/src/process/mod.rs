@@ -1,19 +1,19 @@
 //! Processes that run the core's state machines: they do the I/O, the core decides.
 //!
 //! ```text
-//!             TCP: wire-up, liveness, reports             SEND: control messages
+//!             TCP: startup, liveness, reports             SEND: control messages
 //!   launcher ─────── manager ═══════════════════ readout units, builder units
 //!                                                     ║ WRITE, the last with immediate data
 //!   card  ◄── rings, interrupts ── builder unit ◄═════╝ lands in the card's memory
 //! ```
 //!
-//! - [`launcher`] starts all processes of a run on this host, and builds the account if the manager cannot. On a
+//! - [`launcher`] starts all processes of a run on this host, and builds the run summary if the manager cannot. On a
 //!   cluster, the site's launcher starts each process with the arguments of [`child::Child`].
 //! - [`manager`], [`readout`] and [`builder`] are one process each; [`card`] is the process of an emulated card.
 //! - Each unit's TCP stream to the manager stays open; its end means that the unit died. Control messages use a
 //!   reliable connection.
 //!
-//! `wire_up.rs` describes the wire-up.
+//! `startup.rs` describes the startup.
 
 pub mod builder;
 pub mod card;
@@ -26,7 +26,7 @@ pub mod manager;
 pub mod readout;
 mod rendezvous;
 pub mod sink;
-mod wire_up;
+mod startup;
 
 use crate::config::Setup;
 use millstream_rdma::{Device, DeviceSelector, device};

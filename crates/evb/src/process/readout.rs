@@ -8,7 +8,7 @@ use super::ProcessError;
 use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
-use super::wire_up::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
+use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::message::Assignment;
 use crate::core::readout::{BatchPayload, BatchSend, Readout};
@@ -44,9 +44,9 @@ pub fn run(
     ru: RuIndex,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<ReadoutReport, ProcessError> {
-    let mut joined = wire_up::join(manager, Unit::Readout(ru), None, parent_pipe)?;
+    let mut joined = startup::join(manager, Unit::Readout(ru), None, parent_pipe)?;
     let local = LocalResources::open(&joined.setup, ru);
-    let local = wire_up::report_prepared(&mut joined.channel, local)?;
+    let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = ReadoutProcess::connect(local, &mut joined, ru)?;
     process.work(queues, joined.channel)
 }
@@ -151,15 +151,16 @@ impl ReadoutProcess {
         for (index, address) in builders.iter().enumerate() {
             let prepared = PreparedQueuePair::new(&device, &data_queue, &data_queue, &connection)?;
             let unit = Unit::Builder(BuIndex(index as u16));
-            let mut to_builder = wire_up::connect_to_unit(unit, address, deadline)?;
+            let mut to_builder = startup::connect_to_unit(unit, address, deadline)?;
             let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
-            let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::WireUp {
-                unit,
-                what: format!(
-                    "sent {} bytes of private data, expected its landing memory",
-                    connected.private_data.len()
-                ),
-            })?;
+            let landing =
+                connected.private_data.as_slice().try_into().map_err(|_| ProcessError::Startup {
+                    unit,
+                    what: format!(
+                        "sent {} bytes of private data, expected its landing memory",
+                        connected.private_data.len()
+                    ),
+                })?;
             peers.push(Peer {
                 pair: connected.pair,
                 landing: RemoteMemory::decode(landing),
@@ -167,7 +168,7 @@ impl ReadoutProcess {
                 batches: 0,
             });
         }
-        wire_up::await_start(channel, deadline)?;
+        startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
         let process = ReadoutProcess {
             clock,

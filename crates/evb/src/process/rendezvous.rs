@@ -1,9 +1,9 @@
-//! The manager's side of the wire-up.
+//! The manager's side of the startup.
 //!
 //! Each step waits for all units. It fails if a unit ends or cannot start, or if the stop is requested.
 
 use super::ProcessError;
-use super::wire_up::{self, Channel, ToManager, TryReceive};
+use super::startup::{self, Channel, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
@@ -27,7 +27,7 @@ impl<'a> Rendezvous<'a> {
     pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Rendezvous<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
-        let timeout = wire_up::timeout(setup);
+        let timeout = startup::timeout(setup);
         Rendezvous { setup, waiter, joined, deadline: Deadline::after(timeout), timeout }
     }
 
@@ -72,14 +72,14 @@ impl<'a> Rendezvous<'a> {
             let comes = others[1].is_ready();
             for position in 0..self.joined.len() {
                 if self.receive(position)?.is_some() {
-                    return Err(wire_up::unexpected_frame(self.unit(position)));
+                    return Err(startup::unexpected_frame(self.unit(position)));
                 }
             }
             if comes {
                 self.admit(listener)?;
             } else if self.deadline.passed() {
                 let what = format!("did not join within {:?}", self.timeout);
-                return Err(ProcessError::WireUp { unit: missing, what });
+                return Err(ProcessError::Startup { unit: missing, what });
             }
         }
         Ok(())
@@ -94,7 +94,7 @@ impl<'a> Rendezvous<'a> {
         let ToManager::Join { version, unit, data } = first else {
             return Err(unknown_peer("sent no Join frame; is it a unit of this run?".to_owned()));
         };
-        if !wire_up::is_our_version(&version) {
+        if !startup::is_our_version(&version) {
             return Err(unknown_peer(format!(
                 "{unit} has version {version:?}; start all units from one build"
             )));
@@ -119,7 +119,7 @@ impl<'a> Rendezvous<'a> {
             TryReceive::Frame(ToManager::Failed(why)) => Err(ProcessError::UnitFailed { unit, why }),
             TryReceive::Frame(frame) => Ok(Some(frame)),
             TryReceive::Closed => {
-                Err(ProcessError::WireUp { unit, what: "ended before the run started".to_owned() })
+                Err(ProcessError::Startup { unit, what: "ended before the run started".to_owned() })
             }
         }
     }
@@ -146,13 +146,13 @@ impl<'a> Rendezvous<'a> {
                 match self.receive(position)? {
                     None => still.push(position),
                     Some(frame) if is_it(&frame) => {}
-                    Some(_) => return Err(wire_up::unexpected_frame(self.unit(position))),
+                    Some(_) => return Err(startup::unexpected_frame(self.unit(position))),
                 }
             }
             waiting = still;
             if self.deadline.passed() {
                 let what = format!("is not {what} after {:?}", self.timeout);
-                return Err(ProcessError::WireUp { unit: self.unit(first), what });
+                return Err(ProcessError::Startup { unit: self.unit(first), what });
             }
         }
         Ok(())

@@ -3,7 +3,7 @@
 use crate::input::{TestInputs, launcher};
 use crate::runs::run;
 use millstream_evb::config::Setup;
-use millstream_evb::core::{Account, BuIndex, RuIndex, StopCause, Unit};
+use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
 use rustix::process::{Pid, Signal, kill_process};
@@ -60,9 +60,9 @@ fn run_with_signal(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOut
     outcome
 }
 
-/// A long run on two cards with a signal in the middle. Returns its account, whose invariants hold. A following run
+/// A long run on two cards with a signal in the middle. Returns its summary, whose invariants hold. A following run
 /// succeeds.
-fn account_after_signal(victim: &RunProcess, signal: Signal) -> (Account, RunOutcome) {
+fn account_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, RunOutcome) {
     let inputs = TestInputs::camera();
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     let reference = "[check]\nreference_decisions = \"decisions.mfs\"\n";
@@ -72,21 +72,21 @@ fn account_after_signal(victim: &RunProcess, signal: Signal) -> (Account, RunOut
     };
     let outcome = run_with_signal(&with(1_000_000), victim, signal);
     assert!(!outcome.is_success());
-    let account = outcome.account.clone().expect("the run had started");
-    assert!(account.is_balanced(), "{account}");
-    let fates = account.incomplete_total().fragments + account.discarded_total().fragments;
-    assert_eq!(account.fragments_read(), account.built.fragments + fates);
-    assert!(account.fragments_read() > 0, "{account}");
+    let summary = outcome.summary.clone().expect("the run had started");
+    assert!(summary.is_balanced(), "{summary}");
+    let fates = summary.incomplete_total().fragments + summary.discarded_total().fragments;
+    assert_eq!(summary.fragments_read(), summary.built.fragments + fates);
+    assert!(summary.fragments_read() > 0, "{summary}");
     let next = run(&with(2));
     assert!(next.is_success(), "{next:#?}");
-    (account, outcome)
+    (summary, outcome)
 }
 
 fn a_killed_readout_unit_is_accounted_for() {
     let unit = Unit::Readout(RuIndex(1));
-    let (account, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
-    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
-    assert!(account.read.inferred > 0 && account.built.events > 0, "{account}");
+    let (summary, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
+    assert!(summary.read.inferred > 0 && summary.built.events > 0, "{summary}");
     // The surviving units agree with the reference decisions.
     assert!(outcome.builders.iter().flatten().all(|unit| unit.comparison.is_full()));
     assert!(outcome.failures.iter().any(|failure| failure.process == RunProcess::Unit(unit)));
@@ -94,30 +94,30 @@ fn a_killed_readout_unit_is_accounted_for() {
 
 fn a_killed_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(0));
-    let (account, _) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
-    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
-    assert!(account.read.inferred == 0 && account.built.events > 0, "{account}");
+    let (summary, _) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
+    assert!(summary.read.inferred == 0 && summary.built.events > 0, "{summary}");
 }
 
 fn a_killed_card_is_accounted_for() {
-    let (account, outcome) = account_after_signal(&RunProcess::Card("card1".to_owned()), Signal::KILL);
-    assert_eq!((account.cause, account.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{account}");
+    let (summary, outcome) = account_after_signal(&RunProcess::Card("card1".to_owned()), Signal::KILL);
+    assert_eq!((summary.cause, summary.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{summary}");
     assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.error.is_some()));
 }
 
 fn a_killed_manager_is_accounted_for() {
     let unit = Unit::Manager;
-    let (account, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
-    assert_eq!((account.cause, account.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{account}");
-    assert!(account.built.events > 0 && account.assigned_events.is_none(), "{account}");
+    let (summary, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
+    assert!(summary.built.events > 0 && summary.assigned_events.is_none(), "{summary}");
     assert_eq!(outcome.elapsed, None);
 }
 
 fn a_stopped_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(1));
-    let (account, _) = account_after_signal(&RunProcess::Unit(unit), Signal::STOP);
-    assert!(matches!(account.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{account}");
-    assert_eq!(account.lost, [unit], "{account}");
+    let (summary, _) = account_after_signal(&RunProcess::Unit(unit), Signal::STOP);
+    assert!(matches!(summary.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{summary}");
+    assert_eq!(summary.lost, [unit], "{summary}");
 }
 
 fn a_run_that_is_asked_to_stop_closes_its_account() {
@@ -128,9 +128,9 @@ fn a_run_that_is_asked_to_stop_closes_its_account() {
         _ => ControlFlow::Continue(()),
     });
     let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
-    let account = outcome.account.as_ref().unwrap();
-    assert_eq!((account.cause, account.lost.len()), (StopCause::Requested, 0));
-    assert!(account.is_balanced() && account.built.events > 0, "{account}");
+    let summary = outcome.summary.as_ref().unwrap();
+    assert_eq!((summary.cause, summary.lost.len()), (StopCause::Requested, 0));
+    assert!(summary.is_balanced() && summary.built.events > 0, "{summary}");
     assert!(!outcome.is_success());
 }
 
@@ -150,7 +150,7 @@ fn a_killed_launcher_leaves_nothing_behind() {
     // A card, the manager, three readout units and two builder units.
     let processes: Vec<u32> = started.take(7).collect();
     assert_eq!(processes.len(), 7);
-    // Kills it in wire-up or in the run.
+    // Kills it in startup or in the run.
     launcher.kill().unwrap();
     launcher.wait().unwrap();
     let until = Instant::now() + BOUND;
@@ -167,7 +167,7 @@ fn a_unit_that_does_not_come_up_is_named() {
     let started = Instant::now();
     let outcome = run(&setup);
     assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
-    assert!(outcome.account.is_none() && !outcome.is_success());
+    assert!(outcome.summary.is_none() && !outcome.is_success());
     // The first failure is the cause of the others.
     let failure = &outcome.failures[0];
     assert!(
@@ -188,7 +188,7 @@ fn a_port_taken_after_the_check_is_named() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     setup.listen = taken.local_addr().unwrap().to_string();
     let outcome = run(&setup);
-    assert!(outcome.account.is_none());
+    assert!(outcome.summary.is_none());
     let failure = &outcome.failures[0];
     assert!(
         failure.process == RunProcess::Unit(Unit::Manager) && failure.reason.contains(&setup.listen),

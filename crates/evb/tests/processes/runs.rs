@@ -3,7 +3,7 @@
 use crate::example;
 use crate::input::{TestInputs, launcher};
 use millstream_evb::config::Setup;
-use millstream_evb::core::account::Tally;
+use millstream_evb::core::summary::Counts;
 use millstream_evb::process::RunOutcome;
 
 /// Tests by name.
@@ -38,9 +38,9 @@ fn camera_events_are_built_decided_and_stored() {
     let rest = format!("[output]\ndirectory = \"out\"\n{REFERENCE}");
     let setup = inputs.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
     let outcome = succeed(&setup);
-    let account = outcome.account.as_ref().unwrap();
-    assert_eq!(account.built, Tally { events: 32, fragments: 960 });
-    assert_eq!((account.accepted, account.read.bytes.0), (30, 5_068_800));
+    let summary = outcome.summary.as_ref().unwrap();
+    assert_eq!(summary.built, Counts { events: 32, fragments: 960 });
+    assert_eq!((summary.accepted, summary.read.bytes.0), (30, 5_068_800));
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
     assert_eq!(statistics.iter().map(|unit| unit.comparison.equal).sum::<u64>(), 691_200);
     assert_eq!(statistics.iter().map(|unit| unit.decisions_set).sum::<u64>(), 56);
@@ -75,8 +75,8 @@ fn a_replay_repeats_the_decisions() {
         let card = format!("{CLUSTER7}\nverify = {verify}");
         let setup = inputs.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
         let outcome = succeed(&setup);
-        let account = outcome.account.unwrap();
-        assert_eq!((account.built.events, account.accepted), (640, 600));
+        let summary = outcome.summary.unwrap();
+        assert_eq!((summary.built.events, summary.accepted), (640, 600));
         let equal: u64 = outcome.builders.iter().flatten().map(|unit| unit.comparison.equal).sum();
         assert_eq!(equal, 20 * 691_200);
         assert!(!outcome.samples.is_empty() && outcome.elapsed.is_some());
@@ -92,8 +92,8 @@ fn any_batch_size_and_landing_builds_all_events() {
             (&["card", "host", "host"], "kernel = \"none\""),
             (&["card", "card"], "kernel = \"verify\""),
         ] {
-            let account = succeed(&inputs.setup(3, builders, &run, card, "")).account.unwrap();
-            assert_eq!(account.built, Tally { events: 320, fragments: 9600 });
+            let summary = succeed(&inputs.setup(3, builders, &run, card, "")).summary.unwrap();
+            assert_eq!(summary.built, Counts { events: 320, fragments: 9600 });
         }
     }
 }
@@ -106,17 +106,17 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
     inputs.damage(2, 102, 40);
     for builders in [&["card", "card"][..], &["card"]] {
         let setup = inputs.setup(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
-        let account = succeed(&setup).account.unwrap();
+        let summary = succeed(&setup).summary.unwrap();
         // Events 0, 10, … 90 and 40 to 49; event 40 is corrupt as well, and lacks two fragments.
-        assert_eq!(account.discarded.corrupt, Tally { events: 3 * 2, fragments: 3 * (8 + 6) });
-        assert_eq!(account.incomplete.missing_at_source, Tally { events: 3 * 18, fragments: 3 * 18 * 7 });
-        assert_eq!(account.built, Tally { events: 3 * 80, fragments: 3 * 80 * 8 });
-        assert_eq!(account.fragments_read(), 3 * (800 - 20));
+        assert_eq!(summary.discarded.corrupt, Counts { events: 3 * 2, fragments: 3 * (8 + 6) });
+        assert_eq!(summary.incomplete.missing_at_source, Counts { events: 3 * 18, fragments: 3 * 18 * 7 });
+        assert_eq!(summary.built, Counts { events: 3 * 80, fragments: 3 * 80 * 8 });
+        assert_eq!(summary.fragments_read(), 3 * (800 - 20));
     }
     // Without a kernel, corruption is not detected; missing fragments are.
-    let account = succeed(&inputs.setup(2, &["host"], "batch = 16", "", "")).account.unwrap();
-    assert_eq!(account.incomplete.missing_at_source, Tally { events: 19, fragments: 18 * 7 + 6 });
-    assert_eq!(account.built.events, 81);
+    let summary = succeed(&inputs.setup(2, &["host"], "batch = 16", "", "")).summary.unwrap();
+    assert_eq!(summary.incomplete.missing_at_source, Counts { events: 19, fragments: 18 * 7 + 6 });
+    assert_eq!(summary.built.events, 81);
 }
 
 fn a_wrong_decision_fails_the_run() {
@@ -125,5 +125,5 @@ fn a_wrong_decision_fails_the_run() {
     let outcome = run(&inputs.setup(3, &["card"], "batch = 8", &card, REFERENCE));
     let comparison = outcome.builders[0].as_ref().unwrap().comparison;
     assert!(comparison.compared == 691_200 && comparison.equal < 691_200, "{comparison:?}");
-    assert!(outcome.account.as_ref().unwrap().is_success() && !outcome.is_success());
+    assert!(outcome.summary.as_ref().unwrap().is_success() && !outcome.is_success());
 }

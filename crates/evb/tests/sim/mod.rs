@@ -12,7 +12,7 @@ use millstream_evb::core::message::Assignment;
 use millstream_evb::core::readout::{BatchPayload, Readout};
 use millstream_evb::core::report::{BuilderReport, ReadoutReport};
 use millstream_evb::core::{
-    Account, BuIndex, Builder, Bytes, Immediate, Message, Nanos, Plan, ReportMerger, RuIndex, SlotIndex,
+    BuIndex, Builder, Bytes, Immediate, Instant, Message, Plan, ReportMerger, RuIndex, RunSummary, SlotIndex,
     StopCause, Unit,
 };
 use monitor::SlotMonitor;
@@ -87,16 +87,16 @@ pub struct Scenario {
 /// Result of a simulated run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The account: the manager's, or the launcher's if the manager failed.
-    pub account: Account,
+    /// The run summary: the manager's, or the launcher's if the manager failed.
+    pub summary: RunSummary,
     /// Fragments and batches that the simulator counted.
     pub oracle: Oracle,
     /// Violations that the monitor detected.
     pub violations: Vec<String>,
     /// Virtual time of the first failure, if there was one before the end.
-    pub fault_at: Option<Nanos>,
+    pub fault_at: Option<Instant>,
     /// Virtual time of the end.
-    pub end: Nanos,
+    pub end: Instant,
     /// Number of steps.
     pub steps: u64,
 }
@@ -115,7 +115,7 @@ enum SimEvent {
     Wake(Unit),
 }
 
-struct Timed(Nanos, u64, SimEvent);
+struct Timed(Instant, u64, SimEvent);
 
 impl PartialEq for Timed {
     fn eq(&self, other: &Self) -> bool {
@@ -143,24 +143,24 @@ enum Health {
 
 struct Sim {
     scenario: Scenario,
-    now: Nanos,
+    now: Instant,
     order: u64,
     queue: BinaryHeap<Timed>,
     /// Last delivery on each ordered connection: control messages, or data.
-    last: BTreeMap<(Unit, Unit, bool), Nanos>,
+    last: BTreeMap<(Unit, Unit, bool), Instant>,
     random: Random,
     manager: Manager,
     readouts: Vec<Readout>,
     builders: Vec<Builder>,
     health: BTreeMap<Unit, Health>,
-    wakes: BTreeMap<Unit, Nanos>,
+    wakes: BTreeMap<Unit, Instant>,
     cut: BTreeSet<(RuIndex, BuIndex)>,
     oracle: Oracle,
     monitor: SlotMonitor,
     launcher_merger: ReportMerger,
     launcher_cause: StopCause,
-    account: Option<Account>,
-    fault_at: Option<Nanos>,
+    summary: Option<RunSummary>,
+    fault_at: Option<Instant>,
     reports_in_flight: u32,
     counter: u64,
 }
@@ -172,7 +172,7 @@ struct Sim {
 pub fn run(scenario: Scenario) -> Outcome {
     let plan = &scenario.plan;
     plan.check().expect("the scenario's plan is possible");
-    let now = Nanos(0);
+    let now = Instant::from_nanos(0);
     let units: Vec<Unit> = std::iter::once(Unit::Manager)
         .chain((0..plan.readouts()).map(|i| Unit::Readout(RuIndex(i as u16))))
         .chain((0..plan.builders()).map(|i| Unit::Builder(BuIndex(i as u16))))
@@ -193,7 +193,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         monitor: SlotMonitor::new(plan),
         launcher_merger: ReportMerger::new(plan.clone()),
         launcher_cause: StopCause::Lost(Unit::Manager),
-        account: None,
+        summary: None,
         fault_at: None,
         reports_in_flight: 0,
         counter: 0,
@@ -211,12 +211,12 @@ pub fn run(scenario: Scenario) -> Outcome {
         steps += 1;
         assert!(steps < 3_000_000, "the run does not end: {:?}", sim.scenario);
     }
-    let account = match sim.account {
-        Some(account) => account,
-        None => sim.launcher_merger.account(sim.launcher_cause),
+    let summary = match sim.summary {
+        Some(summary) => summary,
+        None => sim.launcher_merger.summary(sim.launcher_cause),
     };
     let violations = sim.monitor.violations;
-    Outcome { account, oracle: sim.oracle, violations, fault_at: sim.fault_at, end: sim.now, steps }
+    Outcome { summary, oracle: sim.oracle, violations, fault_at: sim.fault_at, end: sim.now, steps }
 }
 
 impl Sim {
@@ -228,10 +228,10 @@ impl Sim {
         self.is(unit, Health::Alive)
     }
 
-    /// The manager has built the account, or it failed and all reports have arrived.
+    /// The manager has built the run summary, or it failed and all reports have arrived.
     fn is_over(&self) -> bool {
         if self.is_alive(Unit::Manager) {
-            return self.account.is_some();
+            return self.summary.is_some();
         }
         let waiting = |unit| self.is_alive(unit) && self.wakes.contains_key(&unit);
         self.reports_in_flight == 0 && !self.health.keys().any(|&unit| waiting(unit))
@@ -277,7 +277,7 @@ impl Sim {
         }
     }
 
-    fn at(&mut self, at: Nanos, event: SimEvent) {
+    fn at(&mut self, at: Instant, event: SimEvent) {
         self.order += 1;
         self.queue.push(Timed(at, self.order, event));
     }
@@ -289,15 +289,15 @@ impl Sim {
     }
 
     fn after(&mut self, least: u64, most: u64, event: SimEvent) {
-        let at = Nanos(self.now.0 + self.delay(least, most));
+        let at = self.now + Duration::from_nanos(self.delay(least, most));
         self.at(at, event);
     }
 
     /// Arrival time on an ordered connection of something sent now.
-    fn in_order(&mut self, from: Unit, to: Unit, data: bool, most: u64) -> Nanos {
-        let at = Nanos(self.now.0 + self.delay(100, most));
+    fn in_order(&mut self, from: Unit, to: Unit, data: bool, most: u64) -> Instant {
+        let at = self.now + Duration::from_nanos(self.delay(100, most));
         let last = self.last.entry((from, to, data)).or_default();
-        *last = at.max(Nanos(last.0 + 1));
+        *last = at.max(*last + Duration::from_nanos(1));
         *last
     }
 
@@ -418,7 +418,7 @@ impl Sim {
         }
     }
 
-    fn pump_manager(&mut self) -> Option<Nanos> {
+    fn pump_manager(&mut self) -> Option<Instant> {
         while let Some(Transmit { to, message }) = self.manager.poll_transmit(self.now) {
             self.transmit(to, message);
             if let (Message::Assign(mut assignment), Misbehavior::AssignTwice) =
@@ -428,8 +428,8 @@ impl Sim {
                 self.transmit(to, Message::Assign(assignment));
             }
         }
-        if let Some(account) = self.manager.poll_finished() {
-            self.account = Some(account);
+        if let Some(summary) = self.manager.poll_finished() {
+            self.summary = Some(summary);
         }
         self.manager.poll_timeout()
     }
@@ -451,7 +451,7 @@ impl Sim {
         }
     }
 
-    fn pump_readout(&mut self, ru: RuIndex) -> Option<Nanos> {
+    fn pump_readout(&mut self, ru: RuIndex) -> Option<Instant> {
         let unit = Unit::Readout(ru);
         while let Some(send) = self.readouts[ru.index()].poll_send() {
             let assignment = send.assignment;
@@ -485,22 +485,23 @@ impl Sim {
             return;
         }
         let arrival = self.in_order(Unit::Readout(ru), Unit::Builder(bu), true, 200_000);
-        let landing = Nanos(self.now.0 + self.random.below(arrival.0 - self.now.0 + 1));
+        let landing =
+            self.now + Duration::from_nanos(self.random.below(arrival.since(self.now).as_nanos() as u64 + 1));
         self.at(landing, SimEvent::Land { ru, to });
         self.at(arrival, SimEvent::Arrive { ru, bu, immediate, fragments });
         self.counter += 1;
         if self.scenario.misbehavior == Misbehavior::ArriveTwice && self.counter.is_multiple_of(10) {
-            self.at(Nanos(arrival.0 + 1000), SimEvent::Arrive { ru, bu, immediate, fragments });
+            self.at(arrival + Duration::from_nanos(1000), SimEvent::Arrive { ru, bu, immediate, fragments });
         }
         // The sender may poll its completion long after the arrival.
         let wait = Duration::from_nanos(self.delay(0, 100_000));
         let polled = self.last.entry((Unit::Builder(bu), Unit::Readout(ru), true)).or_default();
-        *polled = (arrival + wait).max(Nanos(polled.0 + 1));
+        *polled = (arrival + wait).max(*polled + Duration::from_nanos(1));
         let completion = *polled;
         self.at(completion, SimEvent::Complete { ru, bu, slot });
     }
 
-    fn pump_builder(&mut self, bu: BuIndex) -> Option<Nanos> {
+    fn pump_builder(&mut self, bu: BuIndex) -> Option<Instant> {
         let unit = Unit::Builder(bu);
         while let Some(complete) = self.builders[bu.index()].poll_complete_batch() {
             self.monitor.process(bu, complete.slot, &complete.batch);

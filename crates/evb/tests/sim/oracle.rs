@@ -1,8 +1,8 @@
 //! Test oracle: which fragments exist, and the expected outcomes.
 
 use super::Scenario;
-use millstream_evb::core::account::{BatchOutcome, BatchTally, Totals};
 use millstream_evb::core::plan::{Batch, Plan};
+use millstream_evb::core::summary::{BatchCounts, BatchOutcome, Totals};
 use millstream_evb::core::{BatchId, RuIndex};
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ impl Oracle {
                     corrupt |= exists && self.is_corrupt(ru, source, event);
                 }
             }
-            let tally = match (corrupt, missing) {
+            let counts = match (corrupt, missing) {
                 (true, _) => &mut outcome.corrupt,
                 (false, true) => &mut outcome.missing,
                 (false, false) => {
@@ -103,7 +103,7 @@ impl Oracle {
                     &mut outcome.built
                 }
             };
-            *tally = BatchTally { events: tally.events + 1, fragments: tally.fragments + fragments };
+            *counts = BatchCounts { events: counts.events + 1, fragments: counts.fragments + fragments };
         }
         outcome
     }

@@ -3,8 +3,8 @@
 use super::reference::ReferenceDecisions;
 use super::slot_contents::{InvalidSlotData, SlotContents};
 use crate::config::{CardSetup, KernelSetup, Setup};
-use crate::core::account::{BatchOutcome, BatchTally};
 use crate::core::plan::Batch;
+use crate::core::summary::{BatchCounts, BatchOutcome};
 use crate::core::{BuIndex, SlotIndex};
 use crate::layout::{KernelAreas, SlotAreas};
 use crate::process::ProcessError;
@@ -209,7 +209,7 @@ impl CardKernel {
                     "summary {event} is of event {found} with status {status:#x}, expected event {number}"
                 )));
             }
-            let tally = if summary.corrupt > 0 {
+            let counts = if summary.corrupt > 0 {
                 &mut outcome.corrupt
             } else if !contents.is_complete(event) {
                 &mut outcome.missing
@@ -217,9 +217,9 @@ impl CardKernel {
                 outcome.accepted += u16::from(summary.accepted != 0);
                 &mut outcome.built
             };
-            *tally = BatchTally {
-                events: tally.events + 1,
-                fragments: tally.fragments + contents.fragments(event),
+            *counts = BatchCounts {
+                events: counts.events + 1,
+                fragments: counts.fragments + contents.fragments(event),
             };
         }
         if self.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {

@@ -15,7 +15,7 @@ use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::sink::MakeSink;
-use super::wire_up::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
+use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::report::BuilderReport;
@@ -46,7 +46,7 @@ const POLL: usize = 64;
 /// End of a builder unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BuilderEnd {
-    /// Its report for the account.
+    /// Its report for the run summary.
     pub report: BuilderReport,
     /// Its statistics.
     pub statistics: BuilderStatistics,
@@ -82,9 +82,9 @@ pub fn run(
 ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
-    let mut joined = wire_up::join(manager, Unit::Builder(bu), Some(data), parent_pipe)?;
+    let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), parent_pipe)?;
     let local = LocalResources::open(&joined.setup, bu, make_sink);
-    let local = wire_up::report_prepared(&mut joined.channel, local)?;
+    let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = BuilderProcess::connect(local, &mut joined, bu, &listener)?;
     process.work(queues, joined.channel)
 }
@@ -207,10 +207,10 @@ impl BuilderProcess {
             )?;
             let place = peers.get_mut(ru.index()).filter(|place| place.is_none());
             let unit = Unit::Readout(ru);
-            *place.ok_or_else(|| wire_up::unexpected_frame(unit))? = Some(pair);
+            *place.ok_or_else(|| startup::unexpected_frame(unit))? = Some(pair);
         }
         let peers: Vec<_> = peers.into_iter().flatten().collect();
-        wire_up::await_start(channel, deadline)?;
+        startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
         let process = BuilderProcess {
             clock,
@@ -488,7 +488,7 @@ fn accept(
     waiter.wait::<ProcessError>(&[], &mut others, deadline, || Ok(false))?;
     let manager_speaks = others[1].is_ready();
     if manager_speaks && matches!(manager.try_receive::<FromManager>(), TryReceive::Closed) {
-        return Err(ProcessError::WireUp {
+        return Err(ProcessError::Startup {
             unit: Unit::Manager,
             what: "ended before the run started".to_owned(),
         });

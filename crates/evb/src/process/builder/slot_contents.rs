@@ -2,8 +2,8 @@
 
 use super::landing::LandingMemory;
 use crate::core::RuIndex;
-use crate::core::account::{BatchOutcome, BatchTally};
 use crate::core::plan::Batch;
+use crate::core::summary::{BatchCounts, BatchOutcome};
 use crate::layout::{PacketArea, SlotLayout};
 use millstream_fragment::mfp::{Entry, Header, MfpError};
 
@@ -189,13 +189,13 @@ impl SlotContents {
         let mut outcome = BatchOutcome::default();
         if self.partial.is_empty() {
             let fragments = self.complete_packets * u32::from(batch.events);
-            outcome.built = BatchTally { events: batch.events, fragments };
+            outcome.built = BatchCounts { events: batch.events, fragments };
             return outcome;
         }
         for event in 0..batch.events.into() {
-            let tally = if self.is_complete(event) { &mut outcome.built } else { &mut outcome.missing };
-            tally.events += 1;
-            tally.fragments += self.fragments(event);
+            let counts = if self.is_complete(event) { &mut outcome.built } else { &mut outcome.missing };
+            counts.events += 1;
+            counts.fragments += self.fragments(event);
         }
         outcome
     }

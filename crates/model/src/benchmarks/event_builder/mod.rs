@@ -10,7 +10,7 @@
 //! A node has a readout unit with one source and a builder unit. The manager has its own switch port. A node's processor
 //! copies the data that the node sends to itself.
 //!
-//! The core makes all decisions: assignment, slots, credits, sending order, completeness, and the account of the run.
+//! The core makes all decisions: assignment, slots, credits, sending order, completeness, and the run summary of the run.
 
 mod flow_level;
 mod packet_level;
@@ -22,12 +22,12 @@ use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{Adapter, DataPath, IB_HEADERS};
 use crate::path::{PathError, data_path};
-pub use millstream_evb_core::account::Account;
 pub use millstream_evb_core::plan::PlanError;
 pub use millstream_evb_core::shaping::TrafficShaping;
+pub use millstream_evb_core::summary::RunSummary;
 use millstream_site::Site;
 use millstream_site::schema::PcieLink;
-pub use summary::RunSummary;
+pub use summary::ScenarioReport;
 
 /// Workload: event rate, batching and fragment sizes.
 #[derive(Clone, Debug, PartialEq)]
@@ -363,8 +363,8 @@ pub struct BuilderStats {
 /// Result of a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunResult {
-    /// The core's account of the run.
-    pub account: Account,
+    /// The core's summary of the run.
+    pub summary: RunSummary,
     /// First event (first assignment if saturated) to last batch built.
     pub span: Picos,
     /// End of the run, including its reports.
@@ -393,7 +393,7 @@ impl RunResult {
     /// Events built per second.
     #[must_use]
     pub fn event_rate(&self) -> f64 {
-        self.account.built.events as f64 / self.span.seconds()
+        self.summary.built.events as f64 / self.span.seconds()
     }
 
     /// Payload rate of all builder units.

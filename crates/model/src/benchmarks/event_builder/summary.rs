@@ -5,7 +5,7 @@ use std::fmt;
 
 /// A scenario and its result; [`Display`](fmt::Display) prints the report.
 #[derive(Clone, Copy, Debug)]
-pub struct RunSummary<'a> {
+pub struct ScenarioReport<'a> {
     /// The scenario.
     pub scenario: &'a Scenario,
     /// Level of detail.
@@ -14,9 +14,9 @@ pub struct RunSummary<'a> {
     pub outcome: &'a RunResult,
 }
 
-impl fmt::Display for RunSummary<'_> {
+impl fmt::Display for ScenarioReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let RunSummary { scenario, level, outcome } = self;
+        let ScenarioReport { scenario, level, outcome } = self;
         let (load, configuration) = (&scenario.load, &scenario.configuration);
         let nodes = f64::from(scenario.nodes);
         let shape = match configuration.traffic_shaping {
@@ -73,6 +73,6 @@ impl fmt::Display for RunSummary<'_> {
         row(f, "batches per builder unit", format!("{least} to {most}"))?;
         row(f, "transfers", outcome.transfers.to_string())?;
         row(f, "simulated", format!("{}, {} events", outcome.end, outcome.steps))?;
-        write!(f, "\n{}", outcome.account)
+        write!(f, "\n{}", outcome.summary)
     }
 }

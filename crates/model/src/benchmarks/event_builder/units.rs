@@ -6,13 +6,13 @@
 
 use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
 use crate::engine::{BytesPerSecond, Picos, Random};
-use millstream_evb_core::account::{Account, BatchOutcome, BatchTally};
 use millstream_evb_core::manager::{Manager, Receivers, Transmit};
 use millstream_evb_core::plan::Batch;
 use millstream_evb_core::readout::{BatchPayload, Readout};
 use millstream_evb_core::report::{BuilderReport, ReadoutReport};
+use millstream_evb_core::summary::{BatchCounts, BatchOutcome, RunSummary};
 use millstream_evb_core::{
-    BuIndex, Builder, Bytes, EventNumber, Immediate, Message, Nanos, Plan, RuIndex, SlotIndex, Unit,
+    BuIndex, Builder, Bytes, EventNumber, Immediate, Instant, Message, Plan, RuIndex, SlotIndex, Unit,
 };
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::rc::Rc;
@@ -176,7 +176,7 @@ pub(super) struct Units {
     builder_states: Vec<BuilderState>,
     /// Batches with completed transfers, by readout unit.
     sent: Vec<u64>,
-    account: Option<Account>,
+    summary: Option<RunSummary>,
     // Counters of the result.
     first: Option<Picos>,
     last: Picos,
@@ -192,8 +192,8 @@ pub(super) struct Units {
 /// Long enough for any congestion: the model covers the network, not timeouts.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-fn nanos(at: Picos) -> Nanos {
-    Nanos(at.0 / 1000)
+fn nanos(at: Picos) -> Instant {
+    Instant::from_nanos(at.0 / 1000)
 }
 
 /// Random numbers of a batch, the same at both levels of detail.
@@ -220,7 +220,7 @@ impl Units {
             drain_timeout: TIMEOUT,
         };
         plan.check()?;
-        let start = Nanos(0);
+        let start = Instant::from_nanos(0);
         let mut kernel = vec![scenario.kernel; n];
         for slow in &scenario.slow_builders {
             kernel[usize::from(slow.builder)].0 /= slow.factor;
@@ -250,7 +250,7 @@ impl Units {
             slot_states: vec![empty; plan.total_slots()],
             builder_states: vec![BuilderState::default(); n],
             sent: vec![0; n],
-            account: None,
+            summary: None,
             first: None,
             last: Picos::ZERO,
             transfers: 0,
@@ -282,9 +282,9 @@ impl Units {
         self.schedule_deadline(Unit::Manager, self.manager.poll_timeout(), network);
     }
 
-    /// Whether the manager has closed the account.
+    /// Whether the manager has closed the run summary.
     pub(super) fn is_over(&self) -> bool {
-        self.account.is_some()
+        self.summary.is_some()
     }
 
     fn slot_state(&mut self, builder: BuIndex, slot: SlotIndex) -> &mut SlotState {
@@ -319,15 +319,15 @@ impl Units {
         if missing.is_some() {
             // An event that lacks a fragment is incomplete, even if another fragment is corrupt.
             intact -= 1;
-            outcome.missing = BatchTally { events: 1, fragments: sources - 1 };
+            outcome.missing = BatchCounts { events: 1, fragments: sources - 1 };
         }
         if let Some((event, _)) = corrupt
             && missing.is_none_or(|(lacking, _)| lacking != event)
         {
             intact -= 1;
-            outcome.corrupt = BatchTally { events: 1, fragments: sources };
+            outcome.corrupt = BatchCounts { events: 1, fragments: sources };
         }
-        outcome.built = BatchTally { events: intact, fragments: u32::from(intact) * sources };
+        outcome.built = BatchCounts { events: intact, fragments: u32::from(intact) * sources };
         outcome
     }
 
@@ -340,9 +340,12 @@ impl Units {
         }
     }
 
-    fn schedule_deadline(&self, unit: Unit, at: Option<Nanos>, network: &mut impl NetworkModel) {
+    fn schedule_deadline(&self, unit: Unit, at: Option<Instant>, network: &mut impl NetworkModel) {
         if let Some(at) = at {
-            network.set_timer(Picos(at.0.saturating_mul(1000)) - network.now(), TimerEvent::Deadline(unit));
+            network.set_timer(
+                Picos(at.as_nanos().saturating_mul(1000)) - network.now(),
+                TimerEvent::Deadline(unit),
+            );
         }
     }
 
@@ -515,8 +518,8 @@ impl Units {
                 }
             }
         }
-        if let Some(account) = self.manager.poll_finished() {
-            self.account = Some(account);
+        if let Some(summary) = self.manager.poll_finished() {
+            self.summary = Some(summary);
         }
         let mut busy = Picos::ZERO;
         if !for_readouts.is_empty() {
@@ -646,13 +649,13 @@ impl Units {
     /// # Panics
     /// If the run is not finished: the core ends every run.
     pub(super) fn outcome(&self, end: Picos, steps: u64) -> RunResult {
-        let account = self.account.clone().expect("every finished run has an account");
+        let summary = self.summary.clone().expect("every finished run has a run summary");
         let span = self.last - self.first.unwrap_or(self.last);
         let batches: u64 = self.builder_states.iter().map(|state| state.stats.batches).sum();
         let most = self.builder_states.iter().map(|state| state.network_bytes).max().unwrap_or(0);
         let mean = if batches > 0 { self.latency_sum / batches as f64 } else { 0.0 };
         RunResult {
-            account,
+            summary,
             span,
             end,
             transfers: self.transfers,

@@ -1,4 +1,4 @@
-//! Wire-up: the manager and the units find each other.
+//! Startup: the manager and the units find each other.
 //!
 //! ```text
 //! unit                                manager
@@ -32,8 +32,8 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
-/// Timeout of the wire-up, without the time for landing memory.
-const WIRE_UP_TIMEOUT: Duration = Duration::from_secs(30);
+/// Timeout of the startup, without the time for landing memory.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Landing memory that gets its pages in one second on a slow virtual machine, in bytes, over all units.
 const PAGES_PER_SECOND: u64 = 200_000_000;
 /// Units of one run must have the same version.
@@ -229,10 +229,10 @@ pub(super) struct JoinedRun {
     pub(super) deadline: Deadline,
 }
 
-/// Timeout of the wire-up of a run.
+/// Timeout of the startup of a run.
 pub(super) fn timeout(setup: &Setup) -> Duration {
     let landing: u64 = (0..setup.plan.builders()).map(|builder| setup.landing_bytes(builder).0).sum();
-    WIRE_UP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
+    STARTUP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
 }
 
 /// Joins the manager and waits for the setup. The manager may start after the unit. Gives up if `parent_pipe`
@@ -243,7 +243,7 @@ pub(super) fn join(
     data: Option<String>,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<JoinedRun, ProcessError> {
-    let deadline = Deadline::after(WIRE_UP_TIMEOUT);
+    let deadline = Deadline::after(STARTUP_TIMEOUT);
     let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
     channel.send(&ToManager::join(unit, data)).context("join the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
@@ -291,10 +291,10 @@ pub(super) fn connect_to_unit(
     address: &str,
     deadline: Deadline,
 ) -> Result<TcpStream, ProcessError> {
-    let failed = |what: String| ProcessError::WireUp { unit, what };
+    let failed = |what: String| ProcessError::Startup { unit, what };
     let socket: SocketAddr =
         address.parse().map_err(|_| failed(format!("has the invalid address {address:?}")))?;
-    let left = deadline.remaining().unwrap_or(WIRE_UP_TIMEOUT).max(Duration::from_millis(1));
+    let left = deadline.remaining().unwrap_or(STARTUP_TIMEOUT).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&socket, left);
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
     stream.map_err(|cause| failed(format!("cannot be reached at {address}: {cause}")))
@@ -329,12 +329,12 @@ pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(
 
 /// Error: the manager ended or did not start the run in time.
 fn manager_gone(cause: io::Error) -> ProcessError {
-    ProcessError::WireUp { unit: Unit::Manager, what: format!("did not start the run: {cause}") }
+    ProcessError::Startup { unit: Unit::Manager, what: format!("did not start the run: {cause}") }
 }
 
 /// Error: a frame that is not expected at this step.
 pub(super) fn unexpected_frame(unit: Unit) -> ProcessError {
-    ProcessError::WireUp { unit, what: "sent an unexpected frame".to_owned() }
+    ProcessError::Startup { unit, what: "sent an unexpected frame".to_owned() }
 }
 
 #[cfg(test)]
@@ -344,7 +344,7 @@ mod tests {
     use millstream_rdma::connect::{dial, listen};
 
     fn channels() -> (Channel, TcpStream) {
-        let soon = Deadline::after(WIRE_UP_TIMEOUT);
+        let soon = Deadline::after(STARTUP_TIMEOUT);
         let listener = listen("127.0.0.1:0").unwrap();
         let other = dial(&listener.address().to_string(), soon).unwrap();
         (Channel::new(listener.accept(soon).unwrap().0), other)
@@ -356,7 +356,7 @@ mod tests {
         assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Pending));
         let mut sender = Channel::new(other.try_clone().unwrap());
         sender.send(&ToManager::join(Unit::Readout(RuIndex(3)), None)).unwrap();
-        let soon = Deadline::after(WIRE_UP_TIMEOUT);
+        let soon = Deadline::after(STARTUP_TIMEOUT);
         let join = channel.receive(soon).unwrap();
         let ToManager::Join { version, unit: Unit::Readout(RuIndex(3)), data: None } = join else {
             panic!("{join:?}")
@@ -387,7 +387,7 @@ mod tests {
         let error = channel.receive::<ToManager>(Deadline::after(Duration::from_millis(20))).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         other.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        let error = channel.receive::<ToManager>(Deadline::after(WIRE_UP_TIMEOUT)).unwrap_err();
+        let error = channel.receive::<ToManager>(Deadline::after(STARTUP_TIMEOUT)).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Closed));
     }

@@ -1,4 +1,4 @@
-//! The account of a run: fragments read, built, incomplete and discarded, by cause.
+//! The summary of a run: fragments read, built, incomplete and discarded, by cause.
 //!
 //! The conservation law is `fragments read = built + incomplete + discarded`. Each term is counted where it
 //! happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
@@ -10,34 +10,34 @@ use std::ops::AddAssign;
 
 /// Events of one batch, and the fragments of them that are present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct BatchTally {
+pub struct BatchCounts {
     /// Events.
     pub events: u16,
     /// Their fragments.
     pub fragments: u32,
 }
 
-/// Outcome of one batch. Each event of the batch is in exactly one of the tallies, with all of its fragments
+/// Outcome of one batch. Each event of the batch is in exactly one of the counts, with all of its fragments
 /// that arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BatchOutcome {
     /// Events with all fragments, none corrupt.
-    pub built: BatchTally,
+    pub built: BatchCounts,
     /// Incomplete events: at least one source has no fragment.
-    pub missing: BatchTally,
+    pub missing: BatchCounts,
     /// Discarded events: at least one fragment has a wrong checksum.
-    pub corrupt: BatchTally,
+    pub corrupt: BatchCounts,
     /// Built events that the kernel accepted.
     pub accepted: u16,
 }
 
 impl BatchOutcome {
-    /// Number of events in all three tallies.
+    /// Number of events in all three counts.
     pub fn events(&self) -> u32 {
         [self.built, self.missing, self.corrupt].iter().map(|t| u32::from(t.events)).sum()
     }
 
-    /// Number of fragments in all three tallies.
+    /// Number of fragments in all three counts.
     pub fn fragments(&self) -> u64 {
         [self.built, self.missing, self.corrupt].iter().map(|t| u64::from(t.fragments)).sum()
     }
@@ -45,22 +45,22 @@ impl BatchOutcome {
 
 /// Events, and the fragments of them that are present, summed over batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tally {
+pub struct Counts {
     /// Events.
     pub events: u64,
     /// Their fragments.
     pub fragments: u64,
 }
 
-impl AddAssign<BatchTally> for Tally {
-    fn add_assign(&mut self, batch: BatchTally) {
+impl AddAssign<BatchCounts> for Counts {
+    fn add_assign(&mut self, batch: BatchCounts) {
         self.events += u64::from(batch.events);
         self.fragments += u64::from(batch.fragments);
     }
 }
 
-impl AddAssign for Tally {
-    fn add_assign(&mut self, other: Tally) {
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Counts) {
         self.events += other.events;
         self.fragments += other.fragments;
     }
@@ -72,22 +72,22 @@ pub struct Totals {
     /// Batches.
     pub batches: u64,
     /// See [`BatchOutcome::built`].
-    pub built: Tally,
+    pub built: Counts,
     /// See [`BatchOutcome::missing`].
-    pub missing: Tally,
+    pub missing: Counts,
     /// See [`BatchOutcome::corrupt`].
-    pub corrupt: Tally,
+    pub corrupt: Counts,
     /// See [`BatchOutcome::accepted`].
     pub accepted: u64,
 }
 
 impl Totals {
-    /// Number of events in all tallies.
+    /// Number of events in all counts.
     pub fn events(&self) -> u64 {
         self.built.events + self.missing.events + self.corrupt.events
     }
 
-    /// Number of fragments in all tallies.
+    /// Number of fragments in all counts.
     pub fn fragments(&self) -> u64 {
         self.built.fragments + self.missing.fragments + self.corrupt.fragments
     }
@@ -118,33 +118,33 @@ pub struct FragmentsRead {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Incomplete {
     /// A source had no fragment for the event.
-    pub missing_at_source: Tally,
+    pub missing_at_source: Counts,
     /// A readout unit was lost before its fragments arrived.
-    pub readout_lost: Tally,
+    pub readout_lost: Counts,
     /// Not all readout units delivered in time.
-    pub timed_out: Tally,
+    pub timed_out: Counts,
     /// The run stopped before all readout units delivered.
-    pub stopped: Tally,
+    pub stopped: Counts,
 }
 
 /// Discarded events by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Discarded {
     /// A fragment's checksum was wrong.
-    pub corrupt: Tally,
+    pub corrupt: Counts,
     /// Complete, but without an outcome when the run stopped or its card was lost.
-    pub unprocessed: Tally,
+    pub unprocessed: Counts,
     /// Sent to a builder unit that was lost before it reported `Done`.
-    pub builder_lost: Tally,
+    pub builder_lost: Counts,
     /// Sent, but not received by the builder unit when the run stopped.
-    pub in_flight: Tally,
+    pub in_flight: Counts,
     /// Read, but not sent when the run stopped.
-    pub unsent: Tally,
+    pub unsent: Counts,
 }
 
 impl Incomplete {
     /// Each cause with its name in tables.
-    pub fn by_cause(&self) -> [(&'static str, Tally); 4] {
+    pub fn by_cause(&self) -> [(&'static str, Counts); 4] {
         [
             ("fragment missing at source", self.missing_at_source),
             ("readout unit lost", self.readout_lost),
@@ -156,7 +156,7 @@ impl Incomplete {
 
 impl Discarded {
     /// Each cause with its name in tables.
-    pub fn by_cause(&self) -> [(&'static str, Tally); 5] {
+    pub fn by_cause(&self) -> [(&'static str, Counts); 5] {
         [
             ("corrupt", self.corrupt),
             ("not processed", self.unprocessed),
@@ -167,10 +167,10 @@ impl Discarded {
     }
 }
 
-fn sum<const N: usize>(causes: [(&'static str, Tally); N]) -> Tally {
-    let mut total = Tally::default();
-    for (_, tally) in causes {
-        total += tally;
+fn sum<const N: usize>(causes: [(&'static str, Counts); N]) -> Counts {
+    let mut total = Counts::default();
+    for (_, counts) in causes {
+        total += counts;
     }
     total
 }
@@ -231,9 +231,9 @@ impl fmt::Display for InvariantViolation {
     }
 }
 
-/// The account of a run. [`Display`](fmt::Display) prints it as a table.
+/// The summary of a run: its counters, the units lost, and the conservation check. [`Display`](fmt::Display) prints it as a table.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Account {
+pub struct RunSummary {
     /// Why the run ended.
     pub cause: StopCause,
     /// Units without a report.
@@ -243,7 +243,7 @@ pub struct Account {
     /// Events that the manager assigned; `None` if the manager is lost.
     pub assigned_events: Option<u64>,
     /// Events built.
-    pub built: Tally,
+    pub built: Counts,
     /// Events without all fragments.
     pub incomplete: Incomplete,
     /// Events dropped.
@@ -256,7 +256,7 @@ pub struct Account {
     pub violations: Vec<InvariantViolation>,
 }
 
-impl Account {
+impl RunSummary {
     /// Whether all invariants hold.
     pub fn is_balanced(&self) -> bool {
         self.violations.is_empty()
@@ -273,25 +273,25 @@ impl Account {
     }
 
     /// Incomplete events over all causes.
-    pub fn incomplete_total(&self) -> Tally {
+    pub fn incomplete_total(&self) -> Counts {
         sum(self.incomplete.by_cause())
     }
 
     /// Discarded events over all causes.
-    pub fn discarded_total(&self) -> Tally {
+    pub fn discarded_total(&self) -> Counts {
         sum(self.discarded.by_cause())
     }
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for RunSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let row = |f: &mut fmt::Formatter<'_>, name: &str, events: Option<u64>, fragments: u64| {
             let events = events.map_or_else(|| "-".to_owned(), |n| n.to_string());
             writeln!(f, "{name:<32} {events:>14} {fragments:>16}")
         };
-        let causes = |f: &mut fmt::Formatter<'_>, causes: &[(&str, Tally)]| {
-            causes.iter().filter(|(_, tally)| *tally != Tally::default()).try_for_each(|(name, tally)| {
-                row(f, &format!("  {name}"), Some(tally.events), tally.fragments)
+        let causes = |f: &mut fmt::Formatter<'_>, causes: &[(&str, Counts)]| {
+            causes.iter().filter(|(_, counts)| *counts != Counts::default()).try_for_each(|(name, counts)| {
+                row(f, &format!("  {name}"), Some(counts.events), counts.fragments)
             })
         };
         writeln!(f, "run ended: {}", self.cause)?;
