@@ -11,7 +11,7 @@ const HEAD: &str = "\
 
 `make conformance` runs these programs and writes this page; `make conformance-CLIENT` runs one client. The programs
 are unmodified Debian packages, started by `millstream run`, server and client as two processes on one host. Cells
-have the number of passed cases and of all cases. Exempt cases are listed with the reason. The command fails if a case
+have the number of passed cases and of all cases. Waived cases are listed with the reason. The command fails if a case
 fails unexpectedly, passes despite its exception, or cannot run. `conformance/CLIENT/cases.toml` has the command lines.
 *Wire* is the same cases over RoCE v2 packets (`make conformance-wire`) instead of shared memory.
 ";
@@ -46,10 +46,10 @@ pub(crate) fn write(path: &Path, clients: &[Client], results: &Path) -> Result<(
     Ok(millstream_report::save(path, &text)?)
 }
 
-/// Exempt and failed cases over packets.
+/// Waived and failed cases over packets.
 fn wire_section(records: &[Record]) -> String {
     let mut reasons: Vec<(&str, Vec<&str>)> = Vec::new();
-    for record in records.iter().filter(|record| record.verdict == Verdict::Exempt) {
+    for record in records.iter().filter(|record| record.verdict == Verdict::Waived) {
         match reasons.iter_mut().find(|(reason, _)| *reason == record.reason) {
             Some((_, cases)) => cases.push(&record.case),
             None => reasons.push((&record.reason, vec![&record.case])),
@@ -57,7 +57,7 @@ fn wire_section(records: &[Record]) -> String {
     }
     let mut text = String::new();
     for (reason, cases) in reasons {
-        text += &format!("\nOver packets, exempt: {reason} (`{}`)\n", cases.join("`, `"));
+        text += &format!("\nOver packets, waived: {reason} (`{}`)\n", cases.join("`, `"));
     }
     for record in records.iter().filter(|record| !record.is_ok(false)) {
         text += &format!("\n**Failed over packets**: `{}`: {}\n", record.case, record.what);
@@ -96,7 +96,7 @@ fn section(client: &Client, records: &[Record]) -> String {
         text.push('\n');
     }
     for exception in &client.exceptions {
-        let here = |case: &&String| records.iter().any(|r| r.case == **case && r.verdict == Verdict::Exempt);
+        let here = |case: &&String| records.iter().any(|r| r.case == **case && r.verdict == Verdict::Waived);
         let cases: Vec<String> =
             exception.cases.iter().filter(here).map(|case| format!("`{case}`")).collect();
         if !cases.is_empty() {

@@ -18,7 +18,7 @@ pub(crate) enum Verdict {
     /// It passed as expected.
     Pass,
     /// It failed or was skipped as its exception expects.
-    Exempt,
+    Waived,
     /// It failed or was skipped unexpectedly.
     Fail,
     /// Its exception is out of date: it passed, or does not exist.
@@ -72,14 +72,14 @@ fn verdict_of(outcome: Outcome, exception: Option<&Exception>) -> (Verdict, Stri
             (Verdict::Pass, String::new())
         }
         Outcome::Pass => (Verdict::Stale, "passed despite its exception".into()),
-        Outcome::Skip(what) if expected == Some(ExpectedResult::Skip) => (Verdict::Exempt, what),
+        Outcome::Skip(what) if expected == Some(ExpectedResult::Skip) => (Verdict::Waived, what),
         Outcome::Skip(what) => (Verdict::Fail, format!("skipped: {what}")),
         Outcome::Fail(what) => match exception {
             Some(exception)
                 if exception.result != ExpectedResult::Skip
                     && what.starts_with(&exception.failure_starts_with) =>
             {
-                (Verdict::Exempt, what)
+                (Verdict::Waived, what)
             }
             _ => (Verdict::Fail, what),
         },
@@ -123,7 +123,7 @@ pub(crate) fn stale(client: &Client, records: &[Record]) -> Vec<Record> {
 impl Record {
     pub(crate) fn is_ok(&self, allow_not_run: bool) -> bool {
         match self.verdict {
-            Verdict::Pass | Verdict::Exempt => true,
+            Verdict::Pass | Verdict::Waived => true,
             Verdict::Fail | Verdict::Stale => false,
             Verdict::NotRun => allow_not_run,
         }
@@ -133,7 +133,7 @@ impl Record {
     pub(crate) fn line(&self) -> String {
         let word = match self.verdict {
             Verdict::Pass => "ok",
-            Verdict::Exempt => "exempt",
+            Verdict::Waived => "waived",
             Verdict::Fail => "FAILED",
             Verdict::Stale => "STALE",
             Verdict::NotRun => "not run",
@@ -143,7 +143,7 @@ impl Record {
         // Writing to a string does not fail.
         let _ = match self.verdict {
             Verdict::Pass => Ok(()),
-            Verdict::Exempt => write!(line, ": {reason}"),
+            Verdict::Waived => write!(line, ": {reason}"),
             Verdict::Fail => write!(line, ": {what} ({log}-*.log)"),
             Verdict::Stale | Verdict::NotRun => write!(line, ": {what}"),
         };
@@ -157,7 +157,7 @@ pub(crate) fn counts(records: &[Record]) -> String {
     for record in records {
         let word = match record.verdict {
             Verdict::Pass => "a passed",
-            Verdict::Exempt => "b exempt",
+            Verdict::Waived => "b waived",
             Verdict::Fail => "c failed",
             Verdict::Stale => "d stale",
             Verdict::NotRun => "e not run",
@@ -200,10 +200,10 @@ mod tests {
         let [pass, skip, fail] =
             [Outcome::Pass, Outcome::Skip("no".into()), Outcome::Fail("client: exit status: 16".into())];
         for (exception, verdicts) in [
-            (exception("skip", ""), [Verdict::Stale, Verdict::Exempt, Verdict::Fail]),
-            (exception("fail", ""), [Verdict::Stale, Verdict::Fail, Verdict::Exempt]),
-            (exception("flaky", ""), [Verdict::Pass, Verdict::Fail, Verdict::Exempt]),
-            (exception("flaky", "client: exit status: 16"), [Verdict::Pass, Verdict::Fail, Verdict::Exempt]),
+            (exception("skip", ""), [Verdict::Stale, Verdict::Waived, Verdict::Fail]),
+            (exception("fail", ""), [Verdict::Stale, Verdict::Fail, Verdict::Waived]),
+            (exception("flaky", ""), [Verdict::Pass, Verdict::Fail, Verdict::Waived]),
+            (exception("flaky", "client: exit status: 16"), [Verdict::Pass, Verdict::Fail, Verdict::Waived]),
             (exception("flaky", "client: exit status: 1,"), [Verdict::Pass, Verdict::Fail, Verdict::Fail]),
         ] {
             assert_eq!(

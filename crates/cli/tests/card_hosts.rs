@@ -259,7 +259,7 @@ fn is_cut_on_a_node() {
             // The card also removes the client that it can no longer reach.
             until(&network, host, &cut_off.address, |info| info["lease"]["clients"] == 1);
         }
-        network.mend(host);
+        network.restore(host);
         let again = leased(cut_off);
         let mut bytes = vec![1; MEGABYTE];
         again.read(0, &mut bytes).unwrap();

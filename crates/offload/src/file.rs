@@ -1,7 +1,7 @@
 //! Grid files: numpy's `.npy` and HDF5.
 
 use std::fs::File;
-use std::io::{self, BufReader, Read, Seek, Write};
+use std::io::{self, BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -144,6 +144,10 @@ fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), FileProblem> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
     let mut file = BufReader::new(file);
+    // `ndarray-npy` reserves the length that the header states, up to 4 GiB, before it reads.
+    if npy_header_bytes(file.fill_buf()?).is_some_and(|bytes| bytes > NPY_HEADER_BYTES) {
+        return Err(FileProblem::NpyHeaderLength);
+    }
     let header =
         Header::from_reader(&mut file.by_ref().take(NPY_HEADER_BYTES)).map_err(|error| match error {
             ReadHeaderError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -158,6 +162,16 @@ fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), FileProblem> {
         return Err(FileProblem::Length { has, says });
     }
     Ok((shape, file))
+}
+
+/// The length of the whole header as its first bytes state it; `None` if they are incomplete. Version 1 has a 16-bit
+/// length, later versions have 32 bits.
+fn npy_header_bytes(start: &[u8]) -> Option<u64> {
+    let prefix: &[u8; 12] = start.first_chunk()?;
+    Some(match prefix[6] {
+        0 | 1 => 10 + u64::from(u16::from_le_bytes([prefix[8], prefix[9]])),
+        _ => 12 + u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]])),
+    })
 }
 
 fn npy_shape(header: &Header) -> Result<Shape, FileProblem> {
@@ -334,6 +348,14 @@ mod tests {
     }
 
     #[test]
+    fn the_stated_header_length_is_known_before_anything_is_reserved() {
+        let start = |version: u8| [b"\x93NUMPY".as_slice(), &[version, 0], &[0x20, 1, 0xff, 0xff]].concat();
+        assert_eq!(npy_header_bytes(&start(1)), Some(10 + 0x120));
+        assert_eq!(npy_header_bytes(&start(2)), Some(12 + 0xffff_0120));
+        assert_eq!(npy_header_bytes(&start(2)[..11]), None);
+    }
+
+    #[test]
     fn errors_name_the_file_and_the_field() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("bad.npy");
@@ -343,7 +365,7 @@ mod tests {
         std::fs::write(&path, npy(good, 48)).unwrap();
         assert_eq!(file.shape().unwrap(), Shape { rows: 3, columns: 4, double: false });
         let change = |from: &str, to: &str| npy(&good.replace(from, to), 48);
-        for (bytes, said) in [
+        for (bytes, expected) in [
             (b"\x93NUMP".to_vec(), "header is incomplete"),
             (b"\x93NUMPX\x01\x00aa".to_vec(), "magic string"),
             (b"\x93NUMPY\x04\x00aaaa".to_vec(), "version"),
@@ -359,7 +381,7 @@ mod tests {
         ] {
             std::fs::write(&path, bytes).unwrap();
             let error = file.shape().unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
         let path = folder.path().join("bad.h5");
         let file = |dataset: &str| format!("{}:{dataset}", path.display()).parse::<GridFile>().unwrap();
@@ -368,11 +390,11 @@ mod tests {
         hdf5.new_dataset::<i32>().shape((2, 2)).create("whole").unwrap();
         hdf5.new_dataset::<f32>().shape((2, 2, 2)).create("deep").unwrap();
         hdf5.close().unwrap();
-        for (dataset, said) in
+        for (dataset, expected) in
             [("whole", "expected float32 or float64"), ("deep", "shape: [2, 2, 2]"), ("none", "none")]
         {
             let error = file(dataset).shape().unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(expected), "{error}");
         }
     }
 }

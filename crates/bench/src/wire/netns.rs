@@ -18,8 +18,8 @@ fn ip(words: &str) -> io::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(io::Error::other(format!("ip {words}: {said}")))
+    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(io::Error::other(format!("ip {words}: {text}")))
 }
 
 impl NamespacePair {

@@ -252,7 +252,7 @@ fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
         None => {
             context.say(json!({ "region": region, "doorbell": rung }), format!("region {region}: started"))
         }
-        Some(patience) => match session.card().wait(rung, patience) {
+        Some(timeout) => match session.card().wait(rung, timeout) {
             Ok(results) => context.say(
                 json!({ "region": region, "results": results }),
                 format!("region {region}: done, results {results:?}"),

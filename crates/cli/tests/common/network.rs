@@ -73,7 +73,7 @@ impl Network {
     }
 
     /// Restores the link.
-    pub(crate) fn mend(&self, host: usize) {
+    pub(crate) fn restore(&self, host: usize) {
         ip(&format!("-n {}-0 link set port{host} up", self.name));
     }
 }
