@@ -94,12 +94,18 @@ pub(crate) enum Command {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SiteCommand {
     /// Validate site files and print what they contain
+    ///
+    ///     millstream site check sites/recipe-baseline.toml
+    #[command(verbatim_doc_comment)]
     Check {
         /// Site files
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
     /// Draw a site as SVG
+    ///
+    ///     millstream site show sites/recipe-baseline.toml --out baseline.svg
+    #[command(verbatim_doc_comment)]
     Show {
         /// The site file
         file: PathBuf,
@@ -136,6 +142,9 @@ pub(crate) struct ResultOptions {
 #[derive(Debug, Subcommand)]
 pub(crate) enum ModelCommand {
     /// Print every parameter with its range, and the residual of every published row
+    ///
+    ///     millstream model calibrate --set u280.reads=16
+    #[command(verbatim_doc_comment)]
     Calibrate {
         #[command(flatten)]
         settings: Settings,
@@ -144,6 +153,9 @@ pub(crate) enum ModelCommand {
         fit: bool,
     },
     /// Predict the rows of a question table, with 90 % intervals
+    ///
+    ///     millstream model predict --questions questions.csv --out answers.csv
+    #[command(verbatim_doc_comment)]
     Predict {
         /// CSV file with the columns id, system, quantity, unit
         #[arg(long, value_name = "FILE")]
@@ -158,6 +170,9 @@ pub(crate) enum ModelCommand {
         settings: Settings,
     },
     /// Draw figures as SVG, each with its data as CSV
+    ///
+    ///     millstream model figures --out figures
+    #[command(verbatim_doc_comment)]
     Figures {
         /// Output folder
         #[arg(long, default_value = "target/figures", value_name = "FOLDER")]
@@ -168,6 +183,9 @@ pub(crate) enum ModelCommand {
     /// Simulate the event builder on a site: the state machines of the real program over a modelled network
     ///
     /// The default site is the LHCb event builder: 500 nodes, one second of data taking (docs/model-event-builder.md).
+    ///
+    ///     millstream model event-builder --nodes 64 --seconds 0.01
+    #[command(verbatim_doc_comment)]
     EventBuilder(ModelledEventBuilder),
     /// Predict the bandwidth of a flow, its bottleneck and the next limit
     ///
@@ -416,8 +434,15 @@ pub(crate) struct DemoOptions {
 #[derive(Debug, Subcommand)]
 pub(crate) enum EvbCommand {
     /// Run a configuration, every unit a process; Ctrl-C stops it and reports where every fragment went
+    ///
+    ///     millstream evb run camera.toml --json report.json --svg throughput.svg
+    ///     millstream evb run cluster.toml --launcher ./over-ssh
+    #[command(verbatim_doc_comment)]
     Run(EvbRunOptions),
     /// Check a configuration without running it, and print its units and memory
+    ///
+    ///     millstream evb check camera.toml
+    #[command(verbatim_doc_comment)]
     Check {
         /// The configuration
         config: PathBuf,
@@ -454,16 +479,62 @@ pub(crate) struct EvbRunOptions {
 #[derive(Debug, Subcommand)]
 pub(crate) enum StreamCommand {
     /// Verify stream files with all checksums, and list their sources
+    ///
+    ///     millstream stream check crate1.mfs crate2.mfs
+    #[command(verbatim_doc_comment)]
     Check {
         /// Stream files
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
     /// Unpack and verify a folder of packed stream files, such as data/sst1m
+    ///
+    ///     millstream stream unpack data/sst1m camera
+    #[command(verbatim_doc_comment)]
     Unpack {
         /// Folder with the packed files and their MANIFEST
         packed: PathBuf,
         /// Destination folder
         unpacked: PathBuf,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Arguments;
+    use clap::{CommandFactory as _, Parser as _};
+
+    /// The words of a command line; double quotes hold spaces.
+    fn words(line: &str) -> Vec<String> {
+        let quoted = line.split('"').enumerate().flat_map(|(at, part)| match at % 2 {
+            0 => part.split_whitespace().map(str::to_owned).collect(),
+            _ => vec![part.to_owned()],
+        });
+        quoted.take_while(|word| word != "&").collect()
+    }
+
+    fn check(command: &clap::Command, path: &str) {
+        let subcommands: Vec<_> =
+            command.get_subcommands().filter(|command| !command.is_hide_set()).collect();
+        for command in &subcommands {
+            check(command, &format!("{path} {}", command.get_name()));
+        }
+        if !subcommands.is_empty() {
+            return;
+        }
+        let about = command.get_long_about().map(ToString::to_string).unwrap_or_default();
+        let examples = about.replace("\\\n", " ");
+        let mut examples = examples.lines().filter(|line| line.starts_with("    ")).peekable();
+        assert!(examples.peek().is_some(), "`{path} --help` has no example");
+        for line in examples.map(str::trim).filter(|line| line.starts_with("millstream ")) {
+            if let Err(error) = Arguments::try_parse_from(words(line)) {
+                panic!("example of `{path} --help`: {line}: {error}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_examples_that_parse() {
+        check(&Arguments::command(), "millstream");
+    }
 }

@@ -33,8 +33,14 @@ pub(crate) enum CardCommand {
     #[command(verbatim_doc_comment)]
     Serve(ServeOptions),
     /// Show the cards of the site, one line each
+    ///
+    ///     millstream card list --site sites/recipe-baseline.toml
+    #[command(verbatim_doc_comment)]
     List,
     /// Show the state of a card
+    ///
+    ///     millstream card info 127.0.0.1:7480
+    #[command(verbatim_doc_comment)]
     Info(CardName),
     /// Acquire the lease of a card for the following commands, release it, or revoke another client's
     ///
@@ -49,24 +55,52 @@ pub(crate) enum CardCommand {
     #[command(verbatim_doc_comment)]
     Lease(LeaseOptions),
     /// Load a kernel into a region: a built-in one by name, or a WebAssembly file
+    ///
+    ///     millstream card load 127.0.0.1:7480 0 mix
+    ///     millstream card load 127.0.0.1:7480 1 histogram.wasm
+    #[command(verbatim_doc_comment)]
     Load(LoadOptions),
     /// Start the kernel of a region
+    ///
+    ///     millstream card start 127.0.0.1:7480 0 0 65536 1000 --wait 60
+    #[command(verbatim_doc_comment)]
     Start(StartOptions),
     /// Stop the kernel of a region at its next safe point
+    ///
+    ///     millstream card stop 127.0.0.1:7480 0
+    #[command(verbatim_doc_comment)]
     Stop(RegionName),
     /// Monitor cards: state, lease, regions, traffic, sensors
+    ///
+    ///     millstream card watch 127.0.0.1:7480 --once
+    #[command(verbatim_doc_comment)]
     Watch(WatchOptions),
     /// Copy a file into card memory
+    ///
+    ///     millstream card put 127.0.0.1:7480 0 input.bin
+    #[command(verbatim_doc_comment)]
     Put(PutOptions),
     /// Copy card memory into a file
+    ///
+    ///     millstream card get 127.0.0.1:7480 64KiB 4096 output.bin
+    #[command(verbatim_doc_comment)]
     Get(GetOptions),
     /// Save a card with its running kernels to a file; the kernels continue
+    ///
+    ///     millstream card checkpoint 127.0.0.1:7480 card.ckpt
+    #[command(verbatim_doc_comment)]
     Checkpoint(CheckpointOptions),
     /// Restore a card from a checkpoint; saved kernels resume
+    ///
+    ///     millstream card restore 127.0.0.1:7480 card.ckpt
+    #[command(verbatim_doc_comment)]
     Restore(CheckpointOptions),
     /// Test a card: windows, keys, kernels, interrupts, DMA
     ///
     /// Acquires the lease, so the card must be free. The card is cleared afterwards.
+    ///
+    ///     millstream card selftest 127.0.0.1:7480
+    #[command(verbatim_doc_comment)]
     Selftest(CardName),
 }
 
