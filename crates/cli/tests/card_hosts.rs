@@ -62,7 +62,7 @@ impl Drop for Card {
 
 /// Runs one of this program's tests as a node on the first host.
 #[track_caller]
-fn as_a_node(test: &str) {
+fn run_in_namespace(test: &str) {
     if !is_root() {
         return;
     }
@@ -109,7 +109,7 @@ fn copy_to(from: MemoryRange, other: &RemoteCard, offset: u64) -> DmaDescriptor 
 
 #[test]
 fn works() {
-    as_a_node("works");
+    run_in_namespace("works");
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn stencil(cards: &[Card], iterations: u32) -> Command {
 
 #[test]
 fn is_cut() {
-    as_a_node("is_cut");
+    run_in_namespace("is_cut");
 }
 
 /// Checks the error of a cut network: reported soon, and fatal to the connection.
