@@ -8,7 +8,7 @@ use super::deadlines::Deadlines;
 use super::merge::ReportMerger;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
-use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, UnfinishedBatch};
+use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, RunReports, UnfinishedBatch};
 use super::shaping::{RoundRobin, TrafficShaping};
 use super::summary::{BatchOutcome, RunSummary, Totals};
 use super::types::{
@@ -102,18 +102,14 @@ impl<Report> PendingReport<Report> {
         matches!(self, PendingReport::Lost)
     }
 
-    /// Stores a report, unless the unit counts as lost.
-    fn receive(&mut self, report: Report) -> bool {
-        if self.is_lost() {
-            return false;
-        }
+    /// Stores a report. A report after the bound is exact all the same, so the unit no longer counts as lost.
+    fn receive(&mut self, report: Report) {
         *self = PendingReport::Received(report);
-        true
     }
 
-    /// Takes the report, if it was received. Called once.
-    fn take(&mut self) -> Option<Report> {
-        match std::mem::replace(self, PendingReport::Lost) {
+    /// The report, if it was received.
+    fn received(&self) -> Option<&Report> {
+        match self {
             PendingReport::Received(report) => Some(report),
             PendingReport::Awaited | PendingReport::Lost => None,
         }
@@ -266,7 +262,8 @@ impl Manager {
     /// A readout unit's final report.
     pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Instant) {
         let cause = report.cause;
-        if self.phase != Phase::Finished && self.readouts[ru.index()].receive(report) {
+        if self.phase != Phase::Finished {
+            self.readouts[ru.index()].receive(report);
             self.stop(cause, now);
             self.advance(now);
         }
@@ -275,7 +272,8 @@ impl Manager {
     /// A builder unit's final report.
     pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Instant) {
         let cause = report.cause;
-        if self.phase != Phase::Finished && self.builders[bu.index()].report.receive(report) {
+        if self.phase != Phase::Finished {
+            self.builders[bu.index()].report.receive(report);
             self.stop(cause, now);
             self.advance(now);
         }
@@ -485,8 +483,17 @@ impl Manager {
         }
     }
 
+    /// The reports that the manager has: its own, and those of the units.
+    pub fn reports(&self) -> RunReports {
+        RunReports {
+            manager: Some(self.report()),
+            readouts: self.readouts.iter().map(|report| report.received().cloned()).collect(),
+            builders: self.builders.iter().map(|unit| unit.report.received().cloned()).collect(),
+        }
+    }
+
     /// The manager's state of the builder units, for the merge.
-    pub fn report(&self) -> ManagerReport {
+    fn report(&self) -> ManagerReport {
         let views = self.builders.iter().zip(&self.plan.slots).map(|(unit, slots)| {
             let unfinished =
                 (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
@@ -507,20 +514,8 @@ impl Manager {
         ManagerReport { cause: self.cause, builders: views.collect() }
     }
 
-    fn close(&mut self) -> RunSummary {
-        let mut merger = ReportMerger::new(self.plan.clone());
-        merger.add_manager(self.report());
-        for (i, report) in self.readouts.iter_mut().enumerate() {
-            if let Some(report) = report.take() {
-                merger.add_readout(RuIndex(i as u16), report);
-            }
-        }
-        for (b, unit) in self.builders.iter_mut().enumerate() {
-            if let Some(report) = unit.report.take() {
-                merger.add_builder(BuIndex(b as u16), report);
-            }
-        }
-        merger.summary(self.cause)
+    fn close(&self) -> RunSummary {
+        ReportMerger::of(self.plan.clone(), self.reports()).summary(self.cause)
     }
 }
 

@@ -14,7 +14,7 @@
 
 use super::plan::Plan;
 use super::report::{
-    BuilderReport, BuilderView, ManagerReport, PostedBatch, ReadoutReport, SlotReport, SlotState,
+    BuilderReport, BuilderView, ManagerReport, PostedBatch, ReadoutReport, RunReports, SlotReport, SlotState,
     UnfinishedCause,
 };
 use super::summary::{
@@ -47,6 +47,25 @@ impl ReportMerger {
             builders: (0..plan.builders()).map(|_| None).collect(),
             plan,
         }
+    }
+
+    /// Starts with these reports.
+    pub fn of(plan: Plan, reports: RunReports) -> ReportMerger {
+        let mut merger = ReportMerger::new(plan);
+        if let Some(report) = reports.manager {
+            merger.add_manager(report);
+        }
+        for (ru, report) in (0..).map(RuIndex).zip(reports.readouts) {
+            if let Some(report) = report {
+                merger.add_readout(ru, report);
+            }
+        }
+        for (bu, report) in (0..).map(BuIndex).zip(reports.builders) {
+            if let Some(report) = report {
+                merger.add_builder(bu, report);
+            }
+        }
+        merger
     }
 
     /// Adds the manager's report. A report that does not match the plan is ignored, here and for all units.

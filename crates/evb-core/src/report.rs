@@ -125,6 +125,35 @@ pub struct BuilderView {
     pub unfinished: Vec<UnfinishedBatch>,
 }
 
+/// The final reports of a run's units: `None` for units without one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunReports {
+    /// The manager's.
+    pub manager: Option<ManagerReport>,
+    /// The readout units', by index.
+    pub readouts: Vec<Option<ReadoutReport>>,
+    /// The builder units', by index.
+    pub builders: Vec<Option<BuilderReport>>,
+}
+
+impl RunReports {
+    /// No reports, for runs with that many units.
+    pub fn none(readouts: usize, builders: usize) -> RunReports {
+        RunReports { manager: None, readouts: vec![None; readouts], builders: vec![None; builders] }
+    }
+
+    /// Adds the reports of `others` for units that have none here.
+    pub fn complete_with(&mut self, others: RunReports) {
+        self.manager = self.manager.take().or(others.manager);
+        for (own, other) in self.readouts.iter_mut().zip(others.readouts) {
+            *own = own.take().or(other);
+        }
+        for (own, other) in self.builders.iter_mut().zip(others.builders) {
+            *own = own.take().or(other);
+        }
+    }
+}
+
 /// A batch that is assigned but not done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedBatch {

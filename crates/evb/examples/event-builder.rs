@@ -65,7 +65,7 @@ pub(crate) fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Serves a card of the run in this process.
-fn serve_card(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), Box<dyn Error>> {
+pub(crate) fn serve_card(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), Box<dyn Error>> {
     Ok(serve_for_launcher(name, memory.0, spin)?)
 }
 
@@ -76,7 +76,7 @@ struct List {
 }
 
 /// Makes the sink of a builder unit.
-fn list(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+pub(crate) fn list(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     let Some(output) = &setup.output else { return Ok(None) };
     std::fs::create_dir_all(&output.directory)?;
     let path = output.directory.join(format!("{}.txt", setup.builders[bu.index()].name));

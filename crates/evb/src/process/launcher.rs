@@ -2,8 +2,8 @@
 //!
 //! Standard input of each child is a pipe from the launcher, so children end when the launcher ends. Each
 //! child has its own process group, so Ctrl-C reaches only the launcher. The launcher then requests the stop
-//! of the run, which ends with its summary. If the manager dies, the launcher builds the run summary from the
-//! units' reports.
+//! of the run, which ends with its summary. The launcher makes the summary from the reports of all units, when
+//! all have ended.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card;
@@ -11,7 +11,7 @@ use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, ProgressSample};
 use crate::config::{LandingTarget, Setup};
-use crate::core::report::ReadoutReport;
+use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
 use std::collections::HashMap;
@@ -132,7 +132,10 @@ struct LaunchedRun<'a, 'w> {
     running: HashMap<RunProcess, ChildProcess>,
     outputs: Receiver<ChildOutput>,
     output_sender: Sender<ChildOutput>,
-    merger: ReportMerger,
+    /// All final reports: from the units, and those that only the manager has.
+    reports: RunReports,
+    /// Why the run ended, from the manager.
+    cause: Option<StopCause>,
     started: bool,
     outcome: RunOutcome,
 }
@@ -172,7 +175,8 @@ impl Launcher {
         };
         let mut run = LaunchedRun {
             launcher: self,
-            merger: ReportMerger::new(setup.plan.clone()),
+            reports: RunReports::none(setup.plan.readouts(), setup.plan.builders()),
+            cause: None,
             setup: &setup,
             watch,
             running: HashMap::new(),
@@ -266,8 +270,7 @@ impl LaunchedRun<'_, '_> {
                     self.record_end(&role);
                     // Before the start, the end of any process ends the run.
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
-                        let grace =
-                            if self.outcome.summary.is_some() { self.closing() } else { self.grace() };
+                        let grace = if self.cause.is_some() { self.closing() } else { self.grace() };
                         give_up_at.get_or_insert(Instant::now() + grace);
                     }
                 }
@@ -308,7 +311,8 @@ impl LaunchedRun<'_, '_> {
                     self.notify(&RunEvent::Progress(sample));
                 }
                 ManagerEvent::Finished(finished) => {
-                    self.outcome.summary = Some(finished.summary);
+                    self.cause = Some(finished.summary.cause);
+                    self.reports.complete_with(finished.reports);
                     self.outcome.elapsed = Some(finished.elapsed);
                     for (known, message) in self.outcome.builders.iter_mut().zip(finished.builders) {
                         *known = known.take().or(message);
@@ -332,17 +336,15 @@ impl LaunchedRun<'_, '_> {
     }
 
     fn readout_ended(&mut self, ru: RuIndex, report: ReadoutReport) {
-        if let Some(place) = self.outcome.readouts.get_mut(ru.index()) {
-            *place = Some(report.clone());
+        if let Some(place) = self.reports.readouts.get_mut(ru.index()) {
+            *place = Some(report);
         }
-        self.merger.add_readout(ru, report);
     }
 
     fn builder_ended(&mut self, bu: BuIndex, end: BuilderEnd, sink: Option<String>) {
-        if let Some(place) = self.outcome.totals.get_mut(bu.index()) {
-            *place = Some(end.report.done);
+        if let Some(place) = self.reports.builders.get_mut(bu.index()) {
+            *place = Some(end.report);
         }
-        self.merger.add_builder(bu, end.report);
         if let Some(place) = self.outcome.builders.get_mut(bu.index()) {
             *place = Some(end.statistics);
         }
@@ -361,7 +363,7 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Ends the remaining processes, and builds the run summary if the manager did not.
+    /// Ends the remaining processes and makes the summary of the run.
     fn end(&mut self) {
         let mut exits = Vec::new();
         for (role, running) in &mut self.running {
@@ -389,9 +391,19 @@ impl LaunchedRun<'_, '_> {
         }
         failures.sort_by_key(|(rank, _)| *rank);
         self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
-        if self.started && self.outcome.summary.is_none() {
-            self.outcome.summary = Some(self.merger.summary(StopCause::Lost(Unit::Manager)));
+        if self.started {
+            self.merge_reports();
         }
+    }
+
+    /// Makes the summary of the run. Reports that came too late for the manager count as well.
+    fn merge_reports(&mut self) {
+        let cause = self.cause.unwrap_or(StopCause::Lost(Unit::Manager));
+        self.outcome.totals =
+            self.reports.builders.iter().map(|report| Some(report.as_ref()?.done)).collect();
+        self.outcome.readouts.clone_from(&self.reports.readouts);
+        let merger = ReportMerger::of(self.setup.plan.clone(), self.reports.clone());
+        self.outcome.summary = Some(merger.summary(cause));
     }
 
     /// Handles the last messages of the children, which have all ended.

@@ -9,6 +9,7 @@ use super::rendezvous::Rendezvous;
 use super::startup::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::manager::{Manager, Receivers, Transmit};
+use crate::core::report::RunReports;
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
 use millstream_rdma::Qpn;
@@ -59,9 +60,11 @@ pub struct ProgressSample {
 pub struct RunResult {
     /// The run summary.
     pub summary: RunSummary,
+    /// The reports that it merges.
+    pub reports: RunReports,
     /// From the first assignment to the last batch done.
     pub elapsed: Duration,
-    /// Statistics of the surviving builder units, by index.
+    /// Statistics of the surviving builder units, by index, before they close their sinks.
     pub builders: Vec<Option<BuilderStatistics>>,
 }
 
@@ -198,7 +201,8 @@ impl ManagerProcess {
                 notify(&ManagerEvent::Progress(self.sample()));
                 let first = self.first_assigned.unwrap_or_default();
                 let elapsed = self.last_done.since(first);
-                return Ok(RunResult { summary, elapsed, builders: self.statistics });
+                let reports = self.core.reports();
+                return Ok(RunResult { summary, reports, elapsed, builders: self.statistics });
             }
         }
     }

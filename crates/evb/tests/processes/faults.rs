@@ -1,8 +1,10 @@
 //! Runs in which a process is killed, stopped, or does not start.
 
+use crate::SLOW_OUTPUT;
 use crate::input::{TestInputs, launcher};
 use crate::runs::run;
 use millstream_evb::config::Setup;
+use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
@@ -20,6 +22,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_card_is_accounted_for", a_killed_card_is_accounted_for),
     ("a_killed_manager_is_accounted_for", a_killed_manager_is_accounted_for),
     ("a_stopped_builder_unit_is_accounted_for", a_stopped_builder_unit_is_accounted_for),
+    (
+        "the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts",
+        the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts,
+    ),
+    ("a_stop_with_slow_storage_counts_all_stored_events", a_stop_with_slow_storage_counts_all_stored_events),
     ("a_run_that_is_asked_to_stop_closes_its_account", a_run_that_is_asked_to_stop_closes_its_account),
     ("a_killed_launcher_leaves_nothing_behind", a_killed_launcher_leaves_nothing_behind),
     ("a_unit_that_does_not_come_up_is_named", a_unit_that_does_not_come_up_is_named),
@@ -118,6 +125,56 @@ fn a_stopped_builder_unit_is_accounted_for() {
     let (summary, _) = account_after_signal(&RunProcess::Unit(unit), Signal::STOP);
     assert!(matches!(summary.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{summary}");
     assert_eq!(summary.lost, [unit], "{summary}");
+}
+
+fn the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts() {
+    let inputs = TestInputs::camera();
+    let run = "batch = 8\nreplay = 1000000\ntimeout_ms = 500\ndrain_timeout_ms = 300";
+    let setup = inputs.setup(3, &["host", "host"], run, "", "");
+    let victim = RunProcess::Unit(Unit::Readout(RuIndex(1)));
+    let mut process = None;
+    let mut stopped = false;
+    let outcome = launcher().run(&setup, &mut |event| match event {
+        RunEvent::Spawned { process: role, pid: id } if *role == victim => process = Some(pid(*id)),
+        RunEvent::Progress(sample) if !stopped && sample.done.batches > 0 => {
+            stopped = true;
+            let process = process.expect("it was started");
+            kill_process(process, Signal::STOP).expect("it runs");
+            // Longer than the batch's timeout and the manager's bound for reports.
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(1400));
+                let _ = kill_process(process, Signal::CONT);
+            });
+        }
+        _ => {}
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert!(summary.is_balanced() && !summary.cause.is_success(), "{summary}");
+    let read: Vec<u64> = outcome.readouts.iter().flatten().map(|report| report.fragments_read).collect();
+    assert_eq!(read.len(), 3, "{summary}");
+    assert_eq!(summary.fragments_read(), read.iter().sum::<u64>(), "{summary}");
+    assert_eq!((summary.read.inferred, summary.lost.as_slice()), (0, &[][..]), "{summary}");
+}
+
+fn a_stop_with_slow_storage_counts_all_stored_events() {
+    let inputs = TestInputs::camera();
+    let card = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
+    let run = "batch = 8\nreplay = 1000000\ndrain_timeout_ms = 50";
+    let rest = format!("[output]\ndirectory = \"{SLOW_OUTPUT}\"\n");
+    let setup = inputs.setup(3, &["card"], run, card, &rest);
+    let outcome = launcher().run_while(&setup, &mut |event| match event {
+        RunEvent::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert!(summary.is_balanced() && summary.lost.is_empty(), "{summary}");
+    assert_eq!(summary.discarded.builder_lost, Counts::default(), "{summary}");
+    let [(_, list)] = &outcome.sinks[..] else { panic!("{outcome:#?}") };
+    let lines = std::fs::read_to_string(list).unwrap().lines().count() as u64;
+    assert_eq!(lines, summary.accepted, "{summary}");
+    assert_eq!(outcome.builders[0].as_ref().map(|unit| unit.stored), Some(lines));
 }
 
 fn a_run_that_is_asked_to_stop_closes_its_account() {

@@ -10,13 +10,48 @@ mod input;
 mod runs;
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use millstream_evb::config::Setup;
+use millstream_evb::core::BuIndex;
+use millstream_evb::process::child::Child;
+use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
+use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// Runs one process of a run.
+fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
+    Ok(Child::from_arguments(words)?.run(&make_sink, &example::serve_card)?)
+}
+
+/// Output directory whose sinks take 30 ms for each event.
+const SLOW_OUTPUT: &str = "slow";
+
+/// The example's sink, slower in [`SLOW_OUTPUT`].
+struct SlowSink(Box<dyn Sink>);
+
+impl Sink for SlowSink {
+    fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
+        std::thread::sleep(Duration::from_millis(30));
+        self.0.store(event)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
+        self.0.finish()
+    }
+}
+
+/// Makes the sink of a builder unit.
+fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let sink = example::list(setup, bu)?;
+    let is_slow = setup.output.as_ref().is_some_and(|output| output.directory.ends_with(SLOW_OUTPUT));
+    Ok(sink.map(|sink| if is_slow { Box::new(SlowSink(sink)) } else { sink }))
+}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let process = match words.first().map(String::as_str) {
-        Some("child") => Some(example::child(&words[1..])),
+        Some("child") => Some(child(&words[1..])),
         Some("launch") => Some(example::run(Path::new(&words[1]))),
         _ => None,
     };

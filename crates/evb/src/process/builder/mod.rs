@@ -61,7 +61,7 @@ pub struct BuilderStatistics {
     pub decisions_set: u64,
     /// Time that the card was busy.
     pub card_busy: Duration,
-    /// Accepted events stored by the sink.
+    /// Events in the sink, once it is closed.
     pub stored: u64,
     /// The first error.
     pub error: Option<String>,
@@ -262,11 +262,13 @@ impl BuilderProcess {
         if let Some(reference) = &self.reference {
             self.statistics.comparison = reference.comparison;
         }
-        self.statistics.stored = self.store.as_ref().map_or(0, |store| store.stored);
-        let end = BuilderEnd { report, statistics: self.statistics };
+        let stored = self.store.as_ref().map_or(0, |store| store.stored);
+        let mut end = BuilderEnd { report, statistics: self.statistics };
         // Errors are ignored: the parent gets the report, too.
         let _ = channel.send(&ToManager::Builder(end.clone()));
         let result = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
+        // Counted once the sink is closed: a unit that is killed while it closes may have stored less.
+        end.statistics.stored = stored;
         Ok((end, result.flatten()))
     }
 
