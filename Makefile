@@ -64,7 +64,7 @@ miri: setup ## detect undefined behaviour with Miri, a component of the nightly 
 
 soak: setup ## run the long tests of process kills, connection churn and forks (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
-		process_kills::one_thousand_kills object_churn::ten_thousand_connections_come_and_go \
+		process_kills::one_thousand_kills process_kills::stepping::no_event_is_lost_between_any_two_instructions object_churn::ten_thousand_connections_come_and_go \
 		object_churn::threads_and_forks_on_one_context_for_long
 
 bench: bench-verbs bench-evb ## measure the soft device and the event builder; results go to target/bench/NAME.jsonl

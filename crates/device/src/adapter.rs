@@ -14,6 +14,7 @@ use millstream_shm::{Arena, random_u64};
 
 use crate::caps::MAX_QP;
 use crate::channel_table::{ChannelTable, TIMER_CHANNEL};
+use crate::event_sources::EventSources;
 use crate::exported_files::ExportedFiles;
 use crate::ipc;
 use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QpEntry};
@@ -38,6 +39,7 @@ pub(crate) struct LocalAdapter {
     pub(crate) device_memory: AtomicU64,
     pub(crate) tasks: &'static TaskQueue,
     pub(crate) channels: &'static ChannelTable,
+    pub(crate) event_sources: EventSources,
     pub(crate) peers: &'static PeerTable,
     pub(crate) qps: QpTable,
     pub(crate) xrc_srqs: XrcSrqTable,
@@ -70,6 +72,7 @@ impl LocalAdapter {
             device_memory: AtomicU64::new(0),
             tasks,
             channels,
+            event_sources: EventSources::default(),
             peers,
             qps,
             xrc_srqs: XrcSrqTable::default(),

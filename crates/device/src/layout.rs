@@ -18,12 +18,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use millstream_lockfree::inflight_op::InflightOp;
 use millstream_lockfree::mr_entry::MrEntry;
+use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::{BiasedRobustLock, RobustLock, Shared};
 
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN7");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN8");
 /// Bytes of an arena's address space.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -179,7 +180,7 @@ pub(crate) struct SrqRing {
     pub(crate) head: AtomicU32,
     /// A limit event is due when fewer requests than this are left; zero for none. The initiator that reports it clears
     /// the field. It lies here because initiators read it with every request, and the owner seldom does.
-    pub(crate) limit: AtomicU32,
+    pub(crate) limit: SrqLimitWord,
     _pad0: [u32; 6],
     // Owner.
     /// Receive requests ever posted.

@@ -26,7 +26,7 @@
 //! mr_table  srq_wqes  tasks  gsi            tables
 //! exported_files  ipc  recv_queue
 //! layout  path  timers                       the arena, other processes
-//! slot_table                                 objects by index
+//! slot_table  event_sources                  objects by number
 //! errno  types  caps  event  gid  clock  channel_table
 //! ```
 //!
@@ -46,6 +46,7 @@ mod cq;
 mod dm;
 mod errno;
 mod event;
+mod event_sources;
 mod exported_files;
 pub mod gid;
 pub mod gsi;

@@ -76,6 +76,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
                 peer.send(Message::new(Op::RecvPosted, [qpn]));
             }
         }
+        Task::RestoreEvents => adapter.event_sources.restore_all(),
         Task::XrcSrqEvent { number, event } => {
             if let Some(srq) = adapter.xrc_srqs.get(number) {
                 srq.srq_event(event);
@@ -86,6 +87,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
 
 /// A peer's process has exited: pending requests to it fail.
 fn peer_lost(adapter: &'static LocalAdapter, peer: &Arc<Peer>) {
+    adapter.event_sources.restore_all();
     adapter.peers.remove(peer);
     for qp in adapter.qps.all() {
         qp.peer_lost(peer);

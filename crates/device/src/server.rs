@@ -27,7 +27,11 @@ pub(crate) fn run(adapter: &'static LocalAdapter, listener: &Listener) {
             continue;
         }
         let mut ready = fds[1..].iter().map(|fd| fd.revents != 0);
+        let before = connections.len();
         connections.retain(|connection| !ready.next().unwrap_or(false) || answer(adapter, connection));
+        if connections.len() != before {
+            adapter.tasks.add(Task::RestoreEvents);
+        }
         if fds[0].revents != 0 {
             match listener.accept() {
                 // A client that does not read its answers is disconnected.
@@ -114,7 +118,7 @@ fn add_task(adapter: &'static LocalAdapter, task: Task) {
                 && adapter.xrc_srqs.get(number).is_some()
         }
         // Peers cannot report these tasks.
-        Task::QpFatal { .. } | Task::ReportRecvPosted { .. } => false,
+        Task::QpFatal { .. } | Task::ReportRecvPosted { .. } | Task::RestoreEvents => false,
     };
     if plausible {
         adapter.tasks.add(task);

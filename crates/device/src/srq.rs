@@ -2,7 +2,7 @@
 
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use millstream_shm::ArenaBlock;
 
@@ -11,6 +11,7 @@ use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::cq::{Cq, PacketPolling};
 use crate::errno::{Errno, Result};
 use crate::event::{EVENT_SRQ_LIMIT_REACHED, ObjectHandle};
+use crate::event_sources::EventSource;
 use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{RecvSlot, SrqRing, recv_slot_len, srq_len, taken_request};
 use crate::pd::Pd;
@@ -34,7 +35,9 @@ pub struct Srq {
     max_sge: u32,
     slots: Arc<SrqWqes>,
     /// Whether a limit event was requested and not raised yet.
-    limit_armed: AtomicBool,
+    limit_armed: Mutex<bool>,
+    /// Its number among the sources of events.
+    source: u32,
     /// Queue pairs that use this queue.
     users: AtomicU32,
     handle: Arc<ObjectHandle>,
@@ -83,9 +86,10 @@ impl Srq {
         let block = adapter.arena.alloc(len).ok_or(Errno::NOMEM)?;
         let ring: &'static SrqRing = adapter.arena.get(block.offset);
         // Zero already, unless a peer has written to free memory.
-        for word in [&ring.head, &ring.rnr_wait, &ring.tail, &ring.limit] {
+        for word in [&ring.head, &ring.rnr_wait, &ring.tail] {
             word.store(0, Ordering::Relaxed);
         }
+        ring.limit.reset();
         ring.lock.reset();
         ring.sges.store(max_sge, Ordering::Relaxed);
         ring.pd.store(pd.id, Ordering::Relaxed);
@@ -101,12 +105,15 @@ impl Srq {
             max_wr,
             max_sge,
             slots: Arc::new(SrqWqes::new(count, max_wr)),
-            limit_armed: AtomicBool::new(false),
+            limit_armed: Mutex::default(),
+            source: adapter.next_id(),
             users: AtomicU32::new(0),
             handle: Arc::default(),
             number: xrc.as_ref().map_or_else(|| adapter.next_id(), XrcMembership::number),
             xrc,
         });
+        let source: Weak<Self> = Arc::downgrade(&srq);
+        adapter.event_sources.add(srq.source, source);
         if let Some(membership) = &srq.xrc {
             let handler: Weak<Self> = Arc::downgrade(&srq);
             membership.publish(handler, &srq.slots, srq.arena_offset(), pd.id);
@@ -153,7 +160,7 @@ impl Srq {
     /// The limit below which an event is raised; zero after the event.
     #[must_use]
     pub fn limit(&self) -> u32 {
-        self.ring.limit.load(Ordering::Acquire)
+        self.ring.limit.get()
     }
 
     /// Requests one event when fewer than `limit` requests are left.
@@ -164,21 +171,33 @@ impl Srq {
         if limit > self.max_wr {
             return Err(Errno::INVAL);
         }
-        self.limit_armed.store(limit != 0, Ordering::Release);
-        self.ring.limit.store(limit, Ordering::SeqCst);
-        let left = self.slots.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire));
-        if left < limit && self.ring.limit.swap(0, Ordering::AcqRel) != 0 {
-            self.limit_reached();
+        let mut armed = self.limit_armed.lock().expect("no panic under this lock");
+        *armed = limit != 0;
+        if self.ring.limit.set(limit, || self.left()) {
+            self.raise_limit_event(&mut armed);
         }
         Ok(())
     }
 
-    /// Raises the limit event, if one was requested.
+    /// Requests that no initiator has taken.
+    fn left(&self) -> u32 {
+        self.slots.lock().tail.wrapping_sub(self.ring.head.load(Ordering::Acquire))
+    }
+
+    /// Handles an initiator's report that the limit is reached.
     pub(crate) fn limit_reached(&self) {
-        if !self.limit_armed.swap(false, Ordering::AcqRel) {
-            return;
+        let mut armed = self.limit_armed.lock().expect("no panic under this lock");
+        // The report of an earlier limit must not use up this one.
+        if self.limit() == 0 {
+            self.raise_limit_event(&mut armed);
         }
-        self.pd.context.raise(EVENT_SRQ_LIMIT_REACHED, &self.handle);
+    }
+
+    /// Raises the limit event, if one was requested.
+    fn raise_limit_event(&self, armed: &mut bool) {
+        if std::mem::take(armed) {
+            self.pd.context.raise(EVENT_SRQ_LIMIT_REACHED, &self.handle);
+        }
     }
 
     /// Posts a receive request.
@@ -304,6 +323,16 @@ impl Srq {
     }
 }
 
+impl EventSource for Srq {
+    /// Raises the limit event that an initiator claimed and did not report, or did not claim after it took a request.
+    fn restore_events(&self) {
+        let mut armed = self.limit_armed.lock().expect("no panic under this lock");
+        if *armed && (self.limit() == 0 || self.ring.limit.is_reached(|| self.left(), false)) {
+            self.raise_limit_event(&mut armed);
+        }
+    }
+}
+
 impl XrcSrqOps for Srq {
     fn number(&self) -> u32 {
         self.number
@@ -331,6 +360,7 @@ impl XrcSrqOps for Srq {
 
 impl Drop for Srq {
     fn drop(&mut self) {
+        self.adapter.event_sources.remove(self.source);
         self.end();
         self.adapter.arena.release(self.block);
     }

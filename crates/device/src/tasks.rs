@@ -29,6 +29,8 @@ pub(crate) enum Task {
     RecvAbandoned { qpn: u32 },
     /// A queue pair of any process waits for a receive that we have posted.
     ReportRecvPosted { qpn: u32 },
+    /// A process that may have signalled our events has disconnected.
+    RestoreEvents,
     /// Our XRC shared receive queue `number` has an event ([`crate::ipc::srq_event`]).
     XrcSrqEvent { number: u32, event: u32 },
 }

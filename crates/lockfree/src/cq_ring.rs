@@ -350,7 +350,7 @@ impl<R: Deref<Target = CqRing>> CqProducer<R> {
                 entries.store_timestamp(tail);
             }
             // The slot belongs to the holder of the lock until its phase is stored.
-            entries.slot(tail).publish(cqe(turn), tail.wrapping_add(1));
+            entries.slot(tail).publish(Cqe { solicited, ..cqe(turn) }, tail.wrapping_add(1));
             prefetch::for_store(entries.slot(tail.wrapping_add(count.max(prefetch::DISTANCE))));
             tail = tail.wrapping_add(1);
             // Counted one by one: the next producer looks for at most one that is published and not counted.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! word 0   qpn        sequence
-//!      1   status, opcode  byte_len
+//!      1   status, opcode  byte_len       the opcode's top bit: solicited
 //!      2   imm        wc_flags
 //!      3   detail     phase
 //! ```
@@ -32,20 +32,27 @@ pub struct Cqe {
     pub wc_flags: u32,
     /// The sender of a datagram and, in the high byte, its service level; the cause of an error.
     pub detail: u32,
+    /// Whether an event for solicited completions is due.
+    pub solicited: bool,
 }
+
+/// Bits of the opcode in its word; the bit above them is [`Cqe::solicited`].
+const OPCODE_MASK: u16 = 0x7fff;
 
 impl Cqe {
     #[inline]
     fn words(self) -> [u64; 3] {
-        let kind = u32::from(self.status) | u32::from(self.opcode) << 16;
+        let opcode = self.opcode & OPCODE_MASK | u16::from(self.solicited) << 15;
+        let kind = u32::from(self.status) | u32::from(opcode) << 16;
         [pack(self.qpn, self.sequence), pack(kind, self.byte_len), pack(self.imm, self.wc_flags)]
     }
 
     #[inline]
     fn from_words(words: [u64; 3], detail: u32) -> Self {
         let [(qpn, sequence), (kind, byte_len), (imm, wc_flags)] = words.map(unpack);
-        let (status, opcode) = (kind as u16, (kind >> 16) as u16);
-        Self { qpn, sequence, status, opcode, byte_len, imm, wc_flags, detail }
+        let (status, opcode) = (kind as u16, (kind >> 16) as u16 & OPCODE_MASK);
+        let solicited = kind >> 31 != 0;
+        Self { qpn, sequence, status, opcode, byte_len, imm, wc_flags, detail, solicited }
     }
 }
 
@@ -119,11 +126,12 @@ mod tests {
             qpn: 1,
             sequence: u32::MAX,
             status: 3,
-            opcode: u16::MAX,
+            opcode: OPCODE_MASK,
             byte_len: 5,
             imm: u32::MAX - 1,
             wc_flags: 7,
             detail: 8 << 24,
+            solicited: true,
         };
         let slot = CqeSlot::default();
         assert_eq!(slot.read(0), Some(Cqe::default()), "an empty slot has phase zero");

@@ -19,7 +19,8 @@
 //! - [`mr_entry`]: a memory key's entry, read whole or not at all;
 //! - [`inflight_op`]: how an initiator announces an operation, and how the target waits for its end;
 //! - [`retry_owner`]: the choice of who retries pending requests, a polling application or the progress
-//!   thread.
+//!   thread;
+//! - [`srq_limit`]: the limit event of a shared receive queue.
 //!
 //! Memory accesses:
 //! - [`copy_in_order`]: copies whose last bytes become visible last;
@@ -43,6 +44,7 @@ pub mod retry_owner;
 mod robust;
 pub mod shared;
 mod spin;
+pub mod srq_limit;
 pub mod sync;
 
 pub use biased::BiasedLock;

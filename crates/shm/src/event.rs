@@ -86,6 +86,15 @@ impl EventFd {
         read == Ok(8)
     }
 
+    /// The counter, read without changing it; zero where `/proc` is not available.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        let path = format!("/proc/thread-self/fdinfo/{}", self.0.as_raw_fd());
+        let text = std::fs::read_to_string(path).unwrap_or_default();
+        let count = text.lines().find_map(|line| line.strip_prefix("eventfd-count:"));
+        count.and_then(|count| u64::from_str_radix(count.trim(), 16).ok()).unwrap_or(0)
+    }
+
     /// Whether the descriptor is non-blocking.
     ///
     /// # Errors
@@ -121,9 +130,9 @@ mod tests {
     #[test]
     fn semaphore_counts_signals() {
         let event = EventFd::new().unwrap();
-        event.signal();
-        event.signal();
-        event.take().unwrap();
+        (0..12).for_each(|_| event.signal());
+        assert_eq!(event.count(), 12);
+        (0..11).for_each(|_| event.take().unwrap());
         assert!(is_readable(&event));
         event.take().unwrap();
         assert!(!is_readable(&event));

@@ -3,12 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
 
 use millstream_shm::EventFd;
 
 use super::Cq;
 use crate::context::Context;
 use crate::errno::Result;
+use crate::event_sources::EventSource;
 
 /// A descriptor that is readable while completion queues have events.
 #[derive(Debug)]
@@ -28,7 +30,10 @@ impl Channel {
         let event = Arc::new(EventFd::new()?);
         let id = context.adapter.next_id();
         context.adapter.channels.insert(id, event.clone());
-        Ok(Arc::new(Self { context: context.clone(), id, event, queues: Mutex::default() }))
+        let channel = Arc::new(Self { context: context.clone(), id, event, queues: Mutex::default() });
+        let source: Weak<Self> = Arc::downgrade(&channel);
+        context.adapter.event_sources.add(id, source);
+        Ok(channel)
     }
 
     pub(crate) fn add(&self, cq: &Arc<Cq>) {
@@ -82,6 +87,49 @@ impl Channel {
     }
 }
 
+/// Steps of a producer that is still running take less than this, usually.
+const GRACE: Duration = Duration::from_millis(2);
+
+/// Events of a channel's queues that an exited producer did not finish to signal.
+#[derive(Debug, PartialEq, Eq)]
+struct UnfinishedEvents {
+    /// Some queue lacks an event that was claimed.
+    uncounted: bool,
+    /// Events of all queues less the descriptor's count.
+    unsignalled: u64,
+}
+
+impl Channel {
+    fn unfinished_events(&self, queues: &[Arc<Cq>]) -> Option<UnfinishedEvents> {
+        let counted: u64 = queues.iter().map(|cq| u64::from(cq.unfetched_events())).sum();
+        let unsignalled = counted.saturating_sub(self.event.count());
+        let uncounted = queues.iter().any(|cq| cq.lacks_event());
+        (uncounted || unsignalled != 0).then_some(UnfinishedEvents { uncounted, unsignalled })
+    }
+}
+
+impl EventSource for Channel {
+    /// A producer publishes a completion, claims the event, counts it, and signals the descriptor. This finishes what an
+    /// exited producer began.
+    fn restore_events(&self) {
+        let queues: Vec<Arc<Cq>> = {
+            let queues = self.queues.lock().expect("no panic under this lock");
+            queues.iter().filter_map(Weak::upgrade).collect()
+        };
+        queues.iter().for_each(|cq| cq.signal_unseen());
+        // Another producer may be between two steps. It finishes soon.
+        let deadline = Instant::now() + GRACE;
+        while self.unfinished_events(&queues).is_some() {
+            if Instant::now() > deadline {
+                queues.iter().filter(|cq| cq.lacks_event()).for_each(|cq| cq.count_event());
+                let missing = self.unfinished_events(&queues).map_or(0, |unfinished| unfinished.unsignalled);
+                return (0..missing).for_each(|_| self.event.signal());
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+    }
+}
+
 impl AsFd for Channel {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.event.as_fd()
@@ -90,6 +138,7 @@ impl AsFd for Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
+        self.context.adapter.event_sources.remove(self.id);
         self.context.adapter.channels.remove(self.id);
     }
 }

@@ -59,6 +59,23 @@ impl Cq {
         waiting.map_while(|cqe| cqe).any(|cqe| matches(&cqe))
     }
 
+    /// Whether a completion waits to be polled; `solicited_only`: a solicited one or an error.
+    pub(super) fn has_waiting(&self, solicited_only: bool) -> bool {
+        let consumer = self.consumer.lock();
+        if !solicited_only && !consumer.own.is_empty() {
+            return true;
+        }
+        // A send completion is unsolicited.
+        if consumer.own.iter().any(|own| own.wc.status != WC_SUCCESS) {
+            return true;
+        }
+        let waiting =
+            (0..consumer.entries.capacity()).map(|i| consumer.entries.read(consumer.head.wrapping_add(i)));
+        waiting
+            .map_while(|cqe| cqe)
+            .any(|cqe| !solicited_only || cqe.solicited || u32::from(cqe.status) != WC_SUCCESS)
+    }
+
     fn cancel_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {
         let mut at = consumer.head;
         for _ in 0..consumer.entries.capacity() {

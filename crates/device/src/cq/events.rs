@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use millstream_lockfree::cq_ring::{ARM_ANY, ARM_SOLICITED};
+use millstream_lockfree::cq_ring::{ARM_ANY, ARM_NONE, ARM_SOLICITED};
 
 use super::Cq;
 
@@ -14,22 +14,73 @@ pub(super) struct EventCounts {
 }
 
 impl Cq {
-    /// Requests an event for the next completion, or for the next solicited one or error.
+    /// Requests an event for the next completion, or for the next solicited one or error. Completions that wait to be
+    /// polled count: the event is signalled at once, as adapters do.
+    ///
+    /// # Panics
+    /// Only if another thread panicked while it held the settings of event moderation.
     pub fn arm(&self, solicited_only: bool) {
-        let armed = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
-        if self.ring.moderation.load(Ordering::Relaxed) > 1 {
+        let requested = if solicited_only { ARM_SOLICITED } else { ARM_ANY };
+        let moderated = self.ring.moderation.load(Ordering::Relaxed) > 1;
+        if moderated {
             self.begin_moderation();
         }
         // A request for any completion is not weakened by a later one for solicited ones.
-        if !(solicited_only && self.ring.armed.load(Ordering::Relaxed) == ARM_ANY) {
-            self.ring.armed.store(armed, Ordering::Relaxed);
+        if !(solicited_only && self.ring.armed.load(Ordering::Relaxed) == ARM_ANY)
+            && self.ring.armed.swap(requested, Ordering::AcqRel) == ARM_NONE
+        {
+            self.requested.fetch_add(1, Ordering::Relaxed);
         }
-        // A producer publishes, then reads `armed`. The consumer stores `armed`, then polls once more.
+        // A producer publishes, then reads `armed`. The consumer stores `armed`, then looks for completions.
         fence(Ordering::SeqCst);
+        if self.channel.is_some() {
+            self.signal_waiting(solicited_only, moderated);
+        }
         if self.network_qps.load(Ordering::Relaxed) != 0 {
             // An application that sleeps receives no packets.
             self.context.adapter.port.watch();
         }
+    }
+
+    /// Signals an armed queue for completions that wait to be polled.
+    fn signal_waiting(&self, solicited_only: bool, moderated: bool) {
+        if !self.has_waiting(solicited_only) {
+            return;
+        }
+        if moderated {
+            // The moderation period starts with them.
+            self.ring.pending.fetch_add(1, Ordering::AcqRel);
+            self.context.adapter.tasks.wake();
+        } else if self.ring.disarm() {
+            self.signal(self.ring.channel.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Signals the queue if it is armed and completions wait, because a producer exited before it looked.
+    pub(super) fn signal_unseen(&self) {
+        let solicited_only = self.ring.armed.load(Ordering::Acquire) == ARM_SOLICITED;
+        if self.has_waiting(solicited_only) && self.ring.disarm() {
+            self.signal(self.ring.channel.load(Ordering::Relaxed));
+        }
+    }
+
+    /// Whether a producer claimed an event and has not counted it.
+    pub(super) fn lacks_event(&self) -> bool {
+        let requested = self.requested.load(Ordering::Acquire);
+        let delivered = self.events.lock().expect("no panic under this lock").delivered;
+        let armed = u32::from(self.ring.armed.load(Ordering::Acquire) != ARM_NONE);
+        let counted = self.ring.events.load(Ordering::Acquire).wrapping_add(armed);
+        requested.wrapping_sub(delivered).wrapping_sub(counted) as i32 > 0
+    }
+
+    /// Counts an event that a producer claimed and did not count. The caller signals the channel.
+    pub(super) fn count_event(&self) {
+        self.ring.events.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Events that were counted and not fetched. Peers can write this word, too. Each entry causes at most one event.
+    pub(super) fn unfetched_events(&self) -> u32 {
+        self.ring.events.load(Ordering::Acquire).min(2 * self.capacity())
     }
 
     pub(super) fn notify(&self, solicited: bool) {
@@ -46,7 +97,6 @@ impl Cq {
 
     /// Takes back the events that were signalled and not fetched, and returns their number.
     pub(crate) fn cancel_events(&self) -> u32 {
-        // Peers can write this word, too. Each entry causes at most one event.
         self.ring.events.swap(0, Ordering::AcqRel).min(2 * self.capacity())
     }
 

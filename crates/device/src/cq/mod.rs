@@ -61,6 +61,8 @@ pub struct Cq {
     overrun: AtomicBool,
     /// Queue pairs that use this queue.
     users: AtomicU32,
+    /// Times that the queue was armed while it was not, since creation. Each is followed by one event.
+    requested: AtomicU32,
     events: Mutex<EventCounts>,
     acknowledged: Condvar,
     handle: Arc<ObjectHandle>,
@@ -134,6 +136,7 @@ impl Cq {
             network_qps: AtomicU32::new(0),
             overrun: AtomicBool::new(false),
             users: AtomicU32::new(0),
+            requested: AtomicU32::new(0),
             events: Mutex::default(),
             acknowledged: Condvar::new(),
             handle: Arc::default(),

@@ -97,6 +97,8 @@ struct SharedReceives {
     number: u32,
     /// Combined with the slot in completions: names the queue of an XRC domain.
     tag: u32,
+    /// Owner and initiator registered for asymmetric fences.
+    asymmetric: bool,
 }
 
 impl SharedReceives {
@@ -108,7 +110,8 @@ impl SharedReceives {
         let order = peer.at(at + size_of::<SrqRing>(), (mask as usize + 1) * 4)?;
         let slots = Slots::check(peer, at + slots_at, mask, sges)?;
         let tag = if number == 0 { 0 } else { xrc_srq_table::tag(number) };
-        Some((Self { ring, order: NonNull::new(order.cast())?, taken, number, tag }, slots))
+        let order = NonNull::new(order.cast())?;
+        Some((Self { ring, order, taken, number, tag, asymmetric: peer.asymmetric }, slots))
     }
 }
 
@@ -352,13 +355,12 @@ impl RemoteQp {
         ring.head.store(head.wrapping_add(1), Ordering::Release);
         drop(guard);
         // Checked last: the owner sets a limit before it counts the remaining receives.
-        let limit = ring.limit.load(Ordering::Relaxed);
         let left = || ring.tail.load(Ordering::Acquire).wrapping_sub(head).wrapping_sub(1);
-        let below = limit != 0 && left() < limit && ring.limit.swap(0, Ordering::AcqRel) != 0;
+        let reached = ring.limit.is_reached(left, srq.asymmetric);
         let slot = slot & self.slots.mask;
         Ok((
             Receive { sequence: srq.tag | slot, slot },
-            if below { SrqLimit::Reached } else { SrqLimit::NotReached },
+            if reached { SrqLimit::Reached } else { SrqLimit::NotReached },
         ))
     }
 

@@ -7,9 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
-use millstream_device::qp::{Qp, QpType, RecvSource};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::send_wr::{SendWr, UdDestination};
-use millstream_device::types::{WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
+use millstream_device::types::{
+    SEND_SOLICITED, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND, Wc,
+};
 use millstream_device::{Channel, Cq, ObjectHandle, Srq};
 use millstream_shm::poll_readable;
 
@@ -235,6 +237,72 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     assert_eq!(events, [Some(CQ_ERR), Some(QP_FATAL)]);
     assert_eq!((receiver.state(), sender.state()), (QpState::Err, QpState::Rts));
     assert_eq!(received.poll(&mut [Wc::default()]), Ok(1), "what fitted is still there");
+}
+
+/// Adapters signal at once, and programs that poll a bounded number of completions per event rely on it.
+#[test]
+fn arming_a_queue_that_holds_completions_raises_an_event() {
+    let adapter = Adapter::open();
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let [sent, received] =
+        [(); 2].map(|()| Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue"));
+    let capacity = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+    let qp = Qp::new(&adapter.pd, &sent, &received, capacity, true, QpType::Rc, RecvSource::Own)
+        .expect("a queue pair");
+    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    let exchange = |flags: u32| {
+        qp.post_recv(1, &[]).expect("room");
+        qp.post_send(&SendWr { opcode: WR_SEND, flags, ..SendWr::default() }).expect("room");
+    };
+    let has_event = |expected: Option<&Arc<Cq>>| {
+        assert_eq!(readable(&*channel), expected.is_some());
+        if let Some(cq) = expected {
+            let fetched = channel.next_event().expect("it is readable");
+            assert!(Arc::ptr_eq(&fetched, cq));
+            fetched.acknowledge(1);
+        }
+    };
+    exchange(0);
+    for cq in [&sent, &received] {
+        // Unsolicited: a send completion always is.
+        cq.arm(true);
+        has_event(None);
+        cq.arm(false);
+        has_event(Some(cq));
+        // One event for one request.
+        has_event(None);
+        cq.arm(false);
+        has_event(Some(cq));
+        assert_eq!(next(cq).status, WC_SUCCESS);
+        cq.arm(false);
+        has_event(None);
+    }
+    exchange(SEND_SOLICITED);
+    has_event(Some(&sent));
+    has_event(Some(&received));
+    received.arm(true);
+    has_event(Some(&received));
+    (0..2).for_each(|i| assert_eq!(next([&sent, &received][i]).status, WC_SUCCESS));
+    // An error is solicited.
+    qp.post_recv(2, &[]).expect("room");
+    qp.modify(&attributes(&Setup::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
+    received.arm(true);
+    has_event(Some(&received));
+    assert_eq!(next(&received).status, WC_WR_FLUSH_ERR);
+}
+
+/// Completions that wait when the queue is armed start the moderation period.
+#[test]
+fn arming_a_moderated_queue_that_holds_completions_raises_an_event_later() {
+    let adapter = Adapter::open();
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let cq = Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue");
+    let qp = adapter.qp(&cq).expect("a queue pair");
+    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    qp.post_send(&SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() }).expect("room");
+    cq.moderate(4, Duration::from_millis(1));
+    cq.arm(false);
+    wait_for("the event", || readable(&*channel));
 }
 
 #[test]

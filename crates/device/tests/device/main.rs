@@ -46,6 +46,7 @@ fn other_process() {
         Ok("trespasser") => other_users::trespasser(),
         Ok("squatter") => other_users::squatter(),
         Ok("load") => process_kills::load::serve(),
+        Ok("stepped_sender") => process_kills::stepping::sender(),
         Ok("registration") => registration::registers_under_stores(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("fork_tree") => peer_exit::fork_tree(),

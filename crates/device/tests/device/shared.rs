@@ -1,6 +1,7 @@
 //! Shared receive queues: every request is consumed once, and none is lost when a queue pair or process ends.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use millstream_device::qp::state::{QpState, attr};
@@ -10,8 +11,8 @@ use millstream_device::types::{Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE
 use millstream_device::{Cq, Errno, Srq};
 
 use crate::support::{
-    Adapter, Command, End, Kind, Place, Setup, attributes, connect_queue_pair, element, event, has_begun,
-    is_empty, next, request, wait_for,
+    Adapter, Command, End, Kind, Place, SOON, Setup, attributes, connect_queue_pair, element, event,
+    has_begun, is_empty, next, request, wait_for,
 };
 
 /// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_SRQ_LIMIT_REACHED`, `IBV_EVENT_QP_LAST_WQE_REACHED`
@@ -153,6 +154,34 @@ fn a_limit_is_reported_once() {
     // Already below the limit.
     fixture.srq.set_limit(3).expect("within the size");
     assert_eq!(event(&fixture.adapter.context, Duration::from_secs(5)), Some(LIMIT_REACHED));
+}
+
+/// The owner sets a limit at the moment at which a sender takes the last request: the event is raised in every race.
+#[test]
+fn a_limit_that_is_set_during_a_send_is_reported() {
+    let queues = SrqFixture::new(1, 1);
+    let turn = AtomicU32::new(0);
+    const RACES: u32 = 5000;
+    let wait_for_turn = |n: u32| while turn.load(Ordering::Acquire) != n {};
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for race in 0..RACES {
+                wait_for_turn(2 * race + 1);
+                queues.send(0);
+                turn.store(2 * race + 2, Ordering::Release);
+            }
+        });
+        for race in 0..RACES {
+            queues.srq.post(1, &[]).expect("room");
+            turn.store(2 * race + 1, Ordering::Release);
+            (0..race % 64).for_each(|_| std::hint::spin_loop());
+            queues.srq.set_limit(1).expect("within the size");
+            wait_for_turn(2 * race + 2);
+            assert_eq!(event(&queues.adapter.context, SOON), Some(LIMIT_REACHED), "race {race}");
+            next(&queues.received);
+            next(&queues.sent);
+        }
+    });
 }
 
 #[test]

@@ -8,6 +8,7 @@ use millstream_lockfree::cqe::{Cqe, CqeSlot};
 use millstream_lockfree::inflight_op::InflightOp;
 use millstream_lockfree::mr_entry::{MrDescriptor, MrEntry};
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
+use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::sync::Arc;
 use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
 use millstream_lockfree::{OwnerId, barrier, model};
@@ -57,6 +58,7 @@ fn completion(n: u32) -> Cqe {
         detail: n,
         status: n as u16,
         opcode: n as u16,
+        solicited: false,
     }
 }
 
@@ -188,13 +190,34 @@ fn an_armed_queue_is_polled_or_signalled() {
         queue.ring.channel.store(7, Ordering::Relaxed);
         let producer = thread::spawn(move || queue.producer().push(owner_id(1), completion(1), false));
         // The order of `Cq::arm` and the poll after it.
-        queue.ring.armed.store(ARM_ANY, Ordering::Relaxed);
+        queue.ring.armed.swap(ARM_ANY, Ordering::AcqRel);
         fence(Ordering::SeqCst);
         let seen = queue.entries().read(0).is_some();
         let signalled = producer.join().unwrap() == Ok(true);
         assert!(seen || signalled);
         assert_eq!(queue.ring.armed.load(Ordering::Relaxed) == ARM_NONE, signalled);
         assert_eq!(queue.ring.events.load(Ordering::Relaxed), u32::from(signalled));
+    });
+}
+
+/// An initiator takes the last request of a shared receive queue while the owner sets a limit: one of them reports it.
+#[test]
+fn a_reached_limit_is_reported_once() {
+    check(|| {
+        let shared = Arc::new((SrqLimitWord::default(), AtomicU32::new(0)));
+        let left = |head: &AtomicU32| 1 - head.load(Ordering::Acquire);
+        let initiator = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                let (limit, head) = &*shared;
+                head.store(1, Ordering::Release);
+                limit.is_reached(|| left(head), true)
+            })
+        };
+        let (limit, head) = &*shared;
+        let here = limit.set(1, || left(head));
+        assert_ne!(here, initiator.join().unwrap(), "by exactly one");
+        assert_eq!(limit.get(), 0);
     });
 }
 

@@ -5,6 +5,7 @@
 //! seed.
 
 pub(crate) mod load;
+pub(crate) mod stepping;
 
 use std::time::{Duration, Instant};
 
