@@ -1,13 +1,23 @@
 //! The torus network as state machines without I/O, clock or threads.
 //!
-//! The node processes, the tests and the model run this crate. Read [`topology`] first, then [`route`].
+//! The node processes, the tests and the model run this crate. Input is `handle_*`, output is `poll_*`, time is an
+//! argument.
+//!
+//! ```text
+//!   packet ─► Sources (pairs, routes, epochs) ─► Router ═ link ═ Router ═ … ═ Router ─► PairReceiver ─► memory
+//!                 ▲ Effect                          ▲ tables
+//!   Coordinator ─ Order ─► Participant ─────────────┘
+//! ```
+//! Read [`topology`] and [`route`] first, then [`header`], [`router`], [`pair`], [`sources`] and [`epoch`].
 #![forbid(unsafe_code)]
 
+pub mod epoch;
 pub mod faults;
 pub mod header;
 pub mod pair;
 pub mod route;
 pub mod router;
+pub mod sources;
 pub mod topology;
 
 pub use faults::DeadSet;
@@ -15,6 +25,7 @@ pub use header::Header;
 pub use pair::{Generation, PairReceiver, PairSender, Sequence};
 pub use route::{Route, VirtualChannel};
 pub use router::{Router, RouterOptions, TorusRouting};
+pub use sources::{Nanos, Sources, Unreachable};
 pub use topology::{Axis, Coordinates, Dimensions, Direction, Link, NodeNumber, Sign};
 
 use std::fmt;
