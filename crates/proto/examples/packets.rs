@@ -131,7 +131,12 @@ fn carry(
                 let verified = Clock::now();
                 for packet in buffer[..sent.len].chunks(sent.segment) {
                     let packet = Packet::new_checked(packet).expect("a packet");
-                    ends[1 - from].handle_datagram(now, flow.source(), &packet, &mut memories[1 - from]);
+                    ends[1 - from].handle_datagram(
+                        now,
+                        (flow.source(), 50_000).into(),
+                        &packet,
+                        &mut memories[1 - from],
+                    );
                     while ends[1 - from].handle_reordered(&mut memories[1 - from]) {}
                 }
                 if from == data_from {

@@ -1,6 +1,6 @@
 //! A connected queue pair.
 
-use core::net::IpAddr;
+use core::net::SocketAddr;
 use std::collections::VecDeque;
 
 use millstream_wire::icrc::{Flow, FlowCrc};
@@ -217,11 +217,11 @@ impl Connection {
         self.events.push_back(Event::Failed(fault));
     }
 
-    /// Handles a packet from the address `from`, whose ICRC was correct or could not be checked.
+    /// Handles a packet from the address and UDP port `from`, whose ICRC was correct or could not be checked.
     pub fn handle_datagram<M: Memory>(
         &mut self,
         now: Instant,
-        from: IpAddr,
+        from: SocketAddr,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Disposition {
@@ -252,12 +252,12 @@ impl Connection {
     fn dispose<M: Memory>(
         &mut self,
         now: Instant,
-        from: IpAddr,
+        from: SocketAddr,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Disposition {
         let (bth, opcode) = (packet.bth(), packet.opcode());
-        if from.to_canonical() != self.config.flow.destination() {
+        if from.ip().to_canonical() != self.config.flow.destination() {
             return Disposition::Dropped(DropReason::WrongSource);
         }
         if bth.dest_qp() != self.config.local_qp || !bth.pkey().matches(self.config.pkey) {
@@ -276,15 +276,15 @@ impl Connection {
             return Disposition::Dropped(DropReason::WrongDestination);
         }
         if opcode.is_response() {
-            return self.dispose_response(now, packet, memory);
+            return self.dispose_response(now, from.port(), packet, memory);
         }
         if self.state == QpState::Err {
             self.responder.handle_request_after_failure(packet);
             return Disposition::Dropped(DropReason::QpState);
         }
         let result = match self.config.service {
-            Service::Uc => self.responder.handle_unreliable(packet, memory, &mut self.events),
-            _ => self.responder.handle_request(packet, memory, &mut self.events),
+            Service::Uc => self.responder.handle_unreliable(now, packet, memory, &mut self.events),
+            _ => self.responder.handle_request(from.port(), packet, memory, &mut self.events),
         };
         match result {
             Ok(RequestOutcome::Executed) => {
@@ -308,13 +308,14 @@ impl Connection {
     fn dispose_response<M: Memory>(
         &mut self,
         now: Instant,
+        port: u16,
         packet: &Packet<&[u8]>,
         memory: &mut M,
     ) -> Disposition {
         let Some(requester) = self.requester.as_mut().filter(|_| self.state != QpState::Err) else {
             return Disposition::Dropped(DropReason::QpState);
         };
-        match requester.handle_response(now, packet, memory, &mut self.events) {
+        match requester.handle_response(now, port, packet, memory, &mut self.events) {
             Ok(ResponseOutcome::Accepted) => Disposition::Accepted,
             Ok(ResponseOutcome::Stale) => Disposition::Duplicate,
             Ok(ResponseOutcome::Unexpected) => Disposition::Dropped(DropReason::Unexpected),

@@ -2,8 +2,13 @@
 //! retransmitted.
 //!
 //! The peer cannot distinguish this from a delay in the network. The buffer is bounded in packets and bytes.
+//!
+//! A stored packet had a PSN in a range, not the expected one, so it is easier to forge. The callers store only
+//! packets from the UDP source port in use. If two packets with one PSN differ, one of them is forged: neither
+//! is kept, and the PSN is accepted in sequence only.
 
-use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_wire::{ICRC_LEN, Packet};
 
@@ -18,6 +23,8 @@ const BYTES: usize = 2 << 20;
 #[derive(Debug, Default)]
 pub(crate) struct ReorderBuffer {
     packets: BTreeMap<ExtendedPsn, Box<[u8]>>,
+    /// Positions at which two different packets arrived.
+    conflicts: BTreeSet<ExtendedPsn>,
     bytes: usize,
 }
 
@@ -25,20 +32,29 @@ impl ReorderBuffer {
     /// Stores a packet if it is in range and there is room; returns whether it did.
     pub(crate) fn keep(&mut self, expected: ExtendedPsn, at: ExtendedPsn, packet: &Packet<&[u8]>) -> bool {
         let len = packet.covered().len() + ICRC_LEN;
-        if at.since(expected) >= PACKETS || self.bytes + len > BYTES {
+        if at.since(expected) >= PACKETS || self.bytes + len > BYTES || self.conflicts.contains(&at) {
             return false;
         }
-        // The first copy wins: a retransmission is identical, unless one of them is forged.
-        let bytes = [packet.covered(), &packet.icrc()].concat().into_boxed_slice();
-        self.bytes += len;
-        if let Some(former) = self.packets.insert(at, bytes) {
-            self.bytes -= former.len();
+        match self.packets.entry(at) {
+            Entry::Vacant(free) => {
+                free.insert([packet.covered(), &packet.icrc()].concat().into_boxed_slice());
+                self.bytes += len;
+                true
+            }
+            Entry::Occupied(former) if is_retransmission(former.get(), packet.covered()) => true,
+            Entry::Occupied(former) => {
+                self.bytes -= former.remove().len();
+                self.conflicts.insert(at);
+                false
+            }
         }
-        true
     }
 
     /// Removes the packet at `expected`, and drops all before it.
     pub(crate) fn take(&mut self, expected: ExtendedPsn) -> Option<Box<[u8]>> {
+        while self.conflicts.first().is_some_and(|first| *first <= expected) {
+            self.conflicts.pop_first();
+        }
         while let Some(first) = self.packets.first_entry().filter(|first| *first.key() <= expected) {
             let (at, bytes) = first.remove_entry();
             self.bytes -= bytes.len();
@@ -67,4 +83,13 @@ impl ReorderBuffer {
     pub(crate) fn clear(&mut self) {
         *self = Self::default();
     }
+}
+
+/// Whether a packet repeats a stored one. The congestion bits and the AckReq bit may differ, and with them the
+/// ICRC.
+fn is_retransmission(stored: &[u8], covered: &[u8]) -> bool {
+    let stored = &stored[..stored.len() - ICRC_LEN];
+    // Byte 4 of the BTH has the congestion bits, byte 8 the AckReq bit.
+    stored.len() == covered.len()
+        && [0..4, 5..8, 9..covered.len()].into_iter().all(|part| stored[part.clone()] == covered[part])
 }

@@ -118,21 +118,139 @@ fn replayed_packets_are_ignored() {
     finish(pair);
 }
 
+/// An end B whose peer has sent one message from its own port, and that has more receive requests.
+fn connected() -> Pair {
+    let mut pair = Pair::new(Mtu::B256, 1);
+    pair.ends[B].world.region(KEY.get(), 0, 64);
+    (0..8).for_each(|id| pair.ends[B].world.receive(id, 16));
+    assert_eq!(pair.give(B, &send_of(0, 0)), Disposition::Accepted);
+    pair
+}
+
+/// A SEND of one byte by A, `n` packets after its first PSN.
+fn send_of(n: u32, byte: u8) -> Vec<u8> {
+    Craft::new(Opcode::RC_SEND_ONLY, psn(A).plus(n)).payload(vec![byte]).from(A)
+}
+
+/// A WRITE of eight bytes with this key.
+fn write_of(n: u32, rkey: Rkey) -> Vec<u8> {
+    Craft::new(Opcode::RC_WRITE_ONLY, psn(A).plus(n)).remote(0, rkey, 8).payload(vec![0xbb; 8]).from(A)
+}
+
+/// The UDP source port of an attacker on the peer's host.
+const ANOTHER_PORT: u16 = 60_000;
+const WRONG_KEY: Rkey = Rkey::new(1);
+
 #[test]
 fn only_the_expected_psn_can_fail_a_connection() {
-    // Only the PSN differs from the expected packet.
-    for off in [1_u32, 2, 100, 0x7f_ffff, 0x80_0000, 0xff_fffe] {
-        let mut pair = Pair::new(Mtu::B256, 1);
-        let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A).plus(off))
-            .remote(0, Rkey::new(1), 8)
-            .payload(vec![0; 8]);
-        pair.give(B, &bad.from(A));
+    // Only the PSN differs from the expected packet. The gaps in front of the forged packets are closed.
+    for off in (2..12).chain([100, 0x7f_ffff, 0x80_0000, 0xff_fffe]) {
+        let mut pair = connected();
+        pair.give_from_port(ANOTHER_PORT, B, &write_of(off, WRONG_KEY));
+        for n in 1..8 {
+            assert_eq!(pair.give(B, &send_of(n, n as u8)), Disposition::Accepted, "{off:#x}");
+        }
         assert_eq!(pair.ends[B].connection.state(), QpState::Rts, "{off:#x}");
+        let received: Vec<u8> = pair.ends[B].received.iter().map(|(_, memory)| memory[0]).collect();
+        assert_eq!(received, [0, 1, 2, 3, 4, 5, 6, 7], "{off:#x}");
     }
-    let mut pair = Pair::new(Mtu::B256, 1);
-    let bad = Craft::new(Opcode::RC_WRITE_ONLY, psn(A)).remote(0, Rkey::new(1), 8).payload(vec![0; 8]);
-    pair.give(B, &bad.from(A));
+    let mut pair = connected();
+    pair.give_from_port(ANOTHER_PORT, B, &write_of(1, WRONG_KEY));
     assert_eq!(pair.ends[B].connection.state(), QpState::Err);
+}
+
+#[test]
+fn refused_key_fails_the_connection_also_behind_a_gap() {
+    let refused = [
+        write_of(2, WRONG_KEY),
+        Craft::new(Opcode::RC_READ_REQUEST, psn(A).plus(2)).remote(0, WRONG_KEY, 8).from(A),
+        Craft::new(Opcode::RC_FETCH_ADD, psn(A).plus(2)).remote(0, WRONG_KEY, 8).from(A),
+        // A valid key and an address behind its region.
+        Craft::new(Opcode::RC_READ_REQUEST, psn(A).plus(2)).remote(60, KEY, 8).from(A),
+        Craft::new(Opcode::RC_SEND_ONLY_INV, psn(A).plus(2)).remote(0, WRONG_KEY, 0).from(A),
+    ];
+    for bytes in refused {
+        let mut pair = connected();
+        assert_eq!(pair.give(B, &bytes), Disposition::OutOfSequence);
+        pair.give(B, &send_of(1, 1));
+        assert_eq!(pair.ends[B].connection.state(), QpState::Err, "{bytes:x?}");
+        let nak = pair.take(B).pop().expect("a NAK");
+        assert_eq!((nak.psn, nak.syndrome), (psn(A).plus(2), Some(Syndrome::Nak(NakCode::RemoteAccess))));
+    }
+}
+
+#[test]
+fn early_packets_from_another_port_do_not_replace_genuine_ones() {
+    for planted in [send_of(2, 0xbb), send_of(3, 0xbb), write_of(2, KEY)] {
+        let mut pair = connected();
+        pair.give_from_port(ANOTHER_PORT, B, &planted);
+        (1..5).for_each(|n| assert_eq!(pair.give(B, &send_of(n, n as u8)), Disposition::Accepted));
+        let received: Vec<u8> = pair.ends[B].received.iter().map(|(_, memory)| memory[0]).collect();
+        assert_eq!(received, [0, 1, 2, 3, 4]);
+        assert_eq!(pair.ends[B].world.regions[&KEY].bytes, [0; 64]);
+    }
+}
+
+#[test]
+fn differing_early_packets_of_one_psn_are_both_dropped() {
+    for planted_first in [true, false] {
+        let mut pair = connected();
+        let mut early = [send_of(2, 0xbb), send_of(2, 2)];
+        if !planted_first {
+            early.reverse();
+        }
+        early
+            .iter()
+            .chain(&early)
+            .for_each(|bytes| assert_eq!(pair.give(B, bytes), Disposition::OutOfSequence));
+        // A retransmission differs in its AckReq bit only.
+        let third =
+            Craft { ack_req: false, ..Craft::new(Opcode::RC_SEND_ONLY, psn(A).plus(3)).payload(vec![3]) };
+        pair.give(B, &third.from(A));
+        pair.give(B, &send_of(3, 3));
+        pair.give(B, &send_of(1, 1));
+        assert_eq!(pair.ends[B].received.len(), 2, "the packet behind the gap is not executed");
+        assert_eq!(pair.give(B, &send_of(2, 2)), Disposition::Accepted);
+        let received: Vec<u8> = pair.ends[B].received.iter().map(|(_, memory)| memory[0]).collect();
+        assert_eq!(received, [0, 1, 2, 3]);
+    }
+}
+
+#[test]
+fn planted_read_data_does_not_replace_genuine_data() {
+    let data = |n: u32, opcode, byte| Craft::new(opcode, psn(A).plus(n)).payload(vec![byte; 256]).from(B);
+    for port in [common::source_port(B), ANOTHER_PORT] {
+        let mut pair = Pair::new(Mtu::B256, 1);
+        pair.post(A, 1, SendOp::Read { va: 0, rkey: KEY }, vec![0; 1024]);
+        pair.take(A);
+        pair.give(A, &data(0, Opcode::RC_READ_RESPONSE_FIRST, 0));
+        pair.give_from_port(port, A, &data(2, Opcode::RC_READ_RESPONSE_MIDDLE, 0xbb));
+        for (n, opcode) in [
+            (2, Opcode::RC_READ_RESPONSE_MIDDLE),
+            (1, Opcode::RC_READ_RESPONSE_MIDDLE),
+            (2, Opcode::RC_READ_RESPONSE_MIDDLE),
+            (3, Opcode::RC_READ_RESPONSE_LAST),
+        ] {
+            pair.give(A, &data(n, opcode, n as u8));
+        }
+        assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
+        let bytes: Vec<u8> = pair.ends[A].world.work[&WorkId(1)].iter().step_by(256).copied().collect();
+        assert_eq!(bytes, [0, 1, 2, 3]);
+    }
+}
+
+#[test]
+fn early_send_that_is_too_long_counts_as_lost() {
+    let mut pair = connected();
+    let planted = Craft::new(Opcode::RC_SEND_ONLY, psn(A).plus(2)).payload(vec![0xbb; 64]).from(A);
+    assert_eq!(pair.give(B, &planted), Disposition::OutOfSequence);
+    (1..7).for_each(|n| assert_eq!(pair.give(B, &send_of(n, n as u8)), Disposition::Accepted));
+    assert_eq!(pair.ends[B].connection.state(), QpState::Rts);
+    let received: Vec<_> = pair.ends[B].received.iter().map(|(r, memory)| (r.id.0, memory[0])).collect();
+    assert_eq!(received, (0..7).map(|n| (n, n as u8)).collect::<Vec<_>>(), "no receive request is lost");
+    // In sequence it fails the connection.
+    let too_long = Craft::new(Opcode::RC_SEND_ONLY, psn(A).plus(7)).payload(vec![0xbb; 64]).from(A);
+    assert_eq!(pair.give(B, &too_long), Disposition::Nak);
 }
 
 proptest! {
@@ -152,7 +270,7 @@ proptest! {
                 bytes[9..12].copy_from_slice(&number.get().to_be_bytes()[1..]);
                 let end = &mut pair.ends[to];
                 let packet = Packet::new_checked(&bytes[..]).unwrap();
-                end.connection.handle_datagram(pair.now, common::address(1 - to), &packet, &mut end.world);
+                end.connection.handle_datagram(pair.now, (common::address(1 - to), common::source_port(1 - to)).into(), &packet, &mut end.world);
                 pair.take_kept(to);
             }
             pair.step();

@@ -221,10 +221,10 @@ fn packets_from_other_addresses_are_dropped() {
     let end = &mut pair.ends[A];
     let bytes = nak.from(B);
     let packet = millstream_wire::Packet::new_checked(&bytes[..]).unwrap();
-    let from = "10.0.0.3".parse().unwrap();
+    let from = "10.0.0.3:50001".parse().unwrap();
     let disposition = end.connection.handle_datagram(pair.now, from, &packet, &mut end.world);
     assert_eq!(disposition, Disposition::Dropped(DropReason::WrongSource));
-    let mapped = "::ffff:10.0.0.2".parse().unwrap();
+    let mapped = "[::ffff:10.0.0.2]:50001".parse().unwrap();
     let other = nak.to_qp(B, millstream_wire::Qpn::new(0x12));
     let packet = millstream_wire::Packet::new_checked(&other[..]).unwrap();
     let disposition = end.connection.handle_datagram(pair.now, mapped, &packet, &mut end.world);
@@ -305,13 +305,17 @@ fn retransmitted_fenced_request_does_not_wait() {
 #[test]
 fn retransmitted_reads_do_not_count_as_outstanding_twice() {
     let mut pair = requester(|config| config.max_rd_atomic = 2);
-    (0..4).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
-    assert_eq!(pair.asks(), [0, 1]);
+    // The first response shows the UDP source port of the peer.
+    pair.send(A, 0, vec![1]);
+    pair.asks();
+    pair.ack(0);
+    (1..5).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
+    assert_eq!(pair.asks(), [1, 2]);
     // The data of the first READ was lost.
-    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![1; 8]);
-    assert_eq!(pair.asks(), [0], "two are under way");
-    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![0; 8]);
-    assert_eq!(pair.asks(), [2, 3]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 2, vec![1; 8]);
+    assert_eq!(pair.asks(), [1], "two are under way");
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![0; 8]);
+    assert_eq!(pair.asks(), [3, 4]);
 }
 
 /// A slow peer: it takes 100 µs per packet, and is not scheduled for 50 ms after each 30 ms.

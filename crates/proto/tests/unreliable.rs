@@ -2,6 +2,9 @@
 
 mod common;
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use common::{A, B, Craft, Network, Pair, Random, World, address, config, flow, psn, send_config};
 use millstream_proto::{
     Config, Datagram, DatagramDestination, DatagramSource, Disposition, DropReason, Event, Mtu, PostError,
@@ -30,11 +33,10 @@ fn uc_messages_arrive_whole_or_not_at_all() {
         assert_eq!(pair.ends[A].completions(), all, "complete when sent");
         let received = &pair.ends[B].received;
         assert!((10..100).contains(&received.len()), "{} of 100", received.len());
-        let mut last = None;
+        let mut numbers = HashSet::new();
         for (nth, (received, memory)) in received.iter().enumerate() {
             let number = u32::from_be_bytes(received.immediate.unwrap());
-            assert!(last < Some(number), "in order, and not twice");
-            last = Some(number);
+            assert!(numbers.insert(number), "message {number} twice");
             assert_eq!(received.id.0, nth as u64, "receive requests are not lost with messages");
             assert_eq!(received.len, number * 37 % 1500);
             assert!(memory[..received.len as usize].iter().all(|byte| *byte == number as u8));
@@ -42,6 +44,54 @@ fn uc_messages_arrive_whole_or_not_at_all() {
         assert_eq!(pair.ends[B].connection.counters().sent, 0, "nothing is answered");
         assert_eq!(pair.ends[A].connection.poll_timeout(), None);
     }
+}
+
+/// A SEND of one byte by A, `n` packets after its first PSN.
+fn uc_send(n: u32, byte: u8) -> Vec<u8> {
+    Craft::new(Opcode::UC_SEND_ONLY, psn(A).plus(n)).payload(vec![byte]).from(A)
+}
+
+#[test]
+fn forged_uc_packet_does_not_silence_the_sender() {
+    for (opcode, len) in
+        [(Opcode::UC_SEND_ONLY, 1), (Opcode::UC_SEND_FIRST, 256), (Opcode::UC_SEND_MIDDLE, 256)]
+    {
+        for ahead in [1, 1000, 0x7f_ffff, 0x80_0000, 0xff_0000] {
+            let mut pair = pair();
+            (0..4).for_each(|id| pair.ends[B].world.receive(id, 1000));
+            assert_eq!(pair.give(B, &uc_send(0, 0x10)), Disposition::Accepted);
+            pair.give(B, &Craft::new(opcode, psn(A).plus(ahead)).payload(vec![0xbb; len]).from(A));
+            for n in 1..3 {
+                assert_eq!(
+                    pair.give(B, &uc_send(n, 0x10 + n as u8)),
+                    Disposition::Accepted,
+                    "{opcode:?} {ahead:#x}"
+                );
+            }
+            let last: Vec<u8> =
+                pair.ends[B].received.iter().rev().take(2).map(|(_, memory)| memory[0]).collect();
+            assert_eq!(last, [0x12, 0x11]);
+        }
+    }
+}
+
+#[test]
+fn uc_sender_that_restarts_at_a_lower_psn_is_heard() {
+    let mut pair = pair();
+    (0..20).for_each(|id| pair.ends[B].world.receive(id, 100));
+    for n in 0..8 {
+        assert_eq!(pair.give(B, &uc_send(n, 1)), Disposition::Accepted);
+        assert_eq!(pair.give(B, &uc_send(n, 1)), Disposition::Duplicate, "a copy that the network made");
+    }
+    // A sender that is reset takes longer than a packet that the network repeats.
+    pair.now = pair.now + Duration::from_millis(2);
+    for n in 0..8 {
+        assert_eq!(pair.give(B, &uc_send(n, 1)), Disposition::Accepted);
+    }
+    for n in (2..5).rev() {
+        assert_eq!(pair.give(B, &uc_send(n, 2)), Disposition::Accepted, "other messages are heard at once");
+    }
+    assert_eq!(pair.ends[B].received.len(), 19);
 }
 
 #[test]

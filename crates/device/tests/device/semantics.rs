@@ -203,6 +203,8 @@ const RULES: &[(&str, &[&str])] = &[
         &[
             "../../../proto/tests/hostile.rs::forged_packets_outside_the_window_are_ignored",
             "../../../proto/tests/hostile.rs::only_the_expected_psn_can_fail_a_connection",
+            "../../../proto/tests/hostile.rs::early_packets_from_another_port_do_not_replace_genuine_ones",
+            "../../../proto/tests/hostile.rs::early_send_that_is_too_long_counts_as_lost",
             "../../../proto/tests/hostile.rs::replayed_packets_are_ignored",
             "../../../proto/tests/requester.rs::packets_from_other_addresses_are_dropped",
         ],

@@ -124,6 +124,8 @@ pub(crate) struct Requester {
     next_ssn: Msn,
     /// Packets of READs and atomic operations whose data is missing. A rewind keeps them.
     awaiting_data: VecDeque<(ExtendedPsn, ExtendedPsn)>,
+    /// UDP source port of the last response in sequence. Data behind a gap is stored only from this port.
+    port: Option<u16>,
     /// Data that arrived behind a gap.
     reorder_buffer: ReorderBuffer,
     /// Ends of outstanding READ and atomic requests (9.7.6.1.1).
@@ -180,6 +182,7 @@ impl Requester {
             // The first message is number 1: MSNs count completed messages.
             next_ssn: Msn::new(1),
             awaiting_data: VecDeque::new(),
+            port: None,
             reorder_buffer: ReorderBuffer::default(),
             outstanding: VecDeque::new(),
             limit: None,

@@ -24,10 +24,11 @@ pub(crate) enum ResponseOutcome {
 }
 
 impl Requester {
-    /// Handles a packet from the responder.
+    /// Handles a packet from the responder's UDP source port.
     pub(crate) fn handle_response<M: Memory>(
         &mut self,
         now: Instant,
+        port: u16,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
@@ -52,13 +53,21 @@ impl Requester {
             return Ok(ResponseOutcome::Stale);
         }
         match packet.opcode().operation() {
-            Operation::Acknowledge => self.acknowledge(at, syndrome, msn, now, events),
+            Operation::Acknowledge => {
+                self.port = Some(port);
+                self.acknowledge(at, syndrome, msn, now, events)
+            }
             Operation::ReadResponse | Operation::AtomicAcknowledge => {
                 if !matches!(syndrome, Syndrome::Ack { .. }) {
                     return Ok(ResponseOutcome::Unexpected);
                 }
-                let taken = self.response(at, packet, memory, now, events)?;
+                let in_sequence = self.expected_data() == Some(at);
+                let storable = self.port == Some(port);
+                let taken = self.response(at, storable, packet, memory, now, events)?;
                 if taken == ResponseOutcome::Accepted {
+                    if in_sequence {
+                        self.port = Some(port);
+                    }
                     if msn.is_some() {
                         self.take_credits(syndrome, msn);
                     }
@@ -177,20 +186,26 @@ impl Requester {
         now: Instant,
         events: &mut VecDeque<Event>,
     ) -> Result<(), FailureCause> {
-        while let Some(expected) = self.awaiting_data.front().map(|due| due.0.max(self.una)) {
+        while let Some(expected) = self.expected_data() {
             let Some(bytes) = self.reorder_buffer.take(expected) else { break };
             let Ok(packet) = Packet::new_checked(&bytes[..]) else { break };
-            if self.response(expected, &packet, memory, now, events)? != ResponseOutcome::Accepted {
+            if self.response(expected, true, &packet, memory, now, events)? != ResponseOutcome::Accepted {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Handles data of a READ or atomic operation.
+    /// The next packet of the oldest READ or atomic operation whose data is missing.
+    fn expected_data(&self) -> Option<ExtendedPsn> {
+        self.awaiting_data.front().map(|due| due.0.max(self.una))
+    }
+
+    /// Handles data of a READ or atomic operation. `storable`: it came from the UDP source port in use.
     fn response<M: Memory>(
         &mut self,
         at: ExtendedPsn,
+        storable: bool,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         now: Instant,
@@ -217,11 +232,11 @@ impl Requester {
             }
             _ => return Ok(ResponseOutcome::Unexpected),
         };
-        match self.awaiting_data.front().map(|due| due.0.max(self.una)) {
+        match self.expected_data() {
             Some(expected) if at == expected => {}
             // Data before it is missing.
             Some(expected) if at > expected => {
-                self.handle_out_of_order_data(expected, at, packet, now, events);
+                self.handle_out_of_order_data(expected, at, storable.then_some(packet), now, events);
                 return Ok(ResponseOutcome::Accepted);
             }
             _ => return Ok(ResponseOutcome::Stale),
@@ -247,12 +262,12 @@ impl Requester {
         &mut self,
         expected: ExtendedPsn,
         at: ExtendedPsn,
-        packet: &Packet<&[u8]>,
+        storable: Option<&Packet<&[u8]>>,
         now: Instant,
         events: &mut VecDeque<Event>,
     ) {
         let last = self.reorder_buffer.last().filter(|last| *last >= expected);
-        if !self.reorder_buffer.keep(expected, at, packet) {
+        if !storable.is_some_and(|packet| self.reorder_buffer.keep(expected, at, packet)) {
             self.acknowledge_until(at, now, events);
             return;
         }

@@ -23,6 +23,7 @@ use crate::memory::Memory;
 use crate::reorder_buffer::ReorderBuffer;
 use crate::request::ReceiveId;
 use response::Response;
+use unreliable::RecentMessages;
 
 /// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,6 +113,9 @@ pub(crate) struct Responder {
     queue: Srqn,
     /// Last packet behind the gap that was reported by a NAK; one NAK is sent per gap.
     reported_gap: Option<ExtendedPsn>,
+    /// UDP source port of the last valid request in sequence. Packets behind a gap are stored only
+    /// from this port.
+    port: Option<u16>,
     /// Packets behind the gap.
     reorder_buffer: ReorderBuffer,
     /// Set when a gap was closed: stored packets behind it may be in sequence.
@@ -123,7 +127,9 @@ pub(crate) struct Responder {
     resources: VecDeque<ResponderResource>,
     /// The NAK that failed the queue pair, and its packet.
     fatal_nak: Option<(ExtendedPsn, NakCode)>,
-    /// A receive request of an aborted message, which the next message uses (UC).
+    /// Recent messages (UC).
+    recent: RecentMessages,
+    /// A receive request of an aborted message, which the next message uses.
     spare_receive: Option<ReceiveId>,
 }
 
@@ -136,20 +142,23 @@ impl Responder {
             partial: None,
             queue: Srqn::new(0),
             reported_gap: None,
+            port: None,
             reorder_buffer: ReorderBuffer::default(),
             gap_closed_at: None,
             acknowledgeable: None,
             responses: VecDeque::new(),
             resources: VecDeque::new(),
             fatal_nak: None,
+            recent: RecentMessages::default(),
             spare_receive: None,
             config,
         }
     }
 
-    /// Handles a request of the peer.
+    /// Handles a request of the peer, from a UDP source port.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,
+        port: u16,
         packet: &Packet<&[u8]>,
         memory: &mut M,
         events: &mut VecDeque<Event>,
@@ -157,7 +166,9 @@ impl Responder {
         let at = self.expected.nearest(packet.bth().psn());
         // The PSN is checked first: other fields count only in the expected packet (9.7.4.1.2).
         if at > self.expected {
-            self.store(at, packet);
+            if self.port == Some(port) {
+                self.store(at, packet);
+            }
             return Ok(self.behind_gap(at));
         }
         if at < self.expected {
@@ -166,12 +177,14 @@ impl Responder {
         }
         match self.execute(at, packet, memory, events) {
             Ok(()) => {
+                self.port = Some(port);
                 if self.reported_gap.take().is_some() {
                     self.gap_closed_at = Some(self.expected);
                 }
                 Ok(RequestOutcome::Executed)
             }
             Err(ExecError::NoReceive) => {
+                self.port = Some(port);
                 self.not_ready(at);
                 Ok(RequestOutcome::NotReady)
             }

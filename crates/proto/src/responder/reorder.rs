@@ -4,14 +4,17 @@
 //! front of it were executed. The requester rewinds to the gap; the ACK of the stored packets lets it skip
 //! them.
 //!
-//! The PSN of a stored packet was not exactly the expected one, so it is easier to forge. An invalid stored
-//! packet therefore does not fail the queue pair; it is treated as lost.
+//! A stored packet without access to the memory that it names fails the queue pair, as in sequence. Otherwise
+//! the peer could try any number of memory keys on one connection. Other invalid stored packets are treated as
+//! lost, because their PSNs were easier to forge than the expected one. If the peer did send the packet, it
+//! sends it again in sequence.
 
 use std::collections::VecDeque;
 
 use millstream_wire::{NakCode, Packet, Syndrome};
 
 use super::{ExecError, Nak, Responder};
+use crate::config::Service;
 use crate::event::{Event, FailureCause};
 use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
@@ -34,7 +37,13 @@ impl Responder {
         if let Some(Ok(packet)) = bytes.as_deref().map(Packet::new_checked) {
             match self.execute(at, &packet, memory, events) {
                 Ok(()) => return Ok(true),
-                Err(ExecError::Nak(Nak { receive: None, .. })) => {
+                Err(ExecError::Nak(Nak { code, receive }))
+                    if self.counts_as_lost(code, receive.is_some()) =>
+                {
+                    // A message that has begun keeps its receive request.
+                    if self.partial.is_none() {
+                        self.spare_receive = receive.map(|(id, _)| id);
+                    }
                     self.queue_nak(at, Syndrome::Nak(NakCode::SequenceError));
                 }
                 Err(ExecError::NoReceive) => {
@@ -54,5 +63,11 @@ impl Responder {
             self.acknowledge(last);
         }
         Ok(true)
+    }
+
+    /// Whether a stored packet that failed with this NAK is treated as lost. A spare receive request of an XRC
+    /// target could belong to another queue than the next message, so there the failure counts.
+    fn counts_as_lost(&self, code: NakCode, in_receive: bool) -> bool {
+        code != NakCode::RemoteAccess && !(in_receive && self.config.service == Service::XrcTarget)
     }
 }

@@ -280,8 +280,13 @@ pub fn address(end: usize) -> IpAddr {
     ADDRESSES[end].parse().unwrap()
 }
 
+/// UDP source port of an end.
+pub fn source_port(end: usize) -> u16 {
+    50000 + end as u16
+}
+
 pub fn flow(from: usize) -> Flow {
-    Flow::new((address(from), 50000 + from as u16), (address(1 - from), 4791)).unwrap()
+    Flow::new((address(from), source_port(from)), (address(1 - from), 4791)).unwrap()
 }
 
 /// Default configuration of an end.
@@ -436,12 +441,17 @@ impl Pair {
     }
 
     fn arrive(&mut self, to: usize, bytes: &[u8], check: bool) {
+        self.arrive_from(source_port(1 - to), to, bytes, check);
+    }
+
+    fn arrive_from(&mut self, port: u16, to: usize, bytes: &[u8], check: bool) {
         let Ok(packet) = Packet::new_checked(bytes) else { return };
         if check && !flow(1 - to).verify(&packet, 0) && self.limits.identification == IpIdentification::Zero {
             return;
         }
         let end = &mut self.ends[to];
-        let disposition = end.connection.handle_datagram(self.now, address(1 - to), &packet, &mut end.world);
+        let disposition =
+            end.connection.handle_datagram(self.now, (address(1 - to), port).into(), &packet, &mut end.world);
         self.dispositions.push((to, disposition));
         self.take_kept(to);
     }
@@ -605,6 +615,12 @@ impl Pair {
     pub fn give(&mut self, to: usize, bytes: &[u8]) -> Disposition {
         self.arrive(to, bytes, true);
         self.dispositions.pop().expect("a packet with the right ICRC").1
+    }
+
+    /// Delivers a packet from another UDP source port of the peer's host at once. Its ICRC is not checked.
+    pub fn give_from_port(&mut self, port: u16, to: usize, bytes: &[u8]) -> Disposition {
+        self.arrive_from(port, to, bytes, false);
+        self.dispositions.pop().expect("a packet").1
     }
 
     /// Takes the packets that an end sends; they are not delivered.

@@ -142,7 +142,12 @@ pub(crate) fn play(bytes: &[u8]) {
             fixed[4..].copy_from_slice(&[0, 0, 0x11]);
         }
         if let Ok(packet) = Packet::new_checked(&packet[..]) {
-            connection.handle_datagram(now, "10.0.0.2".parse().expect("an address"), &packet, &mut world);
+            connection.handle_datagram(
+                now,
+                "10.0.0.2:50001".parse().expect("an address"),
+                &packet,
+                &mut world,
+            );
             while connection.handle_reordered(&mut world) {}
         }
         connection.handle_timeout(now);

@@ -223,7 +223,8 @@ impl WireTransport {
             let Ok(packet) = Packet::new_checked(*bytes) else { continue };
             let Self { machine, inflight, memory, .. } = self;
             let mut adapter = MemoryAdapter { qp, memory, keys: local_keys, inflight };
-            match machine.handle_datagram(now, info.source, &packet, &mut adapter) {
+            match machine.handle_datagram(now, (info.source, info.source_port).into(), &packet, &mut adapter)
+            {
                 Disposition::Dropped(_) => {}
                 Disposition::Congestion => self.congestion.handle_cnp(now),
                 _ => self.congestion.handle_packet(info.congestion_experienced(), now),
