@@ -1,0 +1,105 @@
+//! Detection within the bounds for all phases of writer and reader, and links.
+
+use millstream_health::registers::LinkState;
+use millstream_health::{LinkEvent, LinkMonitor, PeerState, PeerWatch, Timers, TimersError};
+
+/// A writer stalls from `stop` for `pause` ms; reads begin at `phase`. Returns the time of the failure's detection.
+fn detect(timers: &Timers, phase: u64, stop: u64, pause: u64) -> (Option<u64>, PeerWatch) {
+    let mut watch = PeerWatch::new(timers.misses);
+    let (mut sequence, mut found) = (0, None);
+    for now in 0..stop + pause + 1000 {
+        if now.is_multiple_of(timers.write) && !(stop..stop + pause).contains(&now) {
+            sequence += 1;
+        }
+        if now >= phase
+            && (now - phase).is_multiple_of(timers.read)
+            && watch.handle_read(sequence, false) == Some(PeerState::Failed)
+        {
+            found.get_or_insert(now);
+        }
+    }
+    (found, watch)
+}
+
+#[test]
+fn a_death_is_known_within_the_bound_and_no_short_stall_is_a_fault() {
+    let timers = Timers::default();
+    assert_eq!((timers.tolerated_stall(), timers.detection_bound(), timers.link_bound()), (180, 300, 100));
+    for phase in 0..timers.read {
+        for stop in 500..500 + timers.read {
+            let (found, watch) = detect(&timers, phase, stop, 800);
+            let after = found.expect("a death is detected") - stop;
+            assert!(
+                timers.tolerated_stall() < after + timers.write,
+                "phase {phase}, stop {stop}: {after} ms"
+            );
+            assert!(after <= timers.detection_bound(), "phase {phase}, stop {stop}: {after} ms");
+            assert_eq!((watch.state(), watch.recovered()), (PeerState::Alive, 1));
+
+            let (found, watch) = detect(&timers, phase, stop, timers.tolerated_stall());
+            assert_eq!((found, watch.state()), (None, PeerState::Alive), "phase {phase}, stop {stop}");
+        }
+    }
+}
+
+#[test]
+fn an_announced_end_is_no_fault() {
+    let mut watch = PeerWatch::new(2);
+    watch.handle_read(1, false);
+    assert_eq!(watch.handle_read(2, false), Some(PeerState::Alive));
+    assert_eq!(watch.handle_read(3, true), Some(PeerState::Left));
+    assert_eq!(watch.handle_read(3, true), None);
+    assert_eq!(watch.handle_read(3, true), None);
+    assert_eq!(watch.handle_read(4, false), Some(PeerState::Alive));
+}
+
+#[test]
+fn a_peer_that_was_never_seen_is_unknown() {
+    let mut watch = PeerWatch::new(1);
+    assert!((0..9).all(|_| watch.handle_read(0, false).is_none()));
+    assert_eq!(watch.state(), PeerState::Unknown);
+}
+
+#[test]
+fn a_silent_link_breaks_and_trains_again_with_a_longer_pause() {
+    let timers = Timers::default();
+    let mut link = LinkMonitor::new(&timers, 100, 3);
+    let mut pauses = Vec::new();
+    let mut now = 0;
+    for _ in 0..3 {
+        assert_eq!(link.handle_event(LinkEvent::Connected, now), Some(LinkState::Up));
+        assert_eq!(link.handle_timeout(now + 99), None);
+        now += 100;
+        assert_eq!(link.handle_timeout(now), Some(LinkState::Broken));
+        let broken = now;
+        while link.handle_timeout(now).is_none() {
+            now += 10;
+        }
+        assert_eq!(link.state(), LinkState::Training);
+        pauses.push(now - broken);
+    }
+    assert_eq!(pauses, [100, 200, 400]);
+}
+
+#[test]
+fn errors_make_a_link_sick_and_clean_windows_heal_it() {
+    let mut link = LinkMonitor::new(&Timers::default(), 100, 3);
+    link.handle_event(LinkEvent::Connected, 0);
+    (0..4).for_each(|_| assert_eq!(link.handle_event(LinkEvent::Error, 10), None));
+    assert_eq!(link.handle_timeout(20), Some(LinkState::Sick));
+    let healed = (21..).find(|&now| {
+        link.handle_event(LinkEvent::Frame, now);
+        link.handle_timeout(now) == Some(LinkState::Up)
+    });
+    // The window with the errors, then three clean ones.
+    assert_eq!(healed, Some(400));
+}
+
+#[test]
+fn timers_are_checked() {
+    let timers = Timers { read: 50, ..Timers::default() };
+    assert_eq!(timers.check(), Err(TimersError::ReadTooShort { read: 50, write: 20 }));
+    let timers = Timers { silences: 0, ..Timers::default() };
+    assert_eq!(timers.check(), Err(TimersError::Zero { field: "silences" }));
+    assert_eq!(Timers::default().check(), Ok(Timers::default()));
+}
