@@ -1,5 +1,7 @@
 //! `millstream` as a program: run, env, demo, evb, devices, stream.
 
+use millstream_fragment::stream::StreamWriter;
+use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -101,6 +103,35 @@ fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     assert!(names.iter().any(|name| name.starts_with("event-") && name.ends_with(".svg")), "{names:?}");
     assert!(names.contains(&"replay.svg".to_owned()), "{names:?}");
     assert!(!names.iter().any(|name| name.ends_with(".partial")), "{names:?}");
+}
+
+#[test]
+fn the_report_counts_the_payload_of_built_events_without_padding() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer =
+        StreamWriter::create(folder.path().join("small.mfs"), 0..20, Alignment::CACHE_LINE).unwrap();
+    for id in 0..4 {
+        let mut source = writer.source(SourceId(id), SourceKind(1), "").unwrap();
+        // Event 5 is incomplete. A fragment of 100 bytes occupies 128.
+        for event in (0..20).filter(|event| (id, *event) != (3, 5)) {
+            source.push(event, &[id as u8; 100]).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    let config = folder.path().join("small.toml");
+    let text = "[run]\nname = \"small\"\nbatch = 8\n[[readout]]\nname = \"a\"\ninput = \"small.mfs\"\n\
+                [[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n";
+    std::fs::write(&config, text).unwrap();
+    let report = folder.path().join("report.json");
+    succeeds(&["evb", "run", "--json", report.to_str().unwrap(), config.to_str().unwrap()]);
+    let report = json(&report);
+    assert_eq!((&report["events"], &report["payload_bytes"]), (&19.into(), &(19 * 400).into()), "{report}");
+    let unit =
+        |name: &str| report["units"].as_array().unwrap().iter().find(|unit| unit["name"] == name).unwrap();
+    let readout = unit("readout a");
+    assert_eq!((&readout["events"], &readout["fragments"]), (&20.into(), &79.into()));
+    assert_eq!(readout["payload_bytes"], 79 * 100);
+    assert_eq!(unit("builder bu0")["payload_bytes"], 19 * 400);
 }
 
 #[test]

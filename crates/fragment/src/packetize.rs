@@ -112,6 +112,8 @@ pub struct PacketLayout {
     pub total_len: u32,
     /// Number of its fragments.
     pub n_fragments: u32,
+    /// Length of its fragments without padding, in bytes.
+    pub payload_len: u32,
 }
 
 /// Why a batch has no packet.
@@ -198,11 +200,13 @@ impl<'a> Packetizer<'a> {
         };
 
         extents.clear();
+        let mut payload_len = 0;
         let mut packet = HeaderBuilder::new(header, repr)?;
         for PassPiece { file, running } in pieces()? {
             let mut extent: Option<Range<u64>> = None;
             for entry in source.entries(source.positions(file.clone())) {
                 packet.push(running + (entry.event - file.start), entry.len, entry.crc)?;
+                payload_len += entry.len;
                 let end = entry.offset + source.alignment().padded(entry.len);
                 extent = Some(extent.map_or(entry.offset, |extent| extent.start)..end);
             }
@@ -213,8 +217,8 @@ impl<'a> Packetizer<'a> {
         }
         let header_len = repr.header_len() as u32;
         let total_len = packet.finish()?;
-        let payload_len: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
-        debug_assert_eq!(u64::from(total_len), u64::from(header_len) + payload_len);
-        Ok(PacketLayout { header_len, total_len, n_fragments: repr.n_fragments })
+        let padded_len: u64 = extents.iter().map(|extent| u64::from(extent.len)).sum();
+        debug_assert_eq!(u64::from(total_len), u64::from(header_len) + padded_len);
+        Ok(PacketLayout { header_len, total_len, n_fragments: repr.n_fragments, payload_len })
     }
 }

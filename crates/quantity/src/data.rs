@@ -23,6 +23,12 @@ impl Bytes {
     }
 }
 
+impl core::iter::Sum for Bytes {
+    fn sum<I: Iterator<Item = Self>>(sizes: I) -> Self {
+        Self(sizes.map(|size| size.0).sum())
+    }
+}
+
 impl BytesPerSecond {
     /// Converts from 10⁹ bytes per second.
     #[must_use]

@@ -10,6 +10,7 @@ use millstream_report::{
     Bytes, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample, RunReport,
     Seconds, TriggerComparison, UnitReport,
 };
+use millstream_store::EventReader;
 
 use super::usage::Usages;
 
@@ -41,7 +42,6 @@ pub(super) fn report(
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         memcpy_baseline: Some(memcpy),
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
-        stored_events: statistics.iter().map(|s| s.stored).sum(),
         not_stored_events: not_stored(setup, outcome),
         event_files: outcome.sinks.iter().map(|(_, path)| path.clone()).collect(),
         samples: outcome
@@ -50,7 +50,7 @@ pub(super) fn report(
             .map(|sample| ProgressSample {
                 elapsed_s: Seconds(sample.elapsed.as_secs_f64()),
                 events: sample.done.events(),
-                payload_bytes: Bytes((sample.done.events() as f64 * per_event) as u64),
+                payload_bytes: Bytes((sample.done.built.events as f64 * per_event) as u64),
             })
             .collect(),
         units: units(setup, outcome, usages),
@@ -68,6 +68,18 @@ pub(super) fn report(
         Some(summary) => add_summary(&mut report, summary),
         None => Some("the run did not start".to_owned()),
     };
+    report.payload_bytes = (0..setup.builders.len()).map(|bu| payload_built(setup, outcome, bu)).sum();
+    for (bu, builder) in setup.builders.iter().enumerate() {
+        let in_files = stored_in_files(setup, BuIndex(bu as u16));
+        report.stored_events += in_files;
+        let stored = outcome.builders[bu].as_ref().map(|statistics| statistics.stored);
+        if let Some(stored) = stored.filter(|&stored| stored != in_files) {
+            report.fragment_accounting.inconsistencies.push(format!(
+                "builder {}: events stored = events in its file: {stored} against {in_files}",
+                builder.name
+            ));
+        }
+    }
     let seen = statistics.iter().filter_map(|s| s.error.clone());
     let failures = outcome.failures.iter().map(|failure| {
         format!("{}: {}: {}", name(setup, &failure.process), failure.status, failure.reason.trim())
@@ -77,11 +89,28 @@ pub(super) fn report(
     report
 }
 
+/// Payload of a builder unit's built events. For a lost unit, the mean payload of an event times its built events.
+fn payload_built(setup: &Setup, outcome: &RunOutcome, bu: usize) -> Bytes {
+    match (&outcome.builders[bu], &outcome.totals[bu]) {
+        (Some(statistics), _) => statistics.payload_built,
+        (None, totals) => {
+            let events = totals.map_or(0, |totals| totals.built.events);
+            Bytes((events as f64 * payload_per_event(setup)) as u64)
+        }
+    }
+}
+
+/// Events in the file of a builder unit; 0 if there is none.
+fn stored_in_files(setup: &Setup, bu: BuIndex) -> u64 {
+    let file = super::event_file(setup, bu).filter(|file| file.exists());
+    let reader = file.and_then(|file| EventReader::open(file).ok());
+    reader.map_or(0, |reader| reader.numbers().len() as u64)
+}
+
 /// Adds the run summary to the report. Returns why the run stopped early, if it did.
 fn add_summary(report: &mut RunReport, summary: &RunSummary) -> Option<String> {
     report.events = summary.built.events;
     report.fragments = summary.built.fragments;
-    report.payload_bytes = Bytes(summary.read.bytes.0);
     report.accepted_events = summary.accepted;
     let count = |outcome, reason: &str, counts: Counts| OutcomeCount {
         outcome,
@@ -173,14 +202,13 @@ fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport
 fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3] {
     let builder = |bu: usize| {
         let done = outcome.totals.get(bu).copied().flatten().unwrap_or_default();
-        let bytes = done.events() as f64 * payload_per_event(setup);
-        [done.events(), done.fragments(), bytes as u64]
+        [done.events(), done.fragments(), payload_built(setup, outcome, bu).0]
     };
     match process {
         RunProcess::Unit(Unit::Readout(ru)) => match outcome.readouts.get(ru.index()) {
             Some(Some(report)) => {
-                let sources = setup.plan.sources.get(ru.index()).map_or(1, |n| u64::from(n.get()));
-                [report.fragments_read / sources, report.fragments_read, report.bytes_read.0]
+                let events = report.sent.iter().map(|sent| sent.events).sum();
+                [events, report.fragments_read, report.bytes_read.0]
             }
             _ => [0; 3],
         },

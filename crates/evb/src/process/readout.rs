@@ -312,7 +312,7 @@ impl ReadoutProcess {
                 self.sges.push(self.input.sge(extent.offset, extent.len)?);
             }
             payload.fragments += packet.n_fragments;
-            payload.bytes.0 += u64::from(packet.total_len - packet.header_len);
+            payload.bytes.0 += u64::from(packet.payload_len);
 
             let mut to = slot_offset + source.area.offset;
             let mut requests = self.sges.chunks(self.max_sges).peekable();

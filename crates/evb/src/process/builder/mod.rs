@@ -20,7 +20,7 @@ use crate::config::Setup;
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::report::BuilderReport;
 use crate::core::types::{EventNumber, Immediate};
-use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
+use crate::core::{BuIndex, Bytes, RuIndex, SlotIndex, Unit};
 use event_store::{EventStore, StoreError};
 use kernel::{CardKernel, KernelCompletion};
 use landing::LandingMemory;
@@ -57,6 +57,8 @@ pub struct BuilderEnd {
 pub struct BuilderStatistics {
     /// Comparison of the kernel's decisions with the reference.
     pub comparison: DecisionComparison,
+    /// Payload of the events built, without padding.
+    pub payload_built: Bytes,
     /// Number of decision bits set.
     pub decisions_set: u64,
     /// Time that the card was busy.
@@ -379,6 +381,9 @@ impl BuilderProcess {
         match &mut self.kernel {
             None => {
                 let outcome = contents.outcome(&batch);
+                for event in (0..batch.events.into()).filter(|&event| contents.is_complete(event)) {
+                    self.statistics.payload_built.0 += contents.payload(event).0;
+                }
                 self.finish_batch(slot, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
@@ -421,6 +426,10 @@ impl BuilderProcess {
         };
         self.statistics.card_busy += completion.busy;
         self.statistics.decisions_set += completion.decisions_set;
+        let is_built = |&event: &usize| kernel.summary(event).corrupt == 0 && contents.is_complete(event);
+        for event in (0..batch.events.into()).filter(is_built) {
+            self.statistics.payload_built.0 += contents.payload(event).0;
+        }
         if let Some(reference) = &mut self.reference {
             kernel.compare(reference, &batch, contents);
         }

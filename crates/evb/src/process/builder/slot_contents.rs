@@ -1,9 +1,9 @@
 //! Contents of a slot: the packets' headers, parsed once when they arrive. Payload is not read here.
 
 use super::landing::LandingMemory;
-use crate::core::RuIndex;
 use crate::core::plan::Batch;
 use crate::core::summary::{BatchCounts, BatchOutcome};
+use crate::core::{Bytes, RuIndex};
 use crate::layout::{PacketArea, SlotLayout};
 use millstream_fragment::mfp::{Entry, Header, MfpError};
 
@@ -98,6 +98,8 @@ pub(super) struct SlotContents {
     complete_packets: u32,
     /// Fragments of the other packets, by event of the batch. Empty if there are none.
     partial: Vec<u32>,
+    /// Payload by event of the batch, without padding (bytes).
+    payload: Vec<u64>,
     /// Packets parsed.
     packets: usize,
     index: FragmentIndex,
@@ -131,6 +133,11 @@ impl SlotContents {
             }
             fragments += header.n_fragments();
             self.packets += 1;
+            self.payload.resize(events as usize, 0);
+            for entry in header.entries() {
+                // In range: the header was checked against its own number of events.
+                self.payload[(entry.event - first) as usize] += u64::from(entry.len);
+            }
             if index {
                 self.index.packets.resize(layout.packets.len(), (0, 0));
                 self.index.packets[position] = (self.index.entries.len(), header.n_fragments() as usize);
@@ -156,6 +163,7 @@ impl SlotContents {
         self.batch = None;
         self.complete_packets = 0;
         self.partial.clear();
+        self.payload.clear();
         self.packets = 0;
         self.index.entries.clear();
         self.index.packets.clear();
@@ -174,6 +182,11 @@ impl SlotContents {
     /// Whether every source has a fragment of the event.
     pub(super) fn is_complete(&self, event: usize) -> bool {
         self.fragments(event) as usize == self.packets
+    }
+
+    /// Payload of an event, without padding.
+    pub(super) fn payload(&self, event: usize) -> Bytes {
+        Bytes(self.payload.get(event).copied().unwrap_or(0))
     }
 
     /// The fragment of event number `event` in the packet at `position` of the layout, if it was indexed.
