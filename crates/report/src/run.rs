@@ -30,9 +30,12 @@ pub struct RunReport {
     pub trigger: Option<TriggerComparison>,
     /// Events accepted by the trigger.
     pub accepted_events: u64,
+    /// Events that the output selects; `None`: the accepted ones.
+    #[serde(default)]
+    pub selected_events: Option<u64>,
     /// Events in the event files.
     pub stored_events: u64,
-    /// Accepted events beyond the configured number of events to store.
+    /// Selected events beyond the configured number of events to store.
     pub not_stored_events: u64,
     /// Paths of the event files.
     pub event_files: Vec<String>,
@@ -239,11 +242,12 @@ impl RunReport {
             problems
                 .push(format!("{different} of {compared} trigger decisions differ from the recorded ones"));
         }
-        let (accepted, stored) = (self.accepted_events, self.stored_events);
-        if stored.saturating_add(self.not_stored_events) != accepted {
+        let (selected, stored) = (self.selected_events.unwrap_or(self.accepted_events), self.stored_events);
+        if stored.saturating_add(self.not_stored_events) != selected {
+            let verb = if self.selected_events.is_some() { "selected" } else { "accepted" };
             let beyond = self.not_stored_events;
             problems.push(format!(
-                "{accepted} events accepted, but {stored} stored and {beyond} beyond the configured number"
+                "{selected} events {verb}, but {stored} stored and {beyond} beyond the configured number"
             ));
         }
         problems

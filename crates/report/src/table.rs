@@ -106,7 +106,11 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
         _ => format!("{} stored in {files} files", count(report.stored_events)),
     };
     let known = report.stored_events.saturating_add(report.not_stored_events);
-    let emphasis = if known == report.accepted_events { Emphasis::Normal } else { Emphasis::Bad };
+    let emphasis = if known == report.selected_events.unwrap_or(report.accepted_events) {
+        Emphasis::Normal
+    } else {
+        Emphasis::Bad
+    };
     grid.emphasised(["accepted", &count(report.accepted_events), &stored], emphasis);
     if let Some(trigger) = &report.trigger {
         let (matching, compared) = (trigger.decisions_matching, trigger.decisions_compared);

@@ -44,6 +44,7 @@ fn report() -> RunReport {
         }),
         accepted_events: 960_000,
         stored_events: 960_000,
+        selected_events: None,
         not_stored_events: 0,
         event_files: vec!["run-0.h5".into(), "run-1.h5".into()],
         fragment_accounting: FragmentAccounting {

@@ -81,6 +81,9 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
         std::fs::create_dir_all(&output.directory)
             .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
     }
+    for warning in setup.warnings() {
+        eprintln!("warning: {warning}");
+    }
     let baseline = baseline(setup)?;
     let progress = Progress::new(&setup.name, setup.plan.events.get());
     let mut usages = Usages::default();
@@ -165,6 +168,9 @@ fn describe(setup: &Setup) {
             setup.layout.slot_bytes.0,
             setup.landing_bytes(index).0,
         );
+    }
+    for warning in setup.warnings() {
+        println!("warning: {warning}");
     }
     println!("configuration is valid");
 }

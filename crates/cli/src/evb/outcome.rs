@@ -1,6 +1,6 @@
 //! Converts the outcome of a run to a report.
 
-use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup};
+use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, Unit};
 use millstream_evb::process::RunOutcome;
@@ -42,6 +42,7 @@ pub(super) fn report(
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         memcpy_baseline: Some(memcpy),
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
+        selected_events: selects_all(setup).then(|| selected(setup, outcome).sum()),
         not_stored_events: not_stored(setup, outcome),
         event_files: outcome.sinks.iter().map(|(_, path)| path.clone()).collect(),
         samples: outcome
@@ -139,10 +140,23 @@ fn add_summary(report: &mut RunReport, summary: &RunSummary) -> Option<String> {
     })
 }
 
-/// Accepted events beyond the configured maximum to store.
+/// Events of each builder unit that the output selects. Without an output, the accepted ones.
+fn selected<'a>(setup: &'a Setup, outcome: &'a RunOutcome) -> impl Iterator<Item = u64> + 'a {
+    let events = setup.output.as_ref().map(|output| output.events).unwrap_or_default();
+    outcome.totals.iter().flatten().map(move |totals| match events {
+        StoredEvents::All => totals.events(),
+        StoredEvents::Accepted | StoredEvents::Built => totals.accepted,
+    })
+}
+
+fn selects_all(setup: &Setup) -> bool {
+    setup.output.as_ref().is_some_and(|output| output.events == StoredEvents::All)
+}
+
+/// Selected events beyond the configured maximum to store.
 fn not_stored(setup: &Setup, outcome: &RunOutcome) -> u64 {
-    let keep = setup.output.as_ref().map_or(0, |output| output.max_events);
-    outcome.totals.iter().flatten().map(|totals| totals.accepted.saturating_sub(keep)).sum()
+    let most = setup.output.as_ref().map_or(0, |output| output.max_events);
+    selected(setup, outcome).map(|events| events.saturating_sub(most)).sum()
 }
 
 fn kernel_name(setup: &Setup) -> Option<&'static str> {

@@ -2,7 +2,9 @@
 
 use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
-use super::setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
+use super::setup::{
+    BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
+};
 use crate::core::shaping::TrafficShaping;
 use crate::core::{EventNumber, Plan, RuIndex};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceInfo, landing_bytes};
@@ -311,6 +313,11 @@ impl Config {
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(refuse(cause)),
             _ => Ok(Some(OutputSetup {
                 directory: path.clone(),
+                events: match output.events.as_ref().map(|events| events.get_ref().as_str()) {
+                    Some("built") => StoredEvents::Built,
+                    Some("all") => StoredEvents::All,
+                    _ => StoredEvents::Accepted,
+                },
                 max_events: output.max_events.unwrap_or(DEFAULT_KEEP),
             })),
         }

@@ -87,6 +87,7 @@ pub(super) struct Card {
 #[serde(deny_unknown_fields)]
 pub(super) struct Output {
     pub(super) directory: Spanned<PathBuf>,
+    pub(super) events: Option<Spanned<String>>,
     pub(super) max_events: Option<u64>,
     pub(super) format: Option<Spanned<String>>,
 }
@@ -186,6 +187,9 @@ impl Config {
         card.iter().try_for_each(|card| self.check_kernel(card))?;
         if let Some(format) = output.as_ref().and_then(|output| output.format.as_ref()) {
             self.check_value("output.format", format, &["hdf5"])?;
+        }
+        if let Some(events) = output.as_ref().and_then(|output| output.events.as_ref()) {
+            self.check_value("output.events", events, &["accepted", "built", "all"])?;
         }
         Ok(())
     }

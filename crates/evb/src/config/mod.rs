@@ -13,4 +13,6 @@ mod setup;
 
 pub use error::{ConfigError, Problem};
 pub use file::Config;
-pub use setup::{BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup};
+pub use setup::{
+    BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
+};

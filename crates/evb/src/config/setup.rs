@@ -98,16 +98,50 @@ pub enum KernelSetup {
     },
 }
 
-/// Storage of accepted events.
+/// Which events a run stores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StoredEvents {
+    /// Built events that the kernel accepts.
+    #[default]
+    Accepted,
+    /// All built events.
+    Built,
+    /// All events of processed batches. Incomplete and corrupt ones are marked in `events/status`.
+    All,
+}
+
+/// Storage of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OutputSetup {
     /// The directory.
     pub directory: PathBuf,
+    /// The events to store.
+    pub events: StoredEvents,
     /// Maximum number of events that each builder unit stores; further accepted events are only counted.
     pub max_events: u64,
 }
 
 impl Setup {
+    /// What is valid, but probably not intended.
+    pub fn warnings(&self) -> Vec<String> {
+        let decides = |unit: &BuilderSetup| match &unit.landing {
+            LandingTarget::Card(card) => matches!(card.kernel, KernelSetup::Cluster7 { .. }),
+            LandingTarget::Host => false,
+        };
+        let accepted_only =
+            self.output.as_ref().is_some_and(|output| output.events == StoredEvents::Accepted);
+        let undecided = self.builders.iter().filter(|unit| accepted_only && !decides(unit));
+        let warning = |unit: &BuilderSetup| {
+            format!(
+                "builder {} stores no event: no kernel accepts any; set output.events = \"built\" or \"all\", or use \
+                 kernel = \"cluster7\"",
+                unit.name
+            )
+        };
+        undecided.map(warning).collect()
+    }
+
     /// Kernel areas of a builder unit's card; `None` without a kernel.
     pub fn kernel_areas(&self, builder: usize) -> Option<KernelAreas> {
         match &self.builders[builder].landing {

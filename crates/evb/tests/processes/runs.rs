@@ -16,6 +16,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "missing_and_corrupt_fragments_are_accounted_by_cause",
         missing_and_corrupt_fragments_are_accounted_by_cause,
     ),
+    ("events_are_stored_without_a_kernel_when_asked_for", events_are_stored_without_a_kernel_when_asked_for),
     ("a_wrong_decision_fails_the_run", a_wrong_decision_fails_the_run),
 ];
 
@@ -117,6 +118,24 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
     let summary = succeed(&inputs.setup(2, &["host"], "batch = 16", "", "")).summary.unwrap();
     assert_eq!(summary.incomplete.missing_at_source, Counts { events: 19, fragments: 18 * 7 + 6 });
     assert_eq!(summary.built.events, 81);
+}
+
+fn events_are_stored_without_a_kernel_when_asked_for() {
+    // Source 3 lacks events 40 to 49.
+    let inputs = TestInputs::made(2, 4, 0..100, |id, event| !(id == 3 && (40..50).contains(&event)));
+    inputs.damage(1, 0, 55);
+    let stored = |landing: &str, kernel: &str, events: &str| {
+        let rest = format!("[output]\ndirectory = \"out\"\nevents = \"{events}\"\n");
+        let setup = inputs.setup(2, &[landing], "batch = 16", kernel, &rest);
+        assert_eq!(setup.warnings().len(), usize::from(events == "accepted"));
+        let outcome = succeed(&setup);
+        std::fs::read_to_string(&outcome.sinks[0].1).unwrap().lines().count()
+    };
+    assert_eq!(stored("host", "", "accepted"), 0);
+    assert_eq!(stored("host", "", "built"), 90);
+    assert_eq!(stored("host", "", "all"), 100);
+    assert_eq!(stored("card", "kernel = \"verify\"", "built"), 89);
+    assert_eq!(stored("card", "kernel = \"verify\"", "all"), 100);
 }
 
 fn a_wrong_decision_fails_the_run() {

@@ -16,8 +16,9 @@ use super::control::{Control, Received};
 use super::error::IoContext;
 use super::sink::MakeSink;
 use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
-use crate::config::Setup;
+use crate::config::{Setup, StoredEvents};
 use crate::core::builder::{Builder, CompleteBatch};
+use crate::core::plan::Batch;
 use crate::core::report::BuilderReport;
 use crate::core::types::{EventNumber, Immediate};
 use crate::core::{BuIndex, Bytes, RuIndex, SlotIndex, Unit};
@@ -384,7 +385,9 @@ impl BuilderProcess {
                 for event in (0..batch.events.into()).filter(|&event| contents.is_complete(event)) {
                     self.statistics.payload_built.0 += contents.payload(event).0;
                 }
-                self.finish_batch(slot, outcome);
+                if self.store_events(slot, &batch) {
+                    self.finish_batch(slot, outcome);
+                }
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
                 Ok(()) => self.in_kernel[slot.index()] = Some(complete),
@@ -433,29 +436,50 @@ impl BuilderProcess {
         if let Some(reference) = &mut self.reference {
             kernel.compare(reference, &batch, contents);
         }
-        if let Some(store) = &mut self.store {
-            let layout = &self.setup.layout;
-            let place = (&self.landing, layout, layout.slot_offset(slot));
-            for event in 0..usize::from(batch.events) {
-                let summary = kernel.summary(event);
-                if summary.accepted == 0 || summary.corrupt != 0 || !contents.is_complete(event) {
-                    continue;
+        if self.store_events(slot, &batch) {
+            self.finish_batch(slot, outcome);
+        }
+    }
+
+    /// Stores the events of a processed batch that the run asks for. False if that failed.
+    fn store_events(&mut self, slot: SlotIndex, batch: &Batch) -> bool {
+        let (Some(store), Some(output)) = (&mut self.store, &self.setup.output) else { return true };
+        let layout = &self.setup.layout;
+        let place = (&self.landing, layout, layout.slot_offset(slot));
+        let contents = &self.contents[slot.index()];
+        for event in 0..usize::from(batch.events) {
+            let summary = self.kernel.as_ref().map(|kernel| kernel.summary(event)).unwrap_or_default();
+            let is_built = summary.corrupt == 0 && contents.is_complete(event);
+            let is_wanted = match output.events {
+                StoredEvents::Accepted => is_built && summary.accepted != 0,
+                StoredEvents::Built => is_built,
+                StoredEvents::All => true,
+            };
+            if !is_wanted {
+                continue;
+            }
+            let number = EventNumber(batch.first_event.0 + event as u64);
+            let decisions = self.kernel.as_ref().map_or(&[][..], |kernel| kernel.decisions(event));
+            match store.store(place, contents, batch, (number, decisions)) {
+                Ok(()) => {}
+                Err(StoreError::Data(error)) => {
+                    self.invalid_data(&error.into());
+                    return false;
                 }
-                let event = (EventNumber(summary.event), kernel.decisions(event));
-                match store.store(place, contents, &batch, event) {
-                    Ok(()) => {}
-                    Err(StoreError::Data(error)) => return self.invalid_data(&error.into()),
-                    Err(StoreError::Sink(error)) => {
-                        self.statistics.error.get_or_insert_with(|| error.to_string());
-                        return self.core.handle_output_failed();
-                    }
+                Err(StoreError::Sink(error)) => {
+                    self.statistics.error.get_or_insert_with(|| error.to_string());
+                    self.core.handle_output_failed();
+                    return false;
                 }
             }
         }
-        self.finish_batch(slot, outcome);
+        true
     }
 
-    fn finish_batch(&mut self, slot: SlotIndex, outcome: crate::core::BatchOutcome) {
+    fn finish_batch(&mut self, slot: SlotIndex, mut outcome: crate::core::BatchOutcome) {
+        if self.setup.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
+            outcome.accepted = outcome.built.events;
+        }
         self.contents[slot.index()].clear();
         if let Err(error) = self.core.handle_processed(slot, outcome) {
             self.invalid_data(&InvalidSlotData::Kernel(error.to_string()));
