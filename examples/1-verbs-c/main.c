@@ -21,7 +21,7 @@
 
 enum {
 	PORT = 1,
-	GID_INDEX = 1, /* RoCE v2 over IPv4; `ibv_devinfo -v` lists the GIDs */
+	GID_INDEX = 0, /* RoCE v2; `ibv_devinfo -v` lists the GIDs */
 	BUFFER_SIZE = 4096,
 };
 

@@ -129,7 +129,8 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
         return errno::index(Err(Errno::INVALID));
     };
     let (sender, us, traffic_class, flow_label) = parse_route_header(&header);
-    let Some(index) = gid::table().iter().rposition(|entry| entry.raw == us) else {
+    // Of the two entries of the address, the first is the one for RoCE v2.
+    let Some(index) = gid::table().iter().position(|entry| entry.raw == us) else {
         return errno::index(Err(Errno::INVALID));
     };
     let attr = ibv_ah_attr {

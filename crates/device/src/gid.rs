@@ -1,4 +1,4 @@
-//! The port's addresses: one RoCE v1 and one RoCE v2 entry for each address of this host.
+//! The port's addresses: one RoCE v2 and one RoCE v1 entry for each address of this host.
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,7 +25,8 @@ pub struct GidEntry {
     pub interface: String,
 }
 
-/// The table from the host's current interfaces: link-local addresses first, loopback last.
+/// The table from the host's current interfaces: first all RoCE v2 entries, because programs use index 0 without a
+/// choice, then all RoCE v1 entries. Each part has link-local addresses first and loopback last.
 #[must_use]
 pub fn table() -> Vec<GidEntry> {
     let mut addresses: Vec<(u8, String, u32, Ipv6Addr)> = Vec::new();
@@ -39,17 +40,15 @@ pub fn table() -> Vec<GidEntry> {
         addresses.push((class + if loopback { 4 } else { 0 }, name, ifindex, gid));
     }
     addresses.sort();
-    addresses
-        .into_iter()
-        .flat_map(|(_, interface, ifindex, address)| {
-            [GidKind::RoceV1, GidKind::RoceV2].map(|kind| GidEntry {
-                raw: address.octets(),
-                kind,
-                ifindex,
-                interface: interface.clone(),
-            })
+    let entries = |kind: GidKind| {
+        addresses.iter().map(move |(_, interface, ifindex, address)| GidEntry {
+            raw: address.octets(),
+            kind,
+            ifindex: *ifindex,
+            interface: interface.clone(),
         })
-        .collect()
+    };
+    entries(GidKind::RoceV2).chain(entries(GidKind::RoceV1)).collect()
 }
 
 /// `IBV_MTU_*`: the code of the longest path MTU.
@@ -177,7 +176,9 @@ mod tests {
         let table = table();
         let lo = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
         let kinds: Vec<_> = table.iter().filter(|e| e.raw == lo).map(|e| e.kind).collect();
-        assert_eq!(kinds, [GidKind::RoceV1, GidKind::RoceV2]);
+        assert_eq!(kinds, [GidKind::RoceV2, GidKind::RoceV1]);
+        let first_v1 = table.iter().position(|e| e.kind == GidKind::RoceV1).unwrap();
+        assert_eq!(2 * first_v1, table.len(), "RoCE v2 entries come first");
         assert!(is_local(&lo));
         assert!(!is_local(&std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets()));
     }

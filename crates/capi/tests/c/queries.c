@@ -70,6 +70,27 @@ static void the_gid_table_is_given_whole(void)
 	CHECK(ibv_query_gid_ex(context, 1, 0, &one, 1) == EINVAL);
 }
 
+static void roce_v2_gids_come_first(void)
+{
+	struct ibv_gid_entry entries[256];
+	ssize_t count = ibv_query_gid_table(context, entries, 256, 0);
+	CHECK(count >= 2);
+	for (ssize_t i = 0; i < count; i++)
+		CHECK(entries[i].gid_type == (i < count / 2 ? IBV_GID_TYPE_ROCE_V2 : IBV_GID_TYPE_ROCE_V1));
+}
+
+static void all_advertised_completion_queues_exist(void)
+{
+	struct ibv_device_attr device;
+	CHECK(ibv_query_device(context, &device) == 0);
+	struct ibv_cq **queues = calloc(device.max_cq, sizeof *queues);
+	for (int i = 0; i < device.max_cq; i++)
+		CHECK((queues[i] = ibv_create_cq(context, 1, NULL, NULL, 0)));
+	for (int i = 0; i < device.max_cq; i++)
+		CHECK(ibv_destroy_cq(queues[i]) == 0);
+	free(queues);
+}
+
 static void what_queue_pairs_do_not_promise(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
@@ -91,6 +112,8 @@ int main(void)
 	the_device_offers_what_it_has();
 	the_clock_runs_as_fast_as_it_says();
 	the_gid_table_is_given_whole();
+	roce_v2_gids_come_first();
+	all_advertised_completion_queues_exist();
 	what_queue_pairs_do_not_promise();
 	close_device();
 	puts("done");

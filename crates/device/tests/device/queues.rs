@@ -11,7 +11,9 @@ use millstream_device::qp::{QpCap, QpType, RecvSource};
 use millstream_device::types::{
     WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND,
 };
-use millstream_device::{Channel, Context, Cq, Errno, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq};
+use millstream_device::{
+    Channel, Context, Cq, Errno, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq,
+};
 
 use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, connect, pair, pattern, wait_for};
 
@@ -478,4 +480,16 @@ fn five_hundred_queue_pairs_between_two_processes() {
     }
     let expected: Vec<u8> = (0..COUNT).map(|i| i as u8 ^ 0x5a).collect();
     assert_eq!(b.load(&target, 0, COUNT), expected);
+}
+
+/// No queue takes a mapping of its own: `vm.max_map_count` allows 65,530.
+#[test]
+fn as_many_completion_queues_as_advertised_exist() {
+    let context = Context::open().expect("the device opens");
+    let mappings = || std::fs::read_to_string("/proc/self/maps").expect("Linux").lines().count();
+    let before = mappings();
+    let queues: Vec<_> = (0..MAX_CQ).map_while(|_| Cq::new(&context, 1, None).ok()).collect();
+    assert_eq!(queues.len(), MAX_CQ as usize);
+    // Other tests map memory meanwhile.
+    assert!(mappings() < before + 2000, "{} mappings, {before} before", mappings());
 }
