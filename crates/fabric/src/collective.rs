@@ -1,0 +1,126 @@
+//! Operations of all nodes, written once over put: ring by ring, so only neighbours talk.
+//!
+//! ```text
+//!   allgather: X rings gather blocks of 1 node, Y rings blocks of X nodes, Z rings blocks of X·Y nodes
+//! ```
+//! The result is in the order of node numbers. Reductions add in that order, so all nodes get the same bits.
+
+use std::time::Duration;
+
+use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
+
+use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
+
+/// A buffer per axis, because the neighbour on one axis may be ahead of that on another; and two of each in turn, because a
+/// neighbour writes the next result while this node reads the last one. It cannot be two operations ahead, as each needs
+/// a block of every node.
+const BUFFERS: usize = 2 * 3;
+
+/// Buffers and counters of one node for collective operations. All nodes call the same operations in the same order.
+#[derive(Debug)]
+pub struct Collectives {
+    region: RegionId,
+    /// Regions of the next node in each ring.
+    next: [(NodeNumber, RegionId); 3],
+    previous: [NodeNumber; 3],
+    /// Size of one buffer (bytes).
+    half: usize,
+    operations: u64,
+    arrived: [u64; 3],
+    timeout: Duration,
+}
+
+impl Collectives {
+    /// Prepares operations with up to `bytes` per node. Waits end after `timeout`.
+    ///
+    /// # Errors
+    /// [`FabricError`] of the exchange.
+    pub fn new<F: Fabric>(
+        fabric: &mut F,
+        bytes: usize,
+        timeout: Duration,
+    ) -> Result<Collectives, FabricError> {
+        let torus = fabric.dimensions();
+        let half = bytes.max(1) * torus.nodes();
+        let region = fabric.register(BUFFERS * half);
+        let all = fabric.exchange(&region.0.to_le_bytes(), timeout)?;
+        let region_of = |node: NodeNumber| {
+            let mut id = [0; 8];
+            id.copy_from_slice(&all[node.index()]);
+            RegionId(u64::from_le_bytes(id))
+        };
+        let along = |axis: Axis, sign: Sign| {
+            let mut at = torus.coordinates(fabric.here());
+            at.0[axis.index()] = torus.step(at.on(axis), Direction::new(axis, sign));
+            // `step` stays within the ring.
+            torus.node(at).unwrap_or(fabric.here())
+        };
+        let next = Axis::ALL.map(|axis| {
+            let node = along(axis, Sign::Plus);
+            (node, region_of(node))
+        });
+        let previous = Axis::ALL.map(|axis| along(axis, Sign::Minus));
+        Ok(Collectives { region, next, previous, half, operations: 0, arrived: [0; 3], timeout })
+    }
+
+    /// The bytes of all nodes, in the order of node numbers. All nodes give the same number of bytes.
+    ///
+    /// # Errors
+    /// [`FabricError::Bounds`] if that exceeds the size of [`Collectives::new`]; [`FabricError::NodeLost`].
+    pub fn allgather<F: Fabric>(&mut self, fabric: &mut F, bytes: &[u8]) -> Result<Vec<u8>, FabricError> {
+        let torus = fabric.dimensions();
+        if bytes.len() * torus.nodes() > self.half {
+            let size = (self.half / torus.nodes()) as u64;
+            return Err(FabricError::Bounds { offset: 0, length: bytes.len() as u64, size });
+        }
+        let turn = self.operations % 2;
+        self.operations += 1;
+        let at = torus.coordinates(fabric.here());
+        let mut gathered = bytes.to_vec();
+        for axis in Axis::ALL {
+            let (size, place, block) = (torus.size(axis), at.on(axis), gathered.len());
+            let base = (turn * 3 + axis.index() as u64) * self.half as u64;
+            let offset = |place: u16| base + u64::from(place) * block as u64;
+            fabric.store(self.region, offset(place), &gathered)?;
+            let (next, region) = self.next[axis.index()];
+            let counter = FIRST_COLLECTIVE_COUNTER + axis.index() as u16;
+            let mut data = gathered;
+            for step in 0..size - 1 {
+                let sent = (place + size - step) % size;
+                let one = Notification::Counter { index: counter, add: 1 };
+                fabric.put(next, region, offset(sent), &data, one)?;
+                self.arrived[axis.index()] += 1;
+                let previous = self.previous[axis.index()];
+                fabric.wait_counter(counter, self.arrived[axis.index()], previous, self.timeout)?;
+                fabric.load(self.region, offset((sent + size - 1) % size), &mut data)?;
+            }
+            gathered = vec![0; block * usize::from(size)];
+            fabric.load(self.region, base, &mut gathered)?;
+        }
+        Ok(gathered)
+    }
+
+    /// Waits until all nodes are here.
+    ///
+    /// # Errors
+    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`].
+    pub fn barrier<F: Fabric>(&mut self, fabric: &mut F) -> Result<(), FabricError> {
+        self.allgather(fabric, &[0]).map(drop)
+    }
+
+    /// The sum of each value over all nodes, added in the order of node numbers.
+    ///
+    /// # Errors
+    /// As [`Collectives::allgather`].
+    pub fn sum<F: Fabric>(&mut self, fabric: &mut F, values: &[f64]) -> Result<Vec<f64>, FabricError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let all = self.allgather(fabric, &bytes)?;
+        let mut sums = vec![0.0; values.len()];
+        for (i, word) in all.chunks_exact(8).enumerate() {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            sums[i % values.len()] += f64::from_le_bytes(bytes);
+        }
+        Ok(sums)
+    }
+}

@@ -1,0 +1,160 @@
+//! Checks of an implementation of [`Fabric`]. Each is called by all nodes at once, and panics on a difference.
+
+use std::time::Duration;
+
+use millstream_torus_core::NodeNumber;
+
+use crate::{Collectives, Fabric, FabricError, Notification, RegionId};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A check, by name.
+pub type Check<F> = (&'static str, fn(&mut F));
+
+/// All checks.
+#[must_use]
+pub fn checks<F: Fabric>() -> Vec<Check<F>> {
+    vec![
+        ("put_and_get_between_all_pairs", put_and_get_between_all_pairs),
+        ("puts_of_a_pair_keep_their_order", puts_of_a_pair_keep_their_order),
+        ("atomic_operations_lose_nothing", atomic_operations_lose_nothing),
+        ("wrong_operations_are_refused_and_harm_nothing", wrong_operations_are_refused_and_harm_nothing),
+        ("collectives_have_the_order_of_nodes", collectives_have_the_order_of_nodes),
+    ]
+}
+
+fn regions<F: Fabric>(fabric: &mut F, size: usize) -> (RegionId, Vec<RegionId>) {
+    let mine = fabric.register(size);
+    let all = fabric.exchange(&mine.0.to_le_bytes(), LONG).expect("all nodes take part");
+    let id = |bytes: &Vec<u8>| RegionId(u64::from_le_bytes(bytes[..].try_into().expect("8 bytes")));
+    (mine, all.iter().map(id).collect())
+}
+
+fn everybody<F: Fabric>(fabric: &mut F) {
+    fabric.exchange(&[], LONG).expect("all nodes take part");
+}
+
+fn put_and_get_between_all_pairs<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    // Before the exchange: behind it, others put already.
+    let before = fabric.counter(1).expect("exists");
+    let (mine, all) = regions(fabric, nodes * 100);
+    let pattern = |from: NodeNumber, to: NodeNumber| -> Vec<u8> {
+        (0..100).map(|i| (usize::from(from.0) * 31 + usize::from(to.0) * 7 + i) as u8).collect()
+    };
+    for to in fabric.dimensions().all() {
+        let one = Notification::Counter { index: 1, add: 1 };
+        let at = here.index() as u64 * 100;
+        fabric.put(to, all[to.index()], at, &pattern(here, to), one).expect("a valid put");
+    }
+    for from in fabric.dimensions().all() {
+        fabric.flush(from).expect("lives");
+    }
+    fabric.wait_counter(1, before + nodes as u64, here, LONG).expect("all puts arrive");
+    for from in fabric.dimensions().all() {
+        let mut bytes = [0; 100];
+        fabric.load(mine, from.index() as u64 * 100, &mut bytes).expect("own region");
+        assert_eq!(bytes[..], pattern(from, here), "{from} to {here}");
+    }
+    everybody(fabric);
+    for (node, &region) in fabric.dimensions().all().zip(&all) {
+        let mut bytes = [0; 100];
+        fabric.get(node, region, here.index() as u64 * 100, &mut bytes).expect("a valid get");
+        assert_eq!(bytes[..], pattern(here, node), "{here} from {node}");
+    }
+    everybody(fabric);
+    fabric.deregister(mine).expect("own region");
+}
+
+fn puts_of_a_pair_keep_their_order<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    let (mine, all) = regions(fabric, nodes * 8);
+    let next = NodeNumber(((here.index() + 1) % nodes) as u16);
+    for i in 1..=200_u32 {
+        let data = u64::from(i).to_le_bytes();
+        let at = here.index() as u64 * 8;
+        fabric.put(next, all[next.index()], at, &data, Notification::Event { tag: i }).expect("valid");
+    }
+    fabric.flush(next).expect("lives");
+    everybody(fabric);
+    let previous = NodeNumber(((here.index() + nodes - 1) % nodes) as u16);
+    for i in 1..=200 {
+        let event = fabric.poll_event().expect("an event of each put");
+        assert_eq!((event.source, event.tag, event.length), (previous, i, 8));
+    }
+    assert_eq!((fabric.poll_event(), fabric.lost_events()), (None, 0));
+    let mut last = [0; 8];
+    fabric.load(mine, previous.index() as u64 * 8, &mut last).expect("own region");
+    assert_eq!(u64::from_le_bytes(last), 200);
+    everybody(fabric);
+}
+
+fn atomic_operations_lose_nothing<F: Fabric>(fabric: &mut F) {
+    let nodes = fabric.dimensions().nodes() as u64;
+    let (mine, all) = regions(fabric, 16);
+    let root = NodeNumber(0);
+    for _ in 0..100 {
+        fabric.fetch_add(root, all[0], 0, 3).expect("valid");
+        loop {
+            let mut word = [0; 8];
+            fabric.get(root, all[0], 8, &mut word).expect("valid");
+            let old = u64::from_le_bytes(word);
+            if fabric.compare_swap(root, all[0], 8, old, old + 1).expect("valid") == old {
+                break;
+            }
+        }
+    }
+    everybody(fabric);
+    if fabric.here() == root {
+        let mut words = [0; 16];
+        fabric.load(mine, 0, &mut words).expect("own region");
+        assert_eq!(words[..8], (300 * nodes).to_le_bytes());
+        assert_eq!(words[8..], (100 * nodes).to_le_bytes());
+    }
+    everybody(fabric);
+}
+
+fn wrong_operations_are_refused_and_harm_nothing<F: Fabric>(fabric: &mut F) {
+    let (mine, all) = regions(fabric, 16);
+    let to = NodeNumber(0);
+    let none = Notification::None;
+    let failure = |fabric: &mut F, region, offset, length| {
+        let posted = fabric.put(to, region, offset, &vec![1; length], none);
+        posted.and_then(|()| fabric.flush(to)).expect_err("refused")
+    };
+    let wrong = RegionId(all[0].0 ^ 1);
+    assert_eq!(failure(fabric, wrong, 0, 1), FabricError::NoRegion { node: to, region: wrong.0 });
+    for (offset, length) in [(16, 1), (9, 8), (u64::MAX, 1)] {
+        let bounds = FabricError::Bounds { offset, length: length as u64, size: 16 };
+        assert_eq!(failure(fabric, all[0], offset, length), bounds);
+    }
+    assert_eq!(fabric.fetch_add(to, all[0], 4, 1), Err(FabricError::Unaligned { offset: 4 }));
+    let nobody = NodeNumber(u16::MAX);
+    assert_eq!(fabric.put(nobody, all[0], 0, &[1], none), Err(FabricError::NodeLost { node: nobody }));
+    everybody(fabric);
+    let mut bytes = [9; 16];
+    fabric.load(mine, 0, &mut bytes).expect("own region");
+    assert_eq!(bytes, [0; 16]);
+    everybody(fabric);
+    // An ended region refuses the others.
+    fabric.deregister(mine).expect("own region");
+    everybody(fabric);
+    assert_eq!(failure(fabric, all[0], 0, 1), FabricError::NoRegion { node: to, region: all[0].0 });
+    everybody(fabric);
+}
+
+fn collectives_have_the_order_of_nodes<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    let mut collectives = Collectives::new(fabric, 16, LONG).expect("all nodes take part");
+    for round in 0..50_u8 {
+        let all = collectives.allgather(fabric, &[here.0 as u8, round]).expect("all live");
+        let expected: Vec<u8> = (0..nodes).flat_map(|node| [node as u8, round]).collect();
+        assert_eq!(all, expected);
+    }
+    collectives.barrier(fabric).expect("all live");
+    let sums = collectives.sum(fabric, &[f64::from(here.0), 0.1]).expect("all live");
+    let tenths = (0..nodes).fold(0.0, |sum, _| sum + 0.1);
+    assert_eq!(sums, [(nodes * (nodes - 1) / 2) as f64, tenths]);
+    assert!(matches!(collectives.allgather(fabric, &[0; 17]), Err(FabricError::Bounds { size: 16, .. })));
+    everybody(fabric);
+}

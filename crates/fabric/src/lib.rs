@@ -1,0 +1,209 @@
+//! One-sided communication between the nodes of a torus.
+//!
+//! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
+//! of one process. [`collective`] has operations of all nodes, written once over put. [`conformance`] checks an
+//! implementation.
+#![forbid(unsafe_code)]
+
+pub mod collective;
+pub mod conformance;
+pub mod local;
+
+use std::time::Duration;
+
+pub use collective::Collectives;
+pub use local::LocalNode;
+pub use millstream_torus_core::header::Notification;
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+/// Counters of a node for [`Notification::Counter`].
+pub const COUNTERS: u16 = 256;
+/// Counters from here on belong to [`Collectives`].
+pub const FIRST_COLLECTIVE_COUNTER: u16 = COUNTERS - 3;
+/// Events that wait at a node.
+pub const EVENT_LIMIT: usize = 4096;
+
+/// A region of a node: 64 random bits, so that others cannot guess it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RegionId(pub u64);
+
+/// Notification with a tag.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// The initiator.
+    pub source: NodeNumber,
+    /// The tag.
+    pub tag: u32,
+    /// The region that was written.
+    pub region: RegionId,
+    /// Offset of the data (bytes).
+    pub offset: u64,
+    /// Length of the data (bytes).
+    pub length: u64,
+}
+
+/// Why an operation failed. It harms no other operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// The region does not exist at that node, or it ended.
+    #[error("{node} has no region {region:#018x}")]
+    NoRegion {
+        /// The node.
+        node: NodeNumber,
+        /// The region.
+        region: u64,
+    },
+    /// The range exceeds the region.
+    #[error("bytes {offset} to {offset} + {length} exceed the region of {size} bytes")]
+    Bounds {
+        /// Start of the range (bytes).
+        offset: u64,
+        /// Its length (bytes).
+        length: u64,
+        /// Size of the region (bytes).
+        size: u64,
+    },
+    /// An atomic operation needs an offset that is a multiple of 8.
+    #[error("offset {offset} of an atomic operation is not a multiple of 8")]
+    Unaligned {
+        /// The offset (bytes).
+        offset: u64,
+    },
+    /// The counter does not exist.
+    #[error("counter {index} does not exist: a node has {COUNTERS}")]
+    NoCounter {
+        /// The counter.
+        index: u16,
+    },
+    /// The node is lost.
+    #[error("{node} is lost")]
+    NodeLost {
+        /// The node.
+        node: NodeNumber,
+    },
+    /// The deadline passed.
+    #[error("no result after {waited:?}")]
+    TimedOut {
+        /// The time waited.
+        waited: Duration,
+    },
+}
+
+/// One node's access to all nodes.
+///
+/// Puts to one node take effect in the order of posting. A notification is seen after its data are visible.
+pub trait Fabric {
+    /// Shape of the torus.
+    fn dimensions(&self) -> Dimensions;
+
+    /// This node.
+    fn here(&self) -> NodeNumber;
+
+    /// Registers `size` zero bytes of this node.
+    fn register(&mut self, size: usize) -> RegionId;
+
+    /// Ends a region of this node. Operations on it fail from here on.
+    ///
+    /// # Errors
+    /// [`FabricError::NoRegion`].
+    fn deregister(&mut self, region: RegionId) -> Result<(), FabricError>;
+
+    /// Copies from a region of this node.
+    ///
+    /// # Errors
+    /// [`FabricError::NoRegion`] or [`FabricError::Bounds`].
+    fn load(&self, region: RegionId, offset: u64, into: &mut [u8]) -> Result<(), FabricError>;
+
+    /// Copies to a region of this node.
+    ///
+    /// # Errors
+    /// [`FabricError::NoRegion`] or [`FabricError::Bounds`].
+    fn store(&self, region: RegionId, offset: u64, data: &[u8]) -> Result<(), FabricError>;
+
+    /// Writes to a region of a node. The data may be reused when this returns.
+    ///
+    /// # Errors
+    /// [`FabricError`] if the operation is refused here; otherwise [`Fabric::flush`] reports its failure.
+    fn put(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        data: &[u8],
+        notification: Notification,
+    ) -> Result<(), FabricError>;
+
+    /// Reads from a region of a node.
+    ///
+    /// # Errors
+    /// [`FabricError`] of the operation.
+    fn get(
+        &mut self,
+        from: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), FabricError>;
+
+    /// Adds to a little-endian word of 8 bytes, and returns its previous value.
+    ///
+    /// # Errors
+    /// [`FabricError`] of the operation.
+    fn fetch_add(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        add: u64,
+    ) -> Result<u64, FabricError>;
+
+    /// Replaces a little-endian word of 8 bytes if it equals `expected`, and returns its previous value.
+    ///
+    /// # Errors
+    /// [`FabricError`] of the operation.
+    fn compare_swap(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, FabricError>;
+
+    /// Waits until all puts to a node are visible there.
+    ///
+    /// # Errors
+    /// The first failure of a put since the last flush.
+    fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError>;
+
+    /// Value of a counter of this node.
+    ///
+    /// # Errors
+    /// [`FabricError::NoCounter`].
+    fn counter(&self, index: u16) -> Result<u64, FabricError>;
+
+    /// Waits until a counter of this node is at least `value`. `from` is the node that raises it.
+    ///
+    /// # Errors
+    /// [`FabricError::NodeLost`] if that node is lost before, [`FabricError::TimedOut`] at the deadline.
+    fn wait_counter(
+        &mut self,
+        index: u16,
+        value: u64,
+        from: NodeNumber,
+        timeout: Duration,
+    ) -> Result<(), FabricError>;
+
+    /// The next event.
+    fn poll_event(&mut self) -> Option<Event>;
+
+    /// Events that found the queue full.
+    fn lost_events(&self) -> u64;
+
+    /// Gives every node the bytes of all nodes, by number. For setup: the handles of regions are exchanged this way.
+    ///
+    /// # Errors
+    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`].
+    fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError>;
+}

@@ -1,0 +1,295 @@
+//! Nodes that are threads of one process.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use crate::{COUNTERS, EVENT_LIMIT, Event, Fabric, FabricError, Notification, RegionId};
+
+#[derive(Debug, Default)]
+struct Inbox {
+    regions: BTreeMap<RegionId, Vec<u8>>,
+    counters: BTreeMap<u16, u64>,
+    events: VecDeque<Event>,
+    lost_events: u64,
+}
+
+/// Rounds of [`Fabric::exchange`]: contributions by node, of the round that is open.
+#[derive(Debug, Default)]
+struct Exchange {
+    round: u64,
+    given: BTreeMap<NodeNumber, Vec<u8>>,
+    complete: Vec<Vec<u8>>,
+}
+
+#[derive(Debug)]
+struct World {
+    torus: Dimensions,
+    inboxes: Vec<Mutex<Inbox>>,
+    state: Mutex<(Vec<bool>, Exchange)>,
+    changed: Condvar,
+}
+
+/// A node of a torus within this process. Dropping it makes it lost for the others.
+#[derive(Debug)]
+pub struct LocalNode {
+    here: NodeNumber,
+    world: Arc<World>,
+}
+
+/// A panicking thread leaves no half-made change: each change is one assignment or one copy.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl LocalNode {
+    /// All nodes of a torus, by number. Give each to its thread.
+    #[must_use]
+    pub fn all(torus: Dimensions) -> Vec<LocalNode> {
+        let world = Arc::new(World {
+            torus,
+            inboxes: torus.all().map(|_| Mutex::default()).collect(),
+            state: Mutex::new((vec![true; torus.nodes()], Exchange::default())),
+            changed: Condvar::new(),
+        });
+        torus.all().map(|here| LocalNode { here, world: Arc::clone(&world) }).collect()
+    }
+
+    /// Uses the memory of a node's region.
+    fn with<R>(
+        &self,
+        node: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        length: usize,
+        use_bytes: impl FnOnce(&mut [u8]) -> R,
+    ) -> Result<R, FabricError> {
+        let world = &self.world;
+        let lost = FabricError::NodeLost { node };
+        if !lock(&world.state).0.get(node.index()).is_some_and(|&lives| lives) {
+            return Err(lost);
+        }
+        let mut inbox = lock(&world.inboxes[node.index()]);
+        let memory =
+            inbox.regions.get_mut(&region).ok_or(FabricError::NoRegion { node, region: region.0 })?;
+        let bounds = FabricError::Bounds { offset, length: length as u64, size: memory.len() as u64 };
+        let start = usize::try_from(offset).map_err(|_| bounds)?;
+        let end = start.checked_add(length).ok_or(bounds)?;
+        Ok(use_bytes(memory.get_mut(start..end).ok_or(bounds)?))
+    }
+
+    fn atomic(
+        &self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        change: impl FnOnce(u64) -> u64,
+    ) -> Result<u64, FabricError> {
+        if !offset.is_multiple_of(8) {
+            return Err(FabricError::Unaligned { offset });
+        }
+        self.with(at, region, offset, 8, |bytes| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            let old = u64::from_le_bytes(word);
+            bytes.copy_from_slice(&change(old).to_le_bytes());
+            old
+        })
+    }
+
+    fn notify(&self, to: NodeNumber, event: Event, notification: Notification) {
+        let mut inbox = lock(&self.world.inboxes[to.index()]);
+        match notification {
+            Notification::None => return,
+            Notification::Counter { index, add } => {
+                *inbox.counters.entry(index).or_default() += u64::from(add);
+            }
+            Notification::Event { .. } if inbox.events.len() >= EVENT_LIMIT => inbox.lost_events += 1,
+            Notification::Event { .. } => inbox.events.push_back(event),
+        }
+        drop(inbox);
+        // Waiters check under this lock, so none misses the change.
+        drop(lock(&self.world.state));
+        self.world.changed.notify_all();
+    }
+
+    /// Waits until `check` has a result.
+    fn wait<R>(
+        &self,
+        timeout: Duration,
+        mut check: impl FnMut(&mut (Vec<bool>, Exchange)) -> Option<Result<R, FabricError>>,
+    ) -> Result<R, FabricError> {
+        let start = Instant::now();
+        let mut state = lock(&self.world.state);
+        loop {
+            if let Some(result) = check(&mut state) {
+                return result;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(FabricError::TimedOut { waited: timeout });
+            }
+            let waited = self.world.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+}
+
+impl Drop for LocalNode {
+    fn drop(&mut self) {
+        lock(&self.world.state).0[self.here.index()] = false;
+        self.world.changed.notify_all();
+    }
+}
+
+impl Fabric for LocalNode {
+    fn dimensions(&self) -> Dimensions {
+        self.world.torus
+    }
+
+    fn here(&self) -> NodeNumber {
+        self.here
+    }
+
+    fn register(&mut self, size: usize) -> RegionId {
+        // The hash keys of the standard library come from the operating system.
+        let region = RegionId(RandomState::new().build_hasher().finish());
+        lock(&self.world.inboxes[self.here.index()]).regions.insert(region, vec![0; size]);
+        region
+    }
+
+    fn deregister(&mut self, region: RegionId) -> Result<(), FabricError> {
+        let node = self.here;
+        let removed = lock(&self.world.inboxes[node.index()]).regions.remove(&region);
+        removed.map(drop).ok_or(FabricError::NoRegion { node, region: region.0 })
+    }
+
+    fn load(&self, region: RegionId, offset: u64, into: &mut [u8]) -> Result<(), FabricError> {
+        self.with(self.here, region, offset, into.len(), |bytes| into.copy_from_slice(bytes))
+    }
+
+    fn store(&self, region: RegionId, offset: u64, data: &[u8]) -> Result<(), FabricError> {
+        self.with(self.here, region, offset, data.len(), |bytes| bytes.copy_from_slice(data))
+    }
+
+    fn put(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        data: &[u8],
+        notification: Notification,
+    ) -> Result<(), FabricError> {
+        let mut tag = 0;
+        match notification {
+            Notification::Counter { index, .. } if index >= COUNTERS => {
+                return Err(FabricError::NoCounter { index });
+            }
+            Notification::Event { tag: given } => tag = given,
+            _ => {}
+        }
+        self.with(to, region, offset, data.len(), |bytes| bytes.copy_from_slice(data))?;
+        let event = Event { source: self.here, tag, region, offset, length: data.len() as u64 };
+        self.notify(to, event, notification);
+        Ok(())
+    }
+
+    fn get(
+        &mut self,
+        from: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), FabricError> {
+        self.with(from, region, offset, into.len(), |bytes| into.copy_from_slice(bytes))
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        add: u64,
+    ) -> Result<u64, FabricError> {
+        self.atomic(at, region, offset, |old| old.wrapping_add(add))
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, FabricError> {
+        self.atomic(at, region, offset, |old| if old == expected { new } else { old })
+    }
+
+    fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError> {
+        // A put is visible when it returns.
+        let lives = lock(&self.world.state).0.get(to.index()).is_some_and(|&lives| lives);
+        if lives { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
+    }
+
+    fn counter(&self, index: u16) -> Result<u64, FabricError> {
+        if index >= COUNTERS {
+            return Err(FabricError::NoCounter { index });
+        }
+        let inbox = lock(&self.world.inboxes[self.here.index()]);
+        Ok(inbox.counters.get(&index).copied().unwrap_or(0))
+    }
+
+    fn wait_counter(
+        &mut self,
+        index: u16,
+        value: u64,
+        from: NodeNumber,
+        timeout: Duration,
+    ) -> Result<(), FabricError> {
+        self.wait(timeout, |state| match self.counter(index) {
+            Err(error) => Some(Err(error)),
+            Ok(now) if now >= value => Some(Ok(())),
+            // The lock is held: a node that is lost here raised its counters before they were read.
+            Ok(_) if !state.0.get(from.index()).is_some_and(|&lives| lives) => {
+                Some(Err(FabricError::NodeLost { node: from }))
+            }
+            Ok(_) => None,
+        })
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        lock(&self.world.inboxes[self.here.index()]).events.pop_front()
+    }
+
+    fn lost_events(&self) -> u64 {
+        lock(&self.world.inboxes[self.here.index()]).lost_events
+    }
+
+    fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
+        let mut mine = Some(bytes.to_vec());
+        let mut joined = 0;
+        let (here, nodes) = (self.here, self.world.torus.nodes());
+        let result = self.wait(timeout, |(lives, exchange)| {
+            if let Some(bytes) = mine.take() {
+                joined = exchange.round;
+                exchange.given.insert(here, bytes);
+                if exchange.given.len() == nodes {
+                    exchange.complete = std::mem::take(&mut exchange.given).into_values().collect();
+                    exchange.round += 1;
+                }
+            }
+            // The next round completes only after this node has joined it, so `complete` stays until then.
+            if exchange.round > joined {
+                return Some(Ok(exchange.complete.clone()));
+            }
+            let missing =
+                self.world.torus.all().find(|n| !lives[n.index()] && !exchange.given.contains_key(n));
+            missing.map(|node| Err(FabricError::NodeLost { node }))
+        });
+        self.world.changed.notify_all();
+        result
+    }
+}

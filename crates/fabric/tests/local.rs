@@ -1,0 +1,49 @@
+//! The conformance suite on threads of one process.
+
+use std::time::Duration;
+
+use millstream_fabric::{Collectives, Fabric, FabricError, LocalNode, conformance};
+use millstream_torus_core::NodeNumber;
+
+fn on_all_nodes(dimensions: &str, run: impl Fn(LocalNode) + Sync) {
+    let torus = dimensions.parse().expect("valid dimensions");
+    std::thread::scope(|scope| {
+        for node in LocalNode::all(torus) {
+            scope.spawn(|| run(node));
+        }
+    });
+}
+
+#[test]
+fn local_passes_the_conformance_suite() {
+    for dimensions in ["1x1x1", "2x1x1", "2x2x2", "3x2x1"] {
+        on_all_nodes(dimensions, |mut node| {
+            let checks = conformance::checks::<LocalNode>();
+            assert_eq!(checks.len(), 5);
+            checks.into_iter().for_each(|(_, check)| check(&mut node));
+        });
+    }
+}
+
+#[test]
+fn a_lost_node_ends_waits_and_operations() {
+    let lost = FabricError::NodeLost { node: NodeNumber(1) };
+    on_all_nodes("2x1x1", |mut node| {
+        let mut collectives = Collectives::new(&mut node, 1, Duration::from_secs(30)).unwrap();
+        if node.here() == NodeNumber(1) {
+            return;
+        }
+        assert_eq!(collectives.barrier(&mut node), Err(lost));
+        assert_eq!(node.flush(NodeNumber(1)), Err(lost));
+        assert_eq!(node.exchange(&[], Duration::from_secs(30)), Err(lost));
+    });
+}
+
+#[test]
+fn a_wait_ends_at_its_deadline() {
+    on_all_nodes("1x1x1", |mut node| {
+        let waited = Duration::from_millis(20);
+        let result = node.wait_counter(0, 1, NodeNumber(0), waited);
+        assert_eq!(result, Err(FabricError::TimedOut { waited }));
+    });
+}
