@@ -24,6 +24,9 @@ use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
+/// How long to wait for messages before a run starts; its processes bound the start themselves.
+const IDLE: Duration = Duration::from_secs(3600);
+
 /// Starts the processes of a run.
 #[derive(Clone, Debug)]
 pub struct Launcher {
@@ -137,6 +140,8 @@ struct LaunchedRun<'a, 'w> {
     /// Why the run ended, from the manager.
     cause: Option<StopCause>,
     started: bool,
+    /// When the manager's last message came.
+    manager_alive: Instant,
     outcome: RunOutcome,
 }
 
@@ -183,6 +188,7 @@ impl Launcher {
             outputs,
             output_sender,
             started: false,
+            manager_alive: Instant::now(),
             outcome,
         };
         let result = run.start().and_then(|()| run.supervise());
@@ -262,8 +268,10 @@ impl LaunchedRun<'_, '_> {
     fn supervise(&mut self) -> Result<(), ProcessError> {
         let mut give_up_at: Option<Instant> = None;
         while self.units_running() {
+            let silent_at = self.manager_alive + self.setup.plan.timeout + self.grace();
             let wait = give_up_at
-                .map_or(Duration::from_secs(3600), |until| until.saturating_duration_since(Instant::now()));
+                .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
+                .saturating_duration_since(Instant::now());
             match self.outputs.recv_timeout(wait) {
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
                 Ok(ChildOutput::Ended(role)) => {
@@ -275,11 +283,26 @@ impl LaunchedRun<'_, '_> {
                     }
                 }
                 Err(RecvTimeoutError::Timeout) if give_up_at.is_some() => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => self.end_silent_manager(),
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
         }
         Ok(())
+    }
+
+    /// Kills the manager if it is silent: it reports progress many times in its timeout, so it is stopped or hangs. Its end
+    /// is handled as any other.
+    fn end_silent_manager(&mut self) {
+        let silent = self.manager_alive.elapsed() >= self.setup.plan.timeout + self.grace();
+        if let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
+            && self.started
+            && silent
+        {
+            tracing::warn!("the event manager is silent and is killed");
+            let _ = manager.process.kill();
+            manager.failure = Some(("was silent and was killed".to_owned(), false));
+            self.manager_alive = Instant::now();
+        }
     }
 
     fn units_running(&self) -> bool {
@@ -299,6 +322,9 @@ impl LaunchedRun<'_, '_> {
     }
 
     fn take(&mut self, role: &RunProcess, message: ChildMessage) -> Result<(), ProcessError> {
+        if *role == RunProcess::Unit(Unit::Manager) {
+            self.manager_alive = Instant::now();
+        }
         match (message, role) {
             (ChildMessage::Manager(event), RunProcess::Unit(Unit::Manager)) => match event {
                 ManagerEvent::Listening { address } => self.spawn_units(&address)?,

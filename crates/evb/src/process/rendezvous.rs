@@ -9,8 +9,14 @@ use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
 use millstream_rdma::wait::Waiter;
 use millstream_rdma::{Deadline, WaitFd};
+use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
+
+/// Time for the first frame of a connection.
+const FIRST_FRAME_TIMEOUT: Duration = Duration::from_secs(5);
+/// Connections without a first frame at one time; the oldest is dropped for a new one.
+const MAX_UNIDENTIFIED: usize = 1024;
 
 /// The units that have joined, by position: readout units, then builder units.
 pub(super) struct Rendezvous<'a> {
@@ -20,6 +26,8 @@ pub(super) struct Rendezvous<'a> {
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
     timeout: Duration,
+    /// Connections that have not sent a complete first frame, with the time at which they are dropped.
+    unidentified: Vec<(Channel, SocketAddr, Deadline)>,
 }
 
 impl<'a> Rendezvous<'a> {
@@ -28,7 +36,14 @@ impl<'a> Rendezvous<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
         let timeout = startup::timeout(setup);
-        Rendezvous { setup, waiter, joined, deadline: Deadline::after(timeout), timeout }
+        Rendezvous {
+            setup,
+            waiter,
+            joined,
+            deadline: Deadline::after(timeout),
+            timeout,
+            unidentified: Vec::new(),
+        }
     }
 
     /// The unit at a position.
@@ -65,7 +80,9 @@ impl<'a> Rendezvous<'a> {
             let mut others = vec![WaitFd::readable(&stop), WaitFd::readable(listener)];
             let there = self.joined.iter().flatten();
             others.extend(there.map(|(channel, _)| WaitFd::readable(channel)));
-            self.waiter.wait::<ProcessError>(&[], &mut others, self.deadline, || Ok(false))?;
+            others.extend(self.unidentified.iter().map(|(channel, ..)| WaitFd::readable(channel)));
+            let due = self.unidentified.iter().fold(self.deadline, |due, (.., at)| due.earlier(*at));
+            self.waiter.wait::<ProcessError>(&[], &mut others, due, || Ok(false))?;
             if others[0].is_ready() {
                 return Err(ProcessError::Stopped(StopCause::Requested));
             }
@@ -76,8 +93,14 @@ impl<'a> Rendezvous<'a> {
                 }
             }
             if comes {
-                self.admit(listener)?;
-            } else if self.deadline.passed() {
+                let (stream, address) = listener.accept(self.deadline)?;
+                if self.unidentified.len() == MAX_UNIDENTIFIED {
+                    self.unidentified.remove(0);
+                }
+                self.unidentified.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
+            }
+            self.admit()?;
+            if self.deadline.passed() {
                 let what = format!("did not join within {:?}", self.timeout);
                 return Err(ProcessError::Startup { unit: missing, what });
             }
@@ -85,16 +108,31 @@ impl<'a> Rendezvous<'a> {
         Ok(())
     }
 
-    fn admit(&mut self, listener: &Listener) -> Result<(), ProcessError> {
-        let (stream, address) = listener.accept(self.deadline)?;
-        let mut channel = Channel::new(stream);
+    /// Admits the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
+    /// for too long, is not a unit and is dropped.
+    fn admit(&mut self) -> Result<(), ProcessError> {
+        for (mut channel, address, due) in std::mem::take(&mut self.unidentified) {
+            match channel.try_receive() {
+                TryReceive::Frame(ToManager::Join { version, unit, data }) => {
+                    self.join(channel, address, (&version, unit, data))?;
+                }
+                TryReceive::Pending if !due.passed() => self.unidentified.push((channel, address, due)),
+                TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {
+                    tracing::warn!(%address, "connection dropped: it sent no Join frame");
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn join(
+        &mut self,
+        channel: Channel,
+        address: SocketAddr,
+        (version, unit, data): (&str, Unit, Option<String>),
+    ) -> Result<(), ProcessError> {
         let unknown_peer = |what: String| ProcessError::UnknownPeer { peer: address.to_string(), what };
-        let soon = Deadline::after(Duration::from_secs(5)).earlier(self.deadline);
-        let first = channel.receive(soon).map_err(|error| unknown_peer(error.to_string()))?;
-        let ToManager::Join { version, unit, data } = first else {
-            return Err(unknown_peer("sent no Join frame; is it a unit of this run?".to_owned()));
-        };
-        if !startup::is_our_version(&version) {
+        if !startup::is_our_version(version) {
             return Err(unknown_peer(format!(
                 "{unit} has version {version:?}; start all units from one build"
             )));

@@ -9,8 +9,8 @@ use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::ops::ControlFlow;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -22,6 +22,8 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_killed_card_is_accounted_for", a_killed_card_is_accounted_for),
     ("a_killed_manager_is_accounted_for", a_killed_manager_is_accounted_for),
     ("a_stopped_builder_unit_is_accounted_for", a_stopped_builder_unit_is_accounted_for),
+    ("a_stopped_manager_does_not_hang_the_run", a_stopped_manager_does_not_hang_the_run),
+    ("connections_that_are_no_units_are_ignored", connections_that_are_no_units_are_ignored),
     (
         "the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts",
         the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts,
@@ -69,7 +71,7 @@ fn run_with_signal(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOut
 
 /// A long run on two cards with a signal in the middle. Returns its summary, whose invariants hold. A following run
 /// succeeds.
-fn account_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, RunOutcome) {
+fn summary_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, RunOutcome) {
     let inputs = TestInputs::camera();
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     let reference = "[check]\nreference_decisions = \"decisions.mfs\"\n";
@@ -91,7 +93,7 @@ fn account_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, Run
 
 fn a_killed_readout_unit_is_accounted_for() {
     let unit = Unit::Readout(RuIndex(1));
-    let (summary, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    let (summary, outcome) = summary_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
     assert!(summary.read.inferred > 0 && summary.built.events > 0, "{summary}");
     // The surviving units agree with the reference decisions.
@@ -101,20 +103,20 @@ fn a_killed_readout_unit_is_accounted_for() {
 
 fn a_killed_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(0));
-    let (summary, _) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    let (summary, _) = summary_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
     assert!(summary.read.inferred == 0 && summary.built.events > 0, "{summary}");
 }
 
 fn a_killed_card_is_accounted_for() {
-    let (summary, outcome) = account_after_signal(&RunProcess::Card("card1".to_owned()), Signal::KILL);
+    let (summary, outcome) = summary_after_signal(&RunProcess::Card("card1".to_owned()), Signal::KILL);
     assert_eq!((summary.cause, summary.lost.len()), (StopCause::CardLost(BuIndex(1)), 0), "{summary}");
     assert!(outcome.builders[1].as_ref().is_some_and(|unit| unit.error.is_some()));
 }
 
 fn a_killed_manager_is_accounted_for() {
     let unit = Unit::Manager;
-    let (summary, outcome) = account_after_signal(&RunProcess::Unit(unit), Signal::KILL);
+    let (summary, outcome) = summary_after_signal(&RunProcess::Unit(unit), Signal::KILL);
     assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
     assert!(summary.built.events > 0 && summary.assigned_events.is_none(), "{summary}");
     assert_eq!(outcome.elapsed, None);
@@ -122,9 +124,41 @@ fn a_killed_manager_is_accounted_for() {
 
 fn a_stopped_builder_unit_is_accounted_for() {
     let unit = Unit::Builder(BuIndex(1));
-    let (summary, _) = account_after_signal(&RunProcess::Unit(unit), Signal::STOP);
+    let (summary, _) = summary_after_signal(&RunProcess::Unit(unit), Signal::STOP);
     assert!(matches!(summary.cause, StopCause::TimedOut { by: Unit::Manager, .. }), "{summary}");
     assert_eq!(summary.lost, [unit], "{summary}");
+}
+
+fn a_stopped_manager_does_not_hang_the_run() {
+    let unit = Unit::Manager;
+    let (summary, outcome) = summary_after_signal(&RunProcess::Unit(unit), Signal::STOP);
+    assert_eq!((summary.cause, summary.lost.as_slice()), (StopCause::Lost(unit), &[unit][..]), "{summary}");
+    let failure = outcome.failures.iter().find(|failure| failure.process == RunProcess::Unit(unit));
+    assert!(failure.is_some_and(|failure| failure.reason.contains("silent")), "{outcome:#?}");
+}
+
+fn connections_that_are_no_units_are_ignored() {
+    let inputs = TestInputs::camera();
+    let mut setup = inputs.setup(1, &["host"], "batch = 8", "", "");
+    setup.listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = setup.listen.clone();
+    let (connected, connections) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let until = Instant::now() + BOUND;
+        while Instant::now() < until {
+            // One speaks HTTP, one is silent and stays open.
+            if let Ok(mut one) = TcpStream::connect(&address)
+                && let Ok(other) = TcpStream::connect(&address)
+            {
+                let _ = one.write_all(b"GET / HTTP/1.1\r\n\r\n");
+                let _ = connected.send((one, other));
+                return;
+            }
+        }
+    });
+    let outcome = run(&setup);
+    assert!(outcome.is_success(), "{outcome:#?}");
+    assert_eq!(connections.try_iter().count(), 1, "nothing connected before the run ended");
 }
 
 fn the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts() {
