@@ -119,13 +119,18 @@ impl UdQueuePair {
     }
 
     /// Whether a datagram is for this queue pair or a multicast group, with matching partition and Q_Key
-    /// (9.6.1.4). [`handle_datagram`](Self::handle_datagram) checks this itself.
+    /// (9.6.1.4), and no longer than the port's MTU. [`handle_datagram`](Self::handle_datagram) checks this itself.
     #[must_use]
     pub fn admits(&self, packet: &Packet<&[u8]>) -> bool {
         let bth = packet.bth();
         (bth.dest_qp() == self.config.local_qp || bth.dest_qp() == MULTICAST)
             && bth.pkey().matches(self.config.pkey)
             && packet.deth().is_some_and(|deth| deth.qkey() == self.config.qkey)
+            && self.fits(packet)
+    }
+
+    fn fits(&self, packet: &Packet<&[u8]>) -> bool {
+        packet.payload().len() <= self.config.mtu.bytes() as usize
     }
 
     /// Handles a packet whose ICRC was correct or could not be checked. Datagrams that are not for this queue
@@ -139,13 +144,13 @@ impl UdQueuePair {
         let (bth, Some(deth)) = (packet.bth(), packet.deth()) else {
             return Disposition::Dropped(DropReason::WrongDestination);
         };
+        if self.failed || !self.fits(packet) {
+            return Disposition::Dropped(DropReason::QpState);
+        }
         if !self.admits(packet) {
             return Disposition::Dropped(DropReason::WrongDestination);
         }
         let payload = packet.payload();
-        if self.failed || payload.len() > self.config.mtu.bytes() as usize {
-            return Disposition::Dropped(DropReason::QpState);
-        }
         let Some(id) = self.spare_receive.take().or_else(|| memory.take_receive()) else {
             return Disposition::NotReady;
         };

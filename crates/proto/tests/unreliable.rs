@@ -221,7 +221,9 @@ fn oversized_datagrams_and_wrong_qkeys_are_dropped() {
     let bytes = long.payload(vec![0; 4096]).to_qp(A, Qpn::new(0x22));
     other.receive(9, 8192);
     let envelope = DatagramSource { from: address(A), headers: [0; 40] };
-    let disposition = b.handle_datagram(&envelope, &Packet::new_checked(&bytes[..]).unwrap(), &mut other);
+    let long = Packet::new_checked(&bytes[..]).unwrap();
+    assert!(!b.admits(&long), "the caller that delivers by itself must drop it, too");
+    let disposition = b.handle_datagram(&envelope, &long, &mut other);
     assert_eq!(disposition, Disposition::Dropped(DropReason::QpState));
     assert_eq!(other.receives.len(), 1);
 }

@@ -1,7 +1,8 @@
 //! Arbitrary packets at arbitrary times for a connection with outstanding requests.
 //!
 //! Each packet is a length byte, a time byte, and its bytes. Source address and queue pair number are
-//! corrected, so that inputs reach the checks behind them.
+//! corrected, so that inputs reach the checks behind them. The lowest bit of the second byte selects the UDP
+//! source port.
 
 use millstream_proto::{
     Access, Atomic, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason, ReceiveId,
@@ -136,6 +137,8 @@ pub(crate) fn play(bytes: &[u8]) {
         rest = behind;
         now = now + std::time::Duration::from_micros((*time).into());
         let mut packet = packet.to_vec();
+        // The peer's port, or that of a forger on its host.
+        let port = if packet.get(1).is_some_and(|flags| flags & 1 != 0) { 60_000 } else { 50_001 };
         if let Some(fixed) = packet.get_mut(1..8) {
             fixed[0] &= 0xf0;
             fixed[1..3].fill(0xff);
@@ -144,7 +147,7 @@ pub(crate) fn play(bytes: &[u8]) {
         if let Ok(packet) = Packet::new_checked(&packet[..]) {
             connection.handle_datagram(
                 now,
-                "10.0.0.2:50001".parse().expect("an address"),
+                (std::net::Ipv4Addr::new(10, 0, 0, 2), port).into(),
                 &packet,
                 &mut world,
             );
