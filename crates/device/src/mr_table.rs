@@ -1,9 +1,9 @@
 //! The process's memory keys: the owner's private copy of the entries that peers read.
 //!
-//! A key is an index into the table (high half) and a random tag (low half). Memory regions and
+//! A key is a random index into the table (high half) and a random tag (low half). Memory regions and
 //! memory windows share the table. [`MrEntry`] describes how an entry is changed and read.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -140,10 +140,25 @@ struct Slots {
     regions: HashMap<u32, Region>,
     /// The bindings of windows by index.
     windows: HashMap<u32, Binding>,
-    /// The random tag of the last key and the generation, by index.
+    /// The random tag of the last key and the generation, by index. Empty before the first key.
     generations: Vec<(u16, u32)>,
-    free: VecDeque<u32>,
+    /// Indices in use, one bit each.
+    used: Vec<u64>,
+    /// Number of region keys made, from a random number on.
+    regions_made: usize,
 }
+
+/// What a key is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum KeyKind {
+    /// A memory region. The key has 29 random bits.
+    Region,
+    /// A memory window, whose owner chooses the low byte of the key. The rest is 24 random bits.
+    Window,
+}
+
+/// Caches of keys have this many places, chosen by the low bits of the index.
+pub(crate) const CACHE_PLACES: usize = 8;
 
 impl MrTable {
     pub(crate) fn new(arena: &'static Arena) -> Self {
@@ -177,31 +192,27 @@ impl MrTable {
     ///
     /// # Errors
     /// ENOMEM when the table is full.
-    pub(crate) fn new_key(&self) -> Result<u32> {
+    pub(crate) fn new_key(&self, kind: KeyKind) -> Result<u32> {
         let mut slots = self.lock();
-        // A released index is reused as late as possible.
-        let slot = if slots.generations.len() < MAX_MR {
-            slots.generations.push((0, 0));
-            slots.generations.len() as u32 - 1
-        } else {
-            slots.free.pop_front().ok_or(Errno::NOMEM)?
-        };
-        let last = &mut slots.generations[slot as usize].0;
+        let slot = slots.free_index(kind).ok_or(Errno::NOMEM)?;
+        slots.used[slot / 64] |= 1 << (slot % 64);
+        let last = &mut slots.generations[slot].0;
         let tag = loop {
             let tag = random_u64() as u16;
-            // A window's owner chooses the low byte, and key 0 is invalid. An index never gets its last tag
+            // A window's owner chooses the low byte, and key 0 is invalid. An index does not get its last tag
             // again.
-            if tag >> 8 != 0 && tag != *last {
+            if (slot != 0 || tag >> 8 != 0) && tag != *last {
                 break tag;
             }
         };
         *last = tag;
-        Ok(slot << 16 | u32::from(tag))
+        Ok((slot as u32) << 16 | u32::from(tag))
     }
 
     /// Releases the index of a key that is no longer in use.
     pub(crate) fn free(&self, key: u32) {
-        self.lock().free.push_back(key >> 16);
+        let slot = (key >> 16) as usize;
+        self.lock().used[slot / 64] &= !(1 << (slot % 64));
     }
 
     /// Makes a region valid, here and for peers.
@@ -330,6 +341,28 @@ impl Binding {
 }
 
 impl Slots {
+    /// A random free index; `None` if all are in use. Regions that are made one after the other differ in their
+    /// places in the caches of keys.
+    fn free_index(&mut self, kind: KeyKind) -> Option<usize> {
+        let random = random_u64() as usize;
+        if self.used.is_empty() {
+            self.used = vec![0; MAX_MR / 64];
+            self.generations = vec![(0, 0); MAX_MR];
+            self.regions_made = random >> 32;
+        }
+        let random = random % MAX_MR;
+        let (start, step) = match kind {
+            KeyKind::Region => {
+                self.regions_made = self.regions_made.wrapping_add(1);
+                (random / CACHE_PLACES * CACHE_PLACES + self.regions_made % CACHE_PLACES, CACHE_PLACES)
+            }
+            KeyKind::Window => (random, 1),
+        };
+        let is_free = |slot: &usize| self.used[slot / 64] >> (slot % 64) & 1 == 0;
+        let preferred = (start..start + MAX_MR).step_by(step).map(|slot| slot % MAX_MR).find(is_free);
+        preferred.or_else(|| (random..random + MAX_MR).map(|slot| slot % MAX_MR).find(is_free))
+    }
+
     /// Publishes an entry that has no tag, under a new one.
     fn publish(&mut self, arena: &Arena, local: LocalMr, exported: &ExportedRange, qpn: u32) -> u64 {
         let slot = local.key >> 16;

@@ -44,7 +44,8 @@ pub(crate) enum CardCommand {
     Info(CardName),
     /// Acquire the lease of a card for the following commands, release it, or revoke another client's
     ///
-    /// Only the holder of the lease has keys for memory and control registers. The commands load, start, stop,
+    /// Only the holder of the lease has keys for memory and control registers. Each wrong key ends the connection
+    /// that tries it. The commands load, start, stop,
     /// put, get, checkpoint and restore use the lease. It expires when no command has used it for the given
     /// time; then the card is cleared.
     ///

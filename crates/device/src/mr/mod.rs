@@ -15,7 +15,7 @@ use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len};
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
-use crate::mr_table::{ACCESS_NULL, ExportedRange, LocalMr};
+use crate::mr_table::{ACCESS_NULL, ExportedRange, KeyKind, LocalMr};
 use crate::pd::Pd;
 use crate::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_OPTIONAL,
@@ -175,7 +175,7 @@ impl Mr {
 
     fn publish(pd: &Arc<Pd>, mut memory: RegionMemory, access: u32) -> Result<Self> {
         let adapter = pd.context.adapter;
-        let key = adapter.mrs.new_key().inspect_err(|_| memory.release(adapter))?;
+        let key = adapter.mrs.new_key(KeyKind::Region).inspect_err(|_| memory.release(adapter))?;
         let local = memory.region(key, pd.id, access);
         adapter.mrs.publish(local, &memory.exported);
         pd.attach();

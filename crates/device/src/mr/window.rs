@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::errno::{Errno, Result};
 pub use crate::mr_table::MwType;
-use crate::mr_table::WindowBinding;
+use crate::mr_table::{KeyKind, WindowBinding};
 use crate::pd::Pd;
 use crate::types::{
     ACCESS_LOCAL_WRITE, ACCESS_OPTIONAL, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE,
@@ -57,7 +57,7 @@ impl Mw {
     /// # Errors
     /// ENOMEM when the table that regions and windows share is full.
     pub fn new(pd: &Arc<Pd>, kind: MwType) -> Result<Arc<Self>> {
-        let key = pd.context.adapter.mrs.new_key()?;
+        let key = pd.context.adapter.mrs.new_key(KeyKind::Window)?;
         pd.attach();
         Ok(Arc::new(Self {
             pd: pd.clone(),

@@ -8,12 +8,12 @@ use millstream_shm::{Mapping, NullMemory, fault_in};
 
 use crate::adapter::LocalAdapter;
 use crate::exported_files::FileId;
-use crate::mr_table::{ACCESS_NULL, LocalMr};
+use crate::mr_table::{ACCESS_NULL, CACHE_PLACES, LocalMr};
 use crate::peer::Peer;
 use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, vendor};
 use millstream_lockfree::mr_entry::MrEntry;
 
-const SLOTS: usize = 8;
+const SLOTS: usize = CACHE_PLACES;
 
 fn slot(key: u32) -> usize {
     (key >> 16) as usize % SLOTS

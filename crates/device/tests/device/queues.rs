@@ -451,6 +451,9 @@ fn numbers_and_keys_differ_and_cannot_be_guessed() {
     assert!(steps.len() > 50, "the numbers follow a pattern: {steps:x?}");
     let keys: Vec<u32> = (0..64).map(|_| end.register(Kind::Anonymous, 64, 0).key).collect();
     assert_eq!(keys.iter().collect::<HashSet<_>>().len(), 64);
+    // An index in the high half must be random as well: 13 of its bits are.
+    let steps: HashSet<u32> = keys.windows(2).map(|two| (two[1] >> 16).wrapping_sub(two[0] >> 16)).collect();
+    assert!(steps.len() > 50, "the indices follow a pattern: {keys:x?}");
     let tags: HashSet<u32> = keys.iter().map(|key| key & 0xffff).collect();
     assert!(tags.len() > 60 && keys.iter().all(|key| *key != 0), "{keys:x?}");
     let other = End::new(Place::Elsewhere).open(&Setup::default());
