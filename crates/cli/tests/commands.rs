@@ -168,6 +168,40 @@ fn an_interrupted_run_accounts_for_every_fragment() {
     assert!(accounting["inconsistencies"].as_array().is_some_and(Vec::is_empty), "{report}");
 }
 
+#[test]
+fn a_lost_unit_is_named_as_in_the_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().to_str().unwrap().to_owned();
+    let data = repository().join("data/sst1m");
+    succeeds(&["demo", "--data", data.to_str().unwrap(), "--out", &out, "--replay", "1"]);
+    let config = folder.path().join("replay.toml");
+    let report = folder.path().join("lost.json");
+    let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["evb", "run", "--replay", "100000000", "--json"])
+        .args([&report, &config])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let is_second_readout = |process: &u32| {
+        let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.contains("readout\01\0") && processor_ticks(*process) > 10
+    };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let readout = loop {
+        if let Some(readout) = children(run.id()).into_iter().find(is_second_readout) {
+            break readout;
+        }
+        assert!(Instant::now() < deadline, "the run does not start");
+        std::thread::sleep(Duration::from_millis(20));
+    };
+    let killed = Command::new("kill").args(["-KILL", &readout.to_string()]).status();
+    assert!(killed.expect("kill starts").success());
+    run.wait_with_output().unwrap();
+    let error = json(&report)["error"].as_str().unwrap().to_owned();
+    assert!(error.contains("readout crate2 lost"), "{error}");
+    assert!(!error.contains(": ;") && !error.ends_with(": "), "{error}");
+}
+
 /// The child processes of a process.
 fn children(of: u32) -> Vec<u32> {
     let path = format!("/proc/{of}/task/{of}/children");

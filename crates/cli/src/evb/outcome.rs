@@ -2,7 +2,7 @@
 
 use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
 use millstream_evb::core::summary::Counts;
-use millstream_evb::core::{BuIndex, RuIndex, RunSummary, Unit};
+use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
 use millstream_fragment::stream::Stream;
@@ -66,7 +66,7 @@ pub(super) fn report(
         });
     }
     let stopped = match &outcome.summary {
-        Some(summary) => add_summary(&mut report, summary),
+        Some(summary) => add_summary(setup, &mut report, summary),
         None => Some("the run did not start".to_owned()),
     };
     report.payload_bytes = (0..setup.builders.len()).map(|bu| payload_built(setup, outcome, bu)).sum();
@@ -83,7 +83,11 @@ pub(super) fn report(
     }
     let seen = statistics.iter().filter_map(|s| s.error.clone());
     let failures = outcome.failures.iter().map(|failure| {
-        format!("{}: {}: {}", name(setup, &failure.process), failure.status, failure.reason.trim())
+        let failed = format!("{}: {}", name(setup, &failure.process), failure.status);
+        match failure.reason.trim() {
+            "" => failed,
+            reason => format!("{failed}: {reason}"),
+        }
     });
     let words: Vec<String> = stopped.into_iter().chain(seen).chain(failures).collect();
     report.error = (!words.is_empty()).then(|| words.join("; "));
@@ -108,8 +112,26 @@ fn stored_in_files(setup: &Setup, bu: BuIndex) -> u64 {
     reader.map_or(0, |reader| reader.numbers().len() as u64)
 }
 
+/// Why the run ended, with the units' names in the configuration.
+fn cause(setup: &Setup, cause: StopCause) -> String {
+    let unit = |unit| name(setup, &RunProcess::Unit(unit));
+    let builder = |bu| unit(Unit::Builder(bu));
+    match cause {
+        StopCause::EndOfRun | StopCause::Requested => cause.to_string(),
+        StopCause::Lost(lost) => format!("{} lost", unit(lost)),
+        StopCause::TimedOut { by, batch } => format!("{batch} timed out at {}", unit(by)),
+        StopCause::Unreachable { by, peer } => {
+            format!("{} cannot reach {}", unit(Unit::Readout(by)), builder(peer))
+        }
+        StopCause::CardLost(bu) => format!("card of {} lost", builder(bu)),
+        StopCause::InvalidData(bu) => format!("{} found an invalid packet or kernel result", builder(bu)),
+        StopCause::OutputFailed(bu) => format!("{} cannot store its events", builder(bu)),
+        StopCause::Protocol { by, error } => format!("{} violated the protocol: {error}", unit(by)),
+    }
+}
+
 /// Adds the run summary to the report. Returns why the run stopped early, if it did.
-fn add_summary(report: &mut RunReport, summary: &RunSummary) -> Option<String> {
+fn add_summary(setup: &Setup, report: &mut RunReport, summary: &RunSummary) -> Option<String> {
     report.events = summary.built.events;
     report.fragments = summary.built.fragments;
     report.accepted_events = summary.accepted;
@@ -134,9 +156,10 @@ fn add_summary(report: &mut RunReport, summary: &RunSummary) -> Option<String> {
         inconsistencies: summary.violations.iter().map(ToString::to_string).collect(),
     };
     (!summary.cause.is_success() || !summary.lost.is_empty()).then(|| {
-        let lost: Vec<String> = summary.lost.iter().map(ToString::to_string).collect();
+        let lost: Vec<String> =
+            summary.lost.iter().map(|&unit| name(setup, &RunProcess::Unit(unit))).collect();
         let lost = if lost.is_empty() { String::new() } else { format!(" (lost: {})", lost.join(", ")) };
-        format!("the run was stopped: {}{lost}", summary.cause)
+        format!("the run was stopped: {}{lost}", cause(setup, summary.cause))
     })
 }
 
