@@ -2,6 +2,7 @@
 
 use std::io;
 use std::ops::Range;
+use std::sync::OnceLock;
 
 use crate::process_vm::{self, Direction, IoVec};
 use crate::{PAGE, maps, mm};
@@ -22,6 +23,34 @@ pub fn fault_in(range: Range<usize>, write: bool) -> io::Result<()> {
         // Linux before 5.14 lacks the advice, and no kernel accepts it for device memory.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => probe(start..range.end, write),
         done => done,
+    }
+}
+
+/// Bytes of a region that registration populates unless `MILLSTREAM_POPULATE` sets another number.
+const POPULATION_LIMIT: usize = 256 << 20;
+
+/// Bytes of a region that registration populates (`MILLSTREAM_POPULATE`).
+#[must_use]
+pub fn population_limit() -> usize {
+    static LIMIT: OnceLock<usize> = OnceLock::new();
+    *LIMIT.get_or_init(|| match std::env::var("MILLSTREAM_POPULATE") {
+        Err(_) => POPULATION_LIMIT,
+        Ok(text) => text.parse().unwrap_or_else(|_| {
+            tracing::warn!("MILLSTREAM_POPULATE={text} is no number of bytes; {POPULATION_LIMIT} is used");
+            POPULATION_LIMIT
+        }),
+    })
+}
+
+/// Allocates the pages of `range` (widened to whole pages) up to [`population_limit`] bytes, as an adapter that pins
+/// them would. Best effort: memory that cannot be populated is left as it is.
+pub fn populate(range: Range<usize>, write: bool) {
+    let start = range.start & !(PAGE - 1);
+    let len = (range.end - start).min(population_limit());
+    let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    if len != 0 {
+        // SAFETY: the advice keeps the contents.
+        let _ = unsafe { mm::madvise(start, len, advice) };
     }
 }
 

@@ -37,11 +37,12 @@ pub mod process_vm;
 pub mod relocate;
 pub mod socket;
 pub mod thread;
+mod userfault;
 pub mod vfio;
 
 pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;
-pub use fault_in::fault_in;
+pub use fault_in::{fault_in, populate, population_limit};
 pub use mapped::MappedRef;
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use null::NullMemory;

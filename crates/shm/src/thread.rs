@@ -1,6 +1,7 @@
 //! Threads of a library in a foreign program, and CPU affinity.
 
 use std::io;
+use std::sync::Mutex;
 
 use rustix::thread::CpuSet;
 
@@ -20,10 +21,51 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
             libc::sigdelset(&raw mut all, signal);
         }
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+        let run = || {
+            let _listed = Listed::new();
+            run();
+        };
         let result = std::thread::Builder::new().name(name.into()).stack_size(256 << 10).spawn(run);
         libc::pthread_sigmask(libc::SIG_SETMASK, &raw const old, std::ptr::null_mut());
         result.map(drop)
     }
+}
+
+/// Thread ids of the running threads that [`spawn`] started.
+static OWN_THREADS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// A thread's entry in [`OWN_THREADS`].
+struct Listed(u32);
+
+impl Listed {
+    fn new() -> Self {
+        let id = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        own_threads().push(id);
+        Self(id)
+    }
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        own_threads().retain(|id| *id != self.0);
+    }
+}
+
+fn own_threads() -> std::sync::MutexGuard<'static, Vec<u32>> {
+    OWN_THREADS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Whether the process has no threads but this one and those that [`spawn`] started. Only this thread can start others.
+/// False if that cannot be found out.
+#[must_use]
+pub fn is_alone() -> bool {
+    let own = own_threads();
+    let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let Ok(mut threads) = std::fs::read_dir("/proc/self/task") else { return false };
+    threads.all(|entry| {
+        let id = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        id.is_some_and(|id| id == me || own.contains(&id))
+    })
 }
 
 /// The CPUs that this thread may run on, by number.

@@ -1,16 +1,17 @@
 //! Memory regions and windows: registration, keys, and the files in which peers map them.
 //!
 //! A region is memory of this process that work requests may name by a key (`mr_table`). A window
-//! ([`window`]) is a key for a part of a region. No page is pinned: a file keeps the pages that peers can map, and the
-//! kernel finds all other pages at the time of each access.
+//! ([`window`]) is a key for a part of a region. Registration allocates the pages of a region up to a limit
+//! (`MILLSTREAM_POPULATE`, bytes), so that the first transfer takes no page faults. No page is pinned: a file keeps the
+//! pages that peers can map, and the kernel finds all other pages at the time of each access.
 
 pub mod window;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use millstream_shm::relocate::{self, Shared};
-use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len};
+use millstream_shm::relocate::{self, SharedPages};
+use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len, populate};
 
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
@@ -40,7 +41,7 @@ struct RegionMemory {
     len: u64,
     iova: u64,
     /// Keeps moved pages shared.
-    shared: Option<Shared>,
+    shared: Option<SharedPages>,
     /// This process's mapping of a dma-buf.
     view: Option<Mapping>,
     /// The device memory that the region is a part of.
@@ -292,7 +293,7 @@ impl Mr {
         }
         let adapter = self.pd.context.adapter;
         adapter.mrs.withdraw(self.local.key)?;
-        let all_of_it = |s: &Shared| s.range.len() as u64 == self.local.len && s.is_last();
+        let all_of_it = |s: &SharedPages| s.range.len() as u64 == self.local.len && s.is_last();
         let moved = self.memory.shared.as_ref().is_some_and(all_of_it);
         // Moved pages are replaced by fresh ones, so a late store reaches no memory in use.
         if !adapter.quiesce() && !moved {
@@ -338,7 +339,10 @@ impl RegionMemory {
             return Ok(plain);
         }
         check_mapped(addr, len)?;
-        let shared = relocate::share(addr as usize..(addr + len) as usize);
+        let range = addr as usize..(addr + len) as usize;
+        populate(range.clone(), stores(access));
+        // Where pages cannot move, peers reach them through the kernel.
+        let shared = relocate::move_pages(range).ok();
         let exported = shared.as_ref().and_then(|shared| {
             let fd = shared.as_fd().try_clone_to_owned().ok()?;
             let file = adapter.files.add(adapter.arena, fd, file_len(shared.as_fd()).ok()?)?;

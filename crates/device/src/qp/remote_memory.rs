@@ -1,7 +1,9 @@
 //! A responder's memory: the checks of memory keys, and copies (IBTA volume 1, 10.6).
 
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use millstream_lockfree::copy_in_order;
 use millstream_shm::process_vm::{self, Direction};
@@ -9,11 +11,12 @@ use millstream_shm::process_vm::{self, Direction};
 use super::keys::{AccessRight, RemoteKeys, RemoteMr};
 use super::remote_qp::RemoteQp;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
+use crate::adapter::wait_until;
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
 use crate::types::{
-    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_REM_OP_ERR, WC_RETRY_EXC_ERR,
-    WR_ATOMIC_CMP_AND_SWP, vendor,
+    ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_REM_OP_ERR,
+    WC_RETRY_EXC_ERR, WR_ATOMIC_CMP_AND_SWP, vendor,
 };
 
 /// A range of a responder's memory that was checked.
@@ -242,7 +245,8 @@ fn copy_by_pieces(
         let piece = process_vm::IoVec { base: here as u64, len: n as u64 };
         let remote = process_vm::IoVec { base: mr.va(start), len: n as u64 };
         // SAFETY: the local piece is the application's registered (or inline) memory.
-        unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) }.map_err(|error| {
+        let copy = || unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) };
+        copy_while_pages_move(mr, copy).map_err(|error| {
             if error.raw_os_error() == Some(libc::ESRCH) {
                 failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
             } else {
@@ -251,4 +255,23 @@ fn copy_by_pieces(
         })?;
     }
     Ok(())
+}
+
+/// The longest time for which copies fail with EFAULT because an unprivileged process moves the pages.
+const LONGEST_MOVE: Duration = Duration::from_millis(100);
+
+/// Repeats a copy through the kernel that fails with EFAULT: either process may be moving the pages into shared memory
+/// (`millstream_shm::relocate`). Pages of an on-demand region never move.
+fn copy_while_pages_move(mr: &RemoteMr, mut copy: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let is_fault = |result: &io::Result<()>| {
+        result.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT))
+    };
+    let mut result = copy();
+    if is_fault(&result) && mr.access & ACCESS_ON_DEMAND == 0 {
+        wait_until(Instant::now() + LONGEST_MOVE, || {
+            result = copy();
+            !is_fault(&result)
+        });
+    }
+    result
 }

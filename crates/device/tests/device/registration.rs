@@ -3,11 +3,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use millstream_device::Mr;
-use millstream_device::types::{ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE};
+use millstream_device::types::{
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_SUCCESS, WR_RDMA_WRITE,
+};
 use millstream_shm::PAGE;
 use millstream_shm::thread::{affinity, with_affinity};
 
-use crate::support::{Adapter, run_role};
+use crate::support::{Adapter, Place, Setup, pair, pattern, request, run_role};
 
 const ACCESS: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
 
@@ -104,6 +106,11 @@ pub(crate) fn registers_under_stores() {
     for cpus in [&all[..1], &all[..all.len().min(2)]] {
         with_affinity(cpus, || {
             let adapter = Adapter::open();
+            let mut first = vec![0u8; 2 * PAGE];
+            drop(adapter.register(&mut first));
+            // Some runtimes replace the handler of faults after the device was opened.
+            // SAFETY: restores the default disposition.
+            unsafe { libc::signal(libc::SIGSEGV, libc::SIG_DFL) };
             for (pages, regions) in SIZES {
                 for region in 0..regions {
                     every_store_is_found(&adapter, pages, 1 + region % 2);
@@ -112,4 +119,41 @@ pub(crate) fn registers_under_stores() {
         })
         .expect("the affinity can be set");
     }
+}
+
+/// A peer writes through the kernel to a small region, while the region around it is registered and deregistered.
+#[test]
+fn no_write_fails_while_the_region_around_its_target_is_registered() {
+    const SMALL: usize = 64;
+    const WRITES: u64 = 400;
+    let (owner, mut peer) = pair(Place::Elsewhere, &Setup::default());
+    let memory = Counters::new(64);
+    let pd = owner.actor().pd().clone();
+    let at = (memory.base + 3 * PAGE + 8) as u64;
+    let small = Mr::register(&pd, at, SMALL as u64, at, ACCESS).expect("registered");
+    let (sources, end) = ([1, 2].map(|seed| pattern(seed, SMALL)), AtomicBool::new(false));
+    let held = [0, 1].map(|i| peer.hold(&sources[i]));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                let len = (memory.pages * PAGE) as u64;
+                Mr::register(&pd, memory.base as u64, len, memory.base as u64, ACCESS)
+                    .and_then(|mut around| around.deregister())
+                    .expect("registered and deregistered");
+            }
+        });
+        let mut results = Vec::new();
+        for n in 0..WRITES {
+            peer.post(request(n, WR_RDMA_WRITE, &[held[n as usize % 2].all()], (at, small.key())));
+            let status = peer.sent(1)[0].status;
+            // SAFETY: inside the mapping; no request is in progress.
+            let found = unsafe { std::slice::from_raw_parts(at as *const u8, SMALL) }.to_vec();
+            results.push((status, found == sources[n as usize % 2]));
+            if status != WC_SUCCESS {
+                break;
+            }
+        }
+        end.store(true, Ordering::Relaxed);
+        assert_eq!(results, vec![(WC_SUCCESS, true); WRITES as usize]);
+    });
 }

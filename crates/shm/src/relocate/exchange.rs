@@ -1,0 +1,185 @@
+//! Replacing the pages of a range by pages with equal contents, while other threads run.
+//!
+//! Accesses of other threads wait in the kernel meanwhile ([`Userfault`]); no signal is involved. The replacing thread
+//! uses no heap between the first and the last step, because the heap may be a part of the range, and takes no signal,
+//! because the handler could access the range.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+use crate::userfault::{Faults, Userfault};
+use crate::{Mapping, PAGE, mm};
+
+/// Attempts to move a page that the kernel uses. A copy that is under way ends soon; a pin may stay.
+const ATTEMPTS: u32 = 20;
+
+/// Maps `fresh`, shared memory as long as `range`, in place of private anonymous memory.
+///
+/// # Errors
+/// EBUSY if the kernel uses a page: a pinned page would receive data after its replacement. EINVAL for a range of
+/// several kinds of memory, or of locked memory. The range is unchanged then.
+pub(super) fn to_shared(userfault: &Userfault, range: &Range<usize>, fresh: Mapping) -> io::Result<()> {
+    let aside = anonymous(range.len())?;
+    let pagemap = File::open("/proc/self/pagemap")?;
+    let _blocked = BlockedSignals::new();
+    let aside_range = aside.base() as usize..aside.base() as usize + range.len();
+    userfault.register(&aside_range, Faults::Missing)?;
+    // From here on, other threads' accesses to missing pages wait.
+    let result = userfault.register(range, Faults::Missing).and_then(|()| {
+        take_pages(userfault, range, aside_range.start)
+            .and_then(|()| userfault.unregister(&aside_range))
+            .and_then(|()| copy_present(&aside_range, &pagemap, fresh.base()))
+            .and_then(|()| replace(range, fresh))
+            .inspect_err(|_| {
+                // The pages that were moved so far go back. Their addresses are free, because every access waits.
+                let _ = take_pages(userfault, &aside_range, range.start);
+                let _ = userfault.unregister(range);
+            })
+    });
+    userfault.wake(range);
+    result
+}
+
+/// Maps private memory with the contents of `range`, a mapping of the file `memory` from `offset` on, in its place.
+///
+/// # Errors
+/// Those of `mmap` and of the protection. The range is unchanged then.
+pub(super) fn to_private(
+    userfault: &Userfault,
+    range: &Range<usize>,
+    memory: BorrowedFd<'_>,
+    offset: usize,
+) -> io::Result<()> {
+    let fresh = anonymous(range.len())?;
+    let _blocked = BlockedSignals::new();
+    let result = userfault.register(range, Faults::WriteProtected).and_then(|()| {
+        userfault
+            .write_protect(range)
+            .and_then(|()| copy_data(range, memory, offset, fresh.base()))
+            .and_then(|()| replace(range, fresh))
+            .inspect_err(|_| _ = userfault.unregister(range))
+    });
+    userfault.wake(range);
+    result
+}
+
+/// As [`to_private`], in a process whose only thread is the caller.
+pub(super) fn to_private_alone(range: &Range<usize>, memory: BorrowedFd<'_>) -> io::Result<()> {
+    let fresh = anonymous(range.len())?;
+    copy_data(range, memory, 0, fresh.base())?;
+    replace(range, fresh)
+}
+
+/// A private anonymous mapping.
+pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: a new mapping at an address of the kernel's choice.
+    let base = unsafe { mm::mmap(0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)? };
+    Ok(Mapping::from_raw(base as *mut u8, len))
+}
+
+/// Moves all pages of `range` to the addresses from `to` on.
+fn take_pages(userfault: &Userfault, range: &Range<usize>, to: usize) -> io::Result<()> {
+    let (mut done, mut attempt) = (0, 0);
+    while done < range.len() {
+        let (moved, result) = userfault.move_pages(&(range.start + done..range.end), to + done);
+        done += moved;
+        let Err(error) = result else { continue };
+        match error.raw_os_error() {
+            // Another thread changes the address space or holds the page's lock.
+            Some(libc::EAGAIN) => {}
+            Some(libc::EBUSY) if attempt < ATTEMPTS => attempt += 1,
+            _ => return Err(error),
+        }
+        // SAFETY: a plain system call.
+        unsafe { libc::sched_yield() };
+    }
+    Ok(())
+}
+
+/// Pages whose entries [`copy_present`] reads at once, onto the stack.
+pub(super) const PAGEMAP_BATCH: usize = 512;
+
+/// Copies the pages of `range` that exist, as `/proc/self/pagemap` shows them, to the same offsets of `to`. No other
+/// thread knows the range.
+fn copy_present(range: &Range<usize>, pagemap: &File, to: *mut u8) -> io::Result<()> {
+    let mut entries = [0u8; PAGEMAP_BATCH * size_of::<u64>()];
+    for batch in range.clone().step_by(PAGEMAP_BATCH * PAGE) {
+        let pages = ((range.end - batch) / PAGE).min(PAGEMAP_BATCH);
+        let entries = &mut entries[..pages * size_of::<u64>()];
+        pagemap.read_exact_at(entries, (batch / PAGE * size_of::<u64>()) as u64)?;
+        for (page, entry) in (batch..range.end).step_by(PAGE).zip(entries.as_chunks::<8>().0) {
+            // Bits 63 and 62 of an entry: present, swapped.
+            if u64::from_ne_bytes(*entry) >> 62 != 0 {
+                // SAFETY: a page of the range; the new mapping is as long.
+                unsafe { to.add(page - range.start).copy_from_nonoverlapping(page as *const u8, PAGE) };
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Copies the parts of `range` that the file `memory`, mapped there from `offset` on, has data for.
+fn copy_data(range: &Range<usize>, memory: BorrowedFd<'_>, offset: usize, to: *mut u8) -> io::Result<()> {
+    let end = offset + range.len();
+    let seek = |from: usize, whence| {
+        // SAFETY: moves the offset of a descriptor, which nobody else uses.
+        let at = unsafe { libc::lseek(memory.as_raw_fd(), from as libc::off_t, whence) };
+        usize::try_from(at).map_err(|_| io::Error::last_os_error())
+    };
+    let mut at = offset;
+    while at < end {
+        let data = match seek(at, libc::SEEK_DATA) {
+            Ok(data) if data < end => data,
+            Ok(_) => break,
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => break,
+            Err(error) => return Err(error),
+        };
+        at = seek(data, libc::SEEK_HOLE)?.min(end);
+        let from = (range.start + (data - offset)) as *const u8;
+        // SAFETY: inside the range, which is mapped and not stored to; the new mapping is as long.
+        unsafe { to.add(data - offset).copy_from_nonoverlapping(from, at - data) };
+    }
+    Ok(())
+}
+
+/// Maps `fresh` in place of the range, in one step.
+fn replace(range: &Range<usize>, fresh: Mapping) -> io::Result<()> {
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the range is memory of this process, and gets a mapping of equal contents.
+    let moved = unsafe {
+        libc::syscall(libc::SYS_mremap, fresh.base(), range.len(), range.len(), flags, range.start)
+    };
+    if moved != range.start as i64 {
+        return Err(io::Error::last_os_error());
+    }
+    // The mapping lives on at its new address.
+    std::mem::forget(fresh);
+    Ok(())
+}
+
+/// While it exists, this thread takes no signal.
+struct BlockedSignals(libc::sigset_t);
+
+impl BlockedSignals {
+    fn new() -> Self {
+        // SAFETY: signal sets are plain data; the mask of this thread is restored on drop.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut before: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+            Self(before)
+        }
+    }
+}
+
+impl Drop for BlockedSignals {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}

@@ -1,0 +1,82 @@
+//! Moved pages and `fork(2)`: the child gets private copies, with the contents at the fork.
+//!
+//! The forking thread continues only after the child has made its copies. Concurrent stores of other threads and of
+//! peers may be in the copies or not. A raw `clone` bypasses these handlers.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Once;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use super::{MOVED_RANGES, exchange};
+
+static INSTALL: Once = Once::new();
+
+/// Installs the handlers, once.
+pub(super) fn install_handlers() {
+    INSTALL.call_once(|| {
+        // SAFETY: the handlers use atomics, the lock below and system calls.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_parent), Some(after_fork_child)) };
+    });
+}
+
+/// The socket pair by which a child reports that it has copied the pages; negative for none. Guarded by the
+/// registry's lock, which is held across a fork.
+static COPIED: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
+
+fn close(end: &AtomicI32) {
+    let fd = end.swap(-1, Ordering::Relaxed);
+    if fd >= 0 {
+        // SAFETY: opened in `before_fork` and used only here.
+        unsafe { libc::close(fd) };
+    }
+}
+
+extern "C" fn before_fork() {
+    // No move may be in progress, and the child must find a consistent list.
+    let registry = MOVED_RANGES.lock();
+    if !registry.is_empty() {
+        let mut ends = [-1; 2];
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC;
+        // SAFETY: fills in two descriptors. Without them the parent does not wait.
+        if unsafe { libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) } == 0 {
+            COPIED.iter().zip(ends).for_each(|(end, fd)| end.store(fd, Ordering::Relaxed));
+        }
+    }
+    std::mem::forget(registry);
+}
+
+extern "C" fn after_fork_parent() {
+    let [reader, writer] = &COPIED;
+    close(writer);
+    let fd = reader.load(Ordering::Relaxed);
+    if fd >= 0 {
+        let mut byte = 0u8;
+        // SAFETY: reads one byte into a local.
+        let mut read = || unsafe { libc::read(fd, (&raw mut byte).cast(), 1) };
+        // The exit of the child, or a failed fork, ends the wait as well.
+        while read() < 0 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted {}
+    }
+    close(reader);
+    // SAFETY: taken in `before_fork` by this thread.
+    unsafe { MOVED_RANGES.force_unlock() };
+}
+
+extern "C" fn after_fork_child() {
+    // SAFETY: taken in `before_fork`; the child has this one thread.
+    unsafe { MOVED_RANGES.force_unlock() };
+    for moved in MOVED_RANGES.lock().drain(..) {
+        // The child has one thread.
+        let _ = exchange::to_private_alone(&moved.range, moved.memory.as_fd());
+        // The child must not undo the parent's moves.
+        std::mem::forget(moved);
+    }
+    let [reader, writer] = &COPIED;
+    let fd = writer.load(Ordering::Relaxed);
+    if fd >= 0 {
+        // SAFETY: sends one byte of a constant. The parent may have exited.
+        unsafe { libc::send(fd, c"".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+    }
+    close(reader);
+    close(writer);
+}
