@@ -111,13 +111,8 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, 
     let path_with = |p: &Parameters| data_path(site, p, &flow.client, &flow.server);
     let path = path_with(p)?;
     let (rate, channels) = measure(&path, flow);
-    // Prefixes of parameters that can affect a flow.
-    let path_prefixes = ["adapter.", "apenet.", "cpu.", "extoll.", "gpu.", "hbm.", "ib.", "pcie.", "u280."];
-    let names: Vec<&str> = p
-        .iter()
-        .map(|(name, _)| name)
-        .filter(|name| path_prefixes.iter().any(|first| name.starts_with(first)))
-        .collect();
+    // Parameters of benchmarks and of the event builder do not affect a path; most others leave it unchanged, too.
+    let names: Vec<&str> = p.iter().map(|(name, _)| name).collect();
     let mut sensitivities: Vec<Sensitivity> = parallel_map(&names, |name| {
         let gain = |factor: f64| match path_with(&p.with(name, p.get(name) * factor)) {
             // An unchanged path needs no simulation.

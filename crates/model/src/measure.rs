@@ -3,7 +3,7 @@
 use crate::benchmarks::apenet;
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
 use crate::benchmarks::osu::{self, Mpi};
-use crate::benchmarks::pcie_bench::{self, Processor, nfp6000};
+use crate::benchmarks::pcie_bench::{self, nfp6000};
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::engine::BytesPerSecond;
 use crate::parallel::parallel_map;
@@ -257,16 +257,14 @@ pub(crate) fn dma_setup(
             SocketId(place)
         }
     };
-    let model = adapter.model.to_uppercase();
-    if model.contains("NFP") {
-        let processor = Processor::of_model(&host.sockets[near.0].processor);
-        let memory_host = pcie_bench::host(p, processor, memory != near);
-        return Ok((nfp6000(p, "nfp6000.dma.overhead"), memory_host, adapter.pcie));
+    match adapter.id.as_str() {
+        "nfp6000" => {
+            let memory_host = pcie_bench::host(p, &host.sockets[near.0].id, memory != near);
+            Ok((nfp6000(p, "nfp6000.dma.overhead"), memory_host, adapter.pcie))
+        }
+        "apenet" => Ok((apenet::dma_engine(p.count("apenet.engines")), apenet::dma_host(p), adapter.pcie)),
+        _ => Err(BenchmarkError::NoDmaEngine { name: client.to_owned(), model: adapter.model.clone() }),
     }
-    if model.contains("APENET") {
-        return Ok((apenet::dma_engine(p.count("apenet.engines")), apenet::dma_host(p), adapter.pcie));
-    }
-    Err(BenchmarkError::NoDmaEngine { name: client.to_owned(), model: adapter.model.clone() })
 }
 
 /// Bandwidth of writing a tile to a card, of one stencil sweep, and of reading the tile back.

@@ -1,10 +1,13 @@
 //! Model parameters: physical quantities with a plausible range.
 //!
-//! `data/parameters.toml` has them with description and source. A fitted parameter lists its rows; a parameter with a single
-//! row was fitted to one published number.
+//! `data/parameters.toml` has those of protocols and software, `devices/*.toml` those of devices ([`Library`]): value `V` of
+//! device `D` is parameter `D.V`. A fitted parameter lists its rows; a parameter with a single row was fitted to one published
+//! number.
 
 use crate::engine::{BytesPerSecond, Picos, Random};
+use millstream_site::device::{DeviceModel, Library};
 use serde::Deserialize;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// One parameter.
@@ -24,9 +27,6 @@ pub struct Parameter {
     /// Calibrated rows that it is fitted to.
     #[serde(default)]
     pub fitted_to: Vec<String>,
-    /// Whether [`Parameters::sample`] draws it from a second random sequence.
-    #[serde(default)]
-    pub sampled_separately: bool,
 }
 
 /// All parameters by name.
@@ -74,7 +74,40 @@ impl Parameters {
     pub fn shipped() -> Parameters {
         let all = toml::from_str(include_str!("../data/parameters.toml"))
             .expect("a test reads the shipped parameters");
-        Parameters { all }
+        let mut parameters = Parameters { all };
+        Library::shipped().iter().for_each(|(id, device)| parameters.add_device(id, device));
+        parameters
+    }
+
+    fn add_device(&mut self, id: &str, device: &DeviceModel) {
+        for (name, value) in &device.values {
+            let parameter = Parameter {
+                value: value.value,
+                low: value.low,
+                high: value.high,
+                unit: value.unit.clone(),
+                description: value.source.clone(),
+                fitted_to: value.fitted_to.clone(),
+            };
+            self.all.insert(format!("{id}.{name}"), parameter);
+        }
+    }
+
+    /// These parameters and those of the devices that a site file defines.
+    #[must_use]
+    pub fn with_devices(&self, devices: &BTreeMap<String, DeviceModel>) -> Cow<'_, Parameters> {
+        if devices.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        let mut other = self.clone();
+        devices.iter().for_each(|(id, device)| other.add_device(id, device));
+        Cow::Owned(other)
+    }
+
+    /// Value of a device, if the library has it.
+    #[must_use]
+    pub fn device(&self, id: &str, value: &str) -> Option<f64> {
+        self.all.get(&format!("{id}.{value}")).map(|parameter| parameter.value)
     }
 
     /// All parameters with their names.
@@ -151,18 +184,28 @@ impl Parameters {
     }
 
     /// Samples all parameters from their ranges: below or above the value with equal probability, uniformly on each side.
-    /// Parameters with `sampled_separately` use a second random sequence, so that adding them does not change earlier samples.
+    ///
+    /// Each parameter has a random sequence of its own, whose seed contains its name. An added parameter therefore does not
+    /// change the samples of the others.
     #[must_use]
     pub fn sample(&self, seed: u64) -> Parameters {
-        let (mut random, mut late) = (Random::new(seed), Random::new(!seed));
         let mut other = self.clone();
-        for parameter in other.all.values_mut() {
-            let random = if parameter.sampled_separately { &mut late } else { &mut random };
+        for (name, parameter) in &mut other.all {
+            let mut random = Random::new(seed_of(name, seed));
             let end = if random.uniform() < 0.5 { parameter.low } else { parameter.high };
             parameter.value += (end - parameter.value) * random.uniform();
         }
         other
     }
+}
+
+/// Seed of a parameter's random sequence: FNV-1a of its name, combined with the draw's seed.
+pub(crate) fn seed_of(name: &str, draw: u64) -> u64 {
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    // SplitMix64's increment is odd, so different draws of one name never share a seed.
+    hash ^ draw.wrapping_mul(0xbf58_476d_1ce4_e5b9)
 }
 
 #[cfg(test)]
@@ -192,6 +235,21 @@ mod tests {
         assert_ne!(parameters.sample(3), parameters.sample(4));
         for (name, p) in parameters.sample(5).iter() {
             assert!(p.low <= p.value && p.value <= p.high, "{name}");
+        }
+    }
+
+    #[test]
+    fn an_added_parameter_does_not_change_the_samples_of_others() {
+        let few = Parameters::shipped();
+        let mut more = few.clone();
+        let added = few.all["pcie.efficiency"].clone();
+        more.all.insert("a.first.name".to_owned(), added.clone());
+        more.all.insert("m.middle.name".to_owned(), added);
+        for seed in 1..20 {
+            let (few, more) = (few.sample(seed), more.sample(seed));
+            for (name, parameter) in few.iter() {
+                assert_eq!(parameter.value, more.get(name), "{name}");
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use crate::calibrate::{residuals, rms_by_category};
 use crate::engine::Random;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::rows::{Answer, Category, Row, answer, calibration, write_record};
+use crate::rows::{Answer, Category, Row, answer, calibration, estimate, write_record};
 
 /// The model's answer to one question.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,6 +40,8 @@ fn min_model_error(category: Category) -> f64 {
         Category::DmaBandwidth | Category::DmaLatency => 0.025,
         Category::Bandwidth => 0.015,
         Category::Latency => 0.03,
+        Category::VerbsLatency | Category::MpiLatency => 0.08,
+        Category::MessageRate | Category::MpiBandwidth => 0.1,
         Category::System => 0.05,
         Category::PeerToPeer => 0.08,
         Category::Threshold => 0.6,
@@ -71,6 +73,13 @@ fn predict_row(row: &Row, reference: Option<&Row>, p: &Parameters, samples: u64,
         values: Vec::new(),
         method: format!("not modelled: {why}"),
     };
+    if let Some(by_hand) = estimate(&row.id) {
+        let (Some(value), Some(low), Some(high)) = (by_hand.value, by_hand.low, by_hand.high) else {
+            return Prediction { id, unit, values: Vec::new(), method: by_hand.how.clone() };
+        };
+        let method = format!("by hand: {}", by_hand.how);
+        return Prediction { id, unit, values: vec![Interval { value, low, high }], method };
+    }
     let method = match answer(row, p) {
         Answer::Values { method, .. } => method,
         Answer::Definition(source) => return unanswered(&source),
@@ -137,14 +146,18 @@ fn four_digits(value: f64) -> String {
     format!("{value:.digits$}")
 }
 
-/// Predictions as CSV. Several values of one row are separated by slashes.
+/// Predictions as CSV. Several values of one row are separated by slashes; a row without answer has the value `silent`.
 #[must_use]
 pub fn to_csv(predictions: &[Prediction]) -> String {
-    let mut text = String::from("id,value,unit,low,high,method\n");
+    let mut text = String::from("id,value,unit,low,high,how\n");
     for p in predictions {
         let join = |f: fn(&Interval) -> f64| {
             p.values.iter().map(|v| four_digits(f(v))).collect::<Vec<_>>().join(" / ")
         };
+        if p.values.is_empty() {
+            write_record(&mut text, [&p.id, "silent", &p.unit, "", "", &p.method]);
+            continue;
+        }
         let (value, low, high) = (join(|v| v.value), join(|v| v.low), join(|v| v.high));
         write_record(&mut text, [&p.id, &value, &p.unit, &low, &high, &p.method]);
     }

@@ -23,6 +23,17 @@ sites!(
     "edr-pair",
     "hdr-gpu-pair",
     "pcie-bench",
+    "qdr-cx3",
+    "qdr-cx2",
+    "edr-ivb",
+    "hdr-cx6",
+    "edr-cx6",
+    "edr-fat-tree",
+    "hdr-fat-tree",
+    "roce100-cx5",
+    "roce40-cx3",
+    "roce200-gb10",
+    "fdr-snb",
 );
 
 /// A shipped site.

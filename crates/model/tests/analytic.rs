@@ -3,7 +3,7 @@
 use millstream_model::Parameters;
 use millstream_model::benchmarks::dma::{self, DmaEngine, DmaTest};
 use millstream_model::benchmarks::hbm::{AccessPattern, read};
-use millstream_model::benchmarks::pcie_bench::{self, Processor, nfp6000};
+use millstream_model::benchmarks::pcie_bench::{self, nfp6000};
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::component::pcie::{raw_rate, read_ceiling, write_ceiling};
 use millstream_model::engine::{
@@ -106,7 +106,7 @@ fn pcie_bandwidth_is_the_payload_share() {
         internal: BytesPerSecond::gigabytes(200.0),
         ..nfp6000(&p, "nfp6000.dma.overhead")
     };
-    let mut host = pcie_bench::host(&p, Processor::Haswell, false);
+    let mut host = pcie_bench::host(&p, "haswell-ep", false);
     host.memory.rate = BytesPerSecond::gigabytes(200.0);
     for (generation, lanes, payload) in [(3, 16, 256), (3, 8, 256), (2, 8, 128)] {
         let link = slot(generation, lanes, payload);

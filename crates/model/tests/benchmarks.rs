@@ -151,7 +151,7 @@ fn software_translation_limits_bandwidth_by_its_time_per_packet() {
         let path = data_path(&shipped("apenet-torus"), &p, "node0", "node1").unwrap();
         bandwidth(&path, Verb::Write, size, 64, false).rate.0
     };
-    let per_packet = p.get("apenet.translate.software") / p.get("apenet.processor.share");
+    let per_packet = p.get("apenet.translate.software") / p.get("apenet.processor.utilization");
     let software = rate(0.0, 1 << 16);
     assert!(near(software, 4096.0 / per_packet * 1e9, 0.02), "{software}");
     let hardware = rate(64.0, 1 << 16);
@@ -195,7 +195,7 @@ fn text(site: &str) -> &'static str {
 
 #[test]
 fn sweeps_cover_parameters_and_site_fields() {
-    let words = ["link.0.rate=QDR,FDR,EDR", "adapter.message.gap=100..300+100"].map(str::to_owned);
+    let words = ["link.0.rate=QDR,FDR,EDR", "connectx-4.message.gap=100..300+100"].map(str::to_owned);
     let settings = settings(&words).unwrap();
     let points = combinations(&settings).unwrap();
     let table =
@@ -215,9 +215,9 @@ fn invalid_site_settings_are_refused() {
     for (path, value, why) in [
         ("host.node.adapter.hca.pcie.lanes", "7", "7 lanes"),
         ("host.nowhere.adapter.hca.pcie.lanes", "8", "no \"nowhere\""),
-        ("link.0.rate", "XDR", "QDR, FDR"),
-        ("adapter.nothing", "1", "no parameter"),
-        ("adapter.post", "fast", "must be a number"),
+        ("link.0.rate", "SDR", "QDR, FDR"),
+        ("connectx-4.nothing", "1", "no parameter"),
+        ("connectx-4.message.gap", "fast", "must be a number"),
     ] {
         let error = apply("edr.toml", text("edr-pair"), &[(path, value)]).unwrap_err().to_string();
         assert!(error.contains(why), "{path}={value}: {error}");

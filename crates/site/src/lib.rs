@@ -9,9 +9,11 @@
 //!            └── units, ranges      └── undefined names, cycles, port counts
 //! ```
 //!
+//! [`device`] has the library of devices that sites name.
 //! Every error names the file, the line and the value. Read [`schema`] first, then [`validate`].
 #![forbid(unsafe_code)]
 
+pub mod device;
 pub mod draw;
 pub mod edit;
 mod error;

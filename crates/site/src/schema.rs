@@ -1,8 +1,10 @@
 //! Schema of site files, with text positions for errors.
 
+use crate::device::DeviceModel;
 use crate::unit::{Frequency, Length, Rate, Size, Time};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
+use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use toml::Spanned;
 
@@ -31,6 +33,9 @@ pub struct SiteFile {
     /// Cards that nodes reach over the network.
     #[serde(default)]
     pub card: Vec<NetworkCard>,
+    /// Devices of one's own, by id; they take precedence over the shipped library.
+    #[serde(default)]
+    pub device: BTreeMap<String, DeviceModel>,
 }
 
 /// A card that nodes reach over the network; it may be in any host.
@@ -73,7 +78,7 @@ pub struct Host {
 #[serde(deny_unknown_fields)]
 pub struct Socket {
     /// Processor model.
-    pub processor: String,
+    pub processor: Spanned<String>,
     /// Number of cores.
     pub cores: NonZeroU32,
     /// Nominal clock.
@@ -91,8 +96,8 @@ pub struct Socket {
 pub struct PcieDevice {
     /// Name within the host.
     pub name: Spanned<String>,
-    /// Device model.
-    pub model: String,
+    /// Device model: a name of the device library.
+    pub model: Spanned<String>,
     /// Socket or PCIe switch above it.
     pub parent: Spanned<String>,
     /// PCIe link to the parent.
@@ -141,7 +146,7 @@ impl<'de> Deserialize<'de> for Width {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PcieLink {
-    /// 1 to 5.
+    /// 1 to 6.
     pub generation: Generation,
     /// 1, 2, 4, 8, 12, 16 or 32.
     pub lanes: PcieLanes,
@@ -160,8 +165,8 @@ pub struct Generation(pub u8);
 impl<'de> Deserialize<'de> for Generation {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u8::deserialize(deserializer)? {
-            generation @ 1..=5 => Ok(Self(generation)),
-            other => Err(de::Error::custom(format!("PCIe generation {other}: must be 1 to 5"))),
+            generation @ 1..=6 => Ok(Self(generation)),
+            other => Err(de::Error::custom(format!("PCIe generation {other}: must be 1 to 6"))),
         }
     }
 }
@@ -210,9 +215,8 @@ impl<'de> Deserialize<'de> for PayloadSize {
 pub struct Switch {
     /// Name of the switch.
     pub name: Spanned<String>,
-    /// Switch model.
-    #[serde(default)]
-    pub model: String,
+    /// Switch model: a name of the device library.
+    pub model: Option<Spanned<String>>,
     /// Number of ports, the limit of its links.
     pub ports: NonZeroU32,
     /// Port-to-port latency.
@@ -230,6 +234,10 @@ pub enum Signalling {
     Edr,
     /// InfiniBand HDR: 50 Gb/s per lane after line code.
     Hdr,
+    /// InfiniBand NDR: 100 Gb/s per lane after line code.
+    Ndr,
+    /// InfiniBand XDR: 200 Gb/s per lane after line code.
+    Xdr,
     /// Signalling rate of one lane, with the line code of [`Link::encoding`].
     Lane(Rate),
 }
@@ -242,11 +250,11 @@ impl<'de> Deserialize<'de> for Signalling {
             "FDR" => Self::Fdr,
             "EDR" => Self::Edr,
             "HDR" => Self::Hdr,
-            other => Self::Lane(
-                other
-                    .parse()
-                    .map_err(|error| de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR")))?,
-            ),
+            "NDR" => Self::Ndr,
+            "XDR" => Self::Xdr,
+            other => Self::Lane(other.parse().map_err(|error| {
+                de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR, NDR, XDR"))
+            })?),
         })
     }
 }
@@ -341,6 +349,21 @@ pub struct Link {
     pub mtu: Mtu,
     /// Cable length.
     pub length: Option<Length>,
+    /// Headers of its packets.
+    #[serde(default)]
+    pub protocol: Protocol,
+}
+
+/// Network protocol of a link, which sets the headers of its packets.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+pub enum Protocol {
+    /// InfiniBand within one subnet.
+    #[default]
+    #[serde(rename = "InfiniBand")]
+    InfiniBand,
+    /// `RoCE` v2 over IPv4.
+    #[serde(rename = "RoCEv2")]
+    RoceV2,
 }
 
 /// A torus with one adapter per node and links to both neighbours in each dimension.
@@ -376,6 +399,8 @@ pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> Rate {
         Signalling::Fdr => 14.0625e9 / 8.0 * Encoding::B64b66.efficiency(),
         Signalling::Edr => 25.78125e9 / 8.0 * Encoding::B64b66.efficiency(),
         Signalling::Hdr => 50e9 / 8.0,
+        Signalling::Ndr => 100e9 / 8.0,
+        Signalling::Xdr => 200e9 / 8.0,
         Signalling::Lane(rate) => rate.0 * encoding.efficiency(),
     };
     Rate(lane * f64::from(lanes.0))

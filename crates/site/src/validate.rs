@@ -1,10 +1,11 @@
 //! Resolves names to indices, and validates what the schema cannot.
 
+use crate::device::{DeviceModel, Kind as LibraryKind, Library};
 use crate::error::SiteError;
 use crate::network_card::{self, NetworkCard};
-use crate::schema::{self, Memory, Mtu, PcieLink, SiteFile, data_rate};
+use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, SiteFile, data_rate};
 use crate::unit::{Length, Rate, Size, Time};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use toml::Spanned;
 
@@ -62,6 +63,8 @@ pub struct Device {
     pub name: String,
     /// Device model.
     pub model: String,
+    /// Id of the device in the device library.
+    pub id: String,
     /// Device type.
     pub kind: DeviceKind,
     /// Parent in the PCIe tree.
@@ -75,6 +78,8 @@ pub struct Device {
 pub struct Socket {
     /// Processor model.
     pub processor: String,
+    /// Id of the processor in the device library.
+    pub id: String,
     /// Number of cores.
     pub cores: u32,
     /// Nominal clock in hertz.
@@ -120,6 +125,8 @@ pub struct NetworkLink {
     pub mtu: Mtu,
     /// Cable length.
     pub length: Option<Length>,
+    /// Headers of its packets.
+    pub protocol: Protocol,
     /// Receive buffer from which credits are issued, if the file has it.
     pub buffer: Option<Size>,
     /// Torus dimension of the link.
@@ -169,6 +176,8 @@ pub struct Site {
     pub tori: Vec<Torus>,
     /// Cards that nodes reach over the network.
     pub cards: Vec<NetworkCard>,
+    /// Devices that the file defines, by id.
+    pub devices: BTreeMap<String, DeviceModel>,
 }
 
 impl Site {
@@ -185,11 +194,18 @@ impl Site {
 struct Validator<'a> {
     file: &'a str,
     text: &'a str,
+    library: Library,
 }
 
 impl Validator<'_> {
     fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, SiteError> {
         Err(SiteError::at(self.file, self.text, span, message.into()))
+    }
+
+    /// Id of the device that a name of the file means.
+    fn library_id(&self, kind: LibraryKind, name: &Spanned<String>) -> Result<String, SiteError> {
+        let id = self.library.find(kind, name.get_ref()).map(str::to_owned);
+        id.or_else(|error| self.fail(&name.span(), error.to_string()))
     }
 
     fn host(&self, host: &Spanned<schema::Host>) -> Result<Host, SiteError> {
@@ -200,20 +216,18 @@ impl Validator<'_> {
         if host.socket.is_empty() && !host.adapter.iter().chain(&host.card).any(|d| d.get_ref().standalone) {
             return self.fail(&span, format!("host {name:?} has no socket; add [[host.socket]]"));
         }
-        let sockets: Vec<Socket> = host
-            .socket
-            .iter()
-            .map(|socket| {
-                let socket = socket.get_ref();
-                Socket {
-                    processor: socket.processor.clone(),
-                    cores: socket.cores.get(),
-                    clock: socket.clock.0,
-                    memory: socket.memory,
-                    memory_bandwidth: socket.memory_bandwidth,
-                }
+        let sockets = host.socket.iter().map(|socket| {
+            let socket = socket.get_ref();
+            Ok(Socket {
+                processor: socket.processor.get_ref().clone(),
+                id: self.library_id(LibraryKind::Processor, &socket.processor)?,
+                cores: socket.cores.get(),
+                clock: socket.clock.0,
+                memory: socket.memory,
+                memory_bandwidth: socket.memory_bandwidth,
             })
-            .collect();
+        });
+        let sockets = sockets.collect::<Result<Vec<Socket>, SiteError>>()?;
         let devices = self.tree(host, sockets.len())?;
         Ok(Host { name: name.clone(), group: name.clone(), sockets, devices })
     }
@@ -322,6 +336,12 @@ impl Validator<'_> {
                 if device.memory.is_some() && kind != Kind::Card {
                     return self.fail(&device.name.span(), "field `memory` is for cards only");
                 }
+                let library_kind = match kind {
+                    Kind::Switch => LibraryKind::PcieSwitch,
+                    Kind::Adapter => LibraryKind::Adapter,
+                    Kind::Card => LibraryKind::Card,
+                };
+                let id = self.library_id(library_kind, &device.model)?;
                 let kind = match kind {
                     Kind::Switch => DeviceKind::Switch(device.latency),
                     Kind::Adapter => DeviceKind::Adapter,
@@ -330,7 +350,8 @@ impl Validator<'_> {
                 place[i] = Some(DeviceId(placed.len()));
                 placed.push(Device {
                     name: device.name.get_ref().clone(),
-                    model: device.model.clone(),
+                    model: device.model.get_ref().clone(),
+                    id,
                     kind,
                     parent,
                     pcie: device.pcie,
@@ -396,6 +417,7 @@ impl Validator<'_> {
                 rate,
                 mtu: link.mtu,
                 length: link.length,
+                protocol: link.protocol,
                 buffer: None,
                 dimension: None,
             })
@@ -457,6 +479,7 @@ impl Validator<'_> {
                     rate,
                     mtu: torus.mtu,
                     length: None,
+                    protocol: Protocol::InfiniBand,
                     buffer: Some(torus.buffer),
                     dimension: Some(d as u8),
                 });
@@ -494,7 +517,13 @@ pub fn link_end_name(site: &Site, end: LinkEnd) -> String {
 /// # Errors
 /// [`SiteError`] names the line and the error.
 pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteError> {
-    let validator = Validator { file: name, text };
+    let mut library = Library::shipped().clone();
+    library.replace(file.device.clone()).map_err(|message| SiteError {
+        file: name.to_owned(),
+        line: None,
+        message,
+    })?;
+    let validator = Validator { file: name, text, library };
     let mut site = Site {
         name: file.name.clone(),
         description: file.description.clone(),
@@ -503,6 +532,9 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         links: Vec::new(),
         tori: Vec::new(),
         cards: Vec::new(),
+        devices: (file.device.keys())
+            .filter_map(|id| Some((id.clone(), validator.library.get(id)?.clone())))
+            .collect(),
     };
     for host in &file.host {
         let one = validator.host(host)?;
@@ -532,9 +564,12 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
             return validator
                 .fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
         }
+        if let Some(model) = &switch.model {
+            validator.library_id(LibraryKind::NetworkSwitch, model)?;
+        }
         site.switches.push(NetworkSwitch {
             name: switch.name.get_ref().clone(),
-            model: switch.model.clone(),
+            model: switch.model.as_ref().map(|model| model.get_ref().clone()).unwrap_or_default(),
             ports: switch.ports.get(),
             latency: switch.latency,
         });

@@ -53,17 +53,17 @@ const VALID: &str = r#"name = "s"
 name = "a"
 count = 2
 [[host.socket]]
-processor = "p"
+processor = "Skylake-SP"
 cores = 4
 clock = "2 GHz"
 [[host.pcie-switch]]
 name = "sw"
-model = "m"
+model = "PEX88096"
 parent = "socket0"
 pcie = { generation = 3, lanes = 16 }
 [[host.adapter]]
 name = "hca"
-model = "m"
+model = "ConnectX-5"
 parent = "sw"
 pcie = { generation = 3, lanes = 8 }
 [[link]]

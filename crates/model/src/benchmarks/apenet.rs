@@ -26,8 +26,8 @@ pub const PACKET: u32 = 4096;
 pub fn link_rate(p: &Parameters) -> BytesPerSecond {
     BytesPerSecond(
         shipped("apenet-torus").tori[0].rate.0
-            * p.get("apenet.payload.share")
-            * p.get("apenet.protocol.share"),
+            * p.get("apenet.payload.efficiency")
+            * p.get("apenet.protocol.efficiency"),
     )
 }
 
@@ -54,7 +54,7 @@ pub fn dma_host(p: &Parameters) -> DmaHost {
         memory: CompleterTiming {
             read_latency: p.nanos("apenet.read.latency"),
             max_completion: 128,
-            ..host_completer(p)
+            ..host_completer(p, "processor")
         },
         write_rate: BytesPerSecond(f64::INFINITY),
         link_latency: p.nanos("pcie.link.latency"),
@@ -143,7 +143,8 @@ pub fn receive_bandwidth_of(p: &Parameters, translation: Picos, size: u32) -> By
 pub fn gain_of_hardware_translation(p: &Parameters) -> f64 {
     // The embedded processor does more than translation for each packet; the hardware table replaces all of
     // this work.
-    let software = Picos::from_nanos(p.get("apenet.translate.software") / p.get("apenet.processor.share"));
+    let software =
+        Picos::from_nanos(p.get("apenet.translate.software") / p.get("apenet.processor.utilization"));
     receive_bandwidth(p, p.nanos("apenet.translate.hardware")).0 / receive_bandwidth(p, software).0 - 1.0
 }
 

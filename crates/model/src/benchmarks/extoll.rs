@@ -9,7 +9,7 @@ use crate::sites::shipped;
 pub fn bandwidth(p: &Parameters) -> BytesPerSecond {
     let site = shipped("extoll-booster");
     let wire = site.links.last().map_or(0.0, |wire| wire.rate.0);
-    BytesPerSecond(wire * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
+    BytesPerSecond(wire * p.get("extoll.payload.efficiency") * p.get("extoll.mic.efficiency"))
 }
 
 /// Relative time saved in one halo exchange, against two accelerators in one host with the vendor's stack.

@@ -80,6 +80,8 @@ struct Rank {
     mpi: Mpi,
     rounds: u32,
     post: Route<Internal>,
+    /// Largest inline message of the adapter.
+    max_inline: u32,
     /// Processor stage for received messages, and for sent ones.
     receiving: Route<Internal>,
     sending: Route<Internal>,
@@ -166,7 +168,7 @@ impl Endpoint for Rank {
                     REPLY => REPLY_SIZE,
                     _ => RENDEZVOUS_HEADER,
                 };
-                context.send(self.post, message(size, what));
+                context.send(self.post, message(size, what, self.max_inline));
                 self.sent += u32::from(matches!(what, EAGER | PAYLOAD));
             }
             (RECEIVE_DONE, EAGER | PAYLOAD) => self.received += 1,
@@ -204,6 +206,7 @@ fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, Bandwidt
             mpi: *mpi,
             rounds,
             post,
+            max_inline: path.ends[i].adapter.max_inline,
             receiving: simulation.route(&[core], received),
             sending: simulation.route(&[core], sent),
             received: 0,

@@ -6,45 +6,16 @@ use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::host_completer;
 
-/// Processor generation of a host, with the row ids' abbreviation.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Processor {
-    /// Ivy Bridge-EP (IB).
-    IvyBridge,
-    /// Haswell-EP (HSW).
-    Haswell,
-    /// Broadwell-EP (BDW).
-    Broadwell,
-}
-
-impl Processor {
-    /// The generation of a Xeon E5 by its model name.
-    #[must_use]
-    pub fn of_model(model: &str) -> Processor {
-        match model {
-            _ if model.ends_with("v2") => Processor::IvyBridge,
-            _ if model.ends_with("v4") => Processor::Broadwell,
-            _ => Processor::Haswell,
-        }
-    }
-
-    /// Latency of a DMA read from memory of the adapter's socket, or of the other socket.
-    fn read_latency(self, p: &Parameters, is_remote: bool) -> Picos {
-        let hop = |cpu: &str| p.nanos(&format!("cpu.{cpu}.socket.hop"));
-        match self {
-            // The calibrated row is of the remote socket.
-            Processor::IvyBridge => {
-                let remote = p.nanos("cpu.ivybridge-ep.remote.read.latency");
-                if is_remote { remote } else { remote - hop("ivybridge-ep") }
-            }
-            Processor::Haswell | Processor::Broadwell => {
-                let name = if self == Processor::Haswell { "haswell-ep" } else { "broadwell-ep" };
-                let local = p.nanos(&format!("cpu.{name}.read.latency"));
-                // No socket hop of Haswell-EP is published: Broadwell-EP's is used.
-                if is_remote { local + hop("broadwell-ep") } else { local }
-            }
-        }
-    }
+/// Latency of a DMA read from memory of the adapter's socket, or of the other socket, by the processor's library id.
+fn read_latency(p: &Parameters, processor: &str, is_remote: bool) -> Picos {
+    let value = |name: &str| p.device(processor, name).unwrap_or_else(|| p.get(&format!("processor.{name}")));
+    let hop = if is_remote { value("socket.hop") } else { 0.0 };
+    let nanos = match p.device(processor, "remote.read.latency") {
+        // Published for the remote socket.
+        Some(remote) => remote - value("socket.hop") + hop,
+        None => value("read.latency") + hop,
+    };
+    Picos::from_nanos(nanos)
 }
 
 /// The DMA engine of an NFP-6000; `overhead` names the parameter of the operation's overhead.
@@ -63,15 +34,19 @@ pub fn nfp6000(p: &Parameters, overhead: &str) -> DmaEngine {
     }
 }
 
-/// A host with memory on the adapter's socket, or on the other.
+/// A host with memory on the adapter's socket, or on the other, by its processor's library id.
 #[must_use]
-pub fn host(p: &Parameters, processor: Processor, is_remote: bool) -> DmaHost {
-    let read_latency = processor.read_latency(p, is_remote);
-    let memory = CompleterTiming { read_latency, rate: p.gigabytes("cpu.memory.rate"), ..host_completer(p) };
+pub fn host(p: &Parameters, processor: &str, is_remote: bool) -> DmaHost {
+    let value = |name: &str| p.device(processor, name).unwrap_or_else(|| p.get(&format!("processor.{name}")));
+    let memory = CompleterTiming {
+        read_latency: read_latency(p, processor, is_remote),
+        rate: BytesPerSecond::gigabytes(value("request.rate")),
+        ..host_completer(p, processor)
+    };
     DmaHost {
         memory,
         write_rate: if is_remote {
-            p.gigabytes("cpu.remote.write.rate")
+            BytesPerSecond::gigabytes(value("remote.write.rate"))
         } else {
             BytesPerSecond(f64::INFINITY)
         },

@@ -24,6 +24,7 @@ enum Role {
 struct Program {
     role: Role,
     size: u32,
+    max_inline: u32,
     depth: u32,
     messages: u32,
     post: Route<Internal>,
@@ -37,7 +38,7 @@ struct Program {
 impl Program {
     fn post(&mut self, context: &mut Context<'_>) {
         self.posted += 1;
-        context.send(self.post, message(self.size, 0));
+        context.send(self.post, message(self.size, 0, self.max_inline));
     }
 
     fn count(&mut self, context: &mut Context<'_>) {
@@ -103,6 +104,8 @@ fn build(path: &DataPath, verb: Verb, size: u32, depth: u32, messages: u32, role
         let program = Program {
             role: roles[i],
             size,
+            // READs carry no payload in their work requests; perftest's bandwidth tests send none inline.
+            max_inline: if verb == Verb::Read || depth > 1 { 0 } else { path.ends[i].adapter.max_inline },
             depth,
             messages,
             post,
@@ -124,7 +127,7 @@ fn build(path: &DataPath, verb: Verb, size: u32, depth: u32, messages: u32, role
 pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool) -> BandwidthResult {
     // The first quarter is warm-up. It fills the adapter's receive buffer four times, unless messages are so short
     // that the message rate is the limit.
-    let buffered = (path.adapter.rx_buffer.min(1 << 20) * 16) as u32 / size.max(1);
+    let buffered = (path.ends[1].adapter.rx_buffer.min(1 << 20) * 16) as u32 / size.max(1);
     let messages = ((8 << 20) / size.max(1)).clamp(24, 400).max(buffered.min(8192));
     let depth = depth.min(messages / 4);
     let roles = [Role::Stream, if both { Role::Stream } else { Role::Silent }];

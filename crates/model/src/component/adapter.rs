@@ -22,6 +22,8 @@ const MIDDLE: u16 = 4;
 const FIRST: u16 = 5;
 const ACK: u16 = 6;
 const REQUEST: u16 = 9;
+/// A later part of a packet, without headers of its own.
+const CONTINUATION: u16 = 7;
 
 // Ports of an adapter.
 const FROM_SOFTWARE: u16 = 0;
@@ -29,6 +31,7 @@ const FROM_MEMORY: u16 = 1;
 const FROM_NETWORK: u16 = 2;
 const PLACED: u16 = 3;
 const TRANSLATED: u16 = 4;
+const RESPONDING: u16 = 5;
 
 // Tags of network packets: message length, flags, and the message type in the upper 16 bits.
 const LAST: u64 = 1 << 32;
@@ -39,15 +42,23 @@ const LABEL: u64 = 0xffff << 48;
 pub(crate) const COMPLETED: u16 = 0;
 pub(crate) const RECEIVED: u16 = 1;
 
-/// A work request of `size` bytes with a message type.
-pub(crate) fn message(size: u32, label: u16) -> Packet {
-    Packet::new(0, 0, u64::from(label) << 48 | u64::from(size))
+/// A work request of `size` bytes with a message type. A core writes up to `max_inline` bytes of payload into it.
+pub(crate) fn message(size: u32, label: u16, max_inline: u32) -> Packet {
+    let inline = if size <= max_inline { size } else { 0 };
+    let kind = if size > SHORT { LONG_MESSAGE } else { SHORT_MESSAGE };
+    Packet::new(kind, inline, u64::from(label) << 48 | u64::from(size))
 }
 
 /// Message type of a receive.
 pub(crate) fn label(packet: &Packet) -> u16 {
     (packet.tag >> 48) as u16
 }
+
+// Kinds of work requests: an adapter needs more time for a payload of several cache lines.
+const SHORT_MESSAGE: u16 = 0;
+const LONG_MESSAGE: u16 = 1;
+/// Largest payload in bytes of a short message.
+const SHORT: u32 = 128;
 
 // Kinds of translation steps: they select the stage's time.
 const HIT: u16 = 0;
@@ -74,6 +85,8 @@ struct Nic {
     placed: Route<Pcie>,
     completed: Route<Internal>,
     received: Route<Internal>,
+    /// Processing of arriving READ requests.
+    responder: Route<Internal>,
     /// Address translation of arriving packets, if it takes time.
     tlb: Option<(Route<Internal>, Tlb)>,
     /// Packets that wait for translation.
@@ -85,6 +98,8 @@ struct Nic {
     gather_queue: VecDeque<u64>,
     fetch_bytes: u32,
     tx_pending: VecDeque<TxPacket>,
+    /// Packets at the front of `tx_pending` that can be sent.
+    tx_released: u32,
     /// Packets whose payload is being written to memory.
     rx_writing: VecDeque<Packet>,
     active_reads: u32,
@@ -98,15 +113,21 @@ const FETCH_TIMER: u64 = 1;
 const TX_BACKLOG: u32 = 32 << 10;
 
 impl Nic {
-    /// Segments a message into packets.
+    /// Segments a message into packets, and packets into the parts that the receiver writes to memory.
     fn segment(&mut self, size: u32, flags: u64) {
-        let mut left = size;
+        let part = self.adapter.rx_unit.max(1).min(self.mtu);
+        let (mut left, mut in_packet) = (size, 0);
         loop {
-            let bytes = left.min(self.mtu);
+            let bytes = left.min(part).min(self.mtu - in_packet);
             let first = left == size && self.verb == Verb::Write;
             left -= bytes;
             let tag = u64::from(size) | flags | if left == 0 { LAST } else { 0 };
-            let kind = if first { FIRST } else { MIDDLE };
+            let kind = match (in_packet, first) {
+                (0, true) => FIRST,
+                (0, false) => MIDDLE,
+                _ => CONTINUATION,
+            };
+            in_packet = if in_packet + bytes == self.mtu { 0 } else { in_packet + bytes };
             self.tx_pending.push_back(TxPacket { unfetched: bytes, kind, size: bytes, tag });
             if left == 0 {
                 return;
@@ -120,7 +141,9 @@ impl Nic {
             if self.fetch_bytes > 0 && self.fetch_bytes + length > self.adapter.dma_read_window {
                 return;
             }
-            if context.backlog(self.network) > (TX_BACKLOG / self.mtu).max(8) as usize {
+            if context.backlog(self.network)
+                > (TX_BACKLOG / self.mtu.min(self.adapter.rx_unit).max(1)).max(8) as usize
+            {
                 if !std::mem::replace(&mut self.fetch_timer_set, true) {
                     context.set_timer(Picos(50_000), FETCH_TIMER);
                 }
@@ -138,18 +161,44 @@ impl Nic {
         }
     }
 
+    /// Sends packets whose payload is here. The first ones wait until a unit of their message is.
     fn transmit_ready(&mut self, context: &mut Context<'_>) {
-        while self.tx_pending.front().is_some_and(|packet| packet.unfetched == 0) {
-            if let Some(packet) = self.tx_pending.pop_front() {
-                context.send(self.network, Packet::new(packet.kind, packet.size, packet.tag));
+        loop {
+            if self.tx_released == 0 {
+                let mut unit = 0;
+                for packet in &self.tx_pending {
+                    if packet.unfetched > 0 {
+                        self.tx_released = 0;
+                        return;
+                    }
+                    (unit, self.tx_released) = (unit + packet.size, self.tx_released + 1);
+                    if unit >= self.adapter.tx_unit || packet.tag & LAST != 0 {
+                        break;
+                    }
+                }
+                if !self.is_unit_complete(unit) {
+                    self.tx_released = 0;
+                    return;
+                }
             }
+            let Some(packet) = self.tx_pending.pop_front() else { return };
+            self.tx_released -= 1;
+            context.send(self.network, Packet::new(packet.kind, packet.size, packet.tag));
         }
+    }
+
+    /// Whether the packets to release end a message or make up a unit.
+    fn is_unit_complete(&self, unit: u32) -> bool {
+        let last = self.tx_released.checked_sub(1).and_then(|last| self.tx_pending.get(last as usize));
+        last.is_some_and(|packet| unit >= self.adapter.tx_unit || packet.tag & LAST != 0)
     }
 
     fn start(&mut self, size: u32, flags: u64, context: &mut Context<'_>) {
         self.segment(size, flags);
         if size <= self.adapter.max_inline && flags & RESPONSE == 0 {
-            self.tx_pending.back_mut().expect("a message has a packet").unfetched = 0;
+            for packet in self.tx_pending.iter_mut().rev().take_while(|packet| packet.unfetched > 0) {
+                packet.unfetched = 0;
+            }
             self.transmit_ready(context);
         } else {
             self.fetch_queue.push_back(size);
@@ -243,6 +292,10 @@ impl Endpoint for Nic {
                 self.transmit_ready(context);
                 self.fetch_payload(context);
             }
+            RESPONDING => {
+                self.gather_queue.push_back(packet.tag | RESPONSE);
+                context.set_timer(self.adapter.gather_latency, GATHER_TIMER);
+            }
             FROM_NETWORK => match packet.kind {
                 ACK => {
                     context.return_credits(&packet);
@@ -250,8 +303,8 @@ impl Endpoint for Nic {
                 }
                 REQUEST => {
                     context.return_credits(&packet);
-                    self.gather_queue.push_back(packet.tag | RESPONSE);
-                    context.set_timer(self.adapter.gather_latency, GATHER_TIMER);
+                    // The stage takes the time of the data on the link, too: one READ after the other.
+                    context.send(self.responder, Packet::new(0, packet.tag as u32, packet.tag));
                 }
                 _ => self.packet_arrived(packet, context),
             },
@@ -282,7 +335,7 @@ struct PciePath {
 }
 
 fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &DataPath) -> PciePath {
-    let (efficiency, latency) = (path.pcie_efficiency, path.pcie_latency);
+    let (efficiency, latency) = (end.pcie_efficiency, path.pcie_latency);
     let nic =
         pcie::add_link(simulation, &format!("{name} adapter pcie"), &end.pcie, efficiency, latency, 4096);
     let TargetMemory::Card(card) = &end.target else {
@@ -323,8 +376,9 @@ fn network_channels(
     name: &str,
     path: &DataPath,
     later_hops: &[NetworkHop],
+    rx_latency: Picos,
 ) -> Vec<ChannelId<Network>> {
-    let arrives = |is_last: bool| if is_last { path.adapter.rx_latency } else { Picos::ZERO };
+    let arrives = |is_last: bool| if is_last { rx_latency } else { Picos::ZERO };
     let alone = later_hops.is_empty();
     let first = Channel { overhead: path.overhead, ..Channel::new(format!("{name} link"), path.rate) };
     let first = Channel { cut_through: !alone, ..first.latency(path.latency + arrives(alone)) };
@@ -347,10 +401,10 @@ pub(crate) fn connect(
     programs: [EndpointId; 2],
 ) -> [Route<Internal>; 2] {
     let nics = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
-    let adapter = &path.adapter;
     let names = ["client", "server"];
     [0, 1].map(|i| {
         let (end, name) = (&path.ends[i], names[i]);
+        let (adapter, far) = (&end.adapter, &path.ends[1 - i].adapter);
         let pcie = pcie_path(simulation, name, end, path);
         let (timing, window) = match &end.target {
             TargetMemory::Host => (end.host, u64::MAX),
@@ -361,13 +415,20 @@ pub(crate) fn connect(
         let writes = simulation.bounded_port(memory, 1, window);
         let from_memory = simulation.port(nics[i], FROM_MEMORY);
         let placed = simulation.port(nics[i], PLACED);
-        let wire = network_channels(simulation, name, path, &path.later_hops[i]);
-        let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, adapter.rx_buffer);
+        let wire = network_channels(simulation, name, path, &path.later_hops[i], far.rx_latency);
+        let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, far.rx_buffer);
         let software = simulation.port(nics[i], FROM_SOFTWARE);
         let software_port = simulation.port(programs[i], 0);
         let posting = Channel::stage(format!("{name} software"), adapter.post_time);
-        let posting = simulation.add_channel(posting.latency(path.pcie_latency));
-        let queueing = Channel::stage(format!("{name} work queue"), adapter.message_gap);
+        let posting = Channel { rate: adapter.inline_rate, ..posting.latency(path.pcie_latency) };
+        let posting = simulation.add_channel(posting);
+        let (short, long) = match verb {
+            Verb::Read => (adapter.read_gap, adapter.read_gap),
+            Verb::Write | Verb::Send => {
+                (adapter.message_gap, adapter.long_message_gap.max(adapter.message_gap))
+            }
+        };
+        let queueing = Channel::stage_by_kind(format!("{name} work queue"), [short, long, short, long]);
         let queueing = simulation.add_channel(queueing.latency(adapter.tx_latency));
         let entry = path.pcie_latency + end.host.write_latency + adapter.poll_time;
         let completed =
@@ -380,8 +441,12 @@ pub(crate) fn connect(
             let port = simulation.port(nics[i], TRANSLATED);
             (simulation.route(&[line], port), Tlb::new(entries, page))
         });
+        let responding = Channel::new(format!("{name} responder"), path.rate).gap(adapter.response_gap);
+        let responding = simulation.add_channel(responding);
+        let responded = simulation.port(nics[i], RESPONDING);
         let nic = Nic {
-            adapter: *adapter,
+            adapter: Adapter { rx_unit: far.rx_unit, ..*adapter },
+            responder: simulation.route(&[responding], responded),
             verb,
             mtu: path.mtu,
             max_payload: end.pcie.max_payload.0,
@@ -400,6 +465,7 @@ pub(crate) fn connect(
             gather_queue: VecDeque::new(),
             fetch_bytes: 0,
             tx_pending: VecDeque::new(),
+            tx_released: 0,
             rx_writing: VecDeque::new(),
             active_reads: 0,
             waiting_reads: VecDeque::new(),

@@ -62,6 +62,10 @@ pub struct PathEnd {
     pub target: TargetMemory,
     /// Timing of host memory and root complex.
     pub host: CompleterTiming,
+    /// Share of PCIe link rates that DLLPs and the adapter leave.
+    pub pcie_efficiency: f64,
+    /// Timing of the adapter and its software.
+    pub adapter: Adapter,
 }
 
 /// Timing of an adapter and its software.
@@ -79,14 +83,26 @@ pub struct Adapter {
     pub gather_latency: Picos,
     /// Processing time per message.
     pub message_gap: Picos,
+    /// Processing time per message with a payload of several cache lines.
+    pub long_message_gap: Picos,
     /// Payload bytes of outstanding DMA reads.
     pub dma_read_window: u32,
     /// Outstanding RDMA READs.
     pub outstanding_reads: u32,
     /// Receive buffer in bytes.
     pub rx_buffer: u64,
+    /// Processing time per READ request sent.
+    pub read_gap: Picos,
+    /// Processing time of the responder per READ.
+    pub response_gap: Picos,
+    /// Payload bytes of a message that are fetched before its first packet leaves.
+    pub tx_unit: u32,
+    /// Payload bytes of a packet that are received before they are written to memory.
+    pub rx_unit: u32,
     /// Largest inline message in bytes.
     pub max_inline: u32,
+    /// Rate at which a core writes an inline payload (programmed I/O).
+    pub inline_rate: BytesPerSecond,
     /// Address translation of received packets; none if it is hidden by other latencies.
     pub translation: Option<AddressTranslation>,
 }
@@ -122,20 +138,16 @@ pub struct NetworkHop {
 pub struct DataPath {
     /// Client and server.
     pub ends: [PathEnd; 2],
-    /// Timing of the adapters.
-    pub adapter: Adapter,
     /// Rate of each link direction, after line code and flow control.
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
-    /// Header bytes of a packet by kind; see [`IB_OVERHEAD`].
+    /// Header bytes of a packet by kind; see [`overhead`].
     pub overhead: [u32; 4],
     /// Latency of cable, serialisers and switches.
     pub latency: Picos,
     /// Torus links after the first, from client to server and back.
     pub later_hops: [Vec<NetworkHop>; 2],
-    /// Share of PCIe link rates that DLLPs leave.
-    pub pcie_efficiency: f64,
     /// Latency of one PCIe link direction.
     pub pcie_latency: Picos,
 }
@@ -162,5 +174,15 @@ pub struct BandwidthResult {
 
 /// Header bytes of an InfiniBand packet: LRH 8, BTH 12, ICRC 4, VCRC 2 (row I03).
 pub const IB_HEADERS: u32 = 26;
-/// Header bytes by packet kind: middle, first of a WRITE (RETH 16), acknowledgement or response (AETH 4), request (row I04).
-pub const IB_OVERHEAD: [u32; 4] = [IB_HEADERS, IB_HEADERS + 16, IB_HEADERS + 4, IB_HEADERS];
+/// Headers of a `RoCE` v2 packet: preamble and gap 20, Ethernet 14, IPv4 20, UDP 8, BTH 12, ICRC 4, FCS 4.
+pub const ROCE_V2_HEADERS: u32 = 82;
+
+/// Header bytes by packet kind, from those of every packet: middle, first of a WRITE (RETH 16), acknowledgement or response
+/// (AETH 4; row I04), and later parts of one packet.
+#[must_use]
+pub const fn overhead(headers: u32) -> [u32; 4] {
+    [headers, headers + 16, headers + 4, 0]
+}
+
+/// Header bytes of `InfiniBand` by packet kind.
+pub const IB_OVERHEAD: [u32; 4] = overhead(IB_HEADERS);

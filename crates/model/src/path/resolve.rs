@@ -10,11 +10,12 @@ use crate::component::pcie;
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{
-    Adapter, AddressTranslation, DataPath, IB_OVERHEAD, NetworkHop, PathEnd, PeerCard, PeerRoute,
-    TargetMemory, Verb,
+    Adapter, AddressTranslation, DataPath, IB_HEADERS, NetworkHop, PathEnd, PeerCard, PeerRoute,
+    ROCE_V2_HEADERS, TargetMemory, Verb, overhead,
 };
+use millstream_site::schema::Protocol;
 use millstream_site::validate::{CardMemory, LinkEnd, Parent};
-use millstream_site::{DeviceId, DeviceKind, HostId, NetworkLink, Site};
+use millstream_site::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, Site, SocketId};
 
 /// A data path that a site does not have.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,24 +38,12 @@ struct MemoryLocation {
     card: Option<DeviceId>,
 }
 
-/// Adapter families with different timing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AdapterFamily {
-    /// NVIDIA ConnectX; used for all InfiniBand adapters.
-    ConnectX,
-    /// APEnet+ torus adapter (FPGA).
-    Apenet,
-    /// EXTOLL adapter (FPGA).
-    Extoll,
-}
-
-fn adapter_family(model: &str) -> AdapterFamily {
-    match model.to_lowercase() {
-        name if name.contains("apenet") => AdapterFamily::Apenet,
-        name if name.contains("extoll") => AdapterFamily::Extoll,
-        _ => AdapterFamily::ConnectX,
-    }
-}
+/// Library id of APEnet+ adapters, whose latency is published as a total.
+const APENET: &str = "apenet";
+/// Library id of EXTOLL adapters, whose latency is published as a total.
+const EXTOLL: &str = "extoll";
+/// Library id of the root port of a booster node without processor.
+const EXTOLL_ROOT_PORT: &str = "extoll-root-port";
 
 fn locate(site: &Site, name: &str) -> Result<MemoryLocation, PathError> {
     let unknown = || PathError::Unknown(name.to_owned());
@@ -66,13 +55,6 @@ fn locate(site: &Site, name: &str) -> Result<MemoryLocation, PathError> {
             if is_card { Ok(MemoryLocation { host, card: Some(card) }) } else { Err(unknown()) }
         }
     }
-}
-
-/// Name of a processor family in parameter names.
-fn processor_family(processor: &str) -> &'static str {
-    let name = processor.to_lowercase();
-    let known = [("epyc", "rome"), ("rome", "rome"), ("skylake", "skylake-sp"), ("v4", "broadwell-ep")];
-    known.into_iter().find(|(word, _)| name.contains(word)).map_or("skylake-sp", |(_, family)| family)
 }
 
 /// A link, or two links over one switch, between two hosts.
@@ -117,16 +99,25 @@ pub fn hbm(p: &Parameters, memory: Option<&CardMemory>) -> HbmTiming {
         banks: p.count("hbm.banks"),
         refresh_interval: p.nanos("hbm.refresh.interval"),
         refresh_cycle: p.nanos("hbm.refresh.cycle"),
-        switch_round_trip: p.nanos("hbm.port.turnaround"),
+        switch_round_trip: p.nanos("hbm.switch.round-trip"),
     }
 }
 
-/// Timing of a host's root complex and memory.
+/// A value of a device. Devices that lack it have a shipped default of their kind: a test looks up all of them.
+fn fact(p: &Parameters, id: &str, kind: &str, value: &str) -> f64 {
+    p.device(id, value).unwrap_or_else(|| p.get(&format!("{kind}.{value}")))
+}
+
+fn nanos(p: &Parameters, id: &str, kind: &str, value: &str) -> Picos {
+    Picos::from_nanos(fact(p, id, kind, value))
+}
+
+/// Timing of a host's root complex and memory, by the processor's library id.
 #[must_use]
-pub fn host_completer(p: &Parameters) -> CompleterTiming {
+pub fn host_completer(p: &Parameters, processor: &str) -> CompleterTiming {
     CompleterTiming {
-        read_latency: p.nanos("cpu.read.latency"),
-        write_latency: p.nanos("cpu.write.latency"),
+        read_latency: nanos(p, processor, "processor", "read.latency"),
+        write_latency: nanos(p, processor, "processor", "write.latency"),
         max_reads: 256,
         rate: BytesPerSecond::gigabytes(60.0),
         request_gap: Picos::ZERO,
@@ -136,32 +127,31 @@ pub fn host_completer(p: &Parameters) -> CompleterTiming {
 }
 
 /// Largest rate of a card's completions to a peer, where it is known to be below the memory's rate.
-fn peer_read_rate(p: &Parameters, model: &str, link_rate: BytesPerSecond) -> BytesPerSecond {
-    // Tesla GPUs of the Fermi generation.
-    if ["M20", "C20", "S20"].iter().any(|fermi| model.contains(fermi)) {
-        p.gigabytes("apenet.gpu.read.rate")
-    } else if model.contains("Phi") {
-        BytesPerSecond(link_rate.0 * p.get("extoll.payload.share") * p.get("extoll.mic.share"))
-    } else {
-        BytesPerSecond(f64::INFINITY)
+fn peer_read_rate(p: &Parameters, id: &str, link_rate: BytesPerSecond) -> BytesPerSecond {
+    match id {
+        "fermi" => p.gigabytes("apenet.gpu.read.rate"),
+        "xeon-phi" => {
+            BytesPerSecond(link_rate.0 * p.get("extoll.payload.efficiency") * p.get("extoll.mic.efficiency"))
+        }
+        _ => p.device(id, "peer.read.rate").map_or(BytesPerSecond(f64::INFINITY), BytesPerSecond::gigabytes),
     }
 }
 
-fn card_timing(p: &Parameters, model: &str, memory: &CardMemory, payload: u32) -> (CompleterTiming, u64) {
-    let name = |what: &str| format!("{}.{what}", if model.contains("U280") { "u280" } else { "gpu" });
+fn card_timing(p: &Parameters, id: &str, memory: &CardMemory, payload: u32) -> (CompleterTiming, u64) {
+    let name = |what: &str| format!("{id}.{what}");
     let hbm = hbm(p, Some(memory));
     // A U280 pseudo channel has 64 bit at 1.8 GT/s; its port can be slower.
-    let behind = if model.contains("U280") { 14.4e9 * hbm.refresh_share() } else { f64::INFINITY };
+    let behind = if id == "u280" { 14.4e9 * hbm.refresh_share() } else { f64::INFINITY };
     // The memory clock scales the memory's part of the latencies, not the bridge's.
-    let at_450 = p.get("hbm.port.turnaround");
+    let at_450 = p.get("hbm.switch.round-trip");
     let memory_part = at_450 * 450e6 / memory.clock;
-    let bridge = p.get(&name("write.round")) - at_450;
+    let bridge = p.get(&name("write.latency")) - at_450;
     let timing = CompleterTiming {
         read_latency: Picos::from_nanos(p.get(&name("bridge.latency")) + memory_part),
         write_latency: Picos::from_nanos(bridge + memory_part),
         max_reads: p.count(&name("reads")),
         // The slower of the port and the memory behind it, which runs at its own clock and refreshes.
-        rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.share")).min(behind)),
+        rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.efficiency")).min(behind)),
         request_gap: Picos::ZERO,
         max_completion: payload,
         short_read_completion: payload,
@@ -169,34 +159,38 @@ fn card_timing(p: &Parameters, model: &str, memory: &CardMemory, payload: u32) -
     (timing, u64::from(p.count(&name("writes")) * payload))
 }
 
-/// Timing of ConnectX adapters and their software.
+/// Timing of an adapter and of software on a processor, by their library ids.
 #[must_use]
-pub fn adapter(p: &Parameters) -> Adapter {
+pub fn adapter(p: &Parameters, id: &str, processor: &str) -> Adapter {
+    let time = |value: &str| nanos(p, id, "connectx", value);
+    let count = |value: &str| fact(p, id, "connectx", value).round().max(1.0) as u32;
     Adapter {
-        post_time: p.nanos("adapter.post"),
-        poll_time: p.nanos("adapter.poll"),
-        tx_latency: p.nanos("adapter.tx.latency"),
-        rx_latency: p.nanos("adapter.rx.latency"),
-        gather_latency: p.nanos("adapter.gather.latency"),
-        message_gap: p.nanos("adapter.message.gap"),
-        dma_read_window: p.count("adapter.read.window"),
-        outstanding_reads: p.count("adapter.outstanding.reads"),
-        rx_buffer: p.get("adapter.buffer") as u64,
-        max_inline: 188,
+        post_time: nanos(p, processor, "processor", "post"),
+        poll_time: nanos(p, processor, "processor", "poll"),
+        tx_latency: time("tx.latency"),
+        rx_latency: time("rx.latency"),
+        gather_latency: time("gather.latency"),
+        message_gap: time("message.gap"),
+        long_message_gap: time("long.message.gap"),
+        read_gap: time("read.gap"),
+        response_gap: time("response.gap"),
+        dma_read_window: count("read.window"),
+        outstanding_reads: count("outstanding.reads"),
+        rx_buffer: fact(p, id, "connectx", "buffer") as u64,
+        tx_unit: count("tx.unit"),
+        rx_unit: count("rx.unit"),
+        max_inline: count("inline"),
+        inline_rate: BytesPerSecond::gigabytes(fact(p, id, "connectx", "inline.rate")),
         translation: None,
     }
 }
 
 /// Timing of APEnet+ adapters: DMA engines with one packet each, a translation table, a receive buffer.
 fn apenet_adapter(p: &Parameters, rx_buffer: u64) -> Adapter {
-    let software = p.get("apenet.translate.software") / p.get("apenet.processor.share");
+    let software = p.get("apenet.translate.software") / p.get("apenet.processor.utilization");
     Adapter {
-        tx_latency: Picos::ZERO,
-        rx_latency: Picos::ZERO,
-        gather_latency: Picos::ZERO,
         dma_read_window: p.count("apenet.engines") * apenet::PACKET,
         rx_buffer,
-        max_inline: 0,
         translation: Some(AddressTranslation {
             hit: p.nanos("apenet.translate.hardware"),
             miss: Picos::from_nanos(software),
@@ -204,18 +198,74 @@ fn apenet_adapter(p: &Parameters, rx_buffer: u64) -> Adapter {
             entries: p.get("apenet.translate.entries").round() as u32,
             page: p.count("apenet.translate.page"),
         }),
-        ..adapter(p)
+        ..fpga_adapter(p)
     }
 }
 
-/// Timing of EXTOLL adapters. Only a total latency is published; [`split_residual_latency`] distributes it.
-fn extoll_adapter(p: &Parameters) -> Adapter {
+/// Timing of FPGA adapters. Only a total latency is published; [`split_residual_latency`] distributes it.
+fn fpga_adapter(p: &Parameters) -> Adapter {
     Adapter {
         tx_latency: Picos::ZERO,
         rx_latency: Picos::ZERO,
         gather_latency: Picos::ZERO,
+        read_gap: p.nanos("connectx.message.gap"),
+        response_gap: Picos::ZERO,
+        tx_unit: 1,
+        rx_unit: u32::MAX,
         max_inline: 0,
-        ..adapter(p)
+        ..adapter(p, "connectx", "processor")
+    }
+}
+
+/// PCIe switches above a device, the nearest first, and the socket above them.
+fn ancestors(host: &Host, mut parent: Parent) -> (Vec<DeviceId>, SocketId) {
+    let mut switches = Vec::new();
+    loop {
+        match parent {
+            Parent::Socket(socket) => return (switches, socket),
+            Parent::Switch(switch) => {
+                switches.push(switch);
+                parent = host.devices[switch.0].parent;
+            }
+        }
+    }
+}
+
+fn switch_latency(p: &Parameters, host: &Host, switch: DeviceId) -> Picos {
+    let device = &host.devices[switch.0];
+    match device.kind {
+        DeviceKind::Switch(Some(latency)) => Picos::from_seconds(latency.0),
+        _ => nanos(p, &device.id, "pcie-switch", "latency"),
+    }
+}
+
+/// Route between two devices of one host: over their nearest common switch, one root complex, or two sockets.
+fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Device) -> PeerRoute {
+    let ((above_nic, near), (above_card, far)) = (ancestors(host, nic.parent), ancestors(host, card.parent));
+    let latency = |switches: &[DeviceId]| {
+        switches.iter().fold(Picos::ZERO, |sum, &switch| sum + switch_latency(p, host, switch))
+    };
+    if let Some(common) = above_nic.iter().position(|switch| above_card.contains(switch)) {
+        let other = above_card.iter().position(|switch| *switch == above_nic[common]).unwrap_or(0);
+        return PeerRoute::Switch { latency: latency(&above_nic[..=common]) + latency(&above_card[..other]) };
+    }
+    let on_the_way = latency(&above_nic) + latency(&above_card);
+    let Some(socket) = host.sockets.get(near.0).filter(|socket| socket.id != EXTOLL_ROOT_PORT) else {
+        // A booster's adapter is the root port: no processor is on the route.
+        return PeerRoute::Switch { latency: p.nanos("pcie-switch.latency") + on_the_way };
+    };
+    let id = socket.id.as_str();
+    let rate = |value: &str| fact(p, id, "processor", value);
+    let (mut write, mut read) = (rate("p2p.write.rate"), rate("p2p.read.rate"));
+    let mut hop = Picos::ZERO;
+    if near != far {
+        (write, read) = (write.min(rate("p2p.remote.write.rate")), read.min(rate("p2p.remote.read.rate")));
+        hop = Picos(nanos(p, id, "processor", "socket.hop").0 / 2);
+    }
+    PeerRoute::RootComplex {
+        write: BytesPerSecond::gigabytes(write),
+        read: BytesPerSecond::gigabytes(read),
+        latency: nanos(p, id, "processor", "p2p.latency") + hop + on_the_way,
     }
 }
 
@@ -223,11 +273,11 @@ fn path_end(
     site: &Site,
     p: &Parameters,
     place: MemoryLocation,
-    adapter: DeviceId,
+    nic: DeviceId,
     link_rate: BytesPerSecond,
 ) -> Result<PathEnd, PathError> {
     let host = &site.hosts[place.host.0];
-    let nic = &host.devices[adapter.0];
+    let nic = &host.devices[nic.0];
     let target = match place.card {
         None => TargetMemory::Host,
         Some(id) => {
@@ -235,48 +285,33 @@ fn path_end(
             let DeviceKind::Card(Some(memory)) = &card.kind else {
                 return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
             };
-            let route = match (nic.parent, card.parent) {
-                (Parent::Switch(a), Parent::Switch(b)) if a == b => {
-                    let latency = match &host.devices[a.0].kind {
-                        DeviceKind::Switch(Some(latency)) => Picos::from_seconds(latency.0),
-                        _ => p.nanos("pcie.switch.latency"),
-                    };
-                    PeerRoute::Switch { latency }
-                }
-                // An EXTOLL booster's adapter is the root port: no processor is on the route.
-                _ if host
-                    .sockets
-                    .iter()
-                    .all(|socket| adapter_family(&socket.processor) == AdapterFamily::Extoll) =>
-                {
-                    PeerRoute::Switch { latency: p.nanos("pcie.switch.latency") }
-                }
-                _ => {
-                    let processor = host.sockets.first().map_or("", |s| s.processor.as_str());
-                    let name = |what: &str| format!("cpu.{}.p2p.{what}", processor_family(processor));
-                    let read = name("read.rate");
-                    // Without a published read rate, reads have the write rate.
-                    let read = if p.has(&read) { read } else { name("write.rate") };
-                    PeerRoute::RootComplex {
-                        write: p.gigabytes(&name("write.rate")),
-                        read: p.gigabytes(&read),
-                        latency: p.nanos("cpu.p2p.latency"),
-                    }
-                }
-            };
-            let (timing, write_window) = card_timing(p, &card.model, memory, card.pcie.max_payload.0);
-            let read_rate = peer_read_rate(p, &card.model, link_rate);
+            let route = peer_route(p, host, nic, card);
+            let (timing, write_window) = card_timing(p, &card.id, memory, card.pcie.max_payload.0);
+            let read_rate = peer_read_rate(p, &card.id, link_rate);
             TargetMemory::Card(PeerCard { pcie: card.pcie, timing, read_rate, write_window, route })
         }
     };
-    let memory = host_completer(p);
-    let read_latency = match adapter_family(&nic.model) {
-        AdapterFamily::Apenet => p.nanos("apenet.read.latency"),
-        AdapterFamily::ConnectX | AdapterFamily::Extoll => memory.read_latency,
+    let (_, socket) = ancestors(host, nic.parent);
+    let processor = host.sockets.get(socket.0).map_or("processor", |socket| socket.id.as_str());
+    let memory = host_completer(p, processor);
+    let read_latency = match nic.id.as_str() {
+        APENET => p.nanos("apenet.read.latency"),
+        _ => memory.read_latency,
     };
     // A completion is at most as large as the link's payload.
     let max_completion = memory.max_completion.min(nic.pcie.max_payload.0);
-    Ok(PathEnd { pcie: nic.pcie, target, host: CompleterTiming { read_latency, max_completion, ..memory } })
+    let timing = match nic.id.as_str() {
+        APENET => apenet_adapter(p, u64::MAX),
+        EXTOLL => fpga_adapter(p),
+        id => adapter(p, id, processor),
+    };
+    Ok(PathEnd {
+        pcie: nic.pcie,
+        target,
+        host: CompleterTiming { read_latency, max_completion, ..memory },
+        pcie_efficiency: p.device(&nic.id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency")),
+        adapter: timing,
+    })
 }
 
 /// A route through a torus: its first link and the hops of both directions.
@@ -330,8 +365,10 @@ fn split_residual_latency(path: &mut DataPath, published: Picos, measured: impl 
     let later_hops = std::mem::take(&mut path.later_hops);
     let residual = published - measured(path);
     path.later_hops = later_hops;
-    path.adapter.tx_latency = Picos(residual.0 / 2);
-    path.adapter.rx_latency = Picos(residual.0 / 2);
+    for end in &mut path.ends {
+        end.adapter.tx_latency = Picos(residual.0 / 2);
+        end.adapter.rx_latency = Picos(residual.0 / 2);
+    }
 }
 
 fn data_path_over_torus(
@@ -342,26 +379,28 @@ fn data_path_over_torus(
     b: MemoryLocation,
 ) -> Result<DataPath, PathError> {
     let link_rate = torus_path.link.rate;
-    let model = &site.hosts[a.host.0].devices[torus_path.adapters[0].0].model;
-    let apenet = adapter_family(model) == AdapterFamily::Apenet;
+    let apenet = site.hosts[a.host.0].devices[torus_path.adapters[0].0].id == APENET;
     let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0 as u64);
-    let rate = BytesPerSecond(link_rate.0 * p.get("apenet.payload.share") * p.get("apenet.protocol.share"));
+    let rate = BytesPerSecond(
+        link_rate.0 * p.get("apenet.payload.efficiency") * p.get("apenet.protocol.efficiency"),
+    );
     let hop_latency = p.nanos("apenet.hop.latency");
     let mut path = DataPath {
         ends: [
             path_end(site, p, a, torus_path.adapters[0], BytesPerSecond(link_rate.0))?,
             path_end(site, p, b, torus_path.adapters[1], BytesPerSecond(link_rate.0))?,
         ],
-        adapter: if apenet { apenet_adapter(p, buffer) } else { adapter(p) },
         rate,
         mtu: torus_path.link.mtu.0,
         // The shares of the rate include headers and stuffing.
         overhead: [0; 4],
         latency: hop_latency,
         later_hops: [0, 1].map(|i| later_hops(site, torus_path, &torus_path.hops[i], rate, hop_latency)),
-        pcie_efficiency: p.get("pcie.efficiency"),
         pcie_latency: p.nanos("pcie.link.latency"),
     };
+    for end in &mut path.ends {
+        end.adapter.rx_buffer = buffer;
+    }
     if apenet {
         // Half a round trip between neighbours is published; GPU ends add their known latencies.
         let (from, to) = (a.card.is_some(), b.card.is_some());
@@ -380,6 +419,7 @@ const SMALL: u32 = 8;
 /// # Errors
 /// [`PathError`] if the site lacks one of them, or a link between them.
 pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Result<DataPath, PathError> {
+    let p = &*p.with_devices(&site.devices);
     let (a, b) = (locate(site, client)?, locate(site, server)?);
     if a.host == b.host {
         return Err(PathError::SameHost(client.to_owned(), server.to_owned()));
@@ -396,20 +436,27 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
         path_end(site, p, a, hop.adapters[0], BytesPerSecond(link_rate))?,
         path_end(site, p, b, hop.adapters[1], BytesPerSecond(link_rate))?,
     ];
-    let extoll =
-        adapter_family(&site.hosts[a.host.0].devices[hop.adapters[0].0].model) == AdapterFamily::Extoll;
-    let infiniband =
-        link_rate * p.get("ib.flow.share") * if link_rate > 10e9 { p.get("ib.fast.share") } else { 1.0 };
+    let nic = &site.hosts[a.host.0].devices[hop.adapters[0].0].id;
+    let extoll = nic == EXTOLL;
+    // With the 8b/10b line code, flow control packets take a larger share than with 64b/66b.
+    let efficiency = match p.device(nic, "link.efficiency.8b10b") {
+        Some(efficiency) if link_rate < 5e9 => efficiency,
+        _ => fact(p, nic, "connectx", "link.efficiency"),
+    };
+    let headers = match hop.link.protocol {
+        Protocol::InfiniBand => IB_HEADERS,
+        Protocol::RoceV2 => ROCE_V2_HEADERS,
+    };
     let mut path = DataPath {
         ends,
-        adapter: if extoll { extoll_adapter(p) } else { adapter(p) },
-        rate: BytesPerSecond(if extoll { link_rate * p.get("extoll.payload.share") } else { infiniband }),
+        rate: BytesPerSecond(
+            link_rate * if extoll { p.get("extoll.payload.efficiency") } else { efficiency },
+        ),
         mtu: hop.link.mtu.0,
-        overhead: if extoll { [0; 4] } else { IB_OVERHEAD },
+        overhead: if extoll { [0; 4] } else { overhead(headers) },
         // 5 ns per metre of copper or fibre.
         latency: Picos::from_seconds(metres * 5e-9 + switch),
         later_hops: [Vec::new(), Vec::new()],
-        pcie_efficiency: p.get("pcie.efficiency"),
         pcie_latency: p.nanos("pcie.link.latency"),
     };
     if extoll {
@@ -427,7 +474,7 @@ pub fn stencil_rate(site: &Site, p: &Parameters, card: &str) -> Option<BytesPerS
     let (host, device) = site.device(card)?;
     let DeviceKind::Card(Some(memory)) = &site.hosts[host.0].devices[device.0].kind else { return None };
     let bank = hbm(p, Some(memory));
-    Some(BytesPerSecond(bank.rate.0 * bank.refresh_share() * p.get("u280.stencil.share")))
+    Some(BytesPerSecond(bank.rate.0 * bank.refresh_share() * p.get("u280.stencil.efficiency")))
 }
 
 /// Upper bound of writes over the PCIe link of one end.
@@ -436,5 +483,5 @@ pub fn pcie_ceiling(path: &DataPath, side: usize) -> BytesPerSecond {
     let link = &path.ends[side].pcie;
     let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
     let payload = u64::from(link.max_payload.0);
-    pcie::write_ceiling(BytesPerSecond(raw.0 * path.pcie_efficiency), payload, payload)
+    pcie::write_ceiling(BytesPerSecond(raw.0 * path.ends[side].pcie_efficiency), payload, payload)
 }

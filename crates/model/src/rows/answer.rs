@@ -4,6 +4,7 @@ use super::Row;
 use super::spec::{Program, RowSpec, spec};
 use crate::benchmarks::dma::{self, DmaTest};
 use crate::benchmarks::hbm::{self, AccessPattern};
+use crate::benchmarks::osu::{self, Mpi};
 use crate::benchmarks::pcie_bench::nfp6000;
 use crate::benchmarks::perftest::{bandwidth, latency};
 use crate::benchmarks::{apenet, extoll};
@@ -125,6 +126,9 @@ impl Run<'_> {
             Program::IbSendBw => self.verb_bandwidth(&self.path(step), Verb::Send, self.size()),
             Program::IbWriteLat => latency(&self.path(step), Verb::Write, self.size()).seconds(),
             Program::IbSendLat => latency(&self.path(step), Verb::Send, self.size()).seconds(),
+            Program::IbReadLat => latency(&self.path(step), Verb::Read, self.size()).seconds(),
+            Program::OsuLatency => osu::latency(&self.path(step), &Mpi::new(p), self.size()).seconds(),
+            Program::OsuBw => osu::bandwidth(&self.path(step), &Mpi::new(p), self.size(), false).rate.0,
             Program::IbWriteBwPlateau => self.plateau(&self.path(step)),
             Program::DmaReadBw => self.dma(Some(DmaTest::Read)),
             Program::DmaWriteBw => self.dma(Some(DmaTest::Write)),
@@ -174,6 +178,9 @@ impl Run<'_> {
             Program::IbSendBw => self.perftest("ib_send_bw"),
             Program::IbWriteLat => self.perftest("ib_write_lat"),
             Program::IbSendLat => self.perftest("ib_send_lat"),
+            Program::IbReadLat => self.perftest("ib_read_lat"),
+            Program::OsuLatency => self.perftest("osu_latency"),
+            Program::OsuBw => self.perftest("osu_bw"),
             Program::IbWriteBwPlateau => "ib_write_bw over all sizes, simulated".to_owned(),
             Program::DmaReadBw | Program::DmaWriteBw | Program::DmaRwBw => {
                 "pcie-bench DMA bandwidth, simulated".to_owned()

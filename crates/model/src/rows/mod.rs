@@ -4,11 +4,13 @@
 
 mod answer;
 mod csv;
+mod estimate;
 pub mod spec;
 
 pub use answer::{Answer, answer};
 pub(crate) use csv::write_record;
-pub use csv::{CsvError, calibration, load, parse, questions};
+pub use csv::{CsvError, calibration, load, parse, questions, questions_2};
+pub use estimate::{Estimate, EstimateError, estimate};
 pub use spec::Category;
 
 /// A published measurement, or a question about one.
