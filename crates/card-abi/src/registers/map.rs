@@ -219,6 +219,8 @@ register_map! { REGISTERS for Registers, at {
         0x4028 lease_end_cause: U32 Card = "Why the latest lease ended; see Causes, zero: released.";
         0x402c client_count: U32 Card = "Connected clients.";
         0x4030 lease_rejects: U64 Card = "Invalid lease words that the card overwrote.";
+        0x4038 clients_refused: U64 Card = "Connections on the network that ended before the client was accepted: "
+            "too many, too slow, or not of a client.";
     }
     "Monitoring" {
         0x4080 clock_ns: U64 Card = "Clock of the card, since its start (ns).";

@@ -1,7 +1,7 @@
 //! The clients of a card, and the messages to them.
 
-use std::collections::{HashMap, HashSet};
-use std::net::TcpStream;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::net::{Shutdown, TcpStream};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -16,6 +16,13 @@ use crate::notification::{Notification, NotificationSink};
 /// while regions send messages.
 pub(crate) const MESSAGE_DEPTH: u32 = 2 * DMA_RING_SLOTS as u32;
 
+/// Most clients on the network whose connection is complete.
+pub(crate) const MAX_CLIENTS: usize = 64;
+
+/// Most clients on the network whose connection is being established. A further one replaces the oldest, so that
+/// silent clients do not keep others out.
+pub(crate) const MAX_CONNECTING: usize = 16;
+
 /// First id of local clients. Clients on the network have lower ids.
 pub(crate) const FIRST_LOCAL_ID: u32 = 1 << 31;
 
@@ -29,8 +36,8 @@ pub(crate) struct ClientLink {
 }
 
 impl ClientLink {
-    pub(crate) fn new(queue_pair: QueuePair, stream: TcpStream) -> ClientLink {
-        ClientLink { queue_pair, stream: Arc::new(stream), outstanding: 0 }
+    pub(crate) fn new(queue_pair: QueuePair, stream: Arc<TcpStream>) -> ClientLink {
+        ClientLink { queue_pair, stream, outstanding: 0 }
     }
 }
 
@@ -38,12 +45,23 @@ impl ClientLink {
 struct State {
     links: HashMap<u32, ClientLink>,
     local: HashSet<u32>,
-    /// Clients whose connection is being established. They may act before the card knows that it is complete.
-    connecting: HashSet<u32>,
+    /// Clients whose connection is being established, oldest first, with their streams. They may act before the card
+    /// knows that the connection is complete.
+    connecting: VecDeque<(u32, Arc<TcpStream>)>,
+    /// Connections that ended before the client was added.
+    refused: u64,
     latest_id: u32,
     /// Client and epoch.
     holder: Option<(u32, u32)>,
     send_queue: Option<CompletionQueue>,
+}
+
+impl State {
+    /// Removes a client whose connection is being established. False if it is not there.
+    fn take_connecting(&mut self, client: u32) -> bool {
+        let position = self.connecting.iter().position(|(id, _)| *id == client);
+        position.is_some_and(|position| self.connecting.remove(position).is_some())
+    }
 }
 
 /// All clients of a card.
@@ -84,28 +102,53 @@ impl ClientRegistry {
         self.publish(&state);
     }
 
-    /// Reserves an id for a client whose connection is being established.
-    pub(crate) fn reserve_id(&self) -> u32 {
+    /// Reserves an id for a client whose connection is being established. None if there are too many clients.
+    pub(crate) fn reserve_id(&self, stream: Arc<TcpStream>) -> Option<u32> {
         let mut state = self.state();
+        if state.links.len() >= MAX_CLIENTS {
+            self.count_refused(&mut state);
+            return None;
+        }
+        if state.connecting.len() >= MAX_CONNECTING
+            && let Some((_, oldest)) = state.connecting.pop_front()
+        {
+            // Ends its handshake. The stream may be closed already.
+            let _ = oldest.shutdown(Shutdown::Both);
+            self.count_refused(&mut state);
+        }
         let id = next_id(&mut state.latest_id);
-        state.connecting.insert(id);
-        id
+        state.connecting.push_back((id, stream));
+        Some(id)
     }
 
     /// Releases the id of a client whose connection was not established.
     pub(crate) fn abandon(&self, client: u32) {
-        self.state().connecting.remove(&client);
+        let mut state = self.state();
+        if state.take_connecting(client) {
+            self.count_refused(&mut state);
+        }
     }
 
     pub(crate) fn is_connecting(&self, client: u32) -> bool {
-        self.state().connecting.contains(&client)
+        self.state().connecting.iter().any(|(id, _)| *id == client)
     }
 
+    /// Adds a client whose connection is complete, unless it was replaced or there are too many.
     pub(crate) fn add(&self, client: u32, link: ClientLink) {
         let mut state = self.state();
-        state.connecting.remove(&client);
+        if !state.take_connecting(client) {
+            return;
+        }
+        if state.links.len() >= MAX_CLIENTS {
+            return self.count_refused(&mut state);
+        }
         state.links.insert(client, link);
         self.publish(&state);
+    }
+
+    fn count_refused(&self, state: &mut State) {
+        state.refused += 1;
+        self.registers.clients_refused().store(state.refused, Ordering::Relaxed);
     }
 
     pub(crate) fn remove(&self, client: u32) -> Option<ClientLink> {
@@ -123,11 +166,6 @@ impl ClientRegistry {
     pub(crate) fn contains(&self, client: u32) -> bool {
         let state = self.state();
         state.links.contains_key(&client) || state.local.contains(&client)
-    }
-
-    /// Number of clients on the network.
-    pub(crate) fn network_clients(&self) -> usize {
-        self.state().links.len()
     }
 
     /// Calls `visit` for every client on the network.

@@ -16,13 +16,13 @@ use millstream_rdma::{
 use millstream_shm::EventFd;
 
 use crate::backing::EmulatedMemory;
-use crate::net::clients::{ClientLink, ClientRegistry, MESSAGE_DEPTH};
+use crate::net::clients::{ClientLink, ClientRegistry, MAX_CLIENTS, MAX_CONNECTING, MESSAGE_DEPTH};
 
 /// Most doorbells with immediate data in flight from one client.
 const DOORBELL_DEPTH: u32 = 64;
 
-/// Most clients on the network.
-const MAX_CLIENTS: u32 = 64;
+/// Most queue pairs of clients at once.
+const MAX_QUEUE_PAIRS: u32 = (MAX_CLIENTS + MAX_CONNECTING) as u32;
 
 /// Time for a connected client to send its hello.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -70,8 +70,8 @@ impl NetworkPort {
         let lease_words = bar0.register_part(device, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
         let bar0 = bar0.register_part(device, 0, BAR0_BYTES, Access::REMOTE_READ)?;
         let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
-        let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_CLIENTS)?;
-        let send_queue = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_CLIENTS)?;
+        let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_QUEUE_PAIRS)?;
+        let send_queue = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_QUEUE_PAIRS)?;
         // The registry polls its own handle of the same queue.
         clients.set_send_queue(send_queue.clone());
         Ok(NetworkPort {
@@ -149,13 +149,12 @@ impl NetworkPort {
         Ok(immediates)
     }
 
-    /// Connects a client on a separate thread, so that a slow client does not block the card.
+    /// Connects a client on a separate thread, so that a slow client does not block the card. A client that exceeds the
+    /// limits is disconnected.
     fn accept(&self, clients: &Arc<ClientRegistry>) {
         let Ok((stream, _)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        if clients.network_clients() >= MAX_CLIENTS as usize {
-            return;
-        }
-        let client = clients.reserve_id();
+        let stream = Arc::new(stream);
+        let Some(client) = clients.reserve_id(stream.clone()) else { return };
         let Some(prepared) = self.prepare(client) else { return clients.abandon(client) };
         let hello = ServerHello {
             client,

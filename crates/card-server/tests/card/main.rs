@@ -8,6 +8,7 @@ mod hung_kernels;
 mod lease;
 mod map;
 mod memory_kinds;
+mod port;
 mod process;
 mod regions;
 mod sharing;
