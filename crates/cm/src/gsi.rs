@@ -6,22 +6,23 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use millstream_device::{gid, gsi};
-use millstream_link::{Outgoing, Port, RxBuffers, destination_qpn};
+use millstream_link::{Outgoing, PacketInfo, Port, RxBuffers, destination_qpn};
 use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
-use millstream_wire::{Packet, cm};
+use millstream_wire::Packet;
 
 use crate::remote::{CmEvent, RemoteConnections};
 
 /// Datagrams received per system call.
 const DATAGRAMS: usize = 4;
 
+/// Most receiving system calls in a row. The descriptors stay readable while datagrams wait.
+const MAX_RECEIVES: usize = 16;
+
 /// The queue pair 1 endpoint of this process.
 #[derive(Debug)]
 pub(crate) struct GsiPort {
     pub(crate) remote: RemoteConnections,
-    /// The QPN prefix under which this process has joined the port.
-    pub(crate) qpn_prefix: u16,
     port: Port,
     inbox: RxBuffers,
     psn: u32,
@@ -38,7 +39,6 @@ impl GsiPort {
         })?;
         Ok(Self {
             remote: RemoteConnections::new(qpn_prefix, gid::node_guid(), random_u64() as u32),
-            qpn_prefix,
             port,
             inbox: RxBuffers::new(DATAGRAMS),
             psn: random_u64() as u32,
@@ -68,11 +68,19 @@ impl GsiPort {
         }
     }
 
-    /// Receives datagrams: returns those for this process, forwards those of other processes.
+    /// Tells the other processes on the port whether this one provides a service.
+    pub(crate) fn set_service(&self, service: u64, provided: bool) {
+        self.port.udp().set_service(service, provided);
+    }
+
+    /// Receives datagrams, of a bounded number of system calls: other threads may wait for the caller's lock.
     pub(crate) fn receive(&mut self) -> Vec<CmEvent> {
         let mut events = Vec::new();
         let now = Instant::now();
-        while self.port.receive(&mut self.inbox).is_ok_and(|n| n != 0) {
+        for _ in 0..MAX_RECEIVES {
+            if !self.port.receive(&mut self.inbox).is_ok_and(|n| n != 0) {
+                break;
+            }
             for received in self.inbox.received() {
                 for (_, bytes) in received.packets() {
                     if destination_qpn(bytes) != Some(gsi::QPN) {
@@ -80,19 +88,10 @@ impl GsiPort {
                     }
                     let Ok(packet) = Packet::new_checked(bytes) else { continue };
                     let Some(datagram) = gsi::payload(&packet) else { continue };
-                    let Ok((_, message)) = cm::Message::parse(datagram) else { continue };
-                    let info = received.info;
-                    match gsi::receiver(&message) {
-                        Some(qpn_prefix)
-                            if qpn_prefix != self.qpn_prefix
-                                && gsi::pass_on(&self.port, qpn_prefix, &info, bytes) => {}
-                        // Datagrams without a receiver are handled by the process that received them: it
-                        // rejects requests, and replies to DREQs of connections whose process has ended.
-                        _ => {
-                            let (own, peer) = (info.destination, info.source);
-                            events.extend(self.remote.receive(own, peer, datagram, now));
-                        }
-                    }
+                    let PacketInfo { source, destination, .. } = received.info;
+                    // The link forwards datagrams of other connection managers. What it leaves here is for this one,
+                    // or for a process that has exited: requests are rejected, DREQs are answered.
+                    events.extend(self.remote.receive(destination, source, datagram, now));
                 }
             }
         }

@@ -42,6 +42,14 @@ impl PortName {
     }
 }
 
+impl PortName {
+    /// The service ID of the port (IBTA annex A11).
+    #[must_use]
+    pub fn service(self) -> u64 {
+        u64::from(self.space) << 16 | u64::from(self.port)
+    }
+}
+
 impl fmt::Display for PortName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:x}/{}/{}", self.space, self.port, self.ip)

@@ -16,7 +16,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arrayvec::ArrayVec;
 use millstream_link::{Port, RxBuffers};
@@ -36,6 +36,8 @@ const DATAGRAMS: usize = 16;
 const MAX_RECEIVES: usize = 4;
 /// Most packets that a queue pair gets at a time.
 pub(crate) const BATCH: usize = 64;
+/// Shortest time between two attempts to open the port.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
 /// Interval of the thread's checks while it does not watch the port, nanoseconds. This bounds the delay of
 /// packets that a busy application leaves, and of acknowledgements.
 const CHECK_INTERVAL: u64 = 250_000;
@@ -55,7 +57,9 @@ pub(crate) struct RocePort {
     qps: QpTable,
     multicast: &'static MulticastTable,
     tasks: &'static TaskQueue,
-    opened: OnceLock<std::result::Result<OpenPort, Errno>>,
+    opened: OnceLock<OpenPort>,
+    /// The last failure to open the port. Held while a thread opens it.
+    failure: Mutex<Option<(Instant, Errno)>>,
     /// Time of an application's last poll, nanoseconds; zero if never. Not every poll is recorded.
     last_poll: AtomicU64,
     /// Time of the last recorded poll in [`ticks`].
@@ -102,6 +106,7 @@ impl RocePort {
             multicast,
             tasks,
             opened: OnceLock::new(),
+            failure: Mutex::default(),
             last_poll: AtomicU64::new(0),
             last_poll_ticks: AtomicU64::new(0),
             watch_until: AtomicU64::new(0),
@@ -117,27 +122,38 @@ impl RocePort {
     /// The port, opened at the first call.
     ///
     /// # Errors
-    /// EADDRINUSE if it cannot be opened, which is not tried again. The cause is on standard error.
+    /// EADDRINUSE if it cannot be opened; the cause is on standard error. Another attempt is made no earlier than
+    /// [`REOPEN_INTERVAL`] later.
     pub(crate) fn open(&self) -> Result<&Port> {
-        let mut new = false;
-        let opened = self.opened.get_or_init(|| {
-            new = true;
-            let port = Port::join(self.qpn_prefix as u16).map_err(|error| {
-                tracing::warn!("cannot open the RoCE v2 port, so other hosts are unreachable: {error}");
-                Errno(libc::EADDRINUSE)
-            })?;
-            let receiver = Receiver { inbox: RxBuffers::new(DATAGRAMS), last: None };
-            Ok(OpenPort { port, receiver: BiasedLock::new(receiver) })
-        });
-        if let (true, Ok(opened)) = (new, opened) {
-            self.multicast.port_opened(&opened.port);
+        if let Some(opened) = self.opened.get() {
+            return Ok(&opened.port);
         }
+        let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another thread may have opened it meanwhile.
+        if let Some(opened) = self.opened.get() {
+            return Ok(&opened.port);
+        }
+        if let Some((time, errno)) = *failure
+            && time.elapsed() < REOPEN_INTERVAL
+        {
+            return Err(errno);
+        }
+        let port = Port::join(self.qpn_prefix as u16).map_err(|error| {
+            tracing::warn!("cannot open the RoCE v2 port, so other hosts are unreachable: {error}");
+            let errno = Errno(libc::EADDRINUSE);
+            *failure = Some((Instant::now(), errno));
+            errno
+        })?;
+        let receiver = Receiver { inbox: RxBuffers::new(DATAGRAMS), last: None };
+        let opened = self.opened.get_or_init(|| OpenPort { port, receiver: BiasedLock::new(receiver) });
+        drop(failure);
+        self.multicast.port_opened(&opened.port);
         self.tasks.wake();
-        opened.as_ref().map(|opened| &opened.port).map_err(|errno| *errno)
+        Ok(&opened.port)
     }
 
     fn opened(&self) -> Option<&OpenPort> {
-        self.opened.get()?.as_ref().ok()
+        self.opened.get()
     }
 
     /// The port, if it is open.
@@ -379,7 +395,7 @@ impl Receiver {
                 }
                 if qpn == gsi::QPN {
                     if let Some(port) = from.port() {
-                        gsi::forward(port, &received.info, packet);
+                        gsi::handle_unclaimed(port, &received.info, packet);
                     }
                     continue;
                 }

@@ -67,6 +67,8 @@ counters! {
     forwarded_in,
     /// Forwarded packets dropped because this process's queue was full.
     forwarded_in_overflow,
+    /// Packets for queue pair 1 dropped because they arrived faster than a process handles them.
+    management_dropped,
     /// Packets dropped by fault injection.
     fault_dropped,
     /// Packets duplicated by fault injection.

@@ -22,6 +22,7 @@ pub mod icrc;
 mod memory;
 mod pcap;
 mod port;
+mod rate_limit;
 mod sockopt;
 mod udp;
 
@@ -31,7 +32,7 @@ use std::sync::Arc;
 pub use config::Config;
 pub use counters::Counts;
 pub use datagram::{Outgoing, PacketInfo, Received, RxBuffers, destination_qpn};
-pub use group::JoinError;
+pub use group::{COMMUNICATION_ID_INDEX_BITS, JoinError};
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};
 

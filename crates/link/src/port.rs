@@ -119,7 +119,7 @@ impl Port {
         Ok(received)
     }
 
-    /// The sockets: for multicast groups and for forwarding packets to other processes.
+    /// The sockets: for multicast groups, services, and forwarding packets to other processes.
     #[must_use]
     pub fn udp(&self) -> &Udp {
         &self.udp

@@ -1,10 +1,15 @@
 //! Several members on one port of this host, over loopback.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::time::{Duration, Instant};
 
 use millstream_link::{JoinError, Link, Outgoing, RxBuffers, Udp};
+use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{poll_readable, random_u64};
+use millstream_wire::cm::Message;
+use millstream_wire::{Opcode, Pkey, Psn, Qkey, Qpn, Repr, bth, deth};
 
 /// A port that no other test uses.
 fn port() -> u16 {
@@ -208,4 +213,183 @@ fn join_errors_name_the_conflict() {
     let _socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, other)).unwrap();
     let error = Udp::join_port(0x1, other).unwrap_err();
     assert!(matches!(error, JoinError::ForeignSockets { found: 1, known: 0, .. }), "{error}");
+}
+
+/// User ID of another user. Most systems have no such user.
+const OTHER_USER: u32 = 65_532;
+
+/// Runs `work` in a thread of another user, which ends when the result is dropped. `None`, with the reason on standard
+/// error, if this process may not change its user.
+fn as_other_user<T: Send + 'static>(
+    test: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<(T, std::sync::mpsc::Sender<()>)> {
+    let (result_sender, result) = std::sync::mpsc::channel();
+    let (stop, stopped) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // SAFETY: a plain system call. Unlike the C library's function it changes this thread only.
+        if unsafe { libc::syscall(libc::SYS_setresuid, OTHER_USER, OTHER_USER, OTHER_USER) } == 0
+            && result_sender.send(work()).is_ok()
+        {
+            let _ = stopped.recv();
+        }
+    });
+    let result = result.recv().ok();
+    if result.is_none() {
+        eprintln!("{test} was not run: becoming another user takes root");
+    }
+    Some((result?, stop))
+}
+
+/// Sockets of another user with names of our user's group.
+struct ForeignNames {
+    _bound: Vec<BoundSocket>,
+    _listening: Vec<Listener>,
+    _queued: Vec<Connection>,
+}
+
+#[test]
+fn names_held_by_another_user_do_not_delay_a_join() {
+    let (port, own) = (port(), own_uid());
+    let foreign = as_other_user("names_held_by_another_user_do_not_delay_a_join", move || {
+        let name = |name: &str| format!("millstream-link/{own}/{port}/{name}");
+        // The mutex: bound only, or with a full queue.
+        let bound = ["join", "join.0", "join.1", "join.2"].map(|n| BoundSocket::bind(&name(n)).unwrap());
+        let listening: Vec<_> = ["join.3", "join.4", "001", "001.0", "002.0", "003.0", "004.0", "005.0"]
+            .map(|n| Listener::bind(&name(n)).unwrap())
+            .into();
+        let mut queued = Vec::new();
+        for n in ["join.4", "002.0", "003.0", "004.0", "005.0"] {
+            while let Ok(connection) = Connection::open_at_once(&name(n), Duration::from_secs(1)) {
+                queued.push(connection);
+            }
+        }
+        ForeignNames { _bound: bound.into(), _listening: listening, _queued: queued }
+    });
+    let Some(foreign) = foreign else { return };
+    let start = Instant::now();
+    let members = [0x1, 0x2, 0x6].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
+    // Before, the mutex alone was waited for ten seconds, and then the join failed.
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    for (member, qpn_prefix) in members.iter().zip([0x1, 0x2, 0x6]) {
+        send(&members[0], LOCALHOST, 64, &mut packet(qpn_prefix << 12, 3, 64));
+        assert_eq!(receive(member, 1), [3]);
+    }
+    // The first name of the mutex is free again: processes that join now use it.
+    drop(foreign);
+    let member = Udp::join_port(0x7, port).unwrap();
+    send(&members[0], LOCALHOST, 64, &mut packet(0x7 << 12, 4, 64));
+    assert_eq!(receive(&member, 1), [4]);
+}
+
+#[test]
+fn all_names_of_the_mutex_taken_is_an_error_that_names_them() {
+    let (port, own) = (port(), own_uid());
+    let foreign = as_other_user("all_names_of_the_mutex_taken_is_an_error_that_names_them", move || {
+        let name = |number| format!("millstream-link/{own}/{port}/join.{number}");
+        (0..16).map(|number| Listener::bind(&name(number)).unwrap()).collect::<Vec<_>>()
+    });
+    let Some((names, foreign)) = foreign else { return };
+    let error = Udp::join_port(0x1, port).unwrap_err();
+    assert!(matches!(error, JoinError::NamesTaken { count: 16, .. }), "{error}");
+    drop((names, foreign));
+    Udp::join_port(0x1, port).unwrap();
+}
+
+/// A service ID resolution request, as a packet for queue pair 1.
+fn request_for(service_id: u64) -> Vec<u8> {
+    let request = Message::SidrReq { request_id: 0xabc0_0001, pkey: Pkey::DEFAULT, service_id, private: &[] };
+    let datagram = request.emit(1);
+    let deth = deth::Repr { qkey: Qkey::new(0x8001_0000), src_qp: Qpn::GSI };
+    let header = bth::Repr::new(Opcode::UD_SEND_ONLY, Qpn::GSI, Psn::new(0));
+    let repr = Repr { deth: Some(deth), ..Repr::new(header, &datagram) };
+    let mut bytes = vec![0; repr.buffer_len()];
+    repr.emit(&mut bytes);
+    bytes
+}
+
+/// Number of packets for queue pair 1 that arrive until `count` of them have, or for a moment.
+fn management_packets(at: &Udp, count: usize) -> usize {
+    let mut inbox = RxBuffers::new(8);
+    let mut found = 0;
+    let deadline = Instant::now() + Duration::from_secs(if count == 0 { 0 } else { 5 });
+    loop {
+        at.receive(&mut inbox).unwrap();
+        found += inbox.received().map(|received| received.packets().count()).sum::<usize>();
+        let now = Instant::now();
+        if found >= count || now > deadline {
+            return found;
+        }
+        poll_readable(&at.descriptors(), Some(deadline - now)).unwrap();
+    }
+}
+
+#[test]
+fn requests_reach_the_member_that_provides_the_service() {
+    const SERVICE: u64 = 0x0106_1c2a;
+    let port = port();
+    let members = [0x1, 0x2, 0x3].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
+    let own = own_uid();
+    // Another user holds the names that requests and packets were once forwarded by.
+    let foreign = as_other_user("a part of requests_reach_the_member_that_provides_the_service", move || {
+        let inbox = SocketAddr::from_abstract_name(format!("millstream-link/{own}/{port}/002/in"));
+        let socket = UnixDatagram::bind_addr(&inbox.unwrap()).unwrap();
+        socket.set_nonblocking(true).unwrap();
+        (Listener::bind(&format!("millstream/{own}/gsi/{SERVICE:x}/001")).unwrap(), socket)
+    });
+    let mut requests = 0;
+    let mut send_requests = |count| {
+        for _ in 0..count {
+            send(&members[0], LOCALHOST, 4096, &mut request_for(SERVICE));
+            requests += 1;
+        }
+    };
+    members[1].set_service(SERVICE, true);
+    // Also a member that joins later knows the service.
+    let late = Udp::join_port(0x4, port).unwrap();
+    send_requests(50);
+    assert_eq!(management_packets(&members[1], 50), 50);
+    // After its exit, the other provider gets them.
+    late.set_service(SERVICE, true);
+    members[1].set_service(SERVICE, false);
+    send_requests(50);
+    assert_eq!(management_packets(&late, 50), 50);
+    for member in &members {
+        assert_eq!(management_packets(member, 0), 0);
+    }
+    if let Some(((_, socket), _)) = &foreign {
+        assert!(socket.recv(&mut [0; 16]).is_err(), "another user got a packet");
+    }
+    // Without a provider, each process keeps what it receives, and rejects it.
+    late.set_service(SERVICE, false);
+    send_requests(20);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut found = 0;
+    while found < 20 && Instant::now() < deadline {
+        found += members.iter().chain([&late]).map(|member| management_packets(member, 0)).sum::<usize>();
+    }
+    assert_eq!(found, 20);
+}
+
+#[test]
+fn a_flood_at_queue_pair_1_is_limited() {
+    let port = port();
+    let member = Udp::join_port(0x1, port).unwrap();
+    let mut sent = 0u64;
+    let deadline = Instant::now() + Duration::from_secs(20);
+    // Until the limit has dropped some, at any speed of this machine.
+    while member.counts().management_dropped == 0 && Instant::now() < deadline {
+        let request = request_for(7);
+        let mut batch: Vec<u8> = std::iter::repeat_n(request.as_slice(), 60).flatten().copied().collect();
+        send(&member, LOCALHOST, request.len(), &mut batch);
+        sent += 60;
+        management_packets(&member, 0);
+    }
+    assert!(member.counts().management_dropped != 0, "{sent} requests: {}", member.counts());
+    // Other packets are not affected.
+    send(&member, LOCALHOST, 64, &mut packet(0x1 << 12, 8, 64));
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while !receive(&member, 1).contains(&8) {
+        assert!(Instant::now() < deadline, "the packet did not arrive");
+    }
 }

@@ -7,7 +7,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
@@ -17,6 +17,10 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::time::Timespec;
+
+/// Longest wait of [`Connection::open`] for a listener whose queue is full.
+pub const QUEUE_WAIT: Duration = Duration::from_millis(20);
+const QUEUE_POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Most descriptors of one message.
 pub const MAX_FDS: usize = 4;
@@ -149,10 +153,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Connects to the listener at the address `name`. The timeout also bounds later sends and receives.
+    /// Connects to the listener at the address `name`. The timeout bounds later sends and receives.
+    ///
+    /// Any process can fill the queue of a listener. So a full queue delays the call by [`QUEUE_WAIT`] at most.
     ///
     /// # Errors
-    /// ECONNREFUSED without a listener; PermissionDenied if it is another user's process.
+    /// ECONNREFUSED without a listener; WouldBlock if its queue stays full; PermissionDenied if it is another user's
+    /// process.
     pub fn open(name: &str, timeout: Duration) -> io::Result<Self> {
         Self::open_any_user(name, timeout)?.own_user_only()
     }
@@ -160,12 +167,35 @@ impl Connection {
     /// Connects to a listener of any user. The caller checks [`peer`](Connection::peer).
     ///
     /// # Errors
-    /// ECONNREFUSED without a listener.
+    /// ECONNREFUSED without a listener; WouldBlock if its queue stays full.
     pub fn open_any_user(name: &str, timeout: Duration) -> io::Result<Self> {
+        Self::connect(name, timeout, QUEUE_WAIT.min(timeout))
+    }
+
+    /// Connects like [`open`](Self::open), but does not wait for a full queue.
+    ///
+    /// # Errors
+    /// As for [`open`](Self::open).
+    pub fn open_at_once(name: &str, timeout: Duration) -> io::Result<Self> {
+        Self::connect(name, timeout, Duration::ZERO)?.own_user_only()
+    }
+
+    fn connect(name: &str, timeout: Duration, queue_wait: Duration) -> io::Result<Self> {
         let socket = new_socket()?;
         let address = address(name)?;
+        let flags = rustix::fs::fcntl_getfl(&socket)?;
+        // A blocking call would wait for a full queue as long as the timeout.
+        rustix::fs::fcntl_setfl(&socket, flags | OFlags::NONBLOCK)?;
+        let deadline = Instant::now() + queue_wait;
+        while let Err(error) = rustix::net::connect(&socket, &address) {
+            if error == rustix::io::Errno::AGAIN && Instant::now() < deadline {
+                std::thread::sleep(QUEUE_POLL_INTERVAL);
+            } else if error != rustix::io::Errno::INTR {
+                return Err(error.into());
+            }
+        }
+        rustix::fs::fcntl_setfl(&socket, flags)?;
         set_timeouts(&socket, timeout)?;
-        rustix::net::connect(&socket, &address)?;
         Self::over(socket)
     }
 
@@ -333,6 +363,21 @@ mod tests {
         assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         client.send(b"too long", &[]).unwrap();
         assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_full_queue_does_not_delay_a_client() {
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let bound = BoundSocket::bind(&name).unwrap();
+        rustix::net::listen(&bound.0, 0).unwrap();
+        let _listener = Listener(bound.0);
+        let timeout = Duration::from_secs(60);
+        let _queued = Connection::open(&name, timeout).unwrap();
+        // With a blocking connect, the call would return after a minute.
+        let start = Instant::now();
+        assert_eq!(Connection::open(&name, timeout).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(Connection::open_at_once(&name, timeout).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        assert!(start.elapsed() < timeout / 2, "{:?}", start.elapsed());
     }
 
     #[test]

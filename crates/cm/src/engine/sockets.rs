@@ -8,7 +8,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use millstream_device::gid::{self, GidKind};
-use millstream_device::gsi;
 use millstream_device::path::{self, PathKind, PathPreference};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{EventFd, random_u64};
@@ -42,10 +41,9 @@ pub(super) struct Sockets {
     /// Wakes the thread when a deadline may have changed.
     pub(super) wake: EventFd,
     pub(super) watched: HashMap<u64, EpollSource>,
-    /// Port names that this process holds, and those that it listens on, with their service names for other
-    /// hosts.
+    /// Port names that this process holds, and those that it listens on.
     names: HashMap<u64, PortName>,
-    listening: HashMap<PortName, (ClaimId, Option<Listener>)>,
+    listening: HashMap<PortName, ClaimId>,
     /// The process's share of queue pair 1, opened on first use.
     pub(super) gsi: Option<GsiPort>,
     pub(super) next: u64,
@@ -126,26 +124,32 @@ fn path_to(ip: IpAddr) -> PathKind {
 }
 
 impl Sockets {
-    /// Advertises to other hosts' requests that this process listens, if they can reach the address.
-    fn advertise(&mut self, name: PortName) -> io::Result<Option<Listener>> {
-        let advertised = match path::preference().unwrap_or_default() {
+    /// Tells the processes on the port that this one listens, if other hosts can reach the address.
+    fn advertise(&mut self, name: PortName) -> io::Result<()> {
+        let reachable = match path::preference().unwrap_or_default() {
             PathPreference::Shm => false,
             PathPreference::Wire => true,
             PathPreference::Auto => !name.ip.is_loopback(),
         };
-        if !advertised {
-            return Ok(None);
+        if reachable {
+            self.open_gsi()?.set_service(name.service(), true);
         }
-        let qpn_prefix = self.open_gsi()?.qpn_prefix;
-        let service = u64::from(name.space) << 16 | u64::from(name.port);
-        // Peers find only names of listening sockets.
-        Listener::bind(&gsi::service_name(service, qpn_prefix)).map(Some)
+        Ok(())
+    }
+
+    /// Withdraws a service, unless this process listens on the port of another address, too.
+    fn withdraw(&mut self, name: PortName) {
+        if let Some(gsi) = &self.gsi
+            && !self.listening.keys().any(|other| other.service() == name.service())
+        {
+            gsi.set_service(name.service(), false);
+        }
     }
 
     /// The listener on a port of an address.
     pub(super) fn listener(&self, name: PortName) -> Option<ClaimId> {
         let found = self.listening.get(&name).or_else(|| self.listening.get(&name.wildcard()));
-        found.map(|(claim, _)| *claim)
+        found.copied()
     }
 }
 
@@ -160,15 +164,16 @@ impl System for Sockets {
         match self.watched.remove(&claim.0) {
             Some(EpollSource::PortName(bound)) => {
                 let name = self.names.get(&claim.0).copied();
-                // The service name comes first, so that a peer that finds the listener can connect by
-                // packets, too. Failures are ignored: without the port there are no packets, and the service
-                // may be advertised already.
-                let service = name.and_then(|name| self.advertise(name).unwrap_or(None));
+                if let Some(name) = name {
+                    // Before a peer can find the listener, because it may connect by packets. A failure is ignored:
+                    // without the port there are no packets.
+                    let _ = self.advertise(name);
+                }
                 let listener = bound.listen()?;
                 listener.set_nonblocking()?;
                 self.put(claim.0, EpollSource::Listener(listener))?;
                 if let Some(name) = name {
-                    self.listening.insert(name, (claim, service));
+                    self.listening.insert(name, claim);
                 }
                 Ok(())
             }
@@ -178,8 +183,10 @@ impl System for Sockets {
 
     fn release(&mut self, claim: ClaimId) {
         self.watched.remove(&claim.0);
-        if let Some(name) = self.names.remove(&claim.0) {
-            self.listening.remove(&name);
+        if let Some(name) = self.names.remove(&claim.0)
+            && self.listening.remove(&name).is_some()
+        {
+            self.withdraw(name);
         }
     }
 

@@ -10,7 +10,8 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use millstream_device::gsi::{ID_BITS, reply_to_dreq};
+use millstream_device::gsi::reply_to_dreq;
+use millstream_link::COMMUNICATION_ID_INDEX_BITS as ID_BITS;
 use millstream_wire::cm::{self, Addresses};
 use millstream_wire::{Qkey, Qpn};
 
@@ -101,7 +102,7 @@ impl RemoteConnections {
             transaction: u64::from(local_id),
             peer_transaction: 0,
             dreq_transaction: None,
-            service: u64::from(name.space) << 16 | u64::from(name.port),
+            service: name.service(),
             qpn: Qpn::new(0),
             state: HandshakeState::ReqSent,
             pending: None,

@@ -7,33 +7,40 @@
 //! All processes read the socket of index zero, which receives queue pair 1 (connection management) and
 //! unknown prefixes. docs/wire-link.md describes the protocol and its failure cases.
 
+mod directory;
 mod filter;
-mod peer_sockets;
+mod inbox;
+mod lock;
+mod member;
+mod message;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::process::has_exited;
-use millstream_shm::socket::{BoundSocket, Connection, Listener, listening_names, own_uid};
+use millstream_shm::socket::{Connection, Listener, listening_names, own_uid};
 use millstream_shm::thread::spawn;
-use millstream_shm::{EventFd, poll_readable};
+use millstream_shm::{EventFd, poll_readable, random_u64};
 use rustix::net::RecvFlags;
 
-use crate::datagram::RxBuffers;
 use crate::fork::CloseOnForkFd;
-use crate::udp::{Shared, bind_shared, port_owners, receive};
-pub(crate) use peer_sockets::PeerSockets;
+use crate::udp::{Shared, bind_shared, port_owners};
+pub use directory::COMMUNICATION_ID_INDEX_BITS;
+pub(crate) use directory::{Directory, ManagementRoute, is_management};
+use inbox::{Inbox, Received};
+use lock::lock;
+pub(crate) use member::Member;
+use member::MemberThread;
+use message::{Message, VERSION};
 
-/// Version of the messages.
-const VERSION: u32 = 1;
 /// Timeout for another process's answer. Its thread does nothing else, so only a stopped process takes
 /// longer. The other members hold the same sockets.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(200);
-/// Timeout for processes that are joining or ending.
+/// Timeout for processes of this user that are joining or ending.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 const END_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -72,6 +79,17 @@ pub enum JoinError {
         /// The lock name that it holds.
         name: String,
     },
+    /// Another user holds the names of the mutex.
+    #[error(
+        "another user's processes hold all {count} socket names of processes that join the port (from @{name} on); end \
+         them"
+    )]
+    NamesTaken {
+        /// The first name.
+        name: String,
+        /// Number of names.
+        count: u32,
+    },
     /// A process of another version.
     #[error(
         "process {pid} runs an incompatible version of Millstream on the port; end it or run the same version"
@@ -94,13 +112,22 @@ pub enum JoinError {
     System(#[from] io::Error),
 }
 
-/// Prefix of the names of all members on a port.
-fn prefix(port: u16) -> String {
+/// Common start of the names of the group.
+fn name_prefix(port: u16) -> String {
     format!("millstream-link/{}/{port}/", own_uid())
 }
 
-fn name(port: u16, qpn_prefix: u16) -> String {
-    format!("{}{qpn_prefix:03x}", prefix(port))
+/// The name of a member. The random part keeps other users from taking it before.
+fn new_name(port: u16, qpn_prefix: u16) -> String {
+    format!("{}{qpn_prefix:03x}.{:016x}", name_prefix(port), random_u64())
+}
+
+/// The QPN prefix in the name of a member.
+fn prefix_in(name: &str, name_prefix: &str) -> Option<u16> {
+    let name = name.strip_prefix(name_prefix)?;
+    // Members of older versions have no random part. They answer with their version.
+    let (qpn_prefix, _) = name.split_once('.').unwrap_or((name, ""));
+    u16::from_str_radix(qpn_prefix, 16).ok()
 }
 
 /// One socket of the group.
@@ -116,49 +143,6 @@ struct SocketSlot {
 /// The sockets of the group by index.
 type SocketSlots = BTreeMap<u16, SocketSlot>;
 
-/// Messages of 16 bytes: type, socket index, QPN prefix, generation, four bytes each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Message {
-    /// Asks for all sockets.
-    Hello { version: u32 },
-    /// Describes the socket that is attached.
-    Slot { index: u16, qpn_prefix: u16, generation: u32 },
-    /// End of the list.
-    End,
-}
-
-impl Message {
-    const LEN: usize = 16;
-
-    fn to_bytes(self) -> [u8; Self::LEN] {
-        let words = match self {
-            Self::Hello { version } => [1, version, 0, 0],
-            Self::Slot { index, qpn_prefix, generation } => [2, index.into(), qpn_prefix.into(), generation],
-            Self::End => [3, 0, 0, 0],
-        };
-        let mut bytes = [0; Self::LEN];
-        for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
-            to.copy_from_slice(&word.to_ne_bytes());
-        }
-        bytes
-    }
-
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; Self::LEN] = bytes.try_into().ok()?;
-        let word = |i: usize| u32::from_ne_bytes(bytes[4 * i..4 * i + 4].try_into().expect("four bytes"));
-        match word(0) {
-            1 => Some(Self::Hello { version: word(1) }),
-            2 => Some(Self::Slot {
-                index: word(1).try_into().ok()?,
-                qpn_prefix: word(2).try_into().ok()?,
-                generation: word(3),
-            }),
-            3 => Some(Self::End),
-            _ => None,
-        }
-    }
-}
-
 /// Adds a socket if it is newer than the known one.
 fn update(slots: &mut SocketSlots, index: u16, qpn_prefix: u16, generation: u32, socket: OwnedFd) {
     match slots.get_mut(&index) {
@@ -170,59 +154,51 @@ fn update(slots: &mut SocketSlots, index: u16, qpn_prefix: u16, generation: u32,
     }
 }
 
-/// Membership in the group, which ends on drop.
+/// A process's share of the group.
 #[derive(Debug)]
-pub(crate) struct Member {
-    stop: Arc<EventFd>,
-    ended: Mutex<Receiver<()>>,
+pub(crate) struct Joined {
+    pub(crate) member: Member,
+    /// The socket to receive from.
+    pub(crate) socket: Arc<CloseOnForkFd>,
+    pub(crate) shared: Arc<Shared>,
 }
 
-impl Drop for Member {
-    fn drop(&mut self) {
-        self.stop.signal();
-        // The thread ends at once, or after the timeout of a stopped newcomer. An error means that it has
-        // ended.
-        let _ = self.ended.get_mut().expect("no panic under this lock").recv();
-    }
-}
-
-/// Joins the group; returns the membership and the socket to receive from.
+/// Joins the group. `shared` makes the state of the member's thread.
 pub(crate) fn join(
     port: u16,
-    shared: Arc<Shared>,
-    peer_sockets: PeerSockets,
-) -> Result<(Member, Arc<CloseOnForkFd>), JoinError> {
-    let qpn_prefix = shared.qpn_prefix;
+    qpn_prefix: u16,
+    shared: impl FnOnce(Arc<Directory>) -> Arc<Shared>,
+) -> Result<Joined, JoinError> {
     assert!(qpn_prefix != 0 && qpn_prefix < 0xfff, "qpn_prefix {qpn_prefix:#x} belongs to nobody");
     // No other process joins from here on. The name is released if this process ends.
     let lock = lock(port)?;
-    let taken = |error: io::Error| match error.raw_os_error() {
-        Some(libc::EADDRINUSE) => JoinError::PrefixInUse { qpn_prefix },
-        _ => error.into(),
+    let Members { mut slots, others, unreachable } = discover(port, qpn_prefix)?;
+    let (inbox, sender) = inbox::inbox()?;
+    let directory = Arc::new(Directory::new(qpn_prefix, sender));
+    directory.expect(others.keys().copied().collect());
+    let is_free = |prefix: &u16| !others.contains_key(prefix) && !unreachable.contains(prefix);
+    let index = match slots.iter().find(|(index, slot)| **index != 0 && is_free(&slot.qpn_prefix)) {
+        Some((&index, _)) => {
+            let slot = slots.get_mut(&index).expect("just found");
+            (slot.qpn_prefix, slot.generation) = (qpn_prefix, slot.generation.wrapping_add(1));
+            drain(slot.socket.as_fd());
+            index
+        }
+        None => bind_sockets(port, &mut slots, qpn_prefix)?,
     };
-    let own_name = BoundSocket::bind(&name(port, qpn_prefix)).map_err(taken)?;
-    peer_sockets.listen(qpn_prefix).map_err(taken)?;
-
-    let (mut slots, others) = discover(port, qpn_prefix)?;
-    let index =
-        match slots.iter().find(|(index, slot)| **index != 0 && !others.contains_key(&slot.qpn_prefix)) {
-            Some((&index, _)) => {
-                let slot = slots.get_mut(&index).expect("just found");
-                (slot.qpn_prefix, slot.generation) = (qpn_prefix, slot.generation.wrapping_add(1));
-                drain(slot.socket.as_fd());
-                index
-            }
-            None => bind_sockets(port, &mut slots, qpn_prefix)?,
-        };
     let mine = &slots[&index];
     // First every process gets the socket, then datagrams are steered to it.
     let message = Message::Slot { index, qpn_prefix, generation: mine.generation };
-    for other in others.keys() {
+    for other in others.values() {
         // A process that cannot take it now is stopped with a long queue, or has just ended.
-        if let Ok(connection) = Connection::open(&name(port, *other), ANSWER_TIMEOUT) {
-            let _ = connection.send(&message.to_bytes(), &[mine.socket.as_fd()]);
+        if let Ok(connection) = Connection::open(&other.name, ANSWER_TIMEOUT) {
+            let fds = [mine.socket.as_fd(), directory.own_inbox().as_fd()];
+            let _ = connection.send(&message.to_bytes(), &fds);
         }
     }
+    let shared = shared(directory.clone());
+    let answering = others.iter().filter(|(_, other)| other.answers).map(|(prefix, _)| *prefix).collect();
+    await_notices(&inbox, &directory, &shared, answering)?;
     let mut indices: Vec<(u16, u16)> = slots
         .iter()
         .filter(|(_, slot)| slot.qpn_prefix == qpn_prefix || others.contains_key(&slot.qpn_prefix))
@@ -230,63 +206,106 @@ pub(crate) fn join(
         .collect();
     filter::attach(mine.socket.as_fd(), &mut indices)?;
     let socket = mine.socket.clone();
-    let listener = own_name.listen()?;
+    let listener = Listener::bind(&new_name(port, qpn_prefix))?;
     drop(lock);
 
     let stop = Arc::new(EventFd::latch()?);
     let (end, ended) = channel();
-    let thread = MemberThread { listener, slots, shared, peer_sockets, stop: stop.clone(), _end: end };
+    let thread = MemberThread::new(listener, inbox, slots, shared.clone(), stop.clone(), end);
     spawn("mill-link", move || thread.run())?;
-    Ok((Member { stop, ended: Mutex::new(ended) }, socket))
+    Ok(Joined { member: Member::new(stop, ended), socket, shared })
 }
 
-fn lock(port: u16) -> Result<BoundSocket, JoinError> {
-    let name = format!("{}join", prefix(port));
-    let deadline = Instant::now() + JOIN_TIMEOUT;
-    loop {
-        match BoundSocket::bind(&name) {
-            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => {}
-            done => return Ok(done?),
+/// Waits until these members have sent notices of themselves and of their services.
+fn await_notices(
+    inbox: &Inbox,
+    directory: &Directory,
+    shared: &Shared,
+    mut missing: BTreeSet<u16>,
+) -> io::Result<()> {
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    let mut buffer = vec![0; inbox::MAX_MESSAGE];
+    while !missing.is_empty() {
+        let left = deadline.saturating_duration_since(Instant::now());
+        // A member that has stopped meanwhile sends its notices when it continues.
+        if poll_readable(&[inbox.as_fd()], Some(left))? == [false] && left.is_zero() {
+            break;
         }
-        if Instant::now() > deadline {
-            return Err(JoinError::Busy { name });
+        while let Some(received) = inbox.receive(&mut buffer) {
+            match received {
+                Received::Packet(info, packet) => shared.enqueue(info, packet),
+                Received::Notice(notice) => {
+                    directory.handle(notice).map(|qpn_prefix| missing.remove(&qpn_prefix));
+                }
+            }
         }
-        std::thread::sleep(Duration::from_millis(1));
     }
+    Ok(())
 }
 
-/// The sockets of the live members, and the members with their process IDs.
-fn discover(port: u16, own: u16) -> Result<(SocketSlots, BTreeMap<u16, u32>), JoinError> {
-    let prefix = prefix(port);
-    let (mut slots, mut others) = (SocketSlots::new(), BTreeMap::new());
-    for name in listening_names(&prefix) {
-        let Some(qpn_prefix) =
-            name.strip_prefix(&prefix).and_then(|qpn_prefix| u16::from_str_radix(qpn_prefix, 16).ok())
-        else {
-            continue;
+/// A live member.
+#[derive(Debug)]
+struct OtherMember {
+    name: String,
+    /// It has answered. A stopped process has not.
+    answers: bool,
+}
+
+/// The result of [`discover`].
+#[derive(Debug, Default)]
+struct Members {
+    slots: SocketSlots,
+    others: BTreeMap<u16, OtherMember>,
+    /// Prefixes in names that cannot be connected to. Their owners may be members, or another user's processes.
+    unreachable: BTreeSet<u16>,
+}
+
+/// The live members, and the sockets that they hold.
+fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
+    let name_prefix = name_prefix(port);
+    let mut members = Members::default();
+    let mut asked = Vec::new();
+    for name in listening_names(&name_prefix) {
+        let Some(qpn_prefix) = prefix_in(&name, &name_prefix) else { continue };
+        let connection = match Connection::open_at_once(&name, ANSWER_TIMEOUT) {
+            Ok(connection) => connection,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                members.unreachable.insert(qpn_prefix);
+                continue;
+            }
+            // Another user's process, or a member that has just ended.
+            Err(_) => continue,
         };
-        if qpn_prefix == own {
-            continue;
-        }
-        // No listener: the member has just ended.
-        let Ok(connection) = Connection::open(&name, ANSWER_TIMEOUT) else { continue };
         let pid = connection.peer().pid;
         // A forked child may still hold the name of its dead parent.
         if pid != 0 && has_exited(pid) {
             continue;
         }
-        others.insert(qpn_prefix, pid);
-        // Stopped members do not answer; the other members hold the same sockets.
-        request_sockets(&connection, &mut slots)?;
+        if qpn_prefix == own {
+            return Err(JoinError::PrefixInUse { qpn_prefix });
+        }
+        members.others.insert(qpn_prefix, OtherMember { name, answers: false });
+        if connection.send(&Message::Hello { version: VERSION }.to_bytes(), &[]).is_ok() {
+            asked.push((qpn_prefix, connection));
+        }
     }
-    Ok((slots, others))
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
+    for (qpn_prefix, connection) in asked {
+        // Stopped members do not answer; the other members hold the same sockets.
+        let left = deadline.saturating_duration_since(Instant::now());
+        connection.set_timeout(left.max(Duration::from_millis(1)))?;
+        if receive_sockets(&connection, &mut members.slots)?
+            && let Some(other) = members.others.get_mut(&qpn_prefix)
+        {
+            other.answers = true;
+        }
+    }
+    Ok(members)
 }
 
-fn request_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<(), JoinError> {
+/// Receives the sockets that a member holds; false if it does not answer.
+fn receive_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<bool, JoinError> {
     let mut buffer = [0; Message::LEN];
-    if connection.send(&Message::Hello { version: VERSION }.to_bytes(), &[]).is_err() {
-        return Ok(());
-    }
     while let Ok((len, fds)) = connection.receive(&mut buffer) {
         match (Message::parse(&buffer[..len]), fds.into_iter().next()) {
             (Some(Message::Slot { index, qpn_prefix, generation }), Some(socket)) => {
@@ -296,10 +315,11 @@ fn request_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<(
             (Some(Message::Hello { .. }), _) => {
                 return Err(JoinError::Version { pid: connection.peer().pid });
             }
+            (Some(Message::End), _) => return Ok(true),
             _ => break,
         }
     }
-    Ok(())
+    Ok(false)
 }
 
 /// Binds another socket, and the shared one before it if there is none. The new one gets the last index.
@@ -345,88 +365,4 @@ fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u
 fn drain(socket: BorrowedFd<'_>) {
     // The rest of each datagram is dropped with its first byte.
     while rustix::net::recv(socket, &mut [0u8; 1], RecvFlags::DONTWAIT).is_ok() {}
-}
-
-/// The thread of a member: answers processes that join, and receives forwarded packets.
-struct MemberThread {
-    listener: Listener,
-    slots: SocketSlots,
-    shared: Arc<Shared>,
-    peer_sockets: PeerSockets,
-    stop: Arc<EventFd>,
-    /// Dropped last: signals that everything is closed.
-    _end: Sender<()>,
-}
-
-impl MemberThread {
-    fn run(mut self) {
-        let mut inbox = RxBuffers::new(1);
-        let mut buffer = vec![0; peer_sockets::MAX_MESSAGE];
-        loop {
-            let common = self.slots.get(&0).map(|slot| slot.socket.clone());
-            let mut fds = vec![self.stop.as_fd(), self.listener.as_fd(), self.peer_sockets.as_fd()];
-            fds.extend(common.as_ref().map(|socket| socket.as_fd()));
-            let Ok(ready) = poll_readable(&fds, None) else { return };
-            if ready[0] {
-                return;
-            }
-            if ready[1]
-                && let Ok(connection) = self.listener.accept()
-            {
-                self.answer(&connection);
-            }
-            if ready[2] {
-                while let Some((info, packet)) = self.peer_sockets.receive(&mut buffer) {
-                    self.shared.enqueue(info, packet);
-                }
-            }
-            if ready.get(3) == Some(&true)
-                && let Some(socket) = common
-            {
-                inbox.filled.clear();
-                // Another process may have been faster.
-                if receive(socket.as_fd(), &mut inbox).is_ok() {
-                    self.receive_shared(&inbox);
-                }
-            }
-        }
-    }
-
-    /// Handles packets from the shared socket.
-    fn receive_shared(&self, inbox: &RxBuffers) {
-        for received in inbox.received() {
-            for (_, packet) in received.packets() {
-                self.shared.counters.received.add(1);
-                self.shared.counters.received_bytes.add(packet.len() as u64);
-                if self.shared.deliver_or_forward(&self.peer_sockets, &received.info, packet) {
-                    self.shared.enqueue_own(received.info, packet);
-                }
-            }
-        }
-    }
-
-    /// Sends all sockets to a process that joins, or adds its socket.
-    fn answer(&mut self, connection: &Connection) {
-        let mut buffer = [0; Message::LEN];
-        if connection.set_timeout(ANSWER_TIMEOUT).is_err() {
-            return;
-        }
-        let Ok((len, fds)) = connection.receive(&mut buffer) else { return };
-        match (Message::parse(&buffer[..len]), fds.into_iter().next()) {
-            (Some(Message::Hello { .. }), _) => {
-                let hello = Message::Hello { version: VERSION };
-                let mut sent = connection.send(&hello.to_bytes(), &[]);
-                for (&index, slot) in &self.slots {
-                    let message =
-                        Message::Slot { index, qpn_prefix: slot.qpn_prefix, generation: slot.generation };
-                    sent = sent.and_then(|()| connection.send(&message.to_bytes(), &[slot.socket.as_fd()]));
-                }
-                let _ = sent.and_then(|()| connection.send(&Message::End.to_bytes(), &[]));
-            }
-            (Some(Message::Slot { index, qpn_prefix, generation }), Some(socket)) => {
-                update(&mut self.slots, index, qpn_prefix, generation, socket);
-            }
-            _ => {}
-        }
-    }
 }

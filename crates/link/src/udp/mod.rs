@@ -14,13 +14,15 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use millstream_shm::EventFd;
 
 use crate::counters::Counters;
 use crate::datagram::{Outgoing, PacketInfo, RxBuffers, destination_qpn};
 use crate::fork::CloseOnForkFd;
-use crate::group::{self, JoinError, Member, PeerSockets};
+use crate::group::{self, Directory, JoinError, ManagementRoute, Member, is_management};
+use crate::rate_limit::RateLimit;
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
 
@@ -49,7 +51,6 @@ pub struct Udp {
     /// Datagrams that the kernel had dropped for the former owner of the socket.
     dropped_before: u64,
     shared: Arc<Shared>,
-    peer_sockets: PeerSockets,
     _member: Member,
 }
 
@@ -59,12 +60,19 @@ pub(crate) struct Shared {
     /// High bits of this process's queue pair numbers.
     pub(crate) qpn_prefix: u16,
     pub(crate) counters: Counters,
+    /// The other processes on the port.
+    pub(crate) directory: Arc<Directory>,
+    management: Mutex<RateLimit>,
     /// Forwarded packets and packets from the shared socket.
     queue: Mutex<VecDeque<(PacketInfo, Vec<u8>)>>,
     /// Whether the queue holds packets; read on every receive.
     queued: AtomicBool,
     arrived: EventFd,
 }
+
+/// Most packets for queue pair 1 that a process handles per second, and at once. Senders repeat what is dropped.
+const MANAGEMENT_RATE: u32 = 20_000;
+const MANAGEMENT_BURST: u32 = 2_000;
 
 /// Capacity of the queue in packets.
 const QUEUE: usize = 4096;
@@ -106,33 +114,35 @@ impl Shared {
 
     /// Whether a packet is for this process: for its queue pairs, queue pairs 0 and 1, or multicast. Packets
     /// for another process are forwarded.
-    pub(crate) fn deliver_or_forward(
-        &self,
-        peer_sockets: &PeerSockets,
-        info: &PacketInfo,
-        packet: &[u8],
-    ) -> bool {
+    pub(crate) fn deliver_or_forward(&self, info: &PacketInfo, packet: &[u8]) -> bool {
         let Some(qpn) = destination_qpn(packet) else {
             self.counters.truncated.add(1);
             return false;
         };
+        if is_management(packet) {
+            if !self.management.lock().expect("no panic under this lock").admit(Instant::now()) {
+                self.counters.management_dropped.add(1);
+                return false;
+            }
+            let route = self.directory.forward_management(info, packet);
+            match route {
+                ManagementRoute::Own => {}
+                ManagementRoute::Forwarded => self.counters.forwarded_out.add(1),
+                ManagementRoute::Unknown => self.counters.unknown_destination.add(1),
+            }
+            return route == ManagementRoute::Own;
+        }
         let qpn_prefix = (qpn >> QPN_INDEX_BITS) as u16;
         if qpn_prefix == self.qpn_prefix || qpn_prefix == 0 || qpn == MULTICAST_QPN {
             return true;
         }
         // A packet without a receiver, or without room, is lost and counted.
-        let _ = self.forward(peer_sockets, qpn_prefix, info, packet);
+        let _ = self.forward(qpn_prefix, info, packet);
         false
     }
 
-    fn forward(
-        &self,
-        peer_sockets: &PeerSockets,
-        qpn_prefix: u16,
-        info: &PacketInfo,
-        packet: &[u8],
-    ) -> io::Result<()> {
-        let passed = peer_sockets.forward(qpn_prefix, info, packet);
+    fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
+        let passed = self.directory.forward(qpn_prefix, info, packet);
         if passed.is_ok() { &self.counters.forwarded_out } else { &self.counters.unknown_destination }.add(1);
         passed
     }
@@ -154,15 +164,19 @@ impl Udp {
     /// As for [`Udp::join`].
     pub fn join_port(qpn_prefix: u16, port: u16) -> Result<Self, JoinError> {
         let (tx, source_port) = options::tx()?;
-        let shared = Arc::new(Shared {
-            qpn_prefix,
-            counters: Counters::default(),
-            queue: Mutex::default(),
-            queued: AtomicBool::new(false),
-            arrived: EventFd::latch()?,
-        });
-        let peer_sockets = PeerSockets::new(port)?;
-        let (member, rx) = group::join(port, shared.clone(), peer_sockets.clone())?;
+        let arrived = EventFd::latch()?;
+        let shared = |directory| {
+            Arc::new(Shared {
+                qpn_prefix,
+                counters: Counters::default(),
+                directory,
+                management: Mutex::new(RateLimit::new(MANAGEMENT_RATE, MANAGEMENT_BURST)),
+                queue: Mutex::default(),
+                queued: AtomicBool::new(false),
+                arrived,
+            })
+        };
+        let group::Joined { member, socket: rx, shared } = group::join(port, qpn_prefix, shared)?;
         let dropped_before = options::dropped(rx.as_fd());
         Ok(Self {
             tx: tx.into(),
@@ -172,9 +186,14 @@ impl Udp {
             offload: AtomicBool::new(true),
             dropped_before,
             shared,
-            peer_sockets,
             _member: member,
         })
+    }
+
+    /// Tells the processes on the port whether this one's connection manager provides a service: they forward
+    /// requests for it.
+    pub fn set_service(&self, service: u64, provided: bool) {
+        self.shared.directory.set_service(service, provided);
     }
 
     /// Forwards a packet to another process of this host, which receives it as if from the network.
@@ -182,7 +201,7 @@ impl Udp {
     /// # Errors
     /// ECONNREFUSED if there is no such process, EAGAIN if its queue is full.
     pub fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
-        self.shared.forward(&self.peer_sockets, qpn_prefix, info, packet)
+        self.shared.forward(qpn_prefix, info, packet)
     }
 
     /// Joins a multicast group on one interface; zero for the interface of the routing table.
@@ -322,7 +341,7 @@ impl Link for Udp {
             }
             packets += 1;
             bytes += packet.len() as u64;
-            self.shared.deliver_or_forward(&self.peer_sockets, info, packet)
+            self.shared.deliver_or_forward(info, packet)
         });
         counters.received.add(packets);
         counters.received_bytes.add(bytes);

@@ -1,0 +1,221 @@
+//! What a member knows of the others: their inboxes, and the services that their connection managers provide.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use millstream_wire::cm::Message;
+use millstream_wire::{Packet, Qpn};
+
+use super::inbox::{InboxSender, Notice};
+use crate::datagram::{PacketInfo, destination_qpn};
+
+/// Low bits of a communication ID. The high bits are the QPN prefix of the process that it belongs to.
+pub const COMMUNICATION_ID_INDEX_BITS: u32 = 20;
+/// Longest wait for the notices of members. A stopped process takes longer.
+const NOTICE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Most services that are known, of all members together. Requests for further ones are rejected.
+const MAX_SERVICES: usize = 1 << 16;
+
+/// The members and services of the group.
+#[derive(Debug)]
+pub(crate) struct Directory {
+    own_prefix: u16,
+    /// The sending end of this member's inbox, for others.
+    own_inbox: InboxSender,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Debug, Default)]
+struct Entries {
+    inboxes: HashMap<u16, InboxSender>,
+    /// The members that provide each service, this one among them.
+    services: BTreeMap<u64, BTreeSet<u16>>,
+    /// Members that have not sent notices yet, and the time until which they may.
+    silent: BTreeSet<u16>,
+    silent_until: Option<Instant>,
+}
+
+/// The receiver of a packet for queue pair 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ManagementRoute {
+    /// This process.
+    Own,
+    /// It was forwarded.
+    Forwarded,
+    /// It is not known yet. The sender repeats the packet.
+    Unknown,
+}
+
+impl Directory {
+    pub(super) fn new(own_prefix: u16, own_inbox: InboxSender) -> Self {
+        Self { own_prefix, own_inbox, entries: Mutex::default() }
+    }
+
+    fn entries(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock().expect("no panic under this lock")
+    }
+
+    /// These members will send notices. Until then packets without a known receiver are dropped.
+    pub(super) fn expect(&self, members: BTreeSet<u16>) {
+        let mut entries = self.entries();
+        (entries.silent, entries.silent_until) = (members, Some(Instant::now() + NOTICE_TIMEOUT));
+    }
+
+    pub(super) fn own_inbox(&self) -> &InboxSender {
+        &self.own_inbox
+    }
+
+    /// Handles a notice; returns the member of a [`Notice::Member`].
+    pub(super) fn handle(&self, notice: Notice) -> Option<u16> {
+        match notice {
+            Notice::Member { qpn_prefix, inbox } => {
+                let mut entries = self.entries();
+                entries.inboxes.insert(qpn_prefix, inbox.into());
+                entries.silent.remove(&qpn_prefix);
+                Some(qpn_prefix)
+            }
+            Notice::Service { qpn_prefix, service, provided } => {
+                self.entries().set_service(qpn_prefix, service, provided);
+                None
+            }
+        }
+    }
+
+    /// Adds a member that has joined, and tells it of this one.
+    pub(super) fn add(&self, qpn_prefix: u16, inbox: InboxSender) {
+        let services = {
+            let mut entries = self.entries();
+            // A former process with this prefix has exited.
+            entries.remove(qpn_prefix);
+            entries.inboxes.insert(qpn_prefix, inbox.clone());
+            entries.services_of(self.own_prefix)
+        };
+        // The inbox of a process that has just joined is empty. If it has exited, nobody needs the notices.
+        for service in services {
+            let _ = inbox.notify_service(self.own_prefix, service, true);
+        }
+        // Last: its receiver then knows the services, too.
+        let _ = inbox.notify_member(self.own_prefix, &self.own_inbox);
+    }
+
+    /// Tells all members whether this one provides a service.
+    pub(crate) fn set_service(&self, service: u64, provided: bool) {
+        let inboxes: Vec<InboxSender> = {
+            let mut entries = self.entries();
+            entries.set_service(self.own_prefix, service, provided);
+            entries.inboxes.values().cloned().collect()
+        };
+        for inbox in inboxes {
+            // A stopped process with a full inbox rejects requests for the service until it restarts.
+            let _ = inbox.notify_service(self.own_prefix, service, provided);
+        }
+    }
+
+    /// Forwards a packet to a member.
+    ///
+    /// # Errors
+    /// ECONNREFUSED if there is no such member, EAGAIN if its inbox is full.
+    pub(crate) fn forward(&self, qpn_prefix: u16, info: &PacketInfo, packet: &[u8]) -> io::Result<()> {
+        let inbox = self.entries().inboxes.get(&qpn_prefix).cloned();
+        let Some(inbox) = inbox else { return Err(io::ErrorKind::ConnectionRefused.into()) };
+        match inbox.forward(info, packet) {
+            Err(error)
+                if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM)) =>
+            {
+                self.entries().remove(qpn_prefix);
+                Err(io::ErrorKind::ConnectionRefused.into())
+            }
+            done => done,
+        }
+    }
+
+    /// Forwards a packet for queue pair 1 to the connection manager that it is for.
+    ///
+    /// The high bits of a communication ID name its process. Requests name a service; if nobody provides it, any
+    /// connection manager rejects them. Other packets without a receiver are for the process that received them,
+    /// which answers for a process that has exited.
+    pub(crate) fn forward_management(&self, info: &PacketInfo, packet: &[u8]) -> ManagementRoute {
+        let Some((service, mut receivers)) = self.receivers(packet) else { return ManagementRoute::Own };
+        if self.entries().is_incomplete() {
+            // Another process must not answer for a member that is merely slow.
+            receivers.truncate(usize::from(
+                service.is_none_or(|service| self.entries().services.contains_key(&service)),
+            ));
+        }
+        for receiver in receivers {
+            if receiver == self.own_prefix {
+                return ManagementRoute::Own;
+            }
+            match self.forward(receiver, info, packet) {
+                // A sender repeats what a full inbox does not take.
+                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
+                _ => return ManagementRoute::Forwarded,
+            }
+        }
+        if self.entries().is_incomplete() { ManagementRoute::Unknown } else { ManagementRoute::Own }
+    }
+
+    /// The service that a packet for queue pair 1 requests, and the processes that may handle it, best first.
+    fn receivers(&self, packet: &[u8]) -> Option<(Option<u64>, Vec<u16>)> {
+        let packet = Packet::new_checked(packet).ok()?;
+        let (_, message) = Message::parse(packet.payload()).ok()?;
+        let service = match &message {
+            Message::Req(request) => request.service_id,
+            Message::SidrReq { service_id, .. } => *service_id,
+            Message::Rep(reply) => return Some((None, vec![owner(reply.remote_id)])),
+            Message::SidrRep { request_id, .. } => return Some((None, vec![owner(*request_id)])),
+            Message::Mra { remote_id, .. }
+            | Message::Rej { remote_id, .. }
+            | Message::Rtu { remote_id, .. }
+            | Message::Dreq { remote_id, .. }
+            | Message::Drep { remote_id, .. } => return Some((None, vec![owner(*remote_id)])),
+        };
+        let entries = self.entries();
+        let providers = entries.services.get(&service).into_iter().flatten();
+        let managers = entries.services.values().flatten().take(1);
+        Some((Some(service), providers.chain(managers).copied().collect()))
+    }
+}
+
+fn owner(communication_id: u32) -> u16 {
+    (communication_id >> COMMUNICATION_ID_INDEX_BITS) as u16
+}
+
+/// Whether a packet is for queue pair 1.
+pub(crate) fn is_management(packet: &[u8]) -> bool {
+    destination_qpn(packet) == Some(Qpn::GSI.get())
+}
+
+impl Entries {
+    /// Whether a member may exist that this process has not heard of.
+    fn is_incomplete(&self) -> bool {
+        !self.silent.is_empty() && self.silent_until.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn set_service(&mut self, qpn_prefix: u16, service: u64, provided: bool) {
+        if provided {
+            if self.services.len() < MAX_SERVICES || self.services.contains_key(&service) {
+                self.services.entry(service).or_default().insert(qpn_prefix);
+            }
+        } else if let Some(providers) = self.services.get_mut(&service) {
+            providers.remove(&qpn_prefix);
+            if providers.is_empty() {
+                self.services.remove(&service);
+            }
+        }
+    }
+
+    fn services_of(&self, qpn_prefix: u16) -> Vec<u64> {
+        let provided = self.services.iter().filter(|(_, providers)| providers.contains(&qpn_prefix));
+        provided.map(|(service, _)| *service).collect()
+    }
+
+    fn remove(&mut self, qpn_prefix: u16) {
+        self.inboxes.remove(&qpn_prefix);
+        for service in self.services_of(qpn_prefix) {
+            self.set_service(qpn_prefix, service, false);
+        }
+    }
+}
