@@ -68,3 +68,23 @@ fn pages_of_the_site_link_to_nothing_outside_of_it() {
         .collect();
     assert!(outside.is_empty(), "name the file as code instead: {outside:#?}");
 }
+
+#[test]
+fn promises_of_the_threat_model_have_tests() {
+    let root = workspace_root();
+    let page = std::fs::read_to_string(root.join("SECURITY.md")).unwrap();
+    let mut promises = 0;
+    for test in page.split('`').filter(|text| text.starts_with("crates/") && text.contains("::")) {
+        let (file, name) = test.split_once("::").unwrap();
+        let source =
+            std::fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        let at =
+            source.find(&format!("fn {name}()")).unwrap_or_else(|| panic!("SECURITY.md: no test {test}"));
+        assert!(
+            source[..at].trim_end().ends_with("#[test]"),
+            "SECURITY.md: {test} is no test that always runs"
+        );
+        promises += 1;
+    }
+    assert!(promises > 10, "{promises} promises");
+}
