@@ -24,12 +24,12 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
-	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-venv binutils clang lld \
+	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
 	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libsimgrid-dev g++
 
 help: ## list the targets
@@ -43,6 +43,18 @@ test: setup lib ## run all tests
 	$(CARGO) build -p millstream -p millstream-conformance -p millstream-guest
 	@# A short test against the Linux kernel's rxe; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
+	$(MAKE) --no-print-directory test-python
+
+# The interpreter of the Debian packages above, which may not be the first one in PATH.
+PYTHON         ?= /usr/bin/python3
+PYTHON_PACKAGE := $(TARGET_DIR)/python/millstream
+
+test-python: setup lib ## run the tests of the Python package
+	$(CARGO) build -p millstream -p millstream-python
+	@rm -rf $(PYTHON_PACKAGE) && mkdir -p $(dir $(PYTHON_PACKAGE)) && cp -r python/millstream $(PYTHON_PACKAGE)
+	@cp $(TARGET_DIR)/debug/lib_millstream.so $(PYTHON_PACKAGE)/_millstream.abi3.so
+	MILLSTREAM_PROGRAM=$(abspath $(TARGET_DIR))/debug/millstream MILLSTREAM_LIB=$(abspath $(TARGET_DIR))/lib \
+		PYTHONPATH=$(abspath $(dir $(PYTHON_PACKAGE))) $(PYTHON) -m pytest -q -rs -p no:cacheprovider python/tests
 
 loom: ## model-check the thread interleavings of lock-free code (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \

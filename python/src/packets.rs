@@ -1,0 +1,93 @@
+//! Multi-fragment packets.
+
+use millstream_fragment::mfp::{self, Packet, Repr};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use numpy::{IntoPyArray as _, PyArray1, PyReadonlyArray1};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::errors::{FormatError, invalid};
+
+/// Parses a packet and compares its payload with the checksums. Returns the fields of the header, and the index of
+/// its fragments: events, offsets in the packet, lengths.
+#[pyfunction]
+pub(crate) fn parse_packet<'py>(
+    py: Python<'py>,
+    bytes: PyReadonlyArray1<'py, u8>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let packet =
+        Packet::new_checked(bytes.as_slice()?).map_err(|error| FormatError::new_err(error.to_string()))?;
+    let header = packet.header();
+    if let Some(fragment) = packet.fragments().find(|fragment| !fragment.is_intact()) {
+        return Err(FormatError::new_err(format!(
+            "event {}: payload does not match its crc",
+            fragment.event
+        )));
+    }
+    let first = header.first_event();
+    let (mut events, mut offsets, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
+    for entry in header.entries() {
+        events.push(entry.event);
+        offsets.push(u64::from(entry.offset));
+        lengths.push(u64::from(entry.len));
+    }
+    let out = PyDict::new(py);
+    out.set_item("source", header.source().0)?;
+    out.set_item("kind", header.kind().0)?;
+    out.set_item("first_event", first)?;
+    out.set_item("n_events", header.n_events())?;
+    out.set_item("total_len", header.total_len())?;
+    out.set_item("events", events.into_pyarray(py))?;
+    out.set_item("offsets", offsets.into_pyarray(py))?;
+    out.set_item("lengths", lengths.into_pyarray(py))?;
+    Ok(out)
+}
+
+/// Builds a packet. Fragment `i` has the event `events[i]` and the next `lengths[i]` bytes of `payload`.
+#[pyfunction]
+#[allow(clippy::too_many_arguments, reason = "the fields of a packet in Python")]
+pub(crate) fn build_packet<'py>(
+    py: Python<'py>,
+    source: u32,
+    kind: u32,
+    first_event: u64,
+    n_events: u32,
+    events: PyReadonlyArray1<'py, u64>,
+    lengths: PyReadonlyArray1<'py, u64>,
+    payload: PyReadonlyArray1<'py, u8>,
+    alignment: u32,
+) -> PyResult<Bound<'py, PyArray1<u8>>> {
+    let alignment = Alignment::new(alignment).map_err(invalid)?;
+    let mut rest = payload.as_slice()?;
+    let mut fragments = Vec::new();
+    for (event, len) in events.as_slice()?.iter().zip(lengths.as_slice()?) {
+        let (bytes, tail) = usize::try_from(*len)
+            .ok()
+            .and_then(|len| rest.split_at_checked(len))
+            .ok_or_else(|| PyValueError::new_err(format!("the payload ends in event {event}")))?;
+        fragments.push(Fragment::new(*event, bytes));
+        rest = tail;
+    }
+    let n_fragments = u32::try_from(fragments.len()).map_err(invalid)?;
+    let repr = Repr {
+        source: SourceId(source),
+        kind: SourceKind(kind),
+        first_event,
+        n_events,
+        n_fragments,
+        alignment,
+    };
+    let len = repr.header_len()
+        + fragments
+            .iter()
+            .map(|f| f.payload.len().next_multiple_of(alignment.get() as usize) as u64)
+            .sum::<u64>();
+    let len = u32::try_from(len).map_err(|_| {
+        PyValueError::new_err(format!("the packet would have {len} bytes; the maximum is 4 GiB"))
+    })?;
+    let mut buffer = vec![0; len as usize];
+    let total = mfp::assemble(&mut buffer, repr, &fragments).map_err(invalid)?;
+    buffer.truncate(total as usize);
+    Ok(buffer.into_pyarray(py))
+}

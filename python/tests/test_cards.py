@@ -1,0 +1,134 @@
+"""Cards, each an emulated one."""
+
+import asyncio
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+from millstream import Card, CardError
+
+KERNELS = pathlib.Path(__file__).parents[2] / "examples" / "kernels"
+
+
+@pytest.fixture
+def card(emulated_card):
+    with Card(emulated_card) as card:
+        yield card
+
+
+@pytest.mark.parametrize("dtype", ["u1", "<f4", "<c16"])
+def test_an_array_goes_into_card_memory_and_back(card, dtype):
+    data = (np.arange(300_000) % 251).astype(dtype).reshape(3, -1)
+    assert card.put(4096, data) == data.nbytes
+    np.testing.assert_array_equal(card.get(4096, data.shape, dtype), data)
+    out = np.zeros_like(data)
+    card.get_into(4096, out)
+    np.testing.assert_array_equal(out, data)
+
+
+def test_bytes_and_strided_arrays_are_written(card):
+    data = np.arange(1000, dtype="u4").reshape(10, 100)
+    card.put(0, data[:, ::2])
+    np.testing.assert_array_equal(card.get(0, (10, 50), "u4"), data[:, ::2])
+    card.put(0, b"bytes")
+    assert bytes(card.get(0, 5)) == b"bytes"
+    with pytest.raises(ValueError, match="contiguous"):
+        card.get_into(0, data[:, ::2])
+    with pytest.raises(TypeError, match="object"):
+        card.put(0, np.array([object()]))
+
+
+def test_a_range_outside_of_card_memory_is_refused(card):
+    with pytest.raises(ValueError, match="outside the card's memory"):
+        card.put(card.memory_bytes - 1, b"ab")
+    card.put(card.memory_bytes - 1, b"a")
+
+
+def test_a_built_in_kernel_runs_and_interrupts(card):
+    kernel = card.info()["kernels"][0]
+    assert card.load(0, kernel) != 0
+    assert card.info()["regions"][0]["kernel"] == kernel
+    with pytest.raises(ValueError, match="no-such-kernel"):
+        card.load(0, "no-such-kernel")
+    with pytest.raises(ValueError, match="at most 16"):
+        card.start(0, range(17))
+
+
+@pytest.fixture
+def histogram(tmp_path):
+    """The kernel examples/kernels/histogram.c, compiled as its first lines say."""
+    image = tmp_path / "histogram.wasm"
+    flags = ["--target=wasm32", "-mbulk-memory", "-O2", "-nostdlib", "-Wl,--no-entry", "-Wl,--export=run"]
+    subprocess.run(["clang", *flags, "-o", image, KERNELS / "histogram.c"], check=True)
+    return image
+
+
+def test_a_webassembly_kernel_runs_as_future_and_in_asyncio(card, histogram):
+    samples = np.random.default_rng(7).integers(0, 1 << 12, 100_000, dtype="<u2")
+    counters = 1 << 20
+    card.put(0, samples)
+    card.load(1, histogram)
+    expected = np.bincount(samples, minlength=1 << 16)
+
+    results = card.submit(1, [0, len(samples), counters]).result(timeout=60)
+    assert results[:2] == [len(samples), expected.argmax()]
+    np.testing.assert_array_equal(card.get(counters, 1 << 16, "<u4"), expected)
+
+    # The kernel adds to its counters.
+    asyncio.run(card.run_async(1, [0, len(samples), counters]))
+    np.testing.assert_array_equal(card.get(counters, 1 << 16, "<u4"), 2 * expected)
+
+
+def test_the_end_of_a_run_is_a_message(card, histogram):
+    card.load(0, histogram)
+    doorbell = card.start(0, [0, 10, 4096])
+    message = card.message(timeout=10)
+    assert (message.region, message.cause, message.sequence, message.values[0]) == (0, None, doorbell, 10)
+    assert card.message(timeout=0.01) is None
+
+
+def test_one_client_at_a_time_holds_the_lease(emulated_card):
+    with Card(emulated_card) as first:
+        first.put(0, b"secret")
+        with Card(emulated_card, acquire=False) as second:
+            assert second.info()["lease"]["epoch"] == first.epoch
+            with pytest.raises(CardError, match="leased to client"):
+                second.acquire(timeout=0.2)
+            with pytest.raises(CardError, match="no lease"):
+                second.get(0, 6)
+    with Card(emulated_card) as third:
+        assert bytes(third.get(0, 6)) == bytes(6), "the card clears its memory between leases"
+
+
+def test_a_detached_lease_is_continued(emulated_card):
+    first = Card(emulated_card)
+    first.put(0, b"kept")
+    token = first.detach()
+    with Card(emulated_card, acquire=False) as second:
+        assert second.attach(token) == first.epoch
+        assert bytes(second.get(0, 4)) == b"kept"
+
+
+def test_a_checkpoint_restores_memory(card, tmp_path):
+    data = np.random.default_rng(1).integers(0, 256, 1 << 20, dtype=np.uint8)
+    card.put(12345, data)
+    card.save(tmp_path / "card.checkpoint")
+    card.clear()
+    assert not card.get(12345, 1 << 20).any()
+    card.restore(tmp_path / "card.checkpoint")
+    np.testing.assert_array_equal(card.get(12345, 1 << 20), data)
+    with pytest.raises(FileNotFoundError):
+        card.restore(tmp_path / "missing")
+
+
+def test_a_card_that_is_not_there(emulated_card):
+    with pytest.raises(ConnectionError):
+        Card("127.0.0.1:1", timeout=1)
+    with pytest.raises(ValueError, match="seconds"):
+        Card(emulated_card, timeout=-1)
+    card = Card(emulated_card)
+    card.close()
+    card.close()
+    with pytest.raises(CardError, match="closed"):
+        card.get(0, 1)

@@ -1,0 +1,55 @@
+"""The pytest fixtures on third-party programs, as the documentation shows them."""
+
+import subprocess
+
+import pytest
+from millstream import program
+from millstream.soft_rdma import environment, free_port
+
+
+@pytest.fixture
+def port():
+    return free_port()
+
+
+def test_write_bandwidth(soft_rdma, port):
+    command = ["ib_write_bw", "-n", 100, "-p", port]
+    server = soft_rdma.popen(command, listens=port)
+    done = soft_rdma.run([*command, "localhost"])
+    assert server.wait(timeout=30) == 0
+    assert "65536" in done.stdout
+
+
+def test_packets_are_captured(soft_rdma_capture, port):
+    command = ["ib_send_bw", "-n", 200, "-s", 64, "-p", port]
+    server = soft_rdma_capture.popen(command, listens=port)
+    soft_rdma_capture.run([*command, "localhost"])
+    assert server.wait(timeout=30) == 0
+    captures = soft_rdma_capture.captures()
+    assert len(captures) == 2
+    for capture in captures:
+        shown = subprocess.run(
+            ["tshark", "-r", capture, "-Y", "infiniband.bth.opcode == 4"], capture_output=True, text=True, check=True
+        )
+        assert len(shown.stdout.splitlines()) >= 200, "each message of 64 bytes is one packet, RC SEND Only"
+
+
+def test_two_hosts_with_loss(soft_rdma_hosts):
+    hosts = soft_rdma_hosts(loss=0.01)
+    server = hosts.hosts[0].popen(["ib_write_bw", "-n", "200"], listens=18515)
+    done = hosts.hosts[1].run(["ib_write_bw", "-n", "200", hosts.addresses[0]])
+    assert server.wait(timeout=60) == 0
+    assert "65536" in done.stdout
+
+
+def test_a_program_that_is_missing(monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_PROGRAM", "/no/such/program")
+    with pytest.raises(FileNotFoundError, match="MILLSTREAM_PROGRAM=/no/such/program"):
+        program()
+
+
+def test_the_environment_is_that_of_millstream_env():
+    env = environment("--drop", "0.5")
+    assert "libmillstream_preload.so" in env["LD_PRELOAD"]
+    assert env["MILLSTREAM_LINK"] == "drop=0.5"
+    assert subprocess.run(["ibv_devinfo"], env=env, capture_output=True, check=True).stdout

@@ -1,0 +1,98 @@
+"""Stream files and packets."""
+
+import shutil
+
+import numpy as np
+import pytest
+from millstream import FormatError, streams
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "crate.mfs"
+
+
+def test_an_array_is_read_back_without_a_copy(path):
+    data = np.arange(10 * 100, dtype="<i2").reshape(10, 100)
+    streams.write(path, {7: streams.SourceData(data, kind=2, name="crate 7")}, first_event=1000)
+
+    stream = streams.open(path)
+    assert list(stream) == [7]
+    assert stream.events == range(1000, 1010)
+    source = stream[7]
+    assert (source.kind, source.name, len(source), source.max_len) == (2, "crate 7", 10, 200)
+    matrix = source.matrix("<i2")
+    np.testing.assert_array_equal(matrix, data)
+    assert np.shares_memory(matrix, source[3])
+    with pytest.raises(ValueError, match="read-only"):
+        matrix[0, 0] = 1
+    with pytest.raises(ValueError):
+        matrix.setflags(write=True)
+    stream.verify()
+
+
+def test_an_array_outlives_its_stream(path):
+    streams.write(path, {1: np.full((3, 8), 5, np.uint8)})
+    matrix = streams.open(path)[1].matrix()
+    path.unlink()
+    assert matrix.sum() == 3 * 8 * 5
+
+
+def test_fragments_of_any_length_and_missing_events(path):
+    fragments = [b"a", b"", np.arange(3, dtype="<u4"), memoryview(b"four")]
+    streams.write(path, {1: streams.SourceData(fragments, events=[0, 2, 3, 9]), 2: []}, n_events=12)
+    stream = streams.open(path)
+    assert stream.events == range(12)
+    assert [bytes(fragment) for fragment in stream[1]] == [b"a", b"", np.arange(3, dtype="<u4").tobytes(), b"four"]
+    assert bytes(stream[1].fragment(9)) == b"four"
+    with pytest.raises(KeyError, match="event 5"):
+        stream[1].fragment(5)
+    with pytest.raises(ValueError, match="0 to 12 bytes"):
+        stream[1].matrix()
+    assert len(stream[2]) == 0 and stream[2].matrix().shape == (0, 0)
+
+
+def test_refused_input_leaves_no_file(path):
+    with pytest.raises(ValueError, match="events must ascend"):
+        streams.write(path, {1: streams.SourceData([b"a", b"b"], events=[3, 3])}, n_events=10)
+    with pytest.raises(ValueError, match="at least one event"):
+        streams.write(path, {1: []})
+    with pytest.raises(ValueError, match="power of two"):
+        streams.write(path, {1: [b"a"]}, alignment=3)
+    with pytest.raises(ValueError, match="one row per event"):
+        streams.write(path, {1: np.zeros(4)})
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_damaged_file_is_refused_by_offset_and_field(path, tmp_path):
+    streams.write(path, {1: np.ones((4, 100), np.uint8)})
+    damaged = tmp_path / "damaged.mfs"
+    shutil.copy(path, damaged)
+    with open(damaged, "r+b") as file:
+        file.seek(200)
+        file.write(b"\xff")
+    with pytest.raises(FormatError, match="damaged.mfs: byte 128: payload of fragment 0 .*CRC-32"):
+        streams.open(damaged).verify()
+    with open(damaged, "r+b") as file:
+        file.write(b"?")
+    with pytest.raises(FormatError, match="byte 0: magic"):
+        streams.open(damaged)
+    with pytest.raises(FileNotFoundError, match="missing.mfs"):
+        streams.open(tmp_path / "missing.mfs")
+
+
+def test_a_packet_is_parsed_back():
+    packet = streams.build_packet(3, [b"one", b"", b"three"], first_event=100, n_events=8, events=[100, 104, 107])
+    parsed = streams.parse_packet(packet)
+    assert (parsed.source, parsed.batch) == (3, range(100, 108))
+    assert list(parsed.events) == [100, 104, 107]
+    assert [bytes(fragment) for fragment in parsed] == [b"one", b"", b"three"]
+    assert np.shares_memory(parsed[2], packet)
+
+    packet[int(parsed.offsets[2])] ^= 1
+    with pytest.raises(FormatError, match="event 107"):
+        streams.parse_packet(packet)
+    with pytest.raises(FormatError, match="needs"):
+        streams.parse_packet(packet[:20])
+    with pytest.raises(ValueError, match="n_events"):
+        streams.build_packet(3, [b"x"], n_events=0)
