@@ -1,6 +1,6 @@
 //! The device library: processors, adapters, cards and switches with the numbers that the model needs.
 //!
-//! `devices/*.toml` ships with the program; `[[device]]` in a site file adds devices of one's own. A site names a device by
+//! `devices/*.toml` ships with the program; `[device.ID]` in a site file adds devices of one's own. A site names a device by
 //! its model, for example `model = "ConnectX-5"`. A name that no device has is an error that lists the nearest ones.
 //!
 //! ```text
@@ -95,7 +95,7 @@ pub struct LibraryError {
 /// No device has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no {kind} {name:?} in the device library; nearest: {}. Add it with [[device]], or to devices/*.toml",
+    "no {kind} {name:?} in the device library; nearest: {}. Add it with [device.ID], or to devices/*.toml",
     .near.join(", ")
 )]
 pub struct UnknownDevice {
