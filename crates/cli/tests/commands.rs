@@ -184,7 +184,7 @@ fn a_lost_unit_is_named_as_in_the_configuration() {
         .expect("the program starts");
     let is_second_readout = |process: &u32| {
         let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        words.contains("readout\01\0") && processor_ticks(*process) > 10
+        words.contains("readout\x001\0") && processor_ticks(*process) > 10
     };
     let deadline = Instant::now() + Duration::from_secs(60);
     let readout = loop {

@@ -119,7 +119,7 @@ fn perftest_runs_with_its_options() {
         &["ib_read_bw", "-e", "-s", "65536", "-n", "500"],
         &["ib_write_bw", "-I", "220", "-s", "128"],
         &["ib_send_bw", "-c", "UD", "-s", "1024"],
-        &["ib_send_bw", "-c", "UD", "-g", "-x", "1"],
+        &["ib_send_bw", "-c", "UD", "-g", "-x", "0"],
         &["ib_send_bw", "-c", "XRC", "-q", "2", "-n", "500"],
         &["ib_write_bw", "-c", "XRC", "-n", "500"],
         &["ib_read_bw", "-c", "XRC", "-n", "500"],

@@ -164,14 +164,15 @@ fn npy_open(path: &Path) -> Result<(Shape, BufReader<File>), FileProblem> {
     Ok((shape, file))
 }
 
-/// The length of the whole header as its first bytes state it; `None` if they are incomplete. Version 1 has a 16-bit
-/// length, later versions have 32 bits.
+/// The length of the whole header as its first bytes state it; `None` if they are incomplete or of an unknown version,
+/// which the parser refuses. Version 1 has a 16-bit length, versions 2 and 3 have 32 bits.
 fn npy_header_bytes(start: &[u8]) -> Option<u64> {
     let prefix: &[u8; 12] = start.first_chunk()?;
-    Some(match prefix[6] {
-        0 | 1 => 10 + u64::from(u16::from_le_bytes([prefix[8], prefix[9]])),
-        _ => 12 + u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]])),
-    })
+    match prefix[6] {
+        1 => Some(10 + u64::from(u16::from_le_bytes([prefix[8], prefix[9]]))),
+        2 | 3 => Some(12 + u64::from(u32::from_le_bytes([prefix[8], prefix[9], prefix[10], prefix[11]]))),
+        _ => None,
+    }
 }
 
 fn npy_shape(header: &Header) -> Result<Shape, FileProblem> {
@@ -367,7 +368,7 @@ mod tests {
         let change = |from: &str, to: &str| npy(&good.replace(from, to), 48);
         for (bytes, expected) in [
             (b"\x93NUMP".to_vec(), "header is incomplete"),
-            (b"\x93NUMPX\x01\x00aa".to_vec(), "magic string"),
+            (b"\x93NUMPX\x01\x00a\x00".to_vec(), "magic string"),
             (b"\x93NUMPY\x04\x00aaaa".to_vec(), "version"),
             (b"\x93NUMPY\x02\x00\xff\xff\xff\xff".to_vec(), "longer than 64 KiB"),
             (npy(good, 47), "has 47 bytes of data, its header says 48"),

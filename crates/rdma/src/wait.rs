@@ -136,7 +136,7 @@ impl Waiter {
 
     /// Waits until `progress` returns true, one of `others` is ready, or `deadline` passes.
     ///
-    /// `progress` polls `queues`, which this waiter created, handles completions, and returns whether there was work. It is
+    /// `progress` empties `queues`, which this waiter created, handles completions, and returns whether there was work. It is
     /// called at least once, repeatedly during [`WaitOptions::spin`], and once after notifications were requested. While it
     /// returns true, `others` are checked every [`WaitOptions::descriptors_every`].
     ///
@@ -169,6 +169,9 @@ impl Waiter {
                 return Ok(WaitOutcome::Progress);
             }
             match wake {
+                WaitOutcome::Progress if deadline.remaining() == Some(Duration::ZERO) => {
+                    return Ok(WaitOutcome::Deadline);
+                }
                 // The completion of the event was already handled.
                 WaitOutcome::Progress => {}
                 other => return Ok(other),

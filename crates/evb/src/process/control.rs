@@ -63,13 +63,14 @@ impl Control {
         }
     }
 
-    /// Polls the connection's own completion queue. Returns whether there was a completion.
+    /// Polls the connection's own completion queue. Returns whether there was work.
+    ///
+    /// A failed connection is polled as well: its flushed work requests have completions, and an armed queue that holds
+    /// completions raises events.
     pub(super) fn progress(&mut self) -> bool {
-        if self.failed {
-            return false;
-        }
+        let was_failed = self.failed;
         let progress = self.messenger.progress();
-        self.note(progress).unwrap_or(true)
+        self.note(progress).unwrap_or(!was_failed)
     }
 
     /// Handles a completion of a shared queue. Call [`flush`](Self::flush) after the last.
