@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use millstream_rdma::queue::{Opcode, Signal};
 use millstream_rdma::wait::WaitOptions;
 use millstream_rdma::{
-    Access, Completion, Deadline, DeviceSelector, PreparedQueuePair, RcOptions, Region, RemoteMemory, WaitFd,
-    WaitOutcome, Waiter, WrId, connect, device, loader,
+    Access, Completion, CompletionWaiter, Deadline, DeviceSelector, PreparedQueuePair, RcOptions, Region,
+    RemoteMemory, WaitFd, WaitOutcome, WrId, connect, device, loader,
 };
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
@@ -84,7 +84,7 @@ pub(crate) fn two_threads(plan: &Plan) -> Result<Duration, Error> {
 /// Runs one peer: connects over `stream`, runs all rounds, and returns their time.
 pub(crate) fn play(role: Role, plan: &Plan, mut stream: TcpStream) -> Result<Duration, Error> {
     let device = device::open(&plan.device)?;
-    let mut waiter = Waiter::new(&device, WaitOptions::default())?;
+    let mut waiter = CompletionWaiter::new(&device, WaitOptions::default())?;
     let queue = waiter.completion_queue(4 * RECEIVES)?;
     let landing = Region::landing(&device, c"pingpong-landing", plan.bytes as usize, Access::REMOTE_WRITE)?;
     let source = Region::landing(&device, c"pingpong-source", plan.bytes as usize, Access::SOURCE)?;

@@ -26,4 +26,4 @@ pub use error::VerbsError;
 pub use memory::{Access, Region, RemoteAddress, RemoteMemory, Sge};
 pub use millstream_quantity::{Lkey, Psn, Qpn, Rkey};
 pub use queue::{Completion, CompletionQueue, QueuePair, Status, WrId};
-pub use wait::{WaitFd, WaitOutcome, Waiter};
+pub use wait::{CompletionWaiter, WaitFd, WaitOutcome};

@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::error::os_error;
 use crate::queue::{CompletionQueue, QueueError};
 
-/// Options of a [`Waiter`].
+/// Options of a [`CompletionWaiter`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct WaitOptions {
     /// How long to poll before blocking. About the cost of a wake-up (10 µs) if each thread has a core, else zero.
@@ -86,7 +86,7 @@ pub struct WaitError {
 
 /// Waits for completions of its queues and for other descriptors.
 #[derive(Debug)]
-pub struct Waiter {
+pub struct CompletionWaiter {
     channel: Arc<CompletionChannel>,
     device: Device,
     options: WaitOptions,
@@ -97,12 +97,12 @@ pub struct Waiter {
 /// Polls between two reads of the clock.
 const ROUNDS: u32 = 32;
 
-impl Waiter {
+impl CompletionWaiter {
     /// Creates a waiter with its own completion channel.
     ///
     /// # Errors
     /// [`QueueError`] if the device refuses.
-    pub fn new(device: &Device, options: WaitOptions) -> Result<Waiter, QueueError> {
+    pub fn new(device: &Device, options: WaitOptions) -> Result<CompletionWaiter, QueueError> {
         let refused = |what: &str, cause| QueueError::Call {
             device: device.name().to_owned(),
             what: what.to_owned(),
@@ -117,7 +117,7 @@ impl Waiter {
         channel
             .set_nonblocking(true)
             .map_err(|cause| refused("make a completion channel non-blocking", cause))?;
-        Ok(Waiter {
+        Ok(CompletionWaiter {
             channel,
             device: device.clone(),
             options,

@@ -1,4 +1,4 @@
-//! Messages between two messengers.
+//! Messages between two message channels.
 
 mod common;
 
@@ -7,14 +7,16 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{both, device, soon};
-use millstream_rdma::message::{MessageError, Messenger, MessengerOptions, PrepareError, PreparedMessenger};
+use millstream_rdma::message::{
+    MessageChannel, MessageChannelOptions, MessageError, PrepareError, PreparedMessageChannel,
+};
 use millstream_rdma::{Completion, CompletionQueue, Deadline, RcOptions, Status, connect};
 
 const ADDRESS: &str = "MILLSTREAM_TEST_DIAL";
 
 /// Small sizes, so that every limit is reached. No RNR retries: a frame sent without a credit fails the connection.
-fn tight() -> MessengerOptions {
-    MessengerOptions {
+fn tight() -> MessageChannelOptions {
+    MessageChannelOptions {
         frame_bytes: 128,
         send_frames: 3,
         recv_frames: 4,
@@ -22,17 +24,17 @@ fn tight() -> MessengerOptions {
     }
 }
 
-fn messenger(mut stream: TcpStream, options: MessengerOptions) -> Messenger {
+fn connect_messages(mut stream: TcpStream, options: MessageChannelOptions) -> MessageChannel {
     let device = device();
     let queue = CompletionQueue::new(&device, options.completions()).unwrap();
-    let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
-    let (messenger, private_data) = prepared.connect(&mut stream, b"private_data", soon()).unwrap();
+    let prepared = PreparedMessageChannel::new(&device, &queue, &options).unwrap();
+    let (messages, private_data) = prepared.connect(&mut stream, b"private_data", soon()).unwrap();
     assert_eq!(private_data, b"private_data");
-    messenger
+    messages
 }
 
-fn pair(options: MessengerOptions) -> (Messenger, Messenger) {
-    both(|stream| messenger(stream, options), |stream| messenger(stream, options))
+fn pair(options: MessageChannelOptions) -> (MessageChannel, MessageChannel) {
+    both(|stream| connect_messages(stream, options), |stream| connect_messages(stream, options))
 }
 
 /// Message `number`: its number, followed by derived bytes, up to the maximum length.
@@ -44,33 +46,33 @@ fn message(number: u32, max: usize) -> Vec<u8> {
 }
 
 /// Sends and receives `count` messages concurrently, with a flush every few messages.
-fn talk(messenger: &mut Messenger, count: u32, flush_every: u32) {
-    let max = messenger.max_message();
+fn exchange(messages: &mut MessageChannel, count: u32, flush_every: u32) {
+    let max = messages.max_message();
     let (mut sent, mut received) = (0, 0);
     let mut last_progress = Instant::now();
-    while sent < count || received < count || !messenger.is_idle() {
-        let mut progress = messenger.progress().unwrap();
-        while let Some(bytes) = messenger.receive().unwrap() {
+    while sent < count || received < count || !messages.is_idle() {
+        let mut progress = messages.progress().unwrap();
+        while let Some(bytes) = messages.receive().unwrap() {
             assert_eq!(bytes, message(received, max));
             received += 1;
             progress = true;
         }
         while sent < count {
-            match messenger.send(&message(sent, max)) {
+            match messages.send(&message(sent, max)) {
                 Ok(()) => sent += 1,
                 Err(MessageError::Full { .. }) => break,
                 Err(error) => panic!("{error}"),
             }
             progress = true;
             if sent % flush_every == 0 || sent == count {
-                messenger.flush().unwrap();
+                messages.flush().unwrap();
             }
         }
         match progress {
             true => last_progress = Instant::now(),
             false => std::thread::yield_now(),
         }
-        assert!(last_progress.elapsed() < Duration::from_secs(10), "stuck: {sent} {received} {messenger:?}");
+        assert!(last_progress.elapsed() < Duration::from_secs(10), "stuck: {sent} {received} {messages:?}");
     }
 }
 
@@ -79,8 +81,8 @@ fn everything_arrives_in_order_through_the_smallest_window() {
     for flush_every in [1, 7, 1000] {
         let (mut a, mut b) = pair(tight());
         std::thread::scope(|scope| {
-            let other = scope.spawn(|| talk(&mut b, 5000, flush_every));
-            talk(&mut a, 5000, flush_every);
+            let other = scope.spawn(|| exchange(&mut b, 5000, flush_every));
+            exchange(&mut a, 5000, flush_every);
             other.join().unwrap();
         });
     }
@@ -89,24 +91,25 @@ fn everything_arrives_in_order_through_the_smallest_window() {
 #[test]
 fn sides_of_different_sizes_agree() {
     let small = tight();
-    let large = MessengerOptions { connection: small.connection, ..MessengerOptions::default() };
-    let (mut a, mut b) = both(|stream| messenger(stream, small), |stream| messenger(stream, large));
+    let large = MessageChannelOptions { connection: small.connection, ..MessageChannelOptions::default() };
+    let (mut a, mut b) =
+        both(|stream| connect_messages(stream, small), |stream| connect_messages(stream, large));
     assert_eq!(a.max_message(), b.max_message());
     std::thread::scope(|scope| {
-        scope.spawn(|| talk(&mut b, 3000, 5));
-        talk(&mut a, 3000, 5);
+        scope.spawn(|| exchange(&mut b, 3000, 5));
+        exchange(&mut a, 3000, 5);
     });
 }
 
 #[test]
 fn messages_flushed_together_are_one_transfer() {
-    let options = MessengerOptions::default();
+    let options = MessageChannelOptions::default();
     let device = device();
     let queue = CompletionQueue::new(&device, options.completions()).unwrap();
     let (mut a, mut b) = both(
-        |stream| messenger(stream, options),
+        |stream| connect_messages(stream, options),
         |mut stream| {
-            let prepared = PreparedMessenger::new(&device, &queue, &options).unwrap();
+            let prepared = PreparedMessageChannel::new(&device, &queue, &options).unwrap();
             prepared.connect(&mut stream, b"private_data", soon()).unwrap().0
         },
     );
@@ -165,7 +168,7 @@ fn memory_is_bounded_without_a_reader() {
 
 #[test]
 fn a_message_longer_than_a_frame_is_refused() {
-    let (mut a, mut b) = pair(MessengerOptions::default());
+    let (mut a, mut b) = pair(MessageChannelOptions::default());
     let max = a.max_message();
     assert_eq!(max, 4096 - 12);
     let error = a.send(&vec![0; max + 1]).unwrap_err();
@@ -186,7 +189,7 @@ fn a_message_longer_than_a_frame_is_refused() {
 
 #[test]
 fn messages_before_the_end_are_received_before_the_error() {
-    let (mut a, mut b) = pair(MessengerOptions::default());
+    let (mut a, mut b) = pair(MessageChannelOptions::default());
     a.send(b"last words").unwrap();
     a.flush().unwrap();
     while !a.is_idle() {
@@ -211,7 +214,7 @@ fn a_killed_peer_fails_the_next_message() {
         .spawn()
         .unwrap();
     let (stream, _) = listener.accept(Deadline::after(Duration::from_secs(10))).unwrap();
-    let mut survivor = messenger(stream, MessengerOptions::default());
+    let mut survivor = connect_messages(stream, MessageChannelOptions::default());
     survivor.send(b"are you there?").unwrap();
     survivor.flush().unwrap();
     while !survivor.is_idle() {
@@ -240,7 +243,7 @@ fn a_killed_peer_fails_the_next_message() {
 fn waits_to_be_killed() {
     let address = std::env::var(ADDRESS).unwrap();
     let stream = connect::dial(&address, Deadline::after(Duration::from_secs(10))).unwrap();
-    let _messenger = messenger(stream, MessengerOptions::default());
+    let _messages = connect_messages(stream, MessageChannelOptions::default());
     std::thread::sleep(Duration::from_secs(30));
 }
 
@@ -248,14 +251,14 @@ fn waits_to_be_killed() {
 fn invalid_options_are_named() {
     let device = device();
     let queue = CompletionQueue::new(&device, 8).unwrap();
-    let good = MessengerOptions { send_frames: 2, recv_frames: 4, ..MessengerOptions::default() };
+    let good = MessageChannelOptions { send_frames: 2, recv_frames: 4, ..MessageChannelOptions::default() };
     for (field, options) in [
-        ("frame_bytes = 10", MessengerOptions { frame_bytes: 10, ..good }),
-        ("send_frames = 1", MessengerOptions { send_frames: 1, ..good }),
-        ("recv_frames = 3", MessengerOptions { recv_frames: 3, ..good }),
-        ("completion queue depth = ", MessengerOptions { recv_frames: 1000, ..good }),
+        ("frame_bytes = 10", MessageChannelOptions { frame_bytes: 10, ..good }),
+        ("send_frames = 1", MessageChannelOptions { send_frames: 1, ..good }),
+        ("recv_frames = 3", MessageChannelOptions { recv_frames: 3, ..good }),
+        ("completion queue depth = ", MessageChannelOptions { recv_frames: 1000, ..good }),
     ] {
-        let error = PreparedMessenger::new(&device, &queue, &options).unwrap_err();
+        let error = PreparedMessageChannel::new(&device, &queue, &options).unwrap_err();
         assert!(matches!(error, PrepareError::Option { .. }), "{error}");
         assert!(error.to_string().contains(field), "{error}");
     }

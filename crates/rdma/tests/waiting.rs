@@ -9,7 +9,8 @@ use common::{both, device, soon};
 use millstream_rdma::queue::{QueuePair, Signal};
 use millstream_rdma::wait::{WaitError, WaitOptions};
 use millstream_rdma::{
-    Completion, CompletionQueue, Deadline, PreparedQueuePair, RcOptions, WaitFd, WaitOutcome, Waiter, WrId,
+    Completion, CompletionQueue, CompletionWaiter, Deadline, PreparedQueuePair, RcOptions, WaitFd,
+    WaitOutcome, WrId,
 };
 
 const BLOCK_AT_ONCE: WaitOptions =
@@ -17,7 +18,7 @@ const BLOCK_AT_ONCE: WaitOptions =
 
 /// A waiting end; its completion queue gets only receives.
 struct End {
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     received: CompletionQueue,
     sent: CompletionQueue,
     pair: QueuePair,
@@ -25,7 +26,7 @@ struct End {
 
 fn connect(mut stream: std::net::TcpStream, options: WaitOptions) -> End {
     let device = device();
-    let waiter = Waiter::new(&device, options).unwrap();
+    let waiter = CompletionWaiter::new(&device, options).unwrap();
     let received = waiter.completion_queue(64).unwrap();
     let sent = waiter.completion_queue(64).unwrap();
     let options = RcOptions { send_depth: 64, recv_depth: 64, ..RcOptions::default() };

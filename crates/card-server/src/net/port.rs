@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_card_abi::hello::{ClientHello, ServerHello};
 use millstream_card_abi::registers::{BAR0_BYTES, LEASE_PAGE};
 use millstream_rdma::connect::{self, Listener};
-use millstream_rdma::wait::{WaitFd, WaitOptions, Waiter};
+use millstream_rdma::wait::{CompletionWaiter, WaitFd, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
     VerbsError, WrId,
@@ -43,7 +43,7 @@ type Connected = (u32, ClientLink);
 pub(crate) struct NetworkPort {
     pub(crate) device: Device,
     listener: Listener,
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     doorbells: CompletionQueue,
     send_queue: CompletionQueue,
     bar0: Region,
@@ -69,7 +69,8 @@ impl NetworkPort {
         let rights = Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let lease_words = bar0.register_part(device, LEASE_PAGE.start as u64, LEASE_PAGE.len(), rights)?;
         let bar0 = bar0.register_part(device, 0, BAR0_BYTES, Access::REMOTE_READ)?;
-        let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
+        let waiter =
+            CompletionWaiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
         let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_QUEUE_PAIRS)?;
         let send_queue = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_QUEUE_PAIRS)?;
         // The registry polls its own handle of the same queue.

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use millstream_rdma::connect;
 use millstream_rdma::queue::WorkError;
-use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, WrId,
 };
@@ -71,7 +71,7 @@ const RECEIVE: u64 = 1 << 63;
 pub(crate) struct Inner {
     // First field: the queue pair is dropped before its queues and memory.
     pub(crate) queue_pair: QueuePair,
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     queue: CompletionQueue,
     stream: TcpStream,
     pub(crate) scratch: Region,
@@ -127,7 +127,10 @@ impl RemoteCard {
         let open = || {
             let deadline = Deadline::after(options.timeout);
             let mut stream = connect::dial(address, deadline)?;
-            let waiter = Waiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
+            let waiter = CompletionWaiter::new(
+                device,
+                WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() },
+            )?;
             let limits = RcOptions {
                 send_depth: 256,
                 recv_depth: MESSAGES as u32,

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::wire::{CHANNEL, FILE, ask, connect_to_owner, exchange_hello};
 use crate::support::{
-    Adapter, End, GUARD, Kind, Memory, Place, Process, Random, Setup, attributes, connect,
+    Adapter, End, GUARD, Kind, Memory, Placement, Process, Random, Setup, attributes, connect,
     connect_queue_pair, from_environment, next, pattern, readable, recv_from_parent, send_to_parent,
 };
 
@@ -119,7 +119,7 @@ fn a_corrupted_arena_causes_errors_only() {
     assert!(matches!(recv_reply(&mut victim), Reply::Done));
     assert!(victim.finish().success());
     // The device of this process is not affected either.
-    let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+    let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
     connect(&mut a, &mut b, &Setup::default());
     let (source, target) = (a.hold(&pattern(1, 5000)), b.register(Kind::Anonymous, 5000, 0));
     a.write(1, &[source.all()], (target.addr, target.key));

@@ -11,7 +11,7 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Completion, End, Kind, Place, Region, Request, Setup, Which, pair, pattern, request, wait_for,
+    Completion, CqKind, End, Kind, Placement, Region, Request, Setup, pair, pattern, request, wait_for,
 };
 
 /// `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_ACCESS_ERR`
@@ -40,7 +40,7 @@ enum ResponderEffect {
 }
 
 impl ConnectionFixture {
-    fn new(place: Place, setup: &Setup) -> Self {
+    fn new(place: Placement, setup: &Setup) -> Self {
         let (mut a, mut b) = pair(place, setup);
         let source = a.hold(&pattern(1, LEN));
         let target = b.register(Kind::Anonymous, LEN, 16);
@@ -80,7 +80,7 @@ impl ConnectionFixture {
         match effect {
             ResponderEffect::Unaffected => {
                 assert_eq!(b.state(), QpState::Rts, "{what}");
-                b.has_nothing(Which::Recv);
+                b.has_nothing(CqKind::Recv);
                 assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
             }
             ResponderEffect::QpFails(event) => {
@@ -95,9 +95,9 @@ impl ConnectionFixture {
                 assert_eq!(b.state(), QpState::Err, "{what}");
             }
         }
-        a.has_nothing(Which::Send);
-        a.has_nothing(Which::Recv);
-        b.has_nothing(Which::Recv);
+        a.has_nothing(CqKind::Send);
+        a.has_nothing(CqKind::Recv);
+        b.has_nothing(CqKind::Recv);
         assert_eq!(b.async_event(Duration::ZERO), None, "{what}");
         assert_eq!(b.load(&self.target, 0, LEN), pattern(2, LEN), "{what}: nothing is written");
         assert_eq!(a.load(&self.source, 0, LEN), pattern(1, LEN), "{what}: nothing is read");
@@ -106,7 +106,7 @@ impl ConnectionFixture {
 
 #[test]
 fn a_key_that_is_not_valid() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
             let fixture = ConnectionFixture::new(place, &Setup::default());
             let (addr, key) = fixture.to(0);
@@ -143,7 +143,7 @@ fn a_key_that_is_not_valid() {
 
 #[test]
 fn a_range_that_leaves_the_region() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
             for (what, offset, len) in [
                 ("one byte past the end", 1i64, LEN),
@@ -170,7 +170,7 @@ fn a_range_that_leaves_the_region() {
 #[test]
 fn access_that_was_not_granted() {
     const L: u32 = ACCESS_LOCAL_WRITE;
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (opcode, enough) in [
             (WR_RDMA_WRITE, L | ACCESS_REMOTE_WRITE),
             (WR_RDMA_READ, ACCESS_REMOTE_READ),
@@ -211,7 +211,7 @@ fn access_that_was_not_granted() {
 
 #[test]
 fn memory_of_another_protection_domain() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
             let mut fixture = ConnectionFixture::new(place, &Setup::default());
             let region = fixture.b.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
@@ -233,7 +233,7 @@ fn memory_of_another_protection_domain() {
 
 #[test]
 fn local_memory_that_is_not_there() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for opcode in [WR_SEND, WR_RDMA_WRITE, WR_RDMA_READ] {
             let fixture = ConnectionFixture::new(place, &Setup::default());
             let (addr, len, key) = fixture.source.part(0, 8);
@@ -265,7 +265,7 @@ fn local_memory_that_is_not_there() {
 
 #[test]
 fn a_message_longer_than_the_receive() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (room, len) in [(8, 9), (0, 1), (4096, 4097)] {
             let mut fixture = ConnectionFixture::new(place, &Setup::default());
             let region = fixture.b.register(Kind::Anonymous, LEN, 0);
@@ -281,7 +281,7 @@ fn a_message_longer_than_the_receive() {
 
 #[test]
 fn a_receive_whose_memory_is_wrong() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for case in ["wrong key", "bounds", "not for writing", "foreign", "deregistered"] {
             let mut fixture = ConnectionFixture::new(place, &Setup::default());
             let b = &mut fixture.b;
@@ -313,7 +313,7 @@ fn a_receive_whose_memory_is_wrong() {
 
 #[test]
 fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
         b.recv(1, &[(0, 0, 1), target.all(), (12, 99, 77)]);
@@ -325,7 +325,7 @@ fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
 
 #[test]
 fn an_atomic_operation_on_no_word() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let fixture = ConnectionFixture::new(place, &Setup::default());
         let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, 8)], fixture.to(4));
         fixture.expect_failure("alignment", odd, WC_REM_INV_REQ_ERR, ResponderEffect::QpFails(REQ_ERR));
@@ -339,7 +339,7 @@ fn an_atomic_operation_on_no_word() {
 
 #[test]
 fn earlier_requests_complete_before_a_failing_one() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -348,7 +348,7 @@ fn earlier_requests_complete_before_a_failing_one() {
         a.write(2, &[source.all()], (target.addr, target.key ^ 1));
         a.send(3, &[source.all()]);
         a.send(4, &[source.all()]);
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         b.recv(5, &[target.all()]);
         let sent: Vec<_> = a.sent(4).iter().map(|c| (c.wr_id, c.status)).collect();
         let flushed = WC_WR_FLUSH_ERR;
@@ -367,7 +367,7 @@ fn earlier_requests_complete_before_a_failing_one() {
 
 #[test]
 fn a_request_to_a_queue_pair_in_error() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = ConnectionFixture::new(place, &Setup::default());
         fixture.b.recv(1, &[fixture.target.all()]);
         fixture.b.modify(QpState::Err, &Setup::default());

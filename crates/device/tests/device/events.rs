@@ -16,8 +16,8 @@ use millstream_device::{Channel, Cq, ObjectHandle, Srq};
 use millstream_shm::poll_readable;
 
 use crate::support::{
-    Adapter, Command, Completion, End, Kind, Place, Setup, attributes, connect_queue_pair, element, event,
-    next, pattern, request, wait_for,
+    Adapter, Command, Completion, End, Kind, Placement, Setup, attributes, connect_queue_pair, element,
+    event, next, pattern, request, wait_for,
 };
 
 /// `IBV_EVENT_*`
@@ -31,7 +31,7 @@ const LIMIT_REACHED: u32 = 15;
 const A_WHILE: Duration = Duration::from_millis(50);
 
 /// Longest wait for an event that must arrive.
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 fn readable(fd: &impl AsFd) -> bool {
     poll_readable(&[fd.as_fd()], Some(Duration::ZERO)).expect("a descriptor")[0]
@@ -96,9 +96,9 @@ fn objects_end_after_their_events_are_acknowledged() {
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
     wait_for("the failure", || qp.state() == QpState::Err);
-    let first = event(&adapter.context, SOON);
+    let first = event(&adapter.context, TEST_TIMEOUT);
     assert_eq!(first, Some(CQ_ERR), "the queue that caused it comes first");
-    assert_eq!(event(&adapter.context, SOON), Some(QP_FATAL));
+    assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(QP_FATAL));
     qp.destroy();
     // Its only event was acknowledged.
     small.destroy().expect("unused");
@@ -175,18 +175,22 @@ fn a_queued_event_is_not_repeated() {
         qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
         drain(&qp);
     }
-    assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED));
+    assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(SQ_DRAINED));
     assert_eq!(event(&adapter.context, A_WHILE), None);
     qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
     drain(&qp);
-    assert_eq!(event(&adapter.context, SOON), Some(SQ_DRAINED), "another one, after the first was fetched");
+    assert_eq!(
+        event(&adapter.context, TEST_TIMEOUT),
+        Some(SQ_DRAINED),
+        "another one, after the first was fetched"
+    );
 }
 
 #[test]
 fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup::default();
-        let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+        let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
         let (to_b, to_a) = (b.open(&setup), a.open(&setup));
         a.connect_to(to_b, &setup);
         b.modify(QpState::Init, &setup);
@@ -199,7 +203,7 @@ fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
         b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_SEND, 0)]);
         assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
-        assert_eq!(b.async_event(SOON), Some(COMM_EST), "{place:?}");
+        assert_eq!(b.async_event(TEST_TIMEOUT), Some(COMM_EST), "{place:?}");
         a.post(request(2, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key)));
         assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(b.async_event(A_WHILE), None, "{place:?}");
@@ -232,7 +236,7 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
         sender.post_send(&SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
     }
-    let mut events = [(); 2].map(|()| event(&adapter.context, SOON));
+    let mut events = [(); 2].map(|()| event(&adapter.context, TEST_TIMEOUT));
     events.sort_unstable();
     assert_eq!(events, [Some(CQ_ERR), Some(QP_FATAL)]);
     assert_eq!((receiver.state(), sender.state()), (QpState::Err, QpState::Rts));

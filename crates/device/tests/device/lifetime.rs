@@ -11,8 +11,8 @@ use millstream_device::types::{
 use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 
 use crate::support::{
-    Adapter, Command, End, Kind, POISON, Place, Reply, SOON, Setup, attributes, connect_queue_pair, element,
-    has_begun, next, pair, peek, poison, request, run_role, wait_for,
+    Adapter, Command, End, Kind, POISON, Placement, Reply, Setup, TEST_TIMEOUT, attributes,
+    connect_queue_pair, element, has_begun, next, pair, peek, poison, request, run_role, wait_for,
 };
 
 #[test]
@@ -147,7 +147,7 @@ fn no_write_after_deregistration_or_destruction() {
         for destroy in [false, true] {
             for round in 0..12u64 {
                 let setup = Setup { send_wr: 1, send_cqe: 1, ..Setup::default() };
-                let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+                let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
                 let source = b.hold(&vec![1; len]);
                 let target = a.register(Kind::Anonymous, len, skew);
                 let write = request(1, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key));
@@ -180,7 +180,7 @@ fn no_read_response_is_stored_after_deregistration() {
     let adapter = Adapter::open();
     let setup = Setup::default();
     let mut to = vec![0u8; LEN];
-    let mut far = End::new(Place::Elsewhere);
+    let mut far = End::new(Placement::OtherProcess);
     let source = far.register(Kind::Anonymous, LEN, 0);
     for _ in 0..3 {
         to.fill(1);
@@ -195,7 +195,7 @@ fn no_read_response_is_stored_after_deregistration() {
         near.post_send(&wr).expect("room");
         // The progress thread executes it once the peer is ready.
         far.attempt(Command::Connect(near.qpn(), setup.clone())).expect("to RTR");
-        let deadline = Instant::now() + SOON;
+        let deadline = Instant::now() + TEST_TIMEOUT;
         while !has_begun(&to, 0) {
             assert!(Instant::now() < deadline, "the READ does not begin");
         }
@@ -210,7 +210,8 @@ fn no_read_response_is_stored_after_deregistration() {
 
 #[test]
 fn deregistration_does_not_wait_for_transfers_to_come() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup { send_wr: 1, send_cqe: 1, ..Setup::default() });
+    let (mut a, mut b) =
+        pair(Placement::OtherProcess, &Setup { send_wr: 1, send_cqe: 1, ..Setup::default() });
     let len = 1 << 20;
     let source = b.register(Kind::Anonymous, len, 0);
     let target = a.register(Kind::Anonymous, len, 0);
@@ -235,7 +236,7 @@ fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     let receiver = adapter.qp(&cq).expect("a queue pair");
     let mut memory = vec![1u8; LEN];
     let mut mr = adapter.register(&mut memory);
-    let mut dying = End::new(Place::Elsewhere);
+    let mut dying = End::new(Placement::OtherProcess);
     connect_queue_pair(&receiver, dying.open(&setup), &setup);
     dying.connect_to(receiver.qpn(), &setup);
     let source = dying.register(Kind::Anonymous, LEN, 0);
@@ -244,7 +245,7 @@ fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     wait_for("the transfer", || has_begun(&memory, 0));
     dying.process().kill();
 
-    let mut next = End::new(Place::Elsewhere);
+    let mut next = End::new(Placement::OtherProcess);
     let number = next.open(&setup);
     receiver.modify(&attributes(&setup, QpState::Reset, 0), attr::STATE).expect("to RESET");
     connect_queue_pair(&receiver, number, &setup);

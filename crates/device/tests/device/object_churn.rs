@@ -14,7 +14,7 @@ use millstream_device::{Channel, Context, Cq, Srq};
 use millstream_shm::poll_readable;
 
 use crate::support::{
-    Adapter, End, Kind, Place, Random, SOON, Setup, Usage, connect, connect_queue_pair, element,
+    Adapter, End, Kind, Placement, Random, Setup, TEST_TIMEOUT, Usage, connect, connect_queue_pair, element,
     from_environment, next, run_role, wait_for,
 };
 
@@ -32,7 +32,7 @@ fn ten_thousand_connections_come_and_go() {
 /// Connects and disconnects two processes, and sometimes replaces one of them.
 fn come_and_go(cycles: u64) {
     let setup = Setup::default();
-    let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
+    let [mut a, mut b] = [(); 2].map(|()| End::new(Placement::OtherProcess));
     let source = a.register(Kind::Anonymous, 1 << 16, 0);
     let mut target = b.register(Kind::Anonymous, 1 << 16, 0);
     let a_id = a.process().id();
@@ -54,7 +54,7 @@ fn come_and_go(cycles: u64) {
             a.destroy();
         }
         if cycle % 50 == 49 {
-            b = End::new(Place::Elsewhere);
+            b = End::new(Placement::OtherProcess);
             target = b.register(Kind::Anonymous, 1 << 16, 0);
         }
         if cycle == cycles / 4 {
@@ -169,7 +169,11 @@ fn make_and_end(
     cq.arm(false);
     own.post_recv(2, &[]).expect("room");
     other.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
-    assert_eq!(poll_readable(&[channel.as_fd()], Some(SOON)).expect("a descriptor"), [true], "no event");
+    assert_eq!(
+        poll_readable(&[channel.as_fd()], Some(TEST_TIMEOUT)).expect("a descriptor"),
+        [true],
+        "no event"
+    );
     channel.next_event().expect("it is readable");
     cq.acknowledge(1);
     assert_eq!(next(&cq).wr_id, 2);
@@ -197,7 +201,7 @@ fn fork(turn: u32) {
         // SAFETY: plain system calls; the arguments are C strings that end with a null.
         unsafe {
             // Ends a child that hangs.
-            libc::alarm(SOON.as_secs() as u32);
+            libc::alarm(TEST_TIMEOUT.as_secs() as u32);
             match turn % 3 {
                 0 => libc::_exit(0),
                 1 => {

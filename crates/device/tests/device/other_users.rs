@@ -56,7 +56,7 @@ struct Aim {
 }
 
 fn of_owner() -> End {
-    End::Elsewhere(Box::new(Process::start("owner")))
+    End::OtherProcess(Box::new(Process::start("owner")))
 }
 
 #[test]

@@ -13,8 +13,8 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Adapter, Command, Completion, End, Kind, Place, Reply, SOON, Setup, Which, connect, connect_queue_pair,
-    element, next, pair, pattern, peek, request, run_role, wait_for,
+    Adapter, Command, Completion, CqKind, End, Kind, Placement, Reply, Setup, TEST_TIMEOUT, connect,
+    connect_queue_pair, element, next, pair, pattern, peek, request, run_role, wait_for,
 };
 
 fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
@@ -35,17 +35,17 @@ fn expect_errors_in_order(a: &mut End, first: u64, count: usize) {
 fn pending_requests_fail_when_the_peer_is_killed() {
     // ACK timers of minutes.
     let setup = Setup { timeout: 24, ..Setup::default() };
-    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
     let source = a.hold(&pattern(1, 64));
     a.recv(10, &[source.all()]);
     a.recv(11, &[source.all()]);
     (0..5).for_each(|wr_id| a.send(wr_id, &[source.all()]));
     // The sender sleeps: only the device's threads can notice the exit.
-    a.arm(Which::Send, false);
+    a.arm(CqKind::Send, false);
     std::thread::sleep(Duration::from_millis(20));
     let start = Instant::now();
     b.process().kill();
-    assert!(a.event(Which::Send, SOON));
+    assert!(a.event(CqKind::Send, TEST_TIMEOUT));
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     expect_errors_in_order(&mut a, 0, 5);
     assert_eq!(statuses(&a.received(2)), [(10, WC_WR_FLUSH_ERR), (11, WC_WR_FLUSH_ERR)]);
@@ -63,7 +63,7 @@ fn a_peer_that_exits_or_disconnects_fails_the_stream() {
     {
         for (kind, len) in [(Kind::Anonymous, 1 << 16), (Kind::Data, 3000)] {
             let setup = Setup { send_wr: 8, send_cqe: 8, timeout: 24, ..Setup::default() };
-            let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+            let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
             let source = a.register(Kind::Anonymous, len, 0);
             let target = b.register(kind, len, 0);
             let stream = request(7, opcode, &[source.all()], (target.addr, target.key));
@@ -95,13 +95,13 @@ fn a_lock_of_a_killed_producer_does_not_block_others() {
     let adapter = Adapter::open();
     let cq = Cq::new(&adapter.context, 8192, None).expect("a queue");
     let setup = Setup::default();
-    let mut survivor = End::new(Place::Elsewhere);
+    let mut survivor = End::new(Placement::OtherProcess);
     let from_survivor = adapter.qp_sized(&cq, 64, QpType::Rc, RecvSource::Own).expect("a queue pair");
     connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
     survivor.connect_to(from_survivor.qpn(), &setup);
     for round in 0..10u64 {
         // Another peer completes into the same queue all the time, until it exits.
-        let mut dying = End::new(Place::Elsewhere);
+        let mut dying = End::new(Placement::OtherProcess);
         let from_dying = adapter.qp_sized(&cq, 4096, QpType::Rc, RecvSource::Own).expect("a queue pair");
         connect_queue_pair(&from_dying, dying.open(&setup), &setup);
         dying.connect_to(from_dying.qpn(), &setup);
@@ -130,7 +130,7 @@ fn a_lock_of_a_killed_producer_does_not_block_others() {
 #[test]
 fn a_child_does_not_keep_its_dead_parent_alive() {
     let setup = Setup { timeout: 24, ..Setup::default() };
-    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
     let number = b.number();
     let source = a.hold(&[1; 64]);
     a.send(0, &[source.all()]);
@@ -141,7 +141,7 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
     expect_errors_in_order(&mut a, 0, 1);
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     // Its socket still exists but has no reader. That is detected at once, too.
-    let mut late = End::new(Place::Here);
+    let mut late = End::new(Placement::SameProcess);
     let short = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
     late.open(&short);
     let start = Instant::now();
@@ -224,7 +224,7 @@ fn be_a_child(parent: u32, inherited: &[u8], mut from_parent: PipeReader, mut to
 
 #[test]
 fn exited_peers_are_removed() {
-    let mut a = End::new(Place::Elsewhere);
+    let mut a = End::new(Placement::OtherProcess);
     let arenas = |a: &mut End| {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", a.process().id())).expect("our child");
         maps.matches("/memfd:millstream-arena").count()
@@ -232,7 +232,7 @@ fn exited_peers_are_removed() {
     let setup = Setup::default();
     for round in 0..6 {
         a.keep();
-        let mut b = End::new(Place::Elsewhere);
+        let mut b = End::new(Placement::OtherProcess);
         connect(&mut a, &mut b, &setup);
         assert!(arenas(&mut a) >= 2);
         b.process().kill();
@@ -244,7 +244,7 @@ fn exited_peers_are_removed() {
 
 #[test]
 fn messages_to_a_stopped_peer_arrive_when_it_continues() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let source = a.hold(&pattern(1, 1 << 16));
     let [first, second] = [(); 2].map(|()| b.register(Kind::Anonymous, 1 << 16, 0));
     b.process().stop();
@@ -261,15 +261,15 @@ fn messages_to_a_stopped_peer_arrive_when_it_continues() {
 
 #[test]
 fn a_stopped_process_is_signalled_when_it_continues() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
     b.recv(1, &[target.all()]);
-    b.arm(Which::Recv, false);
+    b.arm(CqKind::Recv, false);
     b.process().stop();
     // The channel was never signalled: the sender would have to request its descriptor.
     a.send(2, &[source.all()]);
     assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
     b.process().signal(libc::SIGCONT);
-    assert!(b.event(Which::Recv, SOON), "the wake-up is lost");
+    assert!(b.event(CqKind::Recv, TEST_TIMEOUT), "the wake-up is lost");
     assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
 }

@@ -10,7 +10,7 @@ use millstream_device::types::WC_SUCCESS;
 
 use crate::other_users::{OWNER, STRANGER, become_user};
 use crate::support::{
-    Command, End, Kind, Place, Process, Region, Setup, Which, connect, own_network, pair, pattern,
+    Command, CqKind, End, Kind, Placement, Process, Region, Setup, connect, own_network, pair, pattern,
     send_to_parent,
 };
 
@@ -24,7 +24,7 @@ fn on_the_wire(role: &str) {
 /// Two ends, each in its own process.
 fn elsewhere() -> [End; 2] {
     let setup = Setup::default();
-    let [mut a, mut b] = [(); 2].map(|()| End::new(Place::Elsewhere));
+    let [mut a, mut b] = [(); 2].map(|()| End::new(Placement::OtherProcess));
     connect(&mut a, &mut b, &setup);
     [a, b]
 }
@@ -42,7 +42,7 @@ fn write_during(a: &mut End, b: &mut End, seed: u64, regions: &[Region; 2], mean
         assert_eq!((completion.wr_id, completion.status), (i as u64, WC_SUCCESS), "seed {seed}");
     }
     assert!(b.load(target, 0, LEN) == pattern(seed, LEN), "seed {seed}");
-    a.has_nothing(Which::Send);
+    a.has_nothing(CqKind::Send);
 }
 
 #[test]
@@ -56,7 +56,7 @@ pub(crate) fn survivors() {
         let setup = Setup::default();
         // The first process on the port also binds the socket that all of them read.
         let [mut first, mut second] = elsewhere();
-        let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+        let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
         let [mut third, mut fourth] = elsewhere();
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || first.process().kill());
@@ -92,7 +92,7 @@ fn ordinary_users_have_the_port_one_at_a_time() {
 /// An end whose process becomes another user's.
 fn of(role: &str, errors: &std::path::Path) -> End {
     let file = File::create(errors).expect("a file");
-    End::Elsewhere(Box::new(Process::start_with(role, |command| command.stderr(file))))
+    End::OtherProcess(Box::new(Process::start_with(role, |command| command.stderr(file))))
 }
 
 /// In another process.
@@ -157,8 +157,8 @@ pub(crate) fn parent() {
 
 /// In another process: has a child that outlives it.
 pub(crate) fn forker() {
-    let (mut a, _b) = pair(Place::Here, &Setup::default());
-    a.has_nothing(Which::Send);
+    let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
+    a.has_nothing(CqKind::Send);
     // SAFETY: the child does nothing but sleep.
     let child = unsafe { libc::fork() };
     if child == 0 {

@@ -15,7 +15,9 @@ use millstream_device::{
     Channel, Context, Cq, Errno, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq,
 };
 
-use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, connect, pair, pattern, wait_for};
+use crate::support::{
+    Command, Completion, CqKind, End, Kind, Placement, Setup, connect, pair, pattern, wait_for,
+};
 
 /// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
 const CQ_ERR: u32 = 0;
@@ -62,7 +64,7 @@ fn sizes_beyond_the_devices_are_refused() {
 
 #[test]
 fn a_full_queue_accepts_requests_again_after_polling() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // Not powers of two: the device may round up, but must count the granted capacity exactly.
         let (mut a, mut b) = pair(place, &Setup { send_wr: 5, recv_wr: 3, ..Setup::default() });
         let source = a.hold(&pattern(1, 64));
@@ -99,7 +101,7 @@ fn a_full_queue_accepts_requests_again_after_polling() {
 
 #[test]
 fn completions_come_once_and_in_order_around_the_rings() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { send_wr: 8, recv_wr: 8, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.register(Kind::Anonymous, 64, 0);
@@ -126,15 +128,15 @@ fn completions_come_once_and_in_order_around_the_rings() {
             assert_eq!(a.sent(count as usize), expected);
             next += count;
         }
-        a.has_nothing(Which::Send);
-        b.has_nothing(Which::Recv);
+        a.has_nothing(CqKind::Send);
+        b.has_nothing(CqKind::Recv);
     }
 }
 
 /// Senders prefetch several receives at a time.
 #[test]
 fn each_message_meets_its_own_receive() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { send_wr: 64, recv_wr: 21, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let to_a = a.number();
@@ -187,7 +189,7 @@ fn each_message_meets_its_own_receive() {
 
 #[test]
 fn a_full_completion_queue_of_the_sender_is_fatal() {
-    let (mut a, mut b) = pair(Place::Here, &Setup { send_cqe: 4, ..Setup::default() });
+    let (mut a, mut b) = pair(Placement::SameProcess, &Setup { send_cqe: 4, ..Setup::default() });
     let source = a.hold(&[1; 64]);
     let target = b.register(Kind::Anonymous, 64, 0);
     a.recv(50, &[source.all()]);
@@ -204,13 +206,13 @@ fn a_full_completion_queue_of_the_sender_is_fatal() {
     assert_eq!(statuses(&a.received(1)), [(50, WC_WR_FLUSH_ERR)]);
     let good: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_SUCCESS)).collect();
     assert_eq!(statuses(&a.sent(4)), good);
-    let poll = Command::Poll { which: Which::Send, count: 1, within_ms: 0 };
+    let poll = Command::Poll { which: CqKind::Send, count: 1, within_ms: 0 };
     assert_eq!(a.attempt(poll).unwrap_err(), libc::EIO, "completions are missing");
 }
 
 #[test]
 fn a_full_completion_queue_of_the_receiver_is_fatal() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup { recv_cqe: 4, ..Setup::default() });
         let source = a.hold(&[1; 64]);
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -224,14 +226,14 @@ fn a_full_completion_queue_of_the_receiver_is_fatal() {
         assert_eq!(b.async_event(Duration::from_millis(50)), None);
         wait_for("failure", || b.state() == QpState::Err);
         assert_eq!(statuses(&b.received(4)), expected[..4]);
-        let poll = Command::Poll { which: Which::Recv, count: 1, within_ms: 0 };
+        let poll = Command::Poll { which: CqKind::Recv, count: 1, within_ms: 0 };
         assert_eq!(b.attempt(poll).unwrap_err(), libc::EIO, "completions are missing");
     }
 }
 
 #[test]
 fn err_flushes_both_queues_in_order() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { signal_all: false, ..Setup::default() };
         let (mut a, _b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
@@ -257,7 +259,7 @@ fn err_flushes_both_queues_in_order() {
 
 #[test]
 fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { send_wr: 8, recv_wr: 8, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.register(Kind::Anonymous, 64, 0);
@@ -278,8 +280,8 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
             a.modify(QpState::Reset, &setup);
             b.modify(QpState::Reset, &setup);
             for end in [&mut a, &mut b] {
-                end.has_nothing(Which::Send);
-                end.has_nothing(Which::Recv);
+                end.has_nothing(CqKind::Send);
+                end.has_nothing(CqKind::Recv);
             }
             a.connect_to(to_b, &setup);
             b.connect_to(to_a, &setup);
@@ -298,7 +300,7 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
 
 #[test]
 fn a_reset_queue_pair_can_get_another_peer() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup::default();
         let (mut a, b) = pair(place, &setup);
         drop(b);
@@ -340,7 +342,7 @@ fn a_failure_of_the_last_connection_does_not_fail_the_next_one() {
     // They delay the device's threads.
     let _busy = BusyThreads::start(4);
     let setup = Setup::default();
-    let (mut a, mut b) = pair(Place::Here, &setup);
+    let (mut a, mut b) = pair(Placement::SameProcess, &setup);
     let (to_a, to_b) = (a.number(), b.number());
     let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
     for round in 0..200 {
@@ -426,7 +428,7 @@ fn objects_in_use_cannot_be_destroyed() {
 
 #[test]
 fn deregistering_twice_has_no_effect() {
-    let mut end = End::new(Place::Here);
+    let mut end = End::new(Placement::SameProcess);
     let first = end.register(Kind::Anonymous, 64, 0);
     end.deregister(&first);
     end.deregister(&first);
@@ -437,7 +439,7 @@ fn deregistering_twice_has_no_effect() {
 
 #[test]
 fn numbers_and_keys_differ_and_cannot_be_guessed() {
-    let mut end = End::new(Place::Elsewhere);
+    let mut end = End::new(Placement::OtherProcess);
     let mut numbers = HashSet::new();
     let mut steps = HashSet::new();
     let mut last = 0;
@@ -456,7 +458,7 @@ fn numbers_and_keys_differ_and_cannot_be_guessed() {
     assert!(steps.len() > 50, "the indices follow a pattern: {keys:x?}");
     let tags: HashSet<u32> = keys.iter().map(|key| key & 0xffff).collect();
     assert!(tags.len() > 60 && keys.iter().all(|key| *key != 0), "{keys:x?}");
-    let other = End::new(Place::Elsewhere).open(&Setup::default());
+    let other = End::new(Placement::OtherProcess).open(&Setup::default());
     assert_ne!(other >> 12, last >> 12, "two processes have different numbers");
 }
 
@@ -464,11 +466,11 @@ fn numbers_and_keys_differ_and_cannot_be_guessed() {
 fn five_hundred_queue_pairs_between_two_processes() {
     const COUNT: usize = 512;
     let setup = Setup { send_wr: 4, recv_wr: 4, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
-    let mut b = End::new(Place::Elsewhere);
+    let mut b = End::new(Placement::OtherProcess);
     let target = b.register(Kind::Anonymous, COUNT, 0);
     let mut ends = Vec::new();
     for i in 0..COUNT {
-        let mut a = End::new(Place::Here);
+        let mut a = End::new(Placement::SameProcess);
         // The queue pairs opened before live on beside it.
         b.keep();
         connect(&mut a, &mut b, &setup);

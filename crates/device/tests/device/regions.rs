@@ -15,7 +15,7 @@ use millstream_device::{Dm, Errno, MAX_DM, Mr, Pd};
 use millstream_shm::{Memfd, PAGE};
 
 use crate::support::{
-    Command, End, Kind, POISON, Place, Region, Reply, Setup, connect, has_begun, pair, pattern, poison,
+    Command, End, Kind, POISON, Placement, Region, Reply, Setup, connect, has_begun, pair, pattern, poison,
     request, wait_for,
 };
 
@@ -88,7 +88,7 @@ struct MrFixture {
 }
 
 impl MrFixture {
-    fn new(place: Place) -> Self {
+    fn new(place: Placement) -> Self {
         let (owner, mut peer) = pair(place, &Setup::default());
         let local = peer.hold(&pattern(3, LEN));
         Self { owner, peer, local }
@@ -137,7 +137,7 @@ impl MrFixture {
 
 #[test]
 fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for what in 1..8 {
             let mut fixture = MrFixture::new(place);
             let (one, two) = (Pages::new(LEN), Pages::new(LEN));
@@ -179,7 +179,7 @@ fn each_property_of_a_region_can_be_changed_alone_and_with_others() {
 
 #[test]
 fn a_failed_rereg_leaves_the_region_unchanged() {
-    let mut fixture = MrFixture::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Placement::OtherProcess);
     let pages = Pages::new(LEN);
     // No program maps pages there.
     let hole = PAGE as u64;
@@ -237,7 +237,7 @@ fn a_failed_rereg_leaves_the_region_unchanged() {
 /// The peer writes all the time. After a re-registration no byte arrives in the old memory.
 #[test]
 fn no_access_to_a_deregistered_region() {
-    let mut fixture = MrFixture::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Placement::OtherProcess);
     let (mut old, new) = (vec![0u8; 64 * PAGE], Pages::new(64 * PAGE));
     let addr = old.as_mut_ptr() as u64;
     let mut mr = fixture.register(addr, old.len(), ALL);
@@ -254,7 +254,7 @@ fn no_access_to_a_deregistered_region() {
 
 #[test]
 fn addresses_of_a_region_are_what_they_were_registered_as() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = MrFixture::new(place);
         let pages = Pages::new(LEN);
         let len = LEN as u64;
@@ -296,7 +296,7 @@ fn addresses_of_a_region_are_what_they_were_registered_as() {
 
 #[test]
 fn a_null_region_reads_zero_and_discards_writes() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = MrFixture::new(place);
         let mut null = Mr::null(fixture.pd()).expect("room");
         let key = null.key();
@@ -330,7 +330,7 @@ fn a_null_region_reads_zero_and_discards_writes() {
 
 #[test]
 fn on_demand_regions_follow_their_memory() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = MrFixture::new(place);
         let pages = Pages::reserved(LEN);
         let whole =
@@ -384,7 +384,7 @@ fn on_demand_regions_follow_their_memory() {
 
 #[test]
 fn on_demand_can_be_changed_into_ordinary_and_back() {
-    let mut fixture = MrFixture::new(Place::Elsewhere);
+    let mut fixture = MrFixture::new(Placement::OtherProcess);
     let pages = Pages::new(LEN);
     let mut mr = fixture.register(pages.addr(), LEN, ALL);
     let to = (pages.addr(), mr.key());
@@ -403,7 +403,7 @@ fn on_demand_can_be_changed_into_ordinary_and_back() {
 
 #[test]
 fn advice_is_checked_and_brings_pages() {
-    let fixture = MrFixture::new(Place::Here);
+    let fixture = MrFixture::new(Placement::SameProcess);
     let pages = Pages::new(LEN);
     let pd = fixture.pd();
     let on_demand = fixture.register(pages.addr(), LEN, ALL | ACCESS_ON_DEMAND);
@@ -445,7 +445,7 @@ fn advice_is_checked_and_brings_pages() {
 
 #[test]
 fn device_memory_is_reached_by_copies_and_by_keys() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = MrFixture::new(place);
         let context = fixture.owner.actor().context();
         let dm = Dm::new(context, 5000, 6).expect("room");
@@ -531,7 +531,7 @@ pub(crate) fn all_device_memory() {
 
 #[test]
 fn a_receive_posted_before_a_change_is_checked_when_it_is_used() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let mut fixture = MrFixture::new(place);
         let pages = Pages::new(LEN);
         let mut mr = fixture.register(pages.addr(), LEN, ALL);

@@ -9,8 +9,8 @@ use millstream_device::types::{
 use millstream_device::{Channel, Cq, Errno, MAX_CQE, Timestamp, WallClock};
 
 use crate::support::{
-    Adapter, Command, Completion, End, Kind, Place, Region, Setup, Which, connect_queue_pair, pair, readable,
-    request, wait_for,
+    Adapter, Command, Completion, CqKind, End, Kind, Placement, Region, Setup, connect_queue_pair, pair,
+    readable, request, wait_for,
 };
 
 /// Sends messages 0 … `count` from `from` to `to`, with their numbers as immediate data.
@@ -32,19 +32,19 @@ fn sent(numbers: std::ops::Range<u64>) -> Vec<Completion> {
 
 #[test]
 fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { send_cqe: 8, recv_cqe: 8, ..Setup::default() };
         let (mut here, mut there) = pair(place, &setup);
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         let mut next = 0;
         // The odd counts shift the positions at which the rings begin.
         for (waiting, sizes) in [(5, &[8, 16, 5, 1024][..]), (8, &[8, 64, 16, 9, 32]), (0, &[1, 2, 8])] {
-            for (which, taken) in [(Which::Recv, 3), (Which::Send, 1)] {
+            for (which, taken) in [(CqKind::Recv, 3), (CqKind::Send, 1)] {
                 let cq = here.actor().cq(which).clone();
                 let mut take = |here: &mut End, there: &mut End, count: u64| {
                     let numbers = next..next + count;
                     next += count;
-                    if which == Which::Recv {
+                    if which == CqKind::Recv {
                         exchange(there, here, &theirs, &ours, numbers.clone());
                         there.sent(count as usize);
                         received(numbers)
@@ -74,21 +74,21 @@ fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
 
 #[test]
 fn resizing_below_pending_completions_is_refused() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut here, mut there) = pair(place, &Setup::default());
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
-        for which in [Which::Recv, Which::Send] {
+        for which in [CqKind::Recv, CqKind::Send] {
             let cq = here.actor().cq(which).clone();
             match which {
-                Which::Recv => exchange(&mut there, &mut here, &theirs, &ours, 0..5),
-                Which::Send => exchange(&mut here, &mut there, &ours, &theirs, 0..5),
+                CqKind::Recv => exchange(&mut there, &mut here, &theirs, &ours, 0..5),
+                CqKind::Send => exchange(&mut here, &mut there, &ours, &theirs, 0..5),
             }
             let capacity = cq.capacity();
             for refused in [0, 1, 4, MAX_CQE + 1, u32::MAX] {
                 assert_eq!(cq.resize(refused), Err(Errno::INVAL), "{refused}");
             }
             assert_eq!(cq.capacity(), capacity);
-            let expected = if which == Which::Recv { received(0..5) } else { sent(0..5) };
+            let expected = if which == CqKind::Recv { received(0..5) } else { sent(0..5) };
             assert_eq!(here.completions(which, 5), expected);
             assert_eq!(cq.resize(1), Ok(()));
             assert_eq!(cq.capacity(), 1);
@@ -99,12 +99,12 @@ fn resizing_below_pending_completions_is_refused() {
 /// A smaller queue overruns sooner: the new size applies to peers, too.
 #[test]
 fn a_peer_keeps_to_the_new_size() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut here, mut there) = pair(place, &Setup::default());
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         exchange(&mut there, &mut here, &theirs, &ours, 0..3);
         assert_eq!(here.received(3), received(0..3));
-        here.actor().cq(Which::Recv).resize(4).expect("empty");
+        here.actor().cq(CqKind::Recv).resize(4).expect("empty");
         exchange(&mut there, &mut here, &theirs, &ours, 3..7);
         here.recv(7, &[ours.all()]);
         there.post(request(7, WR_SEND, &[theirs.part(0, 8)], (0, 0)));
@@ -115,10 +115,10 @@ fn a_peer_keeps_to_the_new_size() {
 
 #[test]
 fn resizing_under_load_loses_nothing() {
-    let (mut here, mut there) = pair(Place::Elsewhere, &Setup { recv_cqe: 64, ..Setup::default() });
+    let (mut here, mut there) = pair(Placement::OtherProcess, &Setup { recv_cqe: 64, ..Setup::default() });
     let target = here.register(Kind::Anonymous, 64, 0);
     let source = there.register(Kind::Anonymous, 64, 0);
-    let (qp, cq) = (here.actor().qp().clone(), here.actor().cq(Which::Recv).clone());
+    let (qp, cq) = (here.actor().qp().clone(), here.actor().cq(CqKind::Recv).clone());
     let sge = millstream_device::types::Sge { addr: target.addr, length: 64, lkey: target.key };
     let mut posted = 0u64;
     let mut post = |count| {
@@ -258,21 +258,21 @@ fn moderated_events_come_for_many_completions_or_after_their_time() {
 
 #[test]
 fn a_peer_counts_for_moderated_events() {
-    let (mut here, mut there) = pair(Place::Elsewhere, &Setup::default());
+    let (mut here, mut there) = pair(Placement::OtherProcess, &Setup::default());
     let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
-    let cq = here.actor().cq(Which::Recv).clone();
+    let cq = here.actor().cq(CqKind::Recv).clone();
     let soon = Duration::from_secs(20);
     cq.moderate(3, Duration::from_secs(3600));
-    here.arm(Which::Recv, false);
+    here.arm(CqKind::Recv, false);
     exchange(&mut there, &mut here, &theirs, &ours, 0..2);
-    assert!(!here.event(Which::Recv, Duration::from_millis(100)));
+    assert!(!here.event(CqKind::Recv, Duration::from_millis(100)));
     exchange(&mut there, &mut here, &theirs, &ours, 2..3);
-    assert!(here.event(Which::Recv, soon));
+    assert!(here.event(CqKind::Recv, soon));
     assert_eq!(here.received(3), received(0..3));
     cq.moderate(100, Duration::from_millis(5));
-    here.arm(Which::Recv, false);
+    here.arm(CqKind::Recv, false);
     exchange(&mut there, &mut here, &theirs, &ours, 3..4);
-    assert!(here.event(Which::Recv, soon));
+    assert!(here.event(CqKind::Recv, soon));
     assert_eq!(here.received(1), received(3..4));
 }
 

@@ -9,14 +9,16 @@ use millstream_device::types::{
     WR_RDMA_WRITE,
 };
 
-use crate::support::{Command, Completion, End, Kind, Place, Setup, Which, pair, pattern, request, wait_for};
+use crate::support::{
+    Command, Completion, CqKind, End, Kind, Placement, Setup, pair, pattern, request, wait_for,
+};
 
 /// Long enough for a wrong timeout to occur.
 const A_WHILE: Duration = Duration::from_millis(150);
 
 #[test]
 fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup { rnr_retry: 0, ..Setup::default() });
         let source = a.hold(&[1; 64]);
         a.send(1, &[source.all()]);
@@ -30,7 +32,7 @@ fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
 
 #[test]
 fn rnr_retries_take_the_receivers_time() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // Code 22: 20.48 ms; three times.
         let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
         let (mut a, _b) = pair(place, &setup);
@@ -46,7 +48,7 @@ fn rnr_retries_take_the_receivers_time() {
 fn rnr_retry_seven_retries_forever_without_polling() {
     // The shortest ACK timeout has no effect on RNR retries.
     let setup = Setup { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..Setup::default() };
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -70,16 +72,16 @@ fn rnr_retry_seven_retries_forever_without_polling() {
 
 #[test]
 fn a_sleeping_sender_is_woken_by_its_channel() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         for round in 0..20 {
-            a.arm(Which::Send, false);
+            a.arm(CqKind::Send, false);
             a.send(round, &[source.all()]);
             std::thread::sleep(Duration::from_millis(round));
             b.recv(round, &[target.all()]);
-            assert!(a.event(Which::Send, Duration::from_secs(20)), "round {round}");
+            assert!(a.event(CqKind::Send, Duration::from_secs(20)), "round {round}");
             assert_eq!(a.sent(1), [Completion::ok(round, WC_OP_SEND, 0)]);
             assert_eq!(b.received(1), [Completion::ok(round, WC_OP_RECV, 64)]);
         }
@@ -89,14 +91,14 @@ fn a_sleeping_sender_is_woken_by_its_channel() {
 /// Without polling: the completion of the failed request wakes the sender, together with the flushed ones.
 #[test]
 fn retries_expire_while_both_sides_sleep() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // No receive: three times 20.48 ms.
         let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
-        a.arm(Which::Send, false);
+        a.arm(CqKind::Send, false);
         (1..=3).for_each(|wr_id| a.send(wr_id, &[source.all()]));
-        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        assert!(a.event(CqKind::Send, Duration::from_secs(20)));
         let sent: Vec<_> = a.sent(3).iter().map(|c| (c.wr_id, c.status)).collect();
         assert_eq!(sent[0], (1, WC_RNR_RETRY_EXC_ERR));
         assert_eq!(sent[1..], [(2, WC_WR_FLUSH_ERR), (3, WC_WR_FLUSH_ERR)]);
@@ -106,32 +108,32 @@ fn retries_expire_while_both_sides_sleep() {
         let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
         let (mut a, _b, _) = not_ready(place, &setup);
         let source = a.hold(&[1; 64]);
-        a.arm(Which::Send, false);
+        a.arm(CqKind::Send, false);
         a.send(1, &[source.all()]);
-        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        assert!(a.event(CqKind::Send, Duration::from_secs(20)));
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
 
         // The peer's queue pair is destroyed while the sender sleeps.
         let setup = Setup { timeout: 21, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&[1; 64]);
-        a.arm(Which::Send, false);
+        a.arm(CqKind::Send, false);
         a.send(1, &[source.all()]);
         b.destroy();
-        assert!(a.event(Which::Send, Duration::from_secs(20)));
+        assert!(a.event(CqKind::Send, Duration::from_secs(20)));
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
     }
 }
 
 #[test]
 fn requests_behind_a_pending_request_wait() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         a.send(1, &[source.part(0, 1)]);
         a.write(2, &[source.all()], (target.addr, target.key));
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         std::thread::sleep(Duration::from_millis(30));
         assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
         b.recv(3, &[]);
@@ -143,8 +145,8 @@ fn requests_behind_a_pending_request_wait() {
 }
 
 /// An end in RTS, its peer in INIT, and the number that the peer has to connect to.
-fn not_ready(place: Place, setup: &Setup) -> (End, End, u32) {
-    let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+fn not_ready(place: Placement, setup: &Setup) -> (End, End, u32) {
+    let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
     let (to_b, to_a) = (b.open(setup), a.open(setup));
     a.connect_to(to_b, setup);
     b.modify(QpState::Init, setup);
@@ -159,7 +161,7 @@ fn becomes_ready(b: &mut End, to_a: u32, setup: &Setup) {
 
 #[test]
 fn a_peer_that_becomes_ready_gets_the_request() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup::default();
         let (mut a, mut b, to_a) = not_ready(place, &setup);
         let source = a.hold(&pattern(1, 64));
@@ -168,7 +170,7 @@ fn a_peer_that_becomes_ready_gets_the_request() {
         a.send(2, &[source.all()]);
         b.recv(3, &[target.all()]);
         std::thread::sleep(Duration::from_millis(50));
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
         becomes_ready(&mut b, to_a, &setup);
         // Without polling.
@@ -180,7 +182,7 @@ fn a_peer_that_becomes_ready_gets_the_request() {
 
 #[test]
 fn a_peer_that_stays_silent_costs_the_retries() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // 4.096 µs × 2¹², three times: 50 ms.
         let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
         let (mut a, _b, _) = not_ready(place, &setup);
@@ -196,7 +198,7 @@ fn a_peer_that_stays_silent_costs_the_retries() {
 
 #[test]
 fn held_back_requests_resume_with_the_send_queue() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup::default();
         let (mut a, mut b, to_a) = not_ready(place, &setup);
         let source = a.hold(&pattern(1, 64));
@@ -220,12 +222,12 @@ fn held_back_requests_resume_with_the_send_queue() {
 #[test]
 fn timeout_zero_is_infinite() {
     let setup = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
-    let (mut a, mut b, to_a) = not_ready(Place::Elsewhere, &setup);
+    let (mut a, mut b, to_a) = not_ready(Placement::OtherProcess, &setup);
     let source = a.hold(&pattern(1, 64));
     let target = b.register(Kind::Anonymous, 64, 0);
     a.write(1, &[source.all()], (target.addr, target.key));
     std::thread::sleep(A_WHILE);
-    a.has_nothing(Which::Send);
+    a.has_nothing(CqKind::Send);
     becomes_ready(&mut b, to_a, &setup);
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
 }
@@ -233,7 +235,7 @@ fn timeout_zero_is_infinite() {
 #[test]
 fn a_peer_that_never_existed_costs_the_retries() {
     let setup = Setup { timeout: 10, retry_cnt: 1, ..Setup::default() };
-    let mut a = End::new(Place::Here);
+    let mut a = End::new(Placement::SameProcess);
     let me = a.open(&setup);
     // Another queue pair number prefix; most are unused.
     let nobody = (1..0xfff).map(|i| (me ^ (i << 12)) & 0xff_f000).find(|qpn| {
@@ -253,7 +255,7 @@ fn user() -> u32 {
 
 #[test]
 fn a_destroyed_peer_is_not_waited_for() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // Eight times 8.6 s.
         let setup = Setup { timeout: 21, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);

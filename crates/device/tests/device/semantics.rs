@@ -11,7 +11,7 @@ use millstream_device::types::{
 };
 use millstream_device::{MAX_MSG, MAX_SGE};
 
-use crate::support::{Command, End, Kind, Place, Setup, Which, pair, request};
+use crate::support::{Command, CqKind, End, Kind, Placement, Setup, pair, request};
 
 /// Each rule with its tests, as `file::test` of this crate's tests, or a path below `crates`.
 const RULES: &[(&str, &[&str])] = &[
@@ -230,7 +230,7 @@ fn each_rule_has_its_tests() {
 
 #[test]
 fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (opcode, at, len) in [
             (WR_RDMA_WRITE, u64::MAX, 1),
             (WR_RDMA_WRITE, u64::MAX - 7, 8),
@@ -252,7 +252,7 @@ fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
 
 #[test]
 fn sums_of_lengths_do_not_wrap() {
-    let (mut a, mut b) = pair(Place::Here, &Setup::default());
+    let (mut a, mut b) = pair(Placement::SameProcess, &Setup::default());
     let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
     b.recv(7, &[target.all()]);
     // 2^32 and 2^32 + 32 bytes: truncated to 32 bits they would fit inline data and the receive.
@@ -267,7 +267,7 @@ fn sums_of_lengths_do_not_wrap() {
             }
         }
     }
-    b.has_nothing(Which::Recv);
+    b.has_nothing(CqKind::Recv);
     a.send(2, &[source.all()]);
     assert_eq!((a.sent(1)[0].status, b.received(1)[0].byte_len), (WC_SUCCESS, 64));
 }
@@ -275,7 +275,7 @@ fn sums_of_lengths_do_not_wrap() {
 #[test]
 fn the_longest_message_is_accepted_and_no_longer_one() {
     let setup = Setup { sges: MAX_SGE, ..Setup::default() };
-    let (mut a, _b) = pair(Place::Here, &setup);
+    let (mut a, _b) = pair(Placement::SameProcess, &setup);
     let part = u32::try_from(MAX_MSG / u64::from(MAX_SGE)).expect("a part of it");
     let source = a.register(Kind::Anonymous, part as usize + 1, 0);
     let mut sges = vec![source.part(0, part as usize); MAX_SGE as usize];
@@ -291,7 +291,7 @@ fn timers_die_with_their_queue_pair() {
     // 67 ms, with one retry.
     let setup = Setup { timeout: 14, retry_cnt: 1, ..Setup::default() };
     for destroyed in [false, true] {
-        let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+        let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
         let (to_a, to_b) = (a.open(&setup), b.open(&setup));
         a.connect_to(to_b, &setup);
         let source = a.hold(&[1; 64]);
@@ -310,14 +310,14 @@ fn timers_die_with_their_queue_pair() {
         b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
         b.recv(2, &[]);
         std::thread::sleep(Duration::from_millis(250));
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         assert_eq!(a.state(), QpState::Rts);
         a.send(3, &[]);
         assert_eq!(a.sent(1)[0].wr_id, 3);
         // The timer of the new connection does fire.
-        let mut lonely = End::new(Place::Here);
+        let mut lonely = End::new(Placement::SameProcess);
         lonely.open(&setup);
-        let mut silent = End::new(Place::Elsewhere);
+        let mut silent = End::new(Placement::OtherProcess);
         let number = silent.open(&setup);
         lonely.connect_to(number, &setup);
         lonely.send(4, &[]);
@@ -329,7 +329,7 @@ fn timers_die_with_their_queue_pair() {
 fn retry_count_seven_is_finite() {
     // 4.19 ms, with seven retries.
     let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
-    let (mut a, mut b) = (End::new(Place::Here), End::new(Place::Elsewhere));
+    let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
     a.open(&setup);
     a.connect_to(b.open(&setup), &setup);
     let start = Instant::now();

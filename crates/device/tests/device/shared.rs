@@ -11,8 +11,8 @@ use millstream_device::types::{Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE
 use millstream_device::{Cq, Errno, Srq};
 
 use crate::support::{
-    Adapter, Command, End, Kind, Place, SOON, Setup, attributes, connect_queue_pair, element, event,
-    has_begun, is_empty, next, request, wait_for,
+    Adapter, Command, End, Kind, Placement, Setup, TEST_TIMEOUT, attributes, connect_queue_pair, element,
+    event, has_begun, is_empty, next, request, wait_for,
 };
 
 /// `IBV_EVENT_QP_ACCESS_ERR`, `IBV_EVENT_SRQ_LIMIT_REACHED`, `IBV_EVENT_QP_LAST_WQE_REACHED`
@@ -177,7 +177,7 @@ fn a_limit_that_is_set_during_a_send_is_reported() {
             (0..race % 64).for_each(|_| std::hint::spin_loop());
             queues.srq.set_limit(1).expect("within the size");
             wait_for_turn(2 * race + 2);
-            assert_eq!(event(&queues.adapter.context, SOON), Some(LIMIT_REACHED), "race {race}");
+            assert_eq!(event(&queues.adapter.context, TEST_TIMEOUT), Some(LIMIT_REACHED), "race {race}");
             next(&queues.received);
             next(&queues.sent);
         }
@@ -221,7 +221,7 @@ fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
     let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 2, 1).expect("a shared queue"));
     let shared = RecvSource::Shared(srq.clone());
     let receiver = adapter.qp_with(&cq, QpType::Rc, shared).expect("a queue pair");
-    let mut sender = End::new(Place::Elsewhere);
+    let mut sender = End::new(Placement::OtherProcess);
     let to = sender.open(&setup);
     connect_queue_pair(&receiver, to, &setup);
     sender.connect_to(receiver.qpn(), &setup);

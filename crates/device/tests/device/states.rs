@@ -7,14 +7,14 @@ use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
 use millstream_device::{Errno, Qp};
 
 use crate::support::{
-    Command, Completion, End, Kind, Place, Setup, Which, attributes, mask, pair, pattern, request,
+    Command, Completion, CqKind, End, Kind, Placement, Setup, attributes, mask, pair, pattern, request,
 };
 
 /// `IBV_EVENT_SQ_DRAINED`
 const SQ_DRAINED: u32 = 5;
 
 fn open() -> End {
-    let mut end = End::new(Place::Here);
+    let mut end = End::new(Placement::SameProcess);
     end.open(&Setup::default());
     end
 }
@@ -183,14 +183,14 @@ fn posting_depends_on_the_qp_state() {
 
 #[test]
 fn a_drained_queue_keeps_its_requests() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup::default();
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
         a.modify(QpState::Sqd, &setup);
         a.write(1, &[source.all()], (target.addr, target.key));
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         assert_ne!(b.load(&target, 0, 100), pattern(1, 100));
         a.modify(QpState::Rts, &setup);
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
@@ -225,7 +225,7 @@ fn sq_drained_is_reported_on_request() {
 
 #[test]
 fn access_rights_change_while_the_queue_pair_runs() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let shut = Setup { access: 0, ..Setup::default() };
         let (mut a, mut b) = pair(place, &shut);
         let source = a.hold(&pattern(1, 100));

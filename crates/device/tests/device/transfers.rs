@@ -8,7 +8,7 @@ use millstream_device::types::{
 use millstream_shm::PAGE;
 
 use crate::support::{
-    Command, Completion, End, GUARD, Kind, Place, Region, Reply, Request, Setup, Which, pair, pattern,
+    Command, Completion, CqKind, End, GUARD, Kind, Placement, Region, Reply, Request, Setup, pair, pattern,
     request,
 };
 
@@ -102,12 +102,12 @@ fn writes_then_reads(a: &mut End, b: &mut End, kind: Kind) {
 
 #[test]
 fn writes_and_reads_reach_every_kind_of_memory() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         for kind in Kind::WRITABLE {
             writes_then_reads(&mut a, &mut b, kind);
         }
-        if place == Place::Elsewhere {
+        if place == Placement::OtherProcess {
             writes_then_reads(&mut a, &mut b, Kind::MainStack);
         }
     }
@@ -115,7 +115,7 @@ fn writes_and_reads_reach_every_kind_of_memory() {
 
 #[test]
 fn whole_pages_of_plain_memory_can_be_mapped() {
-    let (mut a, _b) = pair(Place::Here, &Setup::default());
+    let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
     for kind in Kind::WRITABLE {
         let expected = match kind {
             Kind::Anonymous | Kind::Malloc | Kind::Brk | Kind::ThreadStack | Kind::Bss => 2 * PAGE,
@@ -129,7 +129,7 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
 
 #[test]
 fn write_sealed_memory_is_written_through_the_kernel() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let region = b.register(Kind::NoNewWriters, LEN, SKEW);
     b.forbid_new_writers(&region);
     let mut far = ExpectedMemory::new(&mut b, region, 1);
@@ -176,7 +176,7 @@ fn gathered(end: &mut End, region: &Region, sges: &[(u64, u32, u32)]) -> Vec<u8>
 
 #[test]
 fn messages_are_gathered_and_scattered() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.register(Kind::Anonymous, 4 * PAGE, 5);
         let target = b.register(Kind::Anonymous, 4 * PAGE, 9);
@@ -212,7 +212,7 @@ fn messages_are_gathered_and_scattered() {
 
 #[test]
 fn receivers_memory_of_every_kind_takes_messages() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     for kind in Kind::WRITABLE {
         let region = b.register(kind, LEN, SKEW);
         let mut far = ExpectedMemory::new(&mut b, region, 1);
@@ -229,7 +229,7 @@ fn receivers_memory_of_every_kind_takes_messages() {
 
 #[test]
 fn the_senders_memory_may_be_of_every_kind_too() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let target = b.register(Kind::Anonymous, LEN, SKEW);
     let readable = Kind::WRITABLE.into_iter().chain([Kind::ReadOnly]);
     for kind in readable {
@@ -247,7 +247,7 @@ fn the_senders_memory_may_be_of_every_kind_too() {
 
 #[test]
 fn inline_data_is_taken_when_posted() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.register(Kind::Anonymous, 256, 0);
         let target = b.register(Kind::Anonymous, 256, 1);
@@ -260,7 +260,7 @@ fn inline_data_is_taken_when_posted() {
             a.store(&source, 0, &pattern(len as u64, len));
             a.post(request(1, WR_SEND, &pieces(len), (0, 0)).inline());
             a.store(&source, 0, &[0xff; 256]);
-            a.has_nothing(Which::Send);
+            a.has_nothing(CqKind::Send);
             b.recv(2, &[target.all()]);
             assert_eq!(b.received(1), [Completion::ok(2, WC_OP_RECV, len)]);
             assert_eq!(b.load(&target, 0, len), pattern(len as u64, len), "SEND of {len} bytes");
@@ -276,7 +276,7 @@ fn inline_data_is_taken_when_posted() {
 
 #[test]
 fn immediate_data_arrives_with_its_message() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
@@ -310,7 +310,7 @@ fn immediate_data_arrives_with_its_message() {
 
 #[test]
 fn a_zero_length_transfer_checks_no_key() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, _b) = pair(place, &Setup::default());
         let empty = [(0xdead_0000, 0, 0x1234_5678)];
         a.write(1, &empty, (0xdead_0000, 0x1234_5678));
@@ -330,7 +330,7 @@ fn a_zero_length_transfer_checks_no_key() {
 #[test]
 fn unsignalled_requests_complete_silently() {
     let setup = Setup { signal_all: false, send_wr: 4, ..Setup::default() };
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
@@ -338,19 +338,19 @@ fn unsignalled_requests_complete_silently() {
         let silent = |wr_id| Request { flags: 0, ..request(wr_id, WR_RDMA_WRITE, &[source.all()], to) };
         for round in 0..10 {
             (0..3).for_each(|i| a.post(silent(round * 10 + i)));
-            a.has_nothing(Which::Send);
+            a.has_nothing(CqKind::Send);
             a.write(round * 10 + 3, &[source.all()], to);
             // The completion of the last request frees all four slots of the queue.
             assert_eq!(a.sent(1), [Completion::ok(round * 10 + 3, WC_OP_RDMA_WRITE, 0)]);
         }
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         assert_eq!(b.load(&target, 0, 64), pattern(1, 64));
     }
 }
 
 #[test]
 fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let old = a.register(Kind::Anonymous, 8, 0);
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile, Kind::NoNewWriters] {
@@ -391,7 +391,7 @@ fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
 
 #[test]
 fn an_atomic_write_stores_eight_bytes() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup { inline: 0, ..Setup::default() });
         let source = a.hold(&pattern(5, 64));
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile] {
@@ -423,7 +423,7 @@ fn an_atomic_write_stores_eight_bytes() {
 #[test]
 fn no_count_is_lost_between_initiators() {
     const EACH: u64 = 3000;
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let old = a.register(Kind::Anonymous, 8, 0);
     let theirs = b.register(Kind::Anonymous, 8, 0);
     // The counters' owner is this process; both ends add to them.
@@ -464,7 +464,7 @@ fn no_count_is_lost_between_initiators() {
 #[test]
 fn a_queue_pair_can_be_connected_to_itself() {
     let setup = Setup::default();
-    let mut a = End::new(Place::Here);
+    let mut a = End::new(Placement::SameProcess);
     let me = a.open(&setup);
     a.connect_to(me, &setup);
     let source = a.hold(&pattern(1, 1000));
@@ -482,7 +482,7 @@ fn a_queue_pair_can_be_connected_to_itself() {
 
 #[test]
 fn flags_of_the_wrong_operation_are_refused() {
-    let (mut a, mut b) = pair(Place::Here, &Setup::default());
+    let (mut a, mut b) = pair(Placement::SameProcess, &Setup::default());
     let source = a.hold(&[0; 300]);
     let target = b.register(Kind::Anonymous, 300, 0);
     let to = (target.addr, target.key);

@@ -17,8 +17,8 @@ use millstream_device::{Errno, Mr, Mw, Qp};
 use millstream_shm::PAGE;
 
 use crate::support::{
-    Adapter, Command, Completion, End, Place, Region, Reply, Request, Setup, Which, connect, has_begun, next,
-    pair, pattern, poison, request,
+    Adapter, Command, Completion, CqKind, End, Placement, Region, Reply, Request, Setup, connect, has_begun,
+    next, pair, pattern, poison, request,
 };
 
 const LEN: usize = 5 * PAGE;
@@ -42,11 +42,11 @@ struct MwFixture {
 }
 
 impl MwFixture {
-    fn new(place: Place) -> Self {
+    fn new(place: Placement) -> Self {
         Self::with_access(place, BINDABLE)
     }
 
-    fn with_access(place: Place, access: u32) -> Self {
+    fn with_access(place: Placement, access: u32) -> Self {
         let (owner, mut peer) = pair(place, &Setup::default());
         let mut memory = pattern(9, LEN + PAGE);
         // At a page boundary, so that inner pages can be mapped.
@@ -130,7 +130,7 @@ fn send_with_inv(key: u32) -> Request {
 
 #[test]
 fn a_window_covers_only_its_range() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (kind, based) in [(MwType::Type1, 0), (MwType::Type2, 0), (MwType::Type2, ACCESS_ZERO_BASED)] {
             let mut fixture = MwFixture::new(place);
             let start = if based == 0 { fixture.addr() + AT as u64 } else { 0 };
@@ -164,7 +164,7 @@ fn a_window_covers_only_its_range() {
 
 #[test]
 fn a_window_allows_what_it_was_bound_for() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for kind in [MwType::Type1, MwType::Type2] {
             for (access, opcode, allowed) in [
                 (ACCESS_REMOTE_READ, WR_RDMA_READ, true),
@@ -196,7 +196,7 @@ fn a_window_allows_what_it_was_bound_for() {
 
 #[test]
 fn only_the_queue_pair_that_bound_it_serves_a_window_of_type_2() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (kind, status) in [(MwType::Type1, WC_SUCCESS), (MwType::Type2, WC_REM_ACCESS_ERR)] {
             let mut fixture = MwFixture::new(place);
             let key = fixture.bound(kind, REMOTE).key();
@@ -228,7 +228,7 @@ enum Way {
 #[test]
 fn a_region_with_bound_windows_cannot_be_deregistered() {
     use Way::*;
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for (kind, way) in [
             (MwType::Type1, BindNothing),
             (MwType::Type1, BindOther),
@@ -240,7 +240,7 @@ fn a_region_with_bound_windows_cannot_be_deregistered() {
         ] {
             let what = format!("{kind:?} {way:?}");
             let mut fixture = MwFixture::new(place);
-            let other = MwFixture::new(Place::Here);
+            let other = MwFixture::new(Placement::SameProcess);
             let mw = fixture.bound(kind, REMOTE);
             let (key, addr) = (mw.key(), fixture.addr() + AT as u64);
             assert_eq!(fixture.try_op(WR_RDMA_WRITE, key, addr, SHOWN), WC_SUCCESS, "{what}");
@@ -292,7 +292,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
     let kept = std::cell::RefCell::new(Vec::new());
     let mut refused = |access: u32, kind: MwType, wanted: u32, change: &dyn Fn(&MwFixture, &mut MwBind)| {
         case += 1;
-        let mut fixture = MwFixture::with_access(Place::Here, access);
+        let mut fixture = MwFixture::with_access(Placement::SameProcess, access);
         let mw = fixture.window(kind);
         let mut bind = fixture.part(&mw, wanted);
         change(&fixture, &mut bind);
@@ -327,7 +327,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
     refused(BINDABLE, MwType::Type2, REMOTE, &|_, bind| bind.len = 0);
 
     // A window of type 2 cannot be bound again while it is bound, and keeps its binding.
-    let mut fixture = MwFixture::new(Place::Here);
+    let mut fixture = MwFixture::new(Placement::SameProcess);
     let mw = fixture.bound(MwType::Type2, REMOTE);
     let again = fixture.part(&mw, REMOTE);
     assert_eq!(fixture.bind(&again), WC_MW_BIND_ERR);
@@ -336,7 +336,7 @@ fn binds_that_are_refused_when_they_are_carried_out() {
 
 #[test]
 fn binds_that_are_refused_when_they_are_posted() {
-    let fixture = MwFixture::new(Place::Here);
+    let fixture = MwFixture::new(Placement::SameProcess);
     let refused = |bind: MwBind, what: &str| {
         assert_eq!(fixture.qp().post_bind(1, SEND_SIGNALED, &bind), Err(Errno::INVAL), "{what}");
     };
@@ -391,7 +391,7 @@ fn binds_that_are_refused_when_they_are_posted() {
 
 #[test]
 fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         type Make = fn(&mut MwFixture) -> u32;
         let keys: [(&str, Make); 6] = [
             ("a region", |fixture| fixture.mr.key()),
@@ -432,7 +432,7 @@ fn only_windows_of_type_2_can_be_invalidated_by_their_queue_pairs() {
 
 #[test]
 fn a_reused_key_shows_its_current_region() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         // The owner chooses the same key at once.
         let mut fixture = MwFixture::new(place);
         let mw = fixture.window(MwType::Type2);
@@ -464,11 +464,11 @@ fn a_reused_key_shows_its_current_region() {
 
 #[test]
 fn an_invalidation_waits_for_its_receive_like_any_send() {
-    let mut fixture = MwFixture::new(Place::Elsewhere);
+    let mut fixture = MwFixture::new(Placement::OtherProcess);
     let key = fixture.bound(MwType::Type2, REMOTE).key();
     let local = fixture.local.part(0, 100);
     fixture.peer.post(Request { sges: vec![local], ..send_with_inv(key) });
-    fixture.peer.has_nothing(Which::Send);
+    fixture.peer.has_nothing(CqKind::Send);
     let room = fixture.owner.register(crate::support::Kind::Anonymous, 100, 0);
     fixture.owner.recv(1, &[room.all()]);
     assert_eq!(fixture.peer.sent(1), [Completion::ok(6, WC_OP_SEND, 0)]);
@@ -482,7 +482,7 @@ fn an_invalidation_waits_for_its_receive_like_any_send() {
 #[test]
 fn no_access_through_a_deallocated_window() {
     for way in [Way::BindNothing, Way::LocalInvalidate, Way::Deallocate] {
-        let mut fixture = MwFixture::new(Place::Elsewhere);
+        let mut fixture = MwFixture::new(Placement::OtherProcess);
         let kind = if way == Way::BindNothing { MwType::Type1 } else { MwType::Type2 };
         let mw = fixture.bound(kind, REMOTE);
         let bytes = vec![0xabu8; LEN];
@@ -515,7 +515,7 @@ fn no_access_through_a_deallocated_window() {
 
 #[test]
 fn a_failed_window_request_flushes_those_behind_it() {
-    let mut fixture = MwFixture::new(Place::Here);
+    let mut fixture = MwFixture::new(Placement::SameProcess);
     let mw = fixture.window(MwType::Type2);
     let bad = MwBind { region: 0, ..fixture.part(&mw, REMOTE) };
     fixture.qp().post_bind(1, 0, &bad).expect("room");
@@ -528,12 +528,12 @@ fn a_failed_window_request_flushes_those_behind_it() {
 
 #[test]
 fn a_bind_keeps_its_place_in_the_queue() {
-    let mut fixture = MwFixture::new(Place::Here);
+    let mut fixture = MwFixture::new(Placement::SameProcess);
     let mw = fixture.window(MwType::Type2);
     let bind = fixture.part(&mw, REMOTE);
     fixture.owner.modify(QpState::Sqd, &Setup::default());
     fixture.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
-    fixture.owner.has_nothing(Which::Send);
+    fixture.owner.has_nothing(CqKind::Send);
     fixture
         .mr
         .rereg(&ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() })

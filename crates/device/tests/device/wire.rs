@@ -19,7 +19,8 @@ use millstream_wire::{
 };
 
 use crate::support::{
-    Command as Order, End, Kind, Place, Process, SOON, Setup, Which, own_network, pair, pattern, request,
+    Command as Order, CqKind, End, Kind, Placement, Process, Setup, TEST_TIMEOUT, own_network, pair, pattern,
+    request,
 };
 
 /// Modules whose tests apply to both paths.
@@ -132,7 +133,7 @@ fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
 pub(crate) fn killed_peer() {
     // 16.8 ms, with three retries.
     let setup = Setup { timeout: 12, retry_cnt: 3, ..Setup::default() };
-    let (mut a, mut b) = pair(Place::Elsewhere, &setup);
+    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
     let source = a.hold(&pattern(1, 10_000));
     let target = b.register(Kind::Anonymous, 10_000, 0);
     a.write(1, &[source.all()], (target.addr, target.key));
@@ -157,7 +158,7 @@ fn a_receiver_that_stops_polling_has_acknowledged() {
 
 /// In another process.
 pub(crate) fn prompt_ack() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let mut waits: Vec<Duration> = (0..TIMES)
         .map(|wr_id| {
@@ -190,7 +191,7 @@ fn a_busy_receiver_acknowledges_first() {
 
 /// In another process, which captures its packets.
 pub(crate) fn busy_receiver() {
-    let (mut a, mut b) = pair(Place::Elsewhere, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let capture = format!("{}.pcap", std::process::id());
     let captured = || std::fs::metadata(&capture).expect("a capture").len();
@@ -210,8 +211,8 @@ pub(crate) fn busy_receiver() {
 
 /// Polls without a pause until a message has arrived, and not afterwards.
 fn poll_one_receive(end: &End) {
-    let (queue, mut taken) = (end.actor().cq(Which::Recv), [Wc::default()]);
-    let deadline = Instant::now() + SOON;
+    let (queue, mut taken) = (end.actor().cq(CqKind::Recv), [Wc::default()]);
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while queue.poll(&mut taken).expect("a queue") == 0 {
         assert!(Instant::now() < deadline, "no message comes");
     }
@@ -227,7 +228,7 @@ pub(crate) fn stray_disconnect() {
     if !own_network("a_disconnect_request_to_an_exited_manager_is_answered") {
         return;
     }
-    let (_a, _b) = pair(Place::Here, &Setup::default());
+    let (_a, _b) = pair(Placement::SameProcess, &Setup::default());
     // Another loopback address stands for another host.
     let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
     let elsewhere = second_socket(there);
@@ -242,7 +243,7 @@ pub(crate) fn stray_disconnect() {
     let covered = packet.len() - ICRC_LEN;
     let icrc = flow.icrc(&packet[..covered], 0);
     packet[covered..].copy_from_slice(&icrc);
-    elsewhere.set_read_timeout(Some(SOON)).expect("a socket");
+    elsewhere.set_read_timeout(Some(TEST_TIMEOUT)).expect("a socket");
     elsewhere.send_to(&packet, (here, UDP_PORT)).expect("sent");
     let mut bytes = [0; 1024];
     let len = elsewhere.recv(&mut bytes).expect("an answer");
@@ -315,7 +316,7 @@ fn unexpected_packets(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
 /// In another process.
 pub(crate) fn invalid_datagrams() {
     let setup = Setup::default();
-    let (mut a, mut b) = pair(Place::Here, &setup);
+    let (mut a, mut b) = pair(Placement::SameProcess, &setup);
     let source = a.hold(&pattern(1, 3000));
     let target = b.register(Kind::Anonymous, 3000, 0);
     b.store(&target, 0, &pattern(2, 3000));
@@ -356,8 +357,8 @@ pub(crate) fn invalid_datagrams() {
 
     assert_eq!(b.load(&target, 0, 3000), pattern(2, 3000), "memory");
     for end in [&mut a, &mut b] {
-        end.has_nothing(Which::Send);
-        end.has_nothing(Which::Recv);
+        end.has_nothing(CqKind::Send);
+        end.has_nothing(CqKind::Recv);
         assert_eq!(end.state(), QpState::Rts);
         assert_eq!(end.async_event(Duration::ZERO), None);
     }

@@ -7,7 +7,7 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Command, Completion, Kind, Place, Random, Setup, Which, from_environment, pair, pattern, request,
+    Command, Completion, CqKind, Kind, Placement, Random, Setup, from_environment, pair, pattern, request,
 };
 
 /// Most requests of a list.
@@ -20,7 +20,7 @@ const LARGEST: u64 = 6000;
 #[test]
 fn everything_arrives_once_and_in_order() {
     let mut random = Random::new(from_environment("MILLSTREAM_SEED", 1));
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for signal_all in [false, true] {
             let setup = Setup { signal_all, ..Setup::default() };
             let (mut a, mut b) = pair(place, &setup);
@@ -86,8 +86,8 @@ fn everything_arrives_once_and_in_order() {
                     let bytes = b.load(&places, slot(index).0 as isize, len);
                     assert!(bytes == data[at..at + len], "message {index} of {len} bytes");
                 }
-                a.has_nothing(Which::Send);
-                b.has_nothing(Which::Recv);
+                a.has_nothing(CqKind::Send);
+                b.has_nothing(CqKind::Recv);
             }
         }
     }
@@ -96,7 +96,7 @@ fn everything_arrives_once_and_in_order() {
 /// The receiver's completion queue has room for a part of a group of SENDs.
 #[test]
 fn completions_that_fit_are_delivered_despite_overrun() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         for room in 1..=8 {
             let (mut a, mut b) = pair(place, &Setup { recv_cqe: 8, ..Setup::default() });
             let source = a.hold(&[1; 64]);
@@ -123,7 +123,7 @@ fn completions_that_fit_are_delivered_despite_overrun() {
 /// next batch is posted.
 #[test]
 fn a_batch_is_posted_whole_or_not_at_all() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let setup = Setup { send_wr: 16, sges: 8, signal_all: false, ..Setup::default() };
         let (mut a, mut b) = pair(place, &setup);
         let source = a.hold(&[7; 64]);
@@ -149,7 +149,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
         a.post_batch(&filling);
         b.store(&target, 0, &[0; 64]);
         assert_eq!(a.attempt(Command::Batch(list[..2].to_vec())).err(), Some(libc::ENOMEM));
-        a.has_nothing(Which::Send);
+        a.has_nothing(CqKind::Send);
         assert_eq!(b.load(&target, 0, 64), [0; 64]);
         a.post_batch(&[write(5)]);
         assert_eq!(a.sent(1)[0].wr_id, 5);
@@ -162,7 +162,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
 /// The requests of a batch behind a failed one are flushed within the call.
 #[test]
 fn a_failure_flushes_the_rest_of_the_batch() {
-    for place in Place::BOTH {
+    for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &Setup::default());
         let source = a.hold(&[7; 64]);
         let target = b.hold(&[0; 64]);

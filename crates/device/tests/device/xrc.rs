@@ -25,7 +25,7 @@ const COMM_EST: u32 = 4;
 const SQ_DRAINED: u32 = 5;
 const LIMIT_REACHED: u32 = 15;
 
-const SOON: Duration = Duration::from_secs(10);
+const TEST_TIMEOUT: Duration = Duration::from_secs(10);
 const A_WHILE: Duration = Duration::from_millis(30);
 
 /// Takes a queue pair from RESET to RTS with the attributes that its type requires.
@@ -196,7 +196,7 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         ordinary.post(1, &[]).expect("room");
         let wr = SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() };
         assert_eq!(fixture.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
-        assert_eq!(event(&fixture.adapter.context, SOON), Some(REQ_ERR), "{which}");
+        assert_eq!(event(&fixture.adapter.context, TEST_TIMEOUT), Some(REQ_ERR), "{which}");
         assert_eq!(
             (fixture.sender.state(), fixture.receiver.state()),
             (QpState::Err, QpState::Err),
@@ -280,9 +280,9 @@ fn a_limit_is_reported_and_an_overflow_too() {
     assert_eq!(fixture.status(&queue.send()), WC_SUCCESS);
     assert_eq!(event(&fixture.adapter.context, A_WHILE), None);
     assert_eq!(fixture.status(&queue.send()), WC_SUCCESS);
-    assert_eq!(event(&fixture.adapter.context, SOON), Some(LIMIT_REACHED));
+    assert_eq!(event(&fixture.adapter.context, TEST_TIMEOUT), Some(LIMIT_REACHED));
     assert_ne!(fixture.status(&queue.send()), WC_SUCCESS);
-    let mut events = [(); 2].map(|()| event(&fixture.adapter.context, SOON).expect("one each"));
+    let mut events = [(); 2].map(|()| event(&fixture.adapter.context, TEST_TIMEOUT).expect("one each"));
     events.sort_unstable();
     assert_eq!(events, [CQ_ERR, 1], "of the completion queue, of the queue pair");
 }
@@ -491,5 +491,5 @@ fn the_first_message_is_reported_to_the_receiver_in_rtr() {
     to.modify(&attributes(&setup, QpState::Rtr, from.qpn()), attr::STATE | rtr).expect("to RTR");
     from.post_send(&queue.send()).expect("room");
     assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
-    assert_eq!(event(&adapter.context, SOON), Some(COMM_EST));
+    assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(COMM_EST));
 }

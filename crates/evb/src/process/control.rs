@@ -1,11 +1,11 @@
-//! Control connection: the core's messages over [`Messenger`].
+//! Control connection: the core's messages over [`MessageChannel`].
 //!
-//! The messenger's memory is bounded. Messages that do not fit wait in a backlog. The core bounds the backlog: the
+//! The message channel's memory is bounded. Messages that do not fit wait in a backlog. The core bounds the backlog: the
 //! manager has at most one assignment per credit outstanding, a builder unit one report per slot.
 
 use crate::core::Message;
 use millstream_rdma::Completion;
-use millstream_rdma::message::{MessageError, Messenger};
+use millstream_rdma::message::{MessageChannel, MessageError};
 use std::collections::VecDeque;
 
 /// Result of [`Control::receive`].
@@ -22,20 +22,20 @@ pub(super) enum Received {
 /// One end of a control connection.
 #[derive(Debug)]
 pub(super) struct Control {
-    messenger: Messenger,
+    messages: MessageChannel,
     backlog: VecDeque<Message>,
     /// The connection failed. The TCP stream's end shows the cause, or the core's timers expire.
     failed: bool,
 }
 
 impl Control {
-    pub(super) fn new(messenger: Messenger) -> Control {
-        Control { messenger, backlog: VecDeque::new(), failed: false }
+    pub(super) fn new(messages: MessageChannel) -> Control {
+        Control { messages, backlog: VecDeque::new(), failed: false }
     }
 
     /// The queue pair number.
     pub(super) fn qpn(&self) -> millstream_rdma::Qpn {
-        self.messenger.qpn()
+        self.messages.qpn()
     }
 
     /// Queues a message; [`flush`](Self::flush) sends it.
@@ -58,7 +58,7 @@ impl Control {
             self.backlog.pop_front();
         }
         if !self.failed {
-            let flushed = self.messenger.flush();
+            let flushed = self.messages.flush();
             self.note(flushed);
         }
     }
@@ -69,19 +69,19 @@ impl Control {
     /// completions raises events.
     pub(super) fn progress(&mut self) -> bool {
         let was_failed = self.failed;
-        let progress = self.messenger.progress();
+        let progress = self.messages.progress();
         self.note(progress).unwrap_or(!was_failed)
     }
 
     /// Handles a completion of a shared queue. Call [`flush`](Self::flush) after the last.
     pub(super) fn handle(&mut self, completion: &Completion) {
-        let handled = self.messenger.handle(completion);
+        let handled = self.messages.handle(completion);
         self.note(handled);
     }
 
     /// Takes the next message.
     pub(super) fn receive(&mut self) -> Received {
-        match self.messenger.receive() {
+        match self.messages.receive() {
             Ok(Some(bytes)) => Message::decode(bytes).map_or(Received::Malformed, Received::Message),
             Ok(None) => Received::Nothing,
             Err(_) => {
@@ -93,7 +93,7 @@ impl Control {
 
     /// False if there is no room. A message to a failed connection counts as sent.
     fn try_send(&mut self, message: &Message) -> bool {
-        let sent = self.messenger.send(&message.encode());
+        let sent = self.messages.send(&message.encode());
         if matches!(sent, Err(MessageError::Full { .. })) {
             return false;
         }

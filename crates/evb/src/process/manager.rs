@@ -14,8 +14,8 @@ use crate::core::summary::Totals;
 use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, listen};
-use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
-use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
+use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{Completion, CompletionQueue, WaitFd};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -92,7 +92,7 @@ pub fn run(
 
 /// Completion queues and descriptors to wait for.
 struct WaitSet {
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     control: CompletionQueue,
     /// TCP streams of the units; `None` once closed.
     channels: Vec<Option<Channel>>,
@@ -125,7 +125,8 @@ impl ManagerProcess {
         let device = super::open_device(setup)?;
         let readouts = setup.plan.readouts();
         let units = readouts + setup.plan.builders();
-        let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
+        let waiter =
+            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let mut rendezvous = Rendezvous::new(setup, waiter);
         rendezvous.admit_all(listener, stop)?;
         let builders: Vec<String> =
@@ -135,18 +136,18 @@ impl ManagerProcess {
             channel.send(&welcome).context("send the setup to a unit")?;
         }
         rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
-        let options = MessengerOptions::default();
+        let options = MessageChannelOptions::default();
         let depth = options.completions().saturating_mul(units as u32);
         let control = rendezvous.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);
         for (channel, _) in rendezvous.joined.iter_mut().flatten() {
-            let prepared = PreparedMessenger::new(&device, &control, &options)?;
-            let (messenger, _) = prepared.connect(
+            let prepared = PreparedMessageChannel::new(&device, &control, &options)?;
+            let (messages, _) = prepared.connect(
                 channel.stream().context("use a unit's TCP stream")?,
                 &[],
                 rendezvous.deadline,
             )?;
-            controls.push(Control::new(messenger));
+            controls.push(Control::new(messages));
         }
         rendezvous.await_all(stop, "ready", |frame| matches!(frame, ToManager::Ready))?;
         let mut channels = Vec::with_capacity(units);

@@ -19,9 +19,9 @@ use millstream_fragment::packetize::{FileExtent, Packetizer, Replay};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
-use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
+use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
 use millstream_rdma::queue::{SendList, Signal};
-use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Device, PreparedQueuePair, QueuePair, Region, RemoteMemory, Sge,
     WaitFd, WrId,
@@ -98,7 +98,7 @@ struct Source {
 
 /// Completion queues to wait for.
 struct WaitSet {
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     control: CompletionQueue,
     data: CompletionQueue,
 }
@@ -135,12 +135,13 @@ impl ReadoutProcess {
         let deadline = *deadline;
         let LocalResources { device, sources, input, headers, headers_per_batch } = local;
         let window = u64::from(setup.plan.window.get());
-        let waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = MessengerOptions::default();
+        let waiter =
+            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
+        let options = MessageChannelOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
-        let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) =
-            messenger.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
+        let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
+        let (messages, _) =
+            messages.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
         let requests_per_batch = BatchRequests::of(&sources, setup, device.limits().sges);
         let connection = requests_per_batch.connection(window);
@@ -173,7 +174,7 @@ impl ReadoutProcess {
         let process = ReadoutProcess {
             clock,
             core: Readout::new(ru, setup.plan.clone(), clock.now()),
-            control: Control::new(messenger),
+            control: Control::new(messages),
             peers,
             input,
             headers,

@@ -7,7 +7,7 @@ use super::startup::{self, Channel, ToManager, TryReceive};
 use crate::config::Setup;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
-use millstream_rdma::wait::Waiter;
+use millstream_rdma::wait::CompletionWaiter;
 use millstream_rdma::{Deadline, WaitFd};
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
@@ -21,7 +21,7 @@ const MAX_UNIDENTIFIED: usize = 1024;
 /// The units that have joined, by position: readout units, then builder units.
 pub(super) struct Rendezvous<'a> {
     setup: &'a Setup,
-    pub(super) waiter: Waiter,
+    pub(super) waiter: CompletionWaiter,
     /// Each unit's stream, and the address for data connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
@@ -32,7 +32,7 @@ pub(super) struct Rendezvous<'a> {
 
 impl<'a> Rendezvous<'a> {
     /// Starts without units.
-    pub(super) fn new(setup: &'a Setup, waiter: Waiter) -> Rendezvous<'a> {
+    pub(super) fn new(setup: &'a Setup, waiter: CompletionWaiter) -> Rendezvous<'a> {
         let units = setup.plan.readouts() + setup.plan.builders();
         let joined = (0..units).map(|_| None).collect();
         let timeout = startup::timeout(setup);

@@ -1,18 +1,18 @@
-//! Setup of messengers.
+//! Setup of message channels.
 #![forbid(unsafe_code)]
 
 use std::net::TcpStream;
 
+use super::channel::{MessageChannel, recv_id};
 use super::credits::MIN_WINDOW;
 use super::frame::{HEADER_LEN, LENGTH_LEN};
-use super::messenger::{Messenger, recv_id};
 use crate::connect::{ConnectError, PreparedQueuePair, RcOptions};
 use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::memory::{Access, MemoryError, Region};
 use crate::queue::{CompletionQueue, PostError, QueueError};
 
-/// Length of the messenger's own parameters in front of the private data, in bytes.
+/// Length of the message channel's own parameters in front of the private data, in bytes.
 const PARAMETERS_LEN: usize = 8;
 /// Maximum outstanding frames that only return credits.
 pub(super) const CREDIT_FRAMES: u16 = 2;
@@ -20,9 +20,9 @@ pub(super) const CREDIT_FRAMES: u16 = 2;
 const MIN_FRAME: u32 = 64;
 const MAX_FRAME: u32 = 1 << 20;
 
-/// Sizes of a messenger.
+/// Sizes of a message channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MessengerOptions {
+pub struct MessageChannelOptions {
     /// Frame size, in bytes, which limits a message. The smaller value of both sides is used.
     pub frame_bytes: u32,
     /// Number of send frames.
@@ -33,9 +33,9 @@ pub struct MessengerOptions {
     pub connection: RcOptions,
 }
 
-impl Default for MessengerOptions {
-    fn default() -> MessengerOptions {
-        MessengerOptions {
+impl Default for MessageChannelOptions {
+    fn default() -> MessageChannelOptions {
+        MessageChannelOptions {
             frame_bytes: 4096,
             send_frames: 16,
             recv_frames: 32,
@@ -44,19 +44,19 @@ impl Default for MessengerOptions {
     }
 }
 
-impl MessengerOptions {
+impl MessageChannelOptions {
     /// Maximum outstanding completions: the required depth of its completion queue.
     pub fn completions(&self) -> u32 {
         u32::from(self.send_frames) + u32::from(CREDIT_FRAMES) + u32::from(self.recv_frames)
     }
 }
 
-/// Why a messenger could not be set up.
+/// Why a message channel could not be set up.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PrepareError {
     /// An option is out of range.
-    #[error("messenger option {field} = {value} is out of range: must be {least} to {most}")]
+    #[error("message channel option {field} = {value} is out of range: must be {least} to {most}")]
     Option {
         /// The option.
         field: &'static str,
@@ -91,29 +91,29 @@ pub enum PrepareError {
     },
 }
 
-/// A messenger that is not connected; its receives are posted.
+/// A message channel that is not connected; its receives are posted.
 #[derive(Debug)]
-pub struct PreparedMessenger {
+pub struct PreparedMessageChannel {
     prepared: PreparedQueuePair,
     queue: CompletionQueue,
-    options: MessengerOptions,
+    options: MessageChannelOptions,
     outgoing: Region,
     incoming: Region,
 }
 
-impl PreparedMessenger {
+impl PreparedMessageChannel {
     /// Creates buffers and a queue pair, and posts the receives.
     ///
     /// `queue` gets all its completions. It may be shared with other queue pairs if it is deep enough. Then the caller
-    /// passes the messenger's completions, identified by their queue pair number, to [`Messenger::handle`].
+    /// passes the message channel's completions, identified by their queue pair number, to [`MessageChannel::handle`].
     ///
     /// # Errors
     /// [`PrepareError`] for an invalid option, or if the device refuses.
     pub fn new(
         device: &Device,
         queue: &CompletionQueue,
-        options: &MessengerOptions,
-    ) -> Result<PreparedMessenger, PrepareError> {
+        options: &MessageChannelOptions,
+    ) -> Result<PreparedMessageChannel, PrepareError> {
         let within = |field, value: u32, least: u32, most: u32| match (least..=most).contains(&value) {
             true => Ok(()),
             false => Err(PrepareError::Option { field, value, least, most }),
@@ -143,21 +143,21 @@ impl PreparedMessenger {
             let Ok(to) = incoming.sge(at, options.frame_bytes) else { continue };
             prepared.post_recv(&[to], recv_id(slot))?;
         }
-        Ok(PreparedMessenger { prepared, queue: queue.clone(), options: *options, outgoing, incoming })
+        Ok(PreparedMessageChannel { prepared, queue: queue.clone(), options: *options, outgoing, incoming })
     }
 
-    /// Connects to the messenger at the other end of `stream`; see [`PreparedQueuePair::connect`]. Also returns the peer's
+    /// Connects to the message channel at the other end of `stream`; see [`PreparedQueuePair::connect`]. Also returns the peer's
     /// private data.
     ///
     /// # Errors
     /// As [`PreparedQueuePair::connect`]; [`PrepareError::Parameters`] if the peer is not a
-    /// messenger.
+    /// message channel.
     pub fn connect(
         self,
         stream: &mut TcpStream,
         private_data: &[u8],
         deadline: Deadline,
-    ) -> Result<(Messenger, Vec<u8>), PrepareError> {
+    ) -> Result<(MessageChannel, Vec<u8>), PrepareError> {
         let mut parameters = Vec::with_capacity(PARAMETERS_LEN + private_data.len());
         parameters.extend_from_slice(&self.options.frame_bytes.to_be_bytes());
         parameters.extend_from_slice(&self.options.recv_frames.to_be_bytes());
@@ -170,14 +170,14 @@ impl PreparedMessenger {
         };
         let rest = rest.to_vec();
         let sendable = frame_bytes.min(self.options.frame_bytes);
-        let messenger = Messenger::new(
+        let messages = MessageChannel::new(
             connected.pair,
             self.queue,
             self.options,
             (self.outgoing, self.incoming),
             (sendable, window),
         );
-        Ok((messenger, rest))
+        Ok((messages, rest))
     }
 }
 

@@ -321,7 +321,7 @@ unsafe impl Send for CompletionQueue {}
 unsafe impl Sync for CompletionQueue {}
 
 impl CompletionQueue {
-    /// Creates a queue of `depth` entries for polling. [`Waiter::completion_queue`](crate::wait::Waiter::completion_queue)
+    /// Creates a queue of `depth` entries for polling. [`CompletionWaiter::completion_queue`](crate::wait::CompletionWaiter::completion_queue)
     /// creates one that a thread can block on.
     ///
     /// # Errors

@@ -17,7 +17,8 @@ use millstream_shm::poll_readable;
 use serde::{Deserialize, Serialize};
 
 use crate::support::{
-    Adapter, Kind, Memory, Random, SOON, Setup, Usage, connect_queue_pair, recv_from_parent, send_to_parent,
+    Adapter, Kind, Memory, Random, Setup, TEST_TIMEOUT, Usage, connect_queue_pair, recv_from_parent,
+    send_to_parent,
 };
 
 pub(super) const CONNECTIONS: usize = 3;
@@ -450,8 +451,8 @@ impl<'a> Load<'a> {
         let fds = sides.map(|(_, channel)| channel.as_fd());
         if self.idle {
             self.idle = false;
-            let events = poll_readable(&fds, Some(SOON)).expect("two descriptors");
-            assert!(events.contains(&true), "no event within {SOON:?}: the requests hang");
+            let events = poll_readable(&fds, Some(TEST_TIMEOUT)).expect("two descriptors");
+            assert!(events.contains(&true), "no event within {TEST_TIMEOUT:?}: the requests hang");
         } else {
             self.idle = true;
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-use crate::support::{Process, Random, SOON, Usage, from_environment, wire};
+use crate::support::{Process, Random, TEST_TIMEOUT, Usage, from_environment, wire};
 use load::{Addresses, Command, Reply};
 
 #[test]
@@ -110,7 +110,11 @@ fn soak(kills: u64, seed: u64) {
 
         let mut now = left.usage();
         while !now.same(&left.initial_usage) {
-            assert!(killed.elapsed() < SOON, "round {round}: {now:#?} is left of {:#?}", left.initial_usage);
+            assert!(
+                killed.elapsed() < TEST_TIMEOUT,
+                "round {round}: {now:#?} is left of {:#?}",
+                left.initial_usage
+            );
             std::thread::sleep(Duration::from_millis(1));
             now = left.usage();
         }

@@ -13,8 +13,8 @@ use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Channel, Cq, Srq};
 
 use crate::support::{
-    Adapter, Process, Random, SOON, Setup, connect_queue_pair, event, from_environment, next, readable,
-    recv_from_parent, send_to_parent, wait_for,
+    Adapter, Process, Random, Setup, TEST_TIMEOUT, connect_queue_pair, event, from_environment, next,
+    readable, recv_from_parent, send_to_parent, wait_for,
 };
 
 /// `IBV_EVENT_SRQ_LIMIT_REACHED`
@@ -136,7 +136,7 @@ impl Receiver {
         self.received.arm(false);
         process.send_line(&qp.qpn().to_string());
         assert_eq!(process.recv_line(), "sent");
-        assert!(readable(&*self.channel, SOON), "the event of a new sender");
+        assert!(readable(&*self.channel, TEST_TIMEOUT), "the event of a new sender");
         self.take_event();
         assert_eq!(next(&self.received).status, WC_SUCCESS);
         self.post_receives(&qp);

@@ -95,7 +95,7 @@ impl From<&Wc> for Completion {
 
 /// One of an end's two completion queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum Which {
+pub(crate) enum CqKind {
     Send,
     Recv,
 }
@@ -143,17 +143,17 @@ pub(crate) enum Command {
     },
     /// Polls until there are `count` completions or `within_ms` have passed.
     Poll {
-        which: Which,
+        which: CqKind,
         count: usize,
         within_ms: u64,
     },
     Arm {
-        which: Which,
+        which: CqKind,
         solicited: bool,
     },
     /// Waits for a completion event without polling. Answers whether one arrived.
     AwaitEvent {
-        which: Which,
+        which: CqKind,
         within_ms: u64,
     },
     /// Waits for the next asynchronous event. Answers with its type.
@@ -230,10 +230,10 @@ impl Queues {
         Ok(Self { qp, send, recv })
     }
 
-    fn which(&self, which: Which) -> &(Arc<Cq>, Arc<Channel>) {
+    fn which(&self, which: CqKind) -> &(Arc<Cq>, Arc<Channel>) {
         match which {
-            Which::Send => &self.send,
-            Which::Recv => &self.recv,
+            CqKind::Send => &self.send,
+            CqKind::Recv => &self.recv,
         }
     }
 }
@@ -338,7 +338,7 @@ impl Actor {
     }
 
     /// One of the completion queues.
-    pub(crate) fn cq(&self, which: Which) -> &Arc<Cq> {
+    pub(crate) fn cq(&self, which: CqKind) -> &Arc<Cq> {
         &self.queues().which(which).0
     }
 
@@ -404,7 +404,7 @@ impl Actor {
             }
             Command::Hammer(request) => loop {
                 self.send(std::slice::from_ref(&request))?;
-                let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
+                let Reply::Completions(found) = self.poll(CqKind::Send, 1, super::TEST_TIMEOUT)? else {
                     unreachable!("polling answers with completions")
                 };
                 if found.iter().any(|completion| completion.status != WC_SUCCESS) {
@@ -414,7 +414,7 @@ impl Actor {
             Command::Repeat(request, times) => {
                 for _ in 0..times {
                     self.send(std::slice::from_ref(&request))?;
-                    let Reply::Completions(found) = self.poll(Which::Send, 1, super::SOON)? else {
+                    let Reply::Completions(found) = self.poll(CqKind::Send, 1, super::TEST_TIMEOUT)? else {
                         unreachable!("polling answers with completions")
                     };
                     assert_eq!(found.first().map(|completion| completion.status), Some(WC_SUCCESS));
@@ -529,7 +529,7 @@ impl Actor {
         }
     }
 
-    fn poll(&self, which: Which, count: usize, within: Duration) -> Result<Reply, Errno> {
+    fn poll(&self, which: CqKind, count: usize, within: Duration) -> Result<Reply, Errno> {
         let deadline = Instant::now() + within;
         let mut found = Vec::new();
         let mut out = [Wc::default(); 16];

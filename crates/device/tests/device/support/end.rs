@@ -8,29 +8,29 @@ use millstream_device::types::{
     WR_SEND_WITH_IMM,
 };
 
-use super::SOON;
-use super::actor::{ALL_ACCESS, Actor, Command, Completion, Reply, Request, Setup, Which};
+use super::TEST_TIMEOUT;
+use super::actor::{ALL_ACCESS, Actor, Command, Completion, CqKind, Reply, Request, Setup};
 use super::memory::Kind;
 use super::process::Process;
 
 /// The process of an end of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Placement {
     /// This process.
-    Here,
+    SameProcess,
     /// Another process.
-    Elsewhere,
+    OtherProcess,
 }
 
-impl Place {
-    pub(crate) const BOTH: [Self; 2] = [Self::Here, Self::Elsewhere];
+impl Placement {
+    pub(crate) const BOTH: [Self; 2] = [Self::SameProcess, Self::OtherProcess];
 }
 
 /// One end of a connection.
 #[derive(Debug)]
 pub(crate) enum End {
-    Here(Box<Actor>),
-    Elsewhere(Box<Process>),
+    SameProcess(Box<Actor>),
+    OtherProcess(Box<Process>),
 }
 
 /// A registered region of an end.
@@ -58,26 +58,26 @@ impl Region {
 
 impl End {
     /// An end without queues.
-    pub(crate) fn new(place: Place) -> Self {
+    pub(crate) fn new(place: Placement) -> Self {
         match place {
-            Place::Here => Self::Here(Box::new(Actor::new())),
-            Place::Elsewhere => Self::Elsewhere(Box::new(Process::start("actor"))),
+            Placement::SameProcess => Self::SameProcess(Box::new(Actor::new())),
+            Placement::OtherProcess => Self::OtherProcess(Box::new(Process::start("actor"))),
         }
     }
 
     /// The actor behind an end in this process.
     pub(crate) fn actor(&self) -> &Actor {
         match self {
-            Self::Here(actor) => actor,
-            Self::Elsewhere(_) => panic!("the end is elsewhere"),
+            Self::SameProcess(actor) => actor,
+            Self::OtherProcess(_) => panic!("the end is elsewhere"),
         }
     }
 
     /// The process behind an end elsewhere.
     pub(crate) fn process(&mut self) -> &mut Process {
         match self {
-            Self::Here(_) => panic!("the end is here"),
-            Self::Elsewhere(process) => process,
+            Self::SameProcess(_) => panic!("the end is here"),
+            Self::OtherProcess(process) => process,
         }
     }
 
@@ -94,8 +94,8 @@ impl End {
     /// Executes a command. An error is its errno.
     pub(crate) fn attempt(&mut self, command: Command) -> Result<Reply, i32> {
         let reply = match self {
-            Self::Here(actor) => actor.obey(command),
-            Self::Elsewhere(_) => {
+            Self::SameProcess(actor) => actor.obey(command),
+            Self::OtherProcess(_) => {
                 self.begin(&command);
                 self.answer()
             }
@@ -223,15 +223,15 @@ impl End {
         self.run(Command::Recv { wr_id, sges: sges.to_vec() });
     }
 
-    /// Polls for `count` completions, which must arrive within [`SOON`](super::SOON).
-    pub(crate) fn completions(&mut self, which: Which, count: usize) -> Vec<Completion> {
-        let found = self.poll(which, count, SOON);
+    /// Polls for `count` completions, which must arrive within [`TEST_TIMEOUT`](super::TEST_TIMEOUT).
+    pub(crate) fn completions(&mut self, which: CqKind, count: usize) -> Vec<Completion> {
+        let found = self.poll(which, count, TEST_TIMEOUT);
         assert_eq!(found.len(), count, "completions of {which:?}: {found:?}");
         found
     }
 
     /// Polls for up to `count` completions.
-    pub(crate) fn poll(&mut self, which: Which, count: usize, within: Duration) -> Vec<Completion> {
+    pub(crate) fn poll(&mut self, which: CqKind, count: usize, within: Duration) -> Vec<Completion> {
         match self.run(Command::Poll { which, count, within_ms: within.as_millis() as u64 }) {
             Reply::Completions(found) => found,
             other => panic!("{other:?}"),
@@ -240,26 +240,26 @@ impl End {
 
     /// Completions of send requests.
     pub(crate) fn sent(&mut self, count: usize) -> Vec<Completion> {
-        self.completions(Which::Send, count)
+        self.completions(CqKind::Send, count)
     }
 
     /// Completions of receive requests.
     pub(crate) fn received(&mut self, count: usize) -> Vec<Completion> {
-        self.completions(Which::Recv, count)
+        self.completions(CqKind::Recv, count)
     }
 
     /// Checks that there is no completion.
-    pub(crate) fn has_nothing(&mut self, which: Which) {
+    pub(crate) fn has_nothing(&mut self, which: CqKind) {
         let found = self.poll(which, 1, Duration::ZERO);
         assert!(found.is_empty(), "{which:?}: {found:?}");
     }
 
-    pub(crate) fn arm(&mut self, which: Which, solicited: bool) {
+    pub(crate) fn arm(&mut self, which: CqKind, solicited: bool) {
         self.run(Command::Arm { which, solicited });
     }
 
     /// Whether a completion event arrives within this time.
-    pub(crate) fn event(&mut self, which: Which, within: Duration) -> bool {
+    pub(crate) fn event(&mut self, which: CqKind, within: Duration) -> bool {
         match self.run(Command::AwaitEvent { which, within_ms: within.as_millis() as u64 }) {
             Reply::Event(event) => event.is_some(),
             other => panic!("{other:?}"),
@@ -337,8 +337,8 @@ impl Completion {
 }
 
 /// Two connected ends; the first one is in this process.
-pub(crate) fn pair(place: Place, setup: &Setup) -> (End, End) {
-    let (mut a, mut b) = (End::new(Place::Here), End::new(place));
+pub(crate) fn pair(place: Placement, setup: &Setup) -> (End, End) {
+    let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
     connect(&mut a, &mut b, setup);
     (a, b)
 }

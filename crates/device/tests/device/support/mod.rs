@@ -11,12 +11,12 @@ mod usage;
 pub(crate) mod wire;
 
 pub(crate) use actor::{
-    Command, Completion, Reply, Request, Setup, Which, attributes, connect_queue_pair, mask, readable, serve,
+    Command, Completion, CqKind, Reply, Request, Setup, attributes, connect_queue_pair, mask, readable, serve,
 };
 pub(crate) use adapter::{
     Adapter, POISON, element, event, has_begun, is_empty, next, peek, poison, run_role,
 };
-pub(crate) use end::{End, Place, Region, connect, pair, request};
+pub(crate) use end::{End, Placement, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use network::own_network;
 pub(crate) use process::{Process, recv_from_parent, send_to_parent};
@@ -26,11 +26,11 @@ pub(crate) use usage::Usage;
 use std::time::{Duration, Instant};
 
 /// Longest wait for anything expected.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+pub(crate) const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Waits until `done`, and yields the core.
 pub(crate) fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + SOON;
+    let deadline = Instant::now() + TEST_TIMEOUT;
     while !done() {
         assert!(Instant::now() < deadline, "{what} does not happen");
         std::thread::sleep(Duration::from_micros(200));

@@ -6,7 +6,7 @@ use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use super::SOON;
+use super::TEST_TIMEOUT;
 
 /// Environment variable with the role of the process.
 pub(crate) const ROLE: &str = "MILLSTREAM_TEST_ROLE";
@@ -62,7 +62,7 @@ impl Process {
 
     /// Waits for the next line.
     pub(crate) fn recv_line(&mut self) -> String {
-        self.recv_line_within(SOON)
+        self.recv_line_within(TEST_TIMEOUT)
     }
 
     /// Waits for the next line, at most this long.

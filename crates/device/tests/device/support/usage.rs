@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::SOON;
+use super::TEST_TIMEOUT;
 
 /// The resources that a process holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +59,7 @@ impl Usage {
             if now.same(before) {
                 return;
             }
-            assert!(start.elapsed() < SOON, "{now:#?} instead of {before:#?}");
+            assert!(start.elapsed() < TEST_TIMEOUT, "{now:#?} instead of {before:#?}");
             std::thread::sleep(Duration::from_millis(5));
         }
     }

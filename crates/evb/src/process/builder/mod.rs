@@ -28,8 +28,8 @@ use landing::LandingMemory;
 use millstream_card::Card;
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, RcOptions, listen};
-use millstream_rdma::message::{MessengerOptions, PreparedMessenger};
-use millstream_rdma::wait::{WaitOptions, Waiter};
+use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
+use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, WaitFd, WrId,
 };
@@ -141,7 +141,7 @@ fn own_interface(manager: &str) -> String {
 
 /// Completion queues to wait for.
 struct WaitSet {
-    waiter: Waiter,
+    waiter: CompletionWaiter,
     control: CompletionQueue,
     data: CompletionQueue,
 }
@@ -186,12 +186,13 @@ impl BuilderProcess {
         let JoinedRun { channel, setup, deadline, .. } = joined;
         let deadline = *deadline;
         let LocalResources { device, landing, kernel, reference, store } = local;
-        let mut waiter = Waiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = MessengerOptions::default();
+        let mut waiter =
+            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
+        let options = MessageChannelOptions::default();
         let control_queue = waiter.completion_queue(options.completions())?;
-        let messenger = PreparedMessenger::new(&device, &control_queue, &options)?;
-        let (messenger, _) =
-            messenger.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
+        let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
+        let (messages, _) =
+            messages.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
         let slots = setup.plan.slots[bu.index()].get();
         let readouts = setup.plan.readouts();
@@ -218,7 +219,7 @@ impl BuilderProcess {
         let process = BuilderProcess {
             clock,
             core: Builder::new(bu, setup.plan.clone(), clock.now()),
-            control: Control::new(messenger),
+            control: Control::new(messages),
             readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.qpn(), ru)).collect(),
             peers,
             landing,
@@ -514,7 +515,7 @@ fn connection(slots: u16) -> RcOptions {
 fn accept(
     listener: &Listener,
     manager: &mut Channel,
-    waiter: &mut Waiter,
+    waiter: &mut CompletionWaiter,
     (device, queue, options): (&Device, &CompletionQueue, &RcOptions),
     landing: &LandingMemory,
     deadline: Deadline,

@@ -1,4 +1,4 @@
-//! Connected messengers.
+//! Connected message channels.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -7,7 +7,7 @@ use millstream_quantity::Qpn;
 
 use super::credits::CreditWindow;
 use super::frame::{FrameError, FrameReader, HEADER_LEN, Header, LENGTH_LEN};
-use super::options::{CREDIT_FRAMES, MessengerOptions, max_message};
+use super::options::{CREDIT_FRAMES, MessageChannelOptions, max_message};
 use crate::memory::{OutOfBounds, Region};
 use crate::queue::{
     Completion, CompletionQueue, PollError, PostError, QueuePair, Signal, Status, WorkError, WrId,
@@ -17,7 +17,7 @@ use crate::queue::{
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MessageError {
-    /// All send frames are in use; retry after [`Messenger::progress`].
+    /// All send frames are in use; retry after [`MessageChannel::progress`].
     #[error("peer {peer}: all send frames are in use; retry when the peer has received some")]
     Full {
         /// The peer.
@@ -73,10 +73,10 @@ const BATCH: usize = 16;
 
 /// Sends and receives small messages over its own reliable connection.
 ///
-/// Outgoing messages are collected in the open frame until [`flush`](Messenger::flush). The frame is sent when the peer
+/// Outgoing messages are collected in the open frame until [`flush`](MessageChannel::flush). The frame is sent when the peer
 /// has a free receive; until then further messages join it. Frame `n` is in slot `n mod send_frames`, and
 /// `completed <= posted <= open`.
-pub struct Messenger {
+pub struct MessageChannel {
     pair: QueuePair,
     queue: CompletionQueue,
     outgoing: Region,
@@ -121,15 +121,15 @@ struct Reading {
     cursor: FrameReader,
 }
 
-impl Messenger {
+impl MessageChannel {
     pub(super) fn new(
         pair: QueuePair,
         queue: CompletionQueue,
-        options: MessengerOptions,
+        options: MessageChannelOptions,
         (outgoing, incoming): (Region, Region),
         (frame_bytes, peer_window): (u32, u16),
-    ) -> Messenger {
-        Messenger {
+    ) -> MessageChannel {
+        MessageChannel {
             pair,
             queue,
             outgoing,
@@ -165,7 +165,7 @@ impl Messenger {
         max_message(self.frame_bytes)
     }
 
-    /// Adds a message to the open frame. The frame is sent by [`flush`](Messenger::flush), or when it is full.
+    /// Adds a message to the open frame. The frame is sent by [`flush`](MessageChannel::flush), or when it is full.
     ///
     /// # Errors
     /// [`MessageError::Full`] if all frames are in use, [`MessageError::TooLong`], or [`MessageError::Lost`].
@@ -196,7 +196,7 @@ impl Messenger {
         Ok(())
     }
 
-    /// Sends all added messages: at once if the peer has a free receive, else from [`progress`](Messenger::progress).
+    /// Sends all added messages: at once if the peer has a free receive, else from [`progress`](MessageChannel::progress).
     ///
     /// # Errors
     /// [`MessageError::Lost`], or an error of the device.
@@ -211,7 +211,7 @@ impl Messenger {
     ///
     /// # Errors
     /// [`MessageError::Lost`], [`MessageError::Malformed`], or an error of the device. Messages that arrived before can
-    /// still be [received](Messenger::receive).
+    /// still be [received](MessageChannel::receive).
     pub fn progress(&mut self) -> Result<bool, MessageError> {
         let mut buffer = [Completion::EMPTY; BATCH];
         let mut any = false;
@@ -234,10 +234,10 @@ impl Messenger {
     }
 
     /// Handles one completion of its queue pair, for users of a shared completion queue. Call
-    /// [`advance`](Messenger::advance) after the last one.
+    /// [`advance`](MessageChannel::advance) after the last one.
     ///
     /// # Errors
-    /// As [`progress`](Messenger::progress).
+    /// As [`progress`](MessageChannel::progress).
     pub fn handle(&mut self, completion: &Completion) -> Result<(), MessageError> {
         if let Err(error) = completion.check() {
             // The first failure is the cause; later ones are flushes.
@@ -324,7 +324,7 @@ impl Messenger {
         self.completed == self.open && !self.has_open_messages()
     }
 
-    /// Closes the connection; the peer's messenger reports [`MessageError::Lost`].
+    /// Closes the connection; the peer's message channel reports [`MessageError::Lost`].
     ///
     /// # Errors
     /// The error of the device.
@@ -384,7 +384,7 @@ impl Messenger {
     /// The bytes of a received frame.
     fn frame(&self, slot: u16, len: u32) -> Result<&[u8], OutOfBounds> {
         let start = u64::from(slot) * self.slot_bytes;
-        // SAFETY: the region is this messenger's own, and peers have no access to it. The device writes to a slot only while
+        // SAFETY: the region is this message channel's own, and peers have no access to it. The device writes to a slot only while
         // its receive is posted. This one has completed; `give_back` posts it again, but takes `self` exclusively, so after the
         // end of this borrow.
         unsafe { self.incoming.slice(start..start + u64::from(len)) }
@@ -423,9 +423,9 @@ impl MessageError {
     }
 }
 
-impl fmt::Debug for Messenger {
+impl fmt::Debug for MessageChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messenger")
+        f.debug_struct("MessageChannel")
             .field("peer", &self.peer())
             .field("window", &self.window)
             .field("frames", &(self.completed, self.posted, self.open))
