@@ -30,6 +30,17 @@ def test_events_are_built_from_arrays_and_generators():
     assert "<table>" in report._repr_html_()
 
 
+def test_built_events_are_stored_without_a_deciding_kernel(tmp_path):
+    rows = waveforms(3, 200)
+    run = EventBuilder(batch=8).readout("crate1", {1: rows})
+    run.builder("bu0", memory="64MiB", kernel="verify").output(tmp_path / "stored", events="built")
+    report = run.run(timeout=60)
+    assert report.stored_events == 64
+    with events.open(*report.event_files) as table:
+        assert list(table.numbers) == list(range(64))
+        assert (table["events/fragment_length"] == rows[0].nbytes).all()
+
+
 def test_a_wrong_configuration_is_refused():
     run = EventBuilder(batch=8).readout("crate1", {1: waveforms(1, 10)})
     run.builder("bu0", memory="64MiB", kernel="no-such-kernel")

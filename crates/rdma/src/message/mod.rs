@@ -10,12 +10,12 @@
 //! # let deadline = millstream_rdma::Deadline::NEVER;
 //! let options = MessageChannelOptions::default();
 //! let queue = millstream_rdma::CompletionQueue::new(device, options.completions())?;
-//! let (mut message channel, _) = PreparedMessageChannel::new(device, &queue, &options)?.connect(stream, &[], deadline)?;
-//! message channel.send(b"ready")?;
-//! message channel.flush()?;
+//! let (mut messages, _) = PreparedMessageChannel::new(device, &queue, &options)?.connect(stream, &[], deadline)?;
+//! messages.send(b"ready")?;
+//! messages.flush()?;
 //! loop {
-//!     message channel.progress()?;
-//!     while let Some(message) = message channel.receive()? {
+//!     messages.progress()?;
+//!     while let Some(message) = messages.receive()? {
 //!         println!("received {} bytes", message.len());
 //!     }
 //! }
