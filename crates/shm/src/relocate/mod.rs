@@ -14,7 +14,7 @@
 //!
 //! While pages move, every access to them must wait: loads and stores of other threads, system calls of other threads
 //! (`read(2)` into the pages), and copies that peers make through the kernel. `userfaultfd(2)` makes them wait in the
-//! kernel ([`exchange`]). Signals are not involved, because a program may replace any signal handler. Pages that the
+//! kernel (`exchange`). Signals are not involved, because a program may replace any signal handler. Pages that the
 //! kernel has pinned for direct or fixed-buffer I/O are detected, and the range stays private.
 //!
 //! An unprivileged process can only let accesses in user mode wait; a system call that accesses a moving page fails with
@@ -36,7 +36,7 @@
 //!   into the buffer during its deregistration fails with EFAULT.
 //! - Registration caches, such as that of UCX, register whole pages with neighbouring objects. They also keep freed memory
 //!   registered. So the moving thread uses no heap during the move, and its stack never moves.
-//! - *fork*: [`fork`] gives the child private copies.
+//! - *fork*: `fork` gives the child private copies.
 //! - Huge pages and NUMA placement of the moved pages are lost. Locked pages (`mlock`) do not move.
 
 mod exchange;
