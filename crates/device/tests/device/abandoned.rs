@@ -14,6 +14,7 @@ use millstream_device::types::{Sge, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
 use millstream_shm::{Mapping, PAGE, round_up};
 
+use crate::support::pages_move;
 use crate::support::{
     Adapter, Process, Setup, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
 };
@@ -132,6 +133,9 @@ pub(crate) fn crashing_sender() {
 
 #[test]
 fn requests_taken_by_datagram_senders_are_returned() {
+    if !pages_move() {
+        return;
+    }
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
     let shared = RecvSource::Shared(queue.srq.clone());
@@ -163,6 +167,9 @@ fn requests_taken_by_datagram_senders_are_returned() {
 
 #[test]
 fn requests_taken_by_xrc_senders_are_returned() {
+    if !pages_move() {
+        return;
+    }
     let adapter = Adapter::open();
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));

@@ -14,6 +14,7 @@ use millstream_device::types::{
 use millstream_device::{Dm, Errno, MAX_DM, Mr, Pd};
 use millstream_shm::{Memfd, PAGE};
 
+use crate::support::pages_move;
 use crate::support::{
     Command, End, Kind, POISON, Placement, Region, Reply, Setup, connect, has_begun, pair, pattern, poison,
     request, wait_for,
@@ -384,6 +385,9 @@ fn on_demand_regions_follow_their_memory() {
 
 #[test]
 fn on_demand_can_be_changed_into_ordinary_and_back() {
+    if !pages_move() {
+        return;
+    }
     let mut fixture = MrFixture::new(Placement::OtherProcess);
     let pages = Pages::new(LEN);
     let mut mr = fixture.register(pages.addr(), LEN, ALL);

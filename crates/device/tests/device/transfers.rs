@@ -7,6 +7,7 @@ use millstream_device::types::{
 };
 use millstream_shm::PAGE;
 
+use crate::support::pages_move;
 use crate::support::{
     Command, Completion, CqKind, End, GUARD, Kind, Placement, Region, Reply, Request, Setup, pair, pattern,
     request,
@@ -115,6 +116,9 @@ fn writes_and_reads_reach_every_kind_of_memory() {
 
 #[test]
 fn whole_pages_of_plain_memory_can_be_mapped() {
+    if !pages_move() {
+        return;
+    }
     let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
     for kind in Kind::WRITABLE {
         let expected = match kind {
@@ -422,6 +426,9 @@ fn an_atomic_write_stores_eight_bytes() {
 /// Concurrent atomic additions of two processes to shared words, through regions of every type.
 #[test]
 fn no_count_is_lost_between_initiators() {
+    if !pages_move() {
+        return;
+    }
     const EACH: u64 = 3000;
     let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
     let old = a.register(Kind::Anonymous, 8, 0);

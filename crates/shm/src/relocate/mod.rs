@@ -142,6 +142,16 @@ fn find_in(moved_ranges: &[Arc<MovedRange>], range: Range<usize>) -> Option<Shar
     Some(SharedPages { moved: moved.clone(), range: part, offset })
 }
 
+/// Whether [`move_pages`] moves pages in this process while it has several threads.
+#[must_use]
+pub fn is_available() -> bool {
+    match MovePolicy::get() {
+        MovePolicy::Never => false,
+        MovePolicy::Safe => Userfault::for_all_accesses().is_ok(),
+        MovePolicy::Always => true,
+    }
+}
+
 /// The whole pages inside a range; empty or reversed if there is none.
 fn whole_pages(range: &Range<usize>) -> Range<usize> {
     round_up(range.start, PAGE)..range.end & !(PAGE - 1)
@@ -236,8 +246,20 @@ mod tests {
         exchange::anonymous(n * PAGE).unwrap()
     }
 
+    /// False, with a printed reason, where this process may not move pages.
+    fn is_tested() -> bool {
+        let tested = is_available();
+        if !tested {
+            println!("skipped: pages do not move here; run as root, or set vm.unprivileged_userfaultfd=1");
+        }
+        tested
+    }
+
     #[test]
     fn contents_survive_and_are_shared() {
+        if !is_tested() {
+            return;
+        }
         let memory = pages(4);
         let base = memory.base() as usize;
         // SAFETY: within the four pages, here and below.
@@ -259,6 +281,9 @@ mod tests {
 
     #[test]
     fn shared_twice_moves_once() {
+        if !is_tested() {
+            return;
+        }
         let memory = pages(4);
         let base = memory.base() as usize;
         let a = move_pages(base..base + 4 * PAGE).unwrap();
@@ -274,6 +299,9 @@ mod tests {
 
     #[test]
     fn a_part_of_a_shared_page_is_shared() {
+        if !is_tested() {
+            return;
+        }
         let memory = pages(3);
         let base = memory.base() as usize;
         assert!(move_pages(base + 8..base + 16).is_err(), "not for a part of a page");
@@ -302,6 +330,9 @@ mod tests {
 
     #[test]
     fn no_store_is_lost_while_pages_move() {
+        if !is_tested() {
+            return;
+        }
         let memory = Arc::new(pages(64));
         let stop = Arc::new(AtomicBool::new(false));
         let written = Arc::new(AtomicU64::new(0));
@@ -336,6 +367,9 @@ mod tests {
 
     #[test]
     fn a_forked_child_has_its_own_copy() {
+        if !is_tested() {
+            return;
+        }
         let memory = pages(2);
         let base = memory.base();
         // SAFETY: inside the two pages; the child only stores, waits and exits.
@@ -359,6 +393,9 @@ mod tests {
 
     #[test]
     fn moved_pages_are_allocated_and_keep_their_contents() {
+        if !is_tested() {
+            return;
+        }
         const PAGES: usize = 3 * exchange::PAGEMAP_BATCH + 7;
         let memory = pages(PAGES);
         let written = [0, exchange::PAGEMAP_BATCH - 1, exchange::PAGEMAP_BATCH, PAGES - 1];
@@ -396,6 +433,9 @@ mod tests {
 
     #[test]
     fn pages_that_the_kernel_has_pinned_stay() {
+        if !is_tested() {
+            return;
+        }
         use std::os::fd::FromRawFd;
         /// `IORING_REGISTER_BUFFERS` (linux/io_uring.h).
         const REGISTER_BUFFERS: u32 = 0;
@@ -438,6 +478,9 @@ mod tests {
 
     #[test]
     fn system_calls_wait_while_pages_move() {
+        if !is_tested() {
+            return;
+        }
         let memory = Arc::new(pages(64));
         let stop = Arc::new(AtomicBool::new(false));
         let (mut reader, writer) = std::io::pipe().unwrap();
@@ -468,6 +511,9 @@ mod tests {
 
     #[test]
     fn no_signal_handler_is_installed() {
+        if !is_tested() {
+            return;
+        }
         let handler = || {
             // SAFETY: reads the disposition of a signal.
             unsafe {
@@ -495,6 +541,9 @@ mod tests {
 
     #[test]
     fn pages_of_the_heap_move_with_what_moving_them_uses() {
+        if !is_tested() {
+            return;
+        }
         ends(|| {
             // Freed chunks of these sizes are what the allocator returns next.
             let around = || vec![7u8; 16 * PAGE];

@@ -47,3 +47,12 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
         })
         .collect()
 }
+
+/// False, with a printed reason, where registered pages do not move, so that peers cannot map them.
+pub(crate) fn pages_move() -> bool {
+    let moves = millstream_shm::relocate::is_available();
+    if !moves {
+        println!("skipped: pages do not move here; run as root, or set vm.unprivileged_userfaultfd=1");
+    }
+    moves
+}
