@@ -56,12 +56,15 @@ impl Cq {
         }
     }
 
-    /// Signals the queue if it is armed and completions wait, because a producer exited before it looked.
+    /// Signals the queue if it is armed and completions wait, because a producer exited before it looked. A moderated
+    /// queue without counted completions starts its period instead.
     pub(super) fn signal_unseen(&self) {
-        let solicited_only = self.ring.armed.load(Ordering::Acquire) == ARM_SOLICITED;
-        if self.has_waiting(solicited_only) && self.ring.disarm() {
-            self.signal(self.ring.channel.load(Ordering::Relaxed));
+        let armed = self.ring.armed.load(Ordering::Acquire);
+        let moderated = self.ring.moderation.load(Ordering::Relaxed) > 1;
+        if armed == ARM_NONE || (moderated && self.ring.pending.load(Ordering::Acquire) != 0) {
+            return;
         }
+        self.signal_waiting(armed == ARM_SOLICITED, moderated);
     }
 
     /// Whether a producer claimed an event and has not counted it.
