@@ -24,7 +24,7 @@ use millstream_lockfree::{BiasedRobustLock, RobustLock, Shared};
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN8");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN9");
 /// Bytes of an arena's address space.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;

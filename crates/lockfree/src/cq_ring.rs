@@ -67,7 +67,12 @@ pub struct CqRing {
     pub moderation: AtomicU32,
     /// The channel to signal for the first completion of a moderated event.
     pub timer: AtomicU32,
-    _pad1: [u32; 11],
+    // Who signals an event, before it counts the event.
+    /// Completions ever produced, up to the one that caused the last event.
+    pub notified: AtomicU32,
+    /// The owner's completions of its send requests ever, up to the one that caused the last event.
+    pub notified_own: AtomicU32,
+    _pad1: [u32; 9],
 }
 
 // SAFETY: atomics and padding.
@@ -188,15 +193,16 @@ impl CqEntries {
 }
 
 impl CqRing {
-    /// The channel to signal for a new completion, zero for none. An event disarms the queue.
+    /// The channel to signal for a new completion, zero for none. An event disarms the queue; `note` then stores the
+    /// completion's position in [`notified`](Self::notified) or [`notified_own`](Self::notified_own).
     #[inline]
-    pub fn channel_to_signal(&self, solicited: bool) -> u32 {
+    pub fn channel_to_signal(&self, solicited: bool, note: impl FnOnce(&Self)) -> u32 {
         let armed = self.armed.load(Ordering::Relaxed);
         if armed == ARM_NONE || (armed == ARM_SOLICITED && !solicited) {
             return 0;
         }
         let count = self.moderation.load(Ordering::Relaxed);
-        if count > 1 { self.moderated_channel(count) } else { self.event_channel() }
+        if count > 1 { self.moderated_channel(count) } else { self.event_channel(note) }
     }
 
     /// The channel to signal where one event stands for `count` completions.
@@ -205,7 +211,7 @@ impl CqRing {
     fn moderated_channel(&self, count: u32) -> u32 {
         let pending = self.pending.fetch_add(1, Ordering::AcqRel).wrapping_add(1);
         match pending {
-            _ if pending >= count => self.event_channel(),
+            _ if pending >= count => self.event_channel(|_| ()),
             // The moderation period starts with the first completion.
             1 => self.timer.load(Ordering::Relaxed),
             _ => 0,
@@ -213,16 +219,17 @@ impl CqRing {
     }
 
     #[inline]
-    fn event_channel(&self) -> u32 {
-        if self.disarm() { self.channel.load(Ordering::Relaxed) } else { 0 }
+    fn event_channel(&self, note: impl FnOnce(&Self)) -> u32 {
+        if self.disarm(note) { self.channel.load(Ordering::Relaxed) } else { 0 }
     }
 
-    /// Disarms the queue and counts an event; true if it was armed, and the channel must be signalled.
+    /// Disarms the queue, calls `note` and counts an event; true if it was armed, and the channel must be signalled.
     #[inline]
-    pub fn disarm(&self) -> bool {
+    pub fn disarm(&self, note: impl FnOnce(&Self)) -> bool {
         if self.armed.swap(ARM_NONE, Ordering::AcqRel) == ARM_NONE {
             return false;
         }
+        note(self);
         self.events.fetch_add(1, Ordering::AcqRel);
         true
     }
@@ -362,7 +369,14 @@ impl<R: Deref<Target = CqRing>> CqProducer<R> {
         }
         guard.release_fenced();
         // The completion channel takes precedence over the moderation timer.
-        let signals = (0..count).map(|_| ring.channel_to_signal(solicited)).filter(|channel| *channel != 0);
+        let first = tail.wrapping_sub(count);
+        let signals = (1..=count)
+            .map(|nth| {
+                ring.channel_to_signal(solicited, |ring| {
+                    ring.notified.store(first.wrapping_add(nth), Ordering::Relaxed);
+                })
+            })
+            .filter(|channel| *channel != 0);
         self.signal.set(signals.last().unwrap_or(0));
         Ok(self.signal.get() != 0)
     }

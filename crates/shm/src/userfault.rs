@@ -43,8 +43,8 @@ const UFFDIO_WRITEPROTECT: libc::c_ulong = request(READ_WRITE, 0x06, 24);
 const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa << 8;
 
 impl Userfault {
-    /// Opens a descriptor for faults of programs and of the kernel in system calls, of this process and of others. It needs CAP_SYS_PTRACE, access to
-    /// `/dev/userfaultfd`, or the setting `vm.unprivileged_userfaultfd=1`.
+    /// Opens a descriptor for faults of programs and of the kernel in system calls, of this process and of others. It
+    /// needs CAP_SYS_PTRACE, access to `/dev/userfaultfd`, or the setting `vm.unprivileged_userfaultfd=1`.
     ///
     /// # Errors
     /// EPERM without these; EINVAL before Linux 6.8; ENOSYS in a kernel without userfaultfd.

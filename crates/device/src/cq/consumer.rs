@@ -18,6 +18,8 @@ use crate::xrc_srq_table;
 #[derive(Debug)]
 pub(crate) struct Consumer {
     pub(super) own: VecDeque<OwnCompletion>,
+    /// Own completions ever.
+    pub(super) own_produced: u32,
     /// The timestamps of our own completions, if they are kept.
     pub(super) own_timestamps: VecDeque<Timestamp>,
     /// The shared half.
@@ -28,6 +30,15 @@ pub(crate) struct Consumer {
     pub(super) head: u32,
     /// The timestamp of the last completion that was polled, if timestamps are kept.
     pub(super) timestamp: Timestamp,
+}
+
+/// The position of a completion among all ever, from one.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Position {
+    /// In the shared half.
+    Shared(u32),
+    /// Of our own send requests.
+    Own(u32),
 }
 
 /// A completion of one of our own send requests.
@@ -59,21 +70,28 @@ impl Cq {
         waiting.map_while(|cqe| cqe).any(|cqe| matches(&cqe))
     }
 
-    /// Whether a completion waits to be polled; `solicited_only`: a solicited one or an error.
-    pub(super) fn has_waiting(&self, solicited_only: bool) -> bool {
+    /// The first completion since the last event that waits to be polled; `solicited_only`: a solicited one or an error.
+    pub(super) fn find_unnotified(&self, solicited_only: bool) -> Option<Position> {
         let consumer = self.consumer.lock();
-        if !solicited_only && !consumer.own.is_empty() {
-            return true;
+        let entries = consumer.entries;
+        let notified = self.ring.notified.load(Ordering::Relaxed).wrapping_sub(consumer.head);
+        // Further ahead than the entries: all of those have been polled.
+        let notified = if notified <= entries.capacity() { notified } else { 0 };
+        let mut waiting = (0..entries.capacity())
+            .map_while(|i| entries.read(consumer.head.wrapping_add(i)).map(|cqe| (i, cqe)));
+        let shared = waiting.find(|(i, cqe)| {
+            *i >= notified && (!solicited_only || cqe.solicited || u32::from(cqe.status) != WC_SUCCESS)
+        });
+        if let Some((i, _)) = shared {
+            return Some(Position::Shared(consumer.head.wrapping_add(i + 1)));
         }
+        let new = consumer.own_produced.wrapping_sub(self.ring.notified_own.load(Ordering::Relaxed)) as usize;
+        let skipped = consumer.own.len().saturating_sub(new);
         // A send completion is unsolicited.
-        if consumer.own.iter().any(|own| own.wc.status != WC_SUCCESS) {
-            return true;
-        }
-        let waiting =
-            (0..consumer.entries.capacity()).map(|i| consumer.entries.read(consumer.head.wrapping_add(i)));
-        waiting
-            .map_while(|cqe| cqe)
-            .any(|cqe| !solicited_only || cqe.solicited || u32::from(cqe.status) != WC_SUCCESS)
+        let counts = |own: &OwnCompletion| !solicited_only || own.wc.status != WC_SUCCESS;
+        let found = skipped + consumer.own.iter().skip(skipped).position(counts)?;
+        let after = (consumer.own.len() - found - 1) as u32;
+        Some(Position::Own(consumer.own_produced.wrapping_sub(after)))
     }
 
     fn cancel_matching(&self, consumer: &Consumer, mut matches: impl FnMut(&Cqe) -> bool) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_lockfree::cq_ring::{ARM_ANY, ARM_NONE, ARM_SOLICITED};
 
 use super::Cq;
+use super::consumer::Position;
 
 /// Completion events that the application fetched and acknowledged.
 #[derive(Debug, Default)]
@@ -14,8 +15,9 @@ pub(super) struct EventCounts {
 }
 
 impl Cq {
-    /// Requests an event for the next completion, or for the next solicited one or error. Completions that wait to be
-    /// polled count: the event is signalled at once, as adapters do.
+    /// Requests an event for the next completion, or for the next solicited one or error. Completions since the last event
+    /// that wait to be polled count: the event is signalled at once. Adapters keep the position of the last event, too. A
+    /// program may arm the queue before it polls, and count on one event for each completion.
     ///
     /// # Panics
     /// Only if another thread panicked while it held the settings of event moderation.
@@ -42,16 +44,17 @@ impl Cq {
         }
     }
 
-    /// Signals an armed queue for completions that wait to be polled.
+    /// Signals an armed queue for completions since the last event that wait to be polled.
     fn signal_waiting(&self, solicited_only: bool, moderated: bool) {
-        if !self.has_waiting(solicited_only) {
-            return;
-        }
+        let Some(found) = self.find_unnotified(solicited_only) else { return };
         if moderated {
             // The moderation period starts with them.
             self.ring.pending.fetch_add(1, Ordering::AcqRel);
             self.context.adapter.tasks.wake();
-        } else if self.ring.disarm() {
+        } else if self.ring.disarm(|ring| match found {
+            Position::Shared(position) => ring.notified.store(position, Ordering::Relaxed),
+            Position::Own(position) => ring.notified_own.store(position, Ordering::Relaxed),
+        }) {
             self.signal(self.ring.channel.load(Ordering::Relaxed));
         }
     }
@@ -86,8 +89,11 @@ impl Cq {
         self.ring.events.load(Ordering::Acquire).min(2 * self.capacity())
     }
 
-    pub(super) fn notify(&self, solicited: bool) {
-        self.signal(self.ring.channel_to_signal(solicited));
+    /// Signals the queue if it is armed for such a completion of our own, the `position`-th.
+    pub(super) fn notify(&self, solicited: bool, position: u32) {
+        self.signal(self.ring.channel_to_signal(solicited, |ring| {
+            ring.notified_own.store(position, Ordering::Relaxed);
+        }));
     }
 
     pub(super) fn signal(&self, number: u32) {

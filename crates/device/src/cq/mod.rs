@@ -102,7 +102,15 @@ impl Cq {
         let block = header.ok_or(Errno::NOMEM).inspect_err(|_| adapter.arena.release(memory))?;
         let ring: &'static CqRing = adapter.arena.get(block.offset);
         // Zero already, unless a peer has written to free memory.
-        let counts = [&ring.tail, &ring.cached_head, &ring.events, &ring.pending, &ring.head];
+        let counts = [
+            &ring.tail,
+            &ring.cached_head,
+            &ring.events,
+            &ring.pending,
+            &ring.head,
+            &ring.notified,
+            &ring.notified_own,
+        ];
         let states = [&ring.armed, &ring.overrun, &ring.generation, &ring.moderation];
         for word in counts.into_iter().chain(states) {
             word.store(0, Ordering::Relaxed);
@@ -116,6 +124,7 @@ impl Cq {
         let reserved = entries.capacity().min(4096) as usize;
         let consumer = Consumer {
             own: VecDeque::with_capacity(reserved),
+            own_produced: 0,
             own_timestamps: VecDeque::with_capacity(if timestamps { reserved } else { 0 }),
             entries,
             block: memory,

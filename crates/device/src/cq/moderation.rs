@@ -68,7 +68,7 @@ impl ModeratedEvents for Cq {
             return Some(left);
         }
         moderation.since = None;
-        if ring.disarm()
+        if ring.disarm(|_| ())
             && let Some(channel) = self.channel()
         {
             channel.signal();

@@ -37,13 +37,15 @@ impl Cq {
             consumer.own.clear();
         }
         consumer.own.push_back(OwnCompletion { wc, posted });
+        consumer.own_produced = consumer.own_produced.wrapping_add(1);
+        let position = consumer.own_produced;
         if self.timestamps {
             consumer.store_timestamp();
         }
         drop(consumer);
         if self.channel.is_some() {
             fence(Ordering::SeqCst);
-            self.notify(solicited || wc.status != WC_SUCCESS);
+            self.notify(solicited || wc.status != WC_SUCCESS, position);
         }
         Ok(())
     }
