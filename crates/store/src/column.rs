@@ -99,8 +99,6 @@ pub(crate) trait AnyColumn: std::fmt::Debug + Send {
     fn extend(&mut self, bytes: &[u8]);
     /// Writes the buffered rows.
     fn flush(&mut self) -> hdf5_metno::Result<()>;
-    /// Buffered bytes.
-    fn buffered(&self) -> usize;
     /// Rows in the file and in the buffer.
     fn rows(&self) -> usize;
 }
@@ -141,10 +139,6 @@ impl<T: Scalar + std::fmt::Debug + Send> AnyColumn for Column<T> {
         self.written = end;
         self.buffer.clear();
         Ok(())
-    }
-
-    fn buffered(&self) -> usize {
-        size_of_val(self.buffer.as_slice())
     }
 
     fn rows(&self) -> usize {

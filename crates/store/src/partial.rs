@@ -6,18 +6,19 @@
 //! finished file.
 
 use std::fs::{self, File, TryLockError};
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::{IoError, sync_name};
 
 use crate::FileError;
+use crate::commit_record;
+use crate::recover::recover_partial;
 
-const EXTENSION: &str = "h5";
-const SUFFIX: &str = ".h5.partial";
+pub(crate) const EXTENSION: &str = "h5";
+pub(crate) const SUFFIX: &str = ".h5.partial";
 
-/// A partial file, removed when dropped.
+/// A partial file, removed when dropped unless it is kept.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
     path: PathBuf,
@@ -25,10 +26,12 @@ pub(crate) struct PartialFile {
     /// The file created by this writer.
     file: File,
     replace: bool,
+    /// Whether it has events.
+    keep: bool,
 }
 
 impl PartialFile {
-    /// Creates the empty partial file, replacing that of a dead writer.
+    /// Creates the empty partial file. That of a dead writer is recovered first.
     pub(crate) fn create(final_path: &Path, replace: bool) -> Result<Self, FileError> {
         if final_path.extension().is_none_or(|found| found != EXTENSION) {
             return Err(FileError::WrongExtension(final_path.to_owned()));
@@ -37,10 +40,10 @@ impl PartialFile {
         let mut path = final_path.as_os_str().to_owned();
         path.push(".partial");
         let path = PathBuf::from(path);
-        remove_stale(&path)?;
+        recover_partial(&path)?;
         let file =
             File::options().write(true).create_new(true).open(&path).map_err(IoError::of(&path, "create"))?;
-        let partial = Self { path, final_path: final_path.to_owned(), file, replace };
+        let partial = Self { path, final_path: final_path.to_owned(), file, replace, keep: false };
         lock(&partial.file, &partial.path)?;
         if !partial.is_ours() {
             // Another process removed it as stale before it was locked.
@@ -53,14 +56,32 @@ impl PartialFile {
         &self.path
     }
 
+    /// Records that this many events are complete in the file. From then on it is kept when this is dropped.
+    pub(crate) fn record_events(&mut self, events: u64) -> Result<(), FileError> {
+        commit_record::write(&self.file, events).map_err(IoError::of(&self.path, "write"))?;
+        self.keep = true;
+        Ok(())
+    }
+
+    /// Makes the file's contents durable.
+    pub(crate) fn sync(&self) -> Result<(), FileError> {
+        Ok(self.file.sync_data().map_err(IoError::of(&self.path, "sync"))?)
+    }
+
+    /// Length of the file.
+    pub(crate) fn len(&self) -> Result<u64, FileError> {
+        Ok(self.file.metadata().map_err(IoError::of(&self.path, "read the length of"))?.len())
+    }
+
     /// Syncs the file and renames it to its final name. The HDF5 library must have closed it.
-    pub(crate) fn commit(self) -> Result<PathBuf, FileError> {
+    pub(crate) fn commit(mut self) -> Result<PathBuf, FileError> {
         self.file.sync_all().map_err(IoError::of(&self.path, "sync"))?;
         if !self.is_ours() {
             return Err(FileError::PartialReplaced(self.path.clone()));
         }
         refuse_existing(&self.final_path, self.replace)?;
         fs::rename(&self.path, &self.final_path).map_err(IoError::of(&self.path, "rename"))?;
+        self.keep = true;
         unlock(&self.file);
         sync_name(&self.final_path)?;
         Ok(self.final_path.clone())
@@ -75,7 +96,7 @@ impl PartialFile {
 impl Drop for PartialFile {
     fn drop(&mut self) {
         // After a commit the name does not exist, or belongs to a new writer.
-        if self.is_ours() {
+        if !self.keep && self.is_ours() {
             let _ = fs::remove_file(&self.path);
         }
         unlock(&self.file);
@@ -83,12 +104,12 @@ impl Drop for PartialFile {
 }
 
 /// Whether the path refers to this file.
-fn is_named(file: &File, path: &Path) -> bool {
+pub(crate) fn is_named(file: &File, path: &Path) -> bool {
     let (Ok(open), Ok(named)) = (file.metadata(), fs::symlink_metadata(path)) else { return false };
     (open.dev(), open.ino()) == (named.dev(), named.ino())
 }
 
-fn lock(file: &File, path: &Path) -> Result<(), FileError> {
+pub(crate) fn lock(file: &File, path: &Path) -> Result<(), FileError> {
     file.try_lock().map_err(|refused| match refused {
         TryLockError::WouldBlock => FileError::Busy(path.to_owned()),
         TryLockError::Error(cause) => IoError::of(path, "lock")(cause).into(),
@@ -96,7 +117,7 @@ fn lock(file: &File, path: &Path) -> Result<(), FileError> {
 }
 
 /// Releases the lock explicitly: descriptors inherited by child processes would hold it.
-fn unlock(file: &File) {
+pub(crate) fn unlock(file: &File) {
     let _ = file.unlock();
 }
 
@@ -105,39 +126,4 @@ fn refuse_existing(path: &Path, replace: bool) -> Result<(), FileError> {
         return Err(FileError::Exists(path.to_owned()));
     }
     Ok(())
-}
-
-/// Removes the partial file of a dead writer, if there is one.
-fn remove_stale(path: &Path) -> Result<(), FileError> {
-    let file = match File::open(path) {
-        Ok(file) => file,
-        Err(cause) if cause.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(cause) => return Err(IoError::of(path, "open")(cause).into()),
-    };
-    lock(&file, path)?;
-    // Only the holder of the lock removes the file, so the name cannot change its file from here on.
-    let removed = if is_named(&file, path) { fs::remove_file(path) } else { Ok(()) };
-    unlock(&file);
-    Ok(removed.map_err(IoError::of(path, "remove"))?)
-}
-
-/// Removes the partial files of dead writers (`*.h5.partial`) in a folder. Returns their paths.
-pub fn remove_stale_partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = IoError::of(folder, "list");
-    let mut removed = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let entry = entry.map_err(unreadable)?;
-        let is_partial = entry.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX))
-            && entry.file_type().map_err(unreadable)?.is_file();
-        if !is_partial {
-            continue;
-        }
-        match remove_stale(&entry.path()) {
-            Ok(()) => removed.push(entry.path()),
-            Err(FileError::Busy(_)) => {}
-            Err(error) => return Err(error),
-        }
-    }
-    removed.sort();
-    Ok(removed)
 }

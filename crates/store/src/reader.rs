@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use hdf5_metno::types::VarLenUnicode;
-use hdf5_metno::{File, H5Type, Hyperslab, SliceOrIndex};
+use hdf5_metno::{File, H5Type, Hyperslab, OpenMode, SliceOrIndex};
 use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
@@ -37,14 +37,16 @@ pub struct Decision {
 }
 
 impl EventReader {
-    /// Opens the file and reads its event numbers.
+    /// Opens the file and reads its event numbers. Of a partial file, these are the events flushed so far.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
         let path = path.as_ref().to_owned();
         // The library's message for a missing file has many lines.
         std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
-        // A file with its final name never changes.
-        let file = File::with_options().with_fapl(|access| access.file_locking(false)).open(&path);
+        // A file with its final name never changes; a partial one grows.
+        let is_partial = path.extension().is_some_and(|found| found == "partial");
+        let mode = if is_partial { OpenMode::ReadSWMR } else { OpenMode::Read };
+        let file = File::with_options().with_fapl(|access| access.file_locking(false)).open_as(&path, mode);
         let file = file.map_err(|cause| fail("file", cause))?;
         let wrong_format = |field: &str, found: String, expected: String| FileError::WrongFormat {
             path: path.clone(),

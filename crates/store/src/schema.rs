@@ -162,7 +162,8 @@ pub enum ConstantValues {
 /// Options for writing an event file.
 #[derive(Clone, Debug)]
 pub struct WriteOptions {
-    /// Events buffered before a write. The buffer holds this many rows of every dataset.
+    /// Maximum number of events buffered before a write. The buffer holds this many rows of every dataset, up to 16 MiB of
+    /// payload.
     pub events_per_write: NonZeroUsize,
     /// Compression of the datasets with one row per event.
     pub compression: Compression,
@@ -172,7 +173,7 @@ pub struct WriteOptions {
 
 impl Default for WriteOptions {
     fn default() -> Self {
-        let events_per_write = const { NonZeroUsize::new(64).unwrap() };
+        let events_per_write = const { NonZeroUsize::new(4096).unwrap() };
         Self { events_per_write, compression: Compression::None, replace: false }
     }
 }

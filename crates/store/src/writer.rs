@@ -4,16 +4,19 @@ use std::path::{Path, PathBuf};
 
 use hdf5_metno::{File, Group};
 use millstream_fragment::{Fragment, SourceId};
+use millstream_quantity::Bytes;
 
 use crate::column::{AnyColumn, Column, DatasetDescription, create_column};
+use crate::commit_record;
 use crate::error::{AppendError, FileError, error_text};
+use crate::index::checksum;
 use crate::layout::{FileLayout, SourceTarget};
 use crate::metadata;
 use crate::partial::PartialFile;
 use crate::schema::{Compression, DecisionSchema, Schema, WriteOptions};
 
-/// Maximum size of buffered fragments outside arrays \[bytes\].
-const MAX_BUFFERED: usize = 64 << 20;
+/// Maximum payload of buffered events \[bytes\].
+const MAX_BUFFERED: u64 = 16 << 20;
 
 /// An event to store.
 #[derive(Clone, Copy, Debug)]
@@ -55,11 +58,17 @@ pub struct StoreSummary {
     pub missing: u64,
     /// Fragments with a wrong checksum.
     pub corrupt: u64,
+    /// The lowest event number.
+    pub first_event: Option<u64>,
+    /// The highest event number.
+    pub last_event: Option<u64>,
 }
 
 /// Writes an event file.
 ///
-/// [`finish`](Self::finish) gives the file its final name. A dropped writer leaves no file.
+/// [`flush`](Self::flush) makes the events readable in the partial file, where they survive the writer.
+/// [`finish`](Self::finish) gives the file its final name. A dropped writer leaves its partial file if events were
+/// flushed.
 #[derive(Debug)]
 pub struct EventWriter {
     // Dropped in this order: the partial file is removed last.
@@ -69,6 +78,10 @@ pub struct EventWriter {
     layout: FileLayout,
     events_per_write: usize,
     stored: StoreSummary,
+    /// Events in the partial file, readable by others.
+    flushed: u64,
+    /// Their payload.
+    flushed_bytes: u64,
     /// Index of each source's fragment in the current event; a reused buffer.
     fragment_of_slot: Vec<Option<usize>>,
     failed: bool,
@@ -122,10 +135,15 @@ impl EventWriter {
         let partial = PartialFile::create(path, options.replace)?;
         let create = |(object, cause)| hdf5_error(&partial, "create", object, &cause);
         // The partial file has its own lock.
-        let file = File::with_options().with_fapl(|access| access.file_locking(false)).create(partial.path());
+        let file = File::with_options()
+            .with_fapl(|access| access.file_locking(false).libver_v110())
+            .with_fcpl(|create| create.userblock(commit_record::USER_BLOCK))
+            .create(partial.path());
         let file = file.map_err(|cause| create(("file".into(), cause)))?;
         metadata::write(&file, schema, &layout).map_err(create)?;
         let columns = Columns::create(&file, schema, &layout, options.compression).map_err(create)?;
+        // From here on, a killed writer leaves a readable file (single-writer multiple-reader mode).
+        file.start_swmr().map_err(|cause| create(("file".into(), cause)))?;
         Ok(Self {
             columns,
             file,
@@ -133,6 +151,8 @@ impl EventWriter {
             layout,
             events_per_write: options.events_per_write.get(),
             stored: StoreSummary::default(),
+            flushed: 0,
+            flushed_bytes: 0,
             fragment_of_slot: Vec::new(),
             failed: false,
         })
@@ -145,9 +165,10 @@ impl EventWriter {
         }
         self.layout.assign_fragments(event, &mut self.fragment_of_slot)?;
         self.columns.add(event, &self.layout, &self.fragment_of_slot, &mut self.stored);
-        if self.columns.number.buffer.len() >= self.events_per_write || self.columns.buffered() > MAX_BUFFERED
+        if self.columns.number.buffer.len() >= self.events_per_write
+            || self.stored.payload_bytes - self.flushed_bytes > MAX_BUFFERED
         {
-            self.write_block()?;
+            self.flush()?;
         }
         Ok(())
     }
@@ -157,20 +178,50 @@ impl EventWriter {
         self.stored.events
     }
 
-    /// Writes the buffered events, syncs the file, and gives it its final name.
-    pub fn finish(mut self) -> Result<StoreSummary, FileError> {
+    /// Writes the buffered events into the partial file, where they survive the end of this process. They survive a
+    /// crash of the host after [`sync`](Self::sync).
+    pub fn flush(&mut self) -> Result<(), FileError> {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
         }
+        if self.flushed == self.stored.events {
+            return Ok(());
+        }
         self.write_block()?;
-        let Self { columns, file, partial, mut stored, .. } = self;
+        self.file.flush().map_err(|cause| {
+            self.failed = true;
+            hdf5_error(&self.partial, "write", "file".into(), &cause)
+        })?;
+        (self.flushed, self.flushed_bytes) = (self.stored.events, self.stored.payload_bytes);
+        self.partial.record_events(self.flushed)?;
+        Ok(())
+    }
+
+    /// Makes flushed events durable.
+    pub fn sync(&mut self) -> Result<(), FileError> {
+        self.partial.sync()
+    }
+
+    /// Length of the partial file \[bytes\].
+    pub fn file_bytes(&self) -> Result<u64, FileError> {
+        self.partial.len()
+    }
+
+    /// Writes the buffered events, syncs the file, and gives it its final name.
+    pub fn finish(self) -> Result<StoreSummary, FileError> {
+        self.close()?.commit()
+    }
+
+    /// Writes the buffered events and closes the file, which keeps its partial name until the commit.
+    pub(crate) fn close(mut self) -> Result<ClosedFile, FileError> {
+        self.flush()?;
+        let Self { columns, file, partial, stored, .. } = self;
         let closed = file.flush().and_then(|()| {
             drop(columns);
             file.close()
         });
         closed.map_err(|cause| hdf5_error(&partial, "complete", "file".into(), &cause))?;
-        stored.path = partial.commit()?;
-        Ok(stored)
+        Ok(ClosedFile { partial, stored })
     }
 
     fn write_block(&mut self) -> Result<(), FileError> {
@@ -181,6 +232,26 @@ impl EventWriter {
             }
         }
         Ok(())
+    }
+}
+
+/// A complete file that has its partial name.
+#[derive(Debug)]
+pub(crate) struct ClosedFile {
+    partial: PartialFile,
+    stored: StoreSummary,
+}
+
+impl ClosedFile {
+    /// Its length and checksum.
+    pub(crate) fn checksum(&self) -> Result<(Bytes, String), FileError> {
+        checksum(self.partial.path())
+    }
+
+    /// Syncs the file and gives it its final name.
+    pub(crate) fn commit(mut self) -> Result<StoreSummary, FileError> {
+        self.stored.path = self.partial.commit()?;
+        Ok(self.stored)
     }
 }
 
@@ -305,11 +376,13 @@ impl Columns {
         self.number.buffer.push(event.number);
         self.batch.buffer.push(event.batch);
         stored.events += 1;
+        stored.first_event = Some(stored.first_event.map_or(event.number, |first| first.min(event.number)));
+        stored.last_event = stored.last_event.max(Some(event.number));
     }
 
+    /// All columns, in the order of writing.
     fn all(&mut self) -> impl Iterator<Item = &mut dyn AnyColumn> {
-        let own: [&mut dyn AnyColumn; 6] = [
-            &mut self.number,
+        let own: [&mut dyn AnyColumn; 5] = [
             &mut self.batch,
             &mut self.status,
             &mut self.fragment_state,
@@ -329,12 +402,9 @@ impl Columns {
             ]
         });
         let arrays = self.arrays.iter_mut().map(|array| -> &mut dyn AnyColumn { array.as_mut() });
-        own.into_iter().chain(arrays).chain(bytes).chain(trigger)
-    }
-
-    /// Buffered bytes of fragments outside arrays, whose rows have no fixed length.
-    fn buffered(&self) -> usize {
-        self.bytes.iter().map(|source| source.data.buffered()).sum()
+        // The number of an event is written last: its row is then complete in all other datasets.
+        let number: [&mut dyn AnyColumn; 1] = [&mut self.number];
+        own.into_iter().chain(arrays).chain(bytes).chain(trigger).chain(number)
     }
 }
 

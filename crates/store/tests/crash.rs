@@ -4,19 +4,24 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read};
+use std::num::NonZeroUsize;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::{Files, append_all};
 use millstream_store::{
-    AppendError, EventReader, EventWriter, FileError, StoreSummary, WriteOptions, remove_stale_partials,
+    AppendError, EventReader, EventWriter, FileError, Recovered, StoreSummary, WriteOptions, recover_partials,
 };
 
 const FILE: &str = "MILLSTREAM_STORE_TEST_FILE";
 
 fn create(path: &Path) -> Result<EventWriter, FileError> {
-    EventWriter::create(path, &Files::open().schema(1), &WriteOptions::default())
+    EventWriter::create(path, &Files::open().schema(1), &in_blocks(64))
+}
+
+fn in_blocks(events: usize) -> WriteOptions {
+    WriteOptions { events_per_write: NonZeroUsize::new(events).unwrap(), ..WriteOptions::default() }
 }
 
 fn write(path: &Path, options: &WriteOptions) -> Result<StoreSummary, FileError> {
@@ -46,7 +51,7 @@ fn write_forever() {
     let files = Files::open();
     let events = files.events(1);
     let file = PathBuf::from(std::env::var_os(FILE).unwrap());
-    let mut writer = EventWriter::create(file, &files.schema(1), &WriteOptions::default()).unwrap();
+    let mut writer = EventWriter::create(file, &files.schema(1), &in_blocks(64)).unwrap();
     loop {
         append_all(&mut writer, &events);
         println!("written {}", writer.events());
@@ -82,45 +87,107 @@ impl Drop for WriterProcess {
     }
 }
 
-#[test]
-fn killed_writer_leaves_no_final_file() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("run.h5");
-    WriterProcess::start(&path).kill();
-    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
-
-    // The next writer replaces the stale partial file.
-    assert_eq!(write(&path, &WriteOptions::default()).unwrap().events, 32);
-    assert_eq!(listed(folder.path()), ["run.h5"]);
-    assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 32);
+/// Checks that the file holds the replayed events from the first on, at least `least`, with all their data.
+fn check_prefix(path: &Path, least: usize) -> usize {
+    let file = EventReader::open(path).unwrap();
+    let numbers = file.numbers();
+    assert!(numbers.len() >= least, "{} events", numbers.len());
+    let files = Files::open();
+    let events = files.events(1);
+    for (row, number) in numbers.iter().enumerate() {
+        let event = &events[row % events.len()];
+        assert_eq!(*number, event.number);
+        assert!(file.trigger(row).unwrap().unwrap().decisions == event.decisions, "row {row}");
+        let traces: Vec<u8> = file.row_u8("camera/trigger_traces", row).unwrap();
+        assert!(traces.iter().any(|&sample| sample != 0));
+        assert!(file.row_i16("camera/waveforms", row).unwrap().iter().any(|&sample| sample != 0));
+        assert_eq!(file.row_u8("events/fragment_state", row).unwrap(), [1; 30]);
+    }
+    numbers.len()
 }
 
 #[test]
-fn only_stale_partials_are_removed() {
+fn events_of_a_killed_writer_are_recovered() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let partial = folder.path().join("run.h5.partial");
+    let mut writer = WriterProcess::start(&path);
+    // A reader sees the flushed events while the writer goes on.
+    check_prefix(&partial, 320);
+    writer.kill();
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+
+    // The next writer keeps the events of the dead one.
+    assert_eq!(write(&path, &WriteOptions::default()).unwrap().events, 32);
+    assert_eq!(listed(folder.path()), ["run.h5", "run.recovered.h5"]);
+    assert_eq!(EventReader::open(&path).unwrap().numbers().len(), 32);
+    let recovered = check_prefix(&folder.path().join("run.recovered.h5"), 320);
+
+    // h5py reads it as well.
+    let script = format!(
+        "import h5py; f = h5py.File({:?}); n = f.attrs['recovered']; \
+         assert n == {recovered} == len(f['events/number']) == len(f['camera/waveforms']) == len(f['trigger/bits_set']), n",
+        folder.path().join("run.recovered.h5")
+    );
+    let python = Command::new(common::PYTHON).args(["-c", &script]).output().unwrap();
+    assert!(python.status.success(), "{}", String::from_utf8_lossy(&python.stderr));
+}
+
+#[test]
+fn only_stale_partials_are_recovered() {
     let folder = tempfile::tempdir().unwrap();
     let [dead, alive] = ["dead.h5", "alive.h5"].map(|name| folder.path().join(name));
     let _writing = WriterProcess::start(&alive);
     WriterProcess::start(&dead).kill();
     fs::write(folder.path().join("download.partial"), "not ours").unwrap();
     fs::create_dir(folder.path().join("folder.h5.partial")).unwrap();
+    fs::write(folder.path().join("empty.h5.partial"), "").unwrap();
 
-    let removed = remove_stale_partials(folder.path()).unwrap();
-    assert_eq!(removed, [folder.path().join("dead.h5.partial")]);
-    assert_eq!(listed(folder.path()), ["alive.h5.partial", "download.partial", "folder.h5.partial"]);
+    let recovered: Result<Vec<_>, _> = recover_partials(folder.path()).unwrap().into_iter().collect();
+    let [Recovered { path: Some(path), partial, events }, empty] = &recovered.unwrap()[..] else { panic!() };
+    assert!(path.ends_with("dead.recovered.h5") && partial.ends_with("dead.h5.partial"));
+    assert_eq!(*events as usize, check_prefix(path, 320));
+    assert_eq!((empty.path.as_ref(), empty.events), (None, 0));
+    let expected = ["alive.h5.partial", "dead.recovered.h5", "download.partial", "folder.h5.partial"];
+    assert_eq!(listed(folder.path()), expected);
 
     let error = create(&alive).unwrap_err();
     assert!(matches!(&error, FileError::Busy(path) if path.ends_with("alive.h5.partial")), "{error}");
 }
 
 #[test]
-fn dropped_writer_leaves_no_file() {
+fn a_partial_file_without_events_is_removed() {
     let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
     let files = Files::open();
-    let mut writer = create(&folder.path().join("run.h5")).unwrap();
-    append_all(&mut writer, &files.events(3));
+    let mut writer = create(&path).unwrap();
+    append_all(&mut writer, &files.events(1));
     assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    // 32 events are below the write size.
     drop(writer);
     assert!(listed(folder.path()).is_empty());
+
+    let mut writer = create(&path).unwrap();
+    append_all(&mut writer, &files.events(1));
+    writer.flush().unwrap();
+    assert!(writer.file_bytes().unwrap() > 32 * 158_400);
+    drop(writer);
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
+    assert_eq!(check_prefix(&folder.path().join("run.recovered.h5"), 32), 32);
+}
+
+#[test]
+fn a_second_recovery_gets_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    for expected in ["run.recovered.h5", "run.recovered-2.h5"] {
+        let mut writer = create(&path).unwrap();
+        append_all(&mut writer, &Files::open().events(2));
+        drop(writer);
+        let recovered = recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
+        assert!(recovered.path.unwrap().ends_with(expected));
+    }
 }
 
 #[test]
@@ -179,7 +246,7 @@ fn write_beyond_the_limit() {
     let files = Files::open();
     let events = files.events(4);
     let file = PathBuf::from(std::env::var_os(FILE).unwrap());
-    let mut writer = EventWriter::create(&file, &files.schema(1), &WriteOptions::default()).unwrap();
+    let mut writer = EventWriter::create(&file, &files.schema(1), &in_blocks(8)).unwrap();
     let failed = events.iter().find_map(|event| writer.append(&event.event()).err());
     let Some(AppendError::File(error)) = failed else { panic!("{failed:?}") };
     println!("first: {error}");
@@ -208,10 +275,17 @@ fn full_disk_is_reported_with_file_and_dataset() {
     let line = |start: &str| shown.lines().find_map(|line| line.split_once(start)).unwrap().1;
     let partial = folder.path().join("run.h5.partial");
     let file = partial.to_str().unwrap();
-    assert_eq!(line("first: "), format!("{file}: cannot write camera/waveforms: File too large"));
+    let first = line("first: ");
+    let object = first.strip_prefix(&format!("{file}: cannot write ")).unwrap_or_else(|| panic!("{first}"));
+    assert!(object.ends_with(": File too large"), "{first}");
     assert_eq!(line("then: "), format!("{file}: incomplete, because an earlier write failed"));
     assert_eq!(line("last: "), line("then: "));
-    assert!(listed(folder.path()).is_empty());
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    // 4,096,000 B hold up to 25 events, written in blocks of 8.
+    let recovered = recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
+    assert!([16, 24].contains(&recovered.events), "{recovered:?}");
+    assert_eq!(listed(folder.path()), ["run.recovered.h5"]);
+    check_prefix(&folder.path().join("run.recovered.h5"), 16);
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! The commit record: how many events of a file are complete.
+//!
+//! ```text
+//!   0            8            16                 512
+//! ┌────────────┬────────────┬──────────────────┬──────────
+//! │ "MSEVENTS" │ events u64 │ zeros            │ HDF5 …
+//! └────────────┴────────────┴──────────────────┴──────────
+//! ```
+//!
+//! It is in the user block, which HDF5 leaves to applications. A failed flush, as on a full disk, can leave datasets
+//! longer than their data. The record is overwritten in place after each successful flush, which needs no space.
+
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::os::unix::fs::FileExt;
+
+/// Length of the user block.
+pub(crate) const USER_BLOCK: u64 = 512;
+
+const MAGIC: &[u8; 8] = b"MSEVENTS";
+
+/// Records the number of complete events.
+pub(crate) fn write(file: &File, events: u64) -> io::Result<()> {
+    let mut record = [0; 16];
+    record[..8].copy_from_slice(MAGIC);
+    record[8..].copy_from_slice(&events.to_le_bytes());
+    file.write_all_at(&record, 0)
+}
+
+/// The number of complete events; 0 without a record.
+pub(crate) fn read(file: &File) -> io::Result<u64> {
+    let mut record = [0; 16];
+    match file.read_exact_at(&mut record, 0) {
+        Err(cause) if cause.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+        read => read?,
+    }
+    let [magic, events] = record.as_chunks().0 else { return Ok(0) };
+    Ok(if magic == MAGIC { u64::from_le_bytes(*events) } else { 0 })
+}

@@ -1,0 +1,140 @@
+//! The index of an event file sequence: one line of JSON per complete file.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use millstream_fragment::file::{IoError, sync_name};
+use millstream_quantity::Bytes;
+use serde::{Deserialize, Serialize};
+
+use crate::{EventReader, FileError};
+
+/// Suffix of an index.
+pub const INDEX_SUFFIX: &str = ".index.jsonl";
+
+/// A complete event file, as the index lists it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexEntry {
+    /// Its name, in the folder of the index.
+    pub file: String,
+    /// Its events.
+    pub events: u64,
+    /// The lowest event number; `None` without events.
+    pub first_event: Option<u64>,
+    /// The highest event number; `None` without events.
+    pub last_event: Option<u64>,
+    /// Its length.
+    pub bytes: Bytes,
+    /// Algorithm and checksum, as in `crc32:89abcdef`.
+    pub checksum: String,
+    /// Whether it is the recovered file of a writer that did not complete it.
+    #[serde(default)]
+    pub recovered: bool,
+}
+
+/// The index of the sequence `base`: `BASE.index.jsonl`.
+pub fn index_path(base: &Path) -> PathBuf {
+    let mut path = base.as_os_str().to_owned();
+    path.push(INDEX_SUFFIX);
+    path.into()
+}
+
+/// Reads an index; empty if there is none.
+///
+/// # Errors
+/// The file cannot be read, or a line is not an entry. A line that is cut short at the end is left out.
+pub fn read_index(path: &Path) -> Result<Vec<IndexEntry>, FileError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(cause) => return Err(IoError::of(path, "open")(cause).into()),
+    };
+    let mut entries = Vec::new();
+    let mut lines = BufReader::new(file);
+    let mut line = String::new();
+    for number in 1u64.. {
+        line.clear();
+        lines.read_line(&mut line).map_err(IoError::of(path, "read"))?;
+        if !line.ends_with('\n') {
+            break;
+        }
+        let entry = serde_json::from_str(&line).map_err(|cause| FileError::WrongFormat {
+            path: path.to_owned(),
+            field: format!("line {number}"),
+            found: format!("{:?} ({cause})", line.trim_end()),
+            expected: "an entry of an index".to_owned(),
+        })?;
+        entries.push(entry);
+    }
+    Ok(entries)
+}
+
+/// Appends an entry and makes it durable.
+pub fn append_to_index(path: &Path, entry: &IndexEntry) -> Result<(), FileError> {
+    let mut line =
+        serde_json::to_vec(entry).map_err(std::io::Error::from).map_err(IoError::of(path, "write"))?;
+    line.push(b'\n');
+    let existed = path.exists();
+    let file = File::options().create(true).append(true).open(path);
+    let mut file = file.map_err(IoError::of(path, "open"))?;
+    file.write_all(&line).and_then(|()| file.sync_data()).map_err(IoError::of(path, "write"))?;
+    if existed { Ok(()) } else { Ok(sync_name(path)?) }
+}
+
+impl IndexEntry {
+    /// The entry of a recovered file, which is read for it.
+    pub fn of_recovered(path: &Path) -> Result<Self, FileError> {
+        let reader = EventReader::open(path)?;
+        let (bytes, checksum) = checksum(path)?;
+        Ok(Self {
+            file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+            events: reader.numbers().len() as u64,
+            first_event: reader.numbers().iter().min().copied(),
+            last_event: reader.numbers().iter().max().copied(),
+            bytes,
+            checksum,
+            recovered: true,
+        })
+    }
+
+    /// Compares length and checksum with those of the file in `folder`.
+    ///
+    /// # Errors
+    /// The file cannot be read, or differs.
+    pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
+        let path = folder.join(&self.file);
+        let (bytes, checksum) = checksum(&path)?;
+        let wrong = |field: &str, found: String, expected: String| FileError::WrongFormat {
+            path: path.clone(),
+            field: field.to_owned(),
+            found,
+            expected,
+        };
+        if bytes != self.bytes {
+            return Err(wrong("length", bytes.0.to_string(), self.bytes.0.to_string()));
+        }
+        if checksum != self.checksum {
+            return Err(wrong("checksum", checksum, self.checksum.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// Length and checksum of a file.
+pub(crate) fn checksum(path: &Path) -> Result<(Bytes, String), FileError> {
+    let failed = IoError::of(path, "read");
+    let mut file = File::open(path).map_err(failed)?;
+    let mut hasher = crc32fast::Hasher::new();
+    let mut buffer = vec![0; 1 << 20];
+    let mut bytes = 0;
+    loop {
+        match file.read(&mut buffer).map_err(failed)? {
+            0 => return Ok((Bytes(bytes), format!("crc32:{:08x}", hasher.finalize()))),
+            len => {
+                bytes += len as u64;
+                hasher.update(&buffer[..len]);
+            }
+        }
+    }
+}
