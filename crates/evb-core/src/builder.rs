@@ -197,6 +197,18 @@ impl Builder {
         self.fault(StopCause::OutputFailed(self.index));
     }
 
+    /// The batch in that slot is processed and waits for storage, which has no deadline of its own.
+    pub fn handle_storing(&mut self, slot: SlotIndex) {
+        if self.slots.get(slot.index()).is_some_and(|entry| entry.state == State::Processing) {
+            self.deadlines.stop(slot.index());
+        }
+    }
+
+    /// Whether the unit waits only for the outcomes of complete batches.
+    pub fn is_draining(&self) -> bool {
+        matches!(self.phase, Phase::Draining { .. })
+    }
+
     /// The batch in that slot is processed and its accepted events are stored. Frees the slot and grants it again.
     ///
     /// # Errors

@@ -132,6 +132,8 @@ pub struct Manager {
     next_batch: BatchId,
     /// Batches before this one may be assigned.
     available: u64,
+    /// No batch is assigned.
+    paused: bool,
     batches_done: u64,
     done: Totals,
     slots: Vec<(Generation, Slot)>,
@@ -171,6 +173,7 @@ impl Manager {
         Manager {
             next_batch: BatchId(0),
             available: u64::MAX,
+            paused: false,
             batches_done: 0,
             done: Totals::default(),
             slots: vec![(Generation(0), Slot::Busy); base],
@@ -254,6 +257,11 @@ impl Manager {
         };
     }
 
+    /// The operator pauses or resumes the run. While it is paused, batches in flight are finished and no batch is assigned.
+    pub fn handle_pause(&mut self, paused: bool) {
+        self.paused = paused;
+    }
+
     /// The operator requests the end of the run.
     pub fn handle_stop_request(&mut self, now: Instant) {
         self.stop(StopCause::Requested, now);
@@ -284,7 +292,7 @@ impl Manager {
         if let Some(transmit) = self.outbox.pop_front() {
             return Some(transmit);
         }
-        if self.phase != Phase::Running || self.next_batch.0 >= self.available {
+        if self.phase != Phase::Running || self.paused || self.next_batch.0 >= self.available {
             return None;
         }
         let batch = self.plan.batch(self.next_batch)?;
@@ -569,6 +577,16 @@ mod tests {
         grant(&mut manager, 1, 0, 1);
         assert_eq!(assigned(&mut manager), [(0, 0, 1), (1, 1, 0), (2, 0, 0)]);
         assert_eq!(manager.progress().assigned, 3);
+    }
+
+    #[test]
+    fn a_paused_run_assigns_nothing_until_it_is_resumed() {
+        let mut manager = manager(&[2]);
+        manager.handle_pause(true);
+        (0..2).for_each(|slot| grant(&mut manager, 0, slot, 1));
+        assert_eq!(assigned(&mut manager), []);
+        manager.handle_pause(false);
+        assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 0, 1)]);
     }
 
     #[test]

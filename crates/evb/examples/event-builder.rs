@@ -93,6 +93,10 @@ impl Sink for List {
         Ok(())
     }
 
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(self.out.flush()?)
+    }
+
     fn finish(mut self: Box<Self>) -> Result<Option<String>, SinkError> {
         self.out.flush()?;
         Ok(Some(self.path.display().to_string()))

@@ -7,6 +7,7 @@
 //!   `millstream-evb-core`). Start reading there.
 //! - [`config`]: the run configuration in TOML and its checks.
 //! - [`process`]: the processes that run the state machines over verbs.
+//! - [`source`]: where the fragments of a readout unit come from.
 //! - [`layout`]: the layout of slots and landing memory.
 //!
 //! `docs/event-builder.md` describes the configuration and the run summary of a run.
@@ -15,5 +16,6 @@
 pub mod config;
 pub mod layout;
 pub mod process;
+pub mod source;
 
 pub use millstream_evb_core as core;

@@ -100,7 +100,7 @@ fn a_whole_configuration_becomes_a_setup() {
     assert_eq!(plan.slots.iter().map(|n| n.get()).collect::<Vec<_>>(), [4, 6]);
     assert_eq!((setup.file_first, setup.file_events), (EventNumber(100), 32));
     assert_eq!(setup.layout.of_readout(RuIndex(1)).len(), 2);
-    assert_eq!(setup.readouts[1].input, folder.path().join("crate2.mfs"));
+    assert_eq!(setup.readouts[1].input.file(), Some(&*folder.path().join("crate2.mfs")));
     let LandingTarget::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
     let KernelSetup::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
     assert_eq!((*threshold, *verify, *traces), (336, true, [0x10f, 0x20f, 0x30f]));
@@ -122,7 +122,7 @@ fn a_whole_configuration_becomes_a_setup() {
 fn invalid_toml_and_unknown_keys_are_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
-        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `batch`, `window`, \
+        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `events`, `batch`, `window`, \
          `max_in_flight`, `traffic_shaping`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
     );
     assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
@@ -299,4 +299,49 @@ fn a_port_in_use_and_a_file_as_directory_are_refused() {
         refused("\"hdf5\"", "\"root\"")
             .starts_with("run.toml:28: output.format: unknown value \"root\"; valid values: hdf5")
     );
+}
+
+#[test]
+fn live_sources_are_checked() {
+    let refused = |run: &str, readout: &str| {
+        let text = format!(
+            "[run]\nname = \"live\"\nbatch = 8\n{run}\n[[readout]]\nname = \"ru1\"\n{readout}\n\
+             [[builder]]\nname = \"bu1\"\nlanding = \"host\"\nslots = 4\n"
+        );
+        let path = Path::new("live.toml");
+        let checked = Config::parse(path, &text).and_then(|config| config.check());
+        checked.map(drop).unwrap_err().to_string()
+    };
+    let generator =
+        |keys: &str| format!("[readout.generator]\nfirst_source = 1\nsources = 2\nsize = 100\n{keys}");
+    let udp = |keys: &str| {
+        format!(
+            "[readout.udp]\nlisten = \"127.0.0.1:0\"\nfirst_source = 1\nsources = 2\nmax_len = 100\n{keys}"
+        )
+    };
+    assert!(refused("", &generator("")).contains("run.events: set events = NUMBER"));
+    let both = refused("events = 5\nreplay = 2", &generator(""));
+    assert!(both.contains("live.toml:4: run.events: set either replay or events"), "{both}");
+    assert!(refused("events = 5", "").contains("readout: set exactly one of input"));
+    for (keys, error) in [
+        ("rate_hz = 0.0", "readout.generator.rate_hz: 0 is out of range: must be 0.001 to 1e9"),
+        ("missing = 1.5", "readout.generator.missing: 1.5 is out of range: must be 0 to 1"),
+        ("arrival = \"sometimes\"", "readout.generator.arrival: unknown value \"sometimes\""),
+        ("colour = 1", "unknown field `colour`"),
+    ] {
+        let found = refused("events = 5", &generator(keys));
+        assert!(found.contains(error), "{found}");
+    }
+    for (keys, error) in [
+        (
+            "buffer_events = 8",
+            "readout.udp.buffer_events: 8 events are too few: at least two batches of 8 are needed",
+        ),
+        ("give_up_ms = 0", "readout.udp.give_up_ms: 0 is out of range"),
+    ] {
+        let found = refused("events = 5", &udp(keys));
+        assert!(found.contains(error), "{found}");
+    }
+    let nowhere = refused("events = 5", &udp("").replace("127.0.0.1:0", "nowhere"));
+    assert!(nowhere.contains("readout.udp.listen: cannot listen on \"nowhere\""), "{nowhere}");
 }

@@ -28,8 +28,8 @@ pub use millstream_quantity::{Bytes, BytesPerSecond, Seconds};
 pub use progress::Progress;
 pub use quantity::count;
 pub use run::{
-    Derived, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample, RunReport,
-    TriggerComparison, UnitReport, VERSION,
+    CorruptSource, Derived, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount,
+    ProgressSample, RunReport, StorageReport, TriggerComparison, UnitReport, VERSION,
 };
 pub use save::{SaveError, save};
 pub use table::Style;

@@ -41,6 +41,15 @@ pub struct RunReport {
     pub event_files: Vec<String>,
     /// Outcome of every fragment.
     pub fragment_accounting: FragmentAccounting,
+    /// Sources with corrupt fragments.
+    #[serde(default)]
+    pub corrupt_sources: Vec<CorruptSource>,
+    /// What live sources delivered and lost.
+    #[serde(default)]
+    pub live_sources: Vec<LiveSource>,
+    /// Storage of each builder unit that stored events.
+    #[serde(default)]
+    pub storage: Vec<StorageReport>,
     /// The units of the run.
     pub units: Vec<UnitReport>,
     /// Progress over time, in ascending order. The start may be missing.
@@ -118,6 +127,66 @@ impl FragmentOutcome {
             Self::Discarded => "discarded",
         }
     }
+}
+
+/// Corrupt fragments of one source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CorruptSource {
+    /// The source, as in `source 0x101`.
+    pub source: String,
+    /// Its fragments with a wrong checksum.
+    pub fragments: u64,
+}
+
+/// What one live source delivered and lost.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveSource {
+    /// The source, as in `source 0x101`.
+    pub source: String,
+    /// Fragments received.
+    pub received: u64,
+    /// Datagrams lost on the way.
+    pub lost: u64,
+    /// Fragments of events that had been sent without them.
+    pub late: u64,
+    /// Fragments received twice.
+    pub duplicate: u64,
+    /// Fragments dropped because the buffer was full.
+    pub overflow: u64,
+    /// Fragments that are invalid.
+    pub invalid: u64,
+}
+
+impl LiveSource {
+    /// Each loss with its name in tables.
+    pub(crate) fn losses(&self) -> [(&'static str, u64); 5] {
+        [
+            ("lost on the way", self.lost),
+            ("late", self.late),
+            ("received twice", self.duplicate),
+            ("dropped, buffer full", self.overflow),
+            ("invalid", self.invalid),
+        ]
+    }
+}
+
+/// Storage of one builder unit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StorageReport {
+    /// The builder unit.
+    pub builder: String,
+    /// Batches with events to store.
+    pub batches: u64,
+    /// Payload stored.
+    pub payload_bytes: Bytes,
+    /// Flushes to the files; batches that wait at the same time share one.
+    pub flushes: u64,
+    /// Time that the storage thread was busy.
+    pub busy_s: Seconds,
+    /// Maximum number of batches that waited for storage.
+    pub longest_queue: u64,
+    /// Time that all slots waited for storage: back-pressure on the readout units.
+    pub all_slots_waiting_s: Seconds,
 }
 
 /// Counts of one unit of a run.

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 
 use crate::quantity::{block, count, per_cent};
-use crate::run::{FragmentOutcome, RunReport, UnitReport};
+use crate::run::{CorruptSource, FragmentOutcome, RunReport, StorageReport, UnitReport};
 use millstream_quantity::si::metric;
 
 /// Whether the output is coloured.
@@ -112,6 +112,11 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
         Emphasis::Bad
     };
     grid.emphasised(["accepted", &count(report.accepted_events), &stored], emphasis);
+    for StorageReport { builder, payload_bytes, busy_s, all_slots_waiting_s, .. } in &report.storage {
+        let note =
+            format!("by {builder} in {busy_s}; all its slots waited for storage for {all_slots_waiting_s}");
+        grid.row(["  storage", &payload_bytes.to_string(), &note]);
+    }
     if let Some(trigger) = &report.trigger {
         let (matching, compared) = (trigger.decisions_matching, trigger.decisions_compared);
         let note = format!(
@@ -140,6 +145,15 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
             let label = format!("  {}", outcome.name());
             grid.emphasised([&label, &count(lost.fragments), &note], Emphasis::Warning);
         }
+    }
+    for live in &report.live_sources {
+        for (what, fragments) in live.losses().into_iter().filter(|(_, fragments)| *fragments > 0) {
+            let note = format!("{what}, of {}", live.source);
+            grid.emphasised(["  source", &count(fragments), &note], Emphasis::Warning);
+        }
+    }
+    for CorruptSource { source, fragments } in &report.corrupt_sources {
+        grid.emphasised(["  corrupt", &count(*fragments), &format!("of {source}")], Emphasis::Warning);
     }
 }
 

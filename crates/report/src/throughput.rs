@@ -24,6 +24,16 @@ struct Step {
     rate: f64,
 }
 
+/// Maximum number of characters of a problem in the chart.
+const PROBLEM_CHARS: usize = 90;
+
+/// The line that says why a run failed.
+fn failure(problem: &str) -> String {
+    let line: String = problem.lines().next().unwrap_or_default().chars().take(PROBLEM_CHARS).collect();
+    let cut = if line.len() < problem.len() { "…" } else { "" };
+    format!("FAILED: {line}{cut}")
+}
+
 /// Draws the payload rate over time as SVG, 800 × 450.
 pub fn draw(report: &RunReport) -> String {
     let derived = report.derived();
@@ -47,6 +57,9 @@ pub fn draw(report: &RunReport) -> String {
         subtitle += &format!(", {ratio:.2} × memcpy");
     }
     svg.text((24.0, 60.0), Anchor::Start, Font::new(14.0, SECONDARY), &subtitle);
+    if let Some(problem) = derived.problems.first() {
+        svg.text((24.0, 82.0), Anchor::Start, Font::bold(14.0), &failure(problem));
+    }
 
     let label = Font::new(13.0, TEXT);
     for (rate, text) in rates.marks() {

@@ -2,8 +2,9 @@
 
 use millstream_report::table::{self, Style};
 use millstream_report::{
-    Bytes, BytesPerSecond, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample,
-    RunReport, Seconds, TriggerComparison, UnitReport, VERSION, count,
+    Bytes, BytesPerSecond, CorruptSource, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline,
+    OutcomeCount, ProgressSample, RunReport, Seconds, StorageReport, TriggerComparison, UnitReport, VERSION,
+    count,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -57,6 +58,22 @@ fn report() -> RunReport {
             ],
             inconsistencies: Vec::new(),
         },
+        corrupt_sources: vec![CorruptSource { source: "source 0x101".into(), fragments: 1 }],
+        live_sources: vec![LiveSource {
+            source: "source 0x7".into(),
+            received: 1000,
+            lost: 3,
+            ..LiveSource::default()
+        }],
+        storage: vec![StorageReport {
+            builder: "bu0".into(),
+            batches: 30_000,
+            payload_bytes: Bytes(152_000_000_000),
+            flushes: 12_000,
+            busy_s: Seconds(18.5),
+            longest_queue: 7,
+            all_slots_waiting_s: Seconds(2.5),
+        }],
         units: vec![
             unit("readout 0", 1_024_005, 10_240_040, "done"),
             unit("builder 0", 512_000, 15_360_000, "done"),

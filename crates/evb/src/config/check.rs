@@ -2,12 +2,14 @@
 
 use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, Config};
+use super::input::Inputs;
 use super::setup::{
     BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
+    SyncPolicy,
 };
 use crate::core::shaping::TrafficShaping;
-use crate::core::{EventNumber, Plan, RuIndex};
-use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, SourceInfo, landing_bytes};
+use crate::core::{EventNumber, Plan};
+use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, landing_bytes};
 use millstream_camera::format::{
     CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
 };
@@ -17,7 +19,6 @@ use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use std::net::TcpListener;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use toml::Spanned;
@@ -29,31 +30,6 @@ const DEFAULT_DRAIN_MS: u64 = 500;
 /// About the cost of a wake-up.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 const DEFAULT_KEEP: u64 = 10_000;
-
-/// Properties of the inputs.
-struct Inputs {
-    first: u64,
-    events: u64,
-    sources: Vec<SourceInfo>,
-    /// By readout unit.
-    counts: Vec<NonZeroU16>,
-}
-
-impl Inputs {
-    /// Refuses the stream file `second` if its events differ from those of `first`, which is one of the inputs.
-    fn check_events(&self, first: &Path, second: &Path, events: Range<u64>) -> Result<(), Problem> {
-        let expected = self.first..self.first + self.events;
-        if events == expected {
-            return Ok(());
-        }
-        Err(Problem::DifferentEvents {
-            first: first.to_owned(),
-            first_events: (expected.start, expected.end - 1),
-            second: second.to_owned(),
-            second_events: (events.start, events.end - 1),
-        })
-    }
-}
 
 impl Config {
     /// Checks everything that can be checked before a run starts, and returns the setup of the run.
@@ -78,18 +54,18 @@ impl Config {
             .zip(&plan.slots)
             .map(|(unit, slots)| self.builder(unit, *slots, &cards, &layout, batch))
             .collect::<Result<_, _>>()?;
-        let readouts = tables.readout.iter().map(|unit| ReadoutSetup {
-            name: unit.name.get_ref().clone(),
-            input: self.locate(unit.input.get_ref()),
-        });
+        let readouts = tables.readout.iter().zip(&inputs.setups);
+        let readouts = readouts
+            .map(|(unit, input)| ReadoutSetup { name: unit.name.get_ref().clone(), input: input.clone() });
         Ok(Setup {
             name: run.name.get_ref().clone(),
             instance: run.name.get_ref().clone(),
             spin: run.spin_us.as_ref().map_or_else(|| self.spin(), |us| Duration::from_micros(*us.get_ref())),
+            starts_paused: false,
             device: run.device.clone().unwrap_or_else(|| "auto".to_owned()),
             listen: self.listen()?,
-            file_first: EventNumber(inputs.first),
-            file_events: inputs.events,
+            file_first: EventNumber(inputs.first()),
+            file_events: inputs.events(),
             readouts: readouts.collect(),
             reference_decisions: self.reference_decisions(&inputs, &builders)?,
             output: self.output()?,
@@ -100,7 +76,7 @@ impl Config {
     }
 
     /// Resolves a path of the configuration file.
-    fn locate(&self, path: &Path) -> PathBuf {
+    pub(super) fn locate(&self, path: &Path) -> PathBuf {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let joined = folder.join(path);
         // Without a current directory, the relative path is used.
@@ -114,47 +90,13 @@ impl Config {
         })
     }
 
-    fn inputs(&self) -> Result<Inputs, ConfigError> {
-        let mut inputs = Inputs { first: 0, events: 0, sources: Vec::new(), counts: Vec::new() };
-        let mut paths: Vec<PathBuf> = Vec::new();
-        for (index, unit) in self.tables.readout.iter().enumerate() {
-            let refuse = |problem| self.at(&unit.input, "readout.input", problem);
-            let path = self.locate(unit.input.get_ref());
-            let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
-            let range = stream.events();
-            match paths.first() {
-                Some(first) => inputs.check_events(first, &path, range).map_err(refuse)?,
-                None => (inputs.first, inputs.events) = (range.start, range.end - range.start),
-            }
-            let count = u64::try_from(stream.sources().len()).unwrap_or(u64::MAX);
-            let limit = Problem::OutOfRange { value: count, least: 1, most: u16::MAX.into() };
-            let counted = u16::try_from(count).ok().and_then(NonZeroU16::new);
-            inputs.counts.push(counted.ok_or_else(|| refuse(limit))?);
-            // The number of readout units was checked to fit.
-            let readout = RuIndex(index as u16);
-            for source in stream.sources() {
-                if let Some(twice) = inputs.sources.iter().find(|known| known.id == source.id()) {
-                    let first = paths.get(twice.readout.index()).cloned().unwrap_or_else(|| path.clone());
-                    let (id, second) = (source.id(), path);
-                    return Err(refuse(Problem::DuplicateSource { id, first, second }));
-                }
-                inputs.sources.push(SourceInfo {
-                    id: source.id(),
-                    kind: source.kind(),
-                    readout,
-                    max_len: source.max_len(),
-                    alignment: source.alignment(),
-                });
-            }
-            paths.push(path);
-        }
-        Ok(inputs)
-    }
-
     fn packet_too_long(&self, error: PacketTooLong, inputs: &Inputs) -> ConfigError {
         let readout = inputs.sources.iter().find(|source| source.id == error.id).map(|source| source.readout);
         match readout.and_then(|readout| self.tables.readout.get(readout.index())) {
-            Some(unit) => self.at(&unit.input, "readout.input", error),
+            Some(unit) => match &unit.input {
+                Some(input) => self.at(input, "readout.input", error),
+                None => self.at(&unit.name, "readout", error),
+            },
             None => self.about("readout.input", error),
         }
     }
@@ -165,9 +107,10 @@ impl Config {
         let window = value(&run.window, DEFAULT_WINDOW);
         let slots = self.tables.builder.iter().map(|unit| self.nonzero_16(&unit.slots, "builder.slots"));
         let replay = value(&run.replay, 1);
-        let events = inputs.events.saturating_mul(replay);
+        let events = run.events.as_ref().map(|events| *events.get_ref());
+        let events = events.unwrap_or_else(|| inputs.events().saturating_mul(replay));
         let plan = Plan {
-            first_event: EventNumber(inputs.first),
+            first_event: EventNumber(inputs.first()),
             events: NonZeroU64::new(events).ok_or_else(|| self.about("readout.input", Problem::None))?,
             batch,
             sources: inputs.counts.clone(),
@@ -319,6 +262,15 @@ impl Config {
                     _ => StoredEvents::Accepted,
                 },
                 max_events: output.max_events.unwrap_or(DEFAULT_KEEP),
+                rotate_size: output.rotate_size.as_ref().map(|size| *size.get_ref()),
+                rotate_interval: output
+                    .rotate_interval_s
+                    .as_ref()
+                    .map(|seconds| Duration::from_secs(*seconds.get_ref())),
+                sync: match output.sync.as_ref().map(|sync| sync.get_ref().as_str()) {
+                    Some("batch") => SyncPolicy::Batch,
+                    _ => SyncPolicy::File,
+                },
             })),
         }
     }
@@ -333,13 +285,15 @@ impl Config {
         let conflict = |what: &str| refuse(Problem::Conflict(what.to_owned()));
         let path = self.locate(check.reference_decisions.get_ref());
         let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
-        let first = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
-        inputs.check_events(&first.unwrap_or_default(), &path, stream.events()).map_err(refuse)?;
+        if inputs.is_live() {
+            return Err(conflict("live sources have no reference decisions"));
+        }
+        inputs.check_events(&path, &stream.events()).map_err(refuse)?;
         let mut sources = stream.sources();
         let (Some(source), None) = (sources.next(), sources.next()) else {
             return Err(conflict("the file must have exactly one source, the trigger decisions"));
         };
-        let all_there = source.len() as u64 == inputs.events;
+        let all_there = source.len() as u64 == inputs.events();
         let decisions = source.kind() == TRIGGER_DECISIONS
             && source.fragments().all(|fragment| fragment.payload.len() == DECISION_BYTES);
         if !all_there || !decisions {
@@ -350,14 +304,14 @@ impl Config {
                 source.id(),
                 source.kind().0,
                 source.len(),
-                inputs.events,
+                inputs.events(),
                 source.max_len()
             ))));
         }
         if inputs.sources.iter().any(|input| input.id == source.id()) {
             let id = SourceId(source.id().0);
-            let first = self.tables.readout.first().map(|unit| self.locate(unit.input.get_ref()));
-            let first = first.unwrap_or_default();
+            let first = self.tables.readout.first().and_then(|unit| unit.input.as_ref());
+            let first = first.map_or_else(PathBuf::new, |input| self.locate(input.get_ref()));
             return Err(refuse(Problem::DuplicateSource { id, first, second: path }));
         }
         let decides = |unit: &BuilderSetup| {

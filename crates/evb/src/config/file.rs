@@ -14,6 +14,10 @@ const MAX_BATCH: u64 = millstream_card_abi::events::MAX_EVENTS as u64;
 const MAX_SLOTS: u64 = 16_384;
 /// Maximum timeout, in ms.
 const MAX_MILLISECONDS: u64 = 600_000;
+/// Smallest size at which event files rotate: a file has metadata of some KiB.
+const MIN_ROTATE_SIZE: Bytes = Bytes(1 << 20);
+/// Maximum interval of rotation, in s: a week.
+const MAX_ROTATE_SECONDS: u64 = 604_800;
 /// Maximum spin time, in µs.
 const MAX_SPIN: u64 = 1_000_000;
 
@@ -45,6 +49,7 @@ pub(super) struct Tables {
 pub(super) struct Run {
     pub(super) name: Spanned<String>,
     pub(super) replay: Option<Spanned<u64>>,
+    pub(super) events: Option<Spanned<u64>>,
     pub(super) batch: Spanned<u64>,
     pub(super) window: Option<Spanned<u64>>,
     pub(super) max_in_flight: Option<Spanned<u64>>,
@@ -60,7 +65,43 @@ pub(super) struct Run {
 #[serde(deny_unknown_fields)]
 pub(super) struct Readout {
     pub(super) name: Spanned<String>,
-    pub(super) input: Spanned<PathBuf>,
+    pub(super) input: Option<Spanned<PathBuf>>,
+    pub(super) generator: Option<Spanned<Generator>>,
+    pub(super) udp: Option<Spanned<Udp>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Generator {
+    pub(super) first_source: u32,
+    pub(super) sources: Spanned<u64>,
+    #[serde(default = "default_kind")]
+    pub(super) kind: u32,
+    pub(super) size: Spanned<Bytes>,
+    pub(super) size_distribution: Option<Spanned<String>>,
+    pub(super) rate_hz: Option<Spanned<f64>>,
+    pub(super) arrival: Option<Spanned<String>>,
+    #[serde(default)]
+    pub(super) seed: u64,
+    pub(super) missing: Option<Spanned<f64>>,
+    pub(super) corrupt: Option<Spanned<f64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Udp {
+    pub(super) listen: Spanned<String>,
+    pub(super) first_source: u32,
+    pub(super) sources: Spanned<u64>,
+    #[serde(default = "default_kind")]
+    pub(super) kind: u32,
+    pub(super) max_len: Spanned<Bytes>,
+    pub(super) buffer_events: Option<Spanned<u64>>,
+    pub(super) give_up_ms: Option<Spanned<u64>>,
+}
+
+fn default_kind() -> u32 {
+    1
 }
 
 #[derive(Debug, Deserialize)]
@@ -89,6 +130,9 @@ pub(super) struct Output {
     pub(super) directory: Spanned<PathBuf>,
     pub(super) events: Option<Spanned<String>>,
     pub(super) max_events: Option<u64>,
+    pub(super) rotate_size: Option<Spanned<Bytes>>,
+    pub(super) rotate_interval_s: Option<Spanned<u64>>,
+    pub(super) sync: Option<Spanned<String>>,
     pub(super) format: Option<Spanned<String>>,
 }
 
@@ -163,6 +207,11 @@ impl Config {
         self.check_name("run.name", &run.name)?;
         self.check_range("run.batch", Some(&run.batch), 1..=MAX_BATCH)?;
         self.check_range("run.replay", run.replay.as_ref(), 1..=u64::MAX)?;
+        self.check_range("run.events", run.events.as_ref(), 1..=u64::MAX)?;
+        if let (Some(events), Some(_)) = (&run.events, &run.replay) {
+            let problem = Problem::Conflict("set either replay or events, not both".into());
+            return Err(self.at(events, "run.events", problem));
+        }
         self.check_range("run.window", run.window.as_ref(), 1..=MAX_SLOTS)?;
         self.check_range("run.max_in_flight", run.max_in_flight.as_ref(), 1..=u64::from(u32::MAX))?;
         if let Some(shaping) = &run.traffic_shaping {
@@ -185,16 +234,29 @@ impl Config {
         }
         self.check_landing()?;
         card.iter().try_for_each(|card| self.check_kernel(card))?;
-        if let Some(format) = output.as_ref().and_then(|output| output.format.as_ref()) {
-            self.check_value("output.format", format, &["hdf5"])?;
-        }
-        if let Some(events) = output.as_ref().and_then(|output| output.events.as_ref()) {
-            self.check_value("output.events", events, &["accepted", "built", "all"])?;
-        }
-        Ok(())
+        output.as_ref().map_or(Ok(()), |output| self.check_output(output))
     }
 
-    fn check_range(
+    fn check_output(&self, output: &Output) -> Result<(), ConfigError> {
+        if let Some(format) = &output.format {
+            self.check_value("output.format", format, &["hdf5"])?;
+        }
+        if let Some(events) = &output.events {
+            self.check_value("output.events", events, &["accepted", "built", "all"])?;
+        }
+        if let Some(sync) = &output.sync {
+            self.check_value("output.sync", sync, &["file", "batch"])?;
+        }
+        if let Some(size) = output.rotate_size.as_ref().filter(|size| *size.get_ref() < MIN_ROTATE_SIZE) {
+            let problem =
+                Problem::OutOfRange { value: size.get_ref().0, least: MIN_ROTATE_SIZE.0, most: u64::MAX };
+            return Err(self.at(size, "output.rotate_size", problem));
+        }
+        let interval = output.rotate_interval_s.as_ref();
+        self.check_range("output.rotate_interval_s", interval, 1..=MAX_ROTATE_SECONDS)
+    }
+
+    pub(super) fn check_range(
         &self,
         field: &str,
         value: Option<&Spanned<u64>>,
@@ -209,7 +271,7 @@ impl Config {
         }
     }
 
-    fn check_value(
+    pub(super) fn check_value(
         &self,
         field: &str,
         value: &Spanned<String>,

@@ -9,10 +9,12 @@
 mod check;
 mod error;
 mod file;
+mod input;
 mod setup;
 
 pub use error::{ConfigError, Problem};
 pub use file::Config;
 pub use setup::{
-    BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
+    Arrival, BuilderSetup, CardSetup, GeneratorSetup, InputSetup, KernelSetup, LandingTarget, OutputSetup,
+    ReadoutSetup, Setup, SizeDistribution, StoredEvents, SyncPolicy, UdpSetup,
 };

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 /// A checked run. The manager sends it to every unit at startup.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Setup {
     /// Name of the run.
     pub name: String,
@@ -16,6 +16,9 @@ pub struct Setup {
     pub instance: String,
     /// How long to poll before blocking.
     pub spin: Duration,
+    /// Whether the run starts paused: all units are ready, and no batch is assigned before the launcher resumes the run.
+    #[serde(default)]
+    pub starts_paused: bool,
     /// The RDMA device to use: `auto`, `hardware`, `soft` or a device's name.
     pub device: String,
     /// Where the manager listens.
@@ -39,12 +42,102 @@ pub struct Setup {
 }
 
 /// A readout unit.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReadoutSetup {
     /// Its name.
     pub name: String,
-    /// Stream file with its sources.
-    pub input: PathBuf,
+    /// Where its fragments come from.
+    pub input: InputSetup,
+}
+
+/// Where the fragments of a readout unit come from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum InputSetup {
+    /// A stream file with its sources.
+    File(PathBuf),
+    /// Generated fragments.
+    Generator(GeneratorSetup),
+    /// Datagrams from a front end.
+    Udp(UdpSetup),
+}
+
+/// A generator of fragments.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GeneratorSetup {
+    /// Id of the first source.
+    pub first_source: u32,
+    /// Number of sources, with consecutive ids.
+    pub sources: u16,
+    /// Kind of their payload.
+    pub kind: u32,
+    /// Mean length of a fragment, in bytes.
+    pub size: u32,
+    /// Distribution of the lengths.
+    pub size_distribution: SizeDistribution,
+    /// Events per second; `None`: as fast as they are built.
+    pub rate_hz: Option<f64>,
+    /// Distribution of the times of events.
+    pub arrival: Arrival,
+    /// Seed of all random numbers.
+    pub seed: u64,
+    /// Fraction of fragments that are missing.
+    pub missing: f64,
+    /// Fraction of fragments with a wrong checksum.
+    pub corrupt: f64,
+}
+
+/// Distribution of the lengths of generated fragments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SizeDistribution {
+    /// All have the mean length.
+    #[default]
+    Fixed,
+    /// From 0 to twice the mean.
+    Uniform,
+    /// Exponential, truncated at eight times the mean.
+    Exponential,
+}
+
+/// Distribution of the times of generated events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arrival {
+    /// At equal intervals.
+    #[default]
+    Periodic,
+    /// Independently of each other, at exponential intervals.
+    Poisson,
+}
+
+/// A receiver of datagrams.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UdpSetup {
+    /// Address and port.
+    pub listen: String,
+    /// Id of the first source.
+    pub first_source: u32,
+    /// Number of sources, with consecutive ids.
+    pub sources: u16,
+    /// Kind of their payload.
+    pub kind: u32,
+    /// Length of the longest fragment, in bytes.
+    pub max_len: u32,
+    /// Events that are buffered for each source.
+    pub buffer_events: u64,
+    /// How long to wait for a source that is behind the others.
+    pub give_up: Duration,
+}
+
+impl InputSetup {
+    /// The stream file, if it is one.
+    pub fn file(&self) -> Option<&std::path::Path> {
+        match self {
+            InputSetup::File(path) => Some(path),
+            InputSetup::Generator(_) | InputSetup::Udp(_) => None,
+        }
+    }
 }
 
 /// A builder unit.
@@ -120,6 +213,23 @@ pub struct OutputSetup {
     pub events: StoredEvents,
     /// Maximum number of events that each builder unit stores; further accepted events are only counted.
     pub max_events: u64,
+    /// Start a new file when one has this length.
+    pub rotate_size: Option<Bytes>,
+    /// Start a new file when one is this old.
+    pub rotate_interval: Option<Duration>,
+    /// When events are made durable.
+    pub sync: SyncPolicy,
+}
+
+/// When stored events are made durable. In any case, they survive their process as soon as their batch is done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyncPolicy {
+    /// When their file is complete.
+    #[default]
+    File,
+    /// Before their batch is done.
+    Batch,
 }
 
 impl Setup {

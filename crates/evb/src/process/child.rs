@@ -13,6 +13,7 @@ use super::{ProcessError, readout};
 use crate::config::Setup;
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, Bytes, RuIndex};
+use crate::source::SourceStatistics;
 use millstream_card_abi::CardName;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
@@ -62,6 +63,8 @@ pub enum ChildMessage {
         /// Whether the error is a consequence of another process's failure.
         is_secondary: bool,
     },
+    /// What the live sources of a readout unit delivered.
+    Sources(Vec<SourceStatistics>),
     /// Final report of a readout unit.
     Readout(ReadoutReport),
     /// End of a builder unit.
@@ -141,8 +144,11 @@ impl Child {
                 Ok(finished.summary.is_success())
             }
             Child::Readout { index, manager } => {
-                let report = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;
+                let (report, sources) = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;
                 let good = report.cause.is_success();
+                if !sources.is_empty() {
+                    send_to_parent(&ChildMessage::Sources(sources));
+                }
                 send_to_parent(&ChildMessage::Readout(report));
                 Ok(good)
             }

@@ -134,7 +134,7 @@ impl ProcessError {
 }
 
 /// Adds the operation to an I/O error.
-pub(super) trait IoContext<T> {
+pub(crate) trait IoContext<T> {
     fn context(self, operation: &'static str) -> Result<T, ProcessError>;
 }
 

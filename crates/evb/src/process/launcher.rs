@@ -9,11 +9,12 @@ use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card;
 use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
-use super::manager::{ManagerEvent, ProgressSample};
+use super::manager::{ManagerEvent, PAUSE, ProgressSample, RESUME};
 use crate::config::{LandingTarget, Setup};
 use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
+use crate::source::SourceStatistics;
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -57,8 +58,62 @@ pub enum RunEvent {
     },
     /// All units are ready; the run starts.
     Started,
+    /// The run was paused (`true`) or resumed.
+    Paused(bool),
     /// Progress of the run.
     Progress(ProgressSample),
+    /// A process ended.
+    Ended {
+        /// Its role.
+        process: RunProcess,
+    },
+}
+
+/// A command of an operator to a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RunCommand {
+    /// Assign no further batch; batches in flight are finished.
+    Pause,
+    /// Assign batches again.
+    Resume,
+    /// Stop the run, which ends with its summary.
+    Stop,
+}
+
+/// Sends commands to a run.
+#[derive(Clone, Debug)]
+pub struct RunCommands {
+    sender: Sender<ChildOutput>,
+}
+
+impl RunCommands {
+    /// Sends a command. Commands to a run that has ended are ignored.
+    pub fn send(&self, command: RunCommand) {
+        let _ = self.sender.send(ChildOutput::Command(command));
+    }
+}
+
+/// The run's end of its commands, for [`Launcher::run_with_commands`].
+#[derive(Debug)]
+pub struct CommandReceiver {
+    sender: Sender<ChildOutput>,
+    receiver: Receiver<ChildOutput>,
+}
+
+impl CommandReceiver {
+    /// Waits for a command, for launchers other than [`Launcher`].
+    pub fn receive(&self, timeout: Duration) -> Option<RunCommand> {
+        match self.receiver.recv_timeout(timeout) {
+            Ok(ChildOutput::Command(command)) => Some(command),
+            _ => None,
+        }
+    }
+}
+
+/// The two ends of a run's commands.
+pub fn commands() -> (RunCommands, CommandReceiver) {
+    let (sender, receiver) = mpsc::channel();
+    (RunCommands { sender: sender.clone() }, CommandReceiver { sender, receiver })
 }
 
 /// Result of a run.
@@ -76,6 +131,8 @@ pub struct RunOutcome {
     pub totals: Vec<Option<Totals>>,
     /// Statistics of the builder units, by index; `None` for lost units.
     pub builders: Vec<Option<BuilderStatistics>>,
+    /// What live sources delivered.
+    pub sources: Vec<SourceStatistics>,
     /// Results of the builder units' sinks.
     pub sinks: Vec<(BuIndex, String)>,
     /// Failed processes in the order of their exits: primary failures, then secondary ones.
@@ -109,8 +166,10 @@ impl RunOutcome {
 /// Called for each event of a run; can request the stop of the run.
 pub type RunObserver<'a> = dyn FnMut(&RunEvent) -> ControlFlow<()> + 'a;
 
-/// Output of the children.
+/// What the launcher waits for.
+#[derive(Debug)]
 enum ChildOutput {
+    Command(RunCommand),
     Message(RunProcess, Box<ChildMessage>),
     /// Standard output ended, and so did the process.
     Ended(RunProcess),
@@ -165,9 +224,22 @@ impl Launcher {
     /// # Errors
     /// A process could not be started.
     pub fn run_while(&self, setup: &Setup, watch: &mut RunObserver<'_>) -> Result<RunOutcome, ProcessError> {
+        self.run_with_commands(setup, commands().1, watch)
+    }
+
+    /// Runs the setup as [`run_while`](Self::run_while) does, under the commands of an operator.
+    ///
+    /// # Errors
+    /// A process could not be started.
+    pub fn run_with_commands(
+        &self,
+        setup: &Setup,
+        commands: CommandReceiver,
+        watch: &mut RunObserver<'_>,
+    ) -> Result<RunOutcome, ProcessError> {
         let mut setup = setup.clone();
         setup.instance = format!("{}-{}", setup.name, std::process::id());
-        let (output_sender, outputs) = mpsc::channel();
+        let CommandReceiver { sender: output_sender, receiver: outputs } = commands;
         let outcome = RunOutcome {
             summary: None,
             elapsed: None,
@@ -175,6 +247,7 @@ impl Launcher {
             readouts: vec![None; setup.plan.readouts()],
             totals: vec![None; setup.plan.builders()],
             builders: vec![None; setup.plan.builders()],
+            sources: Vec::new(),
             sinks: Vec::new(),
             failures: Vec::new(),
         };
@@ -257,10 +330,27 @@ impl LaunchedRun<'_, '_> {
 
     /// Calls the observer. If it requests the stop, closes the manager's standard input, which stops the run.
     fn notify(&mut self, event: &RunEvent) {
-        if (self.watch)(event).is_break()
-            && let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
+        if (self.watch)(event).is_break() {
+            self.command(RunCommand::Stop);
+        }
+    }
+
+    /// Passes a command to the manager. Before the start, only [`RunCommand::Stop`] has an effect.
+    fn command(&mut self, command: RunCommand) {
+        let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager)) else { return };
+        let word = match command {
+            RunCommand::Stop => {
+                manager.parent_pipe = None;
+                return;
+            }
+            RunCommand::Pause => PAUSE,
+            RunCommand::Resume => RESUME,
+        };
+        if let Some(pipe) = &mut manager.parent_pipe
+            && self.started
         {
-            manager.parent_pipe = None;
+            // Errors are ignored: the end of the manager is handled as any other.
+            let _ = pipe.write_all(format!("{word}\n").as_bytes());
         }
     }
 
@@ -273,9 +363,11 @@ impl LaunchedRun<'_, '_> {
                 .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
                 .saturating_duration_since(Instant::now());
             match self.outputs.recv_timeout(wait) {
+                Ok(ChildOutput::Command(command)) => self.command(command),
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
                 Ok(ChildOutput::Ended(role)) => {
                     self.record_end(&role);
+                    self.notify(&RunEvent::Ended { process: role.clone() });
                     // Before the start, the end of any process ends the run.
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace = if self.cause.is_some() { self.closing() } else { self.grace() };
@@ -332,6 +424,7 @@ impl LaunchedRun<'_, '_> {
                     self.started = true;
                     self.notify(&RunEvent::Started);
                 }
+                ManagerEvent::Paused(paused) => self.notify(&RunEvent::Paused(paused)),
                 ManagerEvent::Progress(sample) => {
                     self.outcome.samples.push(sample);
                     self.notify(&RunEvent::Progress(sample));
@@ -349,6 +442,9 @@ impl LaunchedRun<'_, '_> {
                 if let Some(running) = self.running.get_mut(role) {
                     running.failure = Some((reason, is_secondary));
                 }
+            }
+            (ChildMessage::Sources(sources), RunProcess::Unit(Unit::Readout(_))) => {
+                self.outcome.sources.extend(sources);
             }
             (ChildMessage::Readout(report), RunProcess::Unit(Unit::Readout(ru))) => {
                 self.readout_ended(*ru, report)
@@ -443,6 +539,7 @@ impl LaunchedRun<'_, '_> {
                     let _ = self.take(&role, *message);
                 }
                 Ok(ChildOutput::Ended(role)) => self.record_end(&role),
+                Ok(ChildOutput::Command(_)) => {}
                 Err(_) => return,
             }
         }

@@ -27,6 +27,11 @@ const POLL: usize = 64;
 /// Interval of progress samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Command: assign no further batch.
+pub const PAUSE: &str = "pause";
+/// Command: assign batches again.
+pub const RESUME: &str = "resume";
+
 /// Events that the manager reports to its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -38,6 +43,8 @@ pub enum ManagerEvent {
     },
     /// All units are ready; the run starts.
     Started,
+    /// The run was paused (`true`) or resumed.
+    Paused(bool),
     /// Progress of the run.
     Progress(ProgressSample),
     /// The run is over.
@@ -70,22 +77,23 @@ pub struct RunResult {
 
 /// Runs the event manager from the rendezvous to the run summary.
 ///
-/// The run stops when `stop` becomes readable or is closed. `notify` is called for each [`ManagerEvent`]. The last event
+/// `commands` has [`PAUSE`] and [`RESUME`], one in a line; the run stops when it is closed. Before the start, the run stops
+/// when it becomes readable. `notify` is called for each [`ManagerEvent`]. The last event
 /// has the returned result.
 ///
 /// # Errors
 /// The startup or the RDMA device failed.
 pub fn run(
     setup: &Setup,
-    stop: BorrowedFd<'_>,
+    commands: BorrowedFd<'_>,
     mut notify: impl FnMut(&ManagerEvent),
 ) -> Result<RunResult, ProcessError> {
     setup.plan.check()?;
     let listener = listen(&setup.listen)?;
     notify(&ManagerEvent::Listening { address: listener.address().to_string() });
-    let (process, queues) = ManagerProcess::start(setup, &listener, stop)?;
+    let (process, queues) = ManagerProcess::start(setup, &listener, commands)?;
     notify(&ManagerEvent::Started);
-    let finished = process.work(queues, stop, &mut notify)?;
+    let finished = process.work(queues, commands, &mut notify)?;
     notify(&ManagerEvent::Finished(Box::new(finished.clone())));
     Ok(finished)
 }
@@ -110,6 +118,11 @@ struct ManagerProcess {
     /// Time of the last iteration.
     now: Instant,
     first_assigned: Option<Instant>,
+    /// Events that each readout unit has, counted from the run's first.
+    available: Vec<u64>,
+    /// Events of the run, and of a batch.
+    events: u64,
+    batch: u16,
     last_done: Instant,
     batches_done: u64,
     completions: [Completion; POLL],
@@ -157,9 +170,11 @@ impl ManagerProcess {
             channels.push(Some(channel));
         }
         let clock = MonotonicClock::start();
-        let process = ManagerProcess {
+        let mut core = Manager::new(setup.plan.clone(), clock.now());
+        core.handle_pause(setup.starts_paused);
+        let mut process = ManagerProcess {
             clock,
-            core: Manager::new(setup.plan.clone(), clock.now()),
+            core,
             control_of: controls.iter().enumerate().map(|(at, control)| (control.qpn(), at)).collect(),
             statistics: vec![None; setup.plan.builders()],
             units,
@@ -167,10 +182,18 @@ impl ManagerProcess {
             readouts,
             now: Instant::default(),
             first_assigned: None,
+            available: setup
+                .readouts
+                .iter()
+                .map(|unit| if unit.input.file().is_some() { u64::MAX } else { 0 })
+                .collect(),
+            events: setup.plan.events.get(),
+            batch: setup.plan.batch.get(),
             last_done: Instant::default(),
             batches_done: 0,
             completions: [Completion::EMPTY; POLL],
         };
+        process.update_available();
         Ok((process, WaitSet { waiter: rendezvous.waiter, control, channels }))
     }
 
@@ -178,16 +201,14 @@ impl ManagerProcess {
     fn work(
         mut self,
         mut queues: WaitSet,
-        stop: BorrowedFd<'_>,
+        commands: BorrowedFd<'_>,
         notify: &mut impl FnMut(&ManagerEvent),
     ) -> Result<RunResult, ProcessError> {
         let mut next_sample = self.clock.now() + SAMPLE_INTERVAL;
         let mut can_stop = true;
         loop {
-            let stopped = self.wait(&mut queues, can_stop.then_some(stop), next_sample)?;
-            if stopped {
-                can_stop = false;
-                self.core.handle_stop_request(self.now);
+            if self.wait(&mut queues, can_stop.then_some(commands), next_sample)? {
+                can_stop = self.take_commands(commands, notify);
             }
             for at in 0..queues.channels.len() {
                 self.receive(at, &mut queues.channels[at]);
@@ -230,11 +251,39 @@ impl ManagerProcess {
         }
     }
 
+    /// Carries out the launcher's commands. False if there will be no more, which stops the run.
+    fn take_commands(&mut self, commands: BorrowedFd<'_>, notify: &mut impl FnMut(&ManagerEvent)) -> bool {
+        let mut bytes = [0; 256];
+        let length = match rustix::io::read(commands, &mut bytes) {
+            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return true,
+            Err(_) | Ok(0) => {
+                self.core.handle_stop_request(self.now);
+                return false;
+            }
+            Ok(length) => length,
+        };
+        // The launcher writes a line at once, so that none is cut.
+        for command in bytes[..length].split(|&byte| byte == b'\n') {
+            let paused = match command {
+                command if command == PAUSE.as_bytes() => true,
+                command if command == RESUME.as_bytes() => false,
+                _ => continue,
+            };
+            self.core.handle_pause(paused);
+            notify(&ManagerEvent::Paused(paused));
+        }
+        true
+    }
+
     /// Handles the frames of a unit's stream.
     fn receive(&mut self, at: usize, place: &mut Option<Channel>) {
         while let Some(channel) = place {
             match channel.try_receive() {
                 TryReceive::Pending => return,
+                TryReceive::Frame(ToManager::Available { events }) if at < self.readouts => {
+                    self.available[at] = events;
+                    self.update_available();
+                }
                 TryReceive::Frame(ToManager::Readout(report)) if at < self.readouts => {
                     self.core.handle_readout_report(RuIndex(at as u16), report, self.now);
                 }
@@ -250,6 +299,14 @@ impl ManagerProcess {
                 }
             }
         }
+    }
+
+    /// Lets the core assign the batches whose events all readout units have.
+    fn update_available(&mut self) {
+        let events = self.available.iter().min().copied().unwrap_or(u64::MAX);
+        let batch = u64::from(self.batch);
+        let batches = if events >= self.events { events.div_ceil(batch) } else { events / batch };
+        self.core.handle_available(batches);
     }
 
     /// Handles completions and messages, and sends the core's output. Returns whether there was a completion.

@@ -20,7 +20,7 @@ pub mod card;
 pub mod child;
 mod clock;
 mod control;
-mod error;
+pub(crate) mod error;
 pub mod launcher;
 pub mod manager;
 pub mod readout;

@@ -1,6 +1,6 @@
-//! Process of a readout unit: writes packets from the mapped input.
+//! Process of a readout unit: writes packets from its input ([`source`]).
 //!
-//! The input is registered once and never copied. The packet of a source is one RDMA WRITE: its first scatter/gather
+//! A mapped file is registered once and never copied. The packet of a source is one RDMA WRITE: its first scatter/gather
 //! element is the packet's header, the others are extents of the file. Headers are built per batch in a registered
 //! pool; a batch owns its part of the pool until its last write completes.
 
@@ -15,21 +15,24 @@ use crate::core::readout::{BatchPayload, BatchSend, Readout};
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
 use crate::layout::PacketArea;
-use millstream_fragment::packetize::{FileExtent, Packetizer, Replay};
-use millstream_fragment::stream::Stream;
+use crate::source::{self, Source, SourceStatistics};
+use millstream_fragment::packetize::FileExtent;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
 use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
-    Access, Completion, CompletionQueue, Device, PreparedQueuePair, QueuePair, Region, RemoteMemory, Sge,
-    WaitFd, WrId,
+    Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, Region,
+    RemoteMemory, Sge, WaitFd, WrId,
 };
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 /// Completions per poll.
 const POLL: usize = 32;
+/// Minimum interval of telling the manager which events are there.
+const AVAILABLE_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum scatter/gather elements per work request; most adapters support about as many.
 const MAX_SGES: u32 = 16;
 
@@ -43,7 +46,7 @@ pub fn run(
     manager: &str,
     ru: RuIndex,
     parent_pipe: Option<BorrowedFd<'_>>,
-) -> Result<ReadoutReport, ProcessError> {
+) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
     let mut joined = startup::join(manager, Unit::Readout(ru), None, parent_pipe)?;
     let local = LocalResources::open(&joined.setup, ru);
     let local = startup::report_prepared(&mut joined.channel, local)?;
@@ -54,8 +57,9 @@ pub fn run(
 /// Resources on the host of the unit.
 struct LocalResources {
     device: Device,
-    sources: Vec<Source>,
-    input: Region,
+    sources: Vec<SourceArea>,
+    input: Box<dyn Source>,
+    mapping: Option<Region>,
     headers: Region,
     headers_per_batch: u64,
 }
@@ -64,18 +68,14 @@ impl LocalResources {
     /// Maps and registers the input, and allocates the pool of headers.
     fn open(setup: &Setup, ru: RuIndex) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(setup)?;
-        let stream = open_input(setup, ru)?;
-        let sources = sources(setup, ru, stream)?;
-        let input = Region::source(&device, stream.mapping(), false)?;
-        prefault(stream.mapping());
-        let batch = u32::from(setup.plan.batch.get());
-        let headers_per_batch =
-            sources.last().map_or(0, |last| last.header_offset + last.packetizer.max_header_len(batch));
+        let input = source::open(setup, ru)?;
+        let mapping = input.mapping().map(|bytes| Region::source(&device, bytes, false)).transpose()?;
+        let (sources, headers_per_batch) = source_areas(setup, ru, mapping.is_some());
         let batches = u64::from(setup.plan.window.get()) * setup.plan.builders() as u64;
         let pool = headers_per_batch * batches;
         let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
         headers.populate().context("allocate the pool of packet headers")?;
-        Ok(LocalResources { device, sources, input, headers, headers_per_batch })
+        Ok(LocalResources { device, sources, input, mapping, headers, headers_per_batch })
     }
 }
 
@@ -88,11 +88,10 @@ struct Peer {
     batches: u64,
 }
 
-/// A source: its packet area in a slot, and its packetizer.
-struct Source {
+/// A source's packet area in a slot, and its room in the pool.
+struct SourceArea {
     area: PacketArea,
-    packetizer: Packetizer<'static>,
-    /// Offset of its header in a batch's part of the pool.
+    /// Offset of its header, or of its packet, in a batch's part of the pool.
     header_offset: u64,
 }
 
@@ -108,8 +107,13 @@ struct ReadoutProcess {
     core: Readout,
     control: Control,
     peers: Vec<Peer>,
-    sources: Vec<Source>,
-    input: Region,
+    sources: Vec<SourceArea>,
+    input: Box<dyn Source>,
+    mapping: Option<Region>,
+    /// Events that are there, counted from the run's first.
+    available: u64,
+    /// What the manager was told last, and when.
+    available_sent: (u64, std::time::Instant),
     headers: Region,
     /// Size of a batch's part of the pool, in bytes.
     headers_per_batch: u64,
@@ -133,7 +137,7 @@ impl ReadoutProcess {
     ) -> Result<(ReadoutProcess, WaitSet), ProcessError> {
         let JoinedRun { channel, setup, builders, deadline } = joined;
         let deadline = *deadline;
-        let LocalResources { device, sources, input, headers, headers_per_batch } = local;
+        let LocalResources { device, sources, input, mapping, headers, headers_per_batch } = local;
         let window = u64::from(setup.plan.window.get());
         let waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
@@ -143,7 +147,8 @@ impl ReadoutProcess {
         let (messages, _) =
             messages.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
-        let requests_per_batch = BatchRequests::of(&sources, setup, device.limits().sges);
+        let requests_per_batch =
+            BatchRequests::of(sources.len(), input.as_ref(), setup, device.limits().sges);
         let connection = requests_per_batch.connection(window);
         // When a connection fails, every request on it completes.
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(builders.len() as u32);
@@ -177,6 +182,10 @@ impl ReadoutProcess {
             control: Control::new(messages),
             peers,
             input,
+            available: 0,
+            // The manager knows that all events of a file are there.
+            available_sent: (if mapping.is_some() { u64::MAX } else { 0 }, std::time::Instant::now()),
+            mapping,
             headers,
             headers_per_batch,
             window,
@@ -192,10 +201,15 @@ impl ReadoutProcess {
     }
 
     /// The run, up to the report.
-    fn work(mut self, mut queues: WaitSet, mut channel: Channel) -> Result<ReadoutReport, ProcessError> {
+    fn work(
+        mut self,
+        mut queues: WaitSet,
+        mut channel: Channel,
+    ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
         let mut manager_alive = true;
         loop {
             let manager_readable = self.wait(&mut queues, manager_alive.then_some(&channel))?;
+            self.announce_available(&mut channel);
             if manager_readable && matches!(channel.try_receive::<FromManager>(), TryReceive::Closed) {
                 manager_alive = false;
                 self.core.handle_manager_lost(self.clock.now());
@@ -203,7 +217,7 @@ impl ReadoutProcess {
             if let Some(report) = self.core.poll_report() {
                 // Errors are ignored: the parent gets the report, too.
                 let _ = channel.send(&ToManager::Readout(report.clone()));
-                return Ok(report);
+                return Ok((report, self.input.statistics()));
             }
         }
     }
@@ -211,15 +225,40 @@ impl ReadoutProcess {
     /// Makes progress until the manager's stream is readable or the run is over. Returns whether it is readable.
     fn wait(&mut self, queues: &mut WaitSet, manager: Option<&Channel>) -> Result<bool, ProcessError> {
         let WaitSet { waiter, control, data } = queues;
+        let descriptor = self.input.descriptor().map(|input| input.try_clone_to_owned());
+        let descriptor = descriptor.transpose().context("wait for the input")?;
         let mut others: Vec<_> = manager.map(WaitFd::readable).into_iter().collect();
+        others.extend(descriptor.as_ref().map(WaitFd::readable));
         loop {
-            let deadline = self.clock.deadline(self.core.poll_timeout());
-            waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
-            let manager_readable = others.iter().any(WaitFd::is_ready);
+            let core = self.clock.deadline(self.core.poll_timeout());
+            let input = self.input_timeout().map_or(Deadline::NEVER, Deadline::at);
+            waiter.wait(&[control, data], &mut others, core.earlier(input), || self.progress(data))?;
+            let manager_readable = manager.is_some() && others.first().is_some_and(WaitFd::is_ready);
             // A core that has reported has no timeout.
-            if manager_readable || self.core.poll_timeout().is_none() {
+            if manager_readable || self.core.poll_timeout().is_none() || self.is_news_due() {
                 return Ok(manager_readable);
             }
+        }
+    }
+
+    /// When the input or the manager's knowledge of it has to be looked at next.
+    fn input_timeout(&self) -> Option<std::time::Instant> {
+        let news =
+            (self.available > self.available_sent.0).then(|| self.available_sent.1 + AVAILABLE_INTERVAL);
+        self.input.poll_timeout().into_iter().chain(news).min()
+    }
+
+    /// Whether the manager has to be told that events are there.
+    fn is_news_due(&self) -> bool {
+        self.available > self.available_sent.0 && self.available_sent.1.elapsed() >= AVAILABLE_INTERVAL
+    }
+
+    /// Tells the manager which events are there.
+    fn announce_available(&mut self, channel: &mut Channel) {
+        if self.is_news_due() {
+            self.available_sent = (self.available, std::time::Instant::now());
+            // A manager that is gone is noticed by the end of its stream.
+            let _ = channel.send(&ToManager::Available { events: self.available });
         }
     }
 
@@ -234,6 +273,7 @@ impl ReadoutProcess {
                 Received::Nothing => break,
             }
         }
+        self.available = self.input.poll_available(std::time::Instant::now());
         any |= self.take_completions(queue)?;
         while let Some(send) = self.core.poll_send() {
             any = true;
@@ -295,22 +335,22 @@ impl ReadoutProcess {
         let id = encode_wr_id(builder, slot);
         let mut payload = BatchPayload::default();
         let mut left = self.sources.len();
-        for source in &self.sources {
+        for (position, source) in self.sources.iter().enumerate() {
             left -= 1;
-            let packet = source
-                .packetizer
-                .packet(batch.first_event.0, batch.events.into(), &mut self.header, &mut self.extents)
-                .map_err(|error| source.input_changed(error.to_string()))?;
+            let room = &mut self.header[source.header_offset as usize..];
+            let packet = self.input.packet(position, &batch, room, &mut self.extents)?;
             if packet.total_len > source.area.capacity {
                 let (len, room) = (packet.total_len, source.area.capacity);
                 return Err(source.input_changed(format!("a packet has {len} B, its area {room} B")));
             }
             let header_at = pool + source.header_offset;
-            self.headers.copy_from_slice(header_at, &self.header[..packet.header_len as usize])?;
+            self.headers.copy_from_slice(header_at, &room[..packet.header_len as usize])?;
             self.sges.clear();
             self.sges.push(self.headers.sge(header_at, packet.header_len)?);
-            for extent in &self.extents {
-                self.sges.push(self.input.sge(extent.offset, extent.len)?);
+            if let Some(mapping) = &self.mapping {
+                for extent in &self.extents {
+                    self.sges.push(mapping.sge(extent.offset, extent.len)?);
+                }
             }
             payload.fragments += packet.n_fragments;
             payload.bytes.0 += u64::from(packet.payload_len);
@@ -333,7 +373,7 @@ impl ReadoutProcess {
     }
 }
 
-impl Source {
+impl SourceArea {
     /// Error: the input's packets do not match the plan.
     fn input_changed(&self, what: String) -> ProcessError {
         ProcessError::InputChanged { input: SourceId(self.area.source).to_string(), what }
@@ -351,17 +391,16 @@ struct BatchRequests {
 }
 
 impl BatchRequests {
-    fn of(sources: &[Source], setup: &Setup, max_sges: u32) -> BatchRequests {
-        let batch = u32::from(setup.plan.batch.get());
-        let extents = sources.iter().map(|source| source.packetizer.max_extents(batch)).max().unwrap_or(1);
+    fn of(sources: usize, input: &dyn Source, setup: &Setup, max_sges: u32) -> BatchRequests {
+        let extents = input.max_extents(setup.plan.batch.get().into());
         let extents_per_packet = usize::try_from(extents).unwrap_or(usize::MAX);
         let per_packet = 1 + extents_per_packet;
         let sges_per_request = per_packet.min(max_sges.clamp(2, MAX_SGES) as usize);
         BatchRequests {
             extents_per_packet,
             sges_per_request,
-            requests: sources.len() * per_packet.div_ceil(sges_per_request),
-            sges: sources.len() * per_packet,
+            requests: sources * per_packet.div_ceil(sges_per_request),
+            sges: sources * per_packet,
         }
     }
 
@@ -387,48 +426,15 @@ fn decode_wr_id(id: WrId) -> (BuIndex, SlotIndex) {
     (BuIndex((id.0 >> 16) as u16), SlotIndex(id.0 as u16))
 }
 
-/// Maps the unit's input for the lifetime of the process.
-fn open_input(setup: &Setup, ru: RuIndex) -> Result<&'static Stream, ProcessError> {
-    let input = &setup.readouts[ru.index()].input;
-    Ok(Box::leak(Box::new(Stream::open(input)?)))
-}
-
-/// The unit's sources in the order of their packet areas. They must match the checked configuration.
-fn sources(setup: &Setup, ru: RuIndex, stream: &'static Stream) -> Result<Vec<Source>, ProcessError> {
-    let changed = |what: String| {
-        let input = stream.path().display().to_string();
-        ProcessError::InputChanged { input, what }
-    };
-    let events = stream.events();
-    if events.start != setup.file_first.0 || events.end - events.start != setup.file_events {
-        return Err(changed(format!("events {events:?}")));
-    }
-    let replay = Replay::new(events, setup.plan.first_event.0).ok_or_else(|| changed("no events".into()))?;
-    let areas = setup.layout.of_readout(ru);
-    if areas.len() != stream.sources().len() {
-        return Err(changed(format!("{} sources", stream.sources().len())));
-    }
-    let batch = u32::from(setup.plan.batch.get());
+/// The unit's packet areas, with their room in a batch's part of the pool, and the size of that part. Without a mapping,
+/// the pool holds whole packets.
+fn source_areas(setup: &Setup, ru: RuIndex, is_mapped: bool) -> (Vec<SourceArea>, u64) {
     let mut header_offset = 0;
-    let mut sources = Vec::with_capacity(areas.len());
-    for area in areas {
-        let id = SourceId(area.source);
-        let source = stream.source(id).ok_or_else(|| changed(format!("no {id}")))?;
-        let packetizer = Packetizer::new(source, replay.clone());
-        if packetizer.max_total_len(batch).is_none_or(|most| most > area.capacity) {
-            return Err(changed(format!("fragments of {id} are longer")));
-        }
-        let next =
-            header_offset + packetizer.max_header_len(batch).next_multiple_of(mfp::HEADER_ALIGNMENT.into());
-        sources.push(Source { area: *area, packetizer, header_offset });
-        header_offset = next;
+    let mut sources = Vec::new();
+    for area in setup.layout.of_readout(ru) {
+        sources.push(SourceArea { area: *area, header_offset });
+        let len = if is_mapped { area.header_len } else { area.capacity };
+        header_offset += u64::from(len).next_multiple_of(mfp::HEADER_ALIGNMENT.into());
     }
-    Ok(sources)
-}
-
-/// Reads a byte of every page, so that no transfer waits for the disk.
-fn prefault(bytes: &[u8]) {
-    const PAGE: usize = 4096;
-    let sum = bytes.iter().step_by(PAGE).fold(0u8, |sum, byte| sum.wrapping_add(*byte));
-    std::hint::black_box(sum);
+    (sources, header_offset)
 }

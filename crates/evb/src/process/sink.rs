@@ -20,13 +20,20 @@ pub struct AcceptedEvent<'a> {
     pub decisions: &'a [u8],
 }
 
-/// Stores a builder unit's accepted events.
-pub trait Sink {
+/// Stores a builder unit's accepted events, on a thread of its own.
+pub trait Sink: Send {
     /// Stores one event. The event's slot is in use during the call.
     ///
     /// # Errors
     /// The event cannot be stored; the run stops.
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError>;
+
+    /// Writes the stored events to where they survive this process: their batch is then done. Called after one or
+    /// more batches, and now and then without a new event.
+    ///
+    /// # Errors
+    /// The events cannot be written; the run stops.
+    fn flush(&mut self) -> Result<(), SinkError>;
 
     /// Closes the sink at the end of the run. Stored events are kept, also if the run failed. Returns a description of
     /// the result, such as a file name.

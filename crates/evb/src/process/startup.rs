@@ -59,10 +59,15 @@ pub(super) enum ToManager {
     Failed(String),
     /// All connections are made.
     Ready,
+    /// Events that a readout unit has, counted from the run's first.
+    Available {
+        /// Their number.
+        events: u64,
+    },
     /// Final report of a readout unit.
     Readout(ReadoutReport),
     /// Final report of a builder unit.
-    Builder(BuilderEnd),
+    Builder(Box<BuilderEnd>),
 }
 
 /// Frames from the manager.

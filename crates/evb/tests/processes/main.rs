@@ -7,6 +7,7 @@
 mod example;
 mod faults;
 mod input;
+mod live;
 mod runs;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -34,6 +35,10 @@ impl Sink for SlowSink {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
         std::thread::sleep(Duration::from_millis(30));
         self.0.store(event)
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        self.0.flush()
     }
 
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
@@ -74,6 +79,6 @@ fn main() -> ExitCode {
             Ok(())
         })
     };
-    let trials = runs::TESTS.iter().chain(faults::TESTS).copied().map(trial).collect();
+    let trials = runs::TESTS.iter().chain(live::TESTS).chain(faults::TESTS).copied().map(trial).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

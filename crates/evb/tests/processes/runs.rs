@@ -3,8 +3,11 @@
 use crate::example;
 use crate::input::{TestInputs, launcher};
 use millstream_evb::config::Setup;
+use millstream_evb::core::StopCause;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::process::RunOutcome;
+use millstream_evb::process::launcher::{self, RunCommand, RunEvent};
+use std::ops::ControlFlow;
 
 /// Tests by name.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -17,6 +20,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         missing_and_corrupt_fragments_are_accounted_by_cause,
     ),
     ("events_are_stored_without_a_kernel_when_asked_for", events_are_stored_without_a_kernel_when_asked_for),
+    ("a_run_waits_for_its_start_and_pauses", a_run_waits_for_its_start_and_pauses),
     ("a_wrong_decision_fails_the_run", a_wrong_decision_fails_the_run),
 ];
 
@@ -136,6 +140,39 @@ fn events_are_stored_without_a_kernel_when_asked_for() {
     assert_eq!(stored("host", "", "all"), 100);
     assert_eq!(stored("card", "kernel = \"verify\"", "built"), 89);
     assert_eq!(stored("card", "kernel = \"verify\"", "all"), 100);
+}
+
+/// Starts paused, is resumed, paused, resumed and stopped; each step waits for the effect of the last.
+fn a_run_waits_for_its_start_and_pauses() {
+    let inputs = TestInputs::camera();
+    let mut setup = inputs.setup(3, &["host"], "batch = 8\nreplay = 1000000", "", "");
+    setup.starts_paused = true;
+    let (commands, receiver) = launcher::commands();
+    let mut steps = [RunCommand::Resume, RunCommand::Pause, RunCommand::Resume, RunCommand::Stop].into_iter();
+    let (mut paused, mut is_commanded) = (true, false);
+    let (mut assigned, mut unchanged) = (0, 0);
+    let outcome = launcher().run_with_commands(&setup, receiver, &mut |event| {
+        match event {
+            // A command may have passed a sample that is still in the pipe.
+            RunEvent::Paused(now) => (paused, is_commanded, unchanged) = (*now, false, 0),
+            RunEvent::Progress(sample) => {
+                unchanged = if sample.assigned == assigned { unchanged + 1 } else { 0 };
+                let has_effect = if paused { unchanged >= 3 } else { sample.assigned > assigned };
+                if has_effect && !is_commanded {
+                    steps.next().into_iter().for_each(|command| commands.send(command));
+                    is_commanded = true;
+                }
+                assigned = sample.assigned;
+            }
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(steps.next(), None);
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert_eq!((summary.cause, summary.lost.len()), (StopCause::Requested, 0));
+    assert!(summary.is_balanced() && summary.built.events > 0, "{summary}");
 }
 
 fn a_wrong_decision_fails_the_run() {

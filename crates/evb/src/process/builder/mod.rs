@@ -1,14 +1,16 @@
-//! Process of a builder unit: receives batches, runs the kernel on them, stores accepted events.
+//! Process of a builder unit: receives batches, runs the kernel on them, stores events.
 //!
-//! The processor reads packet headers and the kernel's results. It reads payload only of accepted events.
+//! The processor reads packet headers and the kernel's results. It reads payload only of events that are stored, on a
+//! thread of its own (`storage`).
 
-mod event_store;
 mod kernel;
 mod landing;
 mod reference;
 mod slot_contents;
+mod storage;
 
 pub use reference::DecisionComparison;
+pub use storage::StorageStatistics;
 
 use super::ProcessError;
 use super::clock::MonotonicClock;
@@ -20,12 +22,12 @@ use crate::config::{Setup, StoredEvents};
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::plan::Batch;
 use crate::core::report::BuilderReport;
-use crate::core::types::{EventNumber, Immediate};
-use crate::core::{BuIndex, Bytes, RuIndex, SlotIndex, Unit};
-use event_store::{EventStore, StoreError};
+use crate::core::types::Immediate;
+use crate::core::{BatchOutcome, BuIndex, Bytes, RuIndex, SlotIndex, Unit};
 use kernel::{CardKernel, KernelCompletion};
 use landing::LandingMemory;
 use millstream_card::Card;
+use millstream_card_abi::events::EventSummary;
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, RcOptions, listen};
 use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
@@ -39,7 +41,9 @@ use slot_contents::{HeaderReader, InvalidSlotData, SlotContents};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
+use storage::{Storage, StorageError, StorageJob, StoredBatch, WakeFd};
 
 /// Completions per poll.
 const POLL: usize = 64;
@@ -66,6 +70,8 @@ pub struct BuilderStatistics {
     pub card_busy: Duration,
     /// Events in the sink, once it is closed.
     pub stored: u64,
+    /// Counts of the storage thread.
+    pub storage: StorageStatistics,
     /// The first error.
     pub error: Option<String>,
 }
@@ -95,30 +101,32 @@ pub fn run(
 /// Resources on the host of the unit.
 struct LocalResources {
     device: Device,
-    landing: LandingMemory,
+    landing: Arc<LandingMemory>,
     kernel: Option<CardKernel>,
     reference: Option<ReferenceDecisions>,
-    store: Option<EventStore>,
+    storage: Option<Storage>,
 }
 
 impl LocalResources {
     /// Opens the card, registers landing memory, and makes the sink.
     fn open(setup: &Setup, bu: BuIndex, make_sink: &MakeSink<'_>) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(setup)?;
-        let landing = LandingMemory::open(setup, bu, &device)?;
+        let landing = Arc::new(LandingMemory::open(setup, bu, &device)?);
         let kernel = match landing.card() {
             Some(card) => CardKernel::open(setup, bu, card)?,
             None => None,
         };
         let reference = ReferenceDecisions::open(setup)?;
-        let store = match &setup.output {
+        let storage = match &setup.output {
             Some(output) => {
                 let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
-                sink.map(|sink| EventStore::new(sink, output.max_events))
+                let place = || (Arc::clone(&landing), setup.layout.clone());
+                let slots = setup.plan.slots[bu.index()].get();
+                sink.map(|sink| Storage::start(sink, output.max_events, place(), slots)).transpose()?
             }
             None => None,
         };
-        Ok(LocalResources { device, landing, kernel, reference, store })
+        Ok(LocalResources { device, landing, kernel, reference, storage })
     }
 }
 
@@ -151,6 +159,7 @@ struct ReadyDescriptors {
     manager: bool,
     interrupt: bool,
     card_gone: bool,
+    storage: bool,
 }
 
 struct BuilderProcess {
@@ -161,7 +170,7 @@ struct BuilderProcess {
     peers: Vec<QueuePair>,
     /// The readout unit of each queue pair.
     readout_of: HashMap<Qpn, RuIndex>,
-    landing: LandingMemory,
+    landing: Arc<LandingMemory>,
     kernel: Option<CardKernel>,
     card_lost: bool,
     /// Contents, by slot.
@@ -170,7 +179,9 @@ struct BuilderProcess {
     in_kernel: Vec<Option<CompleteBatch>>,
     reader: HeaderReader,
     reference: Option<ReferenceDecisions>,
-    store: Option<EventStore>,
+    storage: Option<Storage>,
+    /// Outcomes of batches that wait for storage, by slot.
+    in_storage: Vec<Option<BatchOutcome>>,
     statistics: BuilderStatistics,
     completions: [Completion; POLL],
 }
@@ -185,7 +196,7 @@ impl BuilderProcess {
     ) -> Result<(BuilderProcess, WaitSet), ProcessError> {
         let JoinedRun { channel, setup, deadline, .. } = joined;
         let deadline = *deadline;
-        let LocalResources { device, landing, kernel, reference, store } = local;
+        let LocalResources { device, landing, kernel, reference, storage } = local;
         let mut waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = MessageChannelOptions::default();
@@ -229,7 +240,8 @@ impl BuilderProcess {
             in_kernel: vec![None; slots.into()],
             reader: HeaderReader::new(&setup.layout),
             reference,
-            store,
+            storage,
+            in_storage: vec![None; slots.into()],
             statistics: BuilderStatistics::default(),
             completions: [Completion::EMPTY; POLL],
             setup: setup.clone(),
@@ -259,6 +271,11 @@ impl BuilderProcess {
             {
                 kernel.acknowledge();
             }
+            if ready.storage
+                && let Some(storage) = &self.storage
+            {
+                storage.clear_wake();
+            }
             if let Some(report) = self.core.poll_report() {
                 break report;
             }
@@ -266,14 +283,14 @@ impl BuilderProcess {
         if let Some(reference) = &self.reference {
             self.statistics.comparison = reference.comparison;
         }
-        let stored = self.store.as_ref().map_or(0, |store| store.stored);
         let mut end = BuilderEnd { report, statistics: self.statistics };
         // Errors are ignored: the parent gets the report, too.
-        let _ = channel.send(&ToManager::Builder(end.clone()));
-        let result = self.store.map(EventStore::finish).transpose().map_err(ProcessError::Sink)?;
+        let _ = channel.send(&ToManager::Builder(Box::new(end.clone())));
+        let Some(storage) = self.storage else { return Ok((end, None)) };
+        let (result, stored, statistics) = storage.finish();
         // Counted once the sink is closed: a unit that is killed while it closes may have stored less.
-        end.statistics.stored = stored;
-        Ok((end, result.flatten()))
+        (end.statistics.stored, end.statistics.storage) = (stored, statistics);
+        Ok((end, result.map_err(ProcessError::Sink)?))
     }
 
     /// Makes progress until a descriptor is ready or the run is over.
@@ -285,20 +302,24 @@ impl BuilderProcess {
     ) -> Result<ReadyDescriptors, ProcessError> {
         let WaitSet { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
-        let mut others = Vec::with_capacity(3);
+        let wake = self.storage.as_ref().map(|storage| WakeFd(storage.wake_fd()));
+        let mut others = Vec::with_capacity(4);
         others.extend(interrupt.as_ref().map(WaitFd::readable));
         others.extend(liveness.as_ref().map(WaitFd::readable));
+        others.extend(wake.as_ref().map(WaitFd::readable));
         others.extend(manager.map(WaitFd::readable));
         loop {
             let deadline = self.clock.deadline(self.core.poll_timeout());
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
             // A core that has reported has no timeout.
             if others.iter().any(WaitFd::is_ready) || self.core.poll_timeout().is_none() {
-                let (of_card, of_manager) = others.split_at(if card.is_some() { 2 } else { 0 });
+                let (of_card, rest) = others.split_at(if card.is_some() { 2 } else { 0 });
+                let (of_storage, of_manager) = rest.split_at(usize::from(wake.is_some()));
                 let is_ready = |waits: &[WaitFd<'_>], at: usize| waits.get(at).is_some_and(WaitFd::is_ready);
                 return Ok(ReadyDescriptors {
                     interrupt: is_ready(of_card, 0),
                     card_gone: is_ready(of_card, 1),
+                    storage: is_ready(of_storage, 0),
                     manager: is_ready(of_manager, 0),
                 });
             }
@@ -322,7 +343,11 @@ impl BuilderProcess {
             self.process(complete);
         }
         any |= self.take_kernel_completions();
+        any |= self.take_stored();
         if self.core.poll_timeout().is_some_and(|at| at <= now) {
+            if self.core.is_draining() {
+                self.drain_storage();
+            }
             self.core.handle_timeout(now);
         }
         while let Some(message) = self.core.poll_transmit() {
@@ -361,7 +386,7 @@ impl BuilderProcess {
         let Ok(arrival) = self.core.begin_arrival(ru, immediate) else { return };
         let slot = arrival.slot();
         let layout = &self.setup.layout;
-        let index = self.store.as_ref().is_some_and(|store| !store.is_full());
+        let index = self.storage.as_ref().is_some_and(|storage| !storage.is_full());
         let contents = &mut self.contents[slot.index()];
         let slot_offset = layout.slot_offset(slot);
         match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, ru), index) {
@@ -383,12 +408,7 @@ impl BuilderProcess {
         match &mut self.kernel {
             None => {
                 let outcome = contents.outcome(&batch);
-                for event in (0..batch.events.into()).filter(|&event| contents.is_complete(event)) {
-                    self.statistics.payload_built.0 += contents.payload(event).0;
-                }
-                if self.store_events(slot, &batch) {
-                    self.finish_batch(slot, outcome);
-                }
+                self.complete_batch(slot, &batch, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
                 Ok(()) => self.in_kernel[slot.index()] = Some(complete),
@@ -430,54 +450,98 @@ impl BuilderProcess {
         };
         self.statistics.card_busy += completion.busy;
         self.statistics.decisions_set += completion.decisions_set;
-        let is_built = |&event: &usize| kernel.summary(event).corrupt == 0 && contents.is_complete(event);
-        for event in (0..batch.events.into()).filter(is_built) {
-            self.statistics.payload_built.0 += contents.payload(event).0;
-        }
         if let Some(reference) = &mut self.reference {
             kernel.compare(reference, &batch, contents);
         }
-        if self.store_events(slot, &batch) {
+        self.complete_batch(slot, &batch, outcome);
+    }
+
+    /// Counts the payload of a processed batch, and stores its events before it frees its slot.
+    fn complete_batch(&mut self, slot: SlotIndex, batch: &Batch, outcome: BatchOutcome) {
+        let contents = &self.contents[slot.index()];
+        let built = (0..batch.events.into()).filter(|&event| self.is_built(slot, event));
+        let payload: u64 = built.map(|event| contents.payload(event).0).sum();
+        self.statistics.payload_built.0 += payload;
+        if !self.submit_to_storage(slot, batch, outcome) {
             self.finish_batch(slot, outcome);
         }
     }
 
-    /// Stores the events of a processed batch that the run asks for. False if that failed.
-    fn store_events(&mut self, slot: SlotIndex, batch: &Batch) -> bool {
-        let (Some(store), Some(output)) = (&mut self.store, &self.setup.output) else { return true };
-        let layout = &self.setup.layout;
-        let place = (&self.landing, layout, layout.slot_offset(slot));
-        let contents = &self.contents[slot.index()];
-        for event in 0..usize::from(batch.events) {
-            let summary = self.kernel.as_ref().map(|kernel| kernel.summary(event)).unwrap_or_default();
-            let is_built = summary.corrupt == 0 && contents.is_complete(event);
-            let is_wanted = match output.events {
-                StoredEvents::Accepted => is_built && summary.accepted != 0,
-                StoredEvents::Built => is_built,
-                StoredEvents::All => true,
-            };
-            if !is_wanted {
-                continue;
-            }
-            let number = EventNumber(batch.first_event.0 + event as u64);
-            let decisions = self.kernel.as_ref().map_or(&[][..], |kernel| kernel.decisions(event));
-            match store.store(place, contents, batch, (number, decisions)) {
-                Ok(()) => {}
-                Err(StoreError::Data(error)) => {
-                    self.invalid_data(&error.into());
-                    return false;
-                }
-                Err(StoreError::Sink(error)) => {
-                    self.statistics.error.get_or_insert_with(|| error.to_string());
-                    self.core.handle_output_failed();
-                    return false;
-                }
-            }
+    /// Whether an event of the processed batch in the slot is complete and intact.
+    fn is_built(&self, slot: SlotIndex, event: usize) -> bool {
+        self.contents[slot.index()].is_complete(event) && self.kernel_summary(event).corrupt == 0
+    }
+
+    /// The kernel's summary of an event of the processed batch; zero without a kernel.
+    fn kernel_summary(&self, event: usize) -> EventSummary {
+        self.kernel.as_ref().map(|kernel| kernel.summary(event)).unwrap_or_default()
+    }
+
+    /// Whether the run stores an event of the processed batch in the slot.
+    fn is_wanted(&self, wanted: StoredEvents, slot: SlotIndex, event: usize) -> bool {
+        match wanted {
+            StoredEvents::Accepted => self.is_built(slot, event) && self.kernel_summary(event).accepted != 0,
+            StoredEvents::Built => self.is_built(slot, event),
+            StoredEvents::All => true,
+        }
+    }
+
+    /// Queues the events of a processed batch that the run stores. False if there are none.
+    fn submit_to_storage(&mut self, slot: SlotIndex, batch: &Batch, outcome: BatchOutcome) -> bool {
+        let (Some(storage), Some(output)) = (&self.storage, &self.setup.output) else { return false };
+        let wanted = (0..batch.events).filter(|&event| self.is_wanted(output.events, slot, event.into()));
+        let mut events: Vec<u16> = wanted.collect();
+        events.truncate(storage.admit(events.len()));
+        if events.is_empty() {
+            return false;
+        }
+        let maps = events
+            .iter()
+            .flat_map(|&event| self.kernel.as_ref().map_or(&[][..], |kernel| kernel.decisions(event.into())));
+        let decisions = maps.copied().collect();
+        let contents = std::mem::take(&mut self.contents[slot.index()]);
+        self.in_storage[slot.index()] = Some(outcome);
+        self.core.handle_storing(slot);
+        if let Some(storage) = &mut self.storage {
+            storage.submit(StorageJob { slot, batch: *batch, contents, events, decisions });
         }
         true
     }
 
-    fn finish_batch(&mut self, slot: SlotIndex, mut outcome: crate::core::BatchOutcome) {
+    /// Finishes batches that were stored. Returns whether there was one.
+    fn take_stored(&mut self) -> bool {
+        let mut any = false;
+        while let Some(result) = self.storage.as_mut().and_then(Storage::poll) {
+            any = true;
+            self.finish_stored(result);
+        }
+        any
+    }
+
+    /// Waits until no batch waits for storage.
+    fn drain_storage(&mut self) {
+        while let Some(result) = self.storage.as_mut().and_then(Storage::wait) {
+            self.finish_stored(result);
+        }
+    }
+
+    fn finish_stored(&mut self, result: Result<StoredBatch, StorageError>) {
+        match result {
+            Ok(StoredBatch { slot, contents, .. }) => {
+                self.contents[slot.index()] = contents;
+                if let Some(outcome) = self.in_storage[slot.index()].take() {
+                    self.finish_batch(slot, outcome);
+                }
+            }
+            Err(StorageError::Data(error)) => self.invalid_data(&error.into()),
+            Err(StorageError::Sink(error)) => {
+                self.statistics.error.get_or_insert_with(|| error.to_string());
+                self.core.handle_output_failed();
+            }
+        }
+    }
+
+    fn finish_batch(&mut self, slot: SlotIndex, mut outcome: BatchOutcome) {
         if self.setup.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
             outcome.accepted = outcome.built.events;
         }

@@ -134,25 +134,27 @@ impl SlotContents {
             fragments += header.n_fragments();
             self.packets += 1;
             self.payload.resize(events as usize, 0);
+            let is_complete = header.n_fragments() == events;
+            if is_complete {
+                self.complete_packets += 1;
+            } else {
+                self.partial.resize(events as usize, 0);
+            }
+            let start = self.index.entries.len();
             for entry in header.entries() {
                 // In range: the header was checked against its own number of events.
-                self.payload[(entry.event - first) as usize] += u64::from(entry.len);
+                let event = (entry.event - first) as usize;
+                self.payload[event] += u64::from(entry.len);
+                if !is_complete {
+                    self.partial[event] += 1;
+                }
+                if index {
+                    self.index.entries.push(entry);
+                }
             }
             if index {
                 self.index.packets.resize(layout.packets.len(), (0, 0));
-                self.index.packets[position] = (self.index.entries.len(), header.n_fragments() as usize);
-                self.index.entries.extend(header.entries());
-            }
-            if header.n_fragments() == events {
-                self.complete_packets += 1;
-                continue;
-            }
-            if self.partial.is_empty() {
-                self.partial.resize(events as usize, 0);
-            }
-            for entry in header.entries() {
-                // In range: the header was checked against its own number of events.
-                self.partial[(entry.event - first) as usize] += 1;
+                self.index.packets[position] = (start, header.n_fragments() as usize);
             }
         }
         Ok(fragments)

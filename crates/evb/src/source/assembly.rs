@@ -1,0 +1,256 @@
+//! Sorts fragments by event, and decides when an event is there.
+//!
+//! Each source has a ring of events. An event is there when every source has sent it or a later one; sources that stay
+//! behind the others for longer than a time limit are not waited for. No sockets, no clock: the time is an argument.
+
+use super::SourceStatistics;
+use super::datagram::Datagram;
+use millstream_fragment::Fragment;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+/// The fragments of a readout unit's sources that have arrived and are not yet sent.
+#[derive(Debug)]
+pub struct Assembly {
+    /// The run's events.
+    run: Range<u64>,
+    /// Events that each ring holds.
+    depth: u64,
+    max_len: u32,
+    limit: Duration,
+    sources: Vec<SourceRing>,
+    /// Events before this one were sent.
+    sent: u64,
+    /// Ranges of events that were sent behind it, by their first.
+    sent_ahead: BTreeMap<u64, u64>,
+    /// One past the latest event of any source.
+    latest: u64,
+    /// Values of `latest` with the times at which they were reached.
+    reached: VecDeque<(Instant, u64)>,
+    /// Events before this one are not waited for.
+    overdue: u64,
+}
+
+#[derive(Debug)]
+struct SourceRing {
+    statistics: SourceStatistics,
+    /// Expected sequence number.
+    sequence: u64,
+    /// One past the latest event.
+    next: u64,
+    events: Vec<Slot>,
+}
+
+/// A fragment, or nothing.
+#[derive(Clone, Debug, Default)]
+struct Slot {
+    event: Option<u64>,
+    crc: u32,
+    payload: Vec<u8>,
+}
+
+impl Assembly {
+    /// Rings of `depth` events for the sources. Fragments have at most `max_len` bytes. A source that stays behind the
+    /// others for longer than `limit` is not waited for.
+    pub fn new(sources: &[u32], run: Range<u64>, depth: u64, max_len: u32, limit: Duration) -> Assembly {
+        let ring = |&source: &u32| SourceRing {
+            statistics: SourceStatistics { source, ..SourceStatistics::default() },
+            sequence: 0,
+            next: run.start,
+            events: vec![Slot::default(); depth as usize],
+        };
+        Assembly {
+            sources: sources.iter().map(ring).collect(),
+            sent: run.start,
+            sent_ahead: BTreeMap::new(),
+            latest: run.start,
+            overdue: run.start,
+            reached: VecDeque::new(),
+            run,
+            depth,
+            max_len,
+            limit,
+        }
+    }
+
+    /// A datagram arrived. False if no source of this unit has its id.
+    pub fn handle(&mut self, datagram: &Datagram<'_>, now: Instant) -> bool {
+        let id = datagram.source.0;
+        let Some(ring) = self.sources.iter_mut().find(|ring| ring.statistics.source == id) else {
+            return false;
+        };
+        let Fragment { event, payload, crc } = datagram.fragment;
+        if !self.run.contains(&event) || payload.len() > self.max_len as usize {
+            ring.statistics.invalid += 1;
+            return true;
+        }
+        let fills_gap = ring.count(datagram.sequence);
+        if event < self.sent {
+            ring.statistics.late += 1;
+            ring.statistics.lost -= u64::from(fills_gap);
+        } else if event - self.sent >= self.depth {
+            ring.statistics.overflow += 1;
+        } else {
+            let is_new = ring.store(event, payload, crc, self.depth);
+            ring.statistics.lost -= u64::from(fills_gap && is_new);
+            if event >= self.latest {
+                self.latest = event + 1;
+                self.reached.push_back((now, self.latest));
+            }
+        }
+        true
+    }
+
+    /// Number of the run's events that are there, counted from the first.
+    pub fn available(&mut self, now: Instant) -> u64 {
+        while let Some(&(_, event)) = self.reached.front().filter(|(at, _)| now - *at >= self.limit) {
+            self.overdue = event;
+            self.reached.pop_front();
+        }
+        let all = self.sources.iter().map(|ring| ring.next).min().unwrap_or(self.latest);
+        all.max(self.overdue) - self.run.start
+    }
+
+    /// When the next event becomes overdue.
+    pub fn timeout(&self) -> Option<Instant> {
+        let behind = |event: u64| self.sources.iter().any(|ring| ring.next < event);
+        self.reached.iter().find(|(_, event)| behind(*event)).map(|(at, _)| *at + self.limit)
+    }
+
+    /// The fragments of the source at `position` for these events, in order.
+    pub fn fragments(&self, position: usize, events: Range<u64>) -> impl Iterator<Item = Fragment<'_>> {
+        let ring = &self.sources[position];
+        events.filter_map(|event| {
+            let slot = &ring.events[(event % self.depth) as usize];
+            (slot.event == Some(event)).then(|| Fragment { event, payload: &slot.payload, crc: slot.crc })
+        })
+    }
+
+    /// A batch was sent. The room of its events is free when all events before it were sent as well.
+    pub fn release(&mut self, events: Range<u64>) {
+        self.sent_ahead.insert(events.start, events.end);
+        while let Some(end) = self.sent_ahead.remove(&self.sent) {
+            self.sent = end;
+        }
+    }
+
+    /// What was received and lost, by source.
+    pub fn statistics(&self) -> Vec<SourceStatistics> {
+        self.sources.iter().map(|ring| ring.statistics).collect()
+    }
+}
+
+impl SourceRing {
+    /// Counts the gap before a datagram. Returns whether the datagram may be one that counts as lost.
+    fn count(&mut self, sequence: u64) -> bool {
+        if sequence < self.sequence {
+            return self.statistics.lost > 0;
+        }
+        self.statistics.lost += sequence - self.sequence;
+        self.sequence = sequence.saturating_add(1);
+        false
+    }
+
+    /// Stores a fragment. False if it is there already.
+    fn store(&mut self, event: u64, payload: &[u8], crc: u32, depth: u64) -> bool {
+        let slot = &mut self.events[(event % depth) as usize];
+        if slot.event == Some(event) {
+            self.statistics.duplicate += 1;
+            return false;
+        }
+        slot.event = Some(event);
+        slot.crc = crc;
+        slot.payload.clear();
+        slot.payload.extend_from_slice(payload);
+        self.statistics.received += 1;
+        self.next = self.next.max(event + 1);
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_fragment::SourceId;
+
+    const LIMIT: Duration = Duration::from_millis(100);
+
+    fn assembly() -> Assembly {
+        Assembly::new(&[1, 2], 10..1000, 16, 64, LIMIT)
+    }
+
+    fn send(assembly: &mut Assembly, source: u32, sequence: u64, event: u64, now: Instant) {
+        let payload = [source as u8; 8];
+        let fragment = Fragment::new(event, &payload);
+        assert!(assembly.handle(&Datagram { source: SourceId(source), sequence, fragment }, now));
+    }
+
+    #[test]
+    fn an_event_is_there_when_all_sources_have_passed_it() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        send(&mut assembly, 1, 0, 10, now);
+        assert_eq!(assembly.available(now), 0);
+        send(&mut assembly, 2, 0, 12, now);
+        assert_eq!(assembly.available(now), 1);
+        send(&mut assembly, 1, 1, 12, now);
+        assert_eq!(assembly.available(now), 3);
+        let events = |position| assembly.fragments(position, 10..13).map(|f| f.event).collect::<Vec<_>>();
+        assert_eq!((events(0), events(1)), (vec![10, 12], vec![12]));
+    }
+
+    #[test]
+    fn a_silent_source_is_not_waited_for() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        send(&mut assembly, 1, 0, 10, now);
+        assert_eq!(assembly.timeout(), Some(now + LIMIT));
+        assert_eq!(assembly.available(now + LIMIT / 2), 0);
+        assert_eq!(assembly.available(now + LIMIT), 1);
+        assembly.release(10..11);
+        send(&mut assembly, 2, 0, 10, now + LIMIT);
+        assert_eq!(assembly.statistics()[1].late, 1);
+    }
+
+    #[test]
+    fn every_datagram_is_counted_once() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        // The datagram with sequence number 2 is lost; event 11 comes twice.
+        send(&mut assembly, 1, 0, 10, now);
+        send(&mut assembly, 1, 3, 13, now);
+        send(&mut assembly, 1, 1, 11, now);
+        send(&mut assembly, 1, 4, 11, now);
+        send(&mut assembly, 1, 5, 26, now);
+        send(&mut assembly, 1, 6, 5000, now);
+        let statistics = assembly.statistics()[0];
+        let expected = SourceStatistics {
+            source: 1,
+            received: 3,
+            lost: 1,
+            late: 0,
+            duplicate: 1,
+            overflow: 1,
+            invalid: 1,
+        };
+        assert_eq!(statistics, expected);
+        let stranger = Datagram { source: SourceId(9), sequence: 0, fragment: Fragment::new(10, &[]) };
+        assert!(!assembly.handle(&stranger, now));
+    }
+
+    #[test]
+    fn room_is_reused_after_release() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        for event in 10..26 {
+            send(&mut assembly, 1, event - 10, event, now);
+        }
+        send(&mut assembly, 1, 16, 26, now);
+        assert_eq!(assembly.statistics()[0].overflow, 1);
+        assembly.release(10..11);
+        send(&mut assembly, 1, 17, 26, now);
+        assert_eq!(assembly.fragments(0, 26..27).count(), 1);
+        assert_eq!(assembly.fragments(0, 10..11).count(), 0);
+    }
+}

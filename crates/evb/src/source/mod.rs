@@ -1,0 +1,108 @@
+//! Sources of a readout unit: where its fragments come from.
+//!
+//! - [`mod@file`]: replays a stream file; its payload is sent from the mapping, without a copy.
+//! - [`generator`]: makes fragments by rate and size, for tests of a system without a detector.
+//! - [`udp`]: receives fragments as datagrams, whose format is in [`datagram`]; [`assembly`] sorts them by event.
+//!
+//! A live source (all but files) says which events it has; the manager assigns only batches that all readout units have.
+
+pub mod assembly;
+pub mod datagram;
+pub mod file;
+pub mod generator;
+pub mod udp;
+
+use crate::config::{InputSetup, Setup};
+use crate::core::RuIndex;
+use crate::core::plan::Batch;
+use crate::process::ProcessError;
+use millstream_fragment::packetize::{FileExtent, PacketLayout};
+use serde::{Deserialize, Serialize};
+use std::os::fd::BorrowedFd;
+use std::time::Instant;
+
+/// The input of a readout unit.
+///
+/// Sources are addressed by their position among the unit's packet areas.
+pub trait Source {
+    /// Memory that the extents of packets refer to, to be registered; `None` if packets have no extents.
+    fn mapping(&self) -> Option<&'static [u8]> {
+        None
+    }
+
+    /// Maximum number of extents of a packet with `events` events.
+    fn max_extents(&self, _events: u32) -> u64 {
+        0
+    }
+
+    /// Takes what has arrived, and returns how many of the run's events are there, counted from the first. An event is
+    /// there if each source has its fragment, or will not have it.
+    fn poll_available(&mut self, now: Instant) -> u64;
+
+    /// When [`poll_available`](Self::poll_available) has to be called next, if nothing arrives.
+    fn poll_timeout(&self) -> Option<Instant> {
+        None
+    }
+
+    /// Readable when something has arrived.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Makes the packet of one source and a batch whose events are there.
+    ///
+    /// Writes the start of the packet to `buffer`; the rest is in `extents` of the mapping. In the result, `header_len` is
+    /// the number of bytes written.
+    ///
+    /// # Errors
+    /// The input changed or cannot be read.
+    fn packet(
+        &mut self,
+        position: usize,
+        batch: &Batch,
+        buffer: &mut [u8],
+        extents: &mut Vec<FileExtent>,
+    ) -> Result<PacketLayout, ProcessError>;
+
+    /// What was received and lost, by source; empty for files.
+    fn statistics(&self) -> Vec<SourceStatistics> {
+        Vec::new()
+    }
+}
+
+/// What one live source delivered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SourceStatistics {
+    /// Id of the source.
+    pub source: u32,
+    /// Fragments received.
+    pub received: u64,
+    /// Datagrams lost on the way: gaps in the sequence numbers.
+    pub lost: u64,
+    /// Fragments of events that had been sent without them.
+    pub late: u64,
+    /// Fragments received twice.
+    pub duplicate: u64,
+    /// Fragments that were dropped because the buffer was full: back-pressure.
+    pub overflow: u64,
+    /// Datagrams or fragments that are invalid, such as longer than configured.
+    pub invalid: u64,
+}
+
+/// Opens the input of a readout unit.
+///
+/// # Errors
+/// The input cannot be opened, or differs from the checked configuration.
+pub(crate) fn open(setup: &Setup, ru: RuIndex) -> Result<Box<dyn Source>, ProcessError> {
+    let areas = setup.layout.of_readout(ru);
+    let first_event = setup.plan.first_event.0;
+    Ok(match &setup.readouts[ru.index()].input {
+        InputSetup::File(path) => Box::new(file::FileReplay::open(setup, areas, path)?),
+        InputSetup::Generator(generator) => {
+            Box::new(generator::Generator::new(generator, areas, first_event))
+        }
+        InputSetup::Udp(udp) => {
+            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, setup.plan.events.get())?)
+        }
+    })
+}

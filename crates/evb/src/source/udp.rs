@@ -1,0 +1,104 @@
+//! Fragments from UDP datagrams.
+
+use super::assembly::Assembly;
+use super::datagram::{Datagram, HEADER_LEN};
+use super::generator::packet;
+use super::{Source, SourceStatistics};
+use crate::config::UdpSetup;
+use crate::core::plan::Batch;
+use crate::layout::PacketArea;
+use crate::process::ProcessError;
+use crate::process::error::IoContext;
+use millstream_fragment::packetize::{FileExtent, PacketLayout};
+use millstream_fragment::{Fragment, SourceId};
+use std::net::UdpSocket;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Instant;
+
+/// Datagrams taken in one poll: others wait in the socket, so that sending goes on.
+const BURST: usize = 256;
+/// Wanted size of the socket's buffer; the kernel limits it to `net.core.rmem_max`.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// Receives the fragments of a readout unit.
+pub struct UdpReceiver {
+    socket: UdpSocket,
+    assembly: Assembly,
+    sources: Vec<SourceId>,
+    kind: u32,
+    first_event: u64,
+    buffer: Vec<u8>,
+    /// Sources that have sent a batch's packet; the room of its events is free when all have.
+    packets_made: usize,
+}
+
+impl UdpReceiver {
+    pub(super) fn bind(
+        setup: &UdpSetup,
+        areas: &[PacketArea],
+        first_event: u64,
+        events: u64,
+    ) -> Result<UdpReceiver, ProcessError> {
+        let socket = UdpSocket::bind(&setup.listen).context("bind the socket of the UDP source")?;
+        socket.set_nonblocking(true).context("configure the socket of the UDP source")?;
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER);
+        let ids: Vec<u32> = areas.iter().map(|area| area.source).collect();
+        let run = first_event..first_event.saturating_add(events);
+        Ok(UdpReceiver {
+            socket,
+            assembly: Assembly::new(&ids, run, setup.buffer_events, setup.max_len, setup.give_up),
+            sources: ids.into_iter().map(SourceId).collect(),
+            kind: setup.kind,
+            first_event,
+            // One byte more than valid, so that longer datagrams are not cut to a valid length.
+            buffer: vec![0; HEADER_LEN + setup.max_len as usize + 1],
+            packets_made: 0,
+        })
+    }
+}
+
+impl Source for UdpReceiver {
+    fn poll_available(&mut self, now: Instant) -> u64 {
+        for _ in 0..BURST {
+            // An error is that of an earlier datagram, or none has arrived.
+            let Ok(len) = self.socket.recv(&mut self.buffer) else { break };
+            if let Some(datagram) = Datagram::parse(&self.buffer[..len]) {
+                self.assembly.handle(&datagram, now);
+            }
+        }
+        self.assembly.available(now)
+    }
+
+    fn poll_timeout(&self) -> Option<Instant> {
+        self.assembly.timeout()
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn packet(
+        &mut self,
+        position: usize,
+        batch: &Batch,
+        buffer: &mut [u8],
+        extents: &mut Vec<FileExtent>,
+    ) -> Result<PacketLayout, ProcessError> {
+        extents.clear();
+        debug_assert!(batch.first_event.0 >= self.first_event);
+        let end = batch.first_event.0 + u64::from(batch.events);
+        let fragments: Vec<Fragment<'_>> =
+            self.assembly.fragments(position, batch.first_event.0..end).collect();
+        let made = packet(self.sources[position], self.kind, batch, &fragments, buffer)?;
+        self.packets_made += 1;
+        if self.packets_made == self.sources.len() {
+            self.packets_made = 0;
+            self.assembly.release(batch.first_event.0..end);
+        }
+        Ok(made)
+    }
+
+    fn statistics(&self) -> Vec<SourceStatistics> {
+        self.assembly.statistics()
+    }
+}
