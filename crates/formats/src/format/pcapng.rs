@@ -1,0 +1,192 @@
+//! Captures of UDP datagrams (`.pcapng`), of front ends that send over Ethernet.
+//!
+//! Fragment: the payload of a datagram. Source: the destination port. Event: the position of the datagram among those of its
+//! port, from 0. Other packets, and datagrams in several IP fragments, are structure.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use millstream_fragment::stream::Malformed;
+
+use crate::cursor::{ByteOrder, Cursor, malformed};
+use crate::{Format, Parts};
+
+const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+const INTERFACE_DESCRIPTION: u32 = 1;
+const ENHANCED_PACKET: u32 = 6;
+const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
+/// Type, length, and the length again at the end.
+const BLOCK: usize = 12;
+const LINK_ETHERNET: u16 = 1;
+const LINK_RAW_IP: u16 = 101;
+const UDP: u8 = 17;
+
+pub(super) struct Pcapng;
+
+impl Format for Pcapng {
+    fn name(&self) -> &'static str {
+        "pcapng"
+    }
+
+    fn title(&self) -> &'static str {
+        "Captures of UDP datagrams (Wireshark, tcpdump)"
+    }
+
+    fn recognises(&self, file: &[u8]) -> bool {
+        file.starts_with(&SECTION_HEADER.to_le_bytes())
+    }
+
+    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+        let mut cursor = Cursor::new(file, ByteOrder::Little);
+        let mut capture = Capture::default();
+        while !cursor.is_at_end() {
+            capture.cut_block(&mut cursor, parts)?;
+        }
+        Ok(())
+    }
+
+    fn source_name(&self, source: u32) -> String {
+        format!("port {source}")
+    }
+}
+
+#[derive(Default)]
+struct Capture {
+    /// Link types of the section's interfaces.
+    interfaces: Vec<u16>,
+    /// Next event of each destination port.
+    next: HashMap<u16, u64>,
+}
+
+impl Capture {
+    fn cut_block(&mut self, cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+        let start = cursor.at();
+        let kind = cursor.u32("block type")?;
+        if kind == SECTION_HEADER {
+            cursor.order = byte_order(cursor, start)?;
+            self.interfaces.clear();
+        } else if start == 0 {
+            return Err(malformed(start, "block type", format!("{kind:#x}"), "a section header"));
+        }
+        let len = cursor.u32("block total length")? as usize;
+        if len < BLOCK || !len.is_multiple_of(4) {
+            return Err(malformed(start + 4, "block total length", len, "a multiple of 4 from 12"));
+        }
+        let mut body = cursor.split(len - BLOCK, "block total length")?;
+        let again = cursor.u32("block total length at the end")? as usize;
+        if again != len {
+            return Err(malformed(cursor.at() - 4, "block total length at the end", again, len));
+        }
+        match kind {
+            INTERFACE_DESCRIPTION => self.interfaces.push(body.u16("link type")?),
+            ENHANCED_PACKET => {
+                let datagram = self.packet(&mut body)?;
+                if let Some((port, payload)) = datagram {
+                    let event = self.next.entry(port).or_default();
+                    parts.structure("packet header", start..payload.start);
+                    parts.fragment(*event, u32::from(port), payload.clone());
+                    parts.structure("end of the packet", payload.end..cursor.at());
+                    *event += 1;
+                    return Ok(());
+                }
+                parts.structure("packet without UDP payload", start..cursor.at());
+                return Ok(());
+            }
+            _ => {}
+        }
+        parts.structure("block without a packet", start..cursor.at());
+        Ok(())
+    }
+
+    /// The destination port and payload of a packet's UDP datagram.
+    fn packet(&self, body: &mut Cursor<'_>) -> Result<Option<(u16, Range<usize>)>, Malformed> {
+        let at = body.at();
+        let interface = body.u32("interface id")?;
+        let Some(&link) = usize::try_from(interface).ok().and_then(|id| self.interfaces.get(id)) else {
+            return Err(malformed(
+                at,
+                "interface id",
+                interface,
+                format!("less than {}", self.interfaces.len()),
+            ));
+        };
+        body.u64("timestamp")?;
+        let captured_at = body.at();
+        let captured = body.u32("captured packet length")?;
+        let original = body.u32("original packet length")?;
+        if captured < original {
+            return Err(malformed(
+                captured_at,
+                "captured packet length",
+                captured,
+                format!("{original}, the whole packet"),
+            ));
+        }
+        let mut packet = body.split(captured as usize, "captured packet length")?;
+        packet.order = ByteOrder::Big;
+        match link {
+            LINK_ETHERNET => Ok(ethernet(&mut packet)),
+            LINK_RAW_IP => Ok(ip(&mut packet)),
+            _ => Err(malformed(at, "link type of the interface", link, "1 (Ethernet) or 101 (raw IP)")),
+        }
+    }
+}
+
+fn byte_order(cursor: &Cursor<'_>, start: usize) -> Result<ByteOrder, Malformed> {
+    let mut ahead = cursor.clone();
+    ahead.order = ByteOrder::Little;
+    ahead.u32("block total length")?;
+    match ahead.u32("byte-order magic")? {
+        BYTE_ORDER_MAGIC => Ok(ByteOrder::Little),
+        swapped if swapped.swap_bytes() == BYTE_ORDER_MAGIC => Ok(ByteOrder::Big),
+        other => Err(malformed(start + 8, "byte-order magic", format!("{other:#x}"), "0x1a2b3c4d")),
+    }
+}
+
+fn ethernet(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
+    packet.take(12, "addresses").ok()?;
+    let mut kind = packet.u16("ether type").ok()?;
+    while matches!(kind, 0x8100 | 0x88a8) {
+        packet.u16("VLAN tag").ok()?;
+        kind = packet.u16("ether type").ok()?;
+    }
+    if matches!(kind, 0x0800 | 0x86dd) { ip(packet) } else { None }
+}
+
+fn ip(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
+    let start = packet.at();
+    let first = packet.u8("version").ok()?;
+    let mut datagram = match first >> 4 {
+        4 => {
+            packet.u8("type of service").ok()?;
+            let total = usize::from(packet.u16("total length").ok()?);
+            packet.u16("identification").ok()?;
+            let fragment = packet.u16("fragment offset").ok()?;
+            packet.u8("time to live").ok()?;
+            let protocol = packet.u8("protocol").ok()?;
+            let header = usize::from(first & 0xf) * 4;
+            packet.take(header.checked_sub(packet.at() - start)?, "rest of the header").ok()?;
+            // More fragments follow, or this is a later one.
+            if protocol != UDP || fragment & 0x3fff != 0 {
+                return None;
+            }
+            packet.split(total.checked_sub(header)?, "total length").ok()?
+        }
+        6 => {
+            packet.take(3, "flow label").ok()?;
+            let len = usize::from(packet.u16("payload length").ok()?);
+            let next_header = packet.u8("next header").ok()?;
+            packet.take(33, "hop limit and addresses").ok()?;
+            if next_header != UDP {
+                return None;
+            }
+            packet.split(len, "payload length").ok()?
+        }
+        _ => return None,
+    };
+    datagram.u16("source port").ok()?;
+    let port = datagram.u16("destination port").ok()?;
+    let len = usize::from(datagram.u16("length").ok()?).checked_sub(8)?;
+    datagram.u16("checksum").ok()?;
+    Some((port, datagram.take(len, "length").ok()?))
+}

@@ -1,0 +1,212 @@
+//! What every format does: its samples are read as specified, damaged ones are refused with offset and field, and every byte
+//! of a file is in exactly one part.
+
+mod samples;
+
+use std::collections::BTreeMap;
+
+use millstream_formats::{Import, ImportError, Index, all, by_name, recognise};
+use millstream_fragment::Alignment;
+use millstream_fragment::stream::Stream;
+use proptest::prelude::*;
+
+use samples::Sample;
+
+fn import(sample: &Sample, file: &[u8]) -> Result<Vec<(u32, u64, Vec<u8>)>, String> {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (input, output) = (folder.path().join("raw"), folder.path().join("out.mfs"));
+    std::fs::write(&input, file).expect("the sample is written");
+    let import = Import { input: &input, output: &output, events: None, alignment: Alignment::default() };
+    let imported = import.run(by_name(sample.format)).map_err(|error| error.to_string())?;
+    let stream = Stream::open(&output).expect("the import is a stream file");
+    stream.verify_payload().expect("checksums match");
+    let mut fragments = Vec::new();
+    for source in stream.sources() {
+        assert!(!source.name().is_empty() && !source.name().contains('/'), "{:?}", source.name());
+        fragments.extend(
+            source.fragments().map(|fragment| (source.id().0, fragment.event, fragment.payload.to_vec())),
+        );
+    }
+    assert_eq!(imported.fragments, fragments.len() as u64, "{}", sample.format);
+    let structure: u64 = imported.structure.values().map(|total| total.bytes).sum();
+    assert_eq!(imported.fragment_bytes + structure, file.len() as u64, "{}", sample.format);
+    Ok(fragments)
+}
+
+#[test]
+fn samples_are_read_as_specified() {
+    for sample in samples::all() {
+        let mut expected = sample.fragments.clone();
+        expected.sort();
+        assert_eq!(import(&sample, &sample.file).as_ref(), Ok(&expected), "{}", sample.format);
+    }
+}
+
+#[test]
+fn every_format_has_a_sample_and_is_recognised_by_its_start() {
+    let samples = samples::all();
+    for format in all() {
+        assert!(samples.iter().any(|sample| sample.format == format.name()), "{}", format.name());
+    }
+    for sample in &samples {
+        assert_eq!(recognise(&sample.file).map(|format| format.name()), Some(sample.format));
+    }
+    for bytes in [&b""[..], b"MSTREAM\0", &[0; 100], &[0xff; 100]] {
+        assert!(recognise(bytes).is_none(), "{bytes:?}");
+    }
+}
+
+#[test]
+fn truncated_files_are_refused_or_hold_a_part_of_the_events() {
+    for sample in samples::all() {
+        let format = by_name(sample.format).expect("a format");
+        for len in 0..sample.file.len() {
+            match Index::read(format, &sample.file[..len]) {
+                Ok(index) => {
+                    assert_eq!(
+                        index.fragment_bytes() + index.structure_bytes(),
+                        len as u64,
+                        "{} at {len}",
+                        sample.format
+                    );
+                }
+                Err(error) => {
+                    assert!(error.offset <= len as u64, "{} at {len}: {error}", sample.format);
+                    assert!(!error.field.is_empty() && !error.expected.is_empty(), "{error}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_file_of_no_known_format_is_refused_with_the_names() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let input = folder.path().join("notes.txt");
+    std::fs::write(&input, "not raw data").expect("written");
+    let output = folder.path().join("out.mfs");
+    let import = Import { input: &input, output: &output, events: None, alignment: Alignment::default() };
+    let error = import.run(None).expect_err("no format").to_string();
+    assert!(
+        error.contains("notes.txt") && error.contains("evio, frd, hld, mdf, midas, pcapng, rdh"),
+        "{error}"
+    );
+    assert!(!output.exists());
+}
+
+#[test]
+fn a_selection_of_events_is_written_and_the_rest_is_counted() {
+    let sample = samples::all().into_iter().find(|sample| sample.format == "hld").expect("a sample");
+    let folder = tempfile::tempdir().expect("a folder");
+    let (input, output) = (folder.path().join("raw"), folder.path().join("out.mfs"));
+    std::fs::write(&input, &sample.file).expect("written");
+    let mut import =
+        Import { input: &input, output: &output, events: Some(8..10), alignment: Alignment::default() };
+    let imported = import.run(None).expect("an import");
+    assert_eq!((imported.events.clone(), imported.fragments, imported.outside.count), (8..10, 2, 3));
+    let structure: u64 = imported.structure.values().map(|total| total.bytes).sum();
+    assert_eq!(imported.fragment_bytes + imported.outside.bytes + structure, sample.file.len() as u64);
+    std::fs::remove_file(&output).expect("removed");
+
+    import.events = Some(100..200);
+    assert!(matches!(import.run(None), Err(ImportError::Empty { .. })));
+    assert!(!output.exists());
+}
+
+/// Damage that each format must find, with a part of the error.
+#[test]
+fn damage_is_named() {
+    let damage: [(&str, usize, u8, &str); 9] = [
+        ("hld", 32 + 4 + 2, 9, "byte 36: decoding: found 0x90001"),
+        ("hld", 32 + 32 + 3, 9, "byte 64: subEvtSize: found 9, expected at least the 16 bytes"),
+        ("midas", 16 + 6 + 16 + 4, 3, "byte 42: flags of the banks: found 0x3, expected 0x1, 0x11 or 0x31"),
+        ("mdf", 4, 1, "byte 0: size: found [76, 1, 76], expected three equal copies"),
+        ("mdf", 16, 2, "byte 16: compression: found 2, expected 0: decompress the file first"),
+        ("frd", 32 + 24 + 8, 99, "byte 52: crc32c"),
+        ("rdh", 80, 5, "byte 80: header version: found 5, expected 6 or 7"),
+        ("evio", 56 + 20, 4, "byte 76: version: found 4, expected 6"),
+        ("pcapng", 28, 2, "interface id: found 1, expected less than 1"),
+    ];
+    for (format, at, value, expected) in damage {
+        let sample = samples::all().into_iter().find(|sample| sample.format == format).expect("a sample");
+        let mut file = sample.file.clone();
+        file[at] = value;
+        let error = import(&sample, &file).expect_err(format);
+        assert!(error.contains(expected), "{format}: {error}");
+    }
+}
+
+#[test]
+fn a_second_fragment_of_a_source_and_event_is_refused() {
+    let sample = samples::all().into_iter().find(|sample| sample.format == "frd").expect("a sample");
+    let mut file = sample.file.clone();
+    // The second event gets the number of the first one; its FED 1200 has a fragment there.
+    let second = 32 + 24 + 48;
+    file[second + 12] = 40;
+    let error = import(&sample, &file).expect_err("two fragments");
+    assert!(error.contains("source 0x4b0 (FED 1200), event 40: found a second fragment"), "{error}");
+}
+
+proptest! {
+    /// No damage makes a reader panic, and what is read still covers all bytes.
+    #[test]
+    fn damaged_files_are_read_or_refused(
+        which in 0..8_usize,
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        cut in any::<prop::sample::Index>(),
+    ) {
+        let sample = &samples::all()[which];
+        let mut file = sample.file.clone();
+        for (at, value) in changes {
+            let at = at.index(file.len());
+            file[at] = value;
+        }
+        file.truncate(file.len() - cut.index(file.len() / 4));
+        let format = by_name(sample.format).expect("a format");
+        if let Ok(index) = Index::read(format, &file) {
+            prop_assert_eq!(index.fragment_bytes() + index.structure_bytes(), file.len() as u64);
+        }
+    }
+
+    /// Arbitrary bytes are refused or covered in every format.
+    #[test]
+    fn arbitrary_bytes_are_read_or_refused(file in prop::collection::vec(any::<u8>(), 0..300)) {
+        for format in all() {
+            if let Ok(index) = Index::read(*format, &file) {
+                prop_assert_eq!(index.fragment_bytes() + index.structure_bytes(), file.len() as u64);
+            }
+        }
+    }
+}
+
+/// The J-PET file of `../shared/data`: 4,115 events of seven sources; all fragments in order give the file again.
+#[test]
+fn the_jpet_file_is_rebuilt_byte_for_byte() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/data/jpet/xx14099113231.hld");
+    let Ok(file) = std::fs::read(path) else {
+        eprintln!("skipped: no file {path}");
+        return;
+    };
+    let format = recognise(&file).expect("a format");
+    assert_eq!(format.name(), "hld");
+    let index = Index::read(format, &file).expect("no damage");
+    let fragments: usize = index.sources.values().map(|source| source.events().count()).sum();
+    assert_eq!((index.sources.len(), fragments, index.events()), (7, 28_805, Some(1..4116)));
+    assert_eq!(index.structure["padding"].bytes, 8348);
+
+    let mut rebuilt = vec![0; file.len()];
+    let mut pieces = BTreeMap::new();
+    for piece in index.sources.values().flat_map(|source| &source.pieces) {
+        pieces.insert(piece.start, piece.range());
+    }
+    for range in pieces.into_values() {
+        rebuilt[range.clone()].copy_from_slice(&file[range]);
+    }
+    // The begin-run record belongs to no event.
+    rebuilt[..32].copy_from_slice(&file[..32]);
+    let hash: String = sha2::Digest::finalize(<sha2::Sha256 as sha2::Digest>::new_with_prefix(&rebuilt))
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    assert_eq!(hash, "e3f631757b6180b45475f98ce33ed40d99e48249a6dd0516ed1012044640aaad");
+}
