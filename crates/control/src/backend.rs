@@ -1,0 +1,31 @@
+//! What carries out runs: processes, or a simulation in tests.
+
+use millstream_evb::config::Setup;
+use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
+use millstream_report::{Bytes, RunReport};
+
+/// Runs of the event builder, as run control needs them.
+pub trait Backend: Send + Sync + 'static {
+    /// Carries out a run under `commands`, until all its processes have ended. Calls `observe` for each event.
+    ///
+    /// # Errors
+    /// The run could not be started.
+    fn run(
+        &self,
+        setup: &Setup,
+        commands: CommandReceiver,
+        observe: &mut RunObserver<'_>,
+    ) -> Result<FinishedRun, String>;
+
+    /// Mean payload of an event of the inputs.
+    fn payload_per_event(&self, setup: &Setup) -> Bytes;
+}
+
+/// The end of a run.
+#[derive(Clone, Debug)]
+pub struct FinishedRun {
+    /// Its report.
+    pub report: RunReport,
+    /// Whether a stop request is the only reason why the run is not complete.
+    pub stopped_cleanly: bool,
+}

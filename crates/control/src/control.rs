@@ -1,0 +1,407 @@
+//! Run control: the state machine with its directory, the configuration and the present run.
+//!
+//! Commands come from any thread. Each run has one thread, which waits in the backend until the run has ended.
+
+use crate::backend::{Backend, FinishedRun};
+use crate::configuration::Configuration;
+use crate::directory::{Directory, RunNumber};
+use crate::display;
+use crate::error::ControlError;
+use crate::live_run::{LiveRun, setup_of_run};
+use crate::logbook::{Entry, EntryKind, RunResult, now};
+use crate::machine::{Action, Command, Machine, RunInput, State};
+use crate::power::{PowerMeter, PowerReading};
+use crate::request::Request;
+use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitStatus};
+use crate::totals::{Totals, account};
+use millstream_evb::config::Setup;
+use millstream_evb::process::launcher::{self, CommandReceiver, RunCommand, RunEvent};
+use serde_json::Value as Json;
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+
+/// Faults that the status shows.
+const FAULTS: usize = 100;
+
+/// Run control. Clones share it.
+#[derive(Clone)]
+pub struct RunControl {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    backend: Box<dyn Backend>,
+    configuration: PathBuf,
+    power: PowerMeter,
+    inner: Mutex<Inner>,
+    /// Signalled when a run has ended.
+    ended: Condvar,
+    /// Counts changes of the status.
+    changes: watch::Sender<u64>,
+}
+
+struct Inner {
+    machine: Machine,
+    directory: Directory,
+    configuration: Option<Configuration>,
+    run: Option<LiveRun>,
+    /// Units of the last run.
+    units: Vec<UnitStatus>,
+    last_run: Option<EndedRun>,
+    faults: VecDeque<Fault>,
+    /// Output directory of the present run.
+    output: Option<PathBuf>,
+    /// The latest picture of an event that was asked for.
+    picture: Option<String>,
+    totals: Totals,
+}
+
+impl RunControl {
+    /// Run control for the configuration file, idle.
+    pub fn new(
+        configuration: &Path,
+        directory: Directory,
+        power: PowerMeter,
+        backend: impl Backend,
+    ) -> RunControl {
+        let inner = Inner {
+            machine: Machine::default(),
+            directory,
+            configuration: None,
+            run: None,
+            units: Vec::new(),
+            last_run: None,
+            faults: VecDeque::new(),
+            output: None,
+            picture: None,
+            totals: Totals::default(),
+        };
+        RunControl {
+            shared: Arc::new(Shared {
+                backend: Box::new(backend),
+                configuration: configuration.to_owned(),
+                power,
+                inner: Mutex::new(inner),
+                ended: Condvar::new(),
+                changes: watch::Sender::new(0),
+            }),
+        }
+    }
+
+    /// Reads and checks the configuration file. A refused one changes nothing.
+    ///
+    /// # Errors
+    /// The state does not allow it, or the first problem of the configuration.
+    pub fn configure(&self) -> Result<(), ControlError> {
+        self.lock().machine.check(Command::Configure)?;
+        // Checks inputs, which takes time; meanwhile the status can be read.
+        let configuration = Configuration::load(&self.shared.configuration)?;
+        self.install(Command::Configure, configuration)
+    }
+
+    /// Changes settings of the configuration for the next runs.
+    ///
+    /// # Errors
+    /// The state does not allow it, or the first refused setting. Then none is changed.
+    pub fn set(&self, changes: &BTreeMap<String, Json>) -> Result<(), ControlError> {
+        let (before, configuration) = {
+            let inner = self.lock();
+            inner.machine.check(Command::Set)?;
+            let Some(before) = &inner.configuration else { return Ok(()) };
+            (before.sha256.clone(), before.clone())
+        };
+        let configuration = configuration.with(changes)?;
+        if self.lock().configuration.as_ref().is_none_or(|present| present.sha256 != before) {
+            let problem = "the configuration was changed at the same time; repeat the command".to_owned();
+            return Err(ControlError::Setting { field: "all".to_owned(), problem });
+        }
+        self.install(Command::Set, configuration)
+    }
+
+    fn install(&self, command: Command, configuration: Configuration) -> Result<(), ControlError> {
+        let mut inner = self.lock();
+        inner.machine.handle_command(command)?;
+        inner.configuration = Some(configuration);
+        drop(inner);
+        self.changed();
+        Ok(())
+    }
+
+    /// Handles a command other than `configure` and `set`.
+    ///
+    /// # Errors
+    /// The state does not allow it, or the directory cannot be written.
+    pub fn command(&self, command: Command, request: &Request) -> Result<(), ControlError> {
+        request.check()?;
+        match command {
+            Command::Configure => return self.configure(),
+            Command::Set => return self.set(&BTreeMap::new()),
+            _ => {}
+        }
+        let mut inner = self.lock();
+        inner.machine.check(command)?;
+        if matches!(command, Command::Prepare | Command::Start) && inner.machine.state() == State::Configured
+        {
+            return self.launch(inner, command, request);
+        }
+        let action = inner.machine.handle_command(command)?;
+        if command == Command::Reset && inner.machine.state() == State::Idle {
+            inner.configuration = None;
+        }
+        inner.send(action);
+        drop(inner);
+        self.changed();
+        Ok(())
+    }
+
+    /// Writes a comment into the log book.
+    ///
+    /// # Errors
+    /// The text is refused, or the log book cannot be written.
+    pub fn comment(&self, request: &Request) -> Result<(), ControlError> {
+        request.check()?;
+        if request.comment.trim().is_empty() {
+            return Err(ControlError::Text { field: "comment", problem: "is empty".to_owned() });
+        }
+        let mut inner = self.lock();
+        let kind = EntryKind::Comment { operator: request.operator.clone(), text: request.comment.clone() };
+        let run = inner.directory.last_run();
+        inner.directory.logbook().append(&Entry::now(run, kind))?;
+        drop(inner);
+        self.changed();
+        Ok(())
+    }
+
+    /// Takes a run number, records the begin, and starts the thread of the run.
+    fn launch(
+        &self,
+        mut inner: MutexGuard<'_, Inner>,
+        command: Command,
+        request: &Request,
+    ) -> Result<(), ControlError> {
+        let Some(configuration) = inner.configuration.clone() else { return Ok(()) };
+        let number = inner.directory.next_run()?;
+        inner.directory.keep(&configuration)?;
+        let begin = EntryKind::Begin {
+            operator: request.operator.clone(),
+            comment: request.comment.clone(),
+            configuration: configuration.path.clone(),
+            sha256: configuration.sha256.clone(),
+            settings: configuration.settings.clone(),
+        };
+        let entry = Entry::now(number, begin);
+        inner.directory.logbook().append(&entry)?;
+        inner.machine.handle_command(command)?;
+        let setup = setup_of_run(&configuration.setup, number);
+        let (commands, receiver) = launcher::commands();
+        inner.output = setup.output.as_ref().map(|output| output.directory.clone());
+        inner.run = Some(LiveRun::new(number, request, entry.time, commands));
+        drop(inner);
+        self.changed();
+        let control = self.clone();
+        // A thread that cannot be started ends the process: nothing else could be done either.
+        std::thread::spawn(move || control.carry_out(number, &setup, receiver));
+        Ok(())
+    }
+
+    fn carry_out(&self, number: RunNumber, setup: &Setup, commands: CommandReceiver) {
+        let payload = self.shared.backend.payload_per_event(setup);
+        if let Some(run) = &mut self.lock().run {
+            run.payload_per_event = payload;
+        }
+        let before = self.shared.power.read();
+        let finished = self.shared.backend.run(setup, commands, &mut |event| {
+            self.observe(setup, event);
+            ControlFlow::Continue(())
+        });
+        self.end(number, &finished, &before);
+    }
+
+    fn observe(&self, setup: &Setup, event: &RunEvent) {
+        let mut inner = self.lock();
+        let input = match event {
+            RunEvent::Started => Some(RunInput::UnitsReady),
+            RunEvent::Paused(paused) => Some(RunInput::Paused(*paused)),
+            _ => None,
+        };
+        let stopping = inner.machine.state() == State::Stopping;
+        let Some(run) = &mut inner.run else { return };
+        let number = run.number;
+        run.observe(setup, event, Instant::now());
+        if !stopping {
+            for name in run.take_lost(setup) {
+                inner.fault(number, format!("{name} ended during the run"));
+            }
+        }
+        if let Some(input) = input {
+            let action = inner.machine.handle_run(input);
+            inner.send(action);
+            if let RunInput::Paused(paused) = input {
+                let kind = if paused { EntryKind::Pause } else { EntryKind::Resume };
+                inner.record(number, kind);
+            }
+        }
+        drop(inner);
+        self.changed();
+    }
+
+    fn end(&self, number: RunNumber, finished: &Result<FinishedRun, String>, before: &PowerReading) {
+        let power = self.shared.power.read();
+        let energy = power.energy_since(before);
+        let mut inner = self.lock();
+        inner.output.take().iter().for_each(|directory| display::remove(directory));
+        let stop_requested = inner.machine.state() == State::Stopping;
+        let mut run = inner.run.take();
+        let ended = run.as_mut().map_or_else(Vec::new, LiveRun::take_ended);
+        inner.units = run.as_ref().map_or_else(Vec::new, LiveRun::units);
+        let not_started = run.is_none_or(|run| !run.started);
+        let (result, problems) = match finished {
+            Ok(run) if run.report.derived().success => (RunResult::Complete, Vec::new()),
+            Ok(run) if stop_requested && (run.stopped_cleanly || not_started) => {
+                (RunResult::Stopped, Vec::new())
+            }
+            Ok(run) => (RunResult::Failed, run.report.derived().problems),
+            Err(error) => (RunResult::Failed, vec![error.clone()]),
+        };
+        let report = finished.as_ref().ok().map(|run| &run.report);
+        let path = report.and_then(|report| match inner.directory.write_report(number, report) {
+            Ok(path) => Some(path),
+            Err(error) => {
+                inner.fault(number, error.to_string());
+                None
+            }
+        });
+        let account = report.filter(|_| !not_started).map(account);
+        if result == RunResult::Failed {
+            ended.into_iter().for_each(|name| inner.fault(number, format!("{name} ended during the run")));
+        }
+        problems.iter().for_each(|problem| inner.fault(number, problem.clone()));
+        let last_run = EndedRun {
+            number,
+            result,
+            problems: problems.clone(),
+            events: report.map_or(0, |report| report.events),
+            stored_events: report.map_or(0, |report| report.stored_events),
+            duration_s: report.map_or_else(Default::default, |report| report.duration_s),
+            report: path.clone(),
+            energy_per_event_j: report
+                .filter(|report| report.events > 0)
+                .and_then(|report| Some(energy? / report.events as f64)),
+        };
+        let end =
+            EntryKind::End { result, account, problems, report: path, energy_j: energy, power: Some(power) };
+        inner.record(number, end);
+        inner.totals.add(result, report);
+        inner.last_run = Some(last_run);
+        inner.machine.handle_run(RunInput::Ended { failed: result == RunResult::Failed });
+        drop(inner);
+        self.shared.ended.notify_all();
+        self.changed();
+    }
+
+    /// Stops the present run, if there is one, and waits for its end. False if it did not end in time.
+    pub fn shut_down(&self, timeout: Duration) -> bool {
+        let mut inner = self.lock();
+        if inner.machine.check(Command::Stop).is_ok()
+            && let Ok(action) = inner.machine.handle_command(Command::Stop)
+        {
+            inner.send(action);
+        }
+        let waited = self.shared.ended.wait_timeout_while(inner, timeout, |inner| inner.run.is_some());
+        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        inner.run.is_none()
+    }
+
+    /// The status.
+    pub fn status(&self) -> Status {
+        let inner = self.lock();
+        let state = inner.machine.state();
+        let allowed = Command::ALL.into_iter().filter(|command| inner.machine.check(*command).is_ok());
+        Status {
+            software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
+            state,
+            allowed: allowed.collect(),
+            configuration: inner.configuration.as_ref().map(|configuration| ConfigurationStatus {
+                file: configuration.path.clone(),
+                sha256: configuration.sha256.clone(),
+                name: configuration.setup.name.clone(),
+                settings: configuration.settings.clone(),
+                events: configuration.setup.plan.events.get(),
+                warnings: configuration.setup.warnings(),
+            }),
+            units: inner.run.as_ref().map_or_else(|| inner.units.clone(), LiveRun::units),
+            run: inner.run.as_ref().map(LiveRun::status),
+            last_run: inner.last_run.clone(),
+            faults: inner.faults.iter().cloned().collect(),
+        }
+    }
+
+    /// The last entries of the log book.
+    pub fn log(&self, count: usize) -> Vec<Entry> {
+        self.lock().directory.logbook().recent(count)
+    }
+
+    /// The picture of the latest stored event, as SVG: of the present run or of the last.
+    pub fn picture(&self) -> Option<String> {
+        let directory = self.lock().output.clone();
+        let newest = directory.as_deref().and_then(display::newest);
+        let mut inner = self.lock();
+        inner.picture = newest.or(inner.picture.take());
+        inner.picture.clone()
+    }
+
+    /// Counts over all runs of this process.
+    pub fn totals(&self) -> Totals {
+        self.lock().totals
+    }
+
+    /// The host's power and frequency state.
+    pub fn power(&self) -> PowerReading {
+        self.shared.power.read()
+    }
+
+    /// Changes of the status.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    fn changed(&self) {
+        self.shared.changes.send_modify(|count| *count += 1);
+    }
+
+    /// A panic in another thread leaves the state consistent: each step writes it as a whole.
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.shared.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn send(&mut self, action: Option<Action>) {
+        if let (Some(Action::Send(command)), Some(run)) = (action, &self.run) {
+            run.commands.send(command);
+            if command == RunCommand::Stop {
+                tracing::info!(run = run.number.0, "stop requested");
+            }
+        }
+    }
+
+    fn fault(&mut self, run: RunNumber, text: String) {
+        tracing::warn!(run = run.0, "{text}");
+        self.totals.faults += 1;
+        if self.faults.len() == FAULTS {
+            self.faults.pop_front();
+        }
+        self.faults.push_back(Fault { time: now(), run, text });
+    }
+
+    /// Appends to the log book. A full disk must not end the run: the failure is shown as a fault.
+    fn record(&mut self, run: RunNumber, kind: EntryKind) {
+        if let Err(error) = self.directory.logbook().append(&Entry::now(run, kind)) {
+            self.fault(run, error.to_string());
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The directory of run control: run number, log book, configurations and reports.
+//!
+//! ```text
+//! DIRECTORY/
+//!   lock                         held by the run control process
+//!   run-number                   number of the last run
+//!   logbook.jsonl                begin and end of each run, comments
+//!   configurations/SHA256.toml   every configuration that a run had
+//!   reports/run-000012.json      report of the run
+//! ```
+
+use crate::error::ControlError;
+use crate::logbook::{Entry, EntryKind, Logbook};
+use millstream_report::RunReport;
+use rustix::fs::{FlockOperation, flock};
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use crate::configuration::Configuration;
+
+/// The number of a run.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize,
+)]
+#[serde(transparent)]
+pub struct RunNumber(pub u64);
+
+impl std::fmt::Display for RunNumber {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:06}", self.0)
+    }
+}
+
+/// The directory, locked by this process.
+#[derive(Debug)]
+pub struct Directory {
+    path: PathBuf,
+    last: RunNumber,
+    logbook: Logbook,
+    _lock: File,
+}
+
+impl Directory {
+    /// Opens or makes the directory. Ends the record of a run during which the last run control process ended.
+    ///
+    /// # Errors
+    /// Another run control process uses it, or a file cannot be used.
+    pub fn open(path: &Path) -> Result<Directory, ControlError> {
+        for folder in [path.to_owned(), path.join("configurations"), path.join("reports")] {
+            std::fs::create_dir_all(&folder).map_err(|cause| ControlError::io(&folder, "create", cause))?;
+        }
+        let lock_path = path.join("lock");
+        let lock = File::options().create(true).truncate(false).write(true).open(&lock_path);
+        let lock = lock.map_err(|cause| ControlError::io(&lock_path, "open", cause))?;
+        flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|_| ControlError::File {
+            path: path.to_owned(),
+            problem: "another run control process uses this directory; stop it or give --directory".into(),
+        })?;
+        let mut logbook = Logbook::open(&path.join("logbook.jsonl"))?;
+        let last = read_number(&path.join("run-number"))?.max(logbook.last_run());
+        if let Some(run) = logbook.open_run() {
+            let problems = vec!["the run control process ended during the run".to_owned()];
+            logbook.append(&Entry::now(run, EntryKind::lost(problems)))?;
+        }
+        Ok(Directory { path: path.to_owned(), last, logbook, _lock: lock })
+    }
+
+    /// The number of the last run.
+    pub fn last_run(&self) -> RunNumber {
+        self.last
+    }
+
+    /// Takes the number of a new run. It is on disk before the run starts.
+    ///
+    /// # Errors
+    /// The number cannot be written.
+    pub fn next_run(&mut self) -> Result<RunNumber, ControlError> {
+        let next = RunNumber(self.last.0 + 1);
+        write_file(&self.path.join("run-number"), format!("{}\n", next.0).as_bytes())?;
+        self.last = next;
+        Ok(next)
+    }
+
+    /// The log book.
+    pub fn logbook(&mut self) -> &mut Logbook {
+        &mut self.logbook
+    }
+
+    /// Keeps a configuration under its hash.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep(&self, configuration: &Configuration) -> Result<(), ControlError> {
+        let path = self.path.join("configurations").join(format!("{}.toml", configuration.sha256));
+        if path.exists() {
+            return Ok(());
+        }
+        write_file(&path, configuration.text.as_bytes())
+    }
+
+    /// Writes the report of a run. Returns its path in the directory.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn write_report(&self, run: RunNumber, report: &RunReport) -> Result<PathBuf, ControlError> {
+        let relative = Path::new("reports").join(format!("run-{run}.json"));
+        write_file(&self.path.join(&relative), report.to_json().as_bytes())?;
+        Ok(relative)
+    }
+}
+
+fn read_number(path: &Path) -> Result<RunNumber, ControlError> {
+    match std::fs::read_to_string(path) {
+        Ok(text) => text.trim().parse().map(RunNumber).map_err(|_| ControlError::File {
+            path: path.to_owned(),
+            problem: format!("{:?} is not a run number; write the number of the last run", text.trim()),
+        }),
+        Err(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(RunNumber::default()),
+        Err(cause) => Err(ControlError::io(path, "read", cause)),
+    }
+}
+
+/// Replaces a file as a whole, also if the host fails meanwhile.
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), ControlError> {
+    let partial = path.with_extension("partial");
+    let written = File::create(&partial)
+        .and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&partial, path));
+    written.map_err(|cause| {
+        let _ = std::fs::remove_file(&partial);
+        ControlError::io(path, "write", cause)
+    })
+}

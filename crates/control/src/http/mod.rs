@@ -1,0 +1,108 @@
+//! The HTTP API, the metrics and the page.
+//!
+//! Reading needs no token. Commands need `Authorization: Bearer TOKEN`. The server bounds what a client can take:
+//! connections, time for a header and a body, and their sizes.
+
+mod api;
+mod openapi;
+mod page;
+mod server;
+mod stream;
+
+use crate::control::RunControl;
+use crate::token::Token;
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{get, post};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::Duration;
+
+pub use openapi::document as openapi;
+pub use server::{Server, ServerLimits};
+
+/// Limit of a request's body.
+const MAX_BODY: usize = 64 << 10;
+/// Time for a request, with its body.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What the handlers share.
+#[derive(Clone)]
+struct Context {
+    control: RunControl,
+    token: Arc<Token>,
+    /// Open event streams.
+    streams: Arc<AtomicUsize>,
+}
+
+fn router(control: RunControl, token: Token) -> Router {
+    let context = Context { control, token: Arc::new(token), streams: Arc::default() };
+    let authorized = middleware::from_fn_with_state(context.clone(), require_token);
+    let commands = Router::new()
+        .route("/api/v1/configure", post(api::configure))
+        .route("/api/v1/set", post(api::set))
+        .route("/api/v1/prepare", post(api::prepare))
+        .route("/api/v1/start", post(api::start))
+        .route("/api/v1/pause", post(api::pause))
+        .route("/api/v1/resume", post(api::resume))
+        .route("/api/v1/stop", post(api::stop))
+        .route("/api/v1/reset", post(api::reset))
+        .route("/api/v1/comment", post(api::comment))
+        .route_layer(authorized);
+    Router::new()
+        .route("/", get(page::index))
+        .route("/app.js", get(page::script))
+        .route("/style.css", get(page::style))
+        .route("/metrics", get(api::metrics))
+        .route("/api/v1/status", get(api::status))
+        .route("/api/v1/log", get(api::log))
+        .route("/api/v1/power", get(api::power))
+        .route("/api/v1/display", get(api::display))
+        .route("/api/v1/events", get(stream::events))
+        .route("/api/v1/openapi.json", get(openapi::serve))
+        .merge(commands)
+        .fallback(api::not_found)
+        .method_not_allowed_fallback(api::method_not_allowed)
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .layer(middleware::from_fn(bound))
+        .with_state(context)
+}
+
+/// Checks the token before the body is read.
+async fn require_token(State(context): State<Context>, request: Request, next: Next) -> Response {
+    let given = request.headers().get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
+    let (status, problem) = match given.map(|given| given.strip_prefix("Bearer ")) {
+        Some(Some(token)) if context.token.matches(token) => return next.run(request).await,
+        Some(_) => (StatusCode::FORBIDDEN, "the token is wrong; use that of run control's token file"),
+        None => (StatusCode::UNAUTHORIZED, "this command needs the header Authorization: Bearer TOKEN"),
+    };
+    let mut response = api::error(status, problem);
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
+}
+
+/// Bounds the time of a request, and adds headers that keep browsers from misusing answers.
+async fn bound(request: Request, next: Next) -> Response {
+    let mut response = match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => api::error(StatusCode::REQUEST_TIMEOUT, "the request did not arrive in time"),
+    };
+    let headers = [
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::X_FRAME_OPTIONS, "DENY"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-store"),
+        (
+            header::CONTENT_SECURITY_POLICY,
+            "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; \
+             base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        ),
+    ];
+    for (name, value) in headers {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response.into_response()
+}

@@ -1,0 +1,244 @@
+//! Energy, temperatures, frequency governor, idle states and throttling of the host, from sysfs.
+//!
+//! | value | files below `/sys` |
+//! |---|---|
+//! | energy | `class/powercap/intel-rapl:N/energy_uj`, `max_energy_range_uj` |
+//! | temperature, fans' and supplies' power | `class/hwmon/hwmonN/{temp,power}N_input` |
+//! | governor, frequency | `devices/system/cpu/cpuN/cpufreq/{scaling_governor,scaling_cur_freq}` |
+//! | idle states | `devices/system/cpu/cpu0/cpuidle/stateN/name` |
+//! | throttling | `devices/system/cpu/cpuN/thermal_throttle/{core,package}_throttle_count` |
+//!
+//! Many virtual machines have none of these files, and energy counters may be readable by root only. Each value that is
+//! missing has its reason.
+
+use serde::{Deserialize, Serialize};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+/// Reads the host's power state.
+#[derive(Clone, Debug)]
+pub struct PowerMeter {
+    sysfs: PathBuf,
+}
+
+/// A value, or why there is none.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Reading<T> {
+    /// The value.
+    Value(T),
+    /// Why there is none.
+    Missing(String),
+}
+
+/// The host's power state at one time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PowerReading {
+    /// Energy counters of the processor packages.
+    pub energy: Reading<Vec<EnergyCounter>>,
+    /// Temperatures.
+    pub temperatures: Reading<Vec<Sensor>>,
+    /// Frequency governors in use, in alphabetical order.
+    pub governors: Reading<Vec<String>>,
+    /// Mean frequency of the processors \[Hz\].
+    pub frequency_hz: Reading<f64>,
+    /// Idle states, the lightest first.
+    pub idle_states: Reading<Vec<String>>,
+    /// Throttling events since boot, of all cores and packages.
+    pub throttle_events: Reading<u64>,
+}
+
+/// An energy counter. It wraps at `range_uj`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EnergyCounter {
+    /// Its name, as in `package-0`.
+    pub name: String,
+    /// The energy \[µJ\].
+    pub energy_uj: u64,
+    /// The largest value \[µJ\].
+    pub range_uj: u64,
+}
+
+/// A sensor's value.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sensor {
+    /// Chip and label, as in `coretemp Package id 0`.
+    pub name: String,
+    /// Its value \[°C\].
+    pub celsius: f64,
+}
+
+impl<T> Reading<T> {
+    /// The value.
+    pub fn value(&self) -> Option<&T> {
+        match self {
+            Reading::Value(value) => Some(value),
+            Reading::Missing(_) => None,
+        }
+    }
+
+    /// Why there is no value.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Reading::Value(_) => None,
+            Reading::Missing(reason) => Some(reason),
+        }
+    }
+}
+
+impl PowerReading {
+    /// Energy of all packages since an earlier reading \[J\]; `None` if one of the readings has none.
+    pub fn energy_since(&self, before: &PowerReading) -> Option<f64> {
+        let (now, before) = (self.energy.value()?, before.energy.value()?);
+        let mut sum = 0;
+        for counter in now {
+            let earlier = before.iter().find(|earlier| earlier.name == counter.name)?;
+            sum += match counter.energy_uj.checked_sub(earlier.energy_uj) {
+                Some(used) => used,
+                None => counter.range_uj.saturating_sub(earlier.energy_uj) + counter.energy_uj,
+            };
+        }
+        Some(sum as f64 / 1e6)
+    }
+}
+
+impl PowerMeter {
+    /// The host's.
+    pub fn host() -> PowerMeter {
+        PowerMeter::at(Path::new("/sys"))
+    }
+
+    /// That of another sysfs tree.
+    pub fn at(sysfs: &Path) -> PowerMeter {
+        PowerMeter { sysfs: sysfs.to_owned() }
+    }
+
+    /// Reads all values.
+    pub fn read(&self) -> PowerReading {
+        PowerReading {
+            energy: self.energy(),
+            temperatures: self.temperatures(),
+            governors: self.governors(),
+            frequency_hz: self.frequency(),
+            idle_states: self.idle_states(),
+            throttle_events: self.throttle_events(),
+        }
+    }
+
+    /// Packages, not their subdomains: those are parts of them.
+    fn energy(&self) -> Reading<Vec<EnergyCounter>> {
+        let folder = self.sysfs.join("class/powercap");
+        let is_package = |name: &str| name.starts_with("intel-rapl:") && name.matches(':').count() == 1;
+        let mut counters = Vec::new();
+        for zone in entries(&folder, is_package) {
+            let (energy, range) =
+                (number(&zone.join("energy_uj")), number(&zone.join("max_energy_range_uj")));
+            match (energy, range) {
+                (Ok(energy_uj), Ok(range_uj)) => {
+                    let name = text(&zone.join("name")).unwrap_or_else(|_| file_name(&zone));
+                    counters.push(EnergyCounter { name, energy_uj, range_uj });
+                }
+                (Err(reason), _) | (_, Err(reason)) => return Reading::Missing(reason),
+            }
+        }
+        some(counters, || format!("no RAPL package in {}", folder.display()))
+    }
+
+    fn temperatures(&self) -> Reading<Vec<Sensor>> {
+        let folder = self.sysfs.join("class/hwmon");
+        let mut sensors = Vec::new();
+        for chip in entries(&folder, |name| name.starts_with("hwmon")) {
+            let chip_name = text(&chip.join("name")).unwrap_or_else(|_| file_name(&chip));
+            for input in entries(&chip, |name| name.starts_with("temp") && name.ends_with("_input")) {
+                let file = file_name(&input);
+                let label = text(&chip.join(file.replace("_input", "_label")));
+                let label = label.unwrap_or_else(|_| file.trim_end_matches("_input").to_owned());
+                // A sensor that cannot be read now is left out.
+                if let Ok(Ok(millidegrees)) = text(&input).map(|value| value.parse::<f64>()) {
+                    sensors.push(Sensor {
+                        name: format!("{chip_name} {label}"),
+                        celsius: millidegrees / 1000.0,
+                    });
+                }
+            }
+        }
+        some(sensors, || format!("no temperature sensor in {}", folder.display()))
+    }
+
+    fn processors(&self) -> Vec<PathBuf> {
+        let is_processor = |name: &str| {
+            name.strip_prefix("cpu")
+                .is_some_and(|rest| !rest.is_empty() && rest.bytes().all(|byte| byte.is_ascii_digit()))
+        };
+        entries(&self.sysfs.join("devices/system/cpu"), is_processor)
+    }
+
+    fn governors(&self) -> Reading<Vec<String>> {
+        let all = self.processors().into_iter().map(|cpu| text(&cpu.join("cpufreq/scaling_governor")));
+        let mut governors: Vec<String> = all.flatten().collect();
+        governors.sort_unstable();
+        governors.dedup();
+        some(governors, || "no cpufreq driver: the host or its hypervisor sets the frequency".to_owned())
+    }
+
+    fn frequency(&self) -> Reading<f64> {
+        let all = self.processors().into_iter().map(|cpu| number(&cpu.join("cpufreq/scaling_cur_freq")));
+        let kilohertz: Vec<u64> = all.flatten().collect();
+        if kilohertz.is_empty() {
+            return Reading::Missing("no cpufreq driver: the frequency is unknown".to_owned());
+        }
+        Reading::Value(kilohertz.iter().sum::<u64>() as f64 * 1000.0 / kilohertz.len() as f64)
+    }
+
+    fn idle_states(&self) -> Reading<Vec<String>> {
+        let folder = self.sysfs.join("devices/system/cpu/cpu0/cpuidle");
+        let states = entries(&folder, |name| name.starts_with("state"));
+        let names = states.iter().filter_map(|state| text(&state.join("name")).ok()).collect();
+        some(names, || "no cpuidle driver: the hypervisor handles idle processors".to_owned())
+    }
+
+    fn throttle_events(&self) -> Reading<u64> {
+        let processors = self.processors();
+        let counts = processors.iter().flat_map(|cpu| {
+            ["core_throttle_count", "package_throttle_count"]
+                .map(|file| number(&cpu.join("thermal_throttle").join(file)))
+        });
+        let counts: Vec<u64> = counts.flatten().collect();
+        if counts.is_empty() {
+            return Reading::Missing("no thermal_throttle counters: the processor shows none".to_owned());
+        }
+        Reading::Value(counts.iter().sum())
+    }
+}
+
+fn some<T>(values: Vec<T>, reason: impl FnOnce() -> String) -> Reading<Vec<T>> {
+    if values.is_empty() { Reading::Missing(reason()) } else { Reading::Value(values) }
+}
+
+/// Entries of a folder in the order of the numbers in their names; none if it is missing.
+fn entries(folder: &Path, is_wanted: impl Fn(&str) -> bool) -> Vec<PathBuf> {
+    let all = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut wanted: Vec<PathBuf> = all.filter(|path| is_wanted(&file_name(path))).collect();
+    wanted.sort_by_key(|path| {
+        let name = file_name(path);
+        let digits: String = name.chars().filter(char::is_ascii_digit).take(9).collect();
+        (digits.parse::<u32>().unwrap_or(0), name)
+    });
+    wanted
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+fn text(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map(|text| text.trim().to_owned()).map_err(|cause| match cause.kind() {
+        ErrorKind::PermissionDenied => format!("{}: readable by root only", path.display()),
+        _ => format!("{}: {cause}", path.display()),
+    })
+}
+
+fn number(path: &Path) -> Result<u64, String> {
+    let text = text(path)?;
+    text.parse().map_err(|_| format!("{}: {text:?} is not a number", path.display()))
+}
