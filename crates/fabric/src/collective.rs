@@ -5,12 +5,14 @@
 //! ```
 //! The result is in the order of node numbers. Reductions add in that order, so all nodes get the same bits.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 
 use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
 
+/// Interval of looks for lost nodes while an operation waits.
+const LOOK_FOR_LOST: Duration = Duration::from_millis(100);
 /// A buffer per axis, because the neighbour on one axis may be ahead of that on another; and two of each in turn, because a
 /// neighbour writes the next result while this node reads the last one. It cannot be two operations ahead, as each needs
 /// a block of every node.
@@ -90,14 +92,33 @@ impl Collectives {
                 let one = Notification::Counter { index: counter, add: 1 };
                 fabric.put(next, region, offset(sent), &data, one)?;
                 self.arrived[axis.index()] += 1;
-                let previous = self.previous[axis.index()];
-                fabric.wait_counter(counter, self.arrived[axis.index()], previous, self.timeout)?;
+                self.await_block(fabric, axis, counter)?;
                 fabric.load(self.region, offset((sent + size - 1) % size), &mut data)?;
             }
             gathered = vec![0; block * usize::from(size)];
             fabric.load(self.region, base, &mut gathered)?;
         }
         Ok(gathered)
+    }
+
+    /// Waits for the next block of the previous node. A node that lives may wait for a lost one in turn, so any lost node
+    /// ends the operation.
+    fn await_block<F: Fabric>(&self, fabric: &mut F, axis: Axis, counter: u16) -> Result<(), FabricError> {
+        let (value, previous) = (self.arrived[axis.index()], self.previous[axis.index()]);
+        let start = Instant::now();
+        loop {
+            let left = self.timeout.saturating_sub(start.elapsed());
+            match fabric.wait_counter(counter, value, previous, left.min(LOOK_FOR_LOST)) {
+                Err(FabricError::TimedOut { .. }) if left > LOOK_FOR_LOST => {}
+                Err(FabricError::TimedOut { .. }) => {
+                    return Err(FabricError::TimedOut { waited: self.timeout });
+                }
+                other => return other,
+            }
+            if let Some(node) = fabric.lost_node() {
+                return Err(FabricError::NodeLost { node });
+            }
+        }
     }
 
     /// Waits until all nodes are here.

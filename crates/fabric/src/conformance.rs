@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use millstream_torus_core::NodeNumber;
 
-use crate::{Collectives, Fabric, FabricError, Notification, RegionId};
+use crate::{Collectives, Fabric, FabricError, Neighbourhood, Notification, RegionId, Span};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -16,10 +16,12 @@ pub type Check<F> = (&'static str, fn(&mut F));
 pub fn checks<F: Fabric>() -> Vec<Check<F>> {
     vec![
         ("put_and_get_between_all_pairs", put_and_get_between_all_pairs),
+        ("large_puts_from_a_region_arrive_whole", large_puts_from_a_region_arrive_whole),
         ("puts_of_a_pair_keep_their_order", puts_of_a_pair_keep_their_order),
         ("atomic_operations_lose_nothing", atomic_operations_lose_nothing),
         ("wrong_operations_are_refused_and_harm_nothing", wrong_operations_are_refused_and_harm_nothing),
         ("collectives_have_the_order_of_nodes", collectives_have_the_order_of_nodes),
+        ("neighbours_exchange_messages_of_any_length", neighbours_exchange_messages_of_any_length),
     ]
 }
 
@@ -50,6 +52,7 @@ fn put_and_get_between_all_pairs<F: Fabric>(fabric: &mut F) {
     for from in fabric.dimensions().all() {
         fabric.flush(from).expect("lives");
     }
+    // The counter is raised by all nodes; each of them is here until the exchange.
     fabric.wait_counter(1, before + nodes as u64, here, LONG).expect("all puts arrive");
     for from in fabric.dimensions().all() {
         let mut bytes = [0; 100];
@@ -64,6 +67,32 @@ fn put_and_get_between_all_pairs<F: Fabric>(fabric: &mut F) {
     }
     everybody(fabric);
     fabric.deregister(mine).expect("own region");
+}
+
+fn large_puts_from_a_region_arrive_whole<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    // Neither a multiple of a packet nor of a word.
+    let length = 300_007;
+    let before = fabric.counter(2).expect("exists");
+    let source = fabric.register(length + 5);
+    let (mine, all) = regions(fabric, length + 3);
+    let byte = |node: NodeNumber, i: usize| (i * 7 + i / 4096 + node.index() * 13) as u8;
+    let data: Vec<u8> = (0..length).map(|i| byte(here, i)).collect();
+    fabric.store(source, 5, &data).expect("own region");
+    let far = NodeNumber(((here.index() + nodes / 2) % nodes) as u16);
+    let span = Span { region: source, offset: 5, length };
+    let one = Notification::Counter { index: 2, add: 1 };
+    fabric.put_region(far, all[far.index()], 3, span, one).expect("valid");
+    let from = NodeNumber(((here.index() + nodes - nodes / 2) % nodes) as u16);
+    fabric.wait_counter(2, before + 1, from, LONG).expect("arrives");
+    let mut bytes = vec![0; length];
+    fabric.load(mine, 3, &mut bytes).expect("own region");
+    assert!(bytes.iter().enumerate().all(|(i, &found)| found == byte(from, i)), "{from} to {here}");
+    fabric.flush(far).expect("lives");
+    let mut back = vec![0; length];
+    fabric.get(far, all[far.index()], 3, &mut back).expect("valid");
+    assert!(back == data, "{here} from {far}");
+    everybody(fabric);
 }
 
 fn puts_of_a_pair_keep_their_order<F: Fabric>(fabric: &mut F) {
@@ -157,4 +186,26 @@ fn collectives_have_the_order_of_nodes<F: Fabric>(fabric: &mut F) {
     assert_eq!(sums, [(nodes * (nodes - 1) / 2) as f64, tenths]);
     assert!(matches!(collectives.allgather(fabric, &[0; 17]), Err(FabricError::Bounds { size: 16, .. })));
     everybody(fabric);
+}
+
+fn neighbours_exchange_messages_of_any_length<F: Fabric>(fabric: &mut F) {
+    let here = fabric.here();
+    let all: Vec<NodeNumber> = fabric.dimensions().all().collect();
+    let message = |from: NodeNumber, to: NodeNumber, turn: usize| -> Vec<u8> {
+        // From empty to several rounds, another length in each direction.
+        let length = (from.index() * 37 + to.index() * 11 + turn * 29) % 100;
+        (0..length).map(|i| (from.index() * 3 + to.index() * 5 + turn + i) as u8).collect()
+    };
+    // Twice, because counters keep their values.
+    for _ in 0..2 {
+        let mut neighbourhood = Neighbourhood::new(fabric, &all, 16, LONG).expect("all nodes take part");
+        for turn in 0..20 {
+            let messages = all.iter().map(|&to| message(here, to, turn)).collect();
+            let received = neighbourhood.exchange(fabric, messages).expect("all nodes live");
+            for (&from, received) in all.iter().zip(received) {
+                assert_eq!(received, message(from, here, turn), "{from} to {here}, turn {turn}");
+            }
+        }
+        everybody(fabric);
+    }
 }

@@ -1,13 +1,14 @@
 //! One-sided communication between the nodes of a torus.
 //!
 //! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
-//! of one process. [`collective`] has operations of all nodes, written once over put. [`conformance`] checks an
-//! implementation.
+//! of one process. [`collective`] has operations of all nodes and [`neighbourhood`] messages
+//! with fixed peers, both written once over put. [`conformance`] checks an implementation.
 #![forbid(unsafe_code)]
 
 pub mod collective;
 pub mod conformance;
 pub mod local;
+pub mod neighbourhood;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ pub use collective::Collectives;
 pub use local::LocalNode;
 pub use millstream_torus_core::header::Notification;
 use millstream_torus_core::{Dimensions, NodeNumber};
+pub use neighbourhood::{ExchangeStatistics, Neighbourhood};
 
 /// Counters of a node for [`Notification::Counter`].
 pub const COUNTERS: u16 = 256;
@@ -26,6 +28,17 @@ pub const EVENT_LIMIT: usize = 4096;
 /// A region of a node: 64 random bits, so that others cannot guess it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RegionId(pub u64);
+
+/// A part of a region of this node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// The region.
+    pub region: RegionId,
+    /// Start (bytes).
+    pub offset: u64,
+    /// Length (bytes).
+    pub length: usize,
+}
 
 /// Notification with a tag.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +89,29 @@ pub enum FabricError {
         /// The counter.
         index: u16,
     },
-    /// The node is lost.
+    /// The region's memory is gone: its application ended, or the lease of its card did.
+    #[error("region {region:#018x} of {node} is gone: its application or its card's lease ended")]
+    Gone {
+        /// The node.
+        node: NodeNumber,
+        /// The region.
+        region: u64,
+    },
+    /// The region does not allow the access.
+    #[error("region {region:#018x} of {node} does not allow this access")]
+    Access {
+        /// The node.
+        node: NodeNumber,
+        /// The region.
+        region: u64,
+    },
+    /// The node may live, but no live path leads there.
+    #[error("no live path leads to {node}")]
+    NoRoute {
+        /// The node.
+        node: NodeNumber,
+    },
+    /// The node or its application is lost.
     #[error("{node} is lost")]
     NodeLost {
         /// The node.
@@ -133,6 +168,23 @@ pub trait Fabric {
         data: &[u8],
         notification: Notification,
     ) -> Result<(), FabricError>;
+
+    /// As [`Fabric::put`], from a region of this node. The source must not change before [`Fabric::flush`].
+    ///
+    /// # Errors
+    /// As [`Fabric::put`], also of the source.
+    fn put_region(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        source: Span,
+        notification: Notification,
+    ) -> Result<(), FabricError> {
+        let mut data = vec![0; source.length];
+        self.load(source.region, source.offset, &mut data)?;
+        self.put(to, region, offset, &data, notification)
+    }
 
     /// Reads from a region of a node.
     ///
@@ -194,6 +246,9 @@ pub trait Fabric {
         from: NodeNumber,
         timeout: Duration,
     ) -> Result<(), FabricError>;
+
+    /// A node that is known to be lost.
+    fn lost_node(&self) -> Option<NodeNumber>;
 
     /// The next event.
     fn poll_event(&mut self) -> Option<Event>;

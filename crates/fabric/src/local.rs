@@ -25,11 +25,25 @@ struct Exchange {
     complete: Vec<Vec<u8>>,
 }
 
+/// What waiters look at, under one lock.
+#[derive(Debug)]
+struct State {
+    alive: Vec<bool>,
+    exchange: Exchange,
+}
+
+impl State {
+    /// Whether a node of this number exists and has not been dropped.
+    fn is_alive(&self, node: NodeNumber) -> bool {
+        self.alive.get(node.index()).is_some_and(|&alive| alive)
+    }
+}
+
 #[derive(Debug)]
 struct World {
     torus: Dimensions,
     inboxes: Vec<Mutex<Inbox>>,
-    state: Mutex<(Vec<bool>, Exchange)>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
@@ -52,7 +66,7 @@ impl LocalNode {
         let world = Arc::new(World {
             torus,
             inboxes: torus.all().map(|_| Mutex::default()).collect(),
-            state: Mutex::new((vec![true; torus.nodes()], Exchange::default())),
+            state: Mutex::new(State { alive: vec![true; torus.nodes()], exchange: Exchange::default() }),
             changed: Condvar::new(),
         });
         torus.all().map(|here| LocalNode { here, world: Arc::clone(&world) }).collect()
@@ -69,7 +83,7 @@ impl LocalNode {
     ) -> Result<R, FabricError> {
         let world = &self.world;
         let lost = FabricError::NodeLost { node };
-        if !lock(&world.state).0.get(node.index()).is_some_and(|&lives| lives) {
+        if !lock(&world.state).is_alive(node) {
             return Err(lost);
         }
         let mut inbox = lock(&world.inboxes[node.index()]);
@@ -120,7 +134,7 @@ impl LocalNode {
     fn wait<R>(
         &self,
         timeout: Duration,
-        mut check: impl FnMut(&mut (Vec<bool>, Exchange)) -> Option<Result<R, FabricError>>,
+        mut check: impl FnMut(&mut State) -> Option<Result<R, FabricError>>,
     ) -> Result<R, FabricError> {
         let start = Instant::now();
         let mut state = lock(&self.world.state);
@@ -140,7 +154,7 @@ impl LocalNode {
 
 impl Drop for LocalNode {
     fn drop(&mut self) {
-        lock(&self.world.state).0[self.here.index()] = false;
+        lock(&self.world.state).alive[self.here.index()] = false;
         self.world.changed.notify_all();
     }
 }
@@ -230,8 +244,8 @@ impl Fabric for LocalNode {
 
     fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError> {
         // A put is visible when it returns.
-        let lives = lock(&self.world.state).0.get(to.index()).is_some_and(|&lives| lives);
-        if lives { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
+        let alive = lock(&self.world.state).is_alive(to);
+        if alive { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
@@ -253,11 +267,14 @@ impl Fabric for LocalNode {
             Err(error) => Some(Err(error)),
             Ok(now) if now >= value => Some(Ok(())),
             // The lock is held: a node that is lost here raised its counters before they were read.
-            Ok(_) if !state.0.get(from.index()).is_some_and(|&lives| lives) => {
-                Some(Err(FabricError::NodeLost { node: from }))
-            }
+            Ok(_) if !state.is_alive(from) => Some(Err(FabricError::NodeLost { node: from })),
             Ok(_) => None,
         })
+    }
+
+    fn lost_node(&self) -> Option<NodeNumber> {
+        let state = lock(&self.world.state);
+        self.world.torus.all().find(|&node| !state.is_alive(node))
     }
 
     fn poll_event(&mut self) -> Option<Event> {
@@ -272,7 +289,8 @@ impl Fabric for LocalNode {
         let mut mine = Some(bytes.to_vec());
         let mut joined = 0;
         let (here, nodes) = (self.here, self.world.torus.nodes());
-        let result = self.wait(timeout, |(lives, exchange)| {
+        let result = self.wait(timeout, |state| {
+            let exchange = &mut state.exchange;
             if let Some(bytes) = mine.take() {
                 joined = exchange.round;
                 exchange.given.insert(here, bytes);
@@ -285,8 +303,8 @@ impl Fabric for LocalNode {
             if exchange.round > joined {
                 return Some(Ok(exchange.complete.clone()));
             }
-            let missing =
-                self.world.torus.all().find(|n| !lives[n.index()] && !exchange.given.contains_key(n));
+            let missing = (self.world.torus.all())
+                .find(|&node| !state.is_alive(node) && !state.exchange.given.contains_key(&node));
             missing.map(|node| Err(FabricError::NodeLost { node }))
         });
         self.world.changed.notify_all();

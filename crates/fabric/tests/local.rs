@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{Collectives, Fabric, FabricError, LocalNode, conformance};
+use millstream_fabric::{Collectives, Fabric, FabricError, LocalNode, Neighbourhood, conformance};
 use millstream_torus_core::NodeNumber;
 
 fn on_all_nodes(dimensions: &str, run: impl Fn(LocalNode) + Sync) {
@@ -19,7 +19,7 @@ fn local_passes_the_conformance_suite() {
     for dimensions in ["1x1x1", "2x1x1", "2x2x2", "3x2x1"] {
         on_all_nodes(dimensions, |mut node| {
             let checks = conformance::checks::<LocalNode>();
-            assert_eq!(checks.len(), 5);
+            assert_eq!(checks.len(), 7);
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         });
     }
@@ -36,6 +36,20 @@ fn a_lost_node_ends_waits_and_operations() {
         assert_eq!(collectives.barrier(&mut node), Err(lost));
         assert_eq!(node.flush(NodeNumber(1)), Err(lost));
         assert_eq!(node.exchange(&[], Duration::from_secs(30)), Err(lost));
+        assert_eq!(Neighbourhood::new(&mut node, &[], 8, Duration::from_secs(30)).map(drop), Err(lost));
+    });
+}
+
+#[test]
+fn a_lost_peer_ends_an_exchange_of_messages() {
+    on_all_nodes("2x1x1", |mut node| {
+        let other = NodeNumber(1 - node.here().0);
+        let mut neighbourhood = Neighbourhood::new(&mut node, &[other], 8, Duration::from_secs(30)).unwrap();
+        if node.here() == NodeNumber(1) {
+            return;
+        }
+        let result = neighbourhood.exchange(&mut node, vec![vec![1; 20]]);
+        assert_eq!(result, Err(FabricError::NodeLost { node: other }));
     });
 }
 

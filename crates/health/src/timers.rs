@@ -70,6 +70,19 @@ impl Timers {
         Ok(self)
     }
 
+    /// Longer periods by a factor, for hosts whose processors are overloaded. The thresholds stay.
+    #[must_use]
+    pub fn scaled(self, factor: u64) -> Timers {
+        let factor = factor.max(1);
+        Timers {
+            write: self.write * factor,
+            read: self.read * factor,
+            keepalive: self.keepalive * factor,
+            report: self.report * factor,
+            ..self
+        }
+    }
+
     /// No stall of a writer up to this time is reported (ms): M · T_r − T_w.
     #[must_use]
     pub fn tolerated_stall(&self) -> u64 {

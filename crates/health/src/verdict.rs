@@ -9,6 +9,7 @@ use crate::registers::{Condition, LinkState};
 
 /// What an adapter knows of the neighbour in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct NeighbourView {
     /// The link, as seen here.
     pub link: LinkState,
@@ -20,6 +21,7 @@ pub struct NeighbourView {
 
 /// A host monitor's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Page {
     /// The host.
     pub host: Condition,
@@ -40,6 +42,7 @@ pub enum Path {
 
 /// State of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum NodeState {
     /// Not enough is known yet.
     Unknown,

@@ -6,6 +6,7 @@ use crate::topology::{Dimensions, Direction, Link, NodeNumber};
 
 /// Dead nodes and links of a torus. A dead node's links are dead with it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct DeadSet {
     nodes: BTreeSet<NodeNumber>,
     links: BTreeSet<Link>,

@@ -4,7 +4,8 @@
 //!  0 version │ 1 kind │ 2 virtual channel* │ 3 signs │ 4 source (2) │ 6 target (2)
 //!  8 generation (2) │ 10 hops* (2) │ 12 diagnosis* (2) │ 14 notification │ 15 flags
 //! 16 sequence (4) │ 20 epoch (4) │ 24 region (8) │ 32 offset (8) │ 40 length (4) │ 44 operation (4)
-//! 48 notification value (4) │ 52 acknowledgement (4) │ 56 acknowledged generation (2) │ 58 zero (2)
+//! 48 notification value (4) │ 52 operation's length (4) │ 56 index of the packet in the operation (4)
+//!      of an acknowledgement:  52 next sequence (4) │ 56 generation (2) │ 58 refusals (2)
 //! 60 CRC-32C of bytes 0 to 59, fields with * taken as zero (4)                      little endian
 //! ```
 //! Hops rewrite the fields with `*`, so the CRC does not cover them.
@@ -84,6 +85,17 @@ pub enum Notification {
     },
 }
 
+/// Cumulative acknowledgement of the reverse pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledgement {
+    /// Generation of the newest packet.
+    pub generation: Generation,
+    /// The next expected sequence.
+    pub next: Sequence,
+    /// Operations of the pair that the target refused so far; wraps.
+    pub refusals: u16,
+}
+
 /// A decoded header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
@@ -119,8 +131,12 @@ pub struct Header {
     pub length: u32,
     /// The initiator's operation.
     pub operation: u32,
-    /// Cumulative acknowledgement of the reverse pair: its generation and the next expected sequence.
-    pub acknowledgement: Option<(Generation, Sequence)>,
+    /// Length of the whole operation (bytes); zero in an acknowledgement.
+    pub total: u32,
+    /// Index of the packet in its operation; zero in an acknowledgement.
+    pub index: u32,
+    /// Cumulative acknowledgement of the reverse pair.
+    pub acknowledgement: Option<Acknowledgement>,
 }
 
 /// Why bytes are not a header.
@@ -171,6 +187,8 @@ impl Header {
             offset: 0,
             length: 0,
             operation: 0,
+            total: 0,
+            index: 0,
             acknowledgement: None,
         }
     }
@@ -183,7 +201,10 @@ impl Header {
             Notification::Counter { index, add } => (1, u32::from(index) << 16 | u32::from(add)),
             Notification::Event { tag } => (2, tag),
         };
-        let (generation, next) = self.acknowledgement.unwrap_or((Generation(0), Sequence(0)));
+        let (words, halves) = match self.acknowledgement {
+            Some(ack) => (ack.next.0, u32::from(ack.generation.0) | u32::from(ack.refusals) << 16),
+            None => (self.total, self.index),
+        };
         let mut flags = 0;
         flags |= if self.last { FLAG_LAST } else { 0 };
         flags |= if self.acknowledgement.is_some() { FLAG_ACKNOWLEDGES } else { 0 };
@@ -206,8 +227,8 @@ impl Header {
         put(&mut bytes, 40, self.length.to_le_bytes());
         put(&mut bytes, 44, self.operation.to_le_bytes());
         put(&mut bytes, 48, value.to_le_bytes());
-        put(&mut bytes, 52, next.0.to_le_bytes());
-        put(&mut bytes, 56, generation.0.to_le_bytes());
+        put(&mut bytes, 52, words.to_le_bytes());
+        put(&mut bytes, 56, halves.to_le_bytes());
         let crc = checksum(&bytes);
         put(&mut bytes, CRC_AT, crc.to_le_bytes());
         bytes
@@ -250,8 +271,13 @@ impl Header {
         if bytes[15] & !(FLAG_LAST | FLAG_ACKNOWLEDGES) != 0 {
             return Err(undefined("flags", bytes[15].into()));
         }
-        let next = Sequence(u32::from_le_bytes(get(bytes, 52)));
-        let generation = Generation(u16::from_le_bytes(get(bytes, 56)));
+        let (words, halves) = (u32::from_le_bytes(get(bytes, 52)), u32::from_le_bytes(get(bytes, 56)));
+        let acknowledgement = (bytes[15] & FLAG_ACKNOWLEDGES != 0).then_some(Acknowledgement {
+            generation: Generation(halves as u16),
+            next: Sequence(words),
+            refusals: (halves >> 16) as u16,
+        });
+        let (total, index) = if acknowledgement.is_some() { (0, 0) } else { (words, halves) };
         Ok(Header {
             kind,
             vc: VirtualChannel(bytes[2]),
@@ -269,7 +295,9 @@ impl Header {
             offset: u64::from_le_bytes(get(bytes, 32)),
             length: u32::from_le_bytes(get(bytes, 40)),
             operation: u32::from_le_bytes(get(bytes, 44)),
-            acknowledgement: (bytes[15] & FLAG_ACKNOWLEDGES != 0).then_some((generation, next)),
+            total,
+            index,
+            acknowledgement,
         })
     }
 }
@@ -334,7 +362,7 @@ mod tests {
             any::<u32>().prop_map(|tag| Notification::Event { tag }),
         ];
         let path = (0..8_usize, 0..5_u8, 0..8_u8, any::<[u16; 5]>(), notification);
-        let place = (any::<bool>(), any::<[u32; 4]>(), any::<[u64; 2]>(), any::<Option<(u16, u32)>>());
+        let place = (any::<bool>(), any::<[u32; 6]>(), any::<[u64; 2]>(), any::<Option<(u16, u32, u16)>>());
         (path, place).prop_map(|((kind, vc, signs, half, notification), (last, word, long, ack))| Header {
             kind: Kind::ALL[kind],
             vc: VirtualChannel(vc),
@@ -352,7 +380,13 @@ mod tests {
             offset: long[1],
             length: word[2],
             operation: word[3],
-            acknowledgement: ack.map(|(generation, next)| (Generation(generation), Sequence(next))),
+            total: if ack.is_some() { 0 } else { word[4] },
+            index: if ack.is_some() { 0 } else { word[5] },
+            acknowledgement: ack.map(|(generation, next, refusals)| Acknowledgement {
+                generation: Generation(generation),
+                next: Sequence(next),
+                refusals,
+            }),
         })
     }
 

@@ -21,17 +21,18 @@ pub mod sources;
 pub mod topology;
 
 pub use faults::DeadSet;
-pub use header::Header;
+pub use header::{Acknowledgement, Header};
 pub use pair::{Generation, PairReceiver, PairSender, Sequence};
 pub use route::{Route, VirtualChannel};
 pub use router::{Router, RouterOptions, TorusRouting};
-pub use sources::{Nanos, Sources, Unreachable};
+pub use sources::{Sources, Unreachable};
 pub use topology::{Axis, Coordinates, Dimensions, Direction, Link, NodeNumber, Sign};
 
 use std::fmt;
 
 /// Number of a configuration of routes. All nodes use the same dead set in one epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Epoch(pub u32);
 
 impl Epoch {

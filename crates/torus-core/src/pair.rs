@@ -131,6 +131,12 @@ impl<T> PairSender<T> {
         self.sent = 0;
     }
 
+    /// Packets that are not acknowledged, sent or not.
+    #[must_use]
+    pub fn pending(&self) -> usize {
+        self.unacknowledged.len()
+    }
+
     /// Whether every packet is acknowledged.
     #[must_use]
     pub fn is_idle(&self) -> bool {

@@ -4,24 +4,16 @@
 //! grows, and it repeats from the first unacknowledged packet.
 
 use std::collections::BTreeMap;
+use std::ops::Bound;
+use std::time::Duration;
+
+use millstream_quantity::Instant;
 
 use crate::Epoch;
 use crate::faults::DeadSet;
 use crate::pair::{Generation, PairSender, Sequence};
 use crate::route::{NodeTable, Route, choose, dimension_order};
 use crate::topology::{Dimensions, NodeNumber};
-
-/// Time in nanoseconds since an origin of the caller's choice.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Nanos(pub u64);
-
-impl Nanos {
-    /// A later time.
-    #[must_use]
-    pub fn after(self, nanos: u64) -> Nanos {
-        Nanos(self.0.saturating_add(nanos))
-    }
-}
 
 /// Why a node cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -63,7 +55,7 @@ struct Pair<T> {
     /// `NoRoute`: packets wait until a path exists again, because the target may have executed some of them.
     route: Result<Route, Unreachable>,
     epoch: Epoch,
-    progress: Nanos,
+    progress: Instant,
 }
 
 /// The pairs of one source.
@@ -72,8 +64,8 @@ pub struct Sources<T> {
     torus: Dimensions,
     here: NodeNumber,
     window: usize,
-    /// Time without progress after which a pair repeats its packets (nanoseconds).
-    timeout: u64,
+    /// Time without progress after which a pair repeats its packets.
+    timeout: Duration,
     epoch: Epoch,
     dead: DeadSet,
     table: NodeTable,
@@ -84,14 +76,14 @@ pub struct Sources<T> {
 }
 
 impl<T: Clone> Sources<T> {
-    /// Pairs with at most `window` packets on their way each, which repeat after `timeout` nanoseconds without progress.
+    /// Pairs with at most `window` packets on their way each, which repeat after `timeout` without progress.
     #[must_use]
     pub fn new(
         torus: Dimensions,
         here: NodeNumber,
         table: NodeTable,
         window: usize,
-        timeout: u64,
+        timeout: Duration,
     ) -> Sources<T> {
         Sources {
             torus,
@@ -125,11 +117,17 @@ impl<T: Clone> Sources<T> {
         self.epoch
     }
 
+    /// Packets of a pair that are not acknowledged.
+    #[must_use]
+    pub fn pending(&self, target: NodeNumber) -> usize {
+        self.pairs.get(&target).map_or(0, |pair| pair.sender.pending())
+    }
+
     /// Appends a packet to a pair.
     ///
     /// # Errors
     /// [`Unreachable`] if the current epoch has no route.
-    pub fn push(&mut self, target: NodeNumber, packet: T, now: Nanos) -> Result<(), Unreachable> {
+    pub fn push(&mut self, target: NodeNumber, packet: T, now: Instant) -> Result<(), Unreachable> {
         if !self.pairs.contains_key(&target) {
             let route = Ok(self.route(target)?);
             let sender = PairSender::new(self.window);
@@ -147,21 +145,26 @@ impl<T: Clone> Sources<T> {
 
     /// The next packet to inject, by turns of the pairs.
     pub fn poll(&mut self) -> Option<Outgoing<T>> {
-        let behind = self.last.map_or(0, |last| u32::from(last.0) + 1);
-        let turn = |target: NodeNumber| (u32::from(target.0) < behind, target);
         let epoch = self.epoch;
-        let mut candidates: Vec<_> = (self.pairs.iter())
-            .filter(|(_, pair)| pair.epoch == epoch && !pair.sender.is_idle())
-            .map(|(&target, _)| target)
-            .collect();
-        candidates.sort_by_key(|&target| turn(target));
-        for target in candidates {
-            let Some(pair) = self.pairs.get_mut(&target) else { continue };
-            let Ok(route) = pair.route else { continue };
-            let Some((generation, sequence, packet)) = pair.sender.poll() else { continue };
-            self.last = Some(target);
-            let packet = packet.clone();
-            return Some(Outgoing { target, generation, sequence, epoch, route, packet });
+        let (behind, before) = match self.last {
+            Some(last) => {
+                ((Bound::Excluded(last), Bound::Unbounded), (Bound::Unbounded, Bound::Included(last)))
+            }
+            None => {
+                ((Bound::Unbounded, Bound::Unbounded), (Bound::Unbounded, Bound::Excluded(NodeNumber(0))))
+            }
+        };
+        for range in [behind, before] {
+            for (&target, pair) in self.pairs.range_mut(range) {
+                if pair.epoch != epoch {
+                    continue;
+                }
+                let Ok(route) = pair.route else { continue };
+                let Some((generation, sequence, packet)) = pair.sender.poll() else { continue };
+                let packet = packet.clone();
+                self.last = Some(target);
+                return Some(Outgoing { target, generation, sequence, epoch, route, packet });
+            }
         }
         None
     }
@@ -172,7 +175,7 @@ impl<T: Clone> Sources<T> {
         target: NodeNumber,
         generation: Generation,
         next: Sequence,
-        now: Nanos,
+        now: Instant,
     ) -> Vec<T> {
         let Some(pair) = self.pairs.get_mut(&target) else { return Vec::new() };
         let done: Vec<T> = pair.sender.handle_acknowledgement(generation, next).collect();
@@ -190,7 +193,7 @@ impl<T: Clone> Sources<T> {
         dead: DeadSet,
         returning: impl IntoIterator<Item = NodeNumber>,
         table: NodeTable,
-        now: Nanos,
+        now: Instant,
     ) {
         self.epoch = epoch;
         self.dead = dead;
@@ -213,12 +216,12 @@ impl<T: Clone> Sources<T> {
     }
 
     /// Moves a pair of an earlier epoch to the current one if it may.
-    fn move_pair(&mut self, target: NodeNumber, force: bool, now: Nanos) {
-        let route = self.route(target);
-        let Some(pair) = self.pairs.get_mut(&target) else { return };
-        if pair.epoch == self.epoch {
+    fn move_pair(&mut self, target: NodeNumber, force: bool, now: Instant) {
+        if self.pairs.get(&target).is_none_or(|pair| pair.epoch == self.epoch) {
             return;
         }
+        let route = self.route(target);
+        let Some(pair) = self.pairs.get_mut(&target) else { return };
         if let Err(lost @ Unreachable::NodeLost { .. }) = route {
             // The node begins anew when it returns.
             self.lost.extend(pair.sender.abandon().map(|packet| (lost, packet)));
@@ -227,7 +230,7 @@ impl<T: Clone> Sources<T> {
         }
         let old_route_lives = match pair.route {
             Ok(Route::DimensionOrder { signs, .. }) => {
-                dimension_order::channels(&self.torus, &self.dead, self.here, target, signs).is_some()
+                dimension_order::is_live(&self.torus, &self.dead, self.here, target, signs)
             }
             // The table of its epoch is gone, so the pair repeats its packets.
             Ok(Route::UpDown { .. }) | Err(_) => false,
@@ -239,7 +242,7 @@ impl<T: Clone> Sources<T> {
     }
 
     /// Gives up the old routes of all pairs.
-    pub fn give_up_old_routes(&mut self, now: Nanos) {
+    pub fn give_up_old_routes(&mut self, now: Instant) {
         let targets: Vec<_> = self.pairs.keys().copied().collect();
         for target in targets {
             self.move_pair(target, true, now);
@@ -254,16 +257,16 @@ impl<T: Clone> Sources<T> {
 
     /// When [`Sources::handle_timeout`] has something to do.
     #[must_use]
-    pub fn poll_timeout(&self) -> Option<Nanos> {
+    pub fn poll_timeout(&self) -> Option<Instant> {
         (self.pairs.values().filter(|pair| pair.sender.in_flight()))
-            .map(|pair| pair.progress.after(self.timeout))
+            .map(|pair| pair.progress + self.timeout)
             .min()
     }
 
     /// Repeats the packets of pairs without progress, on the current epoch's route.
-    pub fn handle_timeout(&mut self, now: Nanos) {
+    pub fn handle_timeout(&mut self, now: Instant) {
         let late: Vec<_> = (self.pairs.iter())
-            .filter(|(_, pair)| pair.sender.in_flight() && pair.progress.after(self.timeout) <= now)
+            .filter(|(_, pair)| pair.sender.in_flight() && pair.progress + self.timeout <= now)
             .map(|(&target, _)| target)
             .collect();
         for target in late {

@@ -16,6 +16,7 @@ pub const MAX_NODES: u32 = 1 << 16;
 
 /// A node's number: x + X·(y + Y·z).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct NodeNumber(pub u16);
 
 impl NodeNumber {
@@ -34,6 +35,7 @@ impl fmt::Display for NodeNumber {
 
 /// A dimension of the torus. Routes in dimension order go through X first, then Y, then Z.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Axis {
     /// The first dimension.
     X,
@@ -56,6 +58,7 @@ impl Axis {
 
 /// The sense in which a link is followed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Sign {
     /// To the next higher place, from the last one to place 0.
     Plus,
@@ -76,6 +79,7 @@ impl Sign {
 
 /// One of the six directions of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Direction {
     /// The dimension.
     pub axis: Axis,
@@ -139,6 +143,7 @@ impl Coordinates {
 
 /// A link, named by the end from which it leads in [`Sign::Plus`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Link {
     /// The end from which the link leads in positive direction.
     pub from: NodeNumber,

@@ -2,20 +2,22 @@
 //! change in every phase, supervisors are replaced, and messages are lost, repeated and reordered.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
 
+use millstream_quantity::Instant;
 use millstream_torus_core::epoch::{Answer, Ballot, Coordinator, Effect, Order, Participant};
-use millstream_torus_core::header::Kind;
+use millstream_torus_core::header::{Acknowledgement, Kind};
 use millstream_torus_core::pair::Acceptance;
 use millstream_torus_core::route::{NodeTable, UpDown, VirtualChannel};
 use millstream_torus_core::router::{Action, DropCause, Origin, Port, SlotRef};
 use millstream_torus_core::{
-    Axis, DeadSet, Dimensions, Direction, Epoch, Header, Link, Nanos, NodeNumber, PairReceiver, Route,
-    Router, RouterOptions, Sign, Sources, TorusRouting, Unreachable,
+    Axis, DeadSet, Dimensions, Direction, Epoch, Header, Link, NodeNumber, PairReceiver, Route, Router,
+    RouterOptions, Sign, Sources, TorusRouting, Unreachable,
 };
 use proptest::prelude::*;
 
 const WINDOW: usize = 6;
-const TIMEOUT: u64 = 400;
+const TIMEOUT: Duration = Duration::from_nanos(400);
 /// Steps after which old routes are given up.
 const DRAIN_LIMIT: u64 = 250;
 
@@ -220,7 +222,7 @@ impl World {
     }
 
     fn obey(&mut self, here: NodeNumber, order: &Order) {
-        let (torus, now) = (self.torus, Nanos(self.now));
+        let (torus, now) = (self.torus, Instant::from_nanos(self.now));
         let node = &mut self.nodes[here.index()];
         let mut answers = Vec::new();
         for effect in node.participant.handle_order(order) {
@@ -255,7 +257,7 @@ impl World {
     }
 
     fn run_node(&mut self, here: NodeNumber) {
-        let now = Nanos(self.now);
+        let now = Instant::from_nanos(self.now);
         let node = &mut self.nodes[here.index()];
         if self.now >= node.activated + DRAIN_LIMIT {
             node.sources.give_up_old_routes(now);
@@ -314,7 +316,8 @@ impl World {
             // Without a route the source repeats later.
             let Ok(route) = node.sources.route(to) else { continue };
             let mut header = Header::new(Kind::Acknowledge, here, to);
-            header.acknowledgement = Some(receiver.acknowledge());
+            let (generation, next) = receiver.acknowledge();
+            header.acknowledgement = Some(Acknowledgement { generation, next, refusals: 0 });
             let header = routed(header, node.sources.epoch(), route);
             // A full queue loses it; the next one covers it.
             let _ = node.router.inject(Port::Local, header, ());
@@ -370,8 +373,13 @@ impl World {
 
     fn deliver(&mut self, here: NodeNumber, header: &Header) {
         let node = &mut self.nodes[here.index()];
-        if let Some((generation, next)) = header.acknowledgement {
-            node.sources.handle_acknowledgement(header.source, generation, next, Nanos(self.now));
+        if let Some(ack) = header.acknowledgement {
+            node.sources.handle_acknowledgement(
+                header.source,
+                ack.generation,
+                ack.next,
+                Instant::from_nanos(self.now),
+            );
             return;
         }
         let receiver = node.receivers.entry(header.source).or_default();
@@ -465,7 +473,7 @@ fn check(torus: Dimensions, seed: u64, trouble: u64, events: &[(Event, u64)]) {
                 let (from, to) = (number(from), number(to));
                 if from != to && world.dead.node_lives(from) && world.dead.node_lives(to) {
                     for _ in 0..count {
-                        let now = Nanos(world.now);
+                        let now = Instant::from_nanos(world.now);
                         if world.nodes[from.index()].sources.push(to, next, now).is_ok() {
                             let key = (from, world.lives[from.index()], to, world.lives[to.index()]);
                             posted.entry(key).or_default().push(next);
@@ -564,7 +572,7 @@ fn a_dead_link_moves_pairs_and_repeats_lost_packets() {
     let torus: Dimensions = "5x1x1".parse().unwrap();
     let mut world = World::new(torus, 3, 0);
     for i in 0..40 {
-        world.nodes[0].sources.push(NodeNumber(2), i, Nanos(0)).unwrap();
+        world.nodes[0].sources.push(NodeNumber(2), i, Instant::from_nanos(0)).unwrap();
     }
     (0..12).for_each(|_| world.step());
     world.kill_link(Link { from: NodeNumber(1), axis: Axis::X });
@@ -595,17 +603,17 @@ fn a_lost_node_ends_operations_and_returns_as_a_new_one() {
     };
     settle(&mut world);
     world.kill_node(b);
-    world.nodes[a.index()].sources.push(b, 1, Nanos(world.now)).unwrap();
+    world.nodes[a.index()].sources.push(b, 1, Instant::from_nanos(world.now)).unwrap();
     world.detect();
     settle(&mut world);
     assert_eq!(world.lost, [Unreachable::NodeLost { node: b }]);
-    let now = Nanos(world.now);
+    let now = Instant::from_nanos(world.now);
     assert_eq!(world.nodes[a.index()].sources.push(b, 2, now), Err(Unreachable::NodeLost { node: b }));
     world.dead.revive_node(b);
     world.detect();
     settle(&mut world);
     for (from, to) in [(a, b), (b, a)] {
-        world.nodes[from.index()].sources.push(to, 7, Nanos(world.now)).unwrap();
+        world.nodes[from.index()].sources.push(to, 7, Instant::from_nanos(world.now)).unwrap();
     }
     settle(&mut world);
     assert_eq!(world.executed[&(a, 0, b, 1)], [7]);

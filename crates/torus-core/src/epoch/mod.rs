@@ -25,6 +25,7 @@ use crate::topology::NodeNumber;
 /// A supervisor's term. A node ignores orders of a lower ballot than the highest that it has seen, so a supervisor that
 /// was replaced cannot commit anything.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ballot {
     /// Counts takeovers.
     pub term: u32,
@@ -34,6 +35,7 @@ pub struct Ballot {
 
 /// A try to prepare an epoch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Attempt {
     /// The supervisor's term.
     pub ballot: Ballot,
@@ -43,6 +45,7 @@ pub struct Attempt {
 
 /// What an epoch's routes avoid.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Plan {
     /// Dead nodes and links.
     pub dead: DeadSet,
@@ -52,6 +55,7 @@ pub struct Plan {
 
 /// From a supervisor to a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Order {
     /// The supervisor's term.
     pub ballot: Ballot,
@@ -61,6 +65,7 @@ pub struct Order {
 
 /// A step of a change.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Step {
     /// Tell the state: a supervisor takes over.
     Query,
@@ -84,6 +89,7 @@ pub enum Step {
 
 /// From a node to a supervisor.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Answer {
     /// The term that is answered.
     pub ballot: Ballot,
@@ -93,6 +99,7 @@ pub struct Answer {
 
 /// A node's state.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Report {
     /// The tables are ready.
     Prepared {

@@ -68,8 +68,8 @@ fn dimension_order_route(
     }
     let live = |signs: Signs| {
         let hops = dimension_order::hops(torus, from, to, signs)?;
-        dimension_order::channels(torus, dead, from, to, signs)?;
-        Some(Route::DimensionOrder { signs, hops })
+        dimension_order::is_live(torus, dead, from, to, signs)
+            .then_some(Route::DimensionOrder { signs, hops })
     };
     if let Some(route) = live(dimension_order::shortest(torus, from, to)) {
         return Some(route);

@@ -142,14 +142,32 @@ pub fn channels(
     signs: Signs,
 ) -> Option<Vec<ChannelName>> {
     let mut route = Vec::new();
+    follow(torus, dead, from, to, signs, |channel| route.push(channel))?;
+    Some(route)
+}
+
+/// Whether all links of the route live.
+#[must_use]
+pub fn is_live(torus: &Dimensions, dead: &DeadSet, from: NodeNumber, to: NodeNumber, signs: Signs) -> bool {
+    follow(torus, dead, from, to, signs, |_| {}).is_some()
+}
+
+fn follow(
+    torus: &Dimensions,
+    dead: &DeadSet,
+    from: NodeNumber,
+    to: NodeNumber,
+    signs: Signs,
+    mut visit: impl FnMut(ChannelName),
+) -> Option<()> {
     let (mut here, mut arrival) = (from, None);
     loop {
         match next(torus, here, to, signs, arrival) {
-            Step::Arrived => return Some(route),
+            Step::Arrived => return Some(()),
             Step::Illegal => return None,
             Step::Forward(direction, vc) => {
                 let neighbour = dead.live_neighbour(torus, here, direction)?;
-                route.push(ChannelName { node: here, direction, vc });
+                visit(ChannelName { node: here, direction, vc });
                 here = neighbour;
                 arrival = Some(Arrival { travelling: direction, vc });
             }

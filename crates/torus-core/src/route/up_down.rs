@@ -123,6 +123,30 @@ impl UpDown {
         TargetTable { target, hops, next }
     }
 
+    /// Hops of the shortest legal continuations from a node in a phase to all nodes.
+    fn distances(&self, from: NodeNumber, phase: Phase) -> Vec<u32> {
+        let mut hops = vec![[UNREACHABLE; 2]; self.torus.nodes()];
+        hops[from.index()][phase as usize] = 0;
+        let mut queue = VecDeque::from([(from, phase)]);
+        while let Some((node, phase)) = queue.pop_front() {
+            let next = hops[node.index()][phase as usize] + 1;
+            for direction in Direction::ALL {
+                let Some(other) = self.neighbours[node.index()][direction.index()] else { continue };
+                let after = match (phase, self.leads_up(node, direction)) {
+                    (Phase::Up, Some(true)) => Phase::Up,
+                    (_, Some(false)) => Phase::Down,
+                    _ => continue,
+                };
+                let known = &mut hops[other.index()][after as usize];
+                if *known == UNREACHABLE {
+                    *known = next;
+                    queue.push_back((other, after));
+                }
+            }
+        }
+        hops.into_iter().map(|[up, down]| up.min(down)).collect()
+    }
+
     fn first_hop(&self, node: NodeNumber, phase: Phase, hops: &[[u32; 2]]) -> Option<Direction> {
         let here = hops[node.index()][phase as usize];
         if here == UNREACHABLE || here == 0 {
@@ -191,16 +215,30 @@ pub struct NodeTable {
 }
 
 impl NodeTable {
-    /// The table of one node.
+    /// The table of one node: one search from each of its live neighbours.
     #[must_use]
     pub fn new(graph: &UpDown, node: NodeNumber) -> NodeTable {
-        let mut next = Vec::with_capacity(graph.torus.nodes());
-        let mut hops = Vec::with_capacity(graph.torus.nodes());
-        for target in graph.torus.all() {
-            let table = graph.toward(target);
-            next.push(table.next[node.index()]);
-            hops.push(table.hops[node.index()][Phase::Up as usize]);
+        let nodes = graph.torus.nodes();
+        let mut next = vec![[None; 2]; nodes];
+        let mut hops = vec![[UNREACHABLE; 2]; nodes];
+        for direction in Direction::ALL {
+            let Some(other) = graph.neighbours[node.index()][direction.index()] else { continue };
+            let leads_up = graph.leads_up(node, direction) == Some(true);
+            let phases: &[Phase] = if leads_up { &[Phase::Up] } else { &[Phase::Up, Phase::Down] };
+            let after = if leads_up { Phase::Up } else { Phase::Down };
+            for (target, distance) in graph.distances(other, after).into_iter().enumerate() {
+                for &phase in phases {
+                    // A later direction replaces an earlier one only if it is shorter.
+                    if distance != UNREACHABLE && distance + 1 < hops[target][phase as usize] {
+                        hops[target][phase as usize] = distance + 1;
+                        next[target][phase as usize] = Some(direction);
+                    }
+                }
+            }
         }
+        next[node.index()] = [None; 2];
+        let mut hops: Vec<u32> = hops.into_iter().map(|hops| hops[Phase::Up as usize]).collect();
+        hops[node.index()] = if graph.level(node).is_some() { 0 } else { UNREACHABLE };
         let arrivals = Direction::ALL.map(|travelling| graph.phase_after(node, travelling));
         NodeTable { next, hops, arrivals, max_hops: graph.max_hops() }
     }
@@ -225,5 +263,46 @@ impl NodeTable {
     #[must_use]
     pub fn max_hops(&self) -> u32 {
         self.max_hops
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::topology::{Axis, Link};
+
+    /// All tables of a node agree with the tables by target, ties included.
+    fn check(torus: &Dimensions, dead: &DeadSet) {
+        let graph = UpDown::new(torus, dead);
+        let targets: Vec<_> = torus.all().map(|target| graph.toward(target)).collect();
+        for node in torus.all() {
+            let table = NodeTable::new(&graph, node);
+            for (target, by_target) in torus.all().zip(&targets) {
+                assert_eq!(table.hops(target), by_target.hops(node), "{node} to {target} of {torus}");
+                for phase in [Phase::Up, Phase::Down] {
+                    let found = table.next[target.index()][phase as usize];
+                    assert_eq!(
+                        found,
+                        by_target.next(node, phase),
+                        "{node} to {target} of {torus}, {phase:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tables_by_node_equal_tables_by_target() {
+        for text in ["1x1x1", "2x2x2", "5x3x1", "4x3x2"] {
+            let torus: Dimensions = text.parse().unwrap();
+            let mut dead = DeadSet::new();
+            check(&torus, &dead);
+            for node in torus.all().filter(|node| node.0 % 5 == 1) {
+                dead.kill_link(Link { from: node, axis: Axis::ALL[usize::from(node.0) % 3] });
+                check(&torus, &dead);
+            }
+            dead.kill_node(NodeNumber(0));
+            check(&torus, &dead);
+        }
     }
 }

@@ -1,0 +1,211 @@
+//! [`Fabric`] for an application process.
+
+use std::time::Duration;
+
+use millstream_fabric::{COUNTERS, Event, Fabric, FabricError, Notification, RegionId, Span};
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use super::{CHUNK, NEVER, Pending, REGION_CHUNK, TorusNode};
+use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::control::{Command, CommandKind, Control};
+
+impl Fabric for TorusNode {
+    fn dimensions(&self) -> Dimensions {
+        self.torus
+    }
+
+    fn here(&self) -> NodeNumber {
+        self.here
+    }
+
+    fn register(&mut self, size: usize) -> RegionId {
+        match self.register_memory(size) {
+            Ok(region) => region,
+            Err(error) => {
+                tracing::error!("{}: cannot register {size} bytes: {error}", self.here);
+                // No region has this number, so each use fails.
+                RegionId(0)
+            }
+        }
+    }
+
+    fn deregister(&mut self, region: RegionId) -> Result<(), FabricError> {
+        self.own(region)?;
+        self.regions.remove(&region);
+        let lost = FabricError::NodeLost { node: self.here };
+        let request = AttachRequest::Deregister { region: region.0 };
+        send(&self.connection, &request, &[]).map_err(|_| lost)?;
+        receive::<AttachReply>(&self.connection).map_err(|_| lost)?;
+        Ok(())
+    }
+
+    fn load(&self, region: RegionId, offset: u64, into: &mut [u8]) -> Result<(), FabricError> {
+        let memory = self.own_range(region, offset, into.len())?;
+        // The range was checked just now.
+        let _ = memory.load(offset, into);
+        Ok(())
+    }
+
+    fn store(&self, region: RegionId, offset: u64, data: &[u8]) -> Result<(), FabricError> {
+        let memory = self.own_range(region, offset, data.len())?;
+        // The range was checked just now.
+        let _ = memory.store(offset, data);
+        Ok(())
+    }
+
+    fn put(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        data: &[u8],
+        notification: Notification,
+    ) -> Result<(), FabricError> {
+        self.check_put(to, notification)?;
+        self.put_bytes(to, region, offset, data, notification)
+    }
+
+    fn put_region(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        source: Span,
+        notification: Notification,
+    ) -> Result<(), FabricError> {
+        self.check_put(to, notification)?;
+        self.own_range(source.region, source.offset, source.length)?;
+        let mut done = 0;
+        loop {
+            let length = (source.length - done).min(REGION_CHUNK);
+            let is_last = done + length == source.length;
+            let notification = if is_last { notification } else { Notification::None };
+            let at = source.offset + done as u64;
+            let kind = CommandKind::Put { local: source.region, at, length: length as u32, notification };
+            let offset = offset.wrapping_add(done as u64);
+            let length = length as u64;
+            let pending = Pending { target: to, region, offset, length, staged: None, awaited: false };
+            self.post(Command { kind, target: to, cookie: 0, region, offset }, pending)?;
+            if is_last {
+                return Ok(());
+            }
+            done += length as usize;
+        }
+    }
+
+    fn get(
+        &mut self,
+        from: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        into: &mut [u8],
+    ) -> Result<(), FabricError> {
+        self.check_put(from, Notification::None)?;
+        let mut offset = offset;
+        for part in into.chunks_mut(CHUNK) {
+            let at = self.stage(part.len())?;
+            let length = part.len() as u32;
+            let kind = CommandKind::Get { local: RegionId(0), at, length };
+            let pending = Pending {
+                target: from,
+                region,
+                offset,
+                length: length.into(),
+                // Freed below, after the data were copied.
+                staged: None,
+                awaited: true,
+            };
+            let cookie = self.post(Command { kind, target: from, cookie: 0, region, offset }, pending)?;
+            let result = self.result(cookie);
+            if result.is_ok() {
+                let place = Control::staging(at, length).unwrap_or_default();
+                let _ = self.control.memory().load(place, part);
+            }
+            self.staging.free(at);
+            result?;
+            offset = offset.wrapping_add(part.len() as u64);
+        }
+        Ok(())
+    }
+
+    fn fetch_add(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        add: u64,
+    ) -> Result<u64, FabricError> {
+        self.atomic(at, region, offset, CommandKind::FetchAdd(add))
+    }
+
+    fn compare_swap(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        expected: u64,
+        new: u64,
+    ) -> Result<u64, FabricError> {
+        self.atomic(at, region, offset, CommandKind::CompareSwap(expected, new))
+    }
+
+    fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError> {
+        if !self.torus.contains(to) {
+            return Err(FabricError::NodeLost { node: to });
+        }
+        self.wait(NEVER, |node| {
+            let idle = node.outstanding.get(&to).is_none_or(|&count| count == 0);
+            idle.then_some(Ok(()))
+        })?;
+        let flushed = self.unflushed.remove(&to);
+        match self.failures.remove(&to) {
+            Some(error) => Err(error),
+            // The puts arrived before the node was lost.
+            None if flushed || !self.control.is_lost(to) => Ok(()),
+            None => Err(FabricError::NodeLost { node: to }),
+        }
+    }
+
+    fn counter(&self, index: u16) -> Result<u64, FabricError> {
+        if index >= COUNTERS {
+            return Err(FabricError::NoCounter { index });
+        }
+        Ok(self.control.counter(index))
+    }
+
+    fn wait_counter(
+        &mut self,
+        index: u16,
+        value: u64,
+        from: NodeNumber,
+        timeout: Duration,
+    ) -> Result<(), FabricError> {
+        self.counter(index)?;
+        let exists = self.torus.contains(from);
+        self.wait_for_counter(index, value, timeout, |node| {
+            (!exists || node.control.is_lost(from)).then_some(from)
+        })
+    }
+
+    fn lost_node(&self) -> Option<NodeNumber> {
+        self.torus.all().find(|&node| self.control.is_lost(node))
+    }
+
+    fn poll_event(&mut self) -> Option<Event> {
+        match self.control.take_event() {
+            Ok(event) => event,
+            Err(error) => {
+                self.give_up(error);
+                None
+            }
+        }
+    }
+
+    fn lost_events(&self) -> u64 {
+        self.control.lost_events()
+    }
+
+    fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
+        crate::exchange::run(self, bytes, timeout)
+    }
+}

@@ -1,0 +1,415 @@
+//! The torus for an application process: [`Fabric`](millstream_fabric::Fabric) over the rings of its node process.
+
+mod fabric;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::time::{Duration, Instant};
+
+use millstream_fabric::{COUNTERS, FabricError, Notification, RegionId};
+use millstream_shm::EventFd;
+use millstream_shm::socket::Connection;
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::control::{Command, CommandKind, Control, ControlError, MAX_COMMANDS};
+use crate::engine::Failure;
+use crate::exchange::Exchange;
+use crate::memory::Memory;
+use crate::staging::Staging;
+
+/// Environment variable with the address of the node process.
+pub const ENV_SOCKET: &str = "MILLSTREAM_TORUS_SOCKET";
+/// Environment variable with the node's number.
+pub const ENV_RANK: &str = "MILLSTREAM_TORUS_RANK";
+/// Environment variable with the number of nodes.
+pub const ENV_SIZE: &str = "MILLSTREAM_TORUS_SIZE";
+/// Environment variable with the dimensions, as `2x2x2`.
+pub const ENV_DIMENSIONS: &str = "MILLSTREAM_TORUS_DIMENSIONS";
+
+/// Most bytes of one command with data in the staging memory.
+const CHUNK: usize = 512 << 10;
+/// Most bytes of one command with data in a region.
+const REGION_CHUNK: usize = 1 << 30;
+/// Interval in which a waiting application checks that its node process lives.
+const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// How long an operation without a deadline of its own waits for its node.
+const NEVER: Duration = Duration::from_secs(3600);
+/// Looks before the application blocks.
+const SPINS: u32 = 200;
+
+/// Why an application cannot attach.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The environment has no address.
+    #[error("{ENV_SOCKET} is not set: start this program with `millstream torus run -- PROGRAM`")]
+    NoEnvironment,
+    /// The node process cannot be reached, or has another version.
+    #[error("cannot attach to the node process at {socket:?}: {cause}")]
+    Node {
+        /// Its address.
+        socket: String,
+        /// The cause.
+        cause: io::Error,
+    },
+    /// The node process refused.
+    #[error("the node process at {socket:?} refused: {reason}")]
+    Refused {
+        /// Its address.
+        socket: String,
+        /// Its reason.
+        reason: String,
+    },
+}
+
+/// An operation under way.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    target: NodeNumber,
+    region: RegionId,
+    offset: u64,
+    length: u64,
+    /// Staging memory to free at the end.
+    staged: Option<u64>,
+    /// Whether a caller takes the result; else [`Fabric::flush`] reports a failure.
+    awaited: bool,
+}
+
+/// This application's node in the torus.
+#[derive(Debug)]
+pub struct TorusNode {
+    torus: Dimensions,
+    here: NodeNumber,
+    control: Control,
+    connection: Connection,
+    wake: EventFd,
+    regions: BTreeMap<RegionId, Memory>,
+    staging: Staging,
+    pending: HashMap<u32, Pending>,
+    results: HashMap<u32, Result<u64, FabricError>>,
+    outstanding: BTreeMap<NodeNumber, usize>,
+    failures: BTreeMap<NodeNumber, FabricError>,
+    /// Targets of puts since the last flush.
+    unflushed: BTreeSet<NodeNumber>,
+    next_cookie: u32,
+    exchange: Exchange,
+    broken: bool,
+}
+
+impl TorusNode {
+    /// Attaches to the node process that the environment names.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn from_environment() -> Result<TorusNode, AttachError> {
+        let socket = std::env::var(ENV_SOCKET).map_err(|_| AttachError::NoEnvironment)?;
+        TorusNode::attach(&socket)
+    }
+
+    /// Attaches to a node process of the same user on this host.
+    ///
+    /// # Errors
+    /// [`AttachError`].
+    pub fn attach(socket: &str) -> Result<TorusNode, AttachError> {
+        let failed = |cause| AttachError::Node { socket: socket.to_owned(), cause };
+        let connection = Connection::open(socket, Duration::from_secs(30)).map_err(failed)?;
+        send(&connection, &AttachRequest::attach(), &[]).map_err(failed)?;
+        let (reply, descriptors) = receive::<AttachReply>(&connection).map_err(failed)?;
+        let (torus, here, mailbox_region) = match reply {
+            AttachReply::Attached { dimensions, node, mailbox } => (dimensions, node, mailbox),
+            AttachReply::Failed { reason } => {
+                return Err(AttachError::Refused { socket: socket.to_owned(), reason });
+            }
+            AttachReply::Region { .. } | AttachReply::Health => {
+                return Err(failed(io::ErrorKind::InvalidData.into()));
+            }
+        };
+        let torus: Dimensions =
+            torus.parse().map_err(|error| failed(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        let mut descriptors = descriptors.into_iter();
+        let mut next = || descriptors.next().ok_or_else(|| failed(io::ErrorKind::InvalidData.into()));
+        let control = Control::open(next()?).map_err(failed)?;
+        let mailbox = Memory::from_peer(next()?, None).map_err(failed)?;
+        let wake = EventFd::from_peer(next()?).map_err(failed)?;
+        Ok(TorusNode {
+            torus,
+            here: NodeNumber(node_number(here, &torus).map_err(failed)?),
+            control,
+            connection,
+            wake,
+            regions: BTreeMap::new(),
+            staging: Staging::new(),
+            pending: HashMap::new(),
+            results: HashMap::new(),
+            outstanding: BTreeMap::new(),
+            failures: BTreeMap::new(),
+            unflushed: BTreeSet::new(),
+            next_cookie: 0,
+            exchange: Exchange::new(RegionId(mailbox_region), mailbox, torus.nodes()),
+            broken: false,
+        })
+    }
+
+    fn own(&self, region: RegionId) -> Result<&Memory, FabricError> {
+        self.regions.get(&region).ok_or(FabricError::NoRegion { node: self.here, region: region.0 })
+    }
+
+    fn own_range(&self, region: RegionId, offset: u64, length: usize) -> Result<&Memory, FabricError> {
+        let memory = self.own(region)?;
+        match memory.check(offset, length as u64) {
+            Ok(()) => Ok(memory),
+            Err(e) => Err(FabricError::Bounds { offset, length: e.length, size: e.size }),
+        }
+    }
+
+    /// Takes completions. False if the node process is gone.
+    fn drain(&mut self) -> bool {
+        loop {
+            match self.control.take_completion() {
+                Ok(Some(done)) => {
+                    let Some(pending) = self.pending.remove(&done.cookie) else { continue };
+                    self.finish(done.cookie, pending, done.value, done.failure);
+                }
+                Ok(None) => return !self.broken,
+                Err(error) => {
+                    self.give_up(error);
+                    return false;
+                }
+            }
+        }
+    }
+
+    fn give_up(&mut self, error: ControlError) {
+        tracing::error!("{}: {error}", self.here);
+        self.broken = true;
+    }
+
+    fn finish(&mut self, cookie: u32, pending: Pending, value: u64, failure: Option<Failure>) {
+        if let Some(staged) = pending.staged {
+            self.staging.free(staged);
+        }
+        if let Some(count) = self.outstanding.get_mut(&pending.target) {
+            *count -= 1;
+        }
+        let result = match failure {
+            None => Ok(value),
+            Some(failure) => Err(error_of(failure, &pending)),
+        };
+        if pending.awaited {
+            self.results.insert(cookie, result);
+        } else if let Err(error) = result {
+            self.failures.entry(pending.target).or_insert(error);
+        }
+    }
+
+    /// Waits until `check` has a result, for `timeout` at most.
+    fn wait<R>(
+        &mut self,
+        timeout: Duration,
+        mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
+    ) -> Result<R, FabricError> {
+        let start = Instant::now();
+        let mut checked = start;
+        let mut spins = 0;
+        loop {
+            let seen = self.control.signals();
+            let lives = self.drain();
+            if let Some(result) = check(self) {
+                return result;
+            }
+            if !lives {
+                return Err(FabricError::NodeLost { node: self.here });
+            }
+            spins += 1;
+            if spins < SPINS {
+                std::hint::spin_loop();
+                continue;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(FabricError::TimedOut { waited: timeout });
+            }
+            if checked.elapsed() >= CHECK_EVERY {
+                checked = Instant::now();
+                self.broken |= self.connection.is_hung_up();
+            }
+            self.control.wait(seen, left.min(CHECK_EVERY));
+        }
+    }
+
+    /// Posts a command, after there is a place for its completion.
+    fn post(&mut self, command: Command, pending: Pending) -> Result<u32, FabricError> {
+        if self.pending.len() as u64 >= MAX_COMMANDS {
+            self.wait(NEVER, |node| ((node.pending.len() as u64) < MAX_COMMANDS).then_some(Ok(())))?;
+        }
+        if self.broken {
+            return Err(FabricError::NodeLost { node: self.here });
+        }
+        let cookie = self.next_cookie;
+        self.next_cookie = self.next_cookie.wrapping_add(1);
+        self.pending.insert(cookie, pending);
+        if !pending.awaited {
+            self.unflushed.insert(pending.target);
+        }
+        *self.outstanding.entry(pending.target).or_default() += 1;
+        match self.control.post(&Command { cookie, ..command }) {
+            Ok(true) => self.wake.signal(),
+            Ok(false) => {}
+            Err(error) => {
+                self.give_up(error);
+                return Err(FabricError::NodeLost { node: self.here });
+            }
+        }
+        Ok(cookie)
+    }
+
+    /// Allocates staging memory, after earlier operations have freed some.
+    fn stage(&mut self, length: usize) -> Result<u64, FabricError> {
+        self.wait(NEVER, |node| node.staging.allocate(length as u64).map(Ok))
+    }
+
+    fn result(&mut self, cookie: u32) -> Result<u64, FabricError> {
+        self.wait(NEVER, |node| node.results.remove(&cookie))
+    }
+
+    fn atomic(
+        &mut self,
+        at: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        kind: CommandKind,
+    ) -> Result<u64, FabricError> {
+        if !offset.is_multiple_of(8) {
+            return Err(FabricError::Unaligned { offset });
+        }
+        let pending = Pending { target: at, region, offset, length: 8, staged: None, awaited: true };
+        let cookie = self.post(Command { kind, target: at, cookie: 0, region, offset }, pending)?;
+        self.result(cookie)
+    }
+
+    fn check_put(&self, to: NodeNumber, notification: Notification) -> Result<(), FabricError> {
+        match notification {
+            Notification::Counter { index, .. } if index >= COUNTERS => Err(FabricError::NoCounter { index }),
+            _ if !self.torus.contains(to) || self.control.is_lost(to) => {
+                Err(FabricError::NodeLost { node: to })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A put of some bytes, with a notification of any counter.
+    pub(crate) fn put_bytes(
+        &mut self,
+        to: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        data: &[u8],
+        notification: Notification,
+    ) -> Result<(), FabricError> {
+        let mut rest = data;
+        let mut offset = offset;
+        loop {
+            let (part, more) = rest.split_at(rest.len().min(CHUNK));
+            let at = self.stage(part.len())?;
+            let place = Control::staging(at, part.len() as u32).unwrap_or_default();
+            // `allocate` returns places inside the staging memory.
+            let _ = self.control.memory().store(place, part);
+            let notification = if more.is_empty() { notification } else { Notification::None };
+            let length = part.len() as u32;
+            let kind = CommandKind::Put { local: RegionId(0), at, length, notification };
+            let pending = Pending {
+                target: to,
+                region,
+                offset,
+                length: length.into(),
+                staged: Some(at),
+                awaited: false,
+            };
+            self.post(Command { kind, target: to, cookie: 0, region, offset }, pending)?;
+            if more.is_empty() {
+                return Ok(());
+            }
+            offset = offset.wrapping_add(part.len() as u64);
+            rest = more;
+        }
+    }
+
+    pub(crate) fn exchange_state(&mut self) -> &mut Exchange {
+        &mut self.exchange
+    }
+
+    pub(crate) fn exchange_ref(&self) -> &Exchange {
+        &self.exchange
+    }
+
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    /// Waits until a counter, one of the exchange included, has a value; `lost` names a node that ends the wait.
+    pub(crate) fn wait_for_counter(
+        &mut self,
+        index: u16,
+        value: u64,
+        timeout: Duration,
+        lost: impl Fn(&TorusNode) -> Option<NodeNumber>,
+    ) -> Result<(), FabricError> {
+        self.wait(timeout, |node| {
+            // In this order: a node that is lost raised its counters before.
+            let lost = lost(node);
+            if node.control.counter(index) >= value {
+                return Some(Ok(()));
+            }
+            lost.map(|node| Err(FabricError::NodeLost { node }))
+        })
+    }
+}
+
+fn node_number(number: u32, torus: &Dimensions) -> io::Result<u16> {
+    (u16::try_from(number).ok().filter(|&number| torus.contains(NodeNumber(number))))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("node {number} of {torus}")))
+}
+
+fn error_of(failure: Failure, pending: &Pending) -> FabricError {
+    let (node, region) = (pending.target, pending.region.0);
+    let (offset, length) = (pending.offset, pending.length);
+    match failure {
+        Failure::NoRegion => FabricError::NoRegion { node, region },
+        Failure::Bounds(size) => FabricError::Bounds { offset, length, size },
+        Failure::Unaligned => FabricError::Unaligned { offset },
+        Failure::Access => FabricError::Access { node, region },
+        Failure::Gone => FabricError::Gone { node, region },
+        Failure::NodeLost => FabricError::NodeLost { node },
+        Failure::NoRoute => FabricError::NoRoute { node },
+    }
+}
+
+impl TorusNode {
+    /// Registers zero bytes of this application with its node.
+    ///
+    /// # Errors
+    /// The system has no memory, or the node process refuses.
+    pub fn register_memory(&mut self, size: usize) -> io::Result<RegionId> {
+        let (memory, descriptor) = Memory::allocate("millstream-torus-region", size.max(1), None)?;
+        let length = size as u64;
+        send(
+            &self.connection,
+            &AttachRequest::Register { length },
+            &[std::os::fd::AsFd::as_fd(&descriptor)],
+        )?;
+        match receive::<AttachReply>(&self.connection)?.0 {
+            AttachReply::Region { region } => {
+                self.regions.insert(RegionId(region), memory);
+                Ok(RegionId(region))
+            }
+            AttachReply::Failed { reason } => Err(io::Error::other(reason)),
+            AttachReply::Attached { .. } | AttachReply::Health => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Memory of a region of this application.
+    #[must_use]
+    pub fn region_memory(&self, region: RegionId) -> Option<&Memory> {
+        self.regions.get(&region)
+    }
+}

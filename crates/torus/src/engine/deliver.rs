@@ -1,0 +1,195 @@
+//! Execution of packets at their target. Every value of a header is input.
+
+use std::sync::Arc;
+
+use millstream_fabric::{Event as FabricEvent, Notification, RegionId};
+use millstream_torus_core::Header;
+use millstream_torus_core::header::Kind;
+use millstream_torus_core::pair::Acceptance;
+
+use super::operation::Reply;
+use super::operations::{OperationId, Packet};
+use super::regions::RegionError;
+use super::{AtomicOperation, Engine, Event, Failure, Payload, Span};
+use crate::memory::Memory;
+
+impl From<RegionError> for Failure {
+    fn from(error: RegionError) -> Failure {
+        match error {
+            RegionError::NoRegion => Failure::NoRegion,
+            RegionError::Gone => Failure::Gone,
+            RegionError::Bounds(range) => Failure::Bounds(range.size),
+        }
+    }
+}
+
+/// Where the payload is: in a slot, or at a packet that was injected here.
+#[derive(Clone, Copy)]
+struct Arrived<'m> {
+    slot: Option<(&'m Memory, u64)>,
+    packet: Option<Packet>,
+}
+
+impl Engine {
+    pub(super) fn deliver(&mut self, header: &Header, slot: Option<(&Memory, u64)>, packet: Option<Packet>) {
+        if header.length > self.operations.packet() {
+            self.counters.malformed += 1;
+            return;
+        }
+        let source = header.source;
+        if let Some(ack) = header.acknowledgement {
+            let done = self.sources.handle_acknowledgement(source, ack.generation, ack.next, self.now);
+            self.operations.acknowledged(source, done, ack.refusals, &mut self.events);
+            return;
+        }
+        if !header.kind.is_sequenced() {
+            return;
+        }
+        let receiver = self.receivers.entry(source).or_default();
+        let acceptance = receiver.pair.handle_packet(header.generation, header.sequence);
+        if acceptance != Acceptance::StaleGeneration && !std::mem::replace(&mut receiver.queued, true) {
+            self.acknowledgements.push_back(source);
+        }
+        match acceptance {
+            Acceptance::Execute => self.execute(header, Arrived { slot, packet }),
+            _ => self.counters.not_executed += 1,
+        }
+    }
+
+    fn execute(&mut self, header: &Header, arrived: Arrived<'_>) {
+        let result = match header.kind {
+            Kind::Put => self.execute_put(header, arrived),
+            Kind::GetRequest => self.execute_get(header),
+            Kind::Atomic => self.execute_atomic(header, arrived),
+            _ => {
+                self.take_reply(header, arrived);
+                return;
+            }
+        };
+        let Err(failure) = result else { return };
+        let Some(receiver) = self.receivers.get_mut(&header.source) else { return };
+        // One answer for all packets of an operation.
+        let first = header.index == 0 || receiver.refusing != Some(header.operation);
+        receiver.refusing = Some(header.operation);
+        if first {
+            self.counters.refused += 1;
+            receiver.refusals = receiver.refusals.wrapping_add(1);
+            self.operations.reply(header.source, header.operation, Reply::Refused(failure));
+        }
+    }
+
+    fn execute_put(&mut self, header: &Header, arrived: Arrived<'_>) -> Result<(), Failure> {
+        let region = RegionId(header.region);
+        // The whole operation must fit, so that none is executed in part.
+        let before = u64::from(header.index) * u64::from(self.operations.packet());
+        let whole = u64::from(header.total).max(before + u64::from(header.length));
+        let start = header.offset.checked_sub(before).ok_or(Failure::Bounds(0))?;
+        let memory = Arc::clone(self.regions.range(region, start, whole)?);
+        if !self.copy_payload(arrived, &memory, header.offset, header.length) {
+            return Ok(());
+        }
+        self.counters.delivered_bytes += u64::from(header.length);
+        if header.last {
+            self.notify(header, start);
+        }
+        Ok(())
+    }
+
+    fn notify(&mut self, header: &Header, start: u64) {
+        match header.notification {
+            Notification::None => {}
+            Notification::Counter { index, add } => self.events.push_back(Event::Counter { index, add }),
+            Notification::Event { tag } => self.events.push_back(Event::Notification(FabricEvent {
+                source: header.source,
+                tag,
+                region: RegionId(header.region),
+                offset: start,
+                length: u64::from(header.total),
+            })),
+        }
+    }
+
+    fn execute_get(&mut self, header: &Header) -> Result<(), Failure> {
+        let region = RegionId(header.region);
+        let memory = Arc::clone(self.regions.range(region, header.offset, header.total.into())?);
+        let source = Span { memory, offset: header.offset };
+        self.operations.reply(header.source, header.operation, Reply::Data { source, length: header.total });
+        Ok(())
+    }
+
+    fn execute_atomic(&mut self, header: &Header, arrived: Arrived<'_>) -> Result<(), Failure> {
+        let memory = Arc::clone(self.regions.range(RegionId(header.region), header.offset, 8)?);
+        if !header.offset.is_multiple_of(8) {
+            return Err(Failure::Unaligned);
+        }
+        let mut bytes = [0; 24];
+        if header.length != 24 || !self.read_payload(arrived, &mut bytes) {
+            self.counters.malformed += 1;
+            return Err(Failure::Access);
+        }
+        let change = AtomicOperation::decode(&bytes).ok_or(Failure::Access)?;
+        let old = memory
+            .update(header.offset, |old| change.apply(old))
+            .map_err(|range| Failure::Bounds(range.size))?;
+        self.operations.reply(header.source, header.operation, Reply::Value(old));
+        Ok(())
+    }
+
+    fn take_reply(&mut self, header: &Header, arrived: Arrived<'_>) {
+        if header.kind == Kind::GetData {
+            let Some((memory, at)) = self.operations.data_place(header) else {
+                self.counters.malformed += 1;
+                return;
+            };
+            if self.copy_payload(arrived, &memory, at, header.length) {
+                self.counters.delivered_bytes += u64::from(header.length);
+            }
+            self.operations.data_arrived(header, &mut self.events);
+            return;
+        }
+        let mut bytes = [0; 16];
+        if header.length != 16 || !self.read_payload(arrived, &mut bytes) {
+            self.counters.malformed += 1;
+            return;
+        }
+        let word = |at: usize| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&bytes[at..at + 8]);
+            u64::from_le_bytes(word)
+        };
+        if header.kind == Kind::AtomicResult {
+            self.operations.value_arrived(header, word(0), &mut self.events);
+        } else {
+            let failure = Failure::decode(bytes[0], word(8));
+            let id = OperationId(header.operation);
+            self.operations.refused(header.source, id, failure, &mut self.events);
+        }
+    }
+
+    /// Copies the payload to memory. False if there is none of that length.
+    fn copy_payload(&self, arrived: Arrived<'_>, to: &Memory, at: u64, length: u32) -> bool {
+        if let Some((slot, offset)) = arrived.slot {
+            return to.copy_from(at, slot, offset, length.into()).is_ok();
+        }
+        match arrived.packet.and_then(|packet| self.operations.payload(packet)) {
+            Some(Payload::Memory { memory, offset, length: found }) if found == length => {
+                to.copy_from(at, memory, offset, length.into()).is_ok()
+            }
+            Some(Payload::Bytes(bytes)) if bytes.len() == length as usize => to.store(at, bytes).is_ok(),
+            _ => false,
+        }
+    }
+
+    fn read_payload(&self, arrived: Arrived<'_>, into: &mut [u8]) -> bool {
+        if let Some((slot, offset)) = arrived.slot {
+            return slot.load(offset, into).is_ok();
+        }
+        match arrived.packet.and_then(|packet| self.operations.payload(packet)) {
+            Some(Payload::Bytes(bytes)) if bytes.len() == into.len() => {
+                into.copy_from_slice(bytes);
+                true
+            }
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,528 @@
+//! One node as a machine: operations, pairs, router. It does no I/O; [`Links`] carry its packets.
+//!
+//! ```text
+//!   post ─► operation ─► packets ─► Sources ─► Router ═► Links ═► neighbour
+//!                                                 │
+//!   Event ◄─ memory, completion, notification ◄───┘ delivery
+//! ```
+
+mod deliver;
+mod operation;
+mod operations;
+mod regions;
+
+pub use operation::{AtomicOperation, Failure, Operation, Request, Span};
+pub use regions::{RegionError, Regions};
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use millstream_quantity::Instant;
+use millstream_torus_core::epoch::{Answer, Effect, Order, Participant};
+use millstream_torus_core::header::Kind;
+use millstream_torus_core::route::{NodeTable, Route, UpDown, VirtualChannel};
+use millstream_torus_core::router::{Action, CreditError, Origin, Port, SlotError, SlotRef};
+use millstream_torus_core::topology::DIRECTIONS;
+use millstream_torus_core::{
+    Acknowledgement, DeadSet, Dimensions, Direction, Epoch, Header, NodeNumber, PairReceiver, Router,
+    RouterOptions, Sources, TorusRouting, Unreachable,
+};
+
+use crate::memory::Memory;
+use operations::{Operations, Packet};
+
+/// Sizes and times of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineOptions {
+    /// Payload of a packet (bytes).
+    pub packet: u32,
+    /// Receive slots per virtual channel.
+    pub slots: u16,
+    /// Packets of a pair on their way.
+    pub window: usize,
+    /// Time without progress after which a pair repeats its packets.
+    pub repeat: Duration,
+}
+
+impl Default for EngineOptions {
+    fn default() -> EngineOptions {
+        EngineOptions { packet: 4096, slots: 8, window: 32, repeat: Duration::from_secs(2) }
+    }
+}
+
+/// Payload of a packet that leaves.
+#[derive(Clone, Copy, Debug)]
+pub enum Payload<'m> {
+    /// Some bytes of the engine.
+    Bytes(&'m [u8]),
+    /// A part of registered memory.
+    Memory {
+        /// The memory.
+        memory: &'m std::sync::Arc<Memory>,
+        /// Start (bytes).
+        offset: u64,
+        /// Length (bytes).
+        length: u32,
+    },
+    /// In the receive slot, behind its header.
+    Slot {
+        /// The slot. The links call [`Engine::release`] when its bytes have left.
+        slot: SlotRef,
+        /// Length (bytes).
+        length: u32,
+    },
+}
+
+/// The links of a node.
+pub trait Links {
+    /// Whether a packet can be sent now.
+    fn is_ready(&self, direction: Direction) -> bool;
+
+    /// Sends a packet into a slot of the neighbour. Returns whether the bytes have left already.
+    fn send(&mut self, direction: Direction, slot: u16, header: &Header, payload: Payload<'_>) -> bool;
+
+    /// Tells the neighbour how many slots are free again, by virtual channel.
+    fn send_credits(&mut self, direction: Direction, freed: [u32; VirtualChannel::COUNT]);
+
+    /// The memory of a receive slot, and where its payload begins.
+    fn slot(&self, slot: SlotRef) -> (&Memory, u64);
+}
+
+/// What the application learns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// An operation of the application ended.
+    Completed {
+        /// The application's number of the operation.
+        cookie: u32,
+        /// The previous value of an atomic operation.
+        value: u64,
+        /// Why it failed.
+        failure: Option<Failure>,
+    },
+    /// A counter grows.
+    Counter {
+        /// The counter.
+        index: u16,
+        /// The increment.
+        add: u16,
+    },
+    /// A notification with a tag.
+    Notification(millstream_fabric::Event),
+}
+
+/// Counters of a node, for its account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineCounters {
+    /// Payload bytes copied from slots to memory.
+    pub delivered_bytes: u64,
+    /// Packets that a pair dropped because an earlier one is missing, or repeats.
+    pub not_executed: u64,
+    /// Operations of other nodes that were refused.
+    pub refused: u64,
+    /// Headers with wrong values.
+    pub malformed: u64,
+}
+
+#[derive(Debug, Default)]
+struct Receiver {
+    pair: PairReceiver,
+    /// Operation whose further packets are refused without another answer.
+    refusing: Option<u32>,
+    refusals: u16,
+    queued: bool,
+}
+
+/// A node.
+#[derive(Debug)]
+pub struct Engine {
+    torus: Dimensions,
+    here: NodeNumber,
+    options: EngineOptions,
+    router: Router<Packet>,
+    sources: Sources<Packet>,
+    receivers: BTreeMap<NodeNumber, Receiver>,
+    participant: Participant,
+    operations: Operations,
+    /// Regions of the application, by number.
+    pub regions: Regions,
+    acknowledgements: VecDeque<NodeNumber>,
+    /// A header that found its injection queue full.
+    stalled: Option<(Header, Packet)>,
+    told: [[u32; VirtualChannel::COUNT]; DIRECTIONS],
+    diagnosis: [u16; DIRECTIONS],
+    events: VecDeque<Event>,
+    counters: EngineCounters,
+    activated: Instant,
+    now: Instant,
+}
+
+impl Engine {
+    /// A node whose links are all down.
+    #[must_use]
+    pub fn new(torus: Dimensions, here: NodeNumber, options: EngineOptions) -> Engine {
+        let table = NodeTable::new(&UpDown::new(&torus, &DeadSet::new()), here);
+        let mut routing = TorusRouting::new(torus, here);
+        routing.install(Epoch(0), table.clone());
+        let router = RouterOptions { slots: options.slots, ..RouterOptions::default() };
+        Engine {
+            torus,
+            here,
+            options,
+            router: Router::new(routing, router),
+            sources: Sources::new(torus, here, table, options.window, options.repeat),
+            receivers: BTreeMap::new(),
+            participant: Participant::new(here),
+            operations: Operations::new(options.packet),
+            regions: Regions::new(here),
+            acknowledgements: VecDeque::new(),
+            stalled: None,
+            told: Default::default(),
+            diagnosis: [0; DIRECTIONS],
+            events: VecDeque::new(),
+            counters: EngineCounters::default(),
+            activated: Instant::default(),
+            now: Instant::default(),
+        }
+    }
+
+    /// Shape of the torus.
+    #[must_use]
+    pub fn dimensions(&self) -> Dimensions {
+        self.torus
+    }
+
+    /// This node.
+    #[must_use]
+    pub fn here(&self) -> NodeNumber {
+        self.here
+    }
+
+    /// The router's terms of the conservation law.
+    #[must_use]
+    pub fn packets(&self) -> millstream_torus_core::router::Counters {
+        *self.router.counters()
+    }
+
+    /// Packets in slots and injection queues.
+    #[must_use]
+    pub fn waiting(&self) -> u64 {
+        self.router.waiting()
+    }
+
+    /// Whether a link is up.
+    #[must_use]
+    pub fn link_is_up(&self, direction: Direction) -> bool {
+        self.router.link_is_up(direction)
+    }
+
+    /// Counters of the account.
+    #[must_use]
+    pub fn counters(&self) -> EngineCounters {
+        self.counters
+    }
+
+    /// The epoch of new packets.
+    #[must_use]
+    pub fn epoch(&self) -> Epoch {
+        self.participant.current()
+    }
+
+    /// Packets sent again, and acknowledgements of packets that were never sent.
+    #[must_use]
+    pub fn repeated_and_foreign(&self) -> (u64, u64) {
+        self.sources.repeated_and_foreign()
+    }
+
+    /// Whether nothing of this node waits for another one.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.sources.is_idle()
+            && self.operations.is_idle()
+            && self.acknowledgements.is_empty()
+            && self.stalled.is_none()
+            && self.router.waiting() == 0
+    }
+
+    /// The clock.
+    pub fn handle_time(&mut self, now: Instant) {
+        self.now = now;
+        if self.sources.poll_timeout().is_some_and(|at| at <= now) {
+            self.sources.handle_timeout(now);
+        }
+        if self.activated != Instant::default() && now >= self.activated + 2 * self.options.repeat {
+            self.sources.give_up_old_routes(now);
+        }
+        self.lose();
+    }
+
+    /// When [`Engine::handle_time`] has something to do.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.sources.poll_timeout()
+    }
+
+    /// A link came up or died.
+    pub fn set_link(&mut self, direction: Direction, live: bool) {
+        self.router.set_link(direction, live);
+    }
+
+    /// Begins a link anew, before it is connected again.
+    ///
+    /// # Errors
+    /// [`SlotError::InUse`] while a packet that came over it is here.
+    pub fn reset_link(&mut self, direction: Direction) -> Result<(), SlotError> {
+        self.router.reset_link(direction)?;
+        self.told[direction.index()] = Default::default();
+        Ok(())
+    }
+
+    /// The diagnosis word of packets in a direction.
+    pub fn set_diagnosis(&mut self, direction: Direction, word: u16) {
+        self.diagnosis[direction.index()] = word;
+    }
+
+    /// A packet from a neighbour is in a slot.
+    ///
+    /// # Errors
+    /// [`SlotError`]: the link should be taken down.
+    pub fn handle_packet(&mut self, side: Direction, slot: u16, header: Header) -> Result<(), SlotError> {
+        self.router.handle_packet(side, slot, header)
+    }
+
+    /// A header from a neighbour had wrong values.
+    pub fn count_malformed(&mut self) {
+        self.counters.malformed += 1;
+    }
+
+    /// A neighbour freed slots.
+    ///
+    /// # Errors
+    /// [`CreditError`]: the link should be taken down.
+    pub fn handle_credits(
+        &mut self,
+        direction: Direction,
+        freed: [u32; VirtualChannel::COUNT],
+    ) -> Result<(), CreditError> {
+        for (vc, freed) in freed.into_iter().enumerate() {
+            self.router.handle_credit(direction, VirtualChannel(vc as u8), freed)?;
+        }
+        Ok(())
+    }
+
+    /// The bytes of a slot have left.
+    pub fn release(&mut self, slot: SlotRef) {
+        if let Err(error) = self.router.release(slot) {
+            tracing::error!("{}: {error}", self.here);
+        }
+    }
+
+    /// Begins an operation of the application.
+    pub fn post(&mut self, operation: Operation) {
+        let target = operation.target;
+        if let Err(unreachable) = self.reach(target) {
+            self.operations.fail_new(&operation, unreachable.into(), &mut self.events);
+            return;
+        }
+        if let Err(operation) = self.operations.post(operation) {
+            self.operations.fail_new(&operation, Failure::NoRoute, &mut self.events);
+        }
+    }
+
+    fn reach(&self, target: NodeNumber) -> Result<(), Unreachable> {
+        self.sources.route(target).map(drop)
+    }
+
+    /// An order of a supervisor. Returns answers.
+    pub fn handle_order(&mut self, order: &Order) -> Vec<Answer> {
+        let mut answers = Vec::new();
+        for effect in self.participant.handle_order(order) {
+            match effect {
+                Effect::Install { epoch, plan } => {
+                    let table = NodeTable::new(&UpDown::new(&self.torus, &plan.dead), self.here);
+                    self.router.routing_mut().install(epoch, table);
+                    self.router.reroute();
+                }
+                Effect::Retire { epoch } => {
+                    self.sources.give_up_old_routes(self.now);
+                    self.router.routing_mut().retire(epoch);
+                    self.router.reroute();
+                }
+                Effect::Activate { epoch, plan } => self.activate(epoch, plan),
+                Effect::Answer(answer) => answers.push(answer),
+            }
+        }
+        self.lose();
+        answers
+    }
+
+    fn activate(&mut self, epoch: Epoch, plan: millstream_torus_core::epoch::Plan) {
+        // The same order installed it, or an earlier one of the same epoch did.
+        let Some(table) = self.router.routing().table(epoch).cloned() else { return };
+        for returning in &plan.returning {
+            if *returning == self.here {
+                self.receivers.clear();
+            }
+            self.receivers.remove(returning);
+        }
+        for node in plan.dead.nodes().chain(plan.returning.iter().copied()) {
+            self.operations.fail_target(node, Failure::NodeLost, &mut self.events);
+        }
+        self.activated = self.now;
+        self.sources.activate(epoch, plan.dead, plan.returning, table, self.now);
+        self.router.reroute();
+    }
+
+    /// The answer that the previous epoch has drained, once.
+    pub fn poll_drained(&mut self) -> Option<Answer> {
+        if self.sources.is_drained() { self.participant.handle_drained() } else { None }
+    }
+
+    fn lose(&mut self) {
+        while let Some((unreachable, packet)) = self.sources.poll_lost() {
+            self.operations.fail(packet.operation, unreachable.into(), &mut self.events);
+        }
+    }
+
+    /// What the application learns next.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// The application is gone: its regions end, its operations complete unseen.
+    pub fn detach(&mut self) {
+        self.regions.end_all();
+        self.operations.disown();
+        self.events.clear();
+    }
+
+    /// Moves packets until nothing can move. Returns whether anything did.
+    pub fn run(&mut self, links: &mut impl Links) -> bool {
+        let mut worked = false;
+        loop {
+            let mut moved = self.deliver_all(links);
+            moved |= self.inject();
+            moved |= self.acknowledge();
+            moved |= self.transmit(links);
+            self.return_credits(links);
+            worked |= moved;
+            if !moved {
+                return worked;
+            }
+        }
+    }
+
+    fn deliver_all(&mut self, links: &mut impl Links) -> bool {
+        let mut moved = false;
+        while let Some(action) = self.router.poll() {
+            moved = true;
+            let Action::Deliver { header, origin } = action else { continue };
+            match origin {
+                Origin::Slot(slot) => {
+                    let (memory, at) = links.slot(slot);
+                    self.deliver(&header, Some((memory, at)), None);
+                    self.release(slot);
+                }
+                Origin::Injected(packet) => self.deliver(&header, None, Some(packet)),
+            }
+        }
+        moved
+    }
+
+    /// Gives packets of operations to their pairs, and packets of pairs to the router.
+    fn inject(&mut self) -> bool {
+        let mut moved = self.operations.feed(&mut self.sources, 2 * self.options.window, self.now);
+        self.lose();
+        loop {
+            let next = self.stalled.take().or_else(|| {
+                let out = self.sources.poll()?;
+                let mut header = self.operations.header(out.packet, self.here, out.target);
+                (header.generation, header.sequence) = (out.generation, out.sequence);
+                Some((routed(header, out.epoch, out.route), out.packet))
+            });
+            let Some((header, packet)) = next else { return moved };
+            if self.router.inject(Port::Local, header, packet).is_err() {
+                self.stalled = Some((header, packet));
+                return moved;
+            }
+            moved = true;
+        }
+    }
+
+    fn acknowledge(&mut self) -> bool {
+        let mut moved = false;
+        for _ in 0..self.acknowledgements.len() {
+            let Some(to) = self.acknowledgements.pop_front() else { break };
+            let Some(receiver) = self.receivers.get_mut(&to) else { continue };
+            receiver.queued = false;
+            // Without a route the source repeats later.
+            let Ok(route) = self.sources.route(to) else { continue };
+            let (generation, next) = receiver.pair.acknowledge();
+            let mut header = Header::new(Kind::Acknowledge, self.here, to);
+            header.acknowledgement = Some(Acknowledgement { generation, next, refusals: receiver.refusals });
+            let header = routed(header, self.sources.epoch(), route);
+            if self.router.inject(Port::Local, header, Packet::NONE).is_ok() {
+                moved = true;
+                continue;
+            }
+            receiver.queued = true;
+            self.acknowledgements.push_back(to);
+            break;
+        }
+        moved
+    }
+
+    fn transmit(&mut self, links: &mut impl Links) -> bool {
+        let mut moved = false;
+        for direction in Direction::ALL {
+            while links.is_ready(direction) {
+                let Some(sent) = self.router.transmit(direction) else { break };
+                moved = true;
+                let mut header = sent.header;
+                header.diagnosis = self.diagnosis[direction.index()];
+                match sent.origin {
+                    Origin::Slot(slot) => {
+                        let length = header.length.min(self.options.packet);
+                        if links.send(direction, sent.slot, &header, Payload::Slot { slot, length }) {
+                            self.release(slot);
+                        }
+                    }
+                    Origin::Injected(packet) => {
+                        let payload = self.operations.payload(packet);
+                        if payload.is_none() {
+                            // A repeat of what is acknowledged by now: never executed.
+                            header.length = 0;
+                        }
+                        let payload = payload.unwrap_or(Payload::Bytes(&[]));
+                        links.send(direction, sent.slot, &header, payload);
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    fn return_credits(&mut self, links: &mut impl Links) {
+        for direction in Direction::ALL {
+            if !self.router.link_is_up(direction) || !links.is_ready(direction) {
+                continue;
+            }
+            let told = &mut self.told[direction.index()];
+            let due = (0..VirtualChannel::COUNT)
+                .any(|vc| self.router.credit_is_due(direction, VirtualChannel(vc as u8), told[vc]));
+            if due {
+                *told = self.router.freed(direction);
+                links.send_credits(direction, *told);
+            }
+        }
+    }
+}
+
+fn routed(mut header: Header, epoch: Epoch, route: Route) -> Header {
+    header.epoch = epoch;
+    match route {
+        Route::DimensionOrder { signs, .. } => header.signs = signs,
+        Route::UpDown { .. } => header.vc = VirtualChannel::up_down(epoch),
+    }
+    header
+}

@@ -1,0 +1,54 @@
+//! The applications of a run. Dropping them ends those that still run.
+
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use millstream_torus_core::NodeNumber;
+
+use super::{Ended, LaunchError};
+
+/// Interval of looks at the applications.
+const LOOK: Duration = Duration::from_millis(5);
+
+#[derive(Debug, Default)]
+pub(super) struct Applications {
+    running: Vec<(NodeNumber, Child)>,
+}
+
+impl Applications {
+    pub(super) fn start(&mut self, node: NodeNumber, mut command: Command) -> Result<(), LaunchError> {
+        let program = command.get_program().to_owned();
+        let child = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
+        self.running.push((node, child));
+        Ok(())
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        !self.running.is_empty()
+    }
+
+    /// An application that has ended; waits a little if there is none.
+    pub(super) fn look(&mut self) -> Result<Option<Ended>, LaunchError> {
+        for at in 0..self.running.len() {
+            let (node, child) = &mut self.running[at];
+            let failed = |cause| LaunchError::Start { program: "an application".into(), cause };
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                let ended = (*node, status);
+                self.running.swap_remove(at);
+                return Ok(Some(ended));
+            }
+        }
+        std::thread::sleep(LOOK);
+        Ok(None)
+    }
+}
+
+impl Drop for Applications {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.running {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}

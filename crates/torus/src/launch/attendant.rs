@@ -1,0 +1,82 @@
+//! Supervisors and host monitors as children of the launcher. Dropping one ends its process.
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::LaunchError;
+use crate::service::lines::Lines;
+use crate::service::{FromSupervisor, ToSupervisor, TorusState};
+
+const END: Duration = Duration::from_secs(2);
+/// How long a live supervisor may take to tell the state.
+const STATE: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(super) struct Attendant {
+    process: Child,
+    address: Option<String>,
+}
+
+impl Attendant {
+    pub(super) fn start(mut command: Command) -> Result<Attendant, LaunchError> {
+        let program = command.get_program().to_owned();
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
+        Ok(Attendant { process, address: None })
+    }
+
+    pub(super) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Where a supervisor listens.
+    pub(super) fn address(&mut self, index: usize, deadline: Instant) -> Result<String, LaunchError> {
+        let failed = |reason: &str| LaunchError::Supervisor { index, reason: reason.to_owned() };
+        let output = self.process.stdout.take().ok_or_else(|| failed("has no output"))?;
+        let (sender, line) = mpsc::channel();
+        std::thread::spawn(move || {
+            let mut text = String::new();
+            let _ = BufReader::new(output).read_line(&mut text);
+            let _ = sender.send(text);
+        });
+        let left = deadline.saturating_duration_since(Instant::now());
+        let text = line.recv_timeout(left).map_err(|_| failed("does not say where it listens"))?;
+        let value: serde_json::Value =
+            serde_json::from_str(&text).map_err(|_| failed("ended before it listened"))?;
+        let address = value["listening"].as_str().ok_or_else(|| failed("does not say where it listens"))?;
+        self.address = Some(address.to_owned());
+        Ok(address.to_owned())
+    }
+
+    pub(super) fn listening(&self) -> Option<String> {
+        self.address.clone()
+    }
+
+    /// The state of the torus from a supervisor.
+    pub(super) fn state(&self, key: u64) -> Option<TorusState> {
+        let stream = TcpStream::connect(self.address.as_ref()?).ok()?;
+        stream.set_read_timeout(Some(STATE)).ok()?;
+        let mut lines = Lines::new(stream).ok()?;
+        lines.send(&ToSupervisor::Hello { key, node: None }).ok()?;
+        let messages: Vec<FromSupervisor> = lines.read().ok()?;
+        messages.into_iter().find_map(|message| match message {
+            FromSupervisor::State(state) => Some(state),
+            _ => None,
+        })
+    }
+}
+
+impl Drop for Attendant {
+    fn drop(&mut self) {
+        self.process.stdin = None;
+        let deadline = Instant::now() + END;
+        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

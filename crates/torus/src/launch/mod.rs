@@ -1,0 +1,344 @@
+//! A torus on this host: one process for each node, and one application beside each.
+
+mod applications;
+mod attendant;
+mod child;
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use crate::account::Account;
+use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET};
+use crate::node::{NodeCommand, NodeMessage};
+use crate::service::TorusState;
+use applications::Applications;
+use attendant::Attendant;
+use child::NodeChild;
+
+/// How long the nodes may take to find each other.
+const START: Duration = Duration::from_secs(90);
+/// How long packets may stay on their way after the applications have ended.
+const SETTLE: Duration = Duration::from_secs(10);
+/// Interval of looks at the applications.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A torus to launch.
+#[derive(Clone, Debug)]
+pub struct Launcher {
+    /// Shape.
+    pub dimensions: Dimensions,
+    /// Program of all processes.
+    pub program: PathBuf,
+    /// Its arguments before `node`, `monitor` or `supervise`.
+    pub arguments: Vec<OsString>,
+    /// Further arguments of node processes.
+    pub node_arguments: Vec<OsString>,
+    /// Device for the node processes, as in `MILLSTREAM_DEVICE`.
+    pub device: Option<String>,
+    /// Supervisors. With any, each node has a host monitor, and the torus survives the death of its processes.
+    pub supervisors: usize,
+    /// Factor of all monitoring periods.
+    pub period_factor: u64,
+}
+
+/// A launched torus whose links are up.
+#[derive(Debug)]
+pub struct LaunchedTorus {
+    dimensions: Dimensions,
+    key: u64,
+    // Dropped in this order: monitors leave before their nodes end.
+    monitors: Vec<Attendant>,
+    nodes: Vec<NodeChild>,
+    supervisors: Vec<Attendant>,
+    sockets: Vec<String>,
+}
+
+/// The application of a node that ended.
+pub type Ended = (NodeNumber, ExitStatus);
+
+/// Why a torus cannot be launched, or did not end well.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LaunchError {
+    /// A program cannot be started.
+    #[error("cannot start {program:?}: {cause}")]
+    Start {
+        /// The program.
+        program: OsString,
+        /// The cause.
+        cause: std::io::Error,
+    },
+    /// A node process failed.
+    #[error("{node}: {reason}")]
+    Node {
+        /// The node.
+        node: NodeNumber,
+        /// Its error.
+        reason: String,
+    },
+    /// An application failed.
+    #[error("the application of {node} ended with {status}")]
+    Application {
+        /// The node.
+        node: NodeNumber,
+        /// Its status.
+        status: ExitStatus,
+    },
+    /// A supervisor failed, or does not say where it listens.
+    #[error("supervisor {index}: {reason}")]
+    Supervisor {
+        /// Its index.
+        index: usize,
+        /// The reason.
+        reason: String,
+    },
+    /// Packets are missing in the account.
+    #[error("the account does not balance: {account}")]
+    Account {
+        /// The account.
+        account: Box<Account>,
+    },
+}
+
+impl Launcher {
+    /// Starts all processes and waits until all links are up.
+    ///
+    /// # Errors
+    /// [`LaunchError`]; nothing is left behind.
+    pub fn launch(&self) -> Result<LaunchedTorus, LaunchError> {
+        let key = millstream_shm::random_u64();
+        let deadline = Instant::now() + START;
+        let mut torus = LaunchedTorus {
+            dimensions: self.dimensions,
+            key,
+            monitors: Vec::new(),
+            nodes: Vec::new(),
+            supervisors: Vec::new(),
+            sockets: Vec::new(),
+        };
+        let mut addresses: Vec<String> = Vec::new();
+        for index in 0..self.supervisors {
+            let mut command = self.command("supervise", key);
+            if !addresses.is_empty() {
+                command.args(["--lower", &addresses.join(",")]);
+            }
+            command.args(["--period-factor", &self.period_factor.to_string()]);
+            let mut supervisor = Attendant::start(command)?;
+            addresses.push(supervisor.address(index, deadline)?);
+            torus.supervisors.push(supervisor);
+        }
+        let watched = addresses.join(",");
+        for node in self.dimensions.all() {
+            let mut command = self.command("node", key);
+            command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
+            self.watch(&mut command, &watched);
+            torus.nodes.push(NodeChild::start(node, command)?);
+        }
+        torus.connect(deadline)?;
+        for node in self.dimensions.all().filter(|_| self.supervisors > 0) {
+            let mut command = self.command("monitor", key);
+            command.args(["--node", &node.0.to_string()]);
+            self.watch(&mut command, &watched);
+            torus.monitors.push(Attendant::start(command)?);
+        }
+        Ok(torus)
+    }
+
+    fn command(&self, role: &str, key: u64) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments).arg(role);
+        command.args(["--dimensions", &self.dimensions.to_string(), "--key", &format!("{key:016x}")]);
+        if let Some(device) = &self.device {
+            command.env(millstream_rdma::loader::ENV_DEVICE, device);
+        }
+        command
+    }
+
+    fn watch(&self, command: &mut Command, supervisors: &str) {
+        if self.supervisors > 0 {
+            command.args(["--supervisors", supervisors]);
+            command.args(["--period-factor", &self.period_factor.to_string()]);
+        }
+    }
+}
+
+impl LaunchedTorus {
+    /// The abstract socket for the application of a node.
+    #[must_use]
+    pub fn socket(&self, node: NodeNumber) -> Option<&str> {
+        self.sockets.get(node.index()).map(String::as_str)
+    }
+
+    /// Process id of a node.
+    #[must_use]
+    pub fn pid(&self, node: NodeNumber) -> Option<u32> {
+        self.nodes.get(node.index()).map(NodeChild::pid)
+    }
+
+    /// Addresses of the supervisors, and the run's key, for watchers.
+    #[must_use]
+    pub fn watched_at(&self) -> (Vec<String>, u64) {
+        (self.supervisors.iter().filter_map(Attendant::listening).collect(), self.key)
+    }
+
+    /// Process id of a node's host monitor.
+    #[must_use]
+    pub fn monitor_pid(&self, node: NodeNumber) -> Option<u32> {
+        self.monitors.get(node.index()).map(Attendant::pid)
+    }
+
+    /// Process id of a supervisor.
+    #[must_use]
+    pub fn supervisor_pid(&self, index: usize) -> Option<u32> {
+        self.supervisors.get(index).map(Attendant::pid)
+    }
+
+    /// The newest state of the torus from the acting supervisor; `None` without one.
+    #[must_use]
+    pub fn state(&self) -> Option<TorusState> {
+        let mut states = self.supervisors.iter().filter_map(|supervisor| supervisor.state(self.key));
+        states.find(|state| state.acting)
+    }
+
+    fn connect(&mut self, deadline: Instant) -> Result<(), LaunchError> {
+        let mut addresses = Vec::new();
+        for node in &mut self.nodes {
+            let NodeMessage::Listening { address, socket } = node.expect(deadline)? else {
+                return Err(node.failure("did not say where it listens"));
+            };
+            addresses.push(address);
+            self.sockets.push(socket);
+        }
+        for node in &mut self.nodes {
+            node.send(&NodeCommand::Peers(addresses.clone()))?;
+        }
+        for node in &mut self.nodes {
+            if node.expect(deadline)? != NodeMessage::Ready {
+                return Err(node.failure("is not ready"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs one application beside each node, and waits until all have ended.
+    ///
+    /// # Errors
+    /// [`LaunchError`] of the first application or node that failed; the others are ended.
+    pub fn run(&mut self, program: &[OsString]) -> Result<(), LaunchError> {
+        let mut applications = self.start(program)?;
+        while applications.is_running() {
+            if let Some((node, status)) = applications.look()?
+                && !status.success()
+            {
+                return Err(LaunchError::Application { node, status });
+            }
+            self.nodes.iter_mut().try_for_each(NodeChild::check)?;
+        }
+        Ok(())
+    }
+
+    /// Runs applications as [`LaunchedTorus::run`] does, but to their own ends, whatever dies. `watch` is called again and
+    /// again.
+    ///
+    /// # Errors
+    /// [`LaunchError`] if one cannot be started.
+    pub fn run_surviving(
+        &mut self,
+        program: &[OsString],
+        mut watch: impl FnMut(&LaunchedTorus),
+    ) -> Result<Vec<Ended>, LaunchError> {
+        let mut applications = self.start(program)?;
+        let mut ended = Vec::new();
+        while applications.is_running() {
+            ended.extend(applications.look()?);
+            watch(self);
+        }
+        ended.sort_by_key(|&(node, _)| node);
+        Ok(ended)
+    }
+
+    fn start(&self, program: &[OsString]) -> Result<Applications, LaunchError> {
+        let mut applications = Applications::default();
+        let Some((name, arguments)) = program.split_first() else { return Ok(applications) };
+        for node in self.dimensions.all() {
+            let mut command = Command::new(name);
+            command
+                .args(arguments)
+                .env(ENV_SOCKET, &self.sockets[node.index()])
+                .env(ENV_RANK, node.0.to_string())
+                .env(ENV_SIZE, self.dimensions.nodes().to_string())
+                .env(ENV_DIMENSIONS, self.dimensions.to_string())
+                .stdin(Stdio::null());
+            applications.start(node, command)?;
+        }
+        Ok(applications)
+    }
+
+    /// Nodes whose process has ended.
+    #[must_use]
+    pub fn ended_nodes(&mut self) -> Vec<NodeNumber> {
+        let all = self.dimensions.all();
+        self.nodes
+            .iter_mut()
+            .zip(all)
+            .filter_map(|(node, number)| node.check().err().map(|_| number))
+            .collect()
+    }
+
+    /// The accounts of all live nodes, when nothing waits any more or after some time.
+    ///
+    /// # Errors
+    /// [`LaunchError`] of a node that failed meanwhile.
+    pub fn accounts(&mut self) -> Result<Vec<Account>, LaunchError> {
+        let deadline = Instant::now() + SETTLE;
+        let mut before = Account::default();
+        let ended = self.ended_nodes();
+        loop {
+            let mut accounts = Vec::new();
+            for node in self.nodes.iter_mut().filter(|node| !ended.contains(&node.node())) {
+                node.send(&NodeCommand::Account)?;
+            }
+            for node in self.nodes.iter_mut().filter(|node| !ended.contains(&node.node())) {
+                let NodeMessage::Account(account) = node.expect(deadline + SETTLE)? else {
+                    return Err(node.failure("sent no account"));
+                };
+                accounts.push(account);
+            }
+            let total = Account::total(&accounts);
+            let whole = !ended.is_empty() || total.on_links() == 0;
+            if (total.idle && total.is_balanced() && whole && total == before) || Instant::now() >= deadline {
+                return Ok(accounts);
+            }
+            before = total;
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Ends the torus. Returns the accounts of all live nodes. Each must balance; if no node died, all packets that were
+    /// sent have been received.
+    ///
+    /// # Errors
+    /// [`LaunchError::Account`] if packets are missing.
+    pub fn finish(mut self) -> Result<Vec<Account>, LaunchError> {
+        let accounts = self.accounts()?;
+        let total = Account::total(&accounts);
+        let lost_on_links = accounts.len() == self.nodes.len() && total.on_links() != 0 && total.epoch == 0;
+        if lost_on_links || !accounts.iter().all(Account::is_balanced) {
+            return Err(LaunchError::Account { account: Box::new(total) });
+        }
+        Ok(accounts)
+    }
+}
+
+impl Drop for LaunchedTorus {
+    fn drop(&mut self) {
+        for node in &mut self.nodes {
+            // One that has ended needs no message.
+            let _ = node.send(&NodeCommand::Finish);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The torus between processes.
+//!
+//! ```text
+//!   application ── command ring, completion ring (shared memory) ── node process ══ RC to six neighbours ══ node processes
+//! ```
+//! A node process owns the registered memory and the connections, so packets pass a node whose application is busy or
+//! absent. Read [`engine`] (one node as a machine over any links), [`verbs`] (links over verbs), [`control`] (the memory
+//! between application and node), [`application`] (the [`Fabric`](millstream_fabric::Fabric) of an application process),
+//! [`node`] (the process) and [`launch`] (a torus on this host).
+
+pub mod account;
+pub mod application;
+mod attach;
+pub mod control;
+pub mod engine;
+mod exchange;
+pub mod health_page;
+pub mod in_process;
+pub mod launch;
+mod layout;
+pub mod memory;
+pub mod monitor;
+pub mod node;
+pub mod service;
+mod staging;
+pub mod verbs;
+
+pub use application::TorusNode;

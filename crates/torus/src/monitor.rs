@@ -1,0 +1,177 @@
+//! The host monitor: a process of its own that shows that the host lives, and reports to the supervisors.
+
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use millstream_health::registers::{Condition, HostWatchdog, LinkState};
+use millstream_health::verdict::NeighbourView;
+use millstream_health::{Page, PeerState, PeerWatch, Timers};
+use millstream_shm::socket::Connection;
+use millstream_torus_core::{Dimensions, Direction, NodeNumber};
+
+use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::health_page::HealthPage;
+use crate::node::socket_name;
+use crate::service::ToSupervisor;
+use crate::service::lines::Lines;
+
+/// Interval of attempts to reach a supervisor.
+const REDIAL: Duration = Duration::from_millis(200);
+
+/// What a host monitor is.
+#[derive(Clone, Debug)]
+pub struct MonitorOptions {
+    /// Shape of the torus.
+    pub dimensions: Dimensions,
+    /// Its node.
+    pub node: NodeNumber,
+    /// The run's key.
+    pub key: u64,
+    /// Addresses of the supervisors.
+    pub supervisors: Vec<String>,
+    /// Periods.
+    pub timers: Timers,
+}
+
+/// Runs a host monitor until its standard input ends; then the host leaves in order.
+///
+/// # Errors
+/// The node process cannot be reached.
+pub fn run(options: &MonitorOptions) -> io::Result<()> {
+    let socket = socket_name(options.key, options.node);
+    let failed = |cause: io::Error| {
+        io::Error::new(cause.kind(), format!("cannot reach the node process at {socket:?}: {cause}"))
+    };
+    let connection = Connection::open(&socket, Duration::from_secs(30)).map_err(failed)?;
+    send(&connection, &AttachRequest::Monitor, &[]).map_err(failed)?;
+    let (reply, descriptors) = receive::<AttachReply>(&connection).map_err(failed)?;
+    if let AttachReply::Failed { reason } = reply {
+        return Err(failed(io::Error::other(reason)));
+    }
+    let descriptor =
+        descriptors.into_iter().next().ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
+    let page = HealthPage::open(descriptor).map_err(failed)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        let _ = io::stdin().read_to_end(&mut rest);
+        flag.store(true, Ordering::Relaxed);
+    });
+    HostMonitor::new(options, page).serve(&ended);
+    Ok(())
+}
+
+struct Supervisor {
+    address: String,
+    lines: Option<Lines>,
+    tried: Option<Instant>,
+}
+
+struct HostMonitor {
+    torus: Dimensions,
+    node: NodeNumber,
+    key: u64,
+    timers: Timers,
+    page: HealthPage,
+    adapter: PeerWatch,
+    supervisors: Vec<Supervisor>,
+    sequence: u32,
+}
+
+impl HostMonitor {
+    fn new(options: &MonitorOptions, page: HealthPage) -> HostMonitor {
+        let supervisor = |address: &String| Supervisor { address: address.clone(), lines: None, tried: None };
+        HostMonitor {
+            torus: options.dimensions,
+            node: options.node,
+            key: options.key,
+            timers: options.timers,
+            page,
+            adapter: PeerWatch::new(options.timers.misses),
+            supervisors: options.supervisors.iter().map(supervisor).collect(),
+            sequence: 0,
+        }
+    }
+
+    fn serve(mut self, ended: &AtomicBool) {
+        let (mut read, mut reported) = (None, None);
+        let mut last = None;
+        let due = |at: Option<Instant>, period: u64| {
+            at.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(period))
+        };
+        while !ended.load(Ordering::Relaxed) {
+            self.write(Condition::Ok);
+            if due(read, self.timers.read) {
+                read = Some(Instant::now());
+                self.adapter.handle_read(self.page.adapter().sequence() as u32, false);
+            }
+            let page = self.look(Condition::Ok);
+            // A change is reported at once.
+            if last != Some(page) || due(reported, self.timers.report) {
+                (last, reported) = (Some(page), Some(Instant::now()));
+                self.report(page);
+            }
+            std::thread::sleep(Duration::from_millis(self.timers.write));
+        }
+        self.write(Condition::Stopping);
+        let page = self.look(Condition::Stopping);
+        self.report(page);
+    }
+
+    fn write(&mut self, host: Condition) {
+        self.sequence = self.sequence.wrapping_add(1);
+        let reachable = self.supervisors.is_empty() || self.supervisors.iter().any(|s| s.lines.is_some());
+        let word = HostWatchdog::default()
+            .with_sequence(self.sequence.into())
+            .with_host(host as u64)
+            .with_service(reachable.into());
+        self.page.set_host(word);
+    }
+
+    fn look(&self, host: Condition) -> Page {
+        let neighbours = Direction::ALL.map(|direction| {
+            self.torus.neighbour(self.node, direction)?;
+            let word = self.page.remote(direction);
+            Some(NeighbourView {
+                link: LinkState::from_code(word.link()),
+                host: Condition::from_code(word.host()),
+                service: word.service() == 1,
+            })
+        });
+        let adapter = match self.adapter.state() {
+            PeerState::Failed => Condition::Failed,
+            _ => Condition::from_code(self.page.adapter().adapter()),
+        };
+        Page { host, adapter, neighbours }
+    }
+
+    fn report(&mut self, page: Page) {
+        let hello = ToSupervisor::Hello { key: self.key, node: None };
+        let report = ToSupervisor::Report { node: self.node, page };
+        for supervisor in &mut self.supervisors {
+            if supervisor.lines.is_none() && supervisor.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
+                supervisor.tried = Some(Instant::now());
+                supervisor.lines = connect(&supervisor.address, &hello).ok();
+            }
+            if let Some(lines) = &mut supervisor.lines
+                && lines.send(&report).is_err()
+            {
+                supervisor.lines = None;
+            }
+        }
+    }
+}
+
+/// Connects to a supervisor. Its states are not read: they are few, and the kernel keeps or drops them.
+fn connect(address: &str, hello: &ToSupervisor) -> io::Result<Lines> {
+    let stream = TcpStream::connect(address)?;
+    let mut lines = Lines::new(stream)?;
+    lines.send(hello)?;
+    let mut reader = lines.writer()?;
+    std::thread::spawn(move || while reader.read::<serde_json::Value>().is_ok() {});
+    Ok(lines)
+}

@@ -1,0 +1,39 @@
+//! Lines of JSON between a node process and its launcher, on standard input and output.
+
+use serde::{Deserialize, Serialize};
+
+use crate::account::Account;
+
+/// From the node process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeMessage {
+    /// It accepts neighbours and applications.
+    Listening {
+        /// Address for neighbours.
+        address: String,
+        /// Abstract socket for applications.
+        socket: String,
+    },
+    /// All links are up.
+    Ready,
+    /// The account that was asked for.
+    Account(Account),
+    /// The process cannot go on.
+    Failed {
+        /// The error.
+        reason: String,
+    },
+}
+
+/// To the node process. The end of its standard input ends it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NodeCommand {
+    /// Connect to the neighbours among all nodes, by number.
+    Peers(Vec<String>),
+    /// Report the account.
+    Account,
+    /// All nodes end now: a neighbour's end is no fault.
+    Finish,
+}

@@ -1,0 +1,543 @@
+//! A node process: the links, the engine and the place of an application, in one loop.
+
+mod message;
+mod monitor;
+mod port;
+mod service;
+
+pub use message::{NodeCommand, NodeMessage};
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_fabric::RegionId;
+use millstream_health::Timers;
+use millstream_quantity::Instant;
+use millstream_rdma::connect::{ConnectError, listen};
+use millstream_rdma::device::{DeviceError, DeviceSelector};
+use millstream_rdma::queue::{PollError, QueueError};
+use millstream_rdma::wait::{WaitError, WaitOptions};
+use millstream_rdma::{Completion, CompletionQueue, CompletionWaiter, Deadline, Device, WaitFd};
+use millstream_shm::socket::{self, Connection};
+use millstream_torus_core::{Dimensions, Direction, NodeNumber};
+
+use crate::account::Account;
+use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::engine::{Engine, EngineOptions};
+use crate::health_page::HealthPage;
+use crate::service::{FromSupervisor, ToSupervisor};
+use crate::verbs::{Connections, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
+use monitor::AdapterMonitor;
+use port::Port;
+use service::Service;
+
+/// How long the nodes of a torus wait for each other at the start.
+const START: Duration = Duration::from_secs(60);
+/// Longest sleep: timers are looked at as often.
+const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+const COMPLETIONS_PER_LOOK: usize = 64;
+/// Looks with work before other descriptors are served.
+const LOOKS: usize = 32;
+
+/// What a node process is.
+#[derive(Clone, Debug)]
+pub struct NodeOptions {
+    /// Shape of the torus.
+    pub dimensions: Dimensions,
+    /// This node.
+    pub node: NodeNumber,
+    /// The run's key: nodes and applications of different runs do not meet.
+    pub key: u64,
+    /// Address for neighbours, for example `127.0.0.1:0`.
+    pub listen: String,
+    /// The device.
+    pub device: DeviceSelector,
+    /// Sizes and times.
+    pub engine: EngineOptions,
+    /// How long to poll before the process sleeps.
+    pub spin: Duration,
+    /// Addresses of the supervisors.
+    pub supervisors: Vec<String>,
+    /// Periods of the adapter monitor; without them it does not watch.
+    pub timers: Option<Timers>,
+}
+
+/// Why a node process cannot go on.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum NodeError {
+    /// The number exceeds the torus.
+    #[error("node {node} does not exist: a torus of {dimensions} has nodes 0 to {}", .dimensions.nodes() - 1)]
+    NoSuchNode {
+        /// The number.
+        node: u16,
+        /// The dimensions.
+        dimensions: Dimensions,
+    },
+    /// The list of addresses has another length.
+    #[error("{given} addresses for a torus of {dimensions}, which has {} nodes", .dimensions.nodes())]
+    Peers {
+        /// Number of addresses.
+        given: usize,
+        /// The dimensions.
+        dimensions: Dimensions,
+    },
+    /// The launcher sent something else than a command.
+    #[error("standard input: {line:?} is not a command: {cause}")]
+    Command {
+        /// The line.
+        line: String,
+        /// The cause.
+        cause: serde_json::Error,
+    },
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// The device refused a queue.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// The address cannot be used.
+    #[error(transparent)]
+    Listen(#[from] ConnectError),
+    /// The links cannot be connected.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Completions cannot be waited for.
+    #[error(transparent)]
+    Wait(#[from] WaitError),
+    /// Completions cannot be polled.
+    #[error(transparent)]
+    Poll(#[from] PollError),
+    /// A system call failed.
+    #[error("{what}: {cause}")]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The cause.
+        cause: io::Error,
+    },
+}
+
+fn context(what: &'static str) -> impl FnOnce(io::Error) -> NodeError {
+    move |cause| NodeError::Io { what, cause }
+}
+
+/// The abstract socket of a node for applications.
+#[must_use]
+pub fn socket_name(key: u64, node: NodeNumber) -> String {
+    format!("millstream-torus-{key:016x}-{}", node.0)
+}
+
+/// Runs a node process until its standard input ends. Reports go to standard output.
+///
+/// # Errors
+/// [`NodeError`], which is also reported.
+pub fn run(options: &NodeOptions) -> Result<(), NodeError> {
+    let result = Node::start(options).and_then(|node| node.map_or(Ok(()), Node::serve));
+    if let Err(error) = &result {
+        say(&NodeMessage::Failed { reason: error.to_string() });
+    }
+    result
+}
+
+/// Writes a message to the launcher; if it is gone, standard input ends, too.
+fn say(message: &NodeMessage) {
+    if let Ok(line) = serde_json::to_string(message) {
+        let mut out = io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
+    }
+}
+
+/// Lines of standard input.
+struct Input {
+    file: Arc<File>,
+    buffer: Vec<u8>,
+}
+
+impl Input {
+    fn open() -> io::Result<Input> {
+        Ok(Input {
+            file: Arc::new(File::from(io::stdin().as_fd().try_clone_to_owned()?)),
+            buffer: Vec::new(),
+        })
+    }
+
+    /// Reads once. `None` at the end, otherwise whole lines.
+    fn read(&mut self) -> io::Result<Option<Vec<String>>> {
+        let mut chunk = [0; 4096];
+        let read = (&*self.file).read(&mut chunk)?;
+        if read == 0 {
+            return Ok(None);
+        }
+        self.buffer.extend_from_slice(&chunk[..read]);
+        let mut lines = Vec::new();
+        while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
+            let line: Vec<u8> = self.buffer.drain(..=end).collect();
+            lines.push(String::from_utf8_lossy(&line[..end]).into_owned());
+        }
+        Ok(Some(lines))
+    }
+}
+
+fn parse(line: &str) -> Result<NodeCommand, NodeError> {
+    serde_json::from_str(line).map_err(|cause| NodeError::Command { line: line.to_owned(), cause })
+}
+
+struct Node {
+    options: NodeOptions,
+    device: Device,
+    waiter: CompletionWaiter,
+    state: State,
+    input: Input,
+    applications: Arc<socket::Listener>,
+    streams: Vec<(Direction, Arc<std::net::TcpStream>)>,
+    service: Service,
+    /// The health page for a host monitor.
+    health: OwnedFd,
+    /// An application has gone, and the supervisors do not know yet.
+    departed: bool,
+    lost: Vec<NodeNumber>,
+}
+
+/// What moves packets.
+struct State {
+    engine: Engine,
+    links: VerbsLinks,
+    queue: CompletionQueue,
+    port: Port,
+    completions: Vec<Completion>,
+    origin: std::time::Instant,
+    monitor: Option<AdapterMonitor>,
+    /// The torus ends: so do the neighbours.
+    finishing: bool,
+    /// The application broke the rules of its control memory.
+    faulty: bool,
+}
+
+impl Node {
+    /// Listens, waits for the addresses of all nodes, and connects. `None` if the launcher ended before.
+    fn start(options: &NodeOptions) -> Result<Option<Node>, NodeError> {
+        let torus = options.dimensions;
+        if !torus.contains(options.node) {
+            return Err(NodeError::NoSuchNode { node: options.node.0, dimensions: torus });
+        }
+        let device = millstream_rdma::device::open(&options.device)?;
+        let wait = WaitOptions { spin: options.spin, ..WaitOptions::default() };
+        let waiter = CompletionWaiter::new(&device, wait)?;
+        let queue = waiter.completion_queue(VerbsLinks::completions(&options.engine))?;
+        let mut links =
+            VerbsLinks::new(&device, options.engine).map_err(context("memory for receive slots"))?;
+        let mut engine = Engine::new(torus, options.node, options.engine);
+        let port = Port::new(&device, &mut engine, RegionId(options.key))
+            .map_err(context("memory for an application"))?;
+        let socket = socket_name(options.key, options.node);
+        let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
+        applications.set_nonblocking().map_err(context("listen for applications"))?;
+        let listener = listen(&options.listen)?;
+        let mut input = Input::open().map_err(context("read standard input"))?;
+        say(&NodeMessage::Listening { address: listener.address().to_string(), socket });
+        let Some(peers) = await_peers(&mut input)? else { return Ok(None) };
+        if peers.len() != torus.nodes() {
+            return Err(NodeError::Peers { given: peers.len(), dimensions: torus });
+        }
+        let setup = Connections {
+            device: &device,
+            queue: &queue,
+            torus,
+            here: options.node,
+            key: options.key,
+            options: options.engine,
+            listener: &listener,
+            peers: &peers,
+            deadline: Deadline::after(START),
+        };
+        let streams: Vec<LinkStream> = connect_all(&mut links, &setup)?;
+        streams.iter().for_each(|&(direction, _)| engine.set_link(direction, true));
+        say(&NodeMessage::Ready);
+        let (page, health) = HealthPage::create().map_err(context("memory for the health page"))?;
+        let service = Service::connect(&options.supervisors, options.key, options.node)
+            .map_err(context("connect to supervisors"))?;
+        let monitor = (options.timers)
+            .map(|timers| AdapterMonitor::new(&torus, options.node, timers, page, Instant::default()));
+        let state = State {
+            monitor,
+            finishing: false,
+            engine,
+            links,
+            queue,
+            port,
+            completions: vec![Completion::EMPTY; COMPLETIONS_PER_LOOK],
+            origin: std::time::Instant::now(),
+            faulty: false,
+        };
+        Ok(Some(Node {
+            options: options.clone(),
+            device,
+            waiter,
+            state,
+            input,
+            applications: Arc::new(applications),
+            streams: streams.into_iter().map(|(direction, stream)| (direction, Arc::new(stream))).collect(),
+            service,
+            health,
+            departed: false,
+            lost: Vec::new(),
+        }))
+    }
+
+    fn serve(mut self) -> Result<(), NodeError> {
+        loop {
+            let (wake, listener) = (Arc::clone(self.state.port.wake()), Arc::clone(&self.applications));
+            let input = Arc::clone(&self.input.file);
+            let connection = self.state.port.connection().map(Arc::clone);
+            let streams = self.streams.clone();
+            let orders = Arc::clone(self.service.wake());
+            let mut fds = vec![
+                WaitFd::readable(&*wake),
+                WaitFd::readable(&*listener),
+                WaitFd::readable(&*input),
+                WaitFd::readable(&*orders),
+            ];
+            let links_at = fds.len();
+            fds.extend(streams.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
+            let application_at = fds.len();
+            fds.extend(connection.iter().map(|connection| WaitFd::readable(&**connection)));
+
+            let deadline = Deadline::after(self.state.sleep());
+            let queue = self.state.queue.clone();
+            let state = &mut self.state;
+            for _ in 0..LOOKS {
+                if !state.progress()? {
+                    break;
+                }
+            }
+            // The application signals the event only while this is set; `progress` looks at its ring afterwards.
+            state.port.control().set_node_waits(true);
+            self.waiter.wait(&[&queue], &mut fds, deadline, || state.progress())?;
+            state.port.control().set_node_waits(false);
+
+            let ready: Vec<bool> = fds.iter().map(WaitFd::is_ready).collect();
+            if ready[0] {
+                wake.clear();
+            }
+            if ready[1] {
+                self.accept();
+            }
+            if ready[2] && !self.obey()? {
+                return Ok(());
+            }
+            for (at, (direction, _)) in streams.iter().enumerate() {
+                if ready[links_at + at] {
+                    self.stream_ended(*direction);
+                }
+            }
+            if ready[3] {
+                orders.clear();
+                self.take_orders();
+            }
+            let gone = ready.get(application_at) == Some(&true)
+                && self.state.port.serve(&mut self.state.engine).is_err();
+            if gone || self.state.faulty {
+                self.detach()?;
+            }
+            self.state.tick();
+            self.report();
+        }
+    }
+
+    /// What supervisors sent.
+    fn take_orders(&mut self) {
+        while let Some(message) = self.service.receive() {
+            match message {
+                FromSupervisor::Order(order) => {
+                    for answer in self.state.engine.handle_order(&order) {
+                        self.service.send(&ToSupervisor::Answer(answer));
+                    }
+                }
+                FromSupervisor::Lost(lost) => {
+                    self.lost = lost;
+                    self.show_lost();
+                }
+                FromSupervisor::State(_) => {}
+            }
+        }
+    }
+
+    /// Shows the application which nodes are lost.
+    fn show_lost(&self) {
+        let control = self.state.port.control();
+        for node in self.options.dimensions.all() {
+            control.set_lost(node, self.lost.contains(&node));
+        }
+        control.signal();
+    }
+
+    /// What supervisors wait for.
+    fn report(&mut self) {
+        if let Some(answer) = self.state.engine.poll_drained() {
+            self.service.send(&ToSupervisor::Answer(answer));
+        }
+        // Its last puts have arrived by then, so that nobody takes it for lost before.
+        if self.departed && self.state.engine.is_idle() {
+            self.departed = false;
+            let node = self.options.node;
+            self.service.send(&ToSupervisor::Application { node, attached: false });
+        }
+    }
+
+    fn accept(&mut self) {
+        match self.applications.accept() {
+            Ok(connection) => {
+                // A slow or foreign client must not hold the node.
+                let taken =
+                    connection.set_timeout(Duration::from_secs(1)).and_then(|()| self.take(connection));
+                if let Err(error) = taken {
+                    tracing::warn!("an application could not attach: {error}");
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => tracing::warn!("an application could not attach: {error}"),
+        }
+    }
+
+    fn take(&mut self, connection: Connection) -> io::Result<()> {
+        let (request, _) = receive::<AttachRequest>(&connection)?;
+        if request == AttachRequest::Monitor {
+            return send(&connection, &AttachReply::Health, &[self.health.as_fd()]);
+        }
+        if self.state.port.attach(connection, &request)? {
+            self.departed = false;
+            let node = self.options.node;
+            self.service.send(&ToSupervisor::Application { node, attached: true });
+        }
+        Ok(())
+    }
+
+    /// The application has gone. Its regions end; the links go on.
+    fn detach(&mut self) -> Result<(), NodeError> {
+        self.state.engine.detach();
+        self.state.faulty = false;
+        self.state.port = Port::new(&self.device, &mut self.state.engine, RegionId(self.options.key))
+            .map_err(context("memory for an application"))?;
+        self.departed = true;
+        self.show_lost();
+        Ok(())
+    }
+
+    /// Handles commands of the launcher. False at their end.
+    fn obey(&mut self) -> Result<bool, NodeError> {
+        let Some(lines) = self.input.read().map_err(context("read standard input"))? else {
+            return Ok(false);
+        };
+        for line in lines {
+            match parse(&line)? {
+                NodeCommand::Account => say(&NodeMessage::Account(Account::of(&self.state.engine))),
+                NodeCommand::Finish => self.state.finishing = true,
+                NodeCommand::Peers(_) => {}
+            }
+        }
+        Ok(true)
+    }
+
+    /// The neighbour's process closed its stream, or ended.
+    fn stream_ended(&mut self, direction: Direction) {
+        self.streams.retain(|&(other, _)| other != direction);
+        self.state.fail_link(direction, "the neighbour's process ended");
+    }
+}
+
+fn await_peers(input: &mut Input) -> Result<Option<Vec<String>>, NodeError> {
+    loop {
+        let Some(lines) = input.read().map_err(context("read standard input"))? else { return Ok(None) };
+        for line in lines {
+            if let NodeCommand::Peers(peers) = parse(&line)? {
+                return Ok(Some(peers));
+            }
+        }
+    }
+}
+
+impl State {
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn sleep(&self) -> Duration {
+        let longest = self.monitor.as_ref().map_or(LONGEST_SLEEP, AdapterMonitor::sleep);
+        let now = self.now();
+        self.engine.poll_timeout().map_or(longest, |at| at.since(now)).min(longest)
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        self.engine.handle_time(now);
+        let Some(monitor) = &mut self.monitor else { return };
+        let links = &mut self.links;
+        let findings = monitor.tick(|direction| links.frames_sent(direction), now);
+        for (direction, word) in findings.words {
+            links.set_diagnosis(direction, word);
+            self.engine.set_diagnosis(direction, word);
+        }
+        findings.idle.into_iter().for_each(|direction| links.send_idle(direction));
+        for direction in findings.broken {
+            self.fail_link(direction, "no frame arrived in time");
+        }
+    }
+
+    /// Handles completions and commands, and moves packets. Returns whether there was work.
+    fn progress(&mut self) -> Result<bool, NodeError> {
+        let mut worked = self.poll_completions()?;
+        let Ok(commands) = self.port.take_commands(&mut self.engine) else { return Ok(self.fault()) };
+        worked |= commands;
+        worked |= self.engine.run(&mut self.links);
+        let Ok(told) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
+        Ok(worked | told)
+    }
+
+    /// The application broke the rules: it is detached after this look.
+    fn fault(&mut self) -> bool {
+        self.faulty = true;
+        true
+    }
+
+    fn poll_completions(&mut self) -> Result<bool, NodeError> {
+        let mut completions = std::mem::take(&mut self.completions);
+        let taken = self.queue.poll(&mut completions)?.len();
+        for completion in &completions[..taken] {
+            match self.links.handle_completion(completion, &mut self.engine) {
+                Some(LinkEvent::Frame { side, frame }) => {
+                    let now = self.now();
+                    if let Some(monitor) = &mut self.monitor {
+                        monitor.frame(side, frame.diagnosis, now);
+                    }
+                    if let Err(error) = self.links.handle_frame(side, frame, &mut self.engine) {
+                        self.engine.count_malformed();
+                        self.fail_link(side, &error.to_string());
+                    }
+                }
+                Some(LinkEvent::Failed { side }) => self.fail_link(side, "the queue pair failed"),
+                None => {}
+            }
+        }
+        self.links.post_receives();
+        self.completions = completions;
+        Ok(taken > 0)
+    }
+
+    fn fail_link(&mut self, direction: Direction, cause: &str) {
+        if self.engine.link_is_up(direction) {
+            if !self.finishing {
+                tracing::warn!("{}: link {direction} failed: {cause}", self.engine.here());
+            }
+            self.engine.set_link(direction, false);
+            self.links.shut_down(direction);
+            let now = self.now();
+            if let Some(monitor) = &mut self.monitor {
+                monitor.failed(direction, now);
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The place of an application at its node: control memory, mailbox, and the connection while one is attached.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use millstream_fabric::RegionId;
+use millstream_rdma::{Access, Device};
+use millstream_shm::EventFd;
+use millstream_shm::socket::Connection;
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::control::{Command, CommandKind, Completion, Control, ControlError};
+use crate::engine::{AtomicOperation, Engine, Event, Failure, Operation, Request, Span};
+use crate::exchange::mailbox_bytes;
+use crate::memory::Memory;
+
+/// Commands that one look takes, so that packets are not kept waiting.
+const COMMANDS_PER_LOOK: usize = 64;
+
+/// Memory for one application, before and while it is attached.
+#[derive(Debug)]
+pub(super) struct Port {
+    device: Device,
+    torus: Dimensions,
+    here: NodeNumber,
+    mailbox: RegionId,
+    control: Control,
+    descriptors: [OwnedFd; 2],
+    wake: Arc<EventFd>,
+    connection: Option<Arc<Connection>>,
+}
+
+impl Port {
+    pub(super) fn new(device: &Device, engine: &mut Engine, mailbox: RegionId) -> io::Result<Port> {
+        let (torus, here) = (engine.dimensions(), engine.here());
+        let (control, control_fd) = Control::create(Some(device))?;
+        let access = Some((device, Access::LOCAL_WRITE));
+        let (memory, mailbox_fd) =
+            Memory::allocate("millstream-torus-mailbox", mailbox_bytes(torus.nodes()), access)?;
+        engine.regions.add_known(mailbox, Arc::new(memory));
+        Ok(Port {
+            device: device.clone(),
+            torus,
+            here,
+            mailbox,
+            control,
+            descriptors: [control_fd, mailbox_fd],
+            wake: Arc::new(EventFd::latch()?),
+            connection: None,
+        })
+    }
+
+    pub(super) fn control(&self) -> &Control {
+        &self.control
+    }
+
+    pub(super) fn wake(&self) -> &Arc<EventFd> {
+        &self.wake
+    }
+
+    pub(super) fn connection(&self) -> Option<&Arc<Connection>> {
+        self.connection.as_ref()
+    }
+
+    /// Takes an application, if there is none. Returns whether it is attached.
+    pub(super) fn attach(&mut self, connection: Connection, request: &AttachRequest) -> io::Result<bool> {
+        let reason = if !request.is_attach() {
+            Some("it has another version than this node process".to_owned())
+        } else {
+            let other = self.connection.as_ref();
+            other.map(|other| format!("process {} is attached to {} already", other.peer().pid, self.here))
+        };
+        if let Some(reason) = reason {
+            send(&connection, &AttachReply::Failed { reason }, &[])?;
+            return Ok(false);
+        }
+        let reply = AttachReply::Attached {
+            dimensions: self.torus.to_string(),
+            node: self.here.0.into(),
+            mailbox: self.mailbox.0,
+        };
+        let [control, mailbox] = &self.descriptors;
+        send(&connection, &reply, &[control.as_fd(), mailbox.as_fd(), self.wake.as_fd()])?;
+        connection.set_nonblocking()?;
+        self.connection = Some(Arc::new(connection));
+        Ok(true)
+    }
+
+    /// Answers a request of the application. An error means that it is gone.
+    pub(super) fn serve(&mut self, engine: &mut Engine) -> io::Result<()> {
+        let Some(connection) = self.connection.clone() else { return Ok(()) };
+        let (request, descriptors) = match receive::<AttachRequest>(&connection) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            other => other?,
+        };
+        let failed = |reason: String| AttachReply::Failed { reason };
+        let reply = match request {
+            AttachRequest::Attach { .. } | AttachRequest::Monitor => {
+                failed("this application is attached".to_owned())
+            }
+            AttachRequest::Register { length } => match self.register(engine, descriptors, length) {
+                Ok(region) => AttachReply::Region { region: region.0 },
+                Err(error) => failed(format!("{length} bytes: {error}")),
+            },
+            AttachRequest::Deregister { region } => {
+                engine.regions.remove(RegionId(region));
+                AttachReply::Region { region }
+            }
+        };
+        send(&connection, &reply, &[])
+    }
+
+    fn register(&self, engine: &mut Engine, descriptors: Vec<OwnedFd>, length: u64) -> io::Result<RegionId> {
+        let invalid = |cause: &str| io::Error::new(io::ErrorKind::InvalidInput, cause.to_owned());
+        let descriptor =
+            descriptors.into_iter().next().ok_or_else(|| invalid("no memory came with the request"))?;
+        let memory = Memory::from_peer(descriptor, Some((&self.device, Access::LOCAL_WRITE)))?;
+        memory.check(0, length).map_err(|error| invalid(&error.to_string()))?;
+        Ok(engine.regions.add(Arc::new(memory)))
+    }
+
+    /// Gives the application's commands to the engine. Returns whether there were any.
+    pub(super) fn take_commands(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
+        if self.connection.is_none() {
+            return Ok(false);
+        }
+        let mut worked = false;
+        for _ in 0..COMMANDS_PER_LOOK {
+            let Some(command) = self.control.take_command()? else { break };
+            worked = true;
+            match self.operation(engine, &command) {
+                Ok(operation) => engine.post(operation),
+                Err(failure) => {
+                    let completion = Completion { cookie: command.cookie, value: 0, failure: Some(failure) };
+                    self.control.complete(completion)?;
+                    self.control.signal();
+                }
+            }
+        }
+        Ok(worked)
+    }
+
+    fn operation(&self, engine: &Engine, command: &Command) -> Result<Operation, Failure> {
+        let (region, offset) = (command.region, command.offset);
+        let span = |local: RegionId, at: u64, length: u32| -> Result<Span, Failure> {
+            if local == RegionId(0) {
+                let offset = Control::staging(at, length).ok_or(Failure::Access)?;
+                return Ok(Span { memory: Arc::clone(self.control.memory()), offset });
+            }
+            let memory = engine.regions.range(local, at, length.into())?;
+            Ok(Span { memory: Arc::clone(memory), offset: at })
+        };
+        let request = match command.kind {
+            CommandKind::Put { local, at, length, notification } => {
+                Request::Put { region, offset, source: span(local, at, length)?, length, notification }
+            }
+            CommandKind::Get { local, at, length } => {
+                Request::Get { region, offset, into: span(local, at, length)?, length }
+            }
+            CommandKind::FetchAdd(add) => {
+                Request::Atomic { region, offset, change: AtomicOperation::FetchAdd(add) }
+            }
+            CommandKind::CompareSwap(expected, new) => {
+                Request::Atomic { region, offset, change: AtomicOperation::CompareSwap(expected, new) }
+            }
+        };
+        Ok(Operation { target: command.target, request, cookie: command.cookie })
+    }
+
+    /// Tells the application what happened. Notifications that come before one is attached are kept for it.
+    pub(super) fn report(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
+        let mut told = false;
+        while let Some(event) = engine.poll_event() {
+            told = true;
+            match event {
+                Event::Completed { cookie, value, failure } => {
+                    self.control.complete(Completion { cookie, value, failure })?;
+                }
+                Event::Counter { index, add } => self.control.raise(index, add),
+                Event::Notification(event) => self.control.notify(&event)?,
+            }
+        }
+        if told {
+            self.control.signal();
+        }
+        Ok(told)
+    }
+}

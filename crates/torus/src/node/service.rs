@@ -1,0 +1,129 @@
+//! A node process's connections to the supervisors.
+
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use millstream_shm::EventFd;
+use millstream_torus_core::NodeNumber;
+
+use crate::service::lines::Lines;
+use crate::service::{FromSupervisor, ToSupervisor};
+
+const REDIAL: Duration = Duration::from_millis(200);
+
+/// All supervisors. A thread each reads; what they send wakes the node process.
+#[derive(Debug)]
+pub(super) struct Service {
+    messages: Receiver<FromSupervisor>,
+    writers: Vec<Sender<ToSupervisor>>,
+    wake: Arc<EventFd>,
+}
+
+impl Service {
+    pub(super) fn connect(addresses: &[String], key: u64, node: NodeNumber) -> std::io::Result<Service> {
+        let wake = Arc::new(EventFd::latch()?);
+        let (sender, messages) = mpsc::channel();
+        let mut writers = Vec::new();
+        for address in addresses {
+            let (outgoing, to_send) = mpsc::channel();
+            writers.push(outgoing);
+            let link = SupervisorLink {
+                address: address.clone(),
+                hello: ToSupervisor::Hello { key, node: Some(node) },
+                sender: sender.clone(),
+                wake: Arc::clone(&wake),
+            };
+            std::thread::spawn(move || link.serve(&to_send));
+        }
+        Ok(Service { messages, writers, wake })
+    }
+
+    /// Readable when a message waits.
+    pub(super) fn wake(&self) -> &Arc<EventFd> {
+        &self.wake
+    }
+
+    pub(super) fn receive(&self) -> Option<FromSupervisor> {
+        self.messages.try_recv().ok()
+    }
+
+    /// Sends to all supervisors: only the one that asked takes it.
+    pub(super) fn send(&self, message: &ToSupervisor) {
+        for writer in &self.writers {
+            let _ = writer.send(message.clone());
+        }
+    }
+}
+
+struct SupervisorLink {
+    address: String,
+    hello: ToSupervisor,
+    sender: Sender<FromSupervisor>,
+    wake: Arc<EventFd>,
+}
+
+impl SupervisorLink {
+    /// Connects again and again. Messages that wait while there is no connection are sent later.
+    fn serve(self, to_send: &Receiver<ToSupervisor>) {
+        // What a supervisor must know that begins later.
+        let mut application = None;
+        loop {
+            let closed = Arc::new(AtomicBool::new(false));
+            if let Some(mut lines) = self.dial(&closed)
+                && application.iter().all(|message| lines.send(message).is_ok())
+                && !forward(&mut lines, to_send, &closed, &mut application)
+            {
+                return;
+            }
+            std::thread::sleep(REDIAL);
+        }
+    }
+
+    fn dial(&self, closed: &Arc<AtomicBool>) -> Option<Lines> {
+        let stream = TcpStream::connect(&self.address).ok()?;
+        let mut lines = Lines::new(stream).ok()?;
+        lines.send(&self.hello).ok()?;
+        let mut reader = lines.writer().ok()?;
+        let (sender, wake, closed) = (self.sender.clone(), Arc::clone(&self.wake), Arc::clone(closed));
+        std::thread::spawn(move || {
+            while let Ok(messages) = reader.read() {
+                for message in messages {
+                    if sender.send(message).is_err() {
+                        return;
+                    }
+                }
+                wake.signal();
+            }
+            // The writing thread notices and dials again.
+            closed.store(true, Ordering::Relaxed);
+        });
+        Some(lines)
+    }
+}
+
+/// Sends messages until the connection is lost. False if the node process has ended.
+fn forward(
+    lines: &mut Lines,
+    to_send: &Receiver<ToSupervisor>,
+    closed: &AtomicBool,
+    application: &mut Option<ToSupervisor>,
+) -> bool {
+    loop {
+        match to_send.recv_timeout(REDIAL) {
+            Ok(message) => {
+                if matches!(message, ToSupervisor::Application { .. }) {
+                    *application = Some(message.clone());
+                }
+                if lines.send(&message).is_err() {
+                    return true;
+                }
+            }
+            Err(RecvTimeoutError::Disconnected) => return false,
+            Err(RecvTimeoutError::Timeout) if closed.load(Ordering::Relaxed) => return true,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+    }
+}

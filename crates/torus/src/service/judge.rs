@@ -1,0 +1,265 @@
+//! A supervisor as a machine: reports in, orders and states out; time is an argument.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use millstream_health::registers::LinkState;
+use millstream_health::verdict::Path;
+use millstream_health::{NodeState, Page, Reports, Timers};
+use millstream_quantity::Instant;
+use millstream_torus_core::epoch::{Answer, Ballot, Coordinator, Order};
+use millstream_torus_core::{DeadSet, Dimensions, Direction, NodeNumber};
+
+use super::message::{Change, NodeRow, TorusState};
+
+/// Time for all nodes to report before a missing one counts.
+const START: Duration = Duration::from_secs(10);
+/// Interval in which orders without an answer are sent again.
+const REPEAT: Duration = Duration::from_millis(200);
+const CHANGES: usize = 256;
+
+/// Decides about all nodes.
+#[derive(Debug)]
+pub struct Judge {
+    torus: Dimensions,
+    index: u16,
+    timers: Timers,
+    reports: Reports,
+    pages: BTreeMap<NodeNumber, (Page, Instant)>,
+    applications: BTreeMap<NodeNumber, bool>,
+    states: Vec<NodeState>,
+    dead: DeadSet,
+    coordinator: Option<Coordinator>,
+    repeat_at: Instant,
+    changes: Vec<Change>,
+}
+
+impl Judge {
+    /// A supervisor that has heard of nobody and does not act.
+    #[must_use]
+    pub fn new(torus: Dimensions, index: u16, timers: Timers) -> Judge {
+        Judge {
+            torus,
+            index,
+            timers,
+            reports: Reports::new(torus),
+            pages: BTreeMap::new(),
+            applications: BTreeMap::new(),
+            states: vec![NodeState::Unknown; torus.nodes()],
+            dead: DeadSet::new(),
+            coordinator: None,
+            repeat_at: Instant::default(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// A host monitor's report.
+    pub fn handle_report(&mut self, node: NodeNumber, page: Page, now: Instant) {
+        if self.torus.contains(node) {
+            self.pages.insert(node, (page, now));
+            self.reports.handle_report(node, page, Path::Service);
+        }
+    }
+
+    /// An application came, or is gone.
+    pub fn handle_application(&mut self, node: NodeNumber, attached: bool) {
+        if self.torus.contains(node) {
+            self.applications.insert(node, attached);
+        }
+    }
+
+    /// A node process answered.
+    pub fn handle_answer(&mut self, node: NodeNumber, answer: &Answer) {
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.handle_answer(node, answer);
+        }
+    }
+
+    /// Begins to act, with a term higher than all before.
+    pub fn act(&mut self, term: u32) {
+        if self.coordinator.is_none() {
+            let ballot = Ballot { term, supervisor: self.index };
+            self.coordinator = Some(Coordinator::take_over(self.torus, ballot, self.dead.clone()));
+        }
+    }
+
+    /// A lower supervisor lives: this one only watches.
+    pub fn step_back(&mut self) {
+        self.coordinator = None;
+    }
+
+    /// Whether it acts.
+    #[must_use]
+    pub fn is_acting(&self) -> bool {
+        self.coordinator.is_some()
+    }
+
+    /// Time passed. Returns whether a state changed.
+    pub fn handle_time(&mut self, now: Instant) -> bool {
+        let overdue = Duration::from_millis(u64::from(self.timers.missed_reports) * self.timers.report);
+        for (&node, &(_, at)) in &self.pages {
+            if now.since(at) > overdue {
+                self.reports.handle_silence(node);
+            }
+        }
+        let all_reported = self.pages.len() == self.torus.nodes();
+        if !all_reported && now < Instant::default() + START {
+            return false;
+        }
+        let changed = self.judge(now);
+        self.avoid();
+        if let Some(coordinator) = &mut self.coordinator {
+            coordinator.request(self.dead.clone());
+            if now >= self.repeat_at {
+                self.repeat_at = now + REPEAT;
+                coordinator.repeat();
+            }
+        }
+        changed
+    }
+
+    fn judge(&mut self, now: Instant) -> bool {
+        let mut changed = false;
+        for node in self.torus.all() {
+            let state = self.reports.verdict(node);
+            let known = &mut self.states[node.index()];
+            if *known != state {
+                *known = state;
+                changed = true;
+                if self.changes.len() == CHANGES {
+                    self.changes.remove(0);
+                }
+                let at = now.since(Instant::default()).as_millis() as u64;
+                self.changes.push(Change { at, node, state });
+            }
+        }
+        changed
+    }
+
+    /// What routes avoid. A node stays out until it is started anew, because its links do not return.
+    fn avoid(&mut self) {
+        for node in self.torus.all() {
+            match self.states[node.index()] {
+                NodeState::NodeFailed => self.dead.kill_node(node),
+                NodeState::AdapterFailed if self.neighbours_agree(node) => self.dead.kill_node(node),
+                NodeState::LinkFailed(direction) => {
+                    if let Some(link) = self.torus.link(node, direction) {
+                        self.dead.kill_link(link);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Whether a reporting neighbour sees its link to the node broken, or the node has no neighbours.
+    fn neighbours_agree(&self, node: NodeNumber) -> bool {
+        let mut neighbours = Direction::ALL
+            .into_iter()
+            .filter_map(|direction| Some((self.torus.neighbour(node, direction)?, direction.reversed())));
+        let mut any = false;
+        let broken = neighbours.any(|(other, direction)| {
+            any = true;
+            let page = self.pages.get(&other).map(|(page, _)| page);
+            let view = page.and_then(|page| page.neighbours[direction.index()]);
+            view.is_some_and(|view| view.link == LinkState::Broken)
+        });
+        broken || !any
+    }
+
+    /// The next order.
+    pub fn poll(&mut self) -> Option<(NodeNumber, Order)> {
+        self.coordinator.as_mut()?.poll()
+    }
+
+    /// All nodes that are dead or whose application is gone.
+    #[must_use]
+    pub fn lost(&self) -> Vec<NodeNumber> {
+        let gone = |node: &NodeNumber| {
+            !self.dead.node_lives(*node) || self.applications.get(node).is_some_and(|&attached| !attached)
+        };
+        self.torus.all().filter(gone).collect()
+    }
+
+    /// The state for watchers.
+    #[must_use]
+    pub fn state(&self) -> TorusState {
+        let nodes = self.torus.all().map(|node| NodeRow {
+            node,
+            state: self.states[node.index()],
+            avoided: !self.dead.node_lives(node),
+            application: self.applications.get(&node).copied(),
+        });
+        TorusState {
+            dimensions: self.torus.to_string(),
+            supervisor: self.index,
+            acting: self.is_acting(),
+            epoch: self.coordinator.as_ref().map_or(0, |coordinator| coordinator.current().0),
+            settled: self.coordinator.as_ref().is_some_and(Coordinator::is_settled),
+            nodes: nodes.collect(),
+            changes: self.changes.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_health::registers::Condition;
+    use millstream_health::verdict::NeighbourView;
+
+    fn page(torus: &Dimensions, node: NodeNumber, dead: Option<NodeNumber>, adapter: Condition) -> Page {
+        let neighbours = Direction::ALL.map(|direction| {
+            let other = torus.neighbour(node, direction)?;
+            let link = if Some(other) == dead { LinkState::Broken } else { LinkState::Up };
+            Some(NeighbourView { link, host: Condition::Ok, service: true })
+        });
+        Page { host: Condition::Ok, adapter, neighbours }
+    }
+
+    #[test]
+    fn a_dead_adapter_is_avoided_only_when_a_neighbour_agrees() {
+        let torus: Dimensions = "2x2x2".parse().unwrap();
+        let mut judge = Judge::new(torus, 0, Timers::default());
+        let dead = NodeNumber(3);
+        let report = |judge: &mut Judge, seen: Option<NodeNumber>, ms: u64| {
+            let now = Instant::from_nanos(ms * 1_000_000);
+            for node in torus.all() {
+                let adapter = if node == dead { Condition::Failed } else { Condition::Ok };
+                judge.handle_report(node, page(&torus, node, seen, adapter), now);
+            }
+            judge.handle_time(now)
+        };
+        assert!(report(&mut judge, None, 10));
+        assert_eq!(judge.state().nodes[3].state, NodeState::AdapterFailed);
+        assert_eq!(judge.lost(), []);
+        report(&mut judge, Some(dead), 20);
+        assert_eq!(judge.lost(), [dead]);
+        assert!(judge.state().nodes[3].avoided);
+        assert_eq!(judge.poll(), None, "it does not act");
+        judge.act(5);
+        let asked: Vec<_> = std::iter::from_fn(|| judge.poll()).map(|(node, _)| node).collect();
+        assert_eq!(asked.len(), 7, "the dead are not asked: {asked:?}");
+    }
+
+    #[test]
+    fn nothing_is_judged_before_all_have_reported() {
+        let torus: Dimensions = "2x1x1".parse().unwrap();
+        let mut judge = Judge::new(torus, 0, Timers::default());
+        judge.handle_report(
+            NodeNumber(0),
+            page(&torus, NodeNumber(0), None, Condition::Ok),
+            Instant::default(),
+        );
+        judge.handle_report(
+            NodeNumber(9),
+            page(&torus, NodeNumber(0), None, Condition::Ok),
+            Instant::default(),
+        );
+        assert!(!judge.handle_time(Instant::from_nanos(1_000_000_000)));
+        assert_eq!(judge.lost(), []);
+        judge.handle_application(NodeNumber(1), true);
+        judge.handle_application(NodeNumber(1), false);
+        assert_eq!(judge.lost(), [NodeNumber(1)]);
+    }
+}

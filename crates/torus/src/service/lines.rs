@@ -1,0 +1,60 @@
+//! Lines of JSON over a TCP stream.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+/// Longest line. A state of 65,536 nodes fits.
+const MAX_LINE: usize = 32 << 20;
+/// A peer that takes no bytes for this long is given up.
+const WRITE_LIMIT: Duration = Duration::from_secs(2);
+
+/// A stream of lines.
+#[derive(Debug)]
+pub(crate) struct Lines {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+}
+
+impl Lines {
+    pub(crate) fn new(stream: TcpStream) -> io::Result<Lines> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(WRITE_LIMIT))?;
+        Ok(Lines { stream, buffer: Vec::new() })
+    }
+
+    /// A second handle, for writing.
+    pub(crate) fn writer(&self) -> io::Result<Lines> {
+        Ok(Lines { stream: self.stream.try_clone()?, buffer: Vec::new() })
+    }
+
+    pub(crate) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        self.stream.write_all(&line)
+    }
+
+    /// Reads once and returns whole messages. An end of the stream is an error, as is a line that is no message.
+    pub(crate) fn read<T: DeserializeOwned>(&mut self) -> io::Result<Vec<T>> {
+        let mut chunk = [0; 16 << 10];
+        let read = self.stream.read(&mut chunk)?;
+        if read == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.buffer.extend_from_slice(&chunk[..read]);
+        let mut messages = Vec::new();
+        let mut start = 0;
+        while let Some(length) = self.buffer[start..].iter().position(|&byte| byte == b'\n') {
+            messages.push(serde_json::from_slice(&self.buffer[start..start + length])?);
+            start += length + 1;
+        }
+        self.buffer.drain(..start);
+        if self.buffer.len() > MAX_LINE {
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "a line is too long"));
+        }
+        Ok(messages)
+    }
+}

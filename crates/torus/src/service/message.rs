@@ -1,0 +1,90 @@
+//! Messages of the service network.
+
+use millstream_health::{NodeState, Page};
+use millstream_torus_core::NodeNumber;
+use millstream_torus_core::epoch::{Answer, Order};
+use serde::{Deserialize, Serialize};
+
+/// To a supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToSupervisor {
+    /// The first line of everybody: the run's key, and the node of a node process.
+    Hello {
+        /// The key.
+        key: u64,
+        /// The node whose process this is; `None` for monitors, watchers and other supervisors.
+        node: Option<NodeNumber>,
+    },
+    /// What a host monitor sees.
+    Report {
+        /// Its node.
+        node: NodeNumber,
+        /// The page.
+        page: Page,
+    },
+    /// A node process answers an order.
+    Answer(Answer),
+    /// An application came to a node, or is gone.
+    Application {
+        /// The node.
+        node: NodeNumber,
+        /// Whether it is there.
+        attached: bool,
+    },
+}
+
+/// From a supervisor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FromSupervisor {
+    /// A change of routes.
+    Order(Order),
+    /// All nodes that are dead or whose application is gone.
+    Lost(Vec<NodeNumber>),
+    /// The state of the torus; also the supervisor's heartbeat.
+    State(TorusState),
+}
+
+/// The state of the torus, as a supervisor sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TorusState {
+    /// Dimensions, as `2x2x2`.
+    pub dimensions: String,
+    /// The supervisor.
+    pub supervisor: u16,
+    /// Whether it acts.
+    pub acting: bool,
+    /// The epoch that it committed.
+    pub epoch: u32,
+    /// Whether all live nodes use it.
+    pub settled: bool,
+    /// The nodes, by number.
+    pub nodes: Vec<NodeRow>,
+    /// Changes of nodes so far, newest last.
+    pub changes: Vec<Change>,
+}
+
+/// A node in the state of the torus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeRow {
+    /// The node.
+    pub node: NodeNumber,
+    /// Its state.
+    pub state: NodeState,
+    /// Whether routes avoid it.
+    pub avoided: bool,
+    /// Whether its application is there; `None` before the first one.
+    pub application: Option<bool>,
+}
+
+/// A change of a node's state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Change {
+    /// Milliseconds since the supervisor began.
+    pub at: u64,
+    /// The node.
+    pub node: NodeNumber,
+    /// Its new state.
+    pub state: NodeState,
+}

@@ -1,0 +1,18 @@
+//! The service network: node processes and host monitors report to supervisors, which change routes.
+//!
+//! ```text
+//!   host monitor ── Report ──► supervisors (all)      node process ◄─ Order ── acting supervisor
+//!                                                                  ── Answer ─►
+//! ```
+//! Lines of JSON over TCP. The lowest live supervisor acts. Read [`message`], [`judge`] (the machine) and [`supervisor`]
+//! (the process).
+
+pub mod judge;
+pub(crate) mod lines;
+pub mod message;
+pub mod picture;
+pub mod supervisor;
+pub mod watcher;
+
+pub use judge::Judge;
+pub use message::{FromSupervisor, NodeRow, ToSupervisor, TorusState};

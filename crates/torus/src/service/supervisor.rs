@@ -1,0 +1,252 @@
+//! A supervisor process. Several run; the lowest live one acts.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, SystemTime};
+
+use millstream_health::Timers;
+use millstream_quantity::Instant;
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use super::lines::Lines;
+use super::{FromSupervisor, Judge, ToSupervisor};
+
+/// Interval of looks at reports that are overdue.
+const TICK: Duration = Duration::from_millis(10);
+/// Interval of attempts to reach a lower supervisor.
+const REDIAL: Duration = Duration::from_millis(100);
+
+/// What a supervisor is.
+#[derive(Clone, Debug)]
+pub struct SupervisorOptions {
+    /// Shape of the torus.
+    pub dimensions: Dimensions,
+    /// The run's key.
+    pub key: u64,
+    /// Address for reports, for example `127.0.0.1:0`.
+    pub listen: String,
+    /// Addresses of lower supervisors. This one acts only if none of them lives.
+    pub lower: Vec<String>,
+    /// Periods of reports.
+    pub timers: Timers,
+}
+
+enum Input {
+    Connected(u64, Lines),
+    Message(u64, ToSupervisor),
+    Closed(u64),
+    /// A lower supervisor lives, or does not.
+    Lower(usize, bool),
+    /// The launcher ended.
+    End,
+}
+
+struct Peer {
+    lines: Lines,
+    node: Option<NodeNumber>,
+    trusted: bool,
+}
+
+/// Runs a supervisor until its standard input ends. Prints `{"listening": ADDRESS}`.
+///
+/// # Errors
+/// The address cannot be used.
+pub fn run(options: &SupervisorOptions) -> io::Result<()> {
+    let listener = TcpListener::bind(&options.listen)
+        .map_err(|cause| io::Error::new(cause.kind(), format!("listen at {}: {cause}", options.listen)))?;
+    let line = serde_json::json!({ "listening": listener.local_addr()?.to_string() });
+    writeln!(io::stdout(), "{line}")?;
+    let (sender, inputs) = mpsc::channel();
+    accept_all(listener, sender.clone());
+    for (at, address) in options.lower.iter().enumerate() {
+        follow(at, address.clone(), options, sender.clone());
+    }
+    std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        let _ = io::stdin().read_to_end(&mut rest);
+        let _ = sender.send(Input::End);
+    });
+    Supervisor::new(options).serve(&inputs);
+    Ok(())
+}
+
+fn accept_all(listener: TcpListener, sender: Sender<Input>) {
+    std::thread::spawn(move || {
+        for (number, stream) in (0_u64..).zip(listener.incoming().map_while(Result::ok)) {
+            let sender = sender.clone();
+            std::thread::spawn(move || read_all(number, stream, &sender));
+        }
+    });
+}
+
+fn read_all(number: u64, stream: TcpStream, sender: &Sender<Input>) {
+    let Ok(mut lines) = Lines::new(stream) else { return };
+    let Ok(writer) = lines.writer() else { return };
+    let mut open = sender.send(Input::Connected(number, writer)).is_ok();
+    while open {
+        match lines.read() {
+            Ok(messages) => {
+                open =
+                    messages.into_iter().all(|message| sender.send(Input::Message(number, message)).is_ok());
+            }
+            Err(_) => open = false,
+        }
+    }
+    let _ = sender.send(Input::Closed(number));
+}
+
+/// Follows a lower supervisor: it lives while its states come.
+fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
+    let silence = Duration::from_millis(u64::from(options.timers.missed_reports) * options.timers.report);
+    let hello = ToSupervisor::Hello { key: options.key, node: None };
+    std::thread::spawn(move || {
+        loop {
+            let connected = TcpStream::connect(&address).and_then(|stream| {
+                stream.set_read_timeout(Some(silence))?;
+                let mut lines = Lines::new(stream)?;
+                lines.send(&hello)?;
+                Ok(lines)
+            });
+            if let Ok(mut lines) = connected {
+                while lines.read::<FromSupervisor>().is_ok() {
+                    if sender.send(Input::Lower(at, true)).is_err() {
+                        return;
+                    }
+                }
+            }
+            if sender.send(Input::Lower(at, false)).is_err() {
+                return;
+            }
+            std::thread::sleep(REDIAL);
+        }
+    });
+}
+
+struct Supervisor {
+    judge: Judge,
+    key: u64,
+    peers: BTreeMap<u64, Peer>,
+    /// Whether each lower supervisor lives; unknown at the start.
+    lower: Vec<Option<bool>>,
+    origin: std::time::Instant,
+    told: Instant,
+    heartbeat: Duration,
+    lost: Vec<NodeNumber>,
+}
+
+impl Supervisor {
+    fn new(options: &SupervisorOptions) -> Supervisor {
+        let index = options.lower.len() as u16;
+        Supervisor {
+            judge: Judge::new(options.dimensions, index, options.timers),
+            key: options.key,
+            peers: BTreeMap::new(),
+            lower: vec![None; options.lower.len()],
+            origin: std::time::Instant::now(),
+            told: Instant::default(),
+            heartbeat: Duration::from_millis(options.timers.report),
+            lost: Vec::new(),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        Instant::from_nanos(self.origin.elapsed().as_nanos() as u64)
+    }
+
+    fn serve(mut self, inputs: &Receiver<Input>) {
+        loop {
+            match inputs.recv_timeout(TICK) {
+                Ok(Input::End) | Err(RecvTimeoutError::Disconnected) => return,
+                Ok(input) => {
+                    self.handle(input);
+                    // All that waits, so that a burst is judged once.
+                    while let Ok(input) = inputs.try_recv() {
+                        if matches!(input, Input::End) {
+                            return;
+                        }
+                        self.handle(input);
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            self.tick();
+        }
+    }
+
+    fn handle(&mut self, input: Input) {
+        let now = self.now();
+        match input {
+            Input::Connected(number, lines) => {
+                self.peers.insert(number, Peer { lines, node: None, trusted: false });
+            }
+            Input::Closed(number) => drop(self.peers.remove(&number)),
+            Input::Lower(at, lives) => self.lower[at] = Some(lives),
+            Input::Message(number, ToSupervisor::Hello { key, node }) => {
+                let Some(peer) = self.peers.get_mut(&number) else { return };
+                if key != self.key {
+                    tracing::warn!("a peer of another run (key {key:016x}) is refused");
+                    self.peers.remove(&number);
+                    return;
+                }
+                (peer.node, peer.trusted) = (node, true);
+                let lost = FromSupervisor::Lost(self.lost.clone());
+                if node.is_some() && peer.lines.send(&lost).is_err() {
+                    self.peers.remove(&number);
+                }
+            }
+            Input::Message(number, message) => {
+                let Some(peer) = self.peers.get(&number).filter(|peer| peer.trusted) else { return };
+                match message {
+                    ToSupervisor::Report { node, page } => self.judge.handle_report(node, page, now),
+                    ToSupervisor::Answer(answer) => {
+                        if let Some(node) = peer.node {
+                            self.judge.handle_answer(node, &answer);
+                        }
+                    }
+                    ToSupervisor::Application { node, attached } => {
+                        self.judge.handle_application(node, attached);
+                    }
+                    ToSupervisor::Hello { .. } => {}
+                }
+            }
+            Input::End => {}
+        }
+    }
+
+    fn tick(&mut self) {
+        let now = self.now();
+        if self.lower.iter().all(|lives| *lives == Some(false)) {
+            // Terms grow with time, so a supervisor that returns has a higher one than it had.
+            let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            self.judge.act(seconds.as_secs() as u32);
+        } else if self.lower.contains(&Some(true)) {
+            self.judge.step_back();
+        }
+        let changed = self.judge.handle_time(now);
+        while let Some((node, order)) = self.judge.poll() {
+            self.send(&FromSupervisor::Order(order), |peer| peer.node == Some(node));
+        }
+        let lost = self.judge.lost();
+        if self.judge.is_acting() && lost != self.lost {
+            self.send(&FromSupervisor::Lost(lost.clone()), |peer| peer.node.is_some());
+        }
+        self.lost = lost;
+        if changed || now.since(self.told) >= self.heartbeat {
+            self.told = now;
+            let state = FromSupervisor::State(self.judge.state());
+            self.send(&state, |peer| peer.trusted && peer.node.is_none());
+        }
+    }
+
+    fn send(&mut self, message: &FromSupervisor, to: impl Fn(&Peer) -> bool) {
+        let mut failed = Vec::new();
+        for (&number, peer) in self.peers.iter_mut().filter(|(_, peer)| to(peer)) {
+            if peer.lines.send(message).is_err() {
+                failed.push(number);
+            }
+        }
+        failed.into_iter().for_each(|number| drop(self.peers.remove(&number)));
+    }
+}

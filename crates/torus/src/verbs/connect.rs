@@ -1,0 +1,213 @@
+//! Connections to all neighbours: a node dials in positive directions and accepts in negative ones.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial};
+use millstream_rdma::queue::QueueError;
+use millstream_rdma::{
+    Access, CompletionQueue, Deadline, Device, PreparedQueuePair, RcOptions, RemoteMemory, WrId,
+};
+use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
+
+use super::handshake::{Identity, Mismatch, Place};
+use super::{PLACES, RECEIVE, VerbsLinks};
+use crate::engine::EngineOptions;
+
+/// First bytes of a link's stream: mark and direction of the dialling node.
+const MARK: [u8; 7] = *b"mtorus1";
+
+/// Why links cannot be connected.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The connection failed.
+    #[error("link {direction} to {node}: {cause}")]
+    Connect {
+        /// The direction.
+        direction: Direction,
+        /// The neighbour.
+        node: NodeNumber,
+        /// The cause.
+        cause: ConnectError,
+    },
+    /// The neighbour belongs to another torus, or is another node.
+    #[error("link {direction} to {node} at {address}: {cause}")]
+    Refused {
+        /// The direction.
+        direction: Direction,
+        /// The expected neighbour.
+        node: NodeNumber,
+        /// Its address.
+        address: String,
+        /// The difference.
+        cause: Mismatch,
+    },
+    /// The peer is not a node of a torus.
+    #[error("{address} connected, but is not a node of a torus: {cause}")]
+    Stranger {
+        /// Its address.
+        address: String,
+        /// The cause.
+        cause: String,
+    },
+    /// The neighbours did not connect in time.
+    #[error("no connection from the neighbour in direction {direction}, {node}: {cause}")]
+    Missing {
+        /// The direction.
+        direction: Direction,
+        /// The neighbour.
+        node: NodeNumber,
+        /// The cause.
+        cause: ConnectError,
+    },
+    /// The device refused a queue pair.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A system call failed.
+    #[error("links: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What the links of a node need.
+#[derive(Debug)]
+pub struct Links<'a> {
+    /// The device.
+    pub device: &'a Device,
+    /// The completion queue of all links.
+    pub queue: &'a CompletionQueue,
+    /// Shape of the torus.
+    pub torus: Dimensions,
+    /// This node.
+    pub here: NodeNumber,
+    /// The run's key.
+    pub key: u64,
+    /// Sizes.
+    pub options: EngineOptions,
+    /// Accepts neighbours.
+    pub listener: &'a Listener,
+    /// Addresses of all nodes by number.
+    pub peers: &'a [String],
+    /// When to give up.
+    pub deadline: Deadline,
+}
+
+/// A stream that stays open while both ends live.
+pub(crate) type LinkStream = (Direction, TcpStream);
+
+/// Connects all links. Returns the streams over which they were set up.
+///
+/// # Errors
+/// [`LinkError`].
+pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<Vec<LinkStream>, LinkError> {
+    let neighbours: Vec<_> = (Direction::ALL.into_iter())
+        .filter_map(|direction| Some((direction, setup.torus.neighbour(setup.here, direction)?)))
+        .collect();
+    let (slots, credits) = remote(links)?;
+    let mut connected = Vec::new();
+    std::thread::scope(|scope| -> Result<(), LinkError> {
+        let mut threads = Vec::new();
+        for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
+            let work = move || -> Result<_, LinkError> {
+                let address = setup.peers.get(node.index()).map_or("", String::as_str);
+                let failed = |cause| LinkError::Connect { direction, node, cause };
+                let mut stream = dial(address, setup.deadline).map_err(failed)?;
+                stream.write_all(&MARK)?;
+                stream.write_all(&[direction.index() as u8])?;
+                finish(setup, direction, node, stream, slots, credits)
+            };
+            threads.push(scope.spawn(work));
+        }
+        let mut waiting: Vec<_> =
+            neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
+        while let Some(&(direction, node)) = waiting.first() {
+            let missing = |cause| LinkError::Missing { direction, node, cause };
+            let (mut stream, address) = setup.listener.accept(setup.deadline).map_err(missing)?;
+            match greeted(&mut stream) {
+                Ok(theirs) => {
+                    let mine = theirs.reversed();
+                    let Some(at) = waiting.iter().position(|&(direction, _)| direction == mine) else {
+                        let cause = format!("there is no link {mine} to connect");
+                        return Err(LinkError::Stranger { address: address.to_string(), cause });
+                    };
+                    let (direction, node) = waiting.remove(at);
+                    threads.push(scope.spawn(move || finish(setup, direction, node, stream, slots, credits)));
+                }
+                // A stranger must not keep the neighbours out.
+                Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
+            }
+        }
+        for thread in threads {
+            match thread.join() {
+                Ok(done) => connected.push(done?),
+                Err(panic) => std::panic::resume_unwind(panic),
+            }
+        }
+        Ok(())
+    })?;
+    let mut streams = Vec::new();
+    for (direction, pair, slots, credits, stream) in connected {
+        links.connected(direction, pair.pair, slots, credits);
+        streams.push((direction, stream));
+    }
+    Ok(streams)
+}
+
+fn remote(links: &VerbsLinks) -> Result<(RemoteMemory, RemoteMemory), LinkError> {
+    let of = |memory: &crate::memory::Memory| {
+        memory.region().map(|region| region.remote()).ok_or(io::ErrorKind::Unsupported)
+    };
+    Ok((of(&links.slots).map_err(io::Error::from)?, of(&links.credits).map_err(io::Error::from)?))
+}
+
+/// Reads which link a neighbour wants to connect.
+fn greeted(stream: &mut TcpStream) -> io::Result<Direction> {
+    let mut mark = [0; 8];
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.read_exact(&mut mark)?;
+    let direction = Direction::from_index(mark[7].into()).filter(|direction| direction.sign == Sign::Plus);
+    direction
+        .filter(|_| mark[..7] == MARK)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it sent {mark:02x?}")))
+}
+
+type Connected = (Direction, ConnectedQueuePair, RemoteMemory, RemoteMemory, TcpStream);
+
+fn finish(
+    setup: &Links<'_>,
+    direction: Direction,
+    node: NodeNumber,
+    mut stream: TcpStream,
+    slots: RemoteMemory,
+    credits: RemoteMemory,
+) -> Result<Connected, LinkError> {
+    let place = Place { torus: setup.torus, here: setup.here, key: setup.key, options: setup.options };
+    let receives = VerbsLinks::receives(&setup.options);
+    let options = RcOptions {
+        send_depth: PLACES.into(),
+        recv_depth: receives,
+        send_sges: 2,
+        max_inline: 0,
+        access: Access::REMOTE_WRITE,
+        ..RcOptions::default()
+    };
+    let prepared = PreparedQueuePair::new(setup.device, setup.queue, setup.queue, &options)?;
+    for _ in 0..receives {
+        let posted = prepared.post_recv(&[], WrId(RECEIVE | (direction.index() as u64) << 16));
+        posted.map_err(|error| io::Error::other(error.to_string()))?;
+    }
+    let mine =
+        serde_json::to_vec(&Identity::new(&place, direction, slots, credits)).map_err(io::Error::from)?;
+    let address = stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string());
+    let failed = |cause| LinkError::Connect { direction, node, cause };
+    let connected = prepared.connect(&mut stream, &mine, setup.deadline).map_err(failed)?;
+    let theirs: Identity = serde_json::from_slice(&connected.private_data)
+        .map_err(|cause| LinkError::Stranger { address: address.clone(), cause: cause.to_string() })?;
+    let (slots, credits) = theirs.check(&place, direction).map_err(|cause| LinkError::Refused {
+        direction,
+        node,
+        address,
+        cause,
+    })?;
+    Ok((direction, connected, slots, credits, stream))
+}

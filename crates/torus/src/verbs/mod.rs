@@ -1,0 +1,457 @@
+//! Links over verbs: one reliable connection to each neighbour.
+//!
+//! A packet is one WRITE with immediate data into a slot of the neighbour. Immediate data:
+//!
+//! ```text
+//!   kind (2): 0 packet, 1 credits, 2 idle │ virtual channel (3) │ slot (11) │ diagnosis (16)
+//! ```
+//! Credits are a WRITE of five counts. A receive is posted for every slot and for every message of credits, so the
+//! neighbour never waits for one.
+
+mod connect;
+mod handshake;
+
+pub use connect::{LinkError, Links as Connections};
+pub(crate) use connect::{LinkStream, connect_all};
+pub use handshake::{Identity, Mismatch};
+
+use std::io;
+use std::sync::Arc;
+
+use millstream_rdma::memory::OutOfBounds;
+use millstream_rdma::queue::{RecvList, Signal};
+use millstream_rdma::{Access, Completion, Device, QueuePair, RemoteMemory, Sge, WrId};
+use millstream_torus_core::header::{HEADER_BYTES, HeaderError};
+use millstream_torus_core::route::VirtualChannel;
+use millstream_torus_core::router::SlotRef;
+use millstream_torus_core::topology::DIRECTIONS;
+use millstream_torus_core::{Direction, Header};
+
+use crate::engine::{Engine, EngineOptions, Links, Payload};
+use crate::layout::{slot_offset, slots_bytes};
+use crate::memory::Memory;
+
+/// WRITEs to a neighbour whose completion has not been seen.
+pub const PLACES: u16 = 64;
+/// Receives for credits and idle frames.
+const EXTRA_RECEIVES: u32 = 96;
+/// A header, and as many bytes of payload that come from the engine.
+const PLACE_BYTES: usize = 2 * HEADER_BYTES;
+/// Counts of one direction.
+const CREDIT_BYTES: usize = 64;
+
+const RECEIVE: u64 = 1 << 63;
+
+/// What an immediate value says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameKind {
+    /// A packet in a slot.
+    Packet {
+        /// The virtual channel.
+        vc: VirtualChannel,
+        /// The slot.
+        slot: u16,
+    },
+    /// Counts of freed slots.
+    Credits,
+    /// Nothing but the diagnosis word.
+    Idle,
+}
+
+/// A frame of a neighbour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// What it is.
+    pub kind: FrameKind,
+    /// The neighbour's diagnosis word.
+    pub diagnosis: u16,
+}
+
+impl Frame {
+    /// As immediate data.
+    #[must_use]
+    pub fn encode(self) -> u32 {
+        let (kind, vc, slot) = match self.kind {
+            FrameKind::Packet { vc, slot } => (0, vc.0, slot),
+            FrameKind::Credits => (1, 0, 0),
+            FrameKind::Idle => (2, 0, 0),
+        };
+        kind << 30 | u32::from(vc) << 27 | u32::from(slot) << 16 | u32::from(self.diagnosis)
+    }
+
+    /// From immediate data.
+    #[must_use]
+    pub fn decode(value: u32) -> Option<Frame> {
+        let kind = match value >> 30 {
+            0 => FrameKind::Packet {
+                vc: VirtualChannel((value >> 27 & 7) as u8),
+                slot: (value >> 16 & 0x7ff) as u16,
+            },
+            1 => FrameKind::Credits,
+            2 => FrameKind::Idle,
+            _ => return None,
+        };
+        Some(Frame { kind, diagnosis: value as u16 })
+    }
+}
+
+/// What a place of the send queue holds until its completion.
+#[derive(Debug)]
+enum InFlight {
+    /// Payload of a packet that was injected here.
+    Memory(#[allow(dead_code, reason = "kept, not read")] Option<Arc<Memory>>),
+    /// A packet in transit: its slot is released then.
+    Slot(SlotRef),
+}
+
+/// One neighbour.
+#[derive(Debug)]
+struct Side {
+    pair: QueuePair,
+    slots: RemoteMemory,
+    credits: RemoteMemory,
+    free: Vec<u16>,
+    in_flight: Vec<Option<InFlight>>,
+    receives: RecvList,
+    alive: bool,
+    frames_sent: u64,
+}
+
+/// What a completion means for the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// A frame arrived.
+    Frame {
+        /// The neighbour's direction.
+        side: Direction,
+        /// The frame.
+        frame: Frame,
+    },
+    /// A link failed: its queue pair is in error, or the neighbour broke the rules.
+    Failed {
+        /// The neighbour's direction.
+        side: Direction,
+    },
+}
+
+/// Why a frame is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The header is wrong.
+    #[error(transparent)]
+    Header(#[from] HeaderError),
+    /// The header names another virtual channel than the immediate data.
+    #[error("packet of virtual channel {found} in a slot of virtual channel {expected}")]
+    Channel {
+        /// The header's.
+        found: u8,
+        /// That of the immediate data.
+        expected: u8,
+    },
+    /// The slot does not exist, or is not the next one.
+    #[error("{0}")]
+    Slot(String),
+}
+
+/// The links of a node process.
+#[derive(Debug)]
+pub struct VerbsLinks {
+    options: EngineOptions,
+    slots: Arc<Memory>,
+    credits: Arc<Memory>,
+    /// Headers that leave, by direction and place; then counts that leave.
+    out: Arc<Memory>,
+    sides: [Option<Side>; DIRECTIONS],
+    diagnosis: [u16; DIRECTIONS],
+}
+
+impl VerbsLinks {
+    /// Memory for links that are not connected.
+    ///
+    /// # Errors
+    /// The system or the device refuses.
+    pub fn new(device: &Device, options: EngineOptions) -> io::Result<VerbsLinks> {
+        let memory = |name: &str, len, access| {
+            Memory::allocate(name, len, Some((device, access))).map(|(memory, _)| Arc::new(memory))
+        };
+        let places = DIRECTIONS * (usize::from(PLACES) * PLACE_BYTES);
+        Ok(VerbsLinks {
+            options,
+            slots: memory("millstream-torus-slots", slots_bytes(&options), Access::REMOTE_WRITE)?,
+            credits: memory("millstream-torus-credits", DIRECTIONS * CREDIT_BYTES, Access::REMOTE_WRITE)?,
+            out: memory("millstream-torus-out", places, Access::LOCAL_WRITE)?,
+            sides: Default::default(),
+            diagnosis: [0; DIRECTIONS],
+        })
+    }
+
+    /// Receives that a connection needs.
+    fn receives(options: &EngineOptions) -> u32 {
+        VirtualChannel::COUNT as u32 * u32::from(options.slots) + EXTRA_RECEIVES
+    }
+
+    /// Entries of a completion queue for all links.
+    #[must_use]
+    pub fn completions(options: &EngineOptions) -> u32 {
+        DIRECTIONS as u32 * (VerbsLinks::receives(options) + u32::from(PLACES))
+    }
+
+    /// Takes a connection into use.
+    fn connected(
+        &mut self,
+        direction: Direction,
+        pair: QueuePair,
+        slots: RemoteMemory,
+        credits: RemoteMemory,
+    ) {
+        self.sides[direction.index()] = Some(Side {
+            pair,
+            slots,
+            credits,
+            free: (0..PLACES).rev().collect(),
+            in_flight: (0..PLACES).map(|_| None).collect(),
+            receives: RecvList::new(64, 0),
+            alive: true,
+            frames_sent: 0,
+        });
+    }
+
+    /// Frames sent so far over a link.
+    #[must_use]
+    pub fn frames_sent(&self, direction: Direction) -> u64 {
+        self.sides[direction.index()].as_ref().map_or(0, |side| side.frames_sent)
+    }
+
+    /// The diagnosis word of later frames.
+    pub fn set_diagnosis(&mut self, direction: Direction, word: u16) {
+        self.diagnosis[direction.index()] = word;
+    }
+
+    /// Takes a link out of use. Its work requests are flushed.
+    pub fn shut_down(&mut self, direction: Direction) {
+        if let Some(side) = &mut self.sides[direction.index()]
+            && std::mem::replace(&mut side.alive, false)
+            && let Err(error) = side.pair.shut_down()
+        {
+            tracing::warn!("link {direction}: {error}");
+        }
+    }
+
+    /// Handles a completion. A slot whose bytes have left is released.
+    pub fn handle_completion(&mut self, completion: &Completion, engine: &mut Engine) -> Option<LinkEvent> {
+        let id = completion.wr_id().0;
+        let side = Direction::from_index((id >> 16 & 0xff) as usize)?;
+        let link = self.sides[side.index()].as_mut()?;
+        if id & RECEIVE == 0 {
+            let place = id as u16;
+            if let Some(InFlight::Slot(slot)) = link.in_flight.get_mut(usize::from(place))?.take() {
+                engine.release(slot);
+            }
+            link.free.push(place);
+        } else if completion.is_success() {
+            // A full list is posted at once; it has room again then.
+            if link.receives.recv(&[], WrId(id)).is_err() {
+                post_receives(link);
+                let _ = link.receives.recv(&[], WrId(id));
+            }
+            let frame = completion.imm().and_then(Frame::decode);
+            return Some(match frame {
+                Some(frame) if link.alive => LinkEvent::Frame { side, frame },
+                Some(_) => return None,
+                None => LinkEvent::Failed { side },
+            });
+        }
+        (!completion.is_success() && link.alive).then_some(LinkEvent::Failed { side })
+    }
+
+    /// Posts the receives that completions used.
+    pub fn post_receives(&mut self) {
+        self.sides.iter_mut().flatten().filter(|side| !side.receives.is_empty()).for_each(post_receives);
+    }
+
+    /// Gives a frame to the engine.
+    ///
+    /// # Errors
+    /// [`FrameError`]: the link should be taken down.
+    pub fn handle_frame(
+        &mut self,
+        side: Direction,
+        frame: Frame,
+        engine: &mut Engine,
+    ) -> Result<(), FrameError> {
+        match frame.kind {
+            FrameKind::Idle => Ok(()),
+            FrameKind::Credits => {
+                let words =
+                    self.credits.mapping().words64(side.index() * CREDIT_BYTES, VirtualChannel::COUNT);
+                let freed =
+                    std::array::from_fn(|vc| words[vc].load(std::sync::atomic::Ordering::Acquire) as u32);
+                engine.handle_credits(side, freed).map_err(|error| FrameError::Slot(error.to_string()))
+            }
+            FrameKind::Packet { vc, slot } => {
+                if vc.index() >= VirtualChannel::COUNT || slot >= self.options.slots {
+                    return Err(FrameError::Slot(format!("no slot {slot} of virtual channel {}", vc.0)));
+                }
+                let mut bytes = [0; HEADER_BYTES];
+                let at = slot_offset(&self.options, SlotRef { side, vc, index: slot });
+                self.slots.load(at, &mut bytes).map_err(|error| FrameError::Slot(error.to_string()))?;
+                let header = Header::decode(&bytes)?;
+                if header.vc != vc {
+                    return Err(FrameError::Channel { found: header.vc.0, expected: vc.0 });
+                }
+                engine.handle_packet(side, slot, header).map_err(|error| FrameError::Slot(error.to_string()))
+            }
+        }
+    }
+
+    /// Sends a frame with nothing but the diagnosis word.
+    pub fn send_idle(&mut self, direction: Direction) {
+        let frame = Frame { kind: FrameKind::Idle, diagnosis: self.diagnosis[direction.index()] };
+        let Some(link) = self.sides[direction.index()].as_mut() else { return };
+        // No bytes: any valid address does.
+        let Ok(nowhere) = link.credits.at(0, 0) else { return };
+        self.post(direction, &[], nowhere, frame, InFlight::Memory(None));
+    }
+
+    /// Posts a WRITE with immediate data. A failure shows itself by the completions of the queue pair.
+    fn post(
+        &mut self,
+        direction: Direction,
+        from: &[Sge],
+        to: millstream_rdma::memory::RemoteAddress,
+        frame: Frame,
+        holds: InFlight,
+    ) -> bool {
+        let Some(link) = self.sides[direction.index()].as_mut().filter(|link| link.alive) else {
+            return false;
+        };
+        let Some(place) = link.free.pop() else { return false };
+        let id = WrId((direction.index() as u64) << 16 | u64::from(place));
+        if let Err(error) = link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id) {
+            tracing::warn!("link {direction}: {error}");
+            link.free.push(place);
+            return false;
+        }
+        link.frames_sent += 1;
+        link.in_flight[usize::from(place)] = Some(holds);
+        true
+    }
+
+    fn out_place(&self, direction: Direction) -> Option<u64> {
+        let link = self.sides[direction.index()].as_ref()?;
+        let place = usize::from(*link.free.last()?);
+        Some(((direction.index() * usize::from(PLACES) + place) * PLACE_BYTES) as u64)
+    }
+
+    /// Writes the header and returns what is sent.
+    fn gather(
+        &self,
+        direction: Direction,
+        header: &Header,
+        payload: Payload<'_>,
+    ) -> Result<(Vec<Sge>, InFlight), OutOfBounds> {
+        let bytes = header.encode();
+        let sge = |memory: &Memory, at: u64, length: usize| match memory.region() {
+            Some(region) => region.sge(at, length as u32),
+            None => {
+                Err(OutOfBounds { offset: at, length: length as u64, size: 0, memory: "unregistered memory" })
+            }
+        };
+        let outside = |_| OutOfBounds { offset: 0, length: 0, size: 0, memory: "a slot" };
+        if let Payload::Slot { slot, length } = payload {
+            let at = slot_offset(&self.options, slot);
+            self.slots.store(at, &bytes).map_err(outside)?;
+            let all = sge(&self.slots, at, HEADER_BYTES + length as usize)?;
+            return Ok((vec![all], InFlight::Slot(slot)));
+        }
+        let at = self.out_place(direction).unwrap_or_default();
+        self.out.store(at, &bytes).map_err(outside)?;
+        match payload {
+            Payload::Memory { memory, offset, length } if length > 0 => {
+                let sges = vec![sge(&self.out, at, HEADER_BYTES)?, sge(memory, offset, length as usize)?];
+                Ok((sges, InFlight::Memory(Some(Arc::clone(memory)))))
+            }
+            Payload::Bytes(own) => {
+                self.out.store(at + HEADER_BYTES as u64, own).map_err(outside)?;
+                Ok((vec![sge(&self.out, at, HEADER_BYTES + own.len())?], InFlight::Memory(None)))
+            }
+            _ => Ok((vec![sge(&self.out, at, HEADER_BYTES)?], InFlight::Memory(None))),
+        }
+    }
+}
+
+fn post_receives(link: &mut Side) {
+    // A queue pair in error takes none, and its completions say so.
+    let _ = link.pair.post_recv_list(&mut link.receives);
+    link.receives.clear();
+}
+
+impl Links for VerbsLinks {
+    fn is_ready(&self, direction: Direction) -> bool {
+        self.sides[direction.index()].as_ref().is_some_and(|link| link.alive && !link.free.is_empty())
+    }
+
+    fn send(&mut self, direction: Direction, slot: u16, header: &Header, payload: Payload<'_>) -> bool {
+        let is_transit = matches!(payload, Payload::Slot { .. });
+        let Some(link) = &self.sides[direction.index()] else { return true };
+        let place = SlotRef { side: direction.reversed(), vc: header.vc, index: slot };
+        let remote = link.slots;
+        let (sges, holds) = match self.gather(direction, header, payload) {
+            Ok(gathered) => gathered,
+            Err(error) => {
+                tracing::error!("link {direction}: {error}");
+                return true;
+            }
+        };
+        let length: u64 = sges.iter().map(|sge| u64::from(sge.len())).sum();
+        let Ok(to) = remote.at(slot_offset(&self.options, place), length) else { return true };
+        let diagnosis = self.diagnosis[direction.index()];
+        let frame = Frame { kind: FrameKind::Packet { vc: header.vc, slot }, diagnosis };
+        let posted = self.post(direction, &sges, to, frame, holds);
+        // A slot in transit is released by its completion.
+        !(posted && is_transit)
+    }
+
+    fn send_credits(&mut self, direction: Direction, freed: [u32; VirtualChannel::COUNT]) {
+        let Some(at) = self.out_place(direction) else { return };
+        let mut bytes = [0; 8 * VirtualChannel::COUNT];
+        for (place, count) in bytes.chunks_exact_mut(8).zip(freed) {
+            place.copy_from_slice(&u64::from(count).to_le_bytes());
+        }
+        let Some(link) = &self.sides[direction.index()] else { return };
+        let there = (direction.reversed().index() * CREDIT_BYTES) as u64;
+        let Ok(to) = link.credits.at(there, bytes.len() as u64) else { return };
+        // A place holds more bytes than the counts have.
+        let _ = self.out.store(at, &bytes);
+        let Some(Ok(sge)) = self.out.region().map(|region| region.sge(at, bytes.len() as u32)) else {
+            return;
+        };
+        let frame = Frame { kind: FrameKind::Credits, diagnosis: self.diagnosis[direction.index()] };
+        self.post(direction, &[sge], to, frame, InFlight::Memory(None));
+    }
+
+    fn slot(&self, slot: SlotRef) -> (&Memory, u64) {
+        (&self.slots, slot_offset(&self.options, slot) + HEADER_BYTES as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn immediate_data_keep_every_field() {
+        for vc in 0..VirtualChannel::COUNT as u8 {
+            for slot in [0, 7, 2047] {
+                let kind = FrameKind::Packet { vc: VirtualChannel(vc), slot };
+                let frame = Frame { kind, diagnosis: 0xa5c3 };
+                assert_eq!(Frame::decode(frame.encode()), Some(frame));
+            }
+        }
+        for kind in [FrameKind::Credits, FrameKind::Idle] {
+            let frame = Frame { kind, diagnosis: u16::MAX };
+            assert_eq!(Frame::decode(frame.encode()), Some(frame));
+        }
+        assert_eq!(Frame::decode(u32::MAX), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! The engine on one thread: operations between all nodes, refusals, and the account.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_fabric::{Notification, RegionId};
+use millstream_quantity::Instant;
+use millstream_torus::engine::{AtomicOperation, EngineOptions, Event, Failure, Operation, Request, Span};
+use millstream_torus::in_process::InProcessTorus;
+use millstream_torus::memory::Memory;
+use millstream_torus_core::{Direction, NodeNumber};
+
+fn memory(len: usize) -> Arc<Memory> {
+    Arc::new(Memory::allocate("test", len, None).expect("memory").0)
+}
+
+fn torus(dimensions: &str) -> InProcessTorus {
+    InProcessTorus::new(dimensions.parse().expect("valid"), EngineOptions::default()).expect("memory")
+}
+
+/// Runs until nothing moves. Virtual time passes, so lost packets would be repeated.
+fn settle(torus: &mut InProcessTorus) {
+    let mut now = Instant::default();
+    for _ in 0..100_000 {
+        now = now + Duration::from_micros(10);
+        if !torus.step(now) && torus.nodes.iter().all(|node| node.is_idle()) {
+            return;
+        }
+    }
+    panic!("the network does not come to rest");
+}
+
+fn events(torus: &mut InProcessTorus, node: usize) -> Vec<Event> {
+    std::iter::from_fn(|| torus.nodes[node].poll_event()).collect()
+}
+
+fn put(
+    target: u16,
+    region: RegionId,
+    offset: u64,
+    source: &Arc<Memory>,
+    length: u32,
+    cookie: u32,
+) -> Operation {
+    let source = Span { memory: Arc::clone(source), offset: 0 };
+    let notification = Notification::Event { tag: cookie };
+    Operation {
+        target: NodeNumber(target),
+        request: Request::Put { region, offset, source, length, notification },
+        cookie,
+    }
+}
+
+/// Injected and received = delivered, dropped and sent, over all nodes.
+fn assert_conserved(torus: &InProcessTorus) {
+    let total = |count: fn(&millstream_torus_core::router::Counters) -> u64| -> u64 {
+        torus.nodes.iter().map(|node| count(&node.packets())).sum()
+    };
+    let waiting: u64 = torus.nodes.iter().map(|node| node.waiting()).sum();
+    assert_eq!(total(|c| c.injected), total(|c| c.delivered) + total(|c| c.dropped_total()) + waiting);
+    assert_eq!(total(|c| c.transmitted), total(|c| c.received));
+}
+
+#[test]
+fn every_pair_puts_every_byte_once() {
+    for dimensions in ["1x1x1", "2x1x1", "2x2x2", "5x3x1"] {
+        let mut torus = torus(dimensions);
+        let nodes = torus.nodes.len();
+        let length = 3 * 4096 + 5;
+        let sources: Vec<_> = (0..nodes).map(|_| memory(length)).collect();
+        let targets: Vec<_> = (0..nodes).map(|_| memory(length * nodes)).collect();
+        let regions: Vec<_> =
+            (0..nodes).map(|i| torus.nodes[i].regions.add(Arc::clone(&targets[i]))).collect();
+        for (i, source) in sources.iter().enumerate() {
+            let data: Vec<u8> = (0..length).map(|byte| (byte * 3 + i * 17) as u8).collect();
+            source.store(0, &data).unwrap();
+            for (to, &region) in regions.iter().enumerate() {
+                let at = (i * length) as u64;
+                torus.nodes[i].post(put(to as u16, region, at, source, length as u32, to as u32));
+            }
+        }
+        settle(&mut torus);
+        for (to, target) in targets.iter().enumerate() {
+            let mut found = vec![0; length * nodes];
+            target.load(0, &mut found).unwrap();
+            for (at, byte) in found.iter().enumerate() {
+                assert_eq!(*byte, ((at % length) * 3 + at / length * 17) as u8, "{dimensions}: {to} at {at}");
+            }
+            let events = events(&mut torus, to);
+            let completed =
+                events.iter().filter(|event| matches!(event, Event::Completed { failure: None, .. }));
+            assert_eq!(completed.count(), nodes);
+            let notified: Vec<_> = (events.iter())
+                .filter_map(|event| {
+                    if let Event::Notification(n) = event { Some((n.offset, n.length)) } else { None }
+                })
+                .collect();
+            assert_eq!(notified.len(), nodes);
+            assert!(notified.iter().all(|&(at, n)| at % length as u64 == 0 && n == length as u64));
+        }
+        assert_conserved(&torus);
+    }
+}
+
+#[test]
+fn gets_and_atomics_return_the_targets_values() {
+    let mut torus = torus("3x2x1");
+    let target = memory(100_000);
+    let data: Vec<u8> = (0..100_000).map(|i| (i % 251) as u8).collect();
+    target.store(0, &data).unwrap();
+    let region = torus.nodes[5].regions.add(Arc::clone(&target));
+    let into = memory(100_000);
+    // More than may be on their way at once.
+    for cookie in 0..50_u32 {
+        let offset = u64::from(cookie) * 2000;
+        let into = Span { memory: Arc::clone(&into), offset };
+        let request = Request::Get { region, offset, into, length: 2000 };
+        torus.nodes[0].post(Operation { target: NodeNumber(5), request, cookie });
+    }
+    settle(&mut torus);
+    let mut found = vec![0; 100_000];
+    into.load(0, &mut found).unwrap();
+    assert_eq!(found, data);
+    assert_eq!(events(&mut torus, 0).len(), 50);
+
+    target.store(8, &7_u64.to_le_bytes()).unwrap();
+    for (cookie, change) in [
+        AtomicOperation::FetchAdd(5),
+        AtomicOperation::CompareSwap(12, 1),
+        AtomicOperation::CompareSwap(12, 2),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let request = Request::Atomic { region, offset: 8, change };
+        torus.nodes[1].post(Operation { target: NodeNumber(5), request, cookie: cookie as u32 });
+    }
+    settle(&mut torus);
+    let values: Vec<_> = (events(&mut torus, 1).into_iter())
+        .filter_map(|event| if let Event::Completed { value, .. } = event { Some(value) } else { None })
+        .collect();
+    assert_eq!(values, [7, 12, 1]);
+}
+
+#[test]
+fn a_refused_put_writes_nothing_and_names_its_cause() {
+    let mut torus = torus("2x2x1");
+    let target = memory(10_000);
+    let region = torus.nodes[3].regions.add(Arc::clone(&target));
+    let gone = torus.nodes[3].regions.add(memory(8));
+    torus.nodes[3].regions.end(gone);
+    let ended = torus.nodes[3].regions.add(memory(8));
+    assert!(torus.nodes[3].regions.remove(ended));
+    let source = memory(20_000);
+    source.store(0, &[9; 20_000]).unwrap();
+    let cases = [
+        // Begins inside and ends outside: not even its first packets are written.
+        (region, 4000, 10_000, Some(Failure::Bounds(target.size()))),
+        (region, u64::MAX, 1, Some(Failure::Bounds(target.size()))),
+        (gone, 0, 8, Some(Failure::Gone)),
+        (ended, 0, 8, Some(Failure::NoRegion)),
+        (RegionId(1), 0, 0, Some(Failure::NoRegion)),
+        (region, 0, 1, None),
+    ];
+    assert!(target.size() < 14_000);
+    for (cookie, (region, offset, length, _)) in cases.into_iter().enumerate() {
+        torus.nodes[0].post(put(3, region, offset, &source, length, cookie as u32));
+    }
+    settle(&mut torus);
+    let found = events(&mut torus, 0);
+    let expected: Vec<_> = (cases.iter().enumerate())
+        .map(|(cookie, &(.., failure))| Event::Completed { cookie: cookie as u32, value: 0, failure })
+        .collect();
+    assert_eq!(found, expected);
+    let mut bytes = vec![0; 10_000];
+    target.load(0, &mut bytes).unwrap();
+    assert_eq!(bytes.iter().filter(|&&byte| byte != 0).count(), 1);
+    assert_eq!(torus.nodes[3].counters().refused, 5);
+    assert_conserved(&torus);
+}
+
+#[test]
+fn an_unreachable_target_fails_at_once() {
+    let mut torus = torus("2x1x1");
+    let source = memory(8);
+    torus.nodes[0].post(put(9, RegionId(1), 0, &source, 8, 4));
+    let lost = Event::Completed { cookie: 4, value: 0, failure: Some(Failure::NodeLost) };
+    assert_eq!(events(&mut torus, 0), [lost]);
+    assert!(torus.nodes[0].link_is_up(Direction::ALL[0]));
+}

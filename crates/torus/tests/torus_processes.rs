@@ -1,0 +1,324 @@
+//! Tori of processes on this host: the conformance suite, and applications and nodes that die.
+//!
+//! This program is also every process of the tori: `node …` runs a node process, `application NAME` an application.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use millstream_fabric::{Collectives, Fabric, FabricError, Notification, RegionId, conformance};
+use millstream_health::{NodeState, Timers};
+use millstream_rdma::device::DeviceSelector;
+use millstream_torus::TorusNode;
+use millstream_torus::account::Account;
+use millstream_torus::engine::EngineOptions;
+use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
+use millstream_torus::monitor::{self, MonitorOptions};
+use millstream_torus::node::{self, NodeOptions};
+use millstream_torus::service::supervisor::{self, SupervisorOptions};
+use millstream_torus_core::NodeNumber;
+
+/// Periods of monitors: many times the defaults, because other tests use the processors, too.
+const PERIOD_FACTOR: u64 = 4;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    let result: Result<(), Box<dyn std::error::Error>> = match words.first().map(String::as_str) {
+        Some("node") => node::run(&node_options(&words)).map_err(Into::into),
+        Some("monitor") => monitor::run(&monitor_options(&words)).map_err(Into::into),
+        Some("supervise") => supervisor::run(&supervisor_options(&words)).map_err(Into::into),
+        Some("application") => {
+            run_application(&words[1]);
+            Ok(())
+        }
+        _ => return libtest_mimic::run(&Arguments::from_args(), trials()).exit_code(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn value<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
+    let at = words.iter().position(|word| word == name)?;
+    words.get(at + 1).map(String::as_str)
+}
+
+fn number<T: std::str::FromStr>(words: &[String], name: &str) -> T {
+    value(words, name).and_then(|text| text.parse().ok()).expect("given by the launcher")
+}
+
+fn key(words: &[String]) -> u64 {
+    u64::from_str_radix(value(words, "--key").expect("given"), 16).expect("valid")
+}
+
+fn list(words: &[String], name: &str) -> Vec<String> {
+    value(words, name).map(|text| text.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+fn timers(words: &[String]) -> Option<Timers> {
+    let factor = value(words, "--period-factor")?.parse().expect("valid");
+    Some(Timers::default().scaled(factor))
+}
+
+fn node_options(words: &[String]) -> NodeOptions {
+    NodeOptions {
+        dimensions: number(words, "--dimensions"),
+        node: NodeNumber(number(words, "--node")),
+        key: key(words),
+        listen: "127.0.0.1:0".to_owned(),
+        device: DeviceSelector::Soft,
+        engine: EngineOptions::default(),
+        spin: Duration::ZERO,
+        supervisors: list(words, "--supervisors"),
+        timers: timers(words),
+    }
+}
+
+fn monitor_options(words: &[String]) -> MonitorOptions {
+    MonitorOptions {
+        dimensions: number(words, "--dimensions"),
+        node: NodeNumber(number(words, "--node")),
+        key: key(words),
+        supervisors: list(words, "--supervisors"),
+        timers: timers(words).expect("given"),
+    }
+}
+
+fn supervisor_options(words: &[String]) -> SupervisorOptions {
+    SupervisorOptions {
+        dimensions: number(words, "--dimensions"),
+        key: key(words),
+        listen: "127.0.0.1:0".to_owned(),
+        lower: list(words, "--lower"),
+        timers: timers(words).expect("given"),
+    }
+}
+
+fn launcher(dimensions: &str) -> Launcher {
+    Launcher {
+        dimensions: dimensions.parse().expect("valid"),
+        program: std::env::current_exe().expect("known"),
+        arguments: Vec::new(),
+        node_arguments: Vec::new(),
+        device: Some("soft".to_owned()),
+        supervisors: 0,
+        period_factor: PERIOD_FACTOR,
+    }
+}
+
+fn application(name: &str) -> Vec<OsString> {
+    vec![std::env::current_exe().expect("known").into(), "application".into(), name.into()]
+}
+
+fn run_application(name: &str) {
+    let mut node = TorusNode::from_environment().expect("a node process");
+    match name {
+        "conformance" => {
+            let checks = conformance::checks::<TorusNode>();
+            assert!(checks.len() >= 6);
+            checks.into_iter().for_each(|(_, check)| check(&mut node));
+        }
+        "survive" => survive(&mut node),
+        other => panic!("no application {other}"),
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// Works with all nodes until one is lost, then with the others.
+fn survive(node: &mut TorusNode) {
+    let (torus, here) = (node.dimensions(), node.here());
+    let region = node.register(8 * torus.nodes());
+    let all = node.exchange(&region.0.to_le_bytes(), LONG).expect("all live");
+    let region_of =
+        |other: NodeNumber| RegionId(u64::from_le_bytes(all[other.index()][..].try_into().expect("8 bytes")));
+    let mut collectives = Collectives::new(node, 8, LONG).expect("all live");
+    let error = loop {
+        if let Err(error) = collectives.barrier(node) {
+            break error;
+        }
+    };
+    let FabricError::NodeLost { node: lost } = error else { panic!("{error}") };
+    if lost == here {
+        // Its own node process was killed.
+        return;
+    }
+    let one = Notification::Counter { index: 7, add: 1 };
+    let error = node.put(lost, region_of(lost), 0, &[1], one).and_then(|()| node.flush(lost));
+    assert_eq!(error, Err(FabricError::NodeLost { node: lost }));
+    // Around the dead one: every survivor writes to every other.
+    for to in torus.all().filter(|&to| to != lost) {
+        let word = u64::from(here.0) + 100;
+        node.put(to, region_of(to), 8 * here.index() as u64, &word.to_le_bytes(), one).expect("lives");
+        node.flush(to).expect("lives");
+    }
+    node.wait_counter(7, torus.nodes() as u64 - 1, here, LONG).expect("all survivors write");
+    for from in torus.all().filter(|&from| from != lost) {
+        let mut word = [0; 8];
+        node.load(region, 8 * from.index() as u64, &mut word).expect("own region");
+        assert_eq!(u64::from_le_bytes(word), u64::from(from.0) + 100);
+    }
+}
+
+fn kill(pid: u32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
+    rustix::process::kill_process(pid, signal).expect("our own child");
+}
+
+/// Runs the surviving application, and calls `strike` once when all nodes are known to be well.
+fn strike_while_running(
+    torus: &mut LaunchedTorus,
+    mut strike: impl FnMut(&LaunchedTorus),
+) -> Result<Vec<(NodeNumber, std::process::ExitStatus)>, LaunchError> {
+    let (start, mut struck) = (Instant::now(), false);
+    torus.run_surviving(&application("survive"), |torus| {
+        let Some(state) = torus.state().filter(|_| !struck) else { return };
+        let all_ok = state.settled
+            && state.nodes.iter().all(|row| row.state == NodeState::Ok && row.application == Some(true));
+        if all_ok {
+            struck = true;
+            strike(torus);
+        }
+        assert!(start.elapsed() < LONG, "the torus is not well: {state:?}");
+    })
+}
+
+fn await_state(
+    torus: &LaunchedTorus,
+    what: &str,
+    is: impl Fn(&millstream_torus::service::TorusState) -> bool,
+) {
+    let start = Instant::now();
+    loop {
+        let state = torus.state();
+        if state.as_ref().is_some_and(&is) {
+            return;
+        }
+        assert!(start.elapsed() < LONG, "{what}: {state:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A killed node process: routes change, the others go on, and the acting supervisor may die as well.
+fn survivors_go_on(dimensions: &str, kill_supervisor: bool) -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher(dimensions) }.launch()?;
+    let dead = NodeNumber(1);
+    let ended = strike_while_running(&mut torus, |torus| {
+        if kill_supervisor {
+            kill(torus.supervisor_pid(0).expect("started"), rustix::process::Signal::KILL);
+        }
+        kill(torus.pid(dead).expect("exists"), rustix::process::Signal::KILL);
+    })?;
+    assert!(ended.iter().all(|(_, status)| status.success()), "{ended:?}");
+    await_state(&torus, "node 1 is avoided", |state| {
+        state.settled
+            && state.epoch > 0
+            && state.nodes[1].avoided
+            && state.nodes[1].state == NodeState::AdapterFailed
+    });
+    assert_eq!(torus.ended_nodes(), [dead]);
+    let accounts = torus.finish()?;
+    assert!(accounts.iter().all(Account::is_balanced), "{accounts:?}");
+    Ok(())
+}
+
+fn a_killed_application_is_lost_and_its_node_forwards() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 1, ..launcher("3x1x1") }.launch()?;
+    let script = format!(
+        "if test $MILLSTREAM_TORUS_RANK = 1; then exec timeout -s KILL 3 {0}; else exec {0}; fi",
+        application("survive").join(std::ffi::OsStr::new(" ")).to_string_lossy()
+    );
+    let ended = torus.run_surviving(&["sh".into(), "-c".into(), script.into()], |_| {})?;
+    let failed: Vec<_> =
+        ended.iter().filter(|(_, status)| !status.success()).map(|(node, _)| node.0).collect();
+    assert_eq!(failed, [1], "{ended:?}");
+    await_state(&torus, "all nodes are well", |state| {
+        state.epoch == 0 && state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided)
+    });
+    let total = Account::total(&torus.finish()?);
+    assert_eq!(total.dropped_total(), 0, "{total}");
+    Ok(())
+}
+
+/// A killed or stopped host monitor: the neighbours report it, and no packet is lost.
+fn a_silent_host_is_seen_by_its_neighbours() -> Result<(), LaunchError> {
+    let torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    let well = |state: &millstream_torus::service::TorusState| {
+        state.nodes.iter().all(|row| row.state == NodeState::Ok)
+    };
+    await_state(&torus, "all nodes are well", well);
+    let stopped = torus.monitor_pid(NodeNumber(2)).expect("started");
+    kill(stopped, rustix::process::Signal::STOP);
+    await_state(&torus, "host 2 failed", |state| state.nodes[2].state == NodeState::HostFailed);
+    kill(stopped, rustix::process::Signal::CONT);
+    await_state(&torus, "all nodes are well again", well);
+    kill(torus.monitor_pid(NodeNumber(3)).expect("started"), rustix::process::Signal::KILL);
+    await_state(&torus, "host 3 failed", |state| {
+        state.nodes[3].state == NodeState::HostFailed && !state.nodes[3].avoided && state.epoch == 0
+    });
+    torus.finish().map(drop)
+}
+
+fn trials() -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for dimensions in ["1x1x1", "2x1x1", "2x2x1", "2x2x2"] {
+        let run = move || conforms(dimensions).map_err(|error| Failed::from(error.to_string()));
+        trials.push(Trial::test(format!("a_torus_of_{dimensions}_passes_the_conformance_suite"), run));
+    }
+    let survive = |dimensions, supervisor| {
+        move || survivors_go_on(dimensions, supervisor).map_err(|error| Failed::from(error.to_string()))
+    };
+    trials.push(Trial::test("survivors_of_a_killed_node_go_on", survive("2x2x2", false)));
+    trials.push(Trial::test("survivors_go_on_when_the_supervisor_dies_too", survive("3x2x1", true)));
+    let killed =
+        || a_killed_application_is_lost_and_its_node_forwards().map_err(|e| Failed::from(e.to_string()));
+    trials.push(Trial::test("a_killed_application_is_lost_and_its_node_forwards", killed));
+    let silent = || a_silent_host_is_seen_by_its_neighbours().map_err(|e| Failed::from(e.to_string()));
+    trials.push(Trial::test("a_silent_host_is_seen_by_its_neighbours", silent));
+    let example =
+        || the_example_prints_what_its_readme_says().map_err(|error| Failed::from(error.to_string()));
+    trials.push(Trial::test("the_example_prints_what_its_readme_says", example));
+    let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
+    trials.push(Trial::test("a_failing_application_fails_the_run", failing));
+    trials
+}
+
+fn the_example_prints_what_its_readme_says() -> Result<(), LaunchError> {
+    let test = std::env::current_exe().expect("known");
+    let program = test.ancestors().nth(2).expect("in target/debug/deps").join("examples/neighbours");
+    assert!(program.is_file(), "{} is missing: run cargo build --examples", program.display());
+    let folder = tempfile::tempdir().expect("a folder");
+    let output = folder.path().join("output");
+    let mut torus = launcher("2x2x2").launch()?;
+    let script = format!("exec {} >> {}", program.display(), output.display());
+    torus.run(&["sh".into(), "-c".into(), script.into()])?;
+    torus.finish()?;
+    let printed = std::fs::read_to_string(&output).expect("written");
+    let readme = include_str!("../../../examples/6-torus/README.md");
+    assert!(readme.contains(&format!("    {printed}")), "{printed}");
+    Ok(())
+}
+
+fn a_failing_application_fails_the_run() -> Result<(), LaunchError> {
+    let mut torus = launcher("2x1x1").launch()?;
+    let script = r#"test "$MILLSTREAM_TORUS_RANK" = 0 || exit 3; exec sleep 60"#;
+    let error = torus.run(&["sh".into(), "-c".into(), script.into()]).expect_err("node 1's ends with 3");
+    assert_eq!(error.to_string(), "the application of node 1 ended with exit status: 3");
+    let missing = torus.run(&["/nowhere/program".into()]).expect_err("no such program");
+    assert!(missing.to_string().contains("/nowhere/program"), "{missing}");
+    torus.finish().map(drop)
+}
+
+fn conforms(dimensions: &str) -> Result<(), LaunchError> {
+    let mut torus = launcher(dimensions).launch()?;
+    torus.run(&application("conformance"))?;
+    let total = Account::total(&torus.finish()?);
+    assert!(total.injected > 1000, "{total}");
+    assert_eq!((total.dropped_total(), total.malformed, total.repeated), (0, 0, 0), "{total}");
+    Ok(())
+}
