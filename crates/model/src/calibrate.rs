@@ -50,24 +50,30 @@ pub fn residuals(rows: &[Row], p: &Parameters) -> Vec<Residual> {
 #[must_use]
 pub fn fit(start: &Parameters, rows: &[Row], passes: u32, mut progress: impl FnMut(&str)) -> Parameters {
     let mut best = start.clone();
-    let fitted: Vec<(String, f64, f64, Vec<String>)> = (start.iter())
+    let fitted: Vec<(String, Vec<String>)> = (start.iter())
         .filter(|(_, q)| !q.fitted_to.is_empty() && q.low < q.high)
-        .map(|(name, q)| (name.to_owned(), q.low, q.high, q.fitted_to.clone()))
+        .map(|(name, q)| (name.to_owned(), q.fitted_to.clone()))
         .collect();
     for pass in 1..=passes {
-        for (name, low, high, ids) in &fitted {
+        for (name, ids) in &fitted {
             progress(&format!("pass {pass} of {passes}: {name}"));
             let fitted_rows: Vec<Row> = rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
-            let cost = |value: f64| {
-                let trial = best.with(name, value);
-                let each = parallel_map(&fitted_rows, |row| residual(row, &trial).relative.unwrap_or(0.0));
-                each.iter().map(|r| (1.0 + r).ln().powi(2)).sum::<f64>()
-            };
-            let value = minimise(*low, *high, best.get(name), cost);
-            best = best.with(name, value);
+            best = fit_one(&best, &fitted_rows, name);
         }
     }
     best
+}
+
+/// Fits one parameter to rows, within its range.
+#[must_use]
+pub fn fit_one(start: &Parameters, rows: &[Row], name: &str) -> Parameters {
+    let Some((_, parameter)) = start.iter().find(|(known, _)| *known == name) else { return start.clone() };
+    let cost = |value: f64| {
+        let trial = start.with_heirs(name, value);
+        let each = parallel_map(rows, |row| residual(row, &trial).relative.unwrap_or(0.0));
+        each.iter().map(|r| (1.0 + r).ln().powi(2)).sum::<f64>()
+    };
+    start.with_heirs(name, minimise(parameter.low, parameter.high, parameter.value, cost))
 }
 
 /// Argument of the smallest cost: a grid over the range, refined twice. `old` wins unless another value is at

@@ -1,12 +1,14 @@
 //! Bottleneck analysis of a flow.
 
-use crate::benchmarks::perftest::bandwidth;
+use crate::benchmarks::perftest::{bandwidth, bandwidth_at};
 use crate::engine::BytesPerSecond;
+use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::path::{DataPath, Verb};
-use crate::path::{PathError, data_path};
+use crate::path::{DataPath, PathError, TargetMemory, Verb, data_path, pcie_line_rate};
+use crate::precision::Precision;
 use crate::result_table::{ResultTable, TableValue};
+use crate::rows::Category;
 use crate::sweep::apply;
 use millstream_site::Site;
 use std::fmt;
@@ -78,6 +80,8 @@ pub struct Sensitivity {
 pub struct Explanation {
     /// Bandwidth of the flow.
     pub rate: BytesPerSecond,
+    /// Ends of its 90 % interval, if samples were asked for.
+    pub interval: Option<[BytesPerSecond; 2]>,
     /// Channels, busiest first.
     pub channels: Vec<ChannelLoad>,
     /// Parameters with an effect, largest first.
@@ -103,11 +107,11 @@ fn measure(path: &DataPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
     (rate, channels)
 }
 
-/// Analyses a flow.
+/// Analyses a flow. `samples` samples of the parameters give the interval; 0 gives none.
 ///
 /// # Errors
 /// [`PathError`] if the site has no path for it.
-pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, PathError> {
+pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result<Explanation, PathError> {
     let path_with = |p: &Parameters| data_path(site, p, &flow.client, &flow.server);
     let path = path_with(p)?;
     let (rate, channels) = measure(&path, flow);
@@ -123,8 +127,39 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow) -> Result<Explanation, 
     });
     sensitivities.retain(|sensitivity| sensitivity.gain > 0.002);
     sensitivities.sort_by(|a, b| b.gain.total_cmp(&a.gain));
-    Ok(Explanation { rate, channels, sensitivities })
+    let interval = (samples > 0).then(|| interval(site, p, flow, &path, rate, samples));
+    let interval = interval.map(|interval| [interval.low, interval.high].map(BytesPerSecond));
+    Ok(Explanation { rate, interval, channels, sensitivities })
 }
+
+/// The interval of a flow's bandwidth.
+fn interval(
+    site: &Site,
+    p: &Parameters,
+    flow: &Flow,
+    path: &DataPath,
+    rate: BytesPerSecond,
+    samples: u64,
+) -> Interval {
+    let run =
+        |path: &DataPath| bandwidth_at(Precision::Sample, path, flow.verb, flow.size, 128, false).rate.0;
+    let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
+        Some(vec![run(&data_path(site, p, &flow.client, &flow.server).ok()?)])
+    });
+    let is_peer = path.ends.iter().any(|end| end.target != TargetMemory::Host);
+    let category = match flow.size {
+        _ if is_peer => Category::PeerToPeer,
+        0..SHORT => Category::MessageRate,
+        _ => Category::Bandwidth,
+    };
+    let spread = spreads.first().copied().unwrap_or_default();
+    let factors = factors(leave_out::shipped(), Level::System, category);
+    let limit = path.link_rate.0.min(pcie_line_rate(path, 0).0).min(pcie_line_rate(path, 1).0);
+    Interval::new(rate.0, spread, factors).below(limit)
+}
+
+/// Message size below which the number of messages can be the limit.
+const SHORT: u32 = 16384;
 
 impl Explanation {
     /// The bottleneck: the busiest channel if it is saturated, else the most effective parameter.
@@ -153,7 +188,11 @@ const SATURATED: f64 = 0.9;
 
 impl fmt::Display for Explanation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{:.3} GB/s ({:.2} Gb/s)", self.rate.as_gigabytes(), self.rate.as_gigabits())?;
+        write!(f, "{:.3} GB/s ({:.2} Gb/s)", self.rate.as_gigabytes(), self.rate.as_gigabits())?;
+        match self.interval.map(|ends| ends.map(BytesPerSecond::as_gigabytes)) {
+            Some([low, high]) => writeln!(f, ", 90 % interval {low:.3} to {high:.3} GB/s")?,
+            None => writeln!(f)?,
+        }
         match self.channels.first() {
             Some(first) if first.busy > SATURATED => {
                 writeln!(f, "bottleneck: {}, busy {:.0} % of the time", first.name, first.busy * 100.0)?;
@@ -204,7 +243,7 @@ pub fn explain_sweep(
     let mut rows = Vec::new();
     for point in points {
         let (site, p) = apply(name, text, point)?;
-        let e = explain(&site, &p, flow)?;
+        let e = explain(&site, &p, flow, 0)?;
         let mut row: Vec<TableValue> =
             point.iter().map(|(_, value)| TableValue::Text((*value).to_owned())).collect();
         let busy = e.channels.first().map_or(0.0, |channel| channel.busy);

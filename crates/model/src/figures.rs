@@ -10,6 +10,7 @@ use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::data_path;
 use crate::path::{DataPath, Verb};
+use crate::precision::Precision;
 use crate::sites::{shipped, shipped_with};
 use millstream_report::chart::{Chart, Series};
 
@@ -62,7 +63,7 @@ fn paths(p: &Parameters, verb: Verb) -> Chart {
 
 fn stencil(p: &Parameters) -> Chart {
     let site = shipped("recipe-baseline");
-    let rates = stencil_rates(&site, p, &site.hosts[0].name, "server.u280");
+    let rates = stencil_rates(Precision::Full, &site, p, &site.hosts[0].name, "server.u280");
     let [write, sweep, read] = rates
         .unwrap_or_else(|error| panic!("site recipe-baseline: {error}"))
         .map(BytesPerSecond::as_gigabytes);

@@ -14,16 +14,22 @@
 
 pub mod benchmarks;
 pub mod calibrate;
+pub mod compare;
 pub mod component;
 pub mod engine;
 pub mod engine_bench;
 pub mod explain;
 pub mod figures;
+pub mod fit_site;
 pub mod flow;
+pub mod interval;
 pub mod measure;
+pub mod measurements;
 mod parallel;
 pub mod parameters;
 pub mod path;
+pub mod power;
+pub mod precision;
 pub mod predict;
 pub mod result_table;
 pub mod rows;
@@ -31,3 +37,4 @@ pub mod sites;
 pub mod sweep;
 
 pub use parameters::Parameters;
+pub use precision::Precision;

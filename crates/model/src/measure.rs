@@ -2,14 +2,15 @@
 
 use crate::benchmarks::apenet;
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
-use crate::benchmarks::osu::{self, Mpi};
+use crate::benchmarks::osu::{self, Mpi, MpiLibrary};
 use crate::benchmarks::pcie_bench::{self, nfp6000};
-use crate::benchmarks::perftest::{bandwidth, latency};
+use crate::benchmarks::perftest::{bandwidth, bandwidth_at, latency};
 use crate::engine::BytesPerSecond;
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::Verb;
 use crate::path::{PathError, data_path, stencil_rate};
+use crate::precision::Precision;
 use crate::result_table::TableValue;
 use millstream_site::schema::PcieLink;
 use millstream_site::validate::Parent;
@@ -269,6 +270,7 @@ pub(crate) fn dma_setup(
 
 /// Bandwidth of writing a tile to a card, of one stencil sweep, and of reading the tile back.
 pub(crate) fn stencil_rates(
+    precision: Precision,
     site: &Site,
     p: &Parameters,
     client: &str,
@@ -276,8 +278,36 @@ pub(crate) fn stencil_rates(
 ) -> Result<[BytesPerSecond; 3], BenchmarkError> {
     let path = data_path(site, p, client, server)?;
     let sweep = stencil_rate(site, p, server).ok_or_else(|| BenchmarkError::NoCard(server.to_owned()))?;
-    let transfer = |verb| bandwidth(&path, verb, 1 << 20, 128, false).rate;
+    let transfer = |verb| bandwidth_at(precision, &path, verb, 1 << 20, 128, false).rate;
     Ok([transfer(Verb::Write), sweep, transfer(Verb::Read)])
+}
+
+/// Result of a benchmark in seconds, or bytes per second.
+///
+/// # Errors
+/// [`BenchmarkError`] as of [`measure`].
+pub fn value(
+    site: &Site,
+    p: &Parameters,
+    benchmark: Benchmark,
+    between: (&str, &str),
+    size: u64,
+) -> Result<f64, BenchmarkError> {
+    let rows = measure(site, p, benchmark, between, &[size])?;
+    let column = if benchmark == Benchmark::Stencil { 4 } else { 1 };
+    let result = rows.first().and_then(|row| match row.get(column) {
+        Some(TableValue::Number(number)) => Some(*number),
+        _ => None,
+    });
+    let factor = match benchmark {
+        Benchmark::Bandwidth(_) => f64::from(1 << 20),
+        Benchmark::Latency(_) | Benchmark::Osu(osu::OsuTest::Latency) => 1e-6,
+        Benchmark::Osu(_) => 1e6,
+        Benchmark::Dma(_) => 0.125e9,
+        Benchmark::DmaLatency => 1e-9,
+        Benchmark::Stencil => 1.0,
+    };
+    Ok(result.map_or(f64::NAN, |number| number * factor))
 }
 
 /// Runs a benchmark between two endpoints of a site; one row per size, starting with the size.
@@ -310,7 +340,7 @@ pub fn measure(
             rows(&|size| vec![latency(&path, verb, size).nanos() * 1e-3])
         }
         Benchmark::Osu(test) => {
-            let (path, mpi) = (data_path(site, p, client, server)?, Mpi::new(p));
+            let (path, mpi) = (data_path(site, p, client, server)?, Mpi::new(p, MpiLibrary::default()));
             rows(&|size| {
                 vec![match test {
                     osu::OsuTest::Latency => osu::latency(&path, &mpi, size).nanos() * 1e-3,
@@ -330,7 +360,7 @@ pub fn measure(
             rows(&|size| vec![dma::read_latency(&engine, &host, &link, size).nanos()])
         }
         Benchmark::Stencil => {
-            let rates = stencil_rates(site, p, client, server)?;
+            let rates = stencil_rates(Precision::Full, site, p, client, server)?;
             parallel_map(sizes, |&size| {
                 let parts = rates.map(|rate| size as f64 / rate.0);
                 vec![parts[0], parts[1], parts[2], parts.iter().sum()]

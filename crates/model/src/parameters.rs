@@ -8,7 +8,8 @@ use crate::engine::{BytesPerSecond, Picos, Random};
 use millstream_site::device::{DeviceModel, Library};
 use serde::Deserialize;
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// One parameter.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -33,6 +34,10 @@ pub struct Parameter {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
     all: BTreeMap<String, Parameter>,
+    /// Seed of the sample that this is; devices of a site are sampled with it, too.
+    drawn: Option<u64>,
+    /// Devices of a site file that are already here.
+    of_site: BTreeSet<String>,
 }
 
 /// A parameter that cannot be set.
@@ -59,6 +64,21 @@ pub enum ParameterError {
     },
 }
 
+thread_local! {
+    /// Parameters that a run reads, while someone asks for them.
+    static READS: RefCell<Option<BTreeSet<String>>> = const { RefCell::new(None) };
+}
+
+fn record(name: &str) {
+    READS.with_borrow_mut(|reads| {
+        if let Some(reads) = reads
+            && !reads.contains(name)
+        {
+            reads.insert(name.to_owned());
+        }
+    });
+}
+
 impl Default for Parameters {
     fn default() -> Self {
         Self::shipped()
@@ -74,7 +94,7 @@ impl Parameters {
     pub fn shipped() -> Parameters {
         let all = toml::from_str(include_str!("../data/parameters.toml"))
             .expect("a test reads the shipped parameters");
-        let mut parameters = Parameters { all };
+        let mut parameters = Parameters { all, drawn: None, of_site: BTreeSet::new() };
         Library::shipped().iter().for_each(|(id, device)| parameters.add_device(id, device));
         parameters
     }
@@ -96,18 +116,29 @@ impl Parameters {
     /// These parameters and those of the devices that a site file defines.
     #[must_use]
     pub fn with_devices(&self, devices: &BTreeMap<String, DeviceModel>) -> Cow<'_, Parameters> {
-        if devices.is_empty() {
+        let new: Vec<_> = devices.iter().filter(|(id, _)| !self.of_site.contains(*id)).collect();
+        if new.is_empty() {
             return Cow::Borrowed(self);
         }
         let mut other = self.clone();
-        devices.iter().for_each(|(id, device)| other.add_device(id, device));
+        for (id, device) in new {
+            other.add_device(id, device);
+            other.of_site.insert(id.clone());
+            if let Some(seed) = self.drawn {
+                let names = device.values.keys().map(|value| format!("{id}.{value}"));
+                names.for_each(|name| other.sample_one(&name, seed));
+            }
+        }
         Cow::Owned(other)
     }
 
     /// Value of a device, if the library has it.
     #[must_use]
     pub fn device(&self, id: &str, value: &str) -> Option<f64> {
-        self.all.get(&format!("{id}.{value}")).map(|parameter| parameter.value)
+        let name = format!("{id}.{value}");
+        let found = self.all.get(&name)?;
+        record(&name);
+        Some(found.value)
     }
 
     /// All parameters with their names.
@@ -121,6 +152,7 @@ impl Parameters {
     /// If no parameter has this name: the code only uses shipped names.
     #[must_use]
     pub fn get(&self, name: &str) -> f64 {
+        record(name);
         self.all.get(name).unwrap_or_else(|| panic!("no parameter {name}")).value
     }
 
@@ -142,6 +174,12 @@ impl Parameters {
         self.get(name).round().max(1.0) as u32
     }
 
+    /// A parameter by name.
+    #[must_use]
+    pub fn parameter(&self, name: &str) -> Option<&Parameter> {
+        self.all.get(name)
+    }
+
     /// Whether a parameter has this name.
     #[must_use]
     pub fn has(&self, name: &str) -> bool {
@@ -156,6 +194,45 @@ impl Parameters {
             parameter.value = value;
         }
         other
+    }
+
+    /// A copy with another value for a parameter and for the devices that inherit it through `like`.
+    #[must_use]
+    pub fn with_heirs(&self, name: &str, value: f64) -> Parameters {
+        let mut other = self.with(name, value);
+        let Some((device, what)) = name.split_once('.') else { return other };
+        let Some(old) = self.all.get(name) else { return other };
+        let is_like = |id: &str| {
+            let like = |id: &str| Library::shipped().get(id)?.like.clone();
+            std::iter::successors(like(id), |id| like(id)).any(|base| base == device)
+        };
+        for (id, _) in Library::shipped().iter().filter(|(id, _)| is_like(id)) {
+            let Some(heir) = other.all.get_mut(&format!("{id}.{what}")) else { continue };
+            if (heir.value, heir.low, heir.high) == (old.value, old.low, old.high) {
+                heir.value = value;
+            }
+        }
+        other
+    }
+
+    /// Value of a fitted parameter without its rows: that of the same value of a similar device, or the middle of the range.
+    #[must_use]
+    pub(crate) fn without_rows(&self, name: &str, left_out: &BTreeSet<String>) -> f64 {
+        let Some(parameter) = self.all.get(name) else { return f64::NAN };
+        let middle = if parameter.low > 0.0 {
+            (parameter.low * parameter.high).sqrt()
+        } else {
+            f64::midpoint(parameter.low, parameter.high)
+        };
+        let similar = name.split_once('.').and_then(|(device, value)| {
+            let like = Library::shipped().get(device)?.like.as_ref()?;
+            let similar = self.all.get(&format!("{like}.{value}"))?;
+            // A value that only these rows fit is no other knowledge.
+            let is_known =
+                similar.fitted_to.is_empty() || similar.fitted_to.iter().any(|id| !left_out.contains(id));
+            is_known.then_some(similar.value)
+        });
+        similar.unwrap_or(middle).clamp(parameter.low, parameter.high)
     }
 
     /// Sets a parameter from `name=number`.
@@ -189,13 +266,30 @@ impl Parameters {
     /// change the samples of the others.
     #[must_use]
     pub fn sample(&self, seed: u64) -> Parameters {
-        let mut other = self.clone();
-        for (name, parameter) in &mut other.all {
-            let mut random = Random::new(seed_of(name, seed));
-            let end = if random.uniform() < 0.5 { parameter.low } else { parameter.high };
-            parameter.value += (end - parameter.value) * random.uniform();
-        }
+        let mut other = Parameters { drawn: Some(seed), ..self.clone() };
+        self.all.keys().for_each(|name| other.sample_one(name, seed));
         other
+    }
+
+    fn sample_one(&mut self, name: &str, seed: u64) {
+        let Some(parameter) = self.all.get_mut(name) else { return };
+        let (is_low, share) = Parameters::position(name, seed);
+        let end = if is_low { parameter.low } else { parameter.high };
+        parameter.value += (end - parameter.value) * share;
+    }
+
+    /// Where a sample of a parameter is: on the low side of its value or not, and the share of the way to that end.
+    pub(crate) fn position(name: &str, seed: u64) -> (bool, f64) {
+        let mut random = Random::new(seed_of(name, seed));
+        let is_low = random.uniform() < 0.5;
+        (is_low, random.uniform())
+    }
+
+    /// The result of `run`, and the names of the parameters that it reads on this thread.
+    pub(crate) fn reads_of<T>(run: impl FnOnce() -> T) -> (T, BTreeSet<String>) {
+        let before = READS.replace(Some(BTreeSet::new()));
+        let result = run();
+        (result, READS.replace(before).unwrap_or_default())
     }
 }
 

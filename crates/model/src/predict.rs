@@ -1,13 +1,17 @@
 //! Predictions with 90 % intervals.
 //!
-//! An interval combines samples of all parameters from their ranges with the residuals of calibrated rows of the
-//! same [`Category`].
+//! An interval combines samples of all parameters from their ranges with the errors of published rows that were left out
+//! ([`crate::interval`]).
 
-use crate::calibrate::{residuals, rms_by_category};
-use crate::engine::Random;
+use crate::interval::leave_out::{measured_rows, shipped};
+use crate::interval::{Factors, Interval, Level, Spread, factors::factors, response};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::rows::{Answer, Category, Row, answer, calibration, estimate, write_record};
+use crate::precision::Precision;
+use crate::rows::{
+    Answer, Baseline, Category, Row, answer, answer_at, baseline, calibration, estimate, line_rate, site_of,
+    with_devices_of, write_record,
+};
 
 /// The model's answer to one question.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,41 +24,25 @@ pub struct Prediction {
     pub values: Vec<Interval>,
     /// Program that answered, or the reason why none did.
     pub method: String,
+    /// Answer without model.
+    pub baseline: Option<Baseline>,
 }
 
-/// A value with its 90 % interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Interval {
-    /// The value.
-    pub value: f64,
-    /// The lower end.
-    pub low: f64,
-    /// The upper end.
-    pub high: f64,
-}
-
-/// Lower bound of the relative model error of a category.
-fn min_model_error(category: Category) -> f64 {
-    match category {
-        Category::Hbm => 0.04,
-        Category::DmaBandwidth | Category::DmaLatency => 0.025,
-        Category::Bandwidth => 0.015,
-        Category::Latency => 0.03,
-        Category::VerbsLatency | Category::MpiLatency => 0.08,
-        Category::MessageRate | Category::MpiBandwidth => 0.1,
-        Category::System => 0.05,
-        Category::PeerToPeer => 0.08,
-        Category::Threshold => 0.6,
-    }
-}
+/// Samples of the parameters behind an interval.
+pub const SAMPLES: u64 = 1000;
 
 /// Values of a row, scaled so that its reference row has its published value; and that scale.
 ///
 /// The reference row is a measurement of the same adapter on the calibrated host. Its residual is a property of
 /// the adapter, so it corrects every sample of the parameters.
-fn scaled_by_reference(row: &Row, reference: Option<&Row>, p: &Parameters) -> Option<(Vec<f64>, f64)> {
-    let Answer::Values { mut values, .. } = answer(row, p) else { return None };
-    let scale = match (reference, reference.map(|reference| answer(reference, p))) {
+fn scaled_by_reference(
+    precision: Precision,
+    row: &Row,
+    reference: Option<&Row>,
+    p: &Parameters,
+) -> Option<(Vec<f64>, f64)> {
+    let Answer::Values { mut values, .. } = answer_at(precision, row, p) else { return None };
+    let scale = match (reference, reference.map(|reference| answer_at(precision, reference, p))) {
         (Some(reference), Some(Answer::Values { values, .. })) => {
             reference.value.parse::<f64>().ok()? / values[0]
         }
@@ -64,80 +52,88 @@ fn scaled_by_reference(row: &Row, reference: Option<&Row>, p: &Parameters) -> Op
     Some((values, scale))
 }
 
-/// Answers one question with `samples` samples of all parameters; `sigma` is the relative model error.
-fn predict_row(row: &Row, reference: Option<&Row>, p: &Parameters, samples: u64, sigma: f64) -> Prediction {
+/// What the model does not know about a question: a row of a known site, or a system.
+fn level(row: &Row, measured: &[(Row, f64)]) -> Level {
+    let is_known = |other: &Row| {
+        other.system == row.system || (site_of(row).is_some() && site_of(row) == site_of(other))
+    };
+    if measured.iter().any(|(other, _)| is_known(other)) { Level::Row } else { Level::System }
+}
+
+/// Share of a category's error that a reference row leaves: the other part is the adapter's.
+const REFERENCE_SHARE: f64 = 0.5;
+
+/// Factors of a question's interval.
+fn factors_of(row: &Row, category: Category, measured: &[(Row, f64)]) -> Factors {
+    let factors = factors(shipped(), level(row, measured), category);
+    if row.reference().is_none() {
+        return factors;
+    }
+    Factors { error: (factors.error * REFERENCE_SHARE).max(0.045), ..factors }
+}
+
+/// Spreads of a row's values over samples of the parameters.
+fn spreads(row: &Row, reference: Option<&Row>, p: &Parameters, samples: u64, values: usize) -> Vec<Spread> {
+    let run =
+        |p: &Parameters| scaled_by_reference(Precision::Sample, row, reference, p).map(|(values, _)| values);
+    let mut all = response::spreads(&with_devices_of(row, p), samples, run);
+    all.resize(values, Spread::default());
+    all
+}
+
+/// Answers one question with `samples` samples of all parameters.
+fn predict_row(
+    row: &Row,
+    reference: Option<&Row>,
+    p: &Parameters,
+    samples: u64,
+    measured: &[(Row, f64)],
+) -> Prediction {
     let (id, unit) = (row.id.clone(), row.unit.clone());
-    let unanswered = |why: &str| Prediction {
+    let silent = |why: &str| Prediction {
         id: row.id.clone(),
         unit: row.unit.clone(),
         values: Vec::new(),
-        method: format!("not modelled: {why}"),
+        method: why.to_owned(),
+        baseline: None,
     };
     if let Some(by_hand) = estimate(&row.id) {
         let (Some(value), Some(low), Some(high)) = (by_hand.value, by_hand.low, by_hand.high) else {
-            return Prediction { id, unit, values: Vec::new(), method: by_hand.how.clone() };
+            return silent(&by_hand.how);
         };
         let method = format!("by hand: {}", by_hand.how);
-        return Prediction { id, unit, values: vec![Interval { value, low, high }], method };
+        return Prediction { id, unit, values: vec![Interval { value, low, high }], method, baseline: None };
     }
     let method = match answer(row, p) {
         Answer::Values { method, .. } => method,
-        Answer::Definition(source) => return unanswered(&source),
-        Answer::NotModelled(why) => return unanswered(why),
+        Answer::Definition(source) => return silent(&format!("not modelled: {source}")),
+        Answer::NotModelled(why) => return silent(&format!("not modelled: {why}")),
     };
-    let Some((values, scale)) = scaled_by_reference(row, reference, p) else {
-        return unanswered("its reference row has no value");
+    let Some((values, scale)) = scaled_by_reference(Precision::Full, row, reference, p) else {
+        return silent("not modelled: its reference row has no value");
     };
-    let draws: Vec<Vec<f64>> = (1..=samples)
-        .filter_map(|seed| Some(scaled_by_reference(row, reference, &p.sample(seed))?.0))
-        .collect();
-    let mut random = Random::new(0x6d69_6c6c);
-    // Real bandwidth can only be below a modelled link limit; half of the samples get no error.
-    let one_sided = matches!(row.category(), Some(Category::Bandwidth | Category::PeerToPeer));
-    let intervals = values.iter().enumerate().map(|(i, &value)| {
-        let mut drawn: Vec<f64> = (draws.iter())
-            .flat_map(|draw| std::iter::repeat_n(draw[i], 4))
-            .map(|value| {
-                let error = sigma * random.normal();
-                let error = match one_sided {
-                    false => error,
-                    true if random.uniform() < 0.5 => -error.abs(),
-                    true => 0.0,
-                };
-                value * error.exp()
-            })
-            .collect();
-        drawn.sort_by(f64::total_cmp);
-        let quantile = |share: f64| drawn[((drawn.len() - 1) as f64 * share).round() as usize];
-        // Half of a reference row's residual may be a property of the calibrated host.
-        let half_scaled = value * (1.0 + 1.0 / scale) / 2.0;
-        Interval {
-            value,
-            low: quantile(0.05).min(value).min(half_scaled),
-            high: quantile(0.95).max(value).max(half_scaled),
-        }
-    });
-    let values = intervals.collect();
+    let category = row.category().unwrap_or(Category::System);
+    let factors = factors_of(row, category, measured);
+    let spreads = spreads(row, reference, p, samples, values.len());
+    // No real transfer is faster than the slowest link.
+    let limit = line_rate(row, p).unwrap_or(f64::INFINITY);
+    let interval = |(&value, &spread)| Interval::new(value, spread, factors).below(limit);
+    let values = values.iter().zip(&spreads).map(interval).collect();
     let method = match reference {
         Some(reference) => format!("{method}; scaled by {scale:.3}, the residual of row {}", reference.id),
         None => method,
     };
-    Prediction { id, unit, values, method }
+    let known: Vec<Row> = measured.iter().map(|(row, _)| row.clone()).collect();
+    Prediction { id, unit, values, method, baseline: baseline(row, p, &known) }
 }
 
 /// Answers questions with `samples` samples of the parameters.
 #[must_use]
 pub fn predict(questions: &[Row], p: &Parameters, samples: u64) -> Vec<Prediction> {
-    let calibrated = calibration();
-    let errors = rms_by_category(&residuals(&calibrated, p));
+    let (calibrated, measured) = (calibration(), measured_rows());
     parallel_map(questions, |row| {
         let reference = row.reference().and_then(|id| calibrated.iter().find(|row| row.id == id));
-        let sigma = row.category().map_or(0.0, |category| {
-            // The reference row's residual is corrected for, so the category's does not count again.
-            let seen = if reference.is_some() { None } else { errors.get(&category).copied() };
-            seen.unwrap_or(0.0).max(min_model_error(category))
-        });
-        predict_row(row, reference, p, samples.max(1), sigma)
+        predict_row(row, reference, p, samples.max(1), &measured)
     })
 }
 
@@ -160,6 +156,21 @@ pub fn to_csv(predictions: &[Prediction]) -> String {
         }
         let (value, low, high) = (join(|v| v.value), join(|v| v.low), join(|v| v.high));
         write_record(&mut text, [&p.id, &value, &p.unit, &low, &high, &p.method]);
+    }
+    text
+}
+
+/// Predictions beside the answers without model, as CSV.
+#[must_use]
+pub fn baselines_to_csv(predictions: &[Prediction]) -> String {
+    let mut text = String::from("id,prediction,baseline,unit,baseline from\n");
+    for p in predictions.iter().filter(|p| !p.values.is_empty()) {
+        let value = p.values.iter().map(|v| four_digits(v.value)).collect::<Vec<_>>().join(" / ");
+        let (baseline, source) = match &p.baseline {
+            Some(baseline) => (four_digits(baseline.value), baseline.source.as_str()),
+            None => (String::new(), "no row of this program"),
+        };
+        write_record(&mut text, [&p.id, &value, &baseline, &p.unit, source]);
     }
     text
 }

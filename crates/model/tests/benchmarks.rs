@@ -2,7 +2,7 @@
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::apenet;
-use millstream_model::benchmarks::osu::{self, Mpi};
+use millstream_model::benchmarks::osu::{self, Mpi, MpiLibrary};
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::explain::{explain, explain_sweep};
 use millstream_model::figures;
@@ -104,7 +104,7 @@ fn invalid_measurements_are_refused_with_the_reason() {
 #[test]
 fn mpi_is_slower_than_its_transport() {
     let p = Parameters::shipped();
-    let (path, mpi) = (between("edr-pair", "node0", "node1"), Mpi::new(&p));
+    let (path, mpi) = (between("edr-pair", "node0", "node1"), Mpi::new(&p, MpiLibrary::Mvapich2));
     for size in [8, 4096, 1 << 16, 1 << 20] {
         let (mpi_latency, below) = (osu::latency(&path, &mpi, size), latency(&path, Verb::Send, size));
         assert!(mpi_latency > below, "{size}: {mpi_latency} over {below}");
@@ -171,7 +171,10 @@ fn a_flow_over_a_torus_is_explained() {
     let p = Parameters::shipped();
     let site = shipped("apenet-torus");
     let flow = "write node0 node42 65536".parse().unwrap();
-    let e = explain(&site, &p, &flow).unwrap();
+    let e = explain(&site, &p, &flow, 20).unwrap();
+    let [low, high] = e.interval.unwrap();
+    assert!(low.0 < e.rate.0 && e.rate.0 <= high.0, "{e}");
+    assert_eq!(e, explain(&site, &p, &flow, 20).unwrap(), "intervals are reproducible");
     // Six hops: the first link and five more, named after their nodes.
     let links = e.channels.iter().filter(|s| s.name.contains("link") && !s.name.contains("pcie")).count();
     assert_eq!(links, 6, "{e}");
@@ -184,7 +187,7 @@ fn a_flow_over_a_torus_is_explained() {
     assert!(e.rate.0 <= apenet::link_rate(&p).0 * 1.001, "{shown}");
     // With fewer lanes, the torus links are the bottleneck.
     let (site, p) = apply("t", text("apenet-torus"), &[("torus.torus.lanes", "1")]).unwrap();
-    let slow = explain(&site, &p, &flow).unwrap();
+    let slow = explain(&site, &p, &flow, 0).unwrap();
     assert!(slow.bottleneck().contains("link") && !slow.bottleneck().contains("pcie"), "{slow}");
     assert!(slow.rate.0 < 0.5 * e.rate.0, "{slow}");
 }

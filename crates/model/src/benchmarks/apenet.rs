@@ -57,6 +57,7 @@ pub fn dma_host(p: &Parameters) -> DmaHost {
             ..host_completer(p, "processor")
         },
         write_rate: BytesPerSecond(f64::INFINITY),
+        write_walk: Picos::ZERO,
         link_latency: p.nanos("pcie.link.latency"),
         efficiency: p.get("pcie.efficiency"),
     }

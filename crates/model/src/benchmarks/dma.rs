@@ -55,6 +55,8 @@ pub struct DmaHost {
     pub memory: CompleterTiming,
     /// Rate from the root complex to memory.
     pub write_rate: BytesPerSecond,
+    /// Mean time of page walks per write; those of reads are in `memory`.
+    pub write_walk: Picos,
     /// Latency of one link direction.
     pub link_latency: Picos,
     /// Share of the link rate that DLLPs leave.
@@ -194,8 +196,9 @@ fn run(
         let random = Picos((time.0 as f64 * engine.variation) as u64);
         Channel::stage(name, time - random).jitter(random)
     };
-    let host_writes =
-        simulation.add_channel(Channel::new("host writes", host.write_rate).capacity(WRITE_BUFFER));
+    let host_writes = simulation.add_channel(
+        Channel::new("host writes", host.write_rate).gap(host.write_walk).capacity(WRITE_BUFFER),
+    );
     let read_engine = simulation.add_channel(stage("read engine", engine.read_issue));
     let write_engine = simulation
         .add_channel(Channel { rate: engine.write_rate, ..stage("write engine", engine.write_issue) });

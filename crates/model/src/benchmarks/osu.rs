@@ -11,11 +11,14 @@
 //! ```text
 //!   eager       copy ─► payload ─► copy             rendezvous     RTS ─► match ─► CTS ─► payload, without copies
 //! ```
+//! An eager message longer than the library's buffers is sent in fragments: copies and transfers overlap. Above a limit, the
+//! adapter fetches the sender's buffer itself, and only the receiver copies.
 
 use crate::component::adapter::{RECEIVED, connect, label, message};
 use crate::engine::{BytesPerSecond, Channel, Context, Endpoint, Internal, Packet, Picos, Route, Simulation};
 use crate::parameters::Parameters;
 use crate::path::{BandwidthResult, DataPath, Verb};
+use crate::precision::Precision;
 
 /// One of the benchmarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,20 +36,57 @@ pub enum OsuTest {
 pub struct Mpi {
     /// Processor time per message sent, and per message received.
     pub overhead: Picos,
-    /// Longest message of the eager protocol.
+    /// Longest message of the eager protocol in non-blocking sends.
     pub eager_limit: u32,
+    /// Longest message of the eager protocol in blocking sends.
+    pub blocking_eager_limit: u32,
     /// Rate of the eager protocol's copies.
     pub copy_rate: BytesPerSecond,
+    /// Longest eager message that the sender copies.
+    pub sender_copy_limit: u32,
+    /// Bytes of a buffer: longer eager messages are sent in fragments.
+    pub fragment: u32,
+    /// Rate at which the receiver copies fragments.
+    pub fragment_copy_rate: BytesPerSecond,
+}
+
+/// An MPI library with its transport.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MpiLibrary {
+    /// Open MPI or MPICH over UCX, also as part of HPC-X.
+    #[default]
+    Ucx,
+    /// MVAPICH2 over verbs.
+    Mvapich2,
+    /// Open MPI over verbs (`openib`), before UCX.
+    OpenIb,
+}
+
+impl MpiLibrary {
+    /// First part of its parameters' names.
+    fn prefix(self) -> &'static str {
+        match self {
+            MpiLibrary::Ucx => "mpi-ucx",
+            MpiLibrary::Mvapich2 => "mpi-mvapich2",
+            MpiLibrary::OpenIb => "mpi-openib",
+        }
+    }
 }
 
 impl Mpi {
-    /// Reads the parameters.
+    /// Reads a library's parameters.
     #[must_use]
-    pub fn new(p: &Parameters) -> Mpi {
+    pub fn new(p: &Parameters, library: MpiLibrary) -> Mpi {
+        let name = |what: &str| format!("{}.{what}", library.prefix());
         Mpi {
-            overhead: p.nanos("mpi.overhead"),
-            eager_limit: p.count("mpi.eager"),
-            copy_rate: p.gigabytes("mpi.copy.rate"),
+            overhead: p.nanos(&name("overhead")),
+            eager_limit: p.count(&name("eager")),
+            blocking_eager_limit: p.count(&name("eager.blocking")),
+            copy_rate: p.gigabytes(&name("copy.rate")),
+            sender_copy_limit: p.count(&name("sender.copy")),
+            fragment: p.count(&name("fragment")),
+            fragment_copy_rate: p.gigabytes(&name("fragment.copy.rate")),
         }
     }
 }
@@ -66,6 +106,8 @@ const RTS: u16 = 2;
 const CTS: u16 = 3;
 const PAYLOAD: u16 = 4;
 const REPLY: u16 = 5;
+/// A fragment of an eager message that is not its last.
+const FRAGMENT: u16 = 6;
 
 // Ports of a rank.
 const FROM_ADAPTER: u16 = 0;
@@ -79,6 +121,8 @@ struct Rank {
     size: u32,
     mpi: Mpi,
     rounds: u32,
+    /// Messages per round of a bandwidth test.
+    window: u32,
     post: Route<Internal>,
     /// Largest inline message of the adapter.
     max_inline: u32,
@@ -95,20 +139,62 @@ struct Rank {
 
 impl Rank {
     fn send(&self, label: u16, context: &mut Context<'_>) {
-        let copied_bytes = if label == EAGER { self.size } else { 0 };
-        context.send(self.sending, Packet::new(0, copied_bytes, u64::from(label)));
+        let copied = if self.is_eager(label) && self.size <= self.mpi.sender_copy_limit {
+            self.payload(label)
+        } else {
+            0
+        };
+        context.send(self.sending, Packet::new(part(label), copied, u64::from(label)));
+    }
+
+    fn is_eager(&self, label: u16) -> bool {
+        matches!(label, EAGER | FRAGMENT)
+    }
+
+    /// Payload bytes of a network message.
+    fn payload(&self, label: u16) -> u32 {
+        match label {
+            FRAGMENT => self.mpi.fragment,
+            EAGER => match self.size % self.mpi.fragment {
+                0 => self.size.min(self.mpi.fragment),
+                last => last,
+            },
+            PAYLOAD => self.size,
+            REPLY => REPLY_SIZE,
+            _ => RENDEZVOUS_HEADER,
+        }
+    }
+
+    /// Bytes of the receiver's copy, scaled to the rate of unfragmented messages.
+    fn received_copy(&self, label: u16) -> u32 {
+        let bytes = self.payload(label);
+        if self.size <= self.mpi.fragment {
+            return bytes;
+        }
+        (f64::from(bytes) * self.mpi.copy_rate.0 / self.mpi.fragment_copy_rate.0).round() as u32
     }
 
     /// Starts one message of the test.
     fn send_payload(&self, context: &mut Context<'_>) {
-        self.send(if self.size <= self.mpi.eager_limit { EAGER } else { RTS }, context);
+        // `osu_latency` sends blocking, the bandwidth tests do not.
+        let limit = match self.test {
+            OsuTest::Latency => self.mpi.blocking_eager_limit,
+            OsuTest::Bandwidth | OsuTest::Bidirectional => self.mpi.eager_limit,
+        };
+        if self.size > limit {
+            self.send(RTS, context);
+            return;
+        }
+        let fragments = self.size.div_ceil(self.mpi.fragment).max(1);
+        (1..fragments).for_each(|_| self.send(FRAGMENT, context));
+        self.send(EAGER, context);
     }
 
     fn begin_round(&mut self, context: &mut Context<'_>) {
         (self.received, self.sent) = (0, 0);
         let count = match (self.test, self.first) {
             (OsuTest::Latency, true) => 1,
-            (OsuTest::Bandwidth, true) | (OsuTest::Bidirectional, _) => WINDOW,
+            (OsuTest::Bandwidth, true) | (OsuTest::Bidirectional, _) => self.window,
             (OsuTest::Latency | OsuTest::Bandwidth, false) => 0,
         };
         (0..count).for_each(|_| self.send_payload(context));
@@ -137,13 +223,13 @@ impl Rank {
                 self.received = 0;
                 self.send_payload(context);
             }
-            (OsuTest::Bandwidth, false) if self.received == WINDOW => {
+            (OsuTest::Bandwidth, false) if self.received == self.window => {
                 self.received = 0;
                 self.send(REPLY, context);
             }
-            (OsuTest::Bidirectional, _) if self.received >= WINDOW && self.sent == WINDOW => {
+            (OsuTest::Bidirectional, _) if self.received >= self.window && self.sent == self.window => {
                 // The peer may be one round ahead: its messages count for the next round.
-                let ahead = self.received - WINDOW;
+                let ahead = self.received - self.window;
                 self.end_round(context);
                 self.received = ahead;
             }
@@ -152,23 +238,23 @@ impl Rank {
     }
 }
 
+/// Kind of a processor step: it selects the library's time.
+fn part(label: u16) -> u16 {
+    u16::from(label == FRAGMENT)
+}
+
 impl Endpoint for Rank {
     fn receive(&mut self, port: u16, packet: Packet, context: &mut Context<'_>) {
         let what = packet.tag as u16;
         match (port, what) {
             (FROM_ADAPTER, _) if packet.kind == RECEIVED => {
                 let label = label(&packet);
-                let copied_bytes = if label == EAGER { self.size } else { 0 };
-                context.send(self.receiving, Packet::new(0, copied_bytes, u64::from(label)));
+                let copied = if self.is_eager(label) { self.received_copy(label) } else { 0 };
+                context.send(self.receiving, Packet::new(part(label), copied, u64::from(label)));
                 return;
             }
             (SEND_DONE, _) => {
-                let size = match what {
-                    EAGER | PAYLOAD => self.size,
-                    REPLY => REPLY_SIZE,
-                    _ => RENDEZVOUS_HEADER,
-                };
-                context.send(self.post, message(size, what, self.max_inline));
+                context.send(self.post, message(self.payload(what), what, self.max_inline));
                 self.sent += u32::from(matches!(what, EAGER | PAYLOAD));
             }
             (RECEIVE_DONE, EAGER | PAYLOAD) => self.received += 1,
@@ -189,14 +275,24 @@ impl Endpoint for Rank {
 }
 
 /// Duration of a round, with the counters of all channels.
-fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, BandwidthResult) {
+fn run(
+    precision: Precision,
+    path: &DataPath,
+    mpi: &Mpi,
+    test: OsuTest,
+    size: u32,
+) -> (Picos, BandwidthResult) {
     let mut simulation = Simulation::new(17);
     let ids = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
     let posts = connect(&mut simulation, path, Verb::Send, ids);
-    let rounds = if test == OsuTest::Latency || size < 1 << 16 { 8 } else { 2 };
+    let is_long = test != OsuTest::Latency && size >= 1 << 16;
+    let rounds = if is_long { precision.pick(2, 1) } else { precision.pick(8, 4) };
+    let window = if is_long { precision.pick(WINDOW, WINDOW / 8) } else { WINDOW };
     for (i, (&id, post)) in ids.iter().zip(posts).enumerate() {
         let name = ["client", "server"][i];
-        let core = Channel { gap: mpi.overhead, ..Channel::new(format!("{name} MPI"), mpi.copy_rate) };
+        // Only the last part of a message takes the library's time; at this rate, bytes are copies.
+        let overhead = [(mpi.overhead.seconds() * mpi.copy_rate.0).round() as u32, 0, 0, 0];
+        let core = Channel { overhead, ..Channel::new(format!("{name} MPI"), mpi.copy_rate) };
         let core = simulation.add_channel(core);
         let (received, sent) = (simulation.port(id, RECEIVE_DONE), simulation.port(id, SEND_DONE));
         let rank = Rank {
@@ -205,6 +301,7 @@ fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, Bandwidt
             size,
             mpi: *mpi,
             rounds,
+            window,
             post,
             max_inline: path.ends[i].adapter.max_inline,
             receiving: simulation.route(&[core], received),
@@ -223,8 +320,8 @@ fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, Bandwidt
     let time = Picos((rank.end - rank.begin).0 / u64::from(rounds));
     let messages = match test {
         OsuTest::Latency => 1,
-        OsuTest::Bandwidth => WINDOW,
-        OsuTest::Bidirectional => 2 * WINDOW,
+        OsuTest::Bandwidth => window,
+        OsuTest::Bidirectional => 2 * window,
     };
     let bytes = f64::from(messages) * f64::from(size);
     let rate = BytesPerSecond(bytes / time.seconds().max(1e-12));
@@ -234,11 +331,24 @@ fn run(path: &DataPath, mpi: &Mpi, test: OsuTest, size: u32) -> (Picos, Bandwidt
 /// `osu_latency`.
 #[must_use]
 pub fn latency(path: &DataPath, mpi: &Mpi, size: u32) -> Picos {
-    Picos(run(path, mpi, OsuTest::Latency, size).0.0 / 2)
+    Picos(run(Precision::Full, path, mpi, OsuTest::Latency, size).0.0 / 2)
 }
 
 /// `osu_bw`; `osu_bibw` if `both`.
 #[must_use]
 pub fn bandwidth(path: &DataPath, mpi: &Mpi, size: u32, both: bool) -> BandwidthResult {
-    run(path, mpi, if both { OsuTest::Bidirectional } else { OsuTest::Bandwidth }, size).1
+    bandwidth_at(Precision::Full, path, mpi, size, both)
+}
+
+/// [`bandwidth`] of a longer or shorter run.
+#[must_use]
+pub fn bandwidth_at(
+    precision: Precision,
+    path: &DataPath,
+    mpi: &Mpi,
+    size: u32,
+    both: bool,
+) -> BandwidthResult {
+    let test = if both { OsuTest::Bidirectional } else { OsuTest::Bandwidth };
+    run(precision, path, mpi, test, size).1
 }

@@ -34,6 +34,21 @@ pub fn nfp6000(p: &Parameters, overhead: &str) -> DmaEngine {
     }
 }
 
+/// Bytes of a page.
+const PAGE: f64 = 4096.0;
+
+/// The host with an IOMMU and random accesses to `window` bytes in pages of 4 KiB.
+///
+/// Requests to pages that are not in the IOTLB wait for page walks, one after the other.
+#[must_use]
+pub fn with_iommu(p: &Parameters, processor: &str, host: DmaHost, window: f64) -> DmaHost {
+    let value = |name: &str| p.device(processor, name).unwrap_or_else(|| p.get(&format!("processor.{name}")));
+    let misses = (1.0 - value("iotlb.entries") * PAGE / window).max(0.0);
+    let walk = |name: &str| Picos::from_nanos(value(name) * misses);
+    let memory = CompleterTiming { request_gap: walk("iotlb.walk.read"), ..host.memory };
+    DmaHost { memory, write_walk: walk("iotlb.walk.write"), ..host }
+}
+
 /// A host with memory on the adapter's socket, or on the other, by its processor's library id.
 #[must_use]
 pub fn host(p: &Parameters, processor: &str, is_remote: bool) -> DmaHost {
@@ -50,6 +65,7 @@ pub fn host(p: &Parameters, processor: &str, is_remote: bool) -> DmaHost {
         } else {
             BytesPerSecond(f64::INFINITY)
         },
+        write_walk: Picos::ZERO,
         link_latency: p.nanos("pcie.link.latency"),
         efficiency: p.get("pcie.efficiency"),
     }

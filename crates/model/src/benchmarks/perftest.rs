@@ -8,6 +8,7 @@ use crate::engine::{
     BytesPerSecond, Context, Endpoint, EndpointId, Internal, Packet, Picos, Route, Simulation,
 };
 use crate::path::{BandwidthResult, DataPath, Verb};
+use crate::precision::Precision;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Role {
@@ -125,10 +126,24 @@ fn build(path: &DataPath, verb: Verb, size: u32, depth: u32, messages: u32, role
 /// server to client. `both` adds the opposite direction.
 #[must_use]
 pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool) -> BandwidthResult {
+    bandwidth_at(Precision::Full, path, verb, size, depth, both)
+}
+
+/// [`bandwidth`] of a longer or shorter run.
+#[must_use]
+pub fn bandwidth_at(
+    precision: Precision,
+    path: &DataPath,
+    verb: Verb,
+    size: u32,
+    depth: u32,
+    both: bool,
+) -> BandwidthResult {
     // The first quarter is warm-up. It fills the adapter's receive buffer four times, unless messages are so short
     // that the message rate is the limit.
     let buffered = (path.ends[1].adapter.rx_buffer.min(1 << 20) * 16) as u32 / size.max(1);
-    let messages = ((8 << 20) / size.max(1)).clamp(24, 400).max(buffered.min(8192));
+    let [bytes, least, most, longest] = precision.pick([8 << 20, 24, 400, 8192], [2 << 20, 8, 100, 1024]);
+    let messages = (bytes / size.max(1)).clamp(least, most).max(buffered.min(longest));
     let depth = depth.min(messages / 4);
     let roles = [Role::Stream, if both { Role::Stream } else { Role::Silent }];
     let Built { mut simulation, programs } = build(path, verb, size, depth, messages, roles);
@@ -149,8 +164,14 @@ pub fn bandwidth(path: &DataPath, verb: Verb, size: u32, depth: u32, both: bool)
 /// Latency: half a round trip; of READ a full one.
 #[must_use]
 pub fn latency(path: &DataPath, verb: Verb, size: u32) -> Picos {
+    latency_at(Precision::Full, path, verb, size)
+}
+
+/// [`latency`] of a longer or shorter run.
+#[must_use]
+pub fn latency_at(precision: Precision, path: &DataPath, verb: Verb, size: u32) -> Picos {
     let roles = if verb == Verb::Read { [Role::Single, Role::Silent] } else { [Role::PingPong; 2] };
-    let Built { mut simulation, programs } = build(path, verb, size, 1, 8, roles);
+    let Built { mut simulation, programs } = build(path, verb, size, 1, precision.pick(8, 4), roles);
     simulation.run(Picos(u64::MAX));
     let program: &Program = simulation.get(programs[0]);
     let round = Picos((program.end - program.begin).0 / u64::from(program.counted()));

@@ -15,7 +15,7 @@ pub struct CompleterTiming {
     pub max_reads: u32,
     /// Rate of the memory port.
     pub rate: BytesPerSecond,
-    /// Time of the memory port per request, in addition to its bytes.
+    /// Smallest time of the memory port per request.
     pub request_gap: Picos,
     /// Largest payload of a completion.
     pub max_completion: u32,
@@ -61,7 +61,7 @@ impl Completer {
     /// Occupies the memory port; returns the time from now until the transfer is done.
     fn occupy_port(&mut self, bytes: u64, now: Picos) -> Picos {
         let start = self.port_free_at.max(now);
-        self.port_free_at = start + self.timing.request_gap + self.timing.rate.time(bytes);
+        self.port_free_at = start + self.timing.request_gap.max(self.timing.rate.time(bytes));
         self.port_free_at - now
     }
 

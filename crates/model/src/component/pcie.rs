@@ -23,7 +23,14 @@ pub const REQUEST_OVERHEAD: u32 = 24;
 /// Overhead bytes of a completion (row P04).
 pub const COMPLETION_OVERHEAD: u32 = 20;
 
-/// Link rate after line code: 8b/10b in generations 1 and 2, 128b/130b later (row P01).
+/// First generation with flits instead of framed packets.
+const FLIT_GENERATION: u8 = 6;
+
+/// Bytes of framing, sequence number and LCRC of a packet before generation 6.
+const LINK_OVERHEAD: u32 = 8;
+
+/// Link rate after line code: 8b/10b in generations 1 and 2, 128b/130b in 3 to 5 (row P01). A flit of generation 6 has 236 bytes
+/// of TLPs in 256.
 #[must_use]
 pub fn raw_rate(generation: u8, lanes: u8) -> BytesPerSecond {
     let (transfers, encoding) = match generation {
@@ -31,9 +38,18 @@ pub fn raw_rate(generation: u8, lanes: u8) -> BytesPerSecond {
         2 => (5.0, 0.8),
         3 => (8.0, 128.0 / 130.0),
         4 => (16.0, 128.0 / 130.0),
-        _ => (32.0, 128.0 / 130.0),
+        5 => (32.0, 128.0 / 130.0),
+        _ => (64.0, 236.0 / 256.0),
     };
     BytesPerSecond::gigabits(transfers * encoding * f64::from(lanes))
+}
+
+/// Overhead bytes by packet kind. Flits have framing, sequence number and LCRC of their own.
+#[must_use]
+pub const fn overhead(generation: u8) -> [u32; 4] {
+    let framing = if generation < FLIT_GENERATION { 0 } else { LINK_OVERHEAD };
+    let request = REQUEST_OVERHEAD - framing;
+    [request, request, request, COMPLETION_OVERHEAD - framing]
 }
 
 /// Upper bound of write bandwidth: payload share of the TLPs (row P07).
@@ -72,10 +88,8 @@ pub fn add_link(
 ) -> LinkChannels {
     let raw = raw_rate(link.generation.0, link.lanes.0);
     let rate = BytesPerSecond(raw.0 * efficiency);
-    let mut overhead = [REQUEST_OVERHEAD; 4];
-    overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD;
     let channel = |direction: &str| Channel {
-        overhead,
+        overhead: overhead(link.generation.0),
         ..Channel::new(format!("{name} {direction}"), rate).latency(latency).capacity(buffer)
     };
     LinkChannels {

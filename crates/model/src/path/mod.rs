@@ -138,6 +138,8 @@ pub struct NetworkHop {
 pub struct DataPath {
     /// Client and server.
     pub ends: [PathEnd; 2],
+    /// Rate of each link direction, after line code.
+    pub link_rate: BytesPerSecond,
     /// Rate of each link direction, after line code and flow control.
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.

@@ -2,7 +2,7 @@
 
 use crate::benchmarks::apenet;
 use crate::benchmarks::hbm::HbmTiming;
-use crate::benchmarks::osu::{self, Mpi};
+use crate::benchmarks::osu::{self, Mpi, MpiLibrary};
 use crate::benchmarks::perftest;
 use crate::benchmarks::torus::{Torus, TorusHop};
 use crate::component::completer::CompleterTiming;
@@ -13,7 +13,7 @@ use crate::path::{
     Adapter, AddressTranslation, DataPath, IB_HEADERS, NetworkHop, PathEnd, PeerCard, PeerRoute,
     ROCE_V2_HEADERS, TargetMemory, Verb, overhead,
 };
-use millstream_site::schema::Protocol;
+use millstream_site::schema::{PcieLink, Protocol};
 use millstream_site::validate::{CardMemory, LinkEnd, Parent};
 use millstream_site::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, Site, SocketId};
 
@@ -97,6 +97,8 @@ pub fn hbm(p: &Parameters, memory: Option<&CardMemory>) -> HbmTiming {
         rate: BytesPerSecond(rate),
         row_cycle: p.nanos("hbm.row.cycle"),
         banks: p.count("hbm.banks"),
+        activate_interval: p.nanos("hbm.activate.interval"),
+        reorder_window: p.count("hbm.reorder.window"),
         refresh_interval: p.nanos("hbm.refresh.interval"),
         refresh_cycle: p.nanos("hbm.refresh.cycle"),
         switch_round_trip: p.nanos("hbm.switch.round-trip"),
@@ -231,6 +233,14 @@ fn ancestors(host: &Host, mut parent: Parent) -> (Vec<DeviceId>, SocketId) {
     }
 }
 
+/// PCIe link of a device with the payload that all ports up to the socket accept: Max_Payload_Size is that of the smallest.
+fn negotiated_link(host: &Host, device: &Device) -> PcieLink {
+    let (switches, _) = ancestors(host, device.parent);
+    let ports = switches.iter().map(|switch| host.devices[switch.0].pcie.max_payload);
+    let max_payload = ports.fold(device.pcie.max_payload, std::cmp::Ord::min);
+    PcieLink { max_payload, ..device.pcie }
+}
+
 fn switch_latency(p: &Parameters, host: &Host, switch: DeviceId) -> Picos {
     let device = &host.devices[switch.0];
     match device.kind {
@@ -278,6 +288,7 @@ fn path_end(
 ) -> Result<PathEnd, PathError> {
     let host = &site.hosts[place.host.0];
     let nic = &host.devices[nic.0];
+    let mut nic_link = negotiated_link(host, nic);
     let target = match place.card {
         None => TargetMemory::Host,
         Some(id) => {
@@ -286,9 +297,13 @@ fn path_end(
                 return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
             };
             let route = peer_route(p, host, nic, card);
-            let (timing, write_window) = card_timing(p, &card.id, memory, card.pcie.max_payload.0);
+            // Packets between peers have the payload that both accept.
+            let mut link = negotiated_link(host, card);
+            link.max_payload = link.max_payload.min(nic_link.max_payload);
+            nic_link.max_payload = link.max_payload;
+            let (timing, write_window) = card_timing(p, &card.id, memory, link.max_payload.0);
             let read_rate = peer_read_rate(p, &card.id, link_rate);
-            TargetMemory::Card(PeerCard { pcie: card.pcie, timing, read_rate, write_window, route })
+            TargetMemory::Card(PeerCard { pcie: link, timing, read_rate, write_window, route })
         }
     };
     let (_, socket) = ancestors(host, nic.parent);
@@ -299,14 +314,14 @@ fn path_end(
         _ => memory.read_latency,
     };
     // A completion is at most as large as the link's payload.
-    let max_completion = memory.max_completion.min(nic.pcie.max_payload.0);
+    let max_completion = memory.max_completion.min(nic_link.max_payload.0);
     let timing = match nic.id.as_str() {
         APENET => apenet_adapter(p, u64::MAX),
         EXTOLL => fpga_adapter(p),
         id => adapter(p, id, processor),
     };
     Ok(PathEnd {
-        pcie: nic.pcie,
+        pcie: nic_link,
         target,
         host: CompleterTiming { read_latency, max_completion, ..memory },
         pcie_efficiency: p.device(&nic.id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency")),
@@ -390,6 +405,7 @@ fn data_path_over_torus(
             path_end(site, p, a, torus_path.adapters[0], BytesPerSecond(link_rate.0))?,
             path_end(site, p, b, torus_path.adapters[1], BytesPerSecond(link_rate.0))?,
         ],
+        link_rate: BytesPerSecond(link_rate.0),
         rate,
         mtu: torus_path.link.mtu.0,
         // The shares of the rate include headers and stuffing.
@@ -449,6 +465,7 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
     };
     let mut path = DataPath {
         ends,
+        link_rate: BytesPerSecond(link_rate),
         rate: BytesPerSecond(
             link_rate * if extoll { p.get("extoll.payload.efficiency") } else { efficiency },
         ),
@@ -462,7 +479,7 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
     if extoll {
         // The published value is the minimum of osu_latency.
         let published = Picos::from_nanos(p.get("extoll.latency") * 1e3);
-        let mpi = Mpi::new(p);
+        let mpi = Mpi::new(p, MpiLibrary::default());
         split_residual_latency(&mut path, published, |path| osu::latency(path, &mpi, SMALL));
     }
     Ok(path)
@@ -480,8 +497,13 @@ pub fn stencil_rate(site: &Site, p: &Parameters, card: &str) -> Option<BytesPerS
 /// Upper bound of writes over the PCIe link of one end.
 #[must_use]
 pub fn pcie_ceiling(path: &DataPath, side: usize) -> BytesPerSecond {
+    BytesPerSecond(pcie_line_rate(path, side).0 * path.ends[side].pcie_efficiency)
+}
+
+/// Payload rate of the PCIe link of one end, without DLLPs.
+#[must_use]
+pub fn pcie_line_rate(path: &DataPath, side: usize) -> BytesPerSecond {
     let link = &path.ends[side].pcie;
-    let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
     let payload = u64::from(link.max_payload.0);
-    pcie::write_ceiling(BytesPerSecond(raw.0 * path.ends[side].pcie_efficiency), payload, payload)
+    pcie::write_ceiling(pcie::raw_rate(link.generation.0, link.lanes.0), payload, payload)
 }

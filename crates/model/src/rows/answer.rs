@@ -5,12 +5,13 @@ use super::spec::{Program, RowSpec, spec};
 use crate::benchmarks::dma::{self, DmaTest};
 use crate::benchmarks::hbm::{self, AccessPattern};
 use crate::benchmarks::osu::{self, Mpi};
-use crate::benchmarks::pcie_bench::nfp6000;
-use crate::benchmarks::perftest::{bandwidth, latency};
+use crate::benchmarks::pcie_bench::{self, nfp6000};
+use crate::benchmarks::perftest::{bandwidth_at, latency_at};
 use crate::benchmarks::{apenet, extoll};
 use crate::measure::{dma_setup, stencil_rates};
 use crate::parameters::Parameters;
 use crate::path::{self, DataPath, Verb, data_path};
+use crate::precision::Precision;
 use crate::sites::shipped_with;
 use millstream_site::Site;
 
@@ -37,13 +38,19 @@ const MEBIBYTE: u32 = 1 << 20;
 /// Answers a row with its entry of `data/rows.toml`.
 #[must_use]
 pub fn answer(row: &Row, p: &Parameters) -> Answer {
+    answer_at(Precision::Full, row, p)
+}
+
+/// [`answer`] with longer or shorter benchmarks.
+#[must_use]
+pub fn answer_at(precision: Precision, row: &Row, p: &Parameters) -> Answer {
     let Some(spec) = spec(&row.id) else {
         return Answer::NotModelled("rows.toml has no entry for this row");
     };
     if spec.program == Program::Definition {
         return Answer::Definition(spec.source.clone().unwrap_or_default());
     }
-    let run = Run { row: &row.id, spec, p };
+    let run = Run { row: &row.id, spec, p, precision };
     let values = match (&spec.values, &spec.sweep) {
         (Some(values), _) => values.clone(),
         (None, None) => vec![run.value(None)],
@@ -62,6 +69,7 @@ struct Run<'a> {
     row: &'a str,
     spec: &'a RowSpec,
     p: &'a Parameters,
+    precision: Precision,
 }
 
 impl Run<'_> {
@@ -89,9 +97,14 @@ impl Run<'_> {
             .unwrap_or_else(|error| panic!("row {}: {error}", self.row))
     }
 
+    fn mpi(&self) -> Mpi {
+        Mpi::new(self.p, self.spec.mpi.unwrap_or_default())
+    }
+
     fn verb_bandwidth(&self, path: &DataPath, verb: Verb, size: u32) -> f64 {
         let depth = self.spec.queue_depth.unwrap_or(QUEUE_DEPTH);
-        bandwidth(path, verb, size, depth, self.spec.bidirectional.unwrap_or(false)).rate.0
+        let both = self.spec.bidirectional.unwrap_or(false);
+        bandwidth_at(self.precision, path, verb, size, depth, both).rate.0
     }
 
     /// Smallest power of two within 1 % of the bandwidth of large messages.
@@ -108,6 +121,13 @@ impl Run<'_> {
         let (engine, host, link) = dma_setup(&site, self.p, self.client(&site), self.text(&self.spec.server))
             .unwrap_or_else(|error| panic!("row {}: {error}", self.row));
         match test {
+            Some(test) if self.spec.iommu_window.is_some() => {
+                let window = self.spec.iommu_window.unwrap_or(0) as f64;
+                let socket = site.device(self.client(&site)).map_or(0, |(host, _)| host.0);
+                let processor = &site.hosts[socket].sockets[0].id;
+                let host = pcie_bench::with_iommu(self.p, processor, host, window);
+                dma::bandwidth(&engine, &host, &link, test, self.size()).0
+            }
             Some(test) => dma::bandwidth(&engine, &host, &link, test, self.size()).0,
             None if self.spec.program == Program::CmdReadLat => {
                 let engine = nfp6000(self.p, "nfp6000.command.overhead");
@@ -124,11 +144,19 @@ impl Run<'_> {
             Program::IbWriteBw => self.verb_bandwidth(&self.path(step), Verb::Write, self.size()),
             Program::IbReadBw => self.verb_bandwidth(&self.path(step), Verb::Read, self.size()),
             Program::IbSendBw => self.verb_bandwidth(&self.path(step), Verb::Send, self.size()),
-            Program::IbWriteLat => latency(&self.path(step), Verb::Write, self.size()).seconds(),
-            Program::IbSendLat => latency(&self.path(step), Verb::Send, self.size()).seconds(),
-            Program::IbReadLat => latency(&self.path(step), Verb::Read, self.size()).seconds(),
-            Program::OsuLatency => osu::latency(&self.path(step), &Mpi::new(p), self.size()).seconds(),
-            Program::OsuBw => osu::bandwidth(&self.path(step), &Mpi::new(p), self.size(), false).rate.0,
+            Program::IbWriteLat => {
+                latency_at(self.precision, &self.path(step), Verb::Write, self.size()).seconds()
+            }
+            Program::IbSendLat => {
+                latency_at(self.precision, &self.path(step), Verb::Send, self.size()).seconds()
+            }
+            Program::IbReadLat => {
+                latency_at(self.precision, &self.path(step), Verb::Read, self.size()).seconds()
+            }
+            Program::OsuLatency => osu::latency(&self.path(step), &self.mpi(), self.size()).seconds(),
+            Program::OsuBw => {
+                osu::bandwidth_at(self.precision, &self.path(step), &self.mpi(), self.size(), false).rate.0
+            }
             Program::IbWriteBwPlateau => self.plateau(&self.path(step)),
             Program::DmaReadBw => self.dma(Some(DmaTest::Read)),
             Program::DmaWriteBw => self.dma(Some(DmaTest::Write)),
@@ -136,13 +164,15 @@ impl Run<'_> {
             Program::DmaReadLat | Program::CmdReadLat => self.dma(None),
             Program::HbmRead => {
                 let pattern = spec.pattern.unwrap_or(AccessPattern::Sequential);
-                hbm::read(&path::hbm(p, None), pattern, spec.pseudo_channels.unwrap_or(1), self.size()).0
+                let channels = spec.pseudo_channels.unwrap_or(1);
+                hbm::read_at(self.precision, &path::hbm(p, None), pattern, channels, self.size()).0
             }
             Program::StencilSweepRate => path::stencil_rate(&self.site(step), p, self.text(&spec.server))
                 .map_or(f64::NAN, |rate| rate.0),
             Program::StencilTime => {
                 let site = self.site(step);
-                let rates = stencil_rates(&site, p, self.client(&site), self.text(&spec.server));
+                let rates =
+                    stencil_rates(self.precision, &site, p, self.client(&site), self.text(&spec.server));
                 let rates = rates.unwrap_or_else(|error| panic!("row {}: {error}", self.row));
                 rates.iter().map(|rate| spec.size.unwrap_or(0) as f64 / rate.0).sum()
             }

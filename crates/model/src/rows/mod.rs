@@ -3,11 +3,13 @@
 //! `data/calibration.csv` and `data/questions.csv` have the rows; `data/rows.toml` assigns a program to each.
 
 mod answer;
+mod baseline;
 mod csv;
 mod estimate;
 pub mod spec;
 
-pub use answer::{Answer, answer};
+pub use answer::{Answer, answer, answer_at};
+pub use baseline::{Baseline, baseline, line_rate, site_of, with_devices_of};
 pub(crate) use csv::write_record;
 pub use csv::{CsvError, calibration, load, parse, questions, questions_2};
 pub use estimate::{Estimate, EstimateError, estimate};

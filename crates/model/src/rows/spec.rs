@@ -3,6 +3,7 @@
 //! One entry per row id. The schema is [`RowSpec`]; every error names the row and the field.
 
 use crate::benchmarks::hbm::AccessPattern;
+use crate::benchmarks::osu::MpiLibrary;
 use crate::parameters::Parameters;
 use crate::sites::SHIPPED;
 use serde::Deserialize;
@@ -79,6 +80,8 @@ pub enum Category {
     DmaBandwidth,
     /// DMA latency of a programmable adapter.
     DmaLatency,
+    /// DMA bandwidth that page walks of an IOMMU limit.
+    PageWalk,
     /// High-bandwidth memory.
     Hbm,
     /// RDMA bandwidth.
@@ -99,6 +102,26 @@ pub enum Category {
     Threshold,
     /// Applications and systems with few published numbers for many parameters.
     System,
+}
+
+impl std::fmt::Display for Category {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Category::DmaBandwidth => "dma-bandwidth",
+            Category::DmaLatency => "dma-latency",
+            Category::PageWalk => "page-walk",
+            Category::Hbm => "hbm",
+            Category::Bandwidth => "bandwidth",
+            Category::Latency => "latency",
+            Category::VerbsLatency => "verbs-latency",
+            Category::MessageRate => "message-rate",
+            Category::MpiLatency => "mpi-latency",
+            Category::MpiBandwidth => "mpi-bandwidth",
+            Category::PeerToPeer => "peer-to-peer",
+            Category::Threshold => "threshold",
+            Category::System => "system",
+        })
+    }
 }
 
 /// Unit of an answer.
@@ -197,6 +220,10 @@ pub struct RowSpec {
     pub pattern: Option<AccessPattern>,
     /// HBM pseudo channels.
     pub pseudo_channels: Option<u32>,
+    /// Bytes that DMA accesses through an IOMMU at random.
+    pub iommu_window: Option<u64>,
+    /// MPI library.
+    pub mpi: Option<MpiLibrary>,
     /// Parameter that is the answer.
     pub parameter: Option<String>,
     /// Numbers that are the answer.
@@ -237,13 +264,13 @@ impl Program {
             P::IbWriteBw | P::IbReadBw | P::IbSendBw => {
                 (&["site", "server", "size"], &["client", "queue_depth", "bidirectional"])
             }
-            P::IbWriteLat | P::IbSendLat | P::IbReadLat | P::OsuLatency | P::OsuBw => {
-                (&["site", "server", "size"], &["client"])
-            }
+            P::IbWriteLat | P::IbSendLat | P::IbReadLat => (&["site", "server", "size"], &["client"]),
+            P::OsuLatency | P::OsuBw => (&["site", "server", "size"], &["client", "mpi"]),
             P::IbWriteBwPlateau => (&["site", "server"], &["client"]),
-            P::DmaReadBw | P::DmaWriteBw | P::DmaRwBw | P::DmaReadLat | P::CmdReadLat => {
-                (&["site", "client", "server", "size"], &[])
+            P::DmaReadBw | P::DmaWriteBw | P::DmaRwBw => {
+                (&["site", "client", "server", "size"], &["iommu_window"])
             }
+            P::DmaReadLat | P::CmdReadLat => (&["site", "client", "server", "size"], &[]),
             P::HbmRead => (&["pattern", "pseudo_channels", "size"], &[]),
             P::StencilSweepRate => (&["site", "server"], &[]),
             P::StencilTime => (&["site", "server", "size"], &["client"]),
@@ -269,7 +296,7 @@ impl Program {
 
 impl RowSpec {
     /// Fields that belong to programs, with whether the entry has them.
-    fn program_fields(&self) -> [(&'static str, bool); 11] {
+    fn program_fields(&self) -> [(&'static str, bool); 13] {
         [
             ("site", self.site.is_some()),
             ("client", self.client.is_some()),
@@ -279,6 +306,8 @@ impl RowSpec {
             ("bidirectional", self.bidirectional.is_some()),
             ("pattern", self.pattern.is_some()),
             ("pseudo_channels", self.pseudo_channels.is_some()),
+            ("mpi", self.mpi.is_some()),
+            ("iommu_window", self.iommu_window.is_some()),
             ("parameter", self.parameter.is_some()),
             ("values", self.values.is_some()),
             ("source", self.source.is_some()),

@@ -10,9 +10,7 @@
 use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
 use super::{RunResult, Scenario};
 use crate::component::completer::{Completer, CompleterTiming, read_tag};
-use crate::component::pcie::{
-    COMPLETION, COMPLETION_OVERHEAD, MEMORY_READ, MEMORY_WRITE, REQUEST_OVERHEAD, raw_rate,
-};
+use crate::component::pcie::{self, COMPLETION, MEMORY_READ, MEMORY_WRITE, raw_rate};
 use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
     Picos, PortId, Route, Simulation,
@@ -326,13 +324,14 @@ fn adapter(
     let raw = raw_rate(node_model.pcie.generation.0, node_model.pcie.lanes.0);
     let rate = BytesPerSecond(raw.0 * node_model.pcie_efficiency);
     let cuts = |size: u32| node_model.mtu.div_ceil(size);
+    let [_, request, _, completion] = pcie::overhead(node_model.pcie.generation.0);
     let mut overhead = [0; 4];
     // Read requests have priority over queued writes, so they have their own channel. Their bytes count on the writes:
     // a node reads as much as it writes.
     overhead[usize::from(MEMORY_WRITE)] =
-        REQUEST_OVERHEAD * (cuts(node_model.pcie.max_payload.0) + cuts(node_model.pcie.max_read_request.0));
-    overhead[usize::from(MEMORY_READ)] = REQUEST_OVERHEAD * cuts(node_model.pcie.max_read_request.0);
-    overhead[usize::from(COMPLETION)] = COMPLETION_OVERHEAD * cuts(node_model.pcie.max_payload.0);
+        request * (cuts(node_model.pcie.max_payload.0) + cuts(node_model.pcie.max_read_request.0));
+    overhead[usize::from(MEMORY_READ)] = request * cuts(node_model.pcie.max_read_request.0);
+    overhead[usize::from(COMPLETION)] = completion * cuts(node_model.pcie.max_payload.0);
     let channel = |direction: &str| {
         let channel = Channel { overhead, ..Channel::new(format!("pcie {direction} {node}"), rate) };
         channel.latency(node_model.pcie_latency).capacity(4 * u64::from(node_model.mtu))

@@ -1,0 +1,163 @@
+//! Measurements of one's own site: the text of perftest, OSU micro-benchmarks and fio, or a CSV file.
+//!
+//! [`parse`] recognises the format. [`crate::fit_site`] fits devices to the measurements.
+
+mod columns;
+mod fio;
+mod osu;
+mod perftest;
+
+use crate::measure::Benchmark;
+
+/// One measured number.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Measurement {
+    /// Line of the file, counted from 1.
+    pub line: usize,
+    /// What was measured.
+    pub what: Measured,
+    /// Bytes of a message or of a block.
+    pub size: u64,
+    /// Seconds, or bytes per second.
+    pub value: f64,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// A benchmark that the model simulates.
+    Benchmark(Benchmark),
+    /// Reads of a disk at one queue depth.
+    DiskRead,
+    /// Writes of a disk at one queue depth.
+    DiskWrite,
+}
+
+/// Text that has no measurements.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file}:{line}: {message}")]
+pub struct MeasurementError {
+    /// The file.
+    pub file: String,
+    /// The line, counted from 1.
+    pub line: usize,
+    /// Field, value, and what to do.
+    pub message: String,
+}
+
+/// Reads all measurements of a file; formats may follow one another.
+///
+/// # Errors
+/// [`MeasurementError`] names the line, the field and the value.
+pub fn parse(file: &str, text: &str) -> Result<Vec<Measurement>, MeasurementError> {
+    let fail = |(line, message): (usize, String)| MeasurementError { file: file.to_owned(), line, message };
+    let found = if columns::is_table(text) {
+        columns::parse(text).map_err(fail)?
+    } else {
+        let mut found = perftest::parse(text).map_err(fail)?;
+        found.extend(osu::parse(text).map_err(fail)?);
+        found.extend(fio::parse(text).map_err(fail)?);
+        found
+    };
+    if found.is_empty() {
+        return Err(fail((
+            1,
+            "no measurements: expected the output of perftest, of the OSU micro-benchmarks or of fio, or a CSV file with \
+             the columns benchmark, bytes, value, unit"
+                .to_owned(),
+        )));
+    }
+    match found.iter().find(|m| !(m.value > 0.0 && m.value.is_finite()) || m.size == 0 || m.size > 1 << 30) {
+        Some(m) => Err(fail((
+            m.line,
+            format!("size {} and value {}: both must be positive, the size at most 1 GiB", m.size, m.value),
+        ))),
+        None => Ok(found),
+    }
+}
+
+/// A table row of numbers: its first field is a size, all others are numbers.
+fn numbers(line: &str) -> Option<Vec<f64>> {
+    let fields: Vec<f64> = line.split_whitespace().map(|word| word.parse().ok()).collect::<Option<_>>()?;
+    (fields.len() >= 2).then_some(fields)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::path::Verb;
+    use proptest::prelude::*;
+
+    const PERFTEST: &str = "\
+---------------------------------------------------------------------------------------
+                    RDMA_Write BW Test
+ Dual-port       : OFF          Device         : mlx5_0
+ #bytes     #iterations    BW peak[MB/sec]    BW average[MB/sec]   MsgRate[Mpps]
+ 65536      5000             11100.00            11024.71                   0.176395
+---------------------------------------------------------------------------------------
+                    RDMA_Read Latency Test
+ #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    t_stdev[usec]   99% percentile[usec]   99.9% percentile[usec]
+ 2       1000          1.50           8.02         1.61                1.62             0.05            1.80                    8.02
+";
+
+    #[test]
+    fn perftest_tables_are_read_with_their_units() {
+        let found = parse("p", PERFTEST).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].what, Measured::Benchmark(Benchmark::Bandwidth(Verb::Write)));
+        assert!((found[0].value / (11024.71 * 1048576.0) - 1.0).abs() < 1e-9 && found[0].line == 5);
+        assert_eq!(found[1].what, Measured::Benchmark(Benchmark::Latency(Verb::Read)));
+        assert!((found[1].value / 1.61e-6 - 1.0).abs() < 1e-9);
+        let gigabits = PERFTEST.replace("[MB/sec]", "[Gb/sec]").replace("11024.71", "92.5");
+        assert!((parse("p", &gigabits).unwrap()[0].value / 92.5e9 * 8.0 - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn osu_and_fio_outputs_are_read() {
+        let osu = "# OSU MPI Bandwidth Test v5.8\n# Size      Bandwidth (MB/s)\n1     3.93\n1024    3379.98\n\
+                   # OSU MPI Latency Test v5.8\n# Size  Latency (us)\n8  1.61\n";
+        let found = parse("o", osu).unwrap();
+        assert_eq!(found.len(), 3);
+        assert!((found[1].value - 3379.98e6).abs() < 1.0 && (found[2].value - 1.61e-6).abs() < 1e-12);
+        let fio = "seq: (g=0): rw=read, bs=(R) 128KiB-128KiB, (W) 128KiB-128KiB, (T) 128KiB-128KiB, iodepth=32\n\
+                   \x20 read: IOPS=21.4k, BW=2675MiB/s (2805MB/s)(26.1GiB/10001msec)\n";
+        let found = parse("f", fio).unwrap();
+        assert_eq!(found, [Measurement { line: 2, what: Measured::DiskRead, size: 131_072, value: 2.805e9 }]);
+    }
+
+    #[test]
+    fn a_table_has_one_measurement_per_line() {
+        let found =
+            parse("c", "benchmark,bytes,value,unit\nib_write_lat,2,980,ns\nib_write_bw,4096,90,Gb/s\n")
+                .unwrap();
+        assert!((found[0].value - 9.8e-7).abs() < 1e-15 && (found[1].value - 11.25e9).abs() < 1.0);
+    }
+
+    #[test]
+    fn errors_name_line_field_and_value() {
+        for (text, line, what) in [
+            ("", 1, "no measurements"),
+            ("hello\nworld\n", 1, "no measurements"),
+            ("benchmark,bytes,value,unit\nib_fast_bw,2,1,GB/s\n", 2, "ib_fast_bw"),
+            ("benchmark,bytes,value,unit\nib_write_bw,two,1,GB/s\n", 2, "bytes"),
+            ("benchmark,bytes,value,unit\nib_write_bw,2,1,us\n", 2, "unit"),
+            ("benchmark,bytes,value,unit\nib_write_bw,2,-1,GB/s\n", 2, "positive"),
+            ("benchmark,bytes,unit\nib_write_bw,2,GB/s\n", 1, "value"),
+            ("RDMA_Write BW Test\n 64 1000 1 2 3\n", 2, "header"),
+        ] {
+            let error = parse("m", text).unwrap_err();
+            assert_eq!(error.line, line, "{text:?}: {error}");
+            assert!(error.to_string().contains(what), "{text:?}: {error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_text_panics(text: String) {
+            let _ = parse("any", &text);
+            let _ = parse("any", &format!("RDMA_Write BW Test\n#bytes BW average[MB/sec]\n{text}"));
+            let _ = parse("any", &format!("benchmark,bytes,value,unit\n{text}"));
+            let _ = parse("any", &format!("x: rw=read, bs=(R) {text}\n read: IOPS=1, BW={text}"));
+        }
+    }
+}

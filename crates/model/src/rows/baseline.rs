@@ -1,0 +1,107 @@
+//! Answers without model: the nearest calibrated row, or a line rate.
+
+use super::spec::{Program, RowSpec, spec};
+use super::{Category, Row};
+use crate::parameters::Parameters;
+use crate::path::{data_path, pcie_line_rate};
+use crate::sites::{shipped, shipped_with};
+
+/// An answer without model.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Baseline {
+    /// Value in the row's unit.
+    pub value: f64,
+    /// The row, or the formula.
+    pub source: String,
+}
+
+/// Whether the answer is bytes of messages per time.
+fn is_bandwidth(program: Program) -> bool {
+    matches!(program, Program::IbWriteBw | Program::IbReadBw | Program::IbSendBw | Program::OsuBw)
+}
+
+/// Factor from the program's own unit to the row's.
+fn unit(spec: &RowSpec) -> f64 {
+    spec.unit.convert(1.0) * spec.scale.unwrap_or(1.0) * spec.percent_of.map_or(1.0, |whole| 100.0 / whole)
+}
+
+/// Rate of the slowest link of a row's path: payload share of network packets and of PCIe writes, in the row's unit.
+#[must_use]
+pub fn line_rate(row: &Row, p: &Parameters) -> Option<f64> {
+    let spec = spec(&row.id).filter(|spec| is_bandwidth(spec.program))?;
+    let set: Vec<(&str, &str)> =
+        spec.set.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
+    let site = shipped_with(spec.site.as_deref()?, &set);
+    let client = spec.client.as_deref().unwrap_or(&site.hosts[0].name);
+    let path = data_path(&site, p, client, spec.server.as_deref()?).ok()?;
+    let payload = f64::from(path.mtu.min(u32::try_from(spec.size?).unwrap_or(u32::MAX)));
+    let network = path.link_rate.0 * payload / (payload + f64::from(path.overhead[0]));
+    let pcie = pcie_line_rate(&path, 0).0.min(pcie_line_rate(&path, 1).0);
+    let both = if spec.bidirectional == Some(true) { 2.0 } else { 1.0 };
+    Some(network.min(pcie) * both * unit(spec))
+}
+
+/// Distance of two rows of one program: sizes, then sites and memory.
+fn distance(a: &RowSpec, b: &RowSpec) -> Option<f64> {
+    if a.program != b.program || a.pattern != b.pattern {
+        return None;
+    }
+    let ratio = |x: f64, y: f64| (x / y).log2().abs();
+    let sizes = ratio(a.size.unwrap_or(1) as f64, b.size.unwrap_or(1) as f64);
+    let channels =
+        ratio(f64::from(a.pseudo_channels.unwrap_or(1)), f64::from(b.pseudo_channels.unwrap_or(1)));
+    let place = |spec: &RowSpec| spec.server.as_deref().is_some_and(|server| server.contains('.'));
+    let other = f64::from(a.site != b.site) + f64::from(place(a) != place(b));
+    Some(sizes + 4.0 * channels + 2.0 * other)
+}
+
+/// The answer of somebody without model, who knows `known` rows.
+///
+/// A bandwidth is that of the slowest link, or for short messages the message rate of the nearest row if that is lower.
+/// Everything else is the value of the nearest row of the same program.
+#[must_use]
+pub fn baseline(row: &Row, p: &Parameters, known: &[Row]) -> Option<Baseline> {
+    let own = spec(&row.id)?;
+    let limit = line_rate(row, p);
+    let is_long = matches!(own.category, Some(Category::Bandwidth | Category::PeerToPeer));
+    if let (Some(value), true) = (limit, is_long) {
+        return Some(Baseline { value, source: "rate of the slowest link".to_owned() });
+    }
+    let near = known.iter().filter_map(|other| {
+        let theirs = spec(&other.id)?;
+        Some((distance(own, theirs)?, theirs, other))
+    });
+    let nearest = match own.reference.as_deref() {
+        Some(id) => known.iter().find(|row| row.id == id).and_then(|row| Some((0.0, spec(&row.id)?, row))),
+        None => near.min_by(|a, b| a.0.total_cmp(&b.0)),
+    };
+    let from_row = nearest.and_then(|(_, theirs, other)| {
+        let mut value = other.value.parse::<f64>().ok()? / unit(theirs) * unit(own);
+        if is_bandwidth(own.program) {
+            value *= own.size? as f64 / theirs.size? as f64;
+        }
+        Some(Baseline { value, source: format!("row {}", other.id) })
+    });
+    match (from_row, limit) {
+        (Some(near), Some(limit)) if near.value > limit => {
+            Some(Baseline { value: limit, source: "rate of the slowest link".to_owned() })
+        }
+        (Some(near), _) => Some(near),
+        (None, limit) => limit.map(|value| Baseline { value, source: "rate of the slowest link".to_owned() }),
+    }
+}
+
+/// Site of a row's program.
+#[must_use]
+pub fn site_of(row: &Row) -> Option<&'static str> {
+    spec(&row.id)?.site.as_deref()
+}
+
+/// The parameters with the devices that the site of a row defines.
+#[must_use]
+pub fn with_devices_of(row: &Row, p: &Parameters) -> Parameters {
+    match site_of(row) {
+        Some(name) => p.with_devices(&shipped(name).devices).into_owned(),
+        None => p.clone(),
+    }
+}
