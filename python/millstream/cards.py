@@ -25,6 +25,7 @@ import time
 import numpy as np
 
 from . import _millstream
+from ._buffer import bytes_of
 from ._millstream import CardError
 from .program import ProgramFailed, program
 
@@ -144,7 +145,7 @@ class Card:
 
     def put(self, offset: int, data) -> int:
         """Writes an array, a bytes-like object, or an object with `__dlpack__` to card memory. Returns its bytes."""
-        array = _bytes(data)
+        array = bytes_of(data)
         self._card.write(offset, array)
         return len(array)
 
@@ -244,20 +245,6 @@ class Card:
     def restore(self, file: str | os.PathLike) -> dict:
         """Restores a checkpoint. Returns its content."""
         return json.loads(self._card.restore(os.fspath(file)))
-
-
-def _bytes(data) -> np.ndarray:
-    if isinstance(data, np.ndarray):
-        array = data
-    elif isinstance(data, (bytes, bytearray, memoryview)):
-        array = np.frombuffer(data, np.uint8)
-    elif hasattr(data, "__dlpack__"):
-        array = np.from_dlpack(data)
-    else:
-        array = np.asarray(data)
-    if array.dtype.hasobject:
-        raise TypeError(f"an array of {array.dtype} has no bytes to write to a card")
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 class EmulatedCard:

@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import os
 import subprocess
@@ -122,8 +123,6 @@ _VALUES = (
 
 
 def _escape(text: str) -> str:
-    import html
-
     return html.escape(str(text))
 
 

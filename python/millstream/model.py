@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -29,7 +30,7 @@ def _settings(settings: Mapping | None) -> list[str]:
 
 def explain(site: str | os.PathLike, flow: str, settings: Mapping | None = None) -> list | dict:
     """Bandwidth of a flow, its bottleneck and the next limit."""
-    return call_json("model", "explain", site, flow, *_settings(settings))
+    return call_json("model", "explain", site, flow, "--samples", 0, *_settings(settings))
 
 
 def measure(
@@ -58,8 +59,6 @@ def predict(questions: str | os.PathLike, settings: Mapping | None = None) -> li
 
 def event_builder(site: str | os.PathLike | None = None, *arguments) -> dict:
     """Simulates the event builder. `arguments` are options of `millstream model event-builder`."""
-    import json
-
     return json.loads(call("model", "event-builder", *([site] if site else []), *arguments, "--json"))
 
 

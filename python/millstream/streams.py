@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import numpy as np
 
 from . import _millstream
+from ._buffer import bytes_of
 from ._millstream import FormatError
 
 __all__ = ["FormatError", "Packet", "Source", "SourceData", "Stream", "build_packet", "open", "parse_packet", "write"]
@@ -148,15 +149,9 @@ def _flat(fragments) -> tuple[np.ndarray, np.ndarray]:
         rows = np.ascontiguousarray(fragments)
         length = rows.dtype.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
         return np.full(len(rows), length, np.uint64), rows.reshape(-1).view(np.uint8)
-    arrays = [_bytes(fragment) for fragment in fragments]
+    arrays = [bytes_of(fragment) for fragment in fragments]
     lengths = np.array([len(array) for array in arrays], np.uint64)
     return lengths, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
-
-
-def _bytes(data) -> np.ndarray:
-    """The bytes of an array or of a bytes-like object."""
-    array = data if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def write(
@@ -220,7 +215,7 @@ class Packet(Sequence):
 
 def parse_packet(data) -> Packet:
     """Parses a packet, an array or a bytes-like object, and checks its header and payload."""
-    data = _bytes(data)
+    data = bytes_of(data)
     fields = _millstream.parse_packet(data)
     return Packet(
         source=fields["source"],

@@ -6,6 +6,7 @@
 mod card;
 mod errors;
 mod packets;
+mod payload;
 mod streams;
 
 use pyo3::prelude::*;

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::errors::{FormatError, invalid};
+use crate::payload::Fragments;
 
 /// Parses a packet and compares its payload with the checksums. Returns the fields of the header, and the index of
 /// its fragments: events, offsets in the packet, lengths.
@@ -59,16 +60,11 @@ pub(crate) fn build_packet<'py>(
     alignment: u32,
 ) -> PyResult<Bound<'py, PyArray1<u8>>> {
     let alignment = Alignment::new(alignment).map_err(invalid)?;
-    let mut rest = payload.as_slice()?;
     let mut fragments = Vec::new();
-    for (event, len) in events.as_slice()?.iter().zip(lengths.as_slice()?) {
-        let (bytes, tail) = usize::try_from(*len)
-            .ok()
-            .and_then(|len| rest.split_at_checked(len))
-            .ok_or_else(|| PyValueError::new_err(format!("the payload ends in event {event}")))?;
-        fragments.push(Fragment::new(*event, bytes));
-        rest = tail;
-    }
+    Fragments::new(&events, &lengths, &payload)?.try_for_each(source, |event, bytes| {
+        fragments.push(Fragment::new(event, bytes));
+        Ok(())
+    })?;
     let n_fragments = u32::try_from(fragments.len()).map_err(invalid)?;
     let repr = Repr {
         source: SourceId(source),
@@ -78,11 +74,11 @@ pub(crate) fn build_packet<'py>(
         n_fragments,
         alignment,
     };
-    let len = repr.header_len()
-        + fragments
-            .iter()
-            .map(|f| f.payload.len().next_multiple_of(alignment.get() as usize) as u64)
-            .sum::<u64>();
+    let padded = fragments
+        .iter()
+        .map(|fragment| Ok(alignment.padded(u32::try_from(fragment.payload.len()).map_err(invalid)?)))
+        .sum::<PyResult<u64>>()?;
+    let len = repr.header_len() + padded;
     let len = u32::try_from(len).map_err(|_| {
         PyValueError::new_err(format!("the packet would have {len} bytes; the maximum is 4 GiB"))
     })?;

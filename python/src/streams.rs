@@ -10,6 +10,7 @@ use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::errors::{invalid, read_failed, write_failed};
+use crate::payload::Fragments;
 
 /// An open stream file. Its payload is mapped.
 #[pyclass(frozen)]
@@ -144,36 +145,14 @@ impl StreamWriter {
         payload: PyReadonlyArray1<'_, u8>,
     ) -> PyResult<()> {
         let writer = self.writer.as_mut().ok_or_else(|| PyValueError::new_err("the file is complete"))?;
-        let (events, lengths, payload) = (events.as_slice()?, lengths.as_slice()?, payload.as_slice()?);
-        if events.len() != lengths.len() {
-            return Err(PyValueError::new_err(format!(
-                "source {source}: {} events and {} fragments",
-                events.len(),
-                lengths.len()
-            )));
-        }
+        let fragments = Fragments::new(&events, &lengths, &payload)?;
         py.detach(|| {
             let mut out = writer
                 .source(SourceId(source), SourceKind(kind), name)
                 .map_err(|error| write_failed(&error))?;
-            let mut rest = payload;
-            for (event, len) in events.iter().zip(lengths) {
-                let (fragment, tail) = usize::try_from(*len)
-                    .ok()
-                    .and_then(|len| rest.split_at_checked(len))
-                    .ok_or_else(|| {
-                        PyValueError::new_err(format!("source {source}: the payload ends in event {event}"))
-                    })?;
-                out.push(*event, fragment).map_err(|error| write_failed(&error))?;
-                rest = tail;
-            }
-            if rest.is_empty() {
-                return Ok(());
-            }
-            Err(PyValueError::new_err(format!(
-                "source {source}: {} bytes after the last fragment",
-                rest.len()
-            )))
+            fragments.try_for_each(source, |event, fragment| {
+                out.push(event, fragment).map_err(|error| write_failed(&error))
+            })
         })
     }
 
