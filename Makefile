@@ -168,7 +168,8 @@ fuzz: $(CARGO_FUZZ) ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a 
 			-max_total_time=$(FUZZ_SECONDS) -max_len=600 -timeout=60 -print_final_stats=1 || exit 1; \
 	done
 
-bench-model: build ## measure the model: its event queue against heaps, its flow level against SimGrid
+bench-model: build ## measure the model: errors and coverage of rows left out, its event queue against heaps, its flow level against SimGrid
+	$(TARGET_DIR)/release/millstream model calibrate --leave-one-out
 	$(TARGET_DIR)/release/millstream bench model
 
 bench-scale: build ## measure the soft device's costs by queue pairs and processes

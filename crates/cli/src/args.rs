@@ -3,6 +3,7 @@
 pub(crate) mod bench;
 
 use std::ffi::OsString;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -12,6 +13,7 @@ use millstream_rdma::device::DeviceSelector;
 use self::bench::BenchOptions;
 use crate::card::CardOptions;
 use crate::stencil::GridSize;
+use crate::torus::TorusCommand;
 
 /// Soft RDMA device, event builder over one-sided RDMA, and accelerator cards on the network.
 ///
@@ -81,6 +83,9 @@ pub(crate) enum Command {
     /// Check and unpack fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
+    /// Run applications on a torus of nodes (docs/torus.md)
+    #[command(subcommand)]
+    Torus(TorusCommand),
     /// Check and draw site files (docs/site.md)
     #[command(subcommand)]
     Site(SiteCommand),
@@ -144,6 +149,8 @@ pub(crate) enum ModelCommand {
     /// Print every parameter with its range, and the residual of every published row
     ///
     ///     millstream model calibrate --set u280.reads=16
+    ///     millstream model calibrate --leave-one-out
+    ///     millstream model calibrate --measurements ib_write_bw.txt --site sites/edr-pair.toml --out devices.toml
     #[command(verbatim_doc_comment)]
     Calibrate {
         #[command(flatten)]
@@ -151,6 +158,24 @@ pub(crate) enum ModelCommand {
         /// Fit the parameters again instead of using the shipped values
         #[arg(long)]
         fit: bool,
+        /// Predict every published row without itself, its host and its system; print errors and coverage of intervals
+        #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000")]
+        leave_one_out: Option<u64>,
+        /// Fit the devices of --site to this output of perftest, OSU or fio, or CSV file (benchmark,bytes,value,unit)
+        #[arg(long, value_name = "FILE", requires = "site", conflicts_with_all = ["fit", "leave_one_out"])]
+        measurements: Vec<PathBuf>,
+        /// Site on which --measurements ran
+        #[arg(long, value_name = "FILE", requires = "measurements")]
+        site: Option<PathBuf>,
+        /// Client of the measurements: host or host.card [default: the first host]
+        #[arg(long, requires = "measurements")]
+        client: Option<String>,
+        /// Server of the measurements: host or host.card [default: the second host]
+        #[arg(long, requires = "measurements")]
+        server: Option<String>,
+        /// Output file with the fitted devices, for the site file
+        #[arg(long, value_name = "FILE", requires = "measurements")]
+        out: Option<PathBuf>,
     },
     /// Predict the rows of a question table, with 90 % intervals
     ///
@@ -160,11 +185,11 @@ pub(crate) enum ModelCommand {
         /// CSV file with the columns id, system, quantity, unit
         #[arg(long, value_name = "FILE")]
         questions: PathBuf,
-        /// Output CSV file with the columns id, value, unit, low, high, method
+        /// Output CSV file with the columns id, value, unit, low, high, how
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Number of parameter samples for the intervals
-        #[arg(long, default_value_t = 48, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
         samples: u64,
         #[command(flatten)]
         settings: Settings,
@@ -203,10 +228,36 @@ pub(crate) enum ModelCommand {
         site: PathBuf,
         /// The flow
         flow: String,
+        /// Samples of the parameters behind the interval; 0: no interval. Sweeps have none
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        samples: u64,
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
         output: ResultOptions,
+    },
+    /// Compare two sites: bandwidth and latency between two memories with intervals, power, energy and price
+    ///
+    /// Prices come from `price` values of [device.ID] in the site files.
+    ///
+    ///     millstream model compare sites/edr-pair.toml sites/hdr-fat-tree.toml
+    #[command(verbatim_doc_comment)]
+    Compare {
+        /// One site file
+        first: PathBuf,
+        /// The other site file
+        second: PathBuf,
+        /// Client: host or host.card [default: the first host]
+        #[arg(long)]
+        client: Option<String>,
+        /// Server: host or host.card [default: the second host]
+        #[arg(long)]
+        server: Option<String>,
+        /// Samples of the parameters behind the intervals
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        samples: u64,
+        #[command(flatten)]
+        settings: Settings,
     },
     /// Simulate a benchmark program between two memories of a site
     ///
@@ -447,6 +498,36 @@ pub(crate) enum EvbCommand {
         /// The configuration
         config: PathBuf,
     },
+    /// Compare event files with their indexes, and name partial files (docs/output.md)
+    ///
+    ///     millstream evb files accepted
+    ///     millstream evb files accepted --recover
+    #[command(verbatim_doc_comment)]
+    Files {
+        /// The output directory of runs
+        directory: PathBuf,
+        /// Complete the partial files of builder units that ended early
+        #[arg(long)]
+        recover: bool,
+    },
+    /// Start and stop runs on the commands of operators, over HTTP and on a page (docs/run-control.md)
+    ///
+    ///     millstream evb control camera.toml
+    ///     millstream evb control camera.toml --listen 0.0.0.0:8080 --directory /data/run-control
+    #[command(verbatim_doc_comment)]
+    Control(EvbControlOptions),
+    /// Command a run control process
+    ///
+    ///     millstream evb ctl status
+    ///     millstream evb ctl configure
+    ///     millstream evb ctl start --comment "calibration, high voltage on"
+    ///     millstream evb ctl pause
+    ///     millstream evb ctl resume
+    ///     millstream evb ctl stop
+    ///     millstream evb ctl set card.card0.threshold=400 run.replay=1000
+    ///     millstream evb ctl log --last 20
+    #[command(verbatim_doc_comment)]
+    Ctl(EvbCtlOptions),
     /// Run one process of a run; started by `run`
     #[command(hide = true)]
     Unit {
@@ -476,6 +557,120 @@ pub(crate) struct EvbRunOptions {
     pub(crate) launcher: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct EvbControlOptions {
+    /// The configuration of the runs
+    pub(crate) config: PathBuf,
+    /// Address of the HTTP API and the page; port 0 selects a free port
+    #[arg(long, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
+    pub(crate) listen: String,
+    /// Directory of run numbers, log book and reports [default: run-control beside the configuration]
+    #[arg(long, value_name = "DIRECTORY")]
+    pub(crate) directory: Option<PathBuf>,
+    /// File with the token that permits commands; made if missing [default: token in the directory]
+    #[arg(long, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Start each process of a run through PROGRAM, as `millstream evb run --launcher` does
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) launcher: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EvbCtlOptions {
+    #[command(subcommand)]
+    pub(crate) command: CtlCommand,
+    /// Address of run control
+    #[arg(long, global = true, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
+    pub(crate) address: String,
+    /// File with the token of run control, for commands [default: run-control/token]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) token_file: Option<PathBuf>,
+    /// Print the answer as JSON
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+}
+
+/// Options of commands that the log book records.
+#[derive(Debug, Args)]
+pub(crate) struct CtlRecord {
+    /// Comment for the log book
+    #[arg(long, default_value = "", value_name = "TEXT")]
+    pub(crate) comment: String,
+    /// Do not wait until the state is reached
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum CtlCommand {
+    /// Print the state, the run and the units
+    ///
+    ///     millstream evb ctl status --json
+    #[command(verbatim_doc_comment)]
+    Status,
+    /// Read and check the configuration file
+    ///
+    ///     millstream evb ctl configure
+    #[command(verbatim_doc_comment)]
+    Configure,
+    /// Change settings of the next runs; values are numbers, true, false or texts
+    ///
+    ///     millstream evb ctl set card.card0.threshold=400 output.max_events=1000
+    #[command(verbatim_doc_comment)]
+    Set {
+        /// Settings and their values
+        #[arg(required = true, value_name = "FIELD=VALUE")]
+        settings: Vec<String>,
+    },
+    /// Start the processes of a run; the run waits for `start`
+    ///
+    ///     millstream evb ctl prepare --comment "waits for the beam"
+    #[command(verbatim_doc_comment)]
+    Prepare(CtlRecord),
+    /// Start a run
+    ///
+    ///     millstream evb ctl start --comment "calibration"
+    #[command(verbatim_doc_comment)]
+    Start(CtlRecord),
+    /// Assign no further event; events in flight are finished
+    ///
+    ///     millstream evb ctl pause
+    #[command(verbatim_doc_comment)]
+    Pause,
+    /// Assign events again
+    ///
+    ///     millstream evb ctl resume
+    #[command(verbatim_doc_comment)]
+    Resume,
+    /// End the run; its files and its report are complete
+    ///
+    ///     millstream evb ctl stop
+    #[command(verbatim_doc_comment)]
+    Stop,
+    /// Acknowledge an error; without an error, drop the configuration
+    ///
+    ///     millstream evb ctl reset
+    #[command(verbatim_doc_comment)]
+    Reset,
+    /// Write a comment into the log book
+    ///
+    ///     millstream evb ctl comment "wind above 40 km/h"
+    #[command(verbatim_doc_comment)]
+    Comment {
+        /// The text
+        text: String,
+    },
+    /// Print the last entries of the log book
+    ///
+    ///     millstream evb ctl log --last 20
+    #[command(verbatim_doc_comment)]
+    Log {
+        /// Number of entries
+        #[arg(long, default_value_t = 20, value_name = "N")]
+        last: usize,
+    },
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum StreamCommand {
     /// Verify stream files with all checksums, and list their sources
@@ -497,6 +692,37 @@ pub(crate) enum StreamCommand {
         /// Destination folder
         unpacked: PathBuf,
     },
+    /// Write a raw data file of an experiment as a stream file, the input of a readout unit (docs/raw-data.md)
+    ///
+    ///     millstream stream import run.hld --out run.mfs
+    ///     millstream stream import run.mid --format midas --events 100..200 --out part.mfs
+    #[command(verbatim_doc_comment)]
+    Import {
+        /// Raw data file
+        file: PathBuf,
+        /// Stream file; it appears when it is complete
+        #[arg(long, value_name = "FILE")]
+        out: PathBuf,
+        /// Format of the raw data [default: the one that the start of the file shows]
+        #[arg(long, value_name = "NAME", value_parser = millstream_formats::all().iter().map(|format| format.name()).collect::<Vec<_>>())]
+        format: Option<String>,
+        /// Events to write, without END [default: all]; files of one run have the same events
+        #[arg(long, value_name = "FIRST..END", value_parser = event_range)]
+        events: Option<Range<u64>>,
+    },
+    /// List the formats that `stream import` reads
+    ///
+    ///     millstream stream formats
+    #[command(verbatim_doc_comment)]
+    Formats,
+}
+
+/// Parses `FIRST..END`.
+fn event_range(text: &str) -> Result<Range<u64>, String> {
+    let wrong = || format!("{text:?} is not FIRST..END, such as 0..1000");
+    let (first, end) = text.split_once("..").ok_or_else(wrong)?;
+    let range = first.parse().map_err(|_| wrong())?..end.parse().map_err(|_| wrong())?;
+    if range.is_empty() { Err(format!("{text} has no event: FIRST is less than END")) } else { Ok(range) }
 }
 
 #[cfg(test)]

@@ -136,8 +136,8 @@ impl Pass {
 /// Draws the stored event with the most decision bits set.
 fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let mut best: Option<(usize, u64, Vec<i16>, Vec<Decision>)> = None;
-    for bu in 0..setup.builders.len() {
-        let Some(path) = evb::event_file(setup, BuIndex(bu as u16)) else { continue };
+    let builders = (0..setup.builders.len()).map(|bu| BuIndex(bu as u16));
+    for path in builders.flat_map(|bu| evb::stored(setup, bu).paths) {
         let file = EventReader::open(&path)?;
         for (row, &number) in file.numbers().iter().enumerate() {
             let Some(trigger) = file.trigger(row)? else { continue };

@@ -14,6 +14,7 @@ mod run;
 mod site;
 mod stencil;
 mod stream;
+mod torus;
 
 use std::process::ExitCode;
 
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
         Command::Env(options) => run::print_environment(&options),
         Command::Stencil(options) => stencil::run(&options),
         Command::Stream(command) => stream::run(&command),
+        Command::Torus(command) => torus::run(&command, arguments.device.as_ref()),
         Command::Site(command) => site::run(&command),
         Command::Model(command) => model::run(&command),
         Command::Bench(options) => bench::run(options),

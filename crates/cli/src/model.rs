@@ -6,7 +6,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use millstream_model::calibrate::{CalibrationReport, fit, residuals};
+use millstream_model::compare::{Candidate, compare};
 use millstream_model::explain::{Flow, explain, explain_sweep};
+use millstream_model::interval::leave_out::{LeaveOutReport, leave_out};
 use millstream_model::measure::{Benchmark, measure};
 use millstream_model::predict::{predict, to_csv};
 use millstream_model::result_table::{ResultTable, TableValue};
@@ -14,6 +16,7 @@ use millstream_model::{Parameters, rows, sweep};
 
 use crate::args::{ModelCommand, ResultOptions, Settings};
 
+mod calibrate_site;
 mod event_builder;
 
 fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
@@ -22,7 +25,13 @@ fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
 
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
-        ModelCommand::Calibrate { settings, fit: fit_again } => {
+        ModelCommand::Calibrate { settings, measurements, site: Some(site), client, server, out, .. }
+            if !measurements.is_empty() =>
+        {
+            let between = (client.as_deref(), server.as_deref());
+            calibrate_site::run(&parameters(settings)?, measurements, site, between, out.as_deref())?;
+        }
+        ModelCommand::Calibrate { settings, fit: fit_again, leave_one_out, .. } => {
             let rows = rows::calibration();
             let mut parameters = parameters(settings)?;
             if *fit_again {
@@ -36,6 +45,11 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 if terminal {
                     eprintln!();
                 }
+            }
+            if let Some(samples) = leave_one_out {
+                let rows = leave_out(&parameters, *samples, |_| ());
+                print!("{}", LeaveOutReport(&rows));
+                return Ok(ExitCode::SUCCESS);
             }
             print!(
                 "{}",
@@ -61,14 +75,14 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
         ModelCommand::EventBuilder(options) => {
             return event_builder::run(options, &parameters(&options.settings)?);
         }
-        ModelCommand::Explain { site, flow, settings, output } => {
+        ModelCommand::Explain { site, flow, samples, settings, output } => {
             let (name, text) = read(site)?;
             let flow: Flow = flow.parse()?;
             let settings = sweep::settings(&settings.set)?;
             let points = sweep::combinations(&settings)?;
             if let [point] = points.as_slice() {
                 let (site, parameters) = sweep::apply(&name, &text, point)?;
-                print!("{}", explain(&site, &parameters, &flow)?);
+                print!("{}", explain(&site, &parameters, &flow, *samples)?);
             }
             let wanted =
                 points.len() > 1 || [&output.json, &output.csv, &output.svg].into_iter().any(Option::is_some);
@@ -89,6 +103,11 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 write(output, &table, (x, settings.len()), &series_columns)?;
             }
         }
+        ModelCommand::Compare { first, second, client, server, samples, settings } => {
+            let [first, second] =
+                [first, second].map(|file| candidate(file, client.as_deref(), server.as_deref()));
+            print!("{}", compare([&first?, &second?], &parameters(settings)?, *samples)?);
+        }
         ModelCommand::Measure { benchmark, site, client, server, sizes, settings, output } => {
             let settings = sweep::settings(&settings.set)?;
             let table = measured(*benchmark, site, (client, server), sizes, &settings)?;
@@ -102,6 +121,21 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// A site with two places, by default its first two hosts.
+fn candidate(file: &Path, client: Option<&str>, server: Option<&str>) -> Result<Candidate, Box<dyn Error>> {
+    let site = millstream_site::load(file)?;
+    let name = file.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+    let place = |given: Option<&str>, i: usize| {
+        given.map(str::to_owned).or_else(|| site.hosts.get(i).map(|host| host.name.clone()))
+    };
+    let (Some(client), Some(server)) = (place(client, 0), place(server, 1)) else {
+        return Err(
+            format!("{}: has fewer than two hosts; name --client and --server", file.display()).into()
+        );
+    };
+    Ok(Candidate { name, site, client, server })
 }
 
 /// Name and text of a site file.

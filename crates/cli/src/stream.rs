@@ -1,10 +1,11 @@
-//! `millstream stream`: checks and unpacks stream files.
+//! `millstream stream`: checks and unpacks stream files, and writes them from raw data.
 
 use std::error::Error;
 use std::process::ExitCode;
 
+use millstream_formats::{Import, Imported};
 use millstream_fragment::stream::Stream;
-use millstream_fragment::unpack;
+use millstream_fragment::{Alignment, unpack};
 
 use crate::args::StreamCommand;
 
@@ -20,8 +21,38 @@ pub(crate) fn run(command: &StreamCommand) -> Result<ExitCode, Box<dyn Error>> {
                 println!("{}", file.display());
             }
         }
+        StreamCommand::Import { file, out, format, events } => {
+            let format = format.as_deref().and_then(millstream_formats::by_name);
+            let import =
+                Import { input: file, output: out, events: events.clone(), alignment: Alignment::default() };
+            print_import(&import, &import.run(format)?);
+        }
+        StreamCommand::Formats => {
+            for format in millstream_formats::all() {
+                println!("{:8} {}", format.name(), format.title());
+            }
+        }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn print_import(import: &Import<'_>, imported: &Imported) {
+    println!(
+        "{} ({}) -> {}: {} sources, events {} to {}, {} fragments, {} bytes",
+        import.input.display(),
+        imported.format,
+        import.output.display(),
+        imported.sources,
+        imported.events.start,
+        imported.events.end - 1,
+        imported.fragments,
+        imported.fragment_bytes,
+    );
+    let outside = Some(("fragment of an event that was not selected", imported.outside));
+    let rest = imported.structure.iter().map(|(what, total)| (*what, *total)).chain(outside);
+    for (what, total) in rest.filter(|(_, total)| total.count > 0) {
+        println!("  not written: {} × {what}, {} bytes", total.count, total.bytes);
+    }
 }
 
 fn check(stream: &Stream) -> Result<(), Box<dyn Error>> {

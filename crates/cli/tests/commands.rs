@@ -202,6 +202,64 @@ fn a_lost_unit_is_named_as_in_the_configuration() {
     assert!(!error.contains(": ;") && !error.ends_with(": "), "{error}");
 }
 
+#[test]
+fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_done() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    succeeds(&[
+        "stream",
+        "unpack",
+        repository().join("data/sst1m").to_str().unwrap(),
+        path("data").to_str().unwrap(),
+    ]);
+    let readouts =
+        (1..=3).map(|n| format!("[[readout]]\nname = \"crate{n}\"\ninput = \"data/crate{n}.mfs\"\n"));
+    let text = format!(
+        "[run]\nname = \"kept\"\nbatch = 4\nreplay = 1000000\n{}[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n\
+         [output]\ndirectory = \"out\"\nevents = \"built\"\nmax_events = 1000000\nrotate_size = \"4MiB\"\n",
+        readouts.collect::<String>()
+    );
+    std::fs::write(path("kept.toml"), text).unwrap();
+    let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["evb", "run", "--json"])
+        .args([path("kept.json"), path("kept.toml")])
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    // Four complete files, and events in the fifth.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !path("out/kept.bu0.0005.h5.partial").exists() {
+        assert!(Instant::now() < deadline, "no events are stored");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let is_builder = |process: &u32| {
+        let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.contains("builder\x000\0")
+    };
+    let builder = children(run.id()).into_iter().find(is_builder).expect("the builder unit runs");
+    assert!(Command::new("kill").args(["-KILL", &builder.to_string()]).status().unwrap().success());
+    run.wait_with_output().unwrap();
+
+    let report = json(&path("kept.json"));
+    assert_eq!(
+        report["fragment_accounting"]["inconsistencies"].as_array().map(Vec::len),
+        Some(0),
+        "{report}"
+    );
+    // All events that count as built are in the files.
+    let (stored, built) = (report["stored_events"].as_u64().unwrap(), report["events"].as_u64().unwrap());
+    assert!(built > 0 && stored >= built && stored <= built + 4 * 4, "{stored} {built}");
+    assert!(report["event_files"].as_array().unwrap().len() >= 4, "{report}");
+    let listed = succeeds(&["evb", "files", path("out").to_str().unwrap()]);
+    assert!(listed.contains("kept.bu0.0001.h5: ") && listed.contains("recovered"), "{listed}");
+
+    let mut bytes = std::fs::read(path("out/kept.bu0.0002.h5")).unwrap();
+    bytes[70_000] ^= 1;
+    std::fs::write(path("out/kept.bu0.0002.h5"), bytes).unwrap();
+    let error = fails(&["evb", "files", path("out").to_str().unwrap()]);
+    assert!(error.contains("kept.bu0.0002.h5: checksum is crc32:"), "{error}");
+}
+
 /// The child processes of a process.
 fn children(of: u32) -> Vec<u32> {
     let path = format!("/proc/{of}/task/{of}/children");
@@ -294,4 +352,43 @@ fn a_truncated_stream_file_is_refused_by_offset_and_field() {
     std::fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
     let error = fails(&["stream", "check", cut.to_str().unwrap()]);
     assert!(error.contains("cut.mfs") && error.contains("byte") && error.contains("file_len"), "{error}");
+}
+
+/// The smallest run in HADES list-mode data: a begin record and one event of one block.
+fn hld() -> Vec<u8> {
+    let words =
+        |words: &[u32], emit: fn(u32) -> [u8; 4]| words.iter().copied().flat_map(emit).collect::<Vec<u8>>();
+    [
+        words(&[32, 0x30001, 0x10002, 0, 1, 2, 3, 0], u32::to_le_bytes),
+        words(&[32 + 24, 0x30001, 0x2001, 1, 1, 2, 3, 0], u32::to_le_bytes),
+        words(&[24, 0x20001, 0x8000, 1, 0x1_e000, 0xabcd], u32::to_be_bytes),
+    ]
+    .concat()
+}
+
+#[test]
+fn raw_data_becomes_a_stream_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (raw, stream) = (folder.path().join("run.hld"), folder.path().join("run.mfs"));
+    std::fs::write(&raw, hld()).unwrap();
+    let (raw, stream) = (raw.to_str().unwrap(), stream.to_str().unwrap());
+    let output = millstream(&["stream", "import", raw, "--out", stream]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{output:?}");
+    assert!(
+        text.contains("(hld)") && text.contains("2 sources, events 1 to 1, 2 fragments, 56 bytes"),
+        "{text}"
+    );
+    assert!(text.contains("not written: 1 × begin-run record, 32 bytes"), "{text}");
+    assert!(millstream(&["stream", "check", stream]).status.success());
+
+    let mut damaged = hld();
+    damaged.truncate(60);
+    std::fs::write(raw, damaged).unwrap();
+    let output = millstream(&["stream", "import", raw, "--out", stream]);
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("run.hld: byte 60: expId"), "{text}");
+    let output = millstream(&["stream", "import", raw, "--out", stream, "--events", "5..5"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("5..5 has no event"), "{output:?}");
 }

@@ -41,7 +41,9 @@ fn a_closed_pipe_ends_the_program_by_sigpipe() {
 fn explain_analyses_a_flow_and_a_sweep() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
-    let one = succeeds(&["model", "explain", "sites/apenet-torus.toml", "write node0 node42 65536"]);
+    let torus = ["model", "explain", "sites/apenet-torus.toml", "write node0 node42 65536"];
+    let one = succeeds(&[&torus[..], &["--samples", "20"]].concat());
+    assert!(one.contains("90 % interval"), "{one}");
     assert!(one.contains("bottleneck: ") && one.contains("next: ") && one.contains("link +z"), "{one}");
 
     let (json, csv, svg) = (file("a.json"), file("a.csv"), file("a.svg"));

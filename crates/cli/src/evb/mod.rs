@@ -1,5 +1,9 @@
 //! `millstream evb`: runs of the event builder.
 
+mod control;
+mod ctl;
+mod display;
+mod files;
 mod outcome;
 mod sink;
 mod usage;
@@ -14,8 +18,10 @@ use millstream_bench::memcpy::{Pages, memcpy};
 use millstream_card_abi::CardName;
 use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, LandingTarget, Setup};
+use millstream_evb::core::BuIndex;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
+use millstream_evb::process::{Sink, SinkError};
 use millstream_report::{
     Bytes, BytesPerSecond, MemcpyBaseline, Progress, RunReport, Style, save, table, throughput,
 };
@@ -23,7 +29,7 @@ use millstream_report::{
 use crate::args::{EvbCommand, EvbRunOptions};
 use crate::interrupt::Interrupt;
 
-pub(crate) use sink::event_file;
+pub(crate) use files::stored;
 use usage::Usages;
 
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
@@ -40,11 +46,19 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
             describe(&setup);
             Ok(ExitCode::SUCCESS)
         }
+        EvbCommand::Files { directory, recover } => files::list(directory, *recover),
+        EvbCommand::Control(options) => control::run(options),
+        EvbCommand::Ctl(options) => ctl::run(options),
         EvbCommand::Unit { words } => {
-            let good = Child::from_arguments(words)?.run(&sink::make, &serve_card)?;
+            let good = Child::from_arguments(words)?.run(&make_sink, &serve_card)?;
             Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
+}
+
+/// Makes the sink of a builder unit, which shows its events under run control.
+fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    Ok(display::wrap(setup, bu, sink::make(setup, bu)?))
 }
 
 /// Serves a card of the run in this process.
@@ -77,23 +91,14 @@ pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
 
 /// Runs a checked configuration with each process started by `process_launcher`.
 fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
-    if let Some(output) = &setup.output {
-        std::fs::create_dir_all(&output.directory)
-            .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
-    }
+    make_output_directory(setup)?;
     for warning in setup.warnings() {
         eprintln!("warning: {warning}");
     }
     let baseline = baseline(setup)?;
     let progress = Progress::new(&setup.name, setup.plan.events.get());
     let mut usages = Usages::default();
-    let mut program =
-        std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
-    let mut arguments = ["evb", "unit"].map(OsString::from).to_vec();
-    if let Some(process_launcher) = process_launcher {
-        arguments.insert(0, std::mem::replace(&mut program, process_launcher.to_owned()).into());
-    }
-    let launcher = Launcher { program, arguments };
+    let launcher = launcher(process_launcher)?;
     let bytes_per_event = outcome::payload_per_event(setup);
     let interrupt =
         Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
@@ -108,10 +113,29 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     });
     drop(progress);
     if let Some(output) = &setup.output {
-        // Partial files of killed builder units.
-        millstream_store::remove_stale_partials(&output.directory)?;
+        files::index_recovered(setup, &files::recover(&output.directory)?)?;
     }
-    Ok(outcome::report(setup, &result?, &usages, baseline))
+    Ok(outcome::report(setup, &result?, &usages, Some(baseline)))
+}
+
+fn make_output_directory(setup: &Setup) -> Result<(), Box<dyn Error>> {
+    let Some(output) = &setup.output else { return Ok(()) };
+    std::fs::create_dir_all(&output.directory)
+        .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
+    // Left by an earlier run whose launcher was killed as well.
+    files::recover(&output.directory)?;
+    Ok(())
+}
+
+/// Starts this program for each process of a run, through `process_launcher` if there is one.
+fn launcher(process_launcher: Option<&Path>) -> Result<Launcher, String> {
+    let mut program =
+        std::env::current_exe().map_err(|error| format!("cannot find the path of this program: {error}"))?;
+    let mut arguments = ["evb", "unit"].map(OsString::from).to_vec();
+    if let Some(process_launcher) = process_launcher {
+        arguments.insert(0, std::mem::replace(&mut program, process_launcher.to_owned()).into());
+    }
+    Ok(Launcher { program, arguments })
 }
 
 /// Rate of memcpy for comparison. A block is one source's part of a batch. The source buffer is as large as
@@ -119,9 +143,9 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
 fn baseline(setup: &Setup) -> Result<MemcpyBaseline, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
     let batch = u64::from(setup.plan.batch.get());
-    let events = setup.file_events * setup.layout.packets.len() as u64;
     let inputs: u64 = outcome::input_bytes(setup);
-    let block = (inputs / events.max(1) * batch).max(64) as usize;
+    let fragment = outcome::payload_per_event(setup) / setup.layout.packets.len().max(1) as f64;
+    let block = (fragment as u64 * batch).max(64) as usize;
     let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
     let source = (inputs as usize / setup.readouts.len().max(1)).max(block);
     let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;

@@ -1,20 +1,21 @@
 //! Converts the outcome of a run to a report.
 
-use millstream_evb::config::{BuilderSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
+use millstream_evb::config::{BuilderSetup, InputSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
+use millstream_evb::source::SourceStatistics;
+use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use millstream_report::{
-    Bytes, FragmentAccounting, FragmentOutcome, MemcpyBaseline, OutcomeCount, ProgressSample, RunReport,
-    Seconds, TriggerComparison, UnitReport,
+    Bytes, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount, ProgressSample,
+    RunReport, Seconds, StorageReport, TriggerComparison, UnitReport,
 };
-use millstream_store::EventReader;
 
 use super::usage::Usages;
 
-/// Payload of all inputs. Inputs were checked before; one that cannot be opened now counts 0 here and fails the run.
+/// Payload of all input files. Inputs were checked before; one that cannot be opened now counts 0 here and fails the run.
 pub(super) fn input_bytes(setup: &Setup) -> u64 {
     let payload = |stream: Stream| -> u64 {
         stream
@@ -22,29 +23,35 @@ pub(super) fn input_bytes(setup: &Setup) -> u64 {
             .flat_map(|source| source.entries(0..source.len()).map(|entry| u64::from(entry.len)))
             .sum()
     };
-    setup.readouts.iter().filter_map(|readout| Stream::open(&readout.input).ok()).map(payload).sum()
+    let files = setup.readouts.iter().filter_map(|readout| readout.input.file());
+    files.filter_map(|input| Stream::open(input).ok()).map(payload).sum()
 }
 
+/// Expected payload of an event. For datagrams, that of the longest fragments.
 pub(super) fn payload_per_event(setup: &Setup) -> f64 {
-    input_bytes(setup) as f64 / setup.file_events.max(1) as f64
+    let live = setup.readouts.iter().map(|readout| match &readout.input {
+        InputSetup::File(_) => 0.0,
+        InputSetup::Generator(generator) => f64::from(generator.size) * f64::from(generator.sources),
+        InputSetup::Udp(udp) => f64::from(udp.max_len) * f64::from(udp.sources),
+    });
+    live.sum::<f64>() + input_bytes(setup) as f64 / setup.file_events.max(1) as f64
 }
 
 pub(super) fn report(
     setup: &Setup,
     outcome: &RunOutcome,
     usages: &Usages,
-    memcpy: MemcpyBaseline,
+    memcpy: Option<MemcpyBaseline>,
 ) -> RunReport {
     let per_event = payload_per_event(setup);
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
     let mut report = RunReport {
         name: setup.name.clone(),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
-        memcpy_baseline: Some(memcpy),
+        memcpy_baseline: memcpy,
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
         selected_events: selects_all(setup).then(|| selected(setup, outcome).sum()),
         not_stored_events: not_stored(setup, outcome),
-        event_files: outcome.sinks.iter().map(|(_, path)| path.clone()).collect(),
         samples: outcome
             .samples
             .iter()
@@ -54,6 +61,8 @@ pub(super) fn report(
                 payload_bytes: Bytes((sample.done.built.events as f64 * per_event) as u64),
             })
             .collect(),
+        storage: storage(setup, outcome),
+        live_sources: outcome.sources.iter().map(live_source).collect(),
         units: units(setup, outcome, usages),
         ..RunReport::default()
     };
@@ -71,13 +80,18 @@ pub(super) fn report(
     };
     report.payload_bytes = (0..setup.builders.len()).map(|bu| payload_built(setup, outcome, bu)).sum();
     for (bu, builder) in setup.builders.iter().enumerate() {
-        let in_files = stored_in_files(setup, BuIndex(bu as u16));
-        report.stored_events += in_files;
-        let stored = outcome.builders[bu].as_ref().map(|statistics| statistics.stored);
-        if let Some(stored) = stored.filter(|&stored| stored != in_files) {
-            report.fragment_accounting.inconsistencies.push(format!(
-                "builder {}: events stored = events in its file: {stored} against {in_files}",
-                builder.name
+        let files = super::stored(setup, BuIndex(bu as u16));
+        report.stored_events += files.events;
+        report.event_files.extend(files.paths.iter().map(|path| path.display().to_string()));
+        let inconsistencies = &mut report.fragment_accounting.inconsistencies;
+        inconsistencies
+            .extend(files.problems.into_iter().map(|problem| format!("builder {}: {problem}", builder.name)));
+        let statistics = outcome.builders[bu].as_ref().filter(|statistics| statistics.error.is_none());
+        let stored = statistics.map(|statistics| statistics.stored);
+        if let Some(stored) = stored.filter(|&stored| stored != files.events) {
+            inconsistencies.push(format!(
+                "builder {}: events stored = events in its files: {stored} against {}",
+                builder.name, files.events
             ));
         }
     }
@@ -94,6 +108,36 @@ pub(super) fn report(
     report
 }
 
+fn live_source(statistics: &SourceStatistics) -> LiveSource {
+    LiveSource {
+        source: SourceId(statistics.source).to_string(),
+        received: statistics.received,
+        lost: statistics.lost,
+        late: statistics.late,
+        duplicate: statistics.duplicate,
+        overflow: statistics.overflow,
+        invalid: statistics.invalid,
+    }
+}
+
+/// Storage of the builder units that stored events.
+fn storage(setup: &Setup, outcome: &RunOutcome) -> Vec<StorageReport> {
+    let statistics = setup.builders.iter().zip(&outcome.builders);
+    let storage = statistics.filter_map(|(builder, statistics)| {
+        let storage = statistics.as_ref()?.storage;
+        (storage.batches > 0).then(|| StorageReport {
+            builder: builder.name.clone(),
+            batches: storage.batches,
+            payload_bytes: storage.bytes,
+            flushes: storage.flushes,
+            busy_s: Seconds(storage.busy.as_secs_f64()),
+            longest_queue: storage.longest_queue.into(),
+            all_slots_waiting_s: Seconds(storage.all_slots_waiting.as_secs_f64()),
+        })
+    });
+    storage.collect()
+}
+
 /// Payload of a builder unit's built events. For a lost unit, the mean payload of an event times its built events.
 fn payload_built(setup: &Setup, outcome: &RunOutcome, bu: usize) -> Bytes {
     match (&outcome.builders[bu], &outcome.totals[bu]) {
@@ -103,13 +147,6 @@ fn payload_built(setup: &Setup, outcome: &RunOutcome, bu: usize) -> Bytes {
             Bytes((events as f64 * payload_per_event(setup)) as u64)
         }
     }
-}
-
-/// Events in the file of a builder unit; 0 if there is none.
-fn stored_in_files(setup: &Setup, bu: BuIndex) -> u64 {
-    let file = super::event_file(setup, bu).filter(|file| file.exists());
-    let reader = file.and_then(|file| EventReader::open(file).ok());
-    reader.map_or(0, |reader| reader.numbers().len() as u64)
 }
 
 /// Why the run ended, with the units' names in the configuration.

@@ -1,34 +1,41 @@
-//! Stores a builder unit's accepted events in an HDF5 file.
+//! Stores a builder unit's events in HDF5 files.
 
 use std::path::{Path, PathBuf};
 
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_evb::config::{KernelSetup, LandingTarget, Setup};
-use millstream_evb::core::BuIndex;
+use millstream_evb::config::{KernelSetup, LandingTarget, Setup, SyncPolicy};
+use millstream_evb::core::{BuIndex, RuIndex};
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
-use millstream_store::{Attribute, Event, EventWriter, InputFile, Run, Source, WriteOptions};
+use millstream_fragment::{SourceId, SourceKind};
+use millstream_store::{
+    Attribute, Event, EventFileSequence, InputFile, Run, SequenceOptions, Source, WriteOptions,
+};
 
-/// The event file of a builder unit: `RUN.BUILDER.h5` in the output directory.
-pub(crate) fn event_file(setup: &Setup, bu: BuIndex) -> Option<PathBuf> {
-    let builder = setup.builders.get(bu.index())?;
-    Some(setup.output.as_ref()?.directory.join(format!("{}.{}.h5", setup.name, builder.name)))
-}
+use super::files::event_files;
 
 /// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
 pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    let Some(path) = event_file(setup, bu) else { return Ok(None) };
+    let (Some(base), Some(output)) = (event_files(setup, bu), &setup.output) else { return Ok(None) };
     let mut inputs = Vec::new();
     let mut sources = Vec::new();
-    for readout in &setup.readouts {
-        let stream = Stream::open(&readout.input)?;
+    for (index, readout) in setup.readouts.iter().enumerate() {
+        let Some(path) = readout.input.file() else {
+            // A live source has neither names nor a checksum.
+            inputs.push(InputFile { name: readout.name.clone(), ..InputFile::default() });
+            let areas = setup.layout.of_readout(RuIndex(index as u16));
+            sources.extend(areas.iter().map(|area| Source {
+                id: SourceId(area.source),
+                kind: SourceKind(area.kind),
+                name: String::new(),
+            }));
+            continue;
+        };
+        let stream = Stream::open(path)?;
         inputs.push(InputFile {
-            name: readout
-                .input
-                .file_name()
-                .map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
+            name: path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned()),
             bytes: stream.mapping().len() as u64,
             checksum: format!("crc32:{:08x}", crc32fast::hash(stream.mapping())),
         });
@@ -36,16 +43,20 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
     }
     let mut run = Run {
         name: setup.name.clone(),
-        replay: setup.plan.events.get() / setup.file_events.max(1),
+        replay: setup.plan.events.get().checked_div(setup.file_events).unwrap_or(1),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         inputs,
         attributes: Vec::new(),
     };
     let (trigger, pixels) = camera_geometry(setup, bu, &mut run)?;
-    let options = WriteOptions { replace: true, ..WriteOptions::default() };
-    let writer =
-        EventWriter::create(&path, &schema(run, sources, trigger.as_ref(), pixels.as_ref()), &options)?;
-    Ok(Some(Box::new(EventFile { writer })))
+    let write = WriteOptions { replace: true, ..WriteOptions::default() };
+    let options = SequenceOptions {
+        rotate_size: output.rotate_size,
+        rotate_interval: output.rotate_interval,
+        sync_on_flush: output.sync == SyncPolicy::Batch,
+    };
+    let schema = schema(run, sources, trigger.as_ref(), pixels.as_ref());
+    Ok(Some(Box::new(EventFiles { sequence: EventFileSequence::create(base, schema, write, options)? })))
 }
 
 /// The camera's geometry, if the builder unit's card runs the trigger.
@@ -68,13 +79,13 @@ pub(crate) fn pixels_beside(patches: &Path) -> PathBuf {
     super::folder(patches).join("pixels.csv")
 }
 
-struct EventFile {
-    writer: EventWriter,
+struct EventFiles {
+    sequence: EventFileSequence,
 }
 
-impl Sink for EventFile {
+impl Sink for EventFiles {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
-        self.writer.append(&Event {
+        self.sequence.append(&Event {
             number: event.number.0,
             batch: event.batch.0,
             fragments: event.fragments,
@@ -83,8 +94,13 @@ impl Sink for EventFile {
         Ok(())
     }
 
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(self.sequence.flush()?)
+    }
+
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
-        let stored = self.writer.finish()?;
-        Ok(Some(stored.path.display().to_string()))
+        let files = self.sequence.finish()?;
+        let files: Vec<String> = files.iter().map(|stored| stored.path.display().to_string()).collect();
+        Ok(Some(files.join(", ")))
     }
 }

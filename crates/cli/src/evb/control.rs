@@ -1,0 +1,108 @@
+//! `millstream evb control`: the run control process.
+
+use std::error::Error;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use millstream_control::directory::Directory;
+use millstream_control::http::{Server, ServerLimits};
+use millstream_control::power::PowerMeter;
+use millstream_control::token::Token;
+use millstream_control::{Backend, FinishedRun, RunControl};
+use millstream_evb::config::Setup;
+use millstream_evb::core::StopCause;
+use millstream_evb::process::RunOutcome;
+use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
+use millstream_report::Bytes;
+
+use super::usage::Usages;
+use super::{files, folder, launcher, make_output_directory, outcome};
+use crate::args::EvbControlOptions;
+use crate::interrupt::Interrupt;
+
+/// Time for a run to end after a signal.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
+/// Interval of looking for a signal.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
+
+pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let interrupt =
+        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
+    let path = options.directory.clone().unwrap_or_else(|| folder(&options.config).join("run-control"));
+    let directory = Directory::open(&path)?;
+    let token_path = options.token_file.clone().unwrap_or_else(|| path.join("token"));
+    let token = Token::load_or_create(&token_path)?;
+    let backend = Processes { process_launcher: options.launcher.clone() };
+    let control = RunControl::new(&options.config, directory, PowerMeter::host(), backend);
+    let server = Server::start(control.clone(), token, &options.listen, ServerLimits::default())?;
+    println!("run control: http://{}/", server.address());
+    println!("token: {}", token_path.display());
+    match control.configure() {
+        Ok(()) => println!("configured: {}", options.config.display()),
+        // The operator can correct the file and configure again.
+        Err(error) => eprintln!("not configured: {error}"),
+    }
+    while interrupt.flow() == ControlFlow::Continue(()) {
+        std::thread::sleep(SIGNAL_INTERVAL);
+    }
+    let has_ended = control.shut_down(SHUTDOWN_TIMEOUT);
+    drop(server);
+    if !has_ended {
+        return Err(format!("the run did not end within {SHUTDOWN_TIMEOUT:?}").into());
+    }
+    println!("run control ended");
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Runs of real processes.
+struct Processes {
+    process_launcher: Option<PathBuf>,
+}
+
+impl Backend for Processes {
+    fn run(
+        &self,
+        setup: &Setup,
+        commands: CommandReceiver,
+        observe: &mut RunObserver<'_>,
+    ) -> Result<FinishedRun, String> {
+        make_output_directory(setup).map_err(|error| error.to_string())?;
+        let launcher = launcher(self.process_launcher.as_deref())?;
+        let mut usages = Usages::default();
+        let outcome = launcher.run_with_commands(setup, commands, &mut |event| {
+            usages.watch(event);
+            observe(event)
+        });
+        if let Some(output) = &setup.output {
+            keep_partials(setup, &output.directory).map_err(|error| error.to_string())?;
+        }
+        let outcome = outcome.map_err(|error| error.to_string())?;
+        let stopped_cleanly = stopped_cleanly(&outcome);
+        Ok(FinishedRun { report: outcome::report(setup, &outcome, &usages, None), stopped_cleanly })
+    }
+
+    fn payload_per_event(&self, setup: &Setup) -> Bytes {
+        Bytes(outcome::payload_per_event(setup) as u64)
+    }
+}
+
+/// Completes the files of killed builder units.
+fn keep_partials(setup: &Setup, directory: &Path) -> Result<(), Box<dyn Error>> {
+    files::index_recovered(setup, &files::recover(directory)?)?;
+    Ok(())
+}
+
+/// Whether the stop request is the only reason why the run is not complete.
+fn stopped_cleanly(outcome: &RunOutcome) -> bool {
+    let is_requested = |summary: &millstream_evb::core::RunSummary| {
+        summary.cause == StopCause::Requested && summary.lost.is_empty() && summary.is_balanced()
+    };
+    // Processes of a stopped run end with status 1 and no error.
+    outcome.summary.as_ref().is_some_and(is_requested)
+        && outcome
+            .failures
+            .iter()
+            .all(|failure| failure.status.code() == Some(1) && failure.reason.trim().is_empty())
+}

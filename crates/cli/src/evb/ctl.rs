@@ -1,0 +1,189 @@
+//! `millstream evb ctl`: commands to run control.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use millstream_control::client::Client;
+use millstream_control::machine::State;
+use millstream_control::status::Status;
+use millstream_control::token::Token;
+use millstream_report::count;
+use serde_json::{Map, Value, json};
+
+use crate::args::{CtlCommand, CtlRecord, EvbCtlOptions};
+
+/// Time for a command to take effect.
+const WAIT: Duration = Duration::from_secs(120);
+
+pub(super) fn run(options: &EvbCtlOptions) -> Result<ExitCode, Box<dyn Error>> {
+    match &options.command {
+        CtlCommand::Status => print_status(&reader(options).status()?, options.json)?,
+        CtlCommand::Log { last } => {
+            print_log(&reader(options).get(&format!("/api/v1/log?last={last}"))?, options.json)?;
+        }
+        CtlCommand::Configure => command(options, "configure", &body(""), |_| true)?,
+        CtlCommand::Set { settings } => {
+            command(options, "set", &json!({ "settings": parse(settings)? }), |_| true)?;
+        }
+        CtlCommand::Prepare(record) => {
+            let is_reached = |status: &Status| record.no_wait || status.state != State::Starting;
+            return begin(options, "prepare", record, is_reached, &[State::Ready]);
+        }
+        CtlCommand::Start(record) => {
+            let is_reached =
+                |status: &Status| record.no_wait || !matches!(status.state, State::Starting | State::Ready);
+            // A short run may already have ended.
+            let good = [State::Running, State::Configured, State::Paused, State::Stopping];
+            return begin(options, "start", record, is_reached, &good);
+        }
+        CtlCommand::Pause => {
+            command(options, "pause", &body(""), |status| status.state != State::Running)?;
+        }
+        CtlCommand::Resume => {
+            command(options, "resume", &body(""), |status| status.state != State::Paused)?;
+        }
+        CtlCommand::Stop => {
+            let status = give(options, "stop", &body(""), |status| status.state != State::Stopping)?;
+            print_status(&status, options.json)?;
+            return Ok(exit_code(status.state == State::Configured));
+        }
+        CtlCommand::Reset => command(options, "reset", &body(""), |_| true)?,
+        CtlCommand::Comment { text } => command(options, "comment", &body(text), |_| true)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn exit_code(good: bool) -> ExitCode {
+    if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn reader(options: &EvbCtlOptions) -> Client {
+    Client::new(&options.address, None)
+}
+
+/// Gives a command and waits for its effect.
+fn give(
+    options: &EvbCtlOptions,
+    command: &str,
+    body: &Value,
+    is_reached: impl Fn(&Status) -> bool,
+) -> Result<Status, Box<dyn Error>> {
+    let path = options.token_file.clone().unwrap_or_else(|| PathBuf::from("run-control/token"));
+    let token = load_token(&path)?;
+    let client = Client::new(&options.address, Some(token));
+    let status = client.command(command, body)?;
+    if is_reached(&status) {
+        return Ok(status);
+    }
+    let status = client.wait(WAIT, &is_reached)?;
+    if !is_reached(&status) {
+        return Err(format!("{command} has no effect after {WAIT:?}; the state is {}", status.state).into());
+    }
+    Ok(status)
+}
+
+fn load_token(path: &Path) -> Result<Token, String> {
+    Token::load(path).map_err(|error| format!("{error}; --token-file names the token of run control"))
+}
+
+fn command(
+    options: &EvbCtlOptions,
+    command: &str,
+    body: &Value,
+    is_reached: impl Fn(&Status) -> bool,
+) -> Result<(), Box<dyn Error>> {
+    print_status(&give(options, command, body, is_reached)?, options.json)
+}
+
+/// Begins a run; fails if a state other than `good` is reached.
+fn begin(
+    options: &EvbCtlOptions,
+    command: &str,
+    record: &CtlRecord,
+    is_reached: impl Fn(&Status) -> bool,
+    good: &[State],
+) -> Result<ExitCode, Box<dyn Error>> {
+    let status = give(options, command, &body(&record.comment), is_reached)?;
+    print_status(&status, options.json)?;
+    Ok(exit_code(record.no_wait || good.contains(&status.state)))
+}
+
+fn body(comment: &str) -> Value {
+    json!({ "operator": std::env::var("USER").unwrap_or_default(), "comment": comment })
+}
+
+/// Parses `FIELD=VALUE`. A value that is not JSON is a text.
+fn parse(settings: &[String]) -> Result<Map<String, Value>, String> {
+    let pair = |setting: &String| {
+        let (field, value) =
+            setting.split_once('=').ok_or_else(|| format!("{setting}: write FIELD=VALUE"))?;
+        let parsed = serde_json::from_str(value).unwrap_or_else(|_| Value::String(value.to_owned()));
+        Ok((field.to_owned(), parsed))
+    };
+    settings.iter().map(pair).collect()
+}
+
+fn print_status(status: &Status, is_json: bool) -> Result<(), Box<dyn Error>> {
+    if is_json {
+        println!("{}", serde_json::to_string_pretty(status)?);
+        return Ok(());
+    }
+    println!("state: {}", status.state);
+    if let Some(configuration) = &status.configuration {
+        println!("configuration: {} ({})", configuration.file.display(), &configuration.sha256[..12]);
+        for (field, value) in &configuration.settings {
+            println!("  {field} = {value}");
+        }
+        configuration.warnings.iter().for_each(|warning| println!("  warning: {warning}"));
+    }
+    if let Some(run) = &status.run {
+        println!(
+            "run {}: {} events built, {} accepted, {} incomplete, {} corrupt; {:.0} events/s, {}",
+            run.number,
+            count(run.progress.events_built),
+            count(run.progress.events_accepted),
+            count(run.progress.events_incomplete),
+            count(run.progress.events_corrupt),
+            run.events_per_s,
+            run.payload_bytes_per_s,
+        );
+    }
+    if let Some(run) = &status.last_run {
+        let result = serde_json::to_value(run.result)?;
+        println!(
+            "last run {}: {}, {} events built, {} stored",
+            run.number,
+            result.as_str().unwrap_or_default(),
+            count(run.events),
+            count(run.stored_events),
+        );
+        run.problems.iter().for_each(|problem| println!("  {problem}"));
+    }
+    for unit in &status.units {
+        let cpu =
+            unit.cpu_use.map_or_else(String::new, |cpu| format!(", {:.0} % of a processor", cpu * 100.0));
+        let memory = unit.memory_bytes.map_or_else(String::new, |bytes| format!(", {bytes}"));
+        println!("  {} {}: process {}{cpu}{memory}", unit.role, unit.name, unit.pid);
+    }
+    Ok(())
+}
+
+fn print_log(log: &Value, is_json: bool) -> Result<(), Box<dyn Error>> {
+    if is_json {
+        println!("{}", serde_json::to_string_pretty(log)?);
+        return Ok(());
+    }
+    for entry in log["entries"].as_array().into_iter().flatten() {
+        let text = |field: &str| entry[field].as_str().unwrap_or_default().to_owned();
+        let details = match entry["record"].as_str() {
+            Some("begin") => [text("operator"), text("comment"), text("sha256")].join(" "),
+            Some("comment") => [text("operator"), text("text")].join(" "),
+            Some("end") => format!("{} {}", text("result"), entry["problems"]),
+            _ => String::new(),
+        };
+        println!("{} run {} {} {}", text("time"), entry["run"], text("record"), details.trim());
+    }
+    Ok(())
+}

@@ -1,0 +1,163 @@
+//! The event files of a run: their names, what they hold, and what a builder unit that ended early left.
+
+use std::collections::HashSet;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use millstream_evb::config::Setup;
+use millstream_evb::core::BuIndex;
+use millstream_fragment::file::IoError;
+use millstream_store::{
+    EventReader, FileError, INDEX_SUFFIX, IndexEntry, Recovered, append_to_index, index_path, partials,
+    read_index, recover_partials,
+};
+
+/// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
+pub(crate) fn event_files(setup: &Setup, bu: BuIndex) -> Option<PathBuf> {
+    let builder = setup.builders.get(bu.index())?;
+    Some(setup.output.as_ref()?.directory.join(format!("{}.{}", setup.name, builder.name)))
+}
+
+/// What the files of a builder unit hold.
+#[derive(Debug, Default)]
+pub(crate) struct StoredFiles {
+    pub(crate) paths: Vec<PathBuf>,
+    /// Different events in these files.
+    pub(crate) events: u64,
+    /// Contradictions between files and index, and files that cannot be read.
+    pub(crate) problems: Vec<String>,
+}
+
+/// Opens the files that the index of a builder unit lists, and counts their events.
+pub(crate) fn stored(setup: &Setup, bu: BuIndex) -> StoredFiles {
+    let mut stored = StoredFiles::default();
+    let Some(base) = event_files(setup, bu) else { return stored };
+    let entries = match read_index(&index_path(&base)) {
+        Ok(entries) => entries,
+        Err(error) => {
+            stored.problems.push(error.to_string());
+            return stored;
+        }
+    };
+    let mut numbers = HashSet::new();
+    for entry in entries {
+        let path = base.with_file_name(&entry.file);
+        match EventReader::open(&path) {
+            Ok(reader) => {
+                stored.check(&entry, reader.numbers(), &mut numbers);
+                stored.paths.push(path);
+            }
+            Err(error) => stored.problems.push(error.to_string()),
+        }
+    }
+    stored.events = numbers.len() as u64;
+    stored
+}
+
+impl StoredFiles {
+    fn check(&mut self, entry: &IndexEntry, found: &[u64], numbers: &mut HashSet<u64>) {
+        let file = &entry.file;
+        if found.len() as u64 != entry.events {
+            self.problems.push(format!("{file}: {} events, {} in the index", found.len(), entry.events));
+        }
+        let before = numbers.len();
+        numbers.extend(found);
+        let repeated = before + found.len() - numbers.len();
+        if repeated > 0 {
+            self.problems.push(format!("{file}: {repeated} events stored twice"));
+        }
+    }
+}
+
+/// `millstream evb files`: verifies the files of all indexes in a directory, and names partial files.
+pub(crate) fn list(directory: &Path, recover_partials: bool) -> Result<ExitCode, Box<dyn Error>> {
+    if recover_partials {
+        for path in recover(directory)?.into_iter().filter_map(|recovered| recovered.path) {
+            if let Some(index) = index_of(directory, &path)? {
+                append_to_index(&index, &IndexEntry::of_recovered(&path)?)?;
+            }
+        }
+    }
+    let mut problems = 0;
+    for index in indexes(directory)? {
+        for entry in read_index(&index)? {
+            let numbers = entry.first_event.zip(entry.last_event);
+            let numbers = numbers.map_or_else(String::new, |(first, last)| format!(" {first} to {last}"));
+            let recovered = if entry.recovered { ", recovered" } else { "" };
+            println!("{}: {} events{numbers}, {} B{recovered}", entry.file, entry.events, entry.bytes.0);
+            if let Err(error) = entry.verify(directory) {
+                eprintln!("error: {error}");
+                problems += 1;
+            }
+        }
+    }
+    for path in partials(directory)? {
+        eprintln!(
+            "{}: partial; it is being written, or --recover completes it: {}",
+            path.display(),
+            EventReader::open(&path).map_or_else(
+                |error| error.to_string(),
+                |reader| format!("{} events", reader.numbers().len())
+            )
+        );
+        problems += 1;
+    }
+    Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The indexes in a directory, by name.
+fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let unreadable = IoError::of(directory, "list");
+    let mut indexes = Vec::new();
+    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.to_string_lossy().ends_with(INDEX_SUFFIX) {
+            indexes.push(path);
+        }
+    }
+    indexes.sort();
+    Ok(indexes)
+}
+
+/// The index of the sequence that a file belongs to, if there is one.
+fn index_of(directory: &Path, file: &Path) -> Result<Option<PathBuf>, FileError> {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let belongs = |index: &PathBuf| {
+        let index = index.file_name().unwrap_or_default().to_string_lossy();
+        index.strip_suffix(INDEX_SUFFIX).is_some_and(|base| name.starts_with(&format!("{base}.")))
+    };
+    Ok(indexes(directory)?.into_iter().find(belongs))
+}
+
+/// Completes the partial files of dead builder units in the output directory, and tells about them on standard error.
+pub(crate) fn recover(directory: &Path) -> Result<Vec<Recovered>, FileError> {
+    let mut all = Vec::new();
+    for recovered in recover_partials(directory)? {
+        match recovered {
+            Ok(recovered) => {
+                if let Some(path) = &recovered.path {
+                    let partial = recovered.partial.display();
+                    eprintln!("{partial}: recovered {} events as {}", recovered.events, path.display());
+                }
+                all.push(recovered);
+            }
+            Err(error) => eprintln!("warning: {error}; the partial file is kept"),
+        }
+    }
+    Ok(all)
+}
+
+/// Adds the recovered files of a run to the indexes of its builder units.
+pub(crate) fn index_recovered(setup: &Setup, recovered: &[Recovered]) -> Result<(), FileError> {
+    for base in (0..setup.builders.len()).filter_map(|bu| event_files(setup, BuIndex(bu as u16))) {
+        let prefix = format!("{}.", base.file_name().unwrap_or_default().to_string_lossy());
+        let is_of_base = |path: &&PathBuf| {
+            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
+        };
+        for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(is_of_base) {
+            append_to_index(&index_path(&base), &IndexEntry::of_recovered(path)?)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,37 @@
+//! `millstream model calibrate --measurements`.
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use millstream_model::Parameters;
+use millstream_model::fit_site::{DeviceFile, SiteFitReport, fit_site};
+use millstream_model::measurements;
+
+pub(super) fn run(
+    parameters: &Parameters,
+    files: &[PathBuf],
+    site: &Path,
+    (client, server): (Option<&str>, Option<&str>),
+    out: Option<&Path>,
+) -> Result<(), Box<dyn Error>> {
+    let site_name = site.display();
+    let site = millstream_site::load(site)?;
+    let host = |i: usize| site.hosts.get(i).map(|host| host.name.as_str());
+    let (Some(client), Some(server)) = (client.or(host(0)), server.or(host(1))) else {
+        return Err(format!("{site_name}: has fewer than two hosts; name --client and --server").into());
+    };
+    let mut all = Vec::new();
+    for file in files {
+        let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
+        all.extend(measurements::parse(&file.display().to_string(), &text)?);
+    }
+    let fit = fit_site(&site, parameters, &all, (client, server))?;
+    print!("{}", SiteFitReport(&fit));
+    if let Some(out) = out {
+        let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
+        let devices = DeviceFile { fit: &fit, site: &site, source: &names.join(", ") }.to_string();
+        millstream_report::save(out, &devices)?;
+        println!("\nfitted devices: {}", out.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,260 @@
+//! `millstream torus`: node processes, tori on this host, tori on one thread.
+
+mod run;
+mod simulate;
+mod watch;
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Subcommand};
+use millstream_health::Timers;
+use millstream_rdma::device::DeviceSelector;
+use millstream_torus::engine::EngineOptions;
+use millstream_torus::monitor::{self, MonitorOptions};
+use millstream_torus::node::{self, NodeOptions};
+use millstream_torus::service::supervisor::{self, SupervisorOptions};
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TorusCommand {
+    /// Run an application on every node of a torus of processes on this host
+    ///
+    /// Starts one node process for each node and connects it with its six neighbours. Then starts PROGRAM beside each node.
+    /// The program attaches by `TorusNode::from_environment`. The run fails if a program or a node fails, or if the
+    /// account of packets does not balance.
+    ///
+    ///     millstream torus run --dimensions 2x2x2 -- target/debug/examples/neighbours
+    #[command(verbatim_doc_comment)]
+    Run(TorusRunOptions),
+    /// Run the process of one node; `torus run` starts these
+    ///
+    /// Prints `{"listening": …}`, then waits for `{"peers": [ADDRESS, …]}` with the addresses of all nodes on standard input.
+    /// Ends with its standard input.
+    ///
+    ///     millstream torus node --dimensions 2x1x1 --node 0 --key 00000000000000c0
+    #[command(verbatim_doc_comment)]
+    Node(TorusNodeOptions),
+    /// Run the host monitor of a node; `torus run --supervisors` starts these
+    ///
+    ///     millstream torus monitor --dimensions 2x1x1 --node 0 --key 00000000000000c0 --supervisors node7:7490
+    #[command(verbatim_doc_comment)]
+    Monitor(TorusMonitorOptions),
+    /// Run a supervisor; the lowest live one of several acts
+    ///
+    /// Prints `{"listening": ADDRESS}`. Ends with its standard input.
+    ///
+    ///     millstream torus supervise --dimensions 2x1x1 --key 00000000000000c0 --listen 127.0.0.1:0
+    #[command(verbatim_doc_comment)]
+    Supervise(TorusSuperviseOptions),
+    /// Show the state of a torus that has supervisors
+    ///
+    /// Draws the planes of the torus with one letter for each node, again at every change. `torus run --supervisors` prints
+    /// the addresses and the key.
+    ///
+    ///     millstream torus watch --supervisors 127.0.0.1:7490 --key 00000000000000c0 --once --svg torus.svg
+    #[command(verbatim_doc_comment)]
+    Watch(TorusWatchOptions),
+    /// Run all nodes of a torus on one thread, with every node writing to every other
+    ///
+    ///     millstream torus simulate --dimensions 4x4x4 --bytes 4096 --rounds 4
+    #[command(verbatim_doc_comment)]
+    Simulate(TorusSimulateOptions),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct EngineArguments {
+    /// Payload of a packet in bytes
+    #[arg(long, default_value_t = 4096, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
+    packet: u32,
+    /// Receive slots of each virtual channel
+    #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    slots: u16,
+}
+
+impl EngineArguments {
+    fn options(&self) -> EngineOptions {
+        EngineOptions { packet: self.packet, slots: self.slots, ..EngineOptions::default() }
+    }
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusRunOptions {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ")]
+    dimensions: Dimensions,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on
+    #[arg(long, default_value_t = 0, value_name = "N")]
+    supervisors: usize,
+    /// Multiply all monitoring periods, for overloaded hosts; at 1 a death is known after 0.3 s
+    #[arg(long, default_value_t = 1, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    period_factor: u64,
+    /// Print the account of packets as JSON
+    #[arg(long)]
+    json: bool,
+    /// The application and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "PROGRAM")]
+    program: Vec<OsString>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusNodeOptions {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ")]
+    dimensions: Dimensions,
+    /// Number of this node: x + X·(y + Y·z)
+    #[arg(long, value_name = "NUMBER")]
+    node: u16,
+    /// Key of the run in hexadecimal digits: only nodes with the same key connect
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    key: u64,
+    /// Address for neighbours
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
+    listen: String,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Time to poll before the process sleeps, in microseconds
+    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    spin: u64,
+    /// Supervisors; without any, the node does not watch its links
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    supervisors: Vec<String>,
+    /// Multiply all monitoring periods
+    #[arg(long, default_value_t = 1, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    period_factor: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusMonitorOptions {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ")]
+    dimensions: Dimensions,
+    /// Number of this node
+    #[arg(long, value_name = "NUMBER")]
+    node: u16,
+    /// Key of the run in hexadecimal digits
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    key: u64,
+    /// Supervisors
+    #[arg(long, required = true, value_name = "HOST:PORT", value_delimiter = ',')]
+    supervisors: Vec<String>,
+    /// Multiply all monitoring periods
+    #[arg(long, default_value_t = 1, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    period_factor: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusSuperviseOptions {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ")]
+    dimensions: Dimensions,
+    /// Key of the run in hexadecimal digits
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    key: u64,
+    /// Address for nodes, monitors and watchers
+    #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
+    listen: String,
+    /// Lower supervisors: this one acts only if none of them lives
+    #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
+    lower: Vec<String>,
+    /// Multiply all monitoring periods
+    #[arg(long, default_value_t = 1, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..=1000))]
+    period_factor: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusWatchOptions {
+    /// Supervisors; the first one that answers is shown
+    #[arg(long, required = true, value_name = "HOST:PORT", value_delimiter = ',')]
+    supervisors: Vec<String>,
+    /// Key of the run in hexadecimal digits
+    #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
+    key: u64,
+    /// Show one state and end
+    #[arg(long)]
+    once: bool,
+    /// Print each state as a line of JSON
+    #[arg(long)]
+    json: bool,
+    /// Also draw each state
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct TorusSimulateOptions {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ")]
+    dimensions: Dimensions,
+    /// Bytes from each node to each other node
+    #[arg(long, default_value_t = 4096)]
+    bytes: u32,
+    /// Repetitions
+    #[arg(long, default_value_t = 1)]
+    rounds: u32,
+    #[command(flatten)]
+    engine: EngineArguments,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn hexadecimal(text: &str) -> Result<u64, String> {
+    u64::from_str_radix(text, 16).map_err(|error| format!("{text:?}: {error}"))
+}
+
+pub(crate) fn run(
+    command: &TorusCommand,
+    device: Option<&DeviceSelector>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    match command {
+        TorusCommand::Run(options) => run::run(options, device),
+        TorusCommand::Node(options) => run_node(options, device),
+        TorusCommand::Monitor(options) => run_monitor(options),
+        TorusCommand::Supervise(options) => run_supervisor(options),
+        TorusCommand::Watch(options) => watch::run(options),
+        TorusCommand::Simulate(options) => simulate::run(options),
+    }
+}
+
+fn run_monitor(options: &TorusMonitorOptions) -> Result<ExitCode, Box<dyn Error>> {
+    monitor::run(&MonitorOptions {
+        dimensions: options.dimensions,
+        node: NodeNumber(options.node),
+        key: options.key,
+        supervisors: options.supervisors.clone(),
+        timers: Timers::default().scaled(options.period_factor),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_supervisor(options: &TorusSuperviseOptions) -> Result<ExitCode, Box<dyn Error>> {
+    supervisor::run(&SupervisorOptions {
+        dimensions: options.dimensions,
+        key: options.key,
+        listen: options.listen.clone(),
+        lower: options.lower.clone(),
+        timers: Timers::default().scaled(options.period_factor),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Result<ExitCode, Box<dyn Error>> {
+    node::run(&NodeOptions {
+        dimensions: options.dimensions,
+        node: NodeNumber(options.node),
+        key: options.key,
+        listen: options.listen.clone(),
+        device: device.cloned().unwrap_or_else(DeviceSelector::from_environment),
+        engine: options.engine.options(),
+        spin: Duration::from_micros(options.spin),
+        supervisors: options.supervisors.clone(),
+        timers: (!options.supervisors.is_empty()).then(|| Timers::default().scaled(options.period_factor)),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,62 @@
+//! `millstream torus run`.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::process::ExitCode;
+
+use millstream_rdma::device::DeviceSelector;
+use millstream_torus::account::Account;
+use millstream_torus::launch::Launcher;
+
+use super::TorusRunOptions;
+
+pub(super) fn run(
+    options: &TorusRunOptions,
+    device: Option<&DeviceSelector>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let mut node_arguments: Vec<OsString> = Vec::new();
+    for (name, value) in
+        [("--packet", options.engine.packet.to_string()), ("--slots", options.engine.slots.to_string())]
+    {
+        node_arguments.extend([name.into(), value.into()]);
+    }
+    let launcher = Launcher {
+        dimensions: options.dimensions,
+        program: std::env::current_exe()?,
+        arguments: vec!["torus".into()],
+        node_arguments,
+        device: device.map(ToString::to_string),
+        supervisors: options.supervisors,
+        period_factor: options.period_factor,
+    };
+    let mut torus = launcher.launch()?;
+    if options.supervisors > 0 {
+        let (addresses, key) = torus.watched_at();
+        eprintln!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
+    }
+    let mut failures = Vec::new();
+    if options.supervisors > 0 {
+        let ended = torus.run_surviving(&options.program, |_| {})?;
+        for node in torus.ended_nodes() {
+            failures.push(format!("{node} was lost"));
+        }
+        for (node, status) in ended.into_iter().filter(|(_, status)| !status.success()) {
+            failures.push(format!("the application of {node} ended with {status}"));
+        }
+    } else {
+        torus.run(&options.program)?;
+    }
+    let accounts = torus.finish()?;
+    let total = Account::total(&accounts);
+    if options.json {
+        let report = serde_json::json!({
+            "dimensions": options.dimensions.to_string(),
+            "total": total,
+            "nodes": accounts,
+        });
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        println!("{}: {total}", options.dimensions);
+    }
+    if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
+}
