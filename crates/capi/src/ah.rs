@@ -8,6 +8,7 @@ use millstream_device::{
     send_wr::UdDestination,
     types::WC_FLAG_GRH,
 };
+use millstream_quantity::{Qkey, Qpn};
 
 use crate::{
     errno::{self, Errno},
@@ -33,7 +34,12 @@ impl AhObject {
     pub(crate) unsafe fn destination(ah: *mut ibv_ah, qpn: u32, qkey: u32) -> UdDestination {
         // SAFETY: `verbs` is the first field; the caller vouches for the pointer.
         let object = unsafe { &*ah.cast::<Self>() };
-        UdDestination { on_this_host: object.on_this_host, qpn, qkey, grh: object.grh }
+        UdDestination {
+            on_this_host: object.on_this_host,
+            qpn: Qpn::new(qpn),
+            qkey: Qkey::new(qkey),
+            grh: object.grh,
+        }
     }
 }
 

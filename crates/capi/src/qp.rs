@@ -11,6 +11,7 @@ use millstream_device::{
     send_wr::SendWr,
     types::Sge,
 };
+use millstream_quantity::{Psn, Qkey, Qpn, Rkey, Srqn};
 
 use crate::{
     ah::AhObject,
@@ -134,7 +135,7 @@ pub(crate) fn publish(
     wr_batch: Option<WrBatchLock>,
     handle: Option<Arc<ObjectHandle>>,
 ) -> *mut ibv_qp {
-    let base = ibv_qp { handle: inner.qpn(), qp_num: inner.qpn(), ..base };
+    let base = ibv_qp { handle: inner.qpn().get(), qp_num: inner.qpn().get(), ..base };
     let handle = handle.unwrap_or_else(|| inner.handle().clone());
     let object = Box::leak(Box::new(QpObject { verbs: qp_ex::interface(base), inner, wr_batch, handle }));
     let address = std::ptr::from_mut(object).addr() as u64;
@@ -157,6 +158,10 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
     let named = |bit| mask & bit != 0;
     let state =
         |raw, bit| if named(bit) { QpState::from_raw(raw).ok_or(Errno::INVALID) } else { Ok(QpState::Reset) };
+    let dest_qpn = Qpn::new(attr.dest_qp_num);
+    if named(IBV_QP_DEST_QPN) && dest_qpn.get() != attr.dest_qp_num {
+        return Err(Errno::INVALID);
+    }
     let av = &attr.ah_attr;
     // SAFETY: a GID is sixteen bytes through either field of the union.
     let dgid = unsafe { av.grh.dgid.raw };
@@ -171,10 +176,10 @@ fn from_verbs(attr: &ibv_qp_attr, mask: u32) -> Result<QpAttr, Errno> {
             0
         },
         path_mig_state: attr.path_mig_state as u8,
-        qkey: attr.qkey,
-        rq_psn: attr.rq_psn,
-        sq_psn: attr.sq_psn,
-        dest_qpn: attr.dest_qp_num,
+        qkey: Qkey::new(attr.qkey),
+        rq_psn: Psn::new(attr.rq_psn),
+        sq_psn: Psn::new(attr.sq_psn),
+        dest_qpn,
         access: attr.qp_access_flags,
         path: AddressVector {
             is_global: av.is_global != 0,
@@ -208,10 +213,10 @@ fn to_verbs(qp: &Qp) -> ibv_qp_attr {
         cur_qp_state: attributes.state as u32,
         path_mtu: u32::from(attributes.path_mtu),
         path_mig_state: u32::from(attributes.path_mig_state),
-        qkey: attributes.qkey,
-        rq_psn: attributes.rq_psn,
-        sq_psn: attributes.sq_psn,
-        dest_qp_num: attributes.dest_qpn,
+        qkey: attributes.qkey.get(),
+        rq_psn: attributes.rq_psn.get(),
+        sq_psn: attributes.sq_psn.get(),
+        dest_qp_num: attributes.dest_qpn.get(),
         qp_access_flags: attributes.access,
         cap: verbs_capacity(qp),
         ah_attr: ibv_ah_attr {
@@ -372,7 +377,7 @@ impl SendWrList for LinkedWrs {
                 flags: request.send_flags,
                 sge,
                 remote_addr: request.wr.rdma.remote_addr,
-                rkey: request.wr.rdma.rkey,
+                rkey: Rkey::new(request.wr.rdma.rkey),
             })
         }
     }
@@ -389,12 +394,12 @@ impl SendWrList for LinkedWrs {
                 imm: request.__bindgen_anon_1.imm_data,
                 sges: elements(request.sg_list, request.num_sge),
                 remote_addr: request.wr.rdma.remote_addr,
-                rkey: request.wr.rdma.rkey,
+                rkey: Rkey::new(request.wr.rdma.rkey),
                 compare_add: 0,
                 swap: 0,
                 to: None,
                 bind: None,
-                remote_srqn: 0,
+                remote_srqn: Srqn::default(),
             };
             if qp_type == QpType::Ud {
                 let ud = request.wr.ud;
@@ -403,7 +408,7 @@ impl SendWrList for LinkedWrs {
                 }
             } else if matches!(request.opcode, IBV_WR_ATOMIC_CMP_AND_SWP | IBV_WR_ATOMIC_FETCH_AND_ADD) {
                 let atomic = request.wr.atomic;
-                (wr.remote_addr, wr.rkey) = (atomic.remote_addr, atomic.rkey);
+                (wr.remote_addr, wr.rkey) = (atomic.remote_addr, Rkey::new(atomic.rkey));
                 (wr.compare_add, wr.swap) = (atomic.compare_add, atomic.swap);
             } else if request.opcode == IBV_WR_BIND_MW {
                 let bind = mw::requested_bind(request)?;
@@ -412,7 +417,7 @@ impl SendWrList for LinkedWrs {
                 return Ok(work(&SendWr { wr_id, opcode, flags, bind: Some(&bind), ..SendWr::default() }));
             }
             if qp_type == QpType::XrcSend {
-                wr.remote_srqn = request.qp_type.xrc.remote_srqn;
+                wr.remote_srqn = Srqn::new(request.qp_type.xrc.remote_srqn);
             }
             Ok(work(&wr))
         }

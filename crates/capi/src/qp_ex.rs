@@ -14,6 +14,7 @@ use millstream_device::{
         WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     },
 };
+use millstream_quantity::{Rkey, Srqn};
 
 use crate::{
     ah::AhObject,
@@ -165,21 +166,21 @@ requests! {
     wr_send_imm(imm: __be32) => SendWr { opcode: WR_SEND_WITH_IMM, imm, ..SendWr::default() };
     /// RDMA WRITE
     wr_rdma_write(rkey: u32, remote_addr: u64) =>
-        SendWr { opcode: WR_RDMA_WRITE, rkey, remote_addr, ..SendWr::default() };
+        SendWr { opcode: WR_RDMA_WRITE, rkey: Rkey::new(rkey), remote_addr, ..SendWr::default() };
     /// RDMA WRITE with immediate data
     wr_rdma_write_imm(rkey: u32, remote_addr: u64, imm: __be32) =>
-        SendWr { opcode: WR_RDMA_WRITE_WITH_IMM, rkey, remote_addr, imm, ..SendWr::default() };
+        SendWr { opcode: WR_RDMA_WRITE_WITH_IMM, rkey: Rkey::new(rkey), remote_addr, imm, ..SendWr::default() };
     /// RDMA READ
     wr_rdma_read(rkey: u32, remote_addr: u64) =>
-        SendWr { opcode: WR_RDMA_READ, rkey, remote_addr, ..SendWr::default() };
+        SendWr { opcode: WR_RDMA_READ, rkey: Rkey::new(rkey), remote_addr, ..SendWr::default() };
     /// Compare and swap
     wr_atomic_cmp_swp(rkey: u32, remote_addr: u64, compare: u64, swap: u64) =>
         SendWr {
-            opcode: WR_ATOMIC_CMP_AND_SWP, rkey, remote_addr, compare_add: compare, swap, ..SendWr::default()
+            opcode: WR_ATOMIC_CMP_AND_SWP, rkey: Rkey::new(rkey), remote_addr, compare_add: compare, swap, ..SendWr::default()
         };
     /// Fetch and add
     wr_atomic_fetch_add(rkey: u32, remote_addr: u64, add: u64) =>
-        SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, rkey, remote_addr, compare_add: add, ..SendWr::default() };
+        SendWr { opcode: WR_ATOMIC_FETCH_AND_ADD, rkey: Rkey::new(rkey), remote_addr, compare_add: add, ..SendWr::default() };
     /// Local invalidation
     wr_local_inv(key: u32) => SendWr { opcode: WR_LOCAL_INV, imm: key, ..SendWr::default() };
     /// SEND with invalidation
@@ -222,7 +223,10 @@ unsafe extern "C" fn wr_atomic_write(
 ) {
     // SAFETY: the caller passes a live queue pair, inside its critical section, and eight readable bytes.
     unsafe {
-        request(qp, SendWr { opcode: WR_ATOMIC_WRITE, rkey, remote_addr, ..SendWr::default() });
+        request(
+            qp,
+            SendWr { opcode: WR_ATOMIC_WRITE, rkey: Rkey::new(rkey), remote_addr, ..SendWr::default() },
+        );
         prepare(qp, |batch| batch.set_word(value.cast::<[u8; 8]>().read()));
     }
 }
@@ -230,7 +234,7 @@ unsafe extern "C" fn wr_atomic_write(
 /// The shared receive queue of an XRC request.
 unsafe extern "C" fn wr_set_xrc_srqn(qp: *mut ibv_qp_ex, number: u32) {
     // SAFETY: as above.
-    unsafe { prepare(qp, |batch| batch.set_remote_srqn(number)) };
+    unsafe { prepare(qp, |batch| batch.set_remote_srqn(Srqn::new(number))) };
 }
 
 /// The destination of the request's datagram.

@@ -13,6 +13,7 @@ use std::{
 };
 
 use millstream_device::{Qp, Xrcd, XrcdOpenFlags};
+use millstream_quantity::Qpn;
 
 use crate::{
     context::Context,
@@ -132,7 +133,7 @@ pub(crate) unsafe extern "C" fn open_qp(
         _ => attr.qp_context,
     };
     // SAFETY: the caller passes an open domain.
-    let opened = Qp::open(unsafe { &XrcdObject::of(attr.xrcd).inner }, attr.qp_num);
+    let opened = Qp::open(unsafe { &XrcdObject::of(attr.xrcd).inner }, Qpn::new(attr.qp_num));
     errno::pointer(opened.map_err(Errno::from).map(|(inner, handle)| {
         let state = inner.state() as u32;
         qp::publish(ibv_qp { state, ..base(context, qp_context) }, inner, None, Some(handle))

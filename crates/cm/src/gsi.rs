@@ -9,7 +9,7 @@ use millstream_device::{gid, gsi};
 use millstream_link::{Outgoing, PacketInfo, Port, RxBuffers, destination_qpn};
 use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
-use millstream_wire::Packet;
+use millstream_wire::{Packet, Psn};
 
 use crate::remote::{CmEvent, RemoteConnections};
 
@@ -25,7 +25,7 @@ pub(crate) struct GsiPort {
     pub(crate) remote: RemoteConnections,
     port: Port,
     inbox: RxBuffers,
-    psn: u32,
+    psn: Psn,
     /// Reserves the prefix, so that no queue pair gets it.
     _claim: BoundSocket,
 }
@@ -41,7 +41,7 @@ impl GsiPort {
             remote: RemoteConnections::new(qpn_prefix, gid::node_guid(), random_u64() as u32),
             port,
             inbox: RxBuffers::new(DATAGRAMS),
-            psn: random_u64() as u32,
+            psn: Psn::new(random_u64() as u32),
             _claim: claim,
         })
     }
@@ -54,7 +54,7 @@ impl GsiPort {
     /// Sends the queued datagrams. Datagrams that do not fit are lost and retransmitted.
     pub(crate) fn flush(&mut self) {
         for sent in self.remote.take_outgoing() {
-            self.psn = self.psn.wrapping_add(1);
+            self.psn = self.psn.plus(1);
             let mut bytes = gsi::packet(self.psn, &sent.bytes);
             let outgoing = Outgoing {
                 source: sent.from,

@@ -9,15 +9,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::{OwnerId, barrier};
+use millstream_quantity::Qpn;
 use millstream_shm::socket::Listener;
 use millstream_shm::{Arena, random_u64};
 
-use crate::caps::MAX_QP;
 use crate::channel_table::{ChannelTable, TIMER_CHANNEL};
 use crate::event_sources::EventSources;
 use crate::exported_files::ExportedFiles;
 use crate::ipc;
-use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QpEntry};
+use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QpEntry, qpn_index};
 use crate::mr_table::MrTable;
 use crate::multicast::MulticastTable;
 use crate::peer::{LocalId, Peer};
@@ -99,7 +99,7 @@ impl LocalAdapter {
     ///
     /// # Errors
     /// As [`Peer::connect`].
-    pub(crate) fn peer_of(&self, qpn: u32) -> io::Result<Arc<Peer>> {
+    pub(crate) fn peer_of(&self, qpn: Qpn) -> io::Result<Arc<Peer>> {
         self.peers.owner_of(qpn)
     }
 
@@ -109,8 +109,8 @@ impl LocalAdapter {
     }
 
     /// The shared entry of one of our own queue pairs.
-    pub(crate) fn qp_entry(&self, qpn: u32) -> &'static QpEntry {
-        self.arena.get(QP_TABLE + qpn as usize % MAX_QP * size_of::<QpEntry>())
+    pub(crate) fn qp_entry(&self, qpn: Qpn) -> &'static QpEntry {
+        self.arena.get(QP_TABLE + qpn_index(qpn) * size_of::<QpEntry>())
     }
 
     /// Waits for all operations that began before the call: those of peers in our memory, and those of our own

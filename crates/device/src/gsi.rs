@@ -14,9 +14,9 @@ use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad
 use crate::ipc;
 
 /// The Q_Key of queue pair 1 (IBTA volume 1, 10.2.5).
-pub const QKEY: u32 = 0x8001_0000;
+pub const QKEY: Qkey = Qkey::new(0x8001_0000);
 /// Its number.
-pub const QPN: u32 = 1;
+pub const QPN: Qpn = Qpn::GSI;
 
 /// Takes a free prefix for a connection manager, which shares the port like any other process.
 ///
@@ -37,16 +37,16 @@ pub fn claim() -> io::Result<(u16, BoundSocket)> {
 /// The management datagram in a packet for queue pair 1.
 #[must_use]
 pub fn payload<'a>(packet: &'a Packet<&'a [u8]>) -> Option<&'a [u8]> {
-    let key = packet.deth()?.qkey().get();
+    let key = packet.deth()?.qkey();
     let right = packet.bth().pkey().matches(Pkey::DEFAULT) && key == QKEY;
     right.then(|| packet.payload())
 }
 
 /// A packet from queue pair 1 to queue pair 1, without its ICRC.
 #[must_use]
-pub fn packet(psn: u32, datagram: &[u8]) -> Vec<u8> {
-    let header = bth::Repr::new(Opcode::UD_SEND_ONLY, Qpn::new(QPN), Psn::new(psn));
-    let deth = deth::Repr { qkey: Qkey::new(QKEY), src_qp: Qpn::new(QPN) };
+pub fn packet(psn: Psn, datagram: &[u8]) -> Vec<u8> {
+    let header = bth::Repr::new(Opcode::UD_SEND_ONLY, QPN, psn);
+    let deth = deth::Repr { qkey: QKEY, src_qp: QPN };
     let repr = Repr { deth: Some(deth), ..Repr::new(header, datagram) };
     let mut bytes = vec![0; repr.buffer_len()];
     repr.emit(&mut bytes);
@@ -67,7 +67,7 @@ pub(crate) fn handle_unclaimed(port: &Port, info: &PacketInfo, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
     let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
     if let Some(reply) = reply_to_dreq(transaction, &message) {
-        let mut bytes = self::packet(random_u64() as u32, &reply);
+        let mut bytes = self::packet(Psn::new(random_u64() as u32), &reply);
         // If the socket is full, the request is retransmitted.
         let _ = port.send(&mut [Outgoing {
             source: info.destination,

@@ -20,6 +20,7 @@ use millstream_lockfree::inflight_op::InflightOp;
 use millstream_lockfree::mr_entry::MrEntry;
 use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::{BiasedRobustLock, RobustLock, Shared};
+use millstream_quantity::Qpn;
 
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
@@ -36,6 +37,22 @@ pub(crate) const HEAP: usize = MULTICAST_TABLE + MAX_MULTICAST * size_of::<Multi
 
 /// Low bits of a queue pair number: the index in the owner's table. The high bits are the owner's prefix.
 pub(crate) const QPN_INDEX_BITS: u32 = 12;
+
+/// The number of the queue pair in slot `index` of the process with this prefix.
+pub(crate) const fn qpn(prefix: u32, index: u32) -> Qpn {
+    Qpn::new(prefix << QPN_INDEX_BITS | index)
+}
+
+/// The prefix of the process that owns a queue pair.
+pub(crate) const fn qpn_prefix(qpn: Qpn) -> u32 {
+    qpn.get() >> QPN_INDEX_BITS
+}
+
+/// The slot of a queue pair in the table of its process.
+#[inline]
+pub(crate) const fn qpn_index(qpn: Qpn) -> usize {
+    qpn.get() as usize % MAX_QP
+}
 
 #[repr(C)]
 pub(crate) struct Header {

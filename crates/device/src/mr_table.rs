@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
 use millstream_lockfree::mr_entry::{MrDescriptor, MrEntry};
+use millstream_quantity::Qpn;
 use millstream_shm::{Arena, random_u64};
 
 use crate::caps::MAX_MR;
@@ -98,7 +99,7 @@ struct Binding {
     /// The region's key.
     region: u32,
     /// For type 2.
-    qpn: u32,
+    qpn: Qpn,
 }
 
 /// The parameters of binding a memory window.
@@ -180,11 +181,11 @@ impl MrTable {
 
     /// The region or window with this tag, and the queue pair that a window of type 2 belongs to. Peers cannot change
     /// these values.
-    pub(crate) fn find_tag(&self, tag: u64) -> Option<(LocalMr, u32)> {
+    pub(crate) fn find_tag(&self, tag: u64) -> Option<(LocalMr, Qpn)> {
         let slots = self.lock();
         let key = tag as u32;
         let window = slots.windows.get(&(key >> 16)).filter(|bound| bound.tag == tag);
-        let region = || slots.regions.get(&key).map(|region| (region.local, 0));
+        let region = || slots.regions.get(&key).map(|region| (region.local, Qpn::default()));
         window.map(|bound| (bound.local, bound.qpn)).or_else(region)
     }
 
@@ -218,7 +219,7 @@ impl MrTable {
     /// Makes a region valid, here and for peers.
     pub(crate) fn publish(&self, local: LocalMr, exported: &ExportedRange) {
         let mut slots = self.lock();
-        slots.publish(self.arena, local, exported, 0);
+        slots.publish(self.arena, local, exported, Qpn::default());
         slots.regions.insert(local.key, Region { local, exported: exported.clone(), windows: Vec::new() });
     }
 
@@ -273,7 +274,7 @@ impl MrTable {
         &self,
         pd: u32,
         bind: &WindowBinding,
-        qpn: Option<u32>,
+        qpn: Option<Qpn>,
     ) -> std::result::Result<(), u32> {
         let mut slots = self.lock();
         let region = slots.region_for(pd, bind)?;
@@ -290,7 +291,7 @@ impl MrTable {
             va: owner.va + (bind.addr - owner.start),
         };
         let slot = bind.key >> 16;
-        let qpn = qpn.unwrap_or(0);
+        let qpn = qpn.unwrap_or_default();
         let tag = slots.publish(self.arena, local, &exported, qpn);
         slots.forget_window(slot);
         slots.windows.insert(slot, Binding { tag, local, region: bind.region, qpn });
@@ -308,7 +309,7 @@ impl MrTable {
     ///
     /// # Errors
     /// The vendor error.
-    pub(crate) fn invalidate(&self, key: u32, qpn: u32) -> std::result::Result<(), u32> {
+    pub(crate) fn invalidate(&self, key: u32, qpn: Qpn) -> std::result::Result<(), u32> {
         let mut slots = self.lock();
         let slot = key >> 16;
         let bound = slots.windows.get(&slot).ok_or(vendor::NO_KEY)?;
@@ -324,7 +325,7 @@ impl MrTable {
     }
 
     /// Withdraws the windows of type 2 that belong to a queue pair.
-    pub(crate) fn unbind_all_of(&self, qpn: u32) {
+    pub(crate) fn unbind_all_of(&self, qpn: Qpn) {
         let mut slots = self.lock();
         let indices: Vec<u32> = slots.windows.iter().filter(|(_, b)| b.qpn == qpn).map(|(s, _)| *s).collect();
         for slot in indices {
@@ -364,7 +365,7 @@ impl Slots {
     }
 
     /// Publishes an entry that has no tag, under a new one.
-    fn publish(&mut self, arena: &Arena, local: LocalMr, exported: &ExportedRange, qpn: u32) -> u64 {
+    fn publish(&mut self, arena: &Arena, local: LocalMr, exported: &ExportedRange, qpn: Qpn) -> u64 {
         let slot = local.key >> 16;
         let generation = &mut self.generations[slot as usize].1;
         *generation = generation.wrapping_add(1);
@@ -378,7 +379,7 @@ impl Slots {
             file: (exported.file.slot, exported.file.generation),
             mapped: exported.range.clone(),
             offset: exported.offset,
-            qpn,
+            qpn: qpn.get(),
         };
         entry(arena, slot).publish(tag, &descriptor);
         tag

@@ -16,19 +16,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 
 use millstream_link::Port;
+use millstream_quantity::Qpn;
 use millstream_shm::{Arena, socket};
 
 use crate::caps::MAX_MULTICAST;
 use crate::errno::{Errno, Result};
 use crate::gid;
 use crate::ipc;
-use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
+use crate::layout::{self, Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
 use crate::path::{self, PathPreference};
 use crate::peer::Peer;
 use crate::peer_table::PeerTable;
 
 /// The queue pair number that all datagrams to groups carry (10.5.1).
-pub(crate) const MULTICAST_QPN: u32 = 0xff_ffff;
+pub(crate) const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 
 /// The address of a group.
 pub(crate) type Group = [u8; 16];
@@ -81,7 +82,7 @@ pub(crate) struct MulticastTable {
 #[derive(Debug, Default)]
 struct Attachments {
     /// Indices of entries in the table.
-    entries: HashMap<(Group, u32), usize>,
+    entries: HashMap<(Group, Qpn), usize>,
     free: Vec<usize>,
     /// Entries that were ever used.
     len: usize,
@@ -182,7 +183,7 @@ impl MulticastTable {
     ///
     /// # Errors
     /// ENOMEM when the table is full, and what joining the group at the port reports.
-    pub(crate) fn attach(&self, port: Option<&Port>, group: Group, qpn: u32) -> Result<()> {
+    pub(crate) fn attach(&self, port: Option<&Port>, group: Group, qpn: Qpn) -> Result<()> {
         let first = {
             let mut own = self.own.lock().expect("no panic under this lock");
             if own.entries.contains_key(&(group, qpn)) {
@@ -208,14 +209,14 @@ impl MulticastTable {
             let [high, low] = halves(&group);
             entry.group[0].store(high, Ordering::Relaxed);
             entry.group[1].store(low, Ordering::Relaxed);
-            entry.qpn.store(qpn, Ordering::Release);
+            entry.qpn.store(qpn.get(), Ordering::Release);
             self.arena.get::<Header>(0).multicast_len.store(own.len as u32, Ordering::Release);
             !std::mem::replace(&mut own.announced, true)
         };
         if first {
             self.announce(self.qpn_prefix);
             for prefix in processes().filter(|prefix| *prefix != self.qpn_prefix) {
-                if let Ok(peer) = self.peers.owner_of(prefix << QPN_INDEX_BITS) {
+                if let Ok(peer) = self.peers.owner_of(layout::qpn(prefix, 0)) {
                     peer.announce_multicast(self.qpn_prefix);
                 }
             }
@@ -227,7 +228,7 @@ impl MulticastTable {
     ///
     /// # Errors
     /// EINVAL if it is not attached.
-    pub(crate) fn detach(&self, port: Option<&Port>, group: Group, qpn: u32) -> Result<()> {
+    pub(crate) fn detach(&self, port: Option<&Port>, group: Group, qpn: Qpn) -> Result<()> {
         let mut own = self.own.lock().expect("no panic under this lock");
         let index = own.entries.remove(&(group, qpn)).ok_or(Errno::INVAL)?;
         own.release(self.arena, port, index, &group);
@@ -248,19 +249,19 @@ impl MulticastTable {
     }
 
     /// This process's queue pairs in a group.
-    pub(crate) fn own_members(&self, group: &Group) -> Vec<u32> {
+    pub(crate) fn own_members(&self, group: &Group) -> Vec<Qpn> {
         let own = self.own.lock().expect("no panic under this lock");
         own.entries.keys().filter(|(of, _)| of == group).map(|(_, qpn)| *qpn).collect()
     }
 
     /// Whether a queue pair belongs to any group.
-    pub(crate) fn has(&self, qpn: u32) -> bool {
+    pub(crate) fn has(&self, qpn: Qpn) -> bool {
         let own = self.own.lock().expect("no panic under this lock");
         own.entries.keys().any(|(_, member)| *member == qpn)
     }
 
     /// Detaches a queue pair from all groups.
-    pub(crate) fn detach_all(&self, port: Option<&Port>, qpn: u32) {
+    pub(crate) fn detach_all(&self, port: Option<&Port>, qpn: Qpn) {
         let mut own = self.own.lock().expect("no panic under this lock");
         let detached: Vec<_> = own.entries.extract_if(|(_, member), _| *member == qpn).collect();
         for ((group, _), index) in detached {
@@ -277,7 +278,7 @@ impl MulticastTable {
     }
 
     /// The queue pairs of this host that belong to a group.
-    pub(crate) fn members(&self, group: &Group) -> Vec<u32> {
+    pub(crate) fn members(&self, group: &Group) -> Vec<Qpn> {
         if self.handled.load(Ordering::Acquire) != self.announcements.load(Ordering::Acquire) {
             self.handle_announcements();
         }
@@ -299,7 +300,7 @@ impl MulticastTable {
                 let prefix = index as u32 * 64 + bits.trailing_zeros();
                 bits &= bits - 1;
                 // A process that has exited meanwhile has no queue pairs.
-                let Ok(peer) = self.peers.owner_of(prefix << QPN_INDEX_BITS) else { continue };
+                let Ok(peer) = self.peers.owner_of(layout::qpn(prefix, 0)) else { continue };
                 let mut peers = self.members.lock().expect("no panic under this lock");
                 if !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
                     peers.push(peer);
@@ -311,7 +312,7 @@ impl MulticastTable {
 }
 
 /// The queue pairs that a process publishes as members of the group.
-fn members_in(peer: &Peer, group: &Group) -> Vec<u32> {
+fn members_in(peer: &Peer, group: &Group) -> Vec<Qpn> {
     let wanted = halves(group);
     let len = peer.header().map_or(0, |header| header.multicast_len.load(Ordering::Acquire) as usize);
     (0..len.min(MAX_MULTICAST))
@@ -320,7 +321,7 @@ fn members_in(peer: &Peer, group: &Group) -> Vec<u32> {
                 peer.arena().get(MULTICAST_TABLE + index * size_of::<MulticastEntry>())?;
             let qpn = entry.qpn.load(Ordering::Acquire);
             let found = [0, 1].map(|half: usize| entry.group[half].load(Ordering::Relaxed));
-            (qpn != 0 && found == wanted).then_some(qpn)
+            (qpn != 0 && found == wanted).then_some(Qpn::new(qpn))
         })
         .collect()
 }

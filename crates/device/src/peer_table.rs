@@ -4,7 +4,9 @@ use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex};
 
-use crate::layout::QPN_INDEX_BITS;
+use millstream_quantity::Qpn;
+
+use crate::layout;
 use crate::peer::{LocalId, Peer};
 use crate::tasks::TaskQueue;
 
@@ -32,8 +34,8 @@ impl PeerTable {
     ///
     /// # Errors
     /// As [`Peer::connect`].
-    pub(crate) fn owner_of(&self, qpn: u32) -> io::Result<Arc<Peer>> {
-        let qpn_prefix = qpn >> QPN_INDEX_BITS;
+    pub(crate) fn owner_of(&self, qpn: Qpn) -> io::Result<Arc<Peer>> {
+        let qpn_prefix = layout::qpn_prefix(qpn);
         let mut peers = self.by_prefix.lock().expect("no panic under this lock");
         if let Some(peer) = peers.get(&qpn_prefix)
             && peer.alive()

@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_quantity::Qpn;
+
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op};
 use crate::peer::Peer;
@@ -56,7 +58,7 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
 }
 
 fn execute(adapter: &'static LocalAdapter, task: Task) {
-    let with_qp = |qpn: u32, work: &dyn Fn(&dyn QpOps)| {
+    let with_qp = |qpn: Qpn, work: &dyn Fn(&dyn QpOps)| {
         if let Some(qp) = adapter.qps.get(qpn) {
             work(&*qp);
         }
@@ -73,7 +75,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
         Task::Retry { qpn } => with_qp(qpn, &|qp| qp.retry_now()),
         Task::ReportRecvPosted { qpn } => {
             if let Ok(peer) = adapter.peer_of(qpn) {
-                peer.send(Message::new(Op::RecvPosted, [qpn]));
+                peer.send(Message::new(Op::RecvPosted, [qpn.get()]));
             }
         }
         Task::RestoreEvents => adapter.event_sources.restore_all(),

@@ -10,10 +10,11 @@ use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use millstream_link::PacketInfo;
+use millstream_quantity::Qpn;
 
 use crate::caps::MAX_QP;
 use crate::errno::Result;
-use crate::layout::QPN_INDEX_BITS;
+use crate::layout;
 use crate::peer::Peer;
 use crate::recv_queue::{Received, RecvQueue};
 use crate::slot_table::SlotTable;
@@ -26,7 +27,7 @@ pub(crate) type Packet<'a> = (PacketInfo, &'a [u8]);
 /// The part of a queue pair that polling a completion queue needs.
 #[derive(Debug)]
 pub(crate) struct QpWorkQueues {
-    qpn: u32,
+    qpn: Qpn,
     /// Send requests that the application has reclaimed by polling, ever.
     reclaimed: AtomicU32,
     pub(crate) recv: RecvQueue,
@@ -34,7 +35,7 @@ pub(crate) struct QpWorkQueues {
 }
 
 impl QpWorkQueues {
-    pub(crate) fn new(qpn: u32, recv: RecvQueue, srq: Option<Arc<SrqWqes>>) -> Self {
+    pub(crate) fn new(qpn: Qpn, recv: RecvQueue, srq: Option<Arc<SrqWqes>>) -> Self {
         Self { qpn, reclaimed: AtomicU32::new(0), recv, srq }
     }
 
@@ -62,16 +63,16 @@ impl QpWorkQueues {
 
 /// The operations of a queue pair that the device's threads and the owners of memory use.
 pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
-    fn qpn(&self) -> u32;
+    fn qpn(&self) -> Qpn;
 
     /// A peer's request broke a rule of this queue pair, when the entry had this revision.
-    fn qp_error(&self, from: u32, event: u32, revision: u32);
+    fn qp_error(&self, from: Qpn, event: u32, revision: u32);
     /// A completion of this queue pair was lost.
     fn qp_fatal(&self);
     /// The shared receive queue fell below its limit.
     fn srq_limit(&self);
     /// A peer's first request found this queue pair in RTR, when the entry had this revision.
-    fn comm_est(&self, from: u32, revision: u32);
+    fn comm_est(&self, from: Qpn, revision: u32);
     /// A datagram found the completion queue full.
     fn cq_overrun(&self);
     /// The sender of a datagram exited with a receive request taken.
@@ -91,7 +92,7 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     /// Whether the taken receive request that `record` names is in use here.
     fn uses_request(&self, record: u32, slot: u32) -> bool;
     /// The process that sends to this queue pair, and its queue pair.
-    fn sender(&self) -> Option<(Arc<Peer>, u32)>;
+    fn sender(&self) -> Option<(Arc<Peer>, Qpn)>;
 
     /// Packets for this queue pair have arrived. `now` is in nanoseconds.
     fn packets_arrived(&self, packets: &[Packet<'_>], now: u64);
@@ -110,8 +111,8 @@ pub(crate) struct QpTable {
 
 /// The index of a queue pair in the table of its process.
 #[inline]
-fn index(qpn: u32) -> u32 {
-    qpn % MAX_QP as u32
+fn index(qpn: Qpn) -> u32 {
+    layout::qpn_index(qpn) as u32
 }
 
 impl QpTable {
@@ -124,8 +125,8 @@ impl QpTable {
     ///
     /// # Errors
     /// ENOMEM if none is free.
-    pub(crate) fn take_qpn(&self) -> Result<u32> {
-        Ok(self.qpn_prefix << QPN_INDEX_BITS | self.table.take_index()?)
+    pub(crate) fn take_qpn(&self) -> Result<Qpn> {
+        Ok(layout::qpn(self.qpn_prefix, self.table.take_index()?))
     }
 
     /// Registers a queue pair whose receives complete in the queue at `recv_cq`.
@@ -134,7 +135,7 @@ impl QpTable {
     /// `work_queues` is valid until [`QpTable::remove`].
     pub(crate) unsafe fn add(
         &self,
-        qpn: u32,
+        qpn: Qpn,
         qp: Weak<dyn QpOps>,
         work_queues: *const QpWorkQueues,
         recv_cq: u32,
@@ -145,14 +146,14 @@ impl QpTable {
 
     /// Removes a queue pair and releases its number. The caller holds the consumer locks of both its completion
     /// queues, so that no poller uses it.
-    pub(crate) fn remove(&self, qpn: u32) {
+    pub(crate) fn remove(&self, qpn: Qpn) {
         self.table.remove(index(qpn));
         self.table.release_index(index(qpn));
     }
 
     /// The queue pair `qpn`, for a poller that holds the lock of its send completion queue.
     #[inline]
-    pub(crate) fn sender_for_poller(&self, qpn: u32) -> Option<&QpWorkQueues> {
+    pub(crate) fn sender_for_poller(&self, qpn: Qpn) -> Option<&QpWorkQueues> {
         // SAFETY: the caller holds the lock.
         let qp = unsafe { self.table.locked_by_caller(index(qpn)) }?;
         (qp.qpn == qpn).then_some(qp)
@@ -161,13 +162,13 @@ impl QpTable {
     /// The queue pair `qpn`, for a poller that holds the lock of the completion queue at `recv_cq`; see
     /// [`SlotTable::for_poller`].
     #[inline]
-    pub(crate) fn receiver_for_poller(&self, qpn: u32, recv_cq: u32) -> Option<&QpWorkQueues> {
+    pub(crate) fn receiver_for_poller(&self, qpn: Qpn, recv_cq: u32) -> Option<&QpWorkQueues> {
         let qp = self.table.for_poller(index(qpn), recv_cq)?;
         (qp.qpn == qpn).then_some(qp)
     }
 
     /// The queue pair `qpn`.
-    pub(crate) fn get(&self, qpn: u32) -> Option<Arc<dyn QpOps>> {
+    pub(crate) fn get(&self, qpn: Qpn) -> Option<Arc<dyn QpOps>> {
         self.table.get(index(qpn)).filter(|qp| qp.qpn() == qpn)
     }
 

@@ -21,6 +21,7 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use millstream_link::{Port, RxBuffers};
 use millstream_lockfree::BiasedLock;
+use millstream_quantity::Qpn;
 use millstream_wire::gid;
 
 use crate::clock;
@@ -373,10 +374,10 @@ impl Receiver {
     fn deliver(&mut self, from: &RocePort, now: u64) {
         let Self { inbox, last } = self;
         let mut run: ArrayVec<Packet<'_>, BATCH> = ArrayVec::new();
-        let mut run_qpn = 0;
+        let mut run_qpn = Qpn::default();
         // Later runs read the clock, because earlier ones take time.
         let mut now = Some(now);
-        let mut deliver_run = |qpn: u32, packets: &[Packet<'_>]| {
+        let mut deliver_run = |qpn: Qpn, packets: &[Packet<'_>]| {
             if packets.is_empty() {
                 return;
             }

@@ -1,5 +1,7 @@
 //! Send work requests, with the fields of `struct ibv_send_wr`.
 
+use millstream_quantity::{Qkey, Qpn, Rkey, Srqn};
+
 use crate::mr::window::MwBind;
 use crate::types::Sge;
 
@@ -19,7 +21,7 @@ pub struct SendWr<'a> {
     /// Start in the target's memory, for RDMA and atomics.
     pub remote_addr: u64,
     /// Key of the target's memory, for RDMA and atomics.
-    pub rkey: u32,
+    pub rkey: Rkey,
     /// The value to compare with, or to add.
     pub compare_add: u64,
     /// The value to store if the comparison succeeds.
@@ -29,7 +31,7 @@ pub struct SendWr<'a> {
     /// The binding of a memory window.
     pub bind: Option<&'a MwBind>,
     /// The shared receive queue that an XRC request names.
-    pub remote_srqn: u32,
+    pub remote_srqn: Srqn,
 }
 
 /// Where a datagram goes.
@@ -38,9 +40,9 @@ pub struct UdDestination {
     /// Whether the address is one of this host's.
     pub on_this_host: bool,
     /// The queue pair.
-    pub qpn: u32,
+    pub qpn: Qpn,
     /// The Q_Key that the datagram carries.
-    pub qkey: u32,
+    pub qkey: Qkey,
     /// The global route header that the receiver will find in front of the data.
     pub grh: [u8; 40],
 }

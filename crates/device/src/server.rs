@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use millstream_quantity::Qpn;
 use millstream_shm::socket::{Connection, Listener};
 
 use crate::adapter::LocalAdapter;
@@ -102,13 +103,13 @@ fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
 
 /// Adds the task that a peer reports, if the report is plausible.
 fn add_task(adapter: &'static LocalAdapter, task: Task) {
-    let exists = |qpn: u32| adapter.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn;
-    let peer_of = |qpn: u32| adapter.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
+    let exists = |qpn: Qpn| adapter.qp_entry(qpn).qpn.load(Ordering::Acquire) == qpn.get();
+    let peer_of = |qpn: Qpn| adapter.qp_entry(qpn).dest_qpn.load(Ordering::Acquire);
     let plausible = match task {
         Task::QpError { qpn, from, event, .. } => {
-            exists(qpn) && peer_of(qpn) == from && event::may_be_reported(event)
+            exists(qpn) && peer_of(qpn) == from.get() && event::may_be_reported(event)
         }
-        Task::CommEst { qpn, from, .. } => exists(qpn) && peer_of(qpn) == from,
+        Task::CommEst { qpn, from, .. } => exists(qpn) && peer_of(qpn) == from.get(),
         Task::Retry { qpn }
         | Task::SrqLimit { qpn }
         | Task::CqOverrun { qpn }

@@ -244,7 +244,7 @@ impl Srq {
             if qp.uses_srq(&self.slots)
                 && let Some((peer, sender)) = qp.sender()
             {
-                peer.send(Message::new(Op::RecvPosted, [sender]));
+                peer.send(Message::new(Op::RecvPosted, [sender.get()]));
             }
         }
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
+use millstream_quantity::Qpn;
 use millstream_shm::EventFd;
 
 use crate::ipc::{Message, Op};
@@ -14,21 +15,21 @@ use crate::ipc::{Message, Op};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
     /// A peer's request broke a rule of our queue pair `qpn`, whose entry then had this revision.
-    QpError { qpn: u32, from: u32, event: u32, revision: u32 },
+    QpError { qpn: Qpn, from: Qpn, event: u32, revision: u32 },
     /// Our queue pair `qpn` lost a completion.
-    QpFatal { qpn: u32 },
+    QpFatal { qpn: Qpn },
     /// The event that our queue pair `qpn` waits for may have happened.
-    Retry { qpn: u32 },
+    Retry { qpn: Qpn },
     /// The shared receive queue of our queue pair `qpn` fell below its limit.
-    SrqLimit { qpn: u32 },
+    SrqLimit { qpn: Qpn },
     /// A peer's first request found our queue pair `qpn` in RTR, and its entry at this revision.
-    CommEst { qpn: u32, from: u32, revision: u32 },
+    CommEst { qpn: Qpn, from: Qpn, revision: u32 },
     /// A datagram for our queue pair `qpn` found its completion queue full.
-    CqOverrun { qpn: u32 },
+    CqOverrun { qpn: Qpn },
     /// The sender of a datagram for our queue pair `qpn` exited with a receive request taken.
-    RecvAbandoned { qpn: u32 },
+    RecvAbandoned { qpn: Qpn },
     /// A queue pair of any process waits for a receive that we have posted.
-    ReportRecvPosted { qpn: u32 },
+    ReportRecvPosted { qpn: Qpn },
     /// A process that may have signalled our events has disconnected.
     RestoreEvents,
     /// Our XRC shared receive queue `number` has an event ([`crate::ipc::srq_event`]).
@@ -40,12 +41,12 @@ impl Task {
     pub(crate) fn of(message: &Message) -> Option<Self> {
         let [a, b, c, d, ..] = message.words;
         Some(match message.op {
-            Op::QpError => Self::QpError { qpn: a, from: b, event: c, revision: d },
-            Op::RecvPosted => Self::Retry { qpn: a },
-            Op::SrqLimit => Self::SrqLimit { qpn: a },
-            Op::CommEst => Self::CommEst { qpn: a, from: b, revision: c },
-            Op::CqOverrun => Self::CqOverrun { qpn: a },
-            Op::RecvAbandoned => Self::RecvAbandoned { qpn: a },
+            Op::QpError => Self::QpError { qpn: Qpn::new(a), from: Qpn::new(b), event: c, revision: d },
+            Op::RecvPosted => Self::Retry { qpn: Qpn::new(a) },
+            Op::SrqLimit => Self::SrqLimit { qpn: Qpn::new(a) },
+            Op::CommEst => Self::CommEst { qpn: Qpn::new(a), from: Qpn::new(b), revision: c },
+            Op::CqOverrun => Self::CqOverrun { qpn: Qpn::new(a) },
+            Op::RecvAbandoned => Self::RecvAbandoned { qpn: Qpn::new(a) },
             Op::XrcSrqEvent => Self::XrcSrqEvent { number: a, event: b },
             Op::Hello | Op::File | Op::Channel | Op::MulticastMember | Op::Signal | Op::Refused => {
                 return None;

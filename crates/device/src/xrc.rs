@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use millstream_lockfree::{RobustLock, barrier};
+use millstream_quantity::Qpn;
 use millstream_shm::random_u64;
 use millstream_shm::socket::{self, Listener};
 
@@ -194,7 +195,7 @@ impl XrcMembership {
         for waiter in &self.entry.waiters {
             let qpn = waiter.swap(0, Ordering::AcqRel);
             if qpn != 0 {
-                self.adapter.tasks.add(Task::ReportRecvPosted { qpn });
+                self.adapter.tasks.add(Task::ReportRecvPosted { qpn: Qpn::new(qpn) });
             }
         }
     }

@@ -2,6 +2,7 @@
 
 use std::net::IpAddr;
 
+use millstream_quantity::Qpn;
 use millstream_wire::bth;
 use millstream_wire::icrc::FlowCrc;
 
@@ -176,6 +177,6 @@ impl RxBuffers {
 
 /// Destination queue pair number of a packet; `None` if it is shorter than a base transport header.
 #[must_use]
-pub fn destination_qpn(packet: &[u8]) -> Option<u32> {
-    bth::Packet::new_checked(packet).ok().map(|header| header.dest_qp().get())
+pub fn destination_qpn(packet: &[u8]) -> Option<Qpn> {
+    bth::Packet::new_checked(packet).ok().map(|header| header.dest_qp())
 }

@@ -49,6 +49,7 @@ macro_rules! number {
     ($(#[$meta:meta])* $name:ident($int:ty), mask $mask:expr) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
         pub struct $name($int);
 
         impl $name {

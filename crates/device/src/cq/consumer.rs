@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering;
 use millstream_lockfree::Timestamp;
 use millstream_lockfree::cq_ring::CqEntries;
 use millstream_lockfree::cqe::Cqe;
+use millstream_quantity::Qpn;
 use millstream_shm::ArenaBlock;
 
 use super::Cq;
@@ -52,9 +53,9 @@ pub(super) struct OwnCompletion {
 impl Cq {
     /// Cancels the pending completions of a queue pair's receive requests, and calls `lost` with the
     /// [`Cqe::sequence`] of each.
-    pub(crate) fn cancel_received(&self, consumer: &Consumer, qpn: u32, mut lost: impl FnMut(u32)) {
+    pub(crate) fn cancel_received(&self, consumer: &Consumer, qpn: Qpn, mut lost: impl FnMut(u32)) {
         self.cancel_matching(consumer, |cqe| {
-            let matches = cqe.qpn == qpn;
+            let matches = cqe.qpn == qpn.get();
             if matches {
                 lost(cqe.sequence);
             }
@@ -151,7 +152,7 @@ impl Cq {
             if self.timestamps {
                 consumer.timestamp = consumer.own_timestamps.pop_front().unwrap_or_default();
             }
-            if let Some(qp) = adapter.qps.sender_for_poller(own.wc.qp_num) {
+            if let Some(qp) = adapter.qps.sender_for_poller(Qpn::new(own.wc.qp_num)) {
                 qp.reclaim(own.posted);
             }
             out[n] = own.wc;
@@ -166,7 +167,7 @@ impl Cq {
                 consumer.timestamp = consumer.entries.timestamp(head);
             }
             head = head.wrapping_add(1);
-            let receive = match adapter.qps.receiver_for_poller(cqe.qpn, self.arena_offset()) {
+            let receive = match adapter.qps.receiver_for_poller(Qpn::new(cqe.qpn), self.arena_offset()) {
                 Some(qp) => qp.complete_receive(cqe.sequence),
                 None => self.complete_for_domain(cqe.sequence),
             };
@@ -209,13 +210,13 @@ impl Cq {
     pub(crate) fn cancel_xrc_srq(&self, number: u32, work: impl FnOnce()) {
         let consumer = self.consumer.lock();
         self.cancel_matching(&consumer, |cqe| {
-            xrc_srq_table::is_of(cqe.sequence, number) && self.is_foreign(cqe.qpn)
+            xrc_srq_table::is_of(cqe.sequence, number) && self.is_foreign(Qpn::new(cqe.qpn))
         });
         work();
     }
 
     /// Whether no queue pair of this process with this number completes here.
-    fn is_foreign(&self, qpn: u32) -> bool {
+    fn is_foreign(&self, qpn: Qpn) -> bool {
         self.context.adapter.qps.receiver_for_poller(qpn, self.arena_offset()).is_none()
     }
 }
@@ -229,11 +230,11 @@ impl Consumer {
     }
 
     /// Cancels the pending completions of a queue pair's send requests.
-    pub(crate) fn cancel(&mut self, qpn: u32) {
+    pub(crate) fn cancel(&mut self, qpn: Qpn) {
         let mut timestamps = std::mem::take(&mut self.own_timestamps).into_iter();
         let mut kept = VecDeque::new();
         self.own.retain(|own| {
-            let keep = own.wc.qp_num != qpn;
+            let keep = own.wc.qp_num != qpn.get();
             kept.extend(timestamps.next().filter(|_| keep));
             keep
         });

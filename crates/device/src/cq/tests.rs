@@ -36,7 +36,7 @@ fn a_completion_in_the_wrong_queue_is_dropped() {
     let [here, elsewhere] = [(); 2].map(|()| Cq::new(&context, 8, None).unwrap());
     let qp = queue_pair(&context, &elsewhere);
     qp.post_recv(7, &[]).unwrap();
-    let cqe = Cqe { qpn: qp.qpn(), opcode: WC_OP_RECV as u16, ..Cqe::default() };
+    let cqe = Cqe { qpn: qp.qpn().get(), opcode: WC_OP_RECV as u16, ..Cqe::default() };
     forge(&here, cqe);
     assert_eq!(here.poll(&mut [Wc::default()]), Ok(0));
     forge(&elsewhere, cqe);
@@ -53,12 +53,12 @@ fn completions_carry_no_impossible_values() {
     let room = |length| Sge { length, ..Sge::default() };
     qp.post_recv(7, &[room(100), room(28)]).unwrap();
     qp.post_recv(8, &[room(u32::MAX), room(u32::MAX)]).unwrap();
-    let cqe = Cqe { qpn: qp.qpn(), status: 999, opcode: 2, byte_len: 129, ..Cqe::default() };
+    let cqe = Cqe { qpn: qp.qpn().get(), status: 999, opcode: 2, byte_len: 129, ..Cqe::default() };
     forge(&cq, cqe);
     forge(&cq, Cqe { sequence: 1, status: 0, byte_len: u32::MAX, ..cqe });
     // Neither was posted.
     forge(&cq, Cqe { sequence: 2, ..cqe });
-    forge(&cq, Cqe { qpn: qp.qpn() ^ 1, ..cqe });
+    forge(&cq, Cqe { qpn: qp.qpn().get() ^ 1, ..cqe });
     let mut out = [Wc::default(); 4];
     assert_eq!(cq.poll(&mut out), Ok(2));
     let [first, second, ..] = out;
@@ -87,7 +87,7 @@ fn resizing_works_where_counters_wrap_around() {
             let first = sequence;
             for _ in 0..count {
                 qp.post_recv(sequence.into(), &[]).unwrap();
-                forge(&cq, Cqe { qpn: qp.qpn(), sequence, ..Cqe::default() });
+                forge(&cq, Cqe { qpn: qp.qpn().get(), sequence, ..Cqe::default() });
                 sequence += 1;
             }
             cq.resize(size + count).unwrap();
@@ -104,7 +104,7 @@ fn an_uncounted_completion_of_an_exited_producer_survives_resizing() {
     let qp = queue_pair(&context, &cq);
     for sequence in 0..2 {
         qp.post_recv(sequence.into(), &[]).unwrap();
-        forge(&cq, Cqe { qpn: qp.qpn(), sequence, ..Cqe::default() });
+        forge(&cq, Cqe { qpn: qp.qpn().get(), sequence, ..Cqe::default() });
         cq.ring.tail.store(sequence, Ordering::Relaxed);
         cq.resize(16 << sequence).unwrap();
     }

@@ -4,6 +4,7 @@
 //! data until it is complete. Then its requests are posted by the code of [`Qp::post_send`].
 
 use millstream_lockfree::{SpinGuard, SpinLock};
+use millstream_quantity::{Rkey, Srqn};
 
 use super::send::{PostOutcome, SendQueue};
 use super::wr_list::{SendWrList, SingleSgeWr};
@@ -80,11 +81,11 @@ struct PreparedWr {
     /// With [`SEND_INLINE`] if its data is inline.
     flags: u32,
     imm: u32,
-    rkey: u32,
+    rkey: Rkey,
     remote_addr: u64,
     compare_add: u64,
     swap: u64,
-    remote_srqn: u32,
+    remote_srqn: Srqn,
     /// Start and number of its elements, or of the bytes of its inline data.
     data: (u32, u32),
     /// Index of its destination.
@@ -190,7 +191,7 @@ impl WrBatch {
 
     /// Sets the XRC shared receive queue of the last request.
     #[inline]
-    pub fn set_remote_srqn(&mut self, number: u32) {
+    pub fn set_remote_srqn(&mut self, number: Srqn) {
         if let Some(last) = self.last() {
             last.remote_srqn = number;
         }

@@ -26,6 +26,7 @@ use crate::types::{
 };
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
+use millstream_quantity::{Psn, Qkey, Qpn};
 
 /// Longest datagram: the port's MTU, bytes.
 pub(super) const MAX_DATAGRAM: u64 = 4096;
@@ -40,7 +41,7 @@ pub(super) struct DatagramTransport {
 
 /// Receivers on this host that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
-struct Receivers(HashMap<u32, Receiver>);
+struct Receivers(HashMap<Qpn, Receiver>);
 
 /// Most receivers that are cached. Beyond that the cache is cleared; finding a receiver again is cheap.
 const MAX_CACHED: usize = 1024;
@@ -89,7 +90,7 @@ impl DatagramTransport {
     }
 
     /// Sets the first packet sequence number.
-    pub(super) fn start(&mut self, qp: &Qp, psn: u32) {
+    pub(super) fn start(&mut self, qp: &Qp, psn: Psn) {
         if let Some(wire) = &mut self.wire {
             wire.start(qp, psn);
         }
@@ -123,7 +124,8 @@ impl DatagramTransport {
     unsafe fn deliver(&mut self, qp: &Qp, wr: &SendWr<'_>, pieces: &[Piece]) {
         let Some(to) = wr.to else { return };
         // The highest bit selects the sender's own Q_Key (10.2.5).
-        let qkey = if to.qkey >> 31 == 0 { to.qkey } else { qp.entry.qkey.load(Ordering::Relaxed) };
+        let qkey =
+            if to.qkey.get() >> 31 == 0 { to.qkey } else { Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)) };
         let to = UdDestination { qkey, ..to };
         if to.qpn == multicast::MULTICAST_QPN {
             if !multicast::is_by_packets_only() {
@@ -183,16 +185,16 @@ unsafe fn deliver_to(
     let entry = &target.entry;
     let Some(guard) = entry.delivery.lock(qp.adapter.id.pid) else { return };
     let right_kind = entry.kind.load(Ordering::Relaxed) == QpType::Ud as u32;
-    if target.responder_status(0) != ResponderStatus::Ready
+    if target.responder_status(Qpn::default()) != ResponderStatus::Ready
         || !right_kind
-        || entry.qkey.load(Ordering::Relaxed) != to.qkey
+        || entry.qkey.load(Ordering::Relaxed) != to.qkey.get()
     {
         return;
     }
     if target.has_abandoned() {
         // The record of the abandoned receive must not be overwritten, so this datagram is dropped.
         drop(guard);
-        return peer.send(Message::new(Op::RecvAbandoned, [to.qpn]));
+        return peer.send(Message::new(Op::RecvAbandoned, [to.qpn.get()]));
     }
     let Ok((receive, limit)) = target.take_receive(qp.owner_id()) else { return };
     let mut elements = Elements::new();
@@ -218,18 +220,18 @@ unsafe fn deliver_to(
         byte_len: (len + to.grh.len() as u64) as u32,
         imm: if with_imm { wr.imm } else { 0 },
         wc_flags: WC_FLAG_GRH | if with_imm { WC_FLAG_WITH_IMM } else { 0 },
-        detail: if status == 0 { qp.qpn | u32::from(packet_type(&to.grh)) << 24 } else { 0 },
+        detail: if status == 0 { qp.qpn.get() | u32::from(packet_type(&to.grh)) << 24 } else { 0 },
         ..Cqe::default()
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
     let completed = target.complete_receive(qp.owner_id(), receive, cqe, solicited);
     drop(guard);
     if completed == Err(PushError::Full) {
-        peer.send(Message::new(Op::CqOverrun, [to.qpn]));
+        peer.send(Message::new(Op::CqOverrun, [to.qpn.get()]));
     }
     let signal = completed.unwrap_or(false);
     if limit == SrqLimit::Reached {
-        peer.send(Message::new(Op::SrqLimit, [to.qpn]));
+        peer.send(Message::new(Op::SrqLimit, [to.qpn.get()]));
     }
     if signal {
         peer.signal(target.cq.channel());

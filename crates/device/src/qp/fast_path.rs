@@ -280,7 +280,7 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let to = remote.mapped(target, wr.rkey, wr.remote_addr, len, AccessRight::RemoteWrite)?;
+        let to = remote.mapped(target, wr.rkey.get(), wr.remote_addr, len, AccessRight::RemoteWrite)?;
         self.check_fast_length(WR_RDMA_WRITE, wr)?;
         let from = local_address(self, local, wr.flags, &wr.sge, AccessRight::Read).ok()?;
         // SAFETY: the application's registered or inline memory, and a range that was checked.
@@ -297,7 +297,7 @@ impl Qp {
         wr: &SingleSgeWr,
     ) -> Option<Signal> {
         let len = u64::from(wr.sge.length);
-        let from = remote.mapped(target, wr.rkey, wr.remote_addr, len, AccessRight::Read)?;
+        let from = remote.mapped(target, wr.rkey.get(), wr.remote_addr, len, AccessRight::Read)?;
         self.check_fast_length(WR_RDMA_READ, wr)?;
         let to = local_address(self, local, 0, &wr.sge, AccessRight::LocalWrite).ok()?;
         // SAFETY: as above.

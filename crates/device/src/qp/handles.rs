@@ -4,11 +4,13 @@ use std::any::Any;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use millstream_quantity::Qpn;
+
 use super::Qp;
 use crate::context::Context;
 use crate::errno::{Errno, Result};
 use crate::event::ObjectHandle;
-use crate::layout::QPN_INDEX_BITS;
+use crate::layout::qpn_prefix;
 use crate::xrc::Xrcd;
 
 /// The handles of a queue pair that programs hold.
@@ -42,9 +44,9 @@ impl Qp {
     ///
     /// # Panics
     /// Only if another thread panicked while it held the list of handles.
-    pub fn open(domain: &Xrcd, qpn: u32) -> Result<(Arc<Self>, Arc<ObjectHandle>)> {
+    pub fn open(domain: &Xrcd, qpn: Qpn) -> Result<(Arc<Self>, Arc<ObjectHandle>)> {
         let context = domain.context();
-        if qpn >> QPN_INDEX_BITS != context.adapter.id.qpn_prefix {
+        if qpn_prefix(qpn) != context.adapter.id.qpn_prefix {
             return Err(Errno::NOTSUP);
         }
         let qp = context.adapter.qps.get(qpn).ok_or(Errno::INVAL)?;

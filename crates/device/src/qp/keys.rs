@@ -4,6 +4,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use millstream_quantity::Qpn;
 use millstream_shm::{Mapping, NullMemory, fault_in};
 
 use crate::adapter::LocalAdapter;
@@ -65,7 +66,7 @@ pub(super) struct RemoteMr {
     pub(super) access: u32,
     /// Zero for a memory window of type 2, which belongs to the queue pair `qpn`.
     pub(super) pd: u32,
-    qpn: u32,
+    qpn: Qpn,
     start: u64,
     len: u64,
     /// Address of `start` in the peer.
@@ -111,7 +112,7 @@ impl RemoteMr {
             entry: NonNull::from(entry),
             access: shown.access,
             pd: shown.pd,
-            qpn: shown.qpn,
+            qpn: Qpn::new(shown.qpn),
             start,
             len,
             va,
@@ -169,8 +170,8 @@ impl RemoteMr {
     }
 
     /// Whether it is a memory window of type 2 of the queue pair `qpn`.
-    pub(super) fn belongs_to(&self, qpn: u32) -> bool {
-        self.pd == 0 && self.qpn != 0 && self.qpn == qpn
+    pub(super) fn belongs_to(&self, qpn: Qpn) -> bool {
+        self.pd == 0 && self.qpn != Qpn::default() && self.qpn == qpn
     }
 
     /// Invalidates a memory window for its peer; false if it was invalid already.

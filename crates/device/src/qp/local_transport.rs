@@ -7,6 +7,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use millstream_quantity::Qpn;
+
 use super::keys::{LocalKeys, RemoteKeys};
 use super::remote_qp::{RemoteQp, ResponderStatus};
 use super::transfer::{ExecError, Transfer};
@@ -27,7 +29,7 @@ pub(super) struct LocalTransport {
     pub(super) remote_keys: RemoteKeys,
     /// The peer's process, if it was found.
     pub(super) peer: Option<Arc<Peer>>,
-    pub(super) dest_qpn: u32,
+    pub(super) dest_qpn: Qpn,
     /// Whether the peer's address is one of this host's.
     reachable: bool,
     /// The value last stored in the target's announcement word.
@@ -36,7 +38,7 @@ pub(super) struct LocalTransport {
 
 impl LocalTransport {
     /// Connects to the process that owns the peer's queue pair, if it exists already.
-    pub(super) fn connect(qp: &Qp, dest_qpn: u32, reachable: bool) -> Self {
+    pub(super) fn connect(qp: &Qp, dest_qpn: Qpn, reachable: bool) -> Self {
         Self {
             target: None,
             shared_queues: SharedQueues::default(),
@@ -124,7 +126,7 @@ impl LocalTransport {
         let revision = target.revision();
         target.responder_status(qp.qpn).check()?;
         if target.awaits_contact() {
-            peer.send(Message::new(Op::CommEst, [self.dest_qpn, qp.qpn, revision]));
+            peer.send(Message::new(Op::CommEst, [self.dest_qpn.get(), qp.qpn.get(), revision]));
         }
         self.announced = target.entry.inflight.last();
         self.target = Some(target);

@@ -32,6 +32,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use millstream_lockfree::OwnerId;
+use millstream_quantity::Qpn;
 
 use crate::adapter::LocalAdapter;
 use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MIN_INLINE};
@@ -133,7 +134,7 @@ pub enum RecvSource {
 #[derive(Debug)]
 pub struct Qp {
     kind: QpType,
-    qpn: u32,
+    qpn: Qpn,
     me: Weak<Self>,
     adapter: &'static LocalAdapter,
     pd: Arc<Pd>,
@@ -259,14 +260,14 @@ impl Qp {
         entry.rq_tail.store(0, Ordering::Relaxed);
         entry.rq_head.store(0, Ordering::Relaxed);
         entry.generation.fetch_add(1, Ordering::Relaxed);
-        entry.qpn.store(self.qpn, Ordering::Release);
+        entry.qpn.store(self.qpn.get(), Ordering::Release);
         self.entry_changed();
         self.begin_connection();
     }
 
     /// The queue pair number.
     #[must_use]
-    pub fn qpn(&self) -> u32 {
+    pub fn qpn(&self) -> Qpn {
         self.qpn
     }
 
@@ -308,7 +309,7 @@ impl Qp {
     /// The owner of the locks that its requests take. The send queue's lock serializes them.
     #[inline]
     fn owner_id(&self) -> OwnerId {
-        OwnerId { pid: self.adapter.id.pid, number: self.qpn }
+        OwnerId { pid: self.adapter.id.pid, number: self.qpn.get() }
     }
 
     /// The type of the queue pair.

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use millstream_quantity::Qpn;
+
 use super::Qp;
 use crate::peer::Peer;
 use crate::qp_table::{Packet, QpOps};
@@ -20,11 +22,11 @@ impl PendingRequests for Qp {
 }
 
 impl QpOps for Qp {
-    fn qpn(&self) -> u32 {
+    fn qpn(&self) -> Qpn {
         self.qpn
     }
 
-    fn qp_error(&self, from: u32, event: u32, revision: u32) {
+    fn qp_error(&self, from: Qpn, event: u32, revision: u32) {
         self.fault_from_peer(from, event, revision);
     }
 
@@ -38,7 +40,7 @@ impl QpOps for Qp {
         }
     }
 
-    fn comm_est(&self, from: u32, revision: u32) {
+    fn comm_est(&self, from: Qpn, revision: u32) {
         self.contacted(from, revision);
     }
 
@@ -74,7 +76,7 @@ impl QpOps for Qp {
         self.uses_request(record, slot)
     }
 
-    fn sender(&self) -> Option<(Arc<Peer>, u32)> {
+    fn sender(&self) -> Option<(Arc<Peer>, Qpn)> {
         self.sender()
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millstream_lockfree::barrier;
+use millstream_quantity::Qpn;
 
 use super::{Qp, QpType};
 use crate::adapter::wait_until;
@@ -34,7 +35,7 @@ impl Qp {
     pub(super) fn wait_while_inflight(
         &self,
         deadline: Instant,
-        mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, u32)>,
+        mut peer: impl FnMut() -> Option<(Option<Arc<Peer>>, Qpn)>,
     ) -> bool {
         let Some(operation) = self.entry.inflight.current() else { return true };
         let mut known = None;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use millstream_lockfree::cqe::Cqe;
+use millstream_quantity::Qpn;
 use millstream_shm::ArenaBlock;
 
 use super::state::QpState;
@@ -42,9 +43,9 @@ impl Qp {
     }
 
     /// The peer: its process and its queue pair.
-    pub(crate) fn sender(&self) -> Option<(Arc<Peer>, u32)> {
+    pub(crate) fn sender(&self) -> Option<(Arc<Peer>, Qpn)> {
         let sender = self.entry.dest_qpn.load(Ordering::Acquire);
-        Some((self.send.queue.lock().transport.peer()?.clone(), sender))
+        Some((self.send.queue.lock().transport.peer()?.clone(), Qpn::new(sender)))
     }
 
     pub(super) fn flush_receives(&self) {
@@ -86,7 +87,7 @@ impl Qp {
     /// Whether a receive of its shared queue is in use: taken by a peer, or completed and not polled yet.
     pub(crate) fn uses_request(&self, note: u32, slot: u32) -> bool {
         self.entry.srq_taken.load(Ordering::Acquire) == note
-            || self.recv.cq.has_received(|cqe| cqe.qpn == self.qpn && cqe.sequence == slot)
+            || self.recv.cq.has_received(|cqe| cqe.qpn == self.qpn.get() && cqe.sequence == slot)
     }
 
     /// Drops completions that were not polled, of sends and receives. Runs `with_lock` before pollers are let in
@@ -104,7 +105,7 @@ impl Qp {
 
     fn flushed_receive(&self, sequence: u32) -> Cqe {
         Cqe {
-            qpn: self.qpn,
+            qpn: self.qpn.get(),
             sequence,
             status: WC_WR_FLUSH_ERR as u16,
             opcode: WC_OP_RECV as u16,
@@ -169,7 +170,7 @@ impl Qp {
             return;
         }
         if let Some((peer, sender)) = self.sender() {
-            peer.send(Message::new(Op::RecvPosted, [sender]));
+            peer.send(Message::new(Op::RecvPosted, [sender.get()]));
         }
     }
 }

@@ -5,15 +5,17 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use millstream_lockfree::{OwnerId, prefetch};
+use millstream_quantity::Qpn;
 use millstream_shm::MappedRef;
 
 use super::QpType;
 use super::datagram::Elements;
 use super::transfer::{ExecError, UNRESPONSIVE};
-use crate::caps::{MAX_QP, MAX_QP_WR, MAX_SGE};
+use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{
-    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, recv_slot_len, srq_len, taken_request,
+    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, qpn_index, recv_slot_len, srq_len,
+    taken_request,
 };
 use crate::peer::Peer;
 use crate::types::{Sge, WC_OP_RECV};
@@ -50,7 +52,7 @@ pub(super) enum SrqLimit {
 #[derive(Debug)]
 pub(super) struct RemoteQp {
     pub(super) entry: MappedRef<QpEntry>,
-    qpn: u32,
+    qpn: Qpn,
     generation: u32,
     /// The revision of the entry at which it was found ready, if it was, and the access that it allowed then.
     ready_at: Cell<Option<u32>>,
@@ -128,9 +130,9 @@ unsafe impl Send for RemoteQp {}
 
 impl RemoteQp {
     /// Finds the queue pair and checks the offsets of its queues. The result keeps the peer's arena mapped.
-    pub(super) fn bind(peer: &Peer, qpn: u32) -> Option<Self> {
-        let entry = peer.qp_entry(qpn as usize % MAX_QP)?;
-        if entry.qpn.load(Ordering::Acquire) != qpn {
+    pub(super) fn bind(peer: &Peer, qpn: Qpn) -> Option<Self> {
+        let entry = peer.qp_entry(qpn_index(qpn))?;
+        if entry.qpn.load(Ordering::Acquire) != qpn.get() {
             return None;
         }
         let srq_at = entry.srq.load(Ordering::Relaxed) as usize * 64;
@@ -159,7 +161,7 @@ impl RemoteQp {
     }
 
     /// The queue pair number.
-    pub(super) fn qpn(&self) -> u32 {
+    pub(super) fn qpn(&self) -> Qpn {
         self.qpn
     }
 
@@ -197,14 +199,14 @@ impl RemoteQp {
     pub(super) fn below_limit(&self) -> Message {
         match &self.srq {
             Some(srq) if srq.number != 0 => Message::new(Op::XrcSrqEvent, [srq.number, srq_event::LIMIT]),
-            _ => Message::new(Op::SrqLimit, [self.qpn]),
+            _ => Message::new(Op::SrqLimit, [self.qpn.get()]),
         }
     }
 
     /// Whether the queue pair is still the one that was bound.
     #[inline]
     pub(super) fn is_same(&self) -> bool {
-        self.entry.qpn.load(Ordering::Relaxed) == self.qpn
+        self.entry.qpn.load(Ordering::Relaxed) == self.qpn.get()
             && self.entry.generation.load(Ordering::Relaxed) == self.generation
     }
 
@@ -215,8 +217,8 @@ impl RemoteQp {
 
     /// The message to its owner that the request `me` sent last broke a rule; None if it was not found ready.
     #[cold]
-    pub(super) fn error_report(&self, me: u32, event: u32) -> Option<Message> {
-        Some(Message::new(Op::QpError, [self.qpn, me, event, self.ready_at.get()?]))
+    pub(super) fn error_report(&self, me: Qpn, event: u32) -> Option<Message> {
+        Some(Message::new(Op::QpError, [self.qpn.get(), me.get(), event, self.ready_at.get()?]))
     }
 
     /// Whether the queue pair is in RTR, so that its owner must be notified of the first request (11.6.3.3).
@@ -227,11 +229,11 @@ impl RemoteQp {
     /// Whether requests from the queue pair `me` can be executed. `me` is zero for datagrams, which any queue pair may
     /// send.
     #[inline]
-    pub(super) fn responder_status(&self, me: u32) -> ResponderStatus {
+    pub(super) fn responder_status(&self, me: Qpn) -> ResponderStatus {
         match self.entry.state.load(Ordering::Acquire) {
             _ if !self.is_same() => ResponderStatus::Gone,
             qp_state::RTR | qp_state::RTS | qp_state::SQD | qp_state::SQE => {
-                if me == 0 || self.entry.dest_qpn.load(Ordering::Relaxed) == me {
+                if me == Qpn::default() || self.entry.dest_qpn.load(Ordering::Relaxed) == me.get() {
                     ResponderStatus::Ready
                 } else {
                     ResponderStatus::Gone
@@ -244,7 +246,7 @@ impl RemoteQp {
 
     /// Whether requests from the queue pair `me` can be executed. It is looked up only after a change of the entry.
     #[inline]
-    pub(super) fn current_responder_status(&self, me: u32) -> ResponderStatus {
+    pub(super) fn current_responder_status(&self, me: Qpn) -> ResponderStatus {
         if self.ready_at.get() == Some(self.revision()) {
             ResponderStatus::Ready
         } else {
@@ -254,7 +256,7 @@ impl RemoteQp {
 
     /// Looks the responder_status up and caches it for [`ready_at`](Self::ready_at).
     #[inline(never)]
-    fn look_up_responder_status(&self, me: u32) -> ResponderStatus {
+    fn look_up_responder_status(&self, me: Qpn) -> ResponderStatus {
         // Later changes increment the revision.
         let revision = self.entry.revision.load(Ordering::Acquire);
         let responder_status = self.responder_status(me);
@@ -428,7 +430,7 @@ impl RemoteQp {
         cqe: Cqe,
         solicited: bool,
     ) -> Result<bool, PushError> {
-        let cqe = Cqe { qpn: self.qpn, sequence: receive.sequence, ..cqe };
+        let cqe = Cqe { qpn: self.qpn.get(), sequence: receive.sequence, ..cqe };
         let result = self.cq.push(me, cqe, solicited);
         // Consumed last: a receive that is consumed and not completed would be lost if this process exited between.
         match &self.srq {
@@ -451,7 +453,7 @@ impl RemoteQp {
     ) -> Result<bool, PushError> {
         let head = self.entry.rq_head.load(Ordering::Relaxed);
         let cqe = |at: u32| Cqe {
-            qpn: self.qpn,
+            qpn: self.qpn.get(),
             sequence: head.wrapping_add(at),
             opcode: WC_OP_RECV as u16,
             byte_len: byte_len(at),

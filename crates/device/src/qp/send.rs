@@ -31,6 +31,7 @@ use crate::types::{
 };
 use millstream_lockfree::BiasedLock;
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
+use millstream_quantity::{Rkey, Srqn};
 
 /// Delay of the progress thread's first retry of a pending request. An application that polls retries earlier.
 const FIRST_RETRY: Duration = Duration::from_micros(100);
@@ -90,12 +91,12 @@ pub(super) struct PendingWr {
     flags: u32,
     imm: u32,
     remote_addr: u64,
-    rkey: u32,
+    rkey: Rkey,
     compare_add: u64,
     swap: u64,
     to: Option<UdDestination>,
     bind: Option<MwBind>,
-    remote_srqn: u32,
+    remote_srqn: Srqn,
     pub(super) posted: u32,
     sges: Sges,
     /// Inline data. `sges` then has one element that points here.
@@ -515,7 +516,7 @@ impl Qp {
                 WR_RDMA_READ | WR_ATOMIC_CMP_AND_SWP | WR_ATOMIC_FETCH_AND_ADD => total_len(wr.sges) as u32,
                 _ => 0,
             },
-            qp_num: self.qpn,
+            qp_num: self.qpn.get(),
             ..Wc::default()
         };
         // A send completion is unsolicited.

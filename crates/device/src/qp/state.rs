@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use millstream_quantity::{Psn, Qkey, Qpn};
+
 use super::QpType;
 use crate::errno::{Errno, Result};
 use crate::timers::rnr_timer;
@@ -122,13 +124,13 @@ pub struct QpAttr {
     /// Path migration state, stored and reported only.
     pub path_mig_state: u8,
     /// Q_Key, UD only.
-    pub qkey: u32,
+    pub qkey: Qkey,
     /// First expected packet sequence number (PSN).
-    pub rq_psn: u32,
+    pub rq_psn: Psn,
     /// First packet sequence number (PSN) to send.
-    pub sq_psn: u32,
+    pub sq_psn: Psn,
     /// Queue pair number of the peer.
-    pub dest_qpn: u32,
+    pub dest_qpn: Qpn,
     /// Remote access, `IBV_ACCESS_REMOTE_*`.
     pub access: u32,
     /// Address of the peer.
@@ -177,8 +179,6 @@ impl QpAttr {
             DEST_QPN => dest_qpn;
             PATH_MIG_STATE => path_mig_state;
         }
-        self.rq_psn &= 0xff_ffff;
-        self.sq_psn &= 0xff_ffff;
     }
 
     /// EINVAL if a value that `mask` names is out of range.
@@ -193,7 +193,6 @@ impl QpAttr {
             || (named(attr::MIN_RNR_TIMER) && rnr_timer(self.min_rnr_timer).is_err())
             || (named(attr::MAX_QP_RD_ATOMIC) && self.max_rd_atomic > max_rd_atomic)
             || (named(attr::MAX_DEST_RD_ATOMIC) && self.max_dest_rd_atomic > max_rd_atomic)
-            || (named(attr::DEST_QPN) && self.dest_qpn > 0xff_ffff)
             || (named(attr::AV) && self.path.port > 1);
         if wrong { Err(Errno::INVAL) } else { Ok(()) }
     }

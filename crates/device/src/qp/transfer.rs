@@ -120,7 +120,7 @@ impl Transfer<'_> {
             // A zero-length transfer checks no key (IBTA volume 1, 9.4.1.1).
             return Ok(());
         }
-        let range = (wr.rkey, wr.remote_addr, len);
+        let range = (wr.rkey.get(), wr.remote_addr, len);
         let to =
             self.remote.resolve(self.peer, self.target, range, AccessRight::RemoteWrite).map_err(denied)?;
         let mut offset = 0;
@@ -154,7 +154,7 @@ impl Transfer<'_> {
             return Err(failed(WC_LOC_LEN_ERR, vendor::BOUNDS));
         }
         let to = local_address(self.qp, self.local, 0, sge, AccessRight::LocalWrite).map_err(protection)?;
-        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
+        let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
         check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_ATOMIC).map_err(denied)?;
         let old = atomic_word(window, self.peer, self.qp.adapter.id.pid, wr)?;
         // SAFETY: eight bytes of the application's registered memory.
@@ -180,7 +180,7 @@ impl Transfer<'_> {
             unsafe { value.as_mut_ptr().add(at).copy_from(from, n) };
             at += n;
         }
-        let window = self.remote.find(self.peer, wr.rkey).map_err(denied)?;
+        let window = self.remote.find(self.peer, wr.rkey.get()).map_err(denied)?;
         check_access(window, self.target, wr.remote_addr, 8, ACCESS_REMOTE_WRITE).map_err(denied)?;
         store_word(window, self.peer, self.qp.adapter.id.pid, wr.remote_addr, value)
     }
@@ -191,7 +191,7 @@ impl Transfer<'_> {
         if len == 0 {
             return Ok(());
         }
-        let range = (wr.rkey, wr.remote_addr, len);
+        let range = (wr.rkey.get(), wr.remote_addr, len);
         let from = self.remote.resolve(self.peer, self.target, range, AccessRight::Read).map_err(denied)?;
         let mut offset = 0;
         for sge in wr.sges {

@@ -5,6 +5,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use millstream_quantity::Qpn;
+
 use super::send::SendQueue;
 use super::state::{self, QpAttr, QpState, attr};
 use super::transport::{Transport, TransportPlan};
@@ -134,7 +136,7 @@ impl Qp {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
         self.entry_changed();
-        self.entry.qkey.store(attributes.qkey, Ordering::Release);
+        self.entry.qkey.store(attributes.qkey.get(), Ordering::Release);
         self.entry.min_rnr_timer.store(u32::from(attributes.min_rnr_timer), Ordering::Release);
         match next {
             QpState::Reset => self.reset(),
@@ -244,9 +246,9 @@ impl Qp {
     }
 
     /// Handles the peer's report of a request that broke a rule of this queue pair. Only the first report counts.
-    pub(crate) fn fault_from_peer(&self, from: u32, event: u32, revision: u32) {
+    pub(crate) fn fault_from_peer(&self, from: Qpn, event: u32, revision: u32) {
         let connection = self.connection();
-        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from.get()
             && event::may_be_reported(event)
             && connection.includes(revision);
         if !believed {
@@ -263,8 +265,8 @@ impl Qp {
 
     /// Handles the peer's report of its first request to this queue pair in RTR (11.6.3.3). Only the first report
     /// counts.
-    pub(crate) fn contacted(&self, from: u32, revision: u32) {
-        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from
+    pub(crate) fn contacted(&self, from: Qpn, revision: u32) {
+        let believed = self.entry.dest_qpn.load(Ordering::Acquire) == from.get()
             && self.connection().includes(revision)
             && matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd);
         if believed && !self.states.contact_reported.swap(true, Ordering::AcqRel) {

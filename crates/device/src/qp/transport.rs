@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use millstream_quantity::Qpn;
+
 use super::datagram::DatagramTransport;
 use super::local_transport::LocalTransport;
 use super::state::QpAttr;
@@ -89,10 +91,10 @@ impl Transport {
                     None => Self::Local(LocalTransport::connect(qp, attributes.dest_qpn, false)),
                 };
                 // No process that maps the arena is the peer.
-                (transport, 0)
+                (transport, Qpn::default())
             }
         };
-        qp.entry.dest_qpn.store(dest_qpn, Ordering::Release);
+        qp.entry.dest_qpn.store(dest_qpn.get(), Ordering::Release);
         transport
     }
 
@@ -114,12 +116,12 @@ impl Transport {
     }
 
     /// The process that accesses our memory for the connected peer, if it is known, and the peer's queue pair.
-    pub(super) fn initiator(&self) -> (Option<Arc<Peer>>, u32) {
+    pub(super) fn initiator(&self) -> (Option<Arc<Peer>>, Qpn) {
         match self {
             Self::Local(local) => (local.peer.clone(), local.dest_qpn),
             // This process executes the packets' requests.
-            Self::Wire(wire) => (Some(wire.own_process().clone()), 0),
-            Self::Unconnected | Self::Datagram(_) => (None, 0),
+            Self::Wire(wire) => (Some(wire.own_process().clone()), Qpn::default()),
+            Self::Unconnected | Self::Datagram(_) => (None, Qpn::default()),
         }
     }
 }

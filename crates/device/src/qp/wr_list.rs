@@ -5,6 +5,8 @@
 //!
 //! [`Qp::post_list`]: super::Qp::post_list
 
+use millstream_quantity::Rkey;
+
 use super::QpType;
 use crate::errno::{Errno, Result};
 use crate::send_wr::SendWr;
@@ -22,7 +24,7 @@ pub struct SingleSgeWr {
     /// Remote memory. A SEND has none.
     pub remote_addr: u64,
     /// Key of the remote memory.
-    pub rkey: u32,
+    pub rkey: Rkey,
 }
 
 /// A position in a list of send requests.

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use millstream_quantity::{Qpn, Srqn};
 use millstream_shm::MappedRef;
 
 use super::Qp;
@@ -26,7 +27,7 @@ use crate::types::{WC_REM_INV_REQ_ERR, vendor};
 
 /// Shared receive queues that a queue pair has sent to, by number.
 #[derive(Debug, Default)]
-pub(super) struct SharedQueues(HashMap<u32, SharedQueue>);
+pub(super) struct SharedQueues(HashMap<Srqn, SharedQueue>);
 
 /// Most queues that are cached. Beyond that the cache is cleared; finding a queue again is cheap.
 pub(super) const MAX_CACHED: usize = 1024;
@@ -34,11 +35,11 @@ pub(super) const MAX_CACHED: usize = 1024;
 /// The entry of a queue, and the process that owns it.
 pub(super) fn find_entry(
     adapter: &'static LocalAdapter,
-    number: u32,
+    number: Srqn,
 ) -> Option<(Arc<Peer>, MappedRef<XrcEntry>)> {
-    let peer = adapter.peer_of(number).ok()?;
-    let entry = peer.xrc_entry(number)?;
-    let exists = number != 0 && entry.number.load(Ordering::Acquire) == number;
+    let peer = adapter.peer_of(Qpn::new(number.get())).ok()?;
+    let entry = peer.xrc_entry(number.get())?;
+    let exists = number != Srqn::default() && entry.number.load(Ordering::Acquire) == number.get();
     exists.then_some((peer, entry))
 }
 
@@ -59,7 +60,7 @@ const NO_QUEUE: ExecError = ExecError::Failed {
 };
 
 impl SharedQueues {
-    fn find(&mut self, qp: &Qp, through: &RemoteQp, number: u32) -> Result<&mut SharedQueue, ExecError> {
+    fn find(&mut self, qp: &Qp, through: &RemoteQp, number: Srqn) -> Result<&mut SharedQueue, ExecError> {
         let known = self.0.get(&number).is_some_and(SharedQueue::is_alive);
         if !known {
             self.0.remove(&number);
@@ -73,13 +74,13 @@ impl SharedQueues {
 
     /// Asks the owner of a queue for a notification when it posts a receive. If too many senders ask, the last ones rely
     /// on their retries.
-    pub(super) fn request_rnr_notification(&self, number: u32, me: u32) {
+    pub(super) fn request_rnr_notification(&self, number: Srqn, me: Qpn) {
         let Some(queue) = self.0.get(&number) else { return };
         let waiters = &queue.entry.waiters;
-        let waits = waiters.iter().any(|waiter| waiter.load(Ordering::Relaxed) == me)
-            || waiters
-                .iter()
-                .any(|waiter| waiter.compare_exchange(0, me, Ordering::AcqRel, Ordering::Relaxed).is_ok());
+        let waits = waiters.iter().any(|waiter| waiter.load(Ordering::Relaxed) == me.get())
+            || waiters.iter().any(|waiter| {
+                waiter.compare_exchange(0, me.get(), Ordering::AcqRel, Ordering::Relaxed).is_ok()
+            });
         if waits {
             queue.target.request_rnr_notification();
         }
@@ -87,9 +88,10 @@ impl SharedQueues {
 }
 
 impl SharedQueue {
-    fn find(qp: &Qp, through: &RemoteQp, number: u32) -> Option<Self> {
+    fn find(qp: &Qp, through: &RemoteQp, number: Srqn) -> Option<Self> {
         let (peer, entry) = find_entry(qp.adapter, number)?;
-        let target = through.with_receives(&peer, &entry, number, entry.project(|entry| &entry.taken))?;
+        let target =
+            through.with_receives(&peer, &entry, number.get(), entry.project(|entry| &entry.taken))?;
         Some(Self { target, entry, keys: RemoteKeys::default(), peer })
     }
 
@@ -129,7 +131,7 @@ impl LocalTransport {
 
 impl SharedQueue {
     fn execute(&mut self, qp: &Qp, wr: &SendWr<'_>, local: &mut LocalKeys) -> Result<(), ExecError> {
-        let (entry, number) = (&self.entry, wr.remote_srqn);
+        let (entry, number) = (&self.entry, wr.remote_srqn.get());
         let tell = |peer: &Peer, what| peer.send(Message::new(Op::XrcSrqEvent, [number, what]));
         let lease = entry.delivery.lock(qp.adapter.id.pid).ok_or(UNRESPONSIVE)?;
         // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.

@@ -12,6 +12,7 @@ use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::send_wr::{SendWr, UdDestination};
 use millstream_device::types::{Sge, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
+use millstream_quantity::{Qkey, Qpn, Srqn};
 use millstream_shm::{Mapping, PAGE, round_up};
 
 use crate::support::pages_move;
@@ -34,13 +35,13 @@ fn ready(qp: &Qp, dest: u32) {
             // The initiator of an XRC connection ignores the attributes that its target needs.
             _ => mask(state),
         };
-        let all = QpAttr { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&Setup::default(), state, dest) };
         qp.modify(&all, attr::STATE | needed).expect("the usual way");
     }
 }
 
 fn datagram(qpn: u32) -> SendWr<'static> {
-    let to = UdDestination { on_this_host: true, qpn, qkey: QKEY, grh: [0x60; 40] };
+    let to = UdDestination { on_this_host: true, qpn: Qpn::new(qpn), qkey: Qkey::new(QKEY), grh: [0x60; 40] };
     SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }
 }
 
@@ -119,7 +120,7 @@ pub(crate) fn crashing_sender() {
             send_to_parent(&qp.qpn().to_string());
             recv_from_parent().expect("the far end is connected");
             ready(&qp, qpn);
-            (qp, SendWr { opcode: WR_SEND, remote_srqn: srqn, ..SendWr::default() })
+            (qp, SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() })
         }
         _ => panic!("{line}"),
     };
@@ -151,14 +152,14 @@ fn requests_taken_by_datagram_senders_are_returned() {
     ready(&sender, 0);
     let mut found = [Wc::default()];
     wait_for("a datagram that is not dropped", || {
-        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        sender.post_send(&datagram(receiver.qpn().get())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
         queue.cq.poll(&mut found) == Ok(1)
     });
     assert_eq!(found[0].wr_id, REQUESTS as u64 - 1, "the one request that was left");
     queue.is_whole(0);
     for i in 0..REQUESTS as u64 {
-        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        sender.post_send(&datagram(receiver.qpn().get())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
         let wc = next(&queue.cq);
         assert_eq!((wc.wr_id, wc.status, wc.byte_len), (i, WC_SUCCESS, 40));
@@ -184,9 +185,9 @@ fn requests_taken_by_xrc_senders_are_returned() {
     let sent = adapter.cq();
     let (sender, receiver) =
         (sender(&adapter, &sent, QpType::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));
-    ready(&receiver, sender.qpn());
-    ready(&sender, receiver.qpn());
-    let message = SendWr { opcode: WR_SEND, remote_srqn: queue.srq.number(), ..SendWr::default() };
+    ready(&receiver, sender.qpn().get());
+    ready(&sender, receiver.qpn().get());
+    let message = SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(queue.srq.number()), ..SendWr::default() };
     sender.post_send(&message).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
     assert_eq!(next(&queue.cq).wr_id, REQUESTS as u64 - 1, "the one request that was left");
@@ -209,7 +210,7 @@ fn completed_srq_requests_are_not_returned() {
     ready(&sender, 0);
     // Two messages are not polled when the queue pair fails.
     for _ in 0..2 {
-        sender.post_send(&datagram(receiver.qpn())).expect("room");
+        sender.post_send(&datagram(receiver.qpn().get())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
     }
     receiver.modify(&attributes(&Setup::default(), QpState::Err, 0), attr::STATE).expect("to ERR");

@@ -18,6 +18,7 @@ use millstream_device::types::{
     WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, Wc,
 };
 use millstream_device::{Channel, Cq, Errno, Mr, Srq};
+use millstream_quantity::{Qkey, Qpn, Rkey};
 use millstream_shm::Mapping;
 use serde::{Deserialize, Serialize};
 
@@ -328,14 +329,14 @@ impl<'a> Objects<'a> {
         let home = &self.qps[REMOTE..];
         // The first is connected to itself, the second and the third to each other.
         for (from, to) in [(0, 0), (1, 2), (2, 1), (3, 3)] {
-            ready(&home[from], home[to].qpn());
+            ready(&home[from], home[to].qpn().get());
         }
     }
 
     fn addresses(&self) -> Addresses {
         let region = |(memory, mr): (&Memory, &Mr)| (memory.start as u64, memory.len as u32, mr.key());
         Addresses {
-            numbers: self.qps[..REMOTE].iter().map(|qp| qp.qpn()).collect(),
+            numbers: self.qps[..REMOTE].iter().map(|qp| qp.qpn().get()).collect(),
             regions: self.memory.iter().zip(&self.mrs).map(region).collect(),
         }
     }
@@ -387,8 +388,8 @@ impl<'a> Objects<'a> {
             let room = u64::from(len).saturating_sub(u64::from(sge.length));
             let to = UdDestination {
                 on_this_host: true,
-                qpn: if remote { peer.numbers[3] } else { self.qps[REMOTE + 3].qpn() },
-                qkey: QKEY,
+                qpn: if remote { Qpn::new(peer.numbers[3]) } else { self.qps[REMOTE + 3].qpn() },
+                qkey: Qkey::new(QKEY),
                 grh: [0; 40],
             };
             let wr = SendWr {
@@ -397,7 +398,7 @@ impl<'a> Objects<'a> {
                 flags: SEND_SIGNALED | if inline { SEND_INLINE } else { SEND_SOLICITED },
                 sges: &[sge],
                 remote_addr: start + random.below(room + 1) / 8 * 8,
-                rkey: key,
+                rkey: Rkey::new(key),
                 to: Some(to),
                 ..SendWr::default()
             };
@@ -432,7 +433,10 @@ impl<'a> Objects<'a> {
                 assert!(posted.remove(&wc.wr_id), "completed without having been posted, or twice: {wc:?}");
             }
             for wc in of_receives {
-                assert!(wc.wr_id <= wr_id && self.qps.iter().any(|qp| qp.qpn() == wc.qp_num), "{wc:?}");
+                assert!(
+                    wc.wr_id <= wr_id && self.qps.iter().any(|qp| qp.qpn() == Qpn::new(wc.qp_num)),
+                    "{wc:?}"
+                );
             }
             if i >= REMOTE && self.qps[i].state() == QpState::Err {
                 self.begin_again();
@@ -471,7 +475,7 @@ impl<'a> Objects<'a> {
                         flags,
                         sges: &sges,
                         remote_addr: start,
-                        rkey: key,
+                        rkey: Rkey::new(key),
                         ..SendWr::default()
                     };
                     self.qps[qp].post_send(&wr).expect("room");
@@ -513,7 +517,7 @@ fn ready(qp: &Qp, dest: u32) {
         (QpState::Rtr, 0),
         (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = QpAttr { qkey: QKEY, ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&Setup::default(), state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }

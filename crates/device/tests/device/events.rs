@@ -13,6 +13,7 @@ use millstream_device::types::{
     SEND_SOLICITED, WC_OP_RECV, WC_OP_SEND, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND, Wc,
 };
 use millstream_device::{Channel, Cq, ObjectHandle, Srq};
+use millstream_quantity::Qkey;
 use millstream_shm::poll_readable;
 
 use crate::support::{
@@ -48,7 +49,7 @@ fn make_nonblocking(fd: BorrowedFd<'_>) {
 /// A queue pair in transition to SQD, which will raise SQ_DRAINED.
 fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
     let qp = adapter.qp(cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     drain(&qp);
     qp
 }
@@ -92,7 +93,7 @@ fn objects_end_after_their_events_are_acknowledged() {
 
     let small = Cq::new(&adapter.context, 1, None).expect("a queue");
     let qp = adapter.qp(&small).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
     wait_for("the failure", || qp.state() == QpState::Err);
@@ -109,7 +110,7 @@ fn a_queue_that_overflowed_ends_after_the_acknowledgement() {
     let adapter = Adapter::open();
     let small = Cq::new(&adapter.context, 1, None).expect("a queue");
     let qp = adapter.qp(&small).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
     wait_for("the failure", || qp.state() == QpState::Err);
@@ -222,7 +223,7 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     let [sender, receiver] =
         [&sent, &received].map(|cq| adapter.qp_with(cq, QpType::Ud, RecvSource::Own).expect("a queue pair"));
     for qp in [&sender, &receiver] {
-        let all = |state| QpAttr { qkey: 7, ..attributes(&Setup::default(), state, 0) };
+        let all = |state| QpAttr { qkey: Qkey::new(7), ..attributes(&Setup::default(), state, 0) };
         qp.modify(&all(QpState::Init), attr::STATE | attr::PKEY_INDEX | attr::PORT | attr::QKEY)
             .expect("to INIT");
         qp.modify(&all(QpState::Rtr), attr::STATE).expect("to RTR");
@@ -230,7 +231,7 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     }
     let mut memory = vec![0u8; 64];
     let mr = adapter.register(&mut memory);
-    let to = UdDestination { on_this_host: true, qpn: receiver.qpn(), qkey: 7, grh: [0; 40] };
+    let to = UdDestination { on_this_host: true, qpn: receiver.qpn(), qkey: Qkey::new(7), grh: [0; 40] };
     for i in 0..2 {
         receiver.post_recv(i, &[element(&memory, &mr)]).expect("room");
         sender.post_send(&SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }).expect("room");
@@ -254,7 +255,7 @@ fn arming_a_queue_that_holds_completions_raises_an_event() {
     let capacity = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
     let qp = Qp::new(&adapter.pd, &sent, &received, capacity, true, QpType::Rc, RecvSource::Own)
         .expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     let exchange = |flags: u32| {
         qp.post_recv(1, &[]).expect("room");
         qp.post_send(&SendWr { opcode: WR_SEND, flags, ..SendWr::default() }).expect("room");
@@ -324,7 +325,7 @@ fn one_poll_for_each_event_finds_every_completion_once() {
     let channel = Channel::new(&adapter.context).expect("a channel");
     let cq = Cq::new(&adapter.context, 64, Some(channel.clone())).expect("a queue");
     let qp = adapter.qp(&cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     cq.arm(false);
     for turn in 0..30 {
         // The first raises an event. Arming finds the others.
@@ -354,7 +355,7 @@ fn arming_a_moderated_queue_that_holds_completions_raises_an_event_later() {
     let channel = Channel::new(&adapter.context).expect("a channel");
     let cq = Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue");
     let qp = adapter.qp(&cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
     qp.post_send(&SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() }).expect("room");
     cq.moderate(4, Duration::from_millis(1));
     cq.arm(false);
@@ -370,7 +371,7 @@ fn a_destroyed_completion_queue_leaves_no_signal_behind() {
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     let complete = |cq: &Arc<Cq>| {
         let qp = adapter.qp(cq).expect("a queue pair");
-        connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+        connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
         cq.arm(false);
         qp.post_send(&nothing).expect("room");
         qp.destroy();

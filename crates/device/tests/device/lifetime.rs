@@ -9,6 +9,7 @@ use millstream_device::types::{
     Wc,
 };
 use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
+use millstream_quantity::Rkey;
 
 use crate::support::{
     Adapter, Command, End, Kind, POISON, Placement, Reply, Setup, TEST_TIMEOUT, attributes,
@@ -36,7 +37,7 @@ pub(crate) fn concurrent_creation() {
                 let (source, target) = (adapter.register(&mut from), adapter.register(&mut to));
                 for round in 0..500u64 {
                     let qp = adapter.qp(&cq).expect("a number is left");
-                    connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+                    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
                     to.fill(0xff);
                     for i in 0..8 {
                         qp.post_recv(round * 8 + i, &[element(&to, &target)]).expect("room");
@@ -97,8 +98,8 @@ pub(crate) fn qpn_reuse() {
     let former = adapter.qp(&cq).expect("a queue pair");
     let number = former.qpn();
     let sender = adapter.qp(&sender_cq).expect("a queue pair");
-    connect_queue_pair(&sender, number, &setup);
-    connect_queue_pair(&former, sender.qpn(), &setup);
+    connect_queue_pair(&sender, number.get(), &setup);
+    connect_queue_pair(&former, sender.qpn().get(), &setup);
     // Its sender has cached it, and one of its completions is not polled.
     former.post_recv(77, &[]).expect("room");
     sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
@@ -113,8 +114,8 @@ pub(crate) fn qpn_reuse() {
         others.push(qp);
     };
     let peer = others.pop().expect("numbers rest as long as possible");
-    connect_queue_pair(&reused, peer.qpn(), &setup);
-    connect_queue_pair(&peer, number, &setup);
+    connect_queue_pair(&reused, peer.qpn().get(), &setup);
+    connect_queue_pair(&peer, number.get(), &setup);
     reused.post_recv(88, &[]).expect("room");
     assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the completion of a former life");
 
@@ -126,7 +127,13 @@ pub(crate) fn qpn_reuse() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let sges = [element(&from, &source)];
-            let wr = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+            let wr = SendWr {
+                opcode: WR_RDMA_WRITE,
+                sges: &sges,
+                remote_addr,
+                rkey: Rkey::new(rkey),
+                ..SendWr::default()
+            };
             peer.post_send(&wr).expect("room");
         });
         while !has_begun(&to, 1) {}
@@ -191,10 +198,16 @@ fn no_read_response_is_stored_after_deregistration() {
         far.modify(QpState::Init, &setup);
         let sges = [element(&to, &target)];
         let (remote_addr, rkey) = (source.addr, source.key);
-        let wr = SendWr { opcode: WR_RDMA_READ, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+        let wr = SendWr {
+            opcode: WR_RDMA_READ,
+            sges: &sges,
+            remote_addr,
+            rkey: Rkey::new(rkey),
+            ..SendWr::default()
+        };
         near.post_send(&wr).expect("room");
         // The progress thread executes it once the peer is ready.
-        far.attempt(Command::Connect(near.qpn(), setup.clone())).expect("to RTR");
+        far.attempt(Command::Connect(near.qpn().get(), setup.clone())).expect("to RTR");
         let deadline = Instant::now() + TEST_TIMEOUT;
         while !has_begun(&to, 0) {
             assert!(Instant::now() < deadline, "the READ does not begin");
@@ -238,7 +251,7 @@ fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     let mut mr = adapter.register(&mut memory);
     let mut dying = End::new(Placement::OtherProcess);
     connect_queue_pair(&receiver, dying.open(&setup), &setup);
-    dying.connect_to(receiver.qpn(), &setup);
+    dying.connect_to(receiver.qpn().get(), &setup);
     let source = dying.register(Kind::Anonymous, LEN, 0);
     let to = (memory.as_ptr() as u64, mr.key());
     dying.begin(&Command::Send(request(1, WR_RDMA_WRITE, &[source.all()], to)));

@@ -7,6 +7,7 @@ use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::send_wr::{SendWr, UdDestination};
 use millstream_device::types::{WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
+use millstream_quantity::{Qkey, Qpn};
 
 use crate::support::{
     Adapter, Process, Setup, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
@@ -47,7 +48,7 @@ fn to(group: [u8; 16], qkey: u32) -> Option<UdDestination> {
         grh[0] = 0x60;
         grh[24..].copy_from_slice(&group);
     }
-    Some(UdDestination { on_this_host: false, qpn: 0xff_ffff, qkey, grh })
+    Some(UdDestination { on_this_host: false, qpn: Qpn::new(0xff_ffff), qkey: Qkey::new(qkey), grh })
 }
 
 /// A datagram queue pair in RTS, with memory for receives.
@@ -67,7 +68,7 @@ impl Member {
             (QpState::Rtr, 0),
             (QpState::Rts, attr::SQ_PSN),
         ] {
-            let all = QpAttr { qkey, ..attributes(&Setup::default(), state, 0) };
+            let all = QpAttr { qkey: Qkey::new(qkey), ..attributes(&Setup::default(), state, 0) };
             qp.modify(&all, attr::STATE | needs).expect("the usual way");
         }
         let mut memory = vec![0; 256];
@@ -117,7 +118,7 @@ fn every_member_gets_a_copy_and_nobody_else() {
         for member in &members {
             let wc = next(&member.cq);
             assert_eq!((wc.wr_id, wc.status, wc.byte_len), (7, WC_SUCCESS, 140), "round {round}");
-            assert_eq!((wc.src_qp, wc.wc_flags & WC_FLAG_GRH), (sender.qp.qpn(), WC_FLAG_GRH));
+            assert_eq!((wc.src_qp, wc.wc_flags & WC_FLAG_GRH), (sender.qp.qpn().get(), WC_FLAG_GRH));
             let written = if by_packets() { 36..40 } else { 24..40 };
             assert_eq!(member.memory[written], group(1)[if by_packets() { 12 } else { 0 }..]);
             assert_eq!(member.memory[40..140], data);

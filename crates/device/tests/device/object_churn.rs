@@ -11,6 +11,7 @@ use millstream_device::qp::{QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
 use millstream_device::types::{WC_SUCCESS, WR_RDMA_WRITE, WR_SEND, Wc};
 use millstream_device::{Channel, Context, Cq, Srq};
+use millstream_quantity::Rkey;
 use millstream_shm::poll_readable;
 
 use crate::support::{
@@ -152,8 +153,8 @@ fn make_and_end(
     let own = adapter.qp(&cq).expect("a queue pair");
     let other = adapter.qp_with(shared, QpType::Rc, RecvSource::Shared(srq.clone())).expect("a queue pair");
     let setup = Setup::default();
-    connect_queue_pair(&own, other.qpn(), &setup);
-    connect_queue_pair(&other, own.qpn(), &setup);
+    connect_queue_pair(&own, other.qpn().get(), &setup);
+    connect_queue_pair(&other, own.qpn().get(), &setup);
     let mut memory = vec![1u8; 4096 * (1 + random.below(4) as usize)];
     let mut mr = adapter.register(&mut memory);
     let sges = [element(&memory, &mr)];
@@ -161,7 +162,7 @@ fn make_and_end(
         opcode: WR_RDMA_WRITE,
         sges: &sges,
         remote_addr: memory.as_ptr() as u64,
-        rkey: mr.key(),
+        rkey: Rkey::new(mr.key()),
         ..SendWr::default()
     };
     // One SEND to the shared queues, if there is a receive, and one back with an event.
@@ -214,7 +215,7 @@ fn fork(turn: u32) {
                         let adapter = Adapter::open();
                         let cq = adapter.cq();
                         let qp = adapter.qp(&cq).expect("a queue pair");
-                        connect_queue_pair(&qp, qp.qpn(), &Setup::default());
+                        connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
                         qp.post_recv(1, &[]).expect("room");
                         qp.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
                         assert_eq!((next(&cq).status, next(&cq).status), (WC_SUCCESS, WC_SUCCESS));

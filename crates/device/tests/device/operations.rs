@@ -16,6 +16,7 @@ use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::send_wr::{SendWr, UdDestination};
 use millstream_device::types::{Sge, Wc};
 use millstream_device::{Channel, Context, Cq, Mr, Pd, Srq};
+use millstream_quantity::{Qkey, Qpn, Rkey, Srqn};
 use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;
 
@@ -114,14 +115,14 @@ fn connect(qp: &Qp, dest: u32) {
             access: ACCESS,
             port: 1,
             path_mtu: 5,
-            dest_qpn: dest,
+            dest_qpn: Qpn::new(dest),
             max_rd_atomic: 4,
             max_dest_rd_atomic: 4,
             min_rnr_timer: 1,
             timeout: 1,
             retry_cnt: 1,
             rnr_retry: 1,
-            qkey: QKEY,
+            qkey: Qkey::new(QKEY),
             path: AddressVector { is_global: true, dgid, port: 1, ..AddressVector::default() },
             ..QpAttr::default()
         };
@@ -278,7 +279,7 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
         objects.connect(&theirs);
         // One queue pair connected to itself, and two of different types connected to each other: both errors
         // are intended.
-        let at_home: Vec<u32> = home.qps.iter().map(|qp| qp.qpn()).collect();
+        let at_home: Vec<u32> = home.qps.iter().map(|qp| qp.qpn().get()).collect();
         home.connect(&at_home);
         let here = self.own.get_or_insert_with(|| MappedArena::new(at_home[0]));
         let there = self.peers.get_or_insert_with(|| MappedArena::new(theirs[0]));
@@ -344,7 +345,12 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
     let sges = [piece(bytes), piece(bytes)];
     let count = usize::from(bytes.byte()) % 3;
     let (key, start) = regions[usize::from(bytes.byte()) % 2];
-    let to = UdDestination { on_this_host: true, qpn: receivers[2], qkey: QKEY, grh: [0x60; 40] };
+    let to = UdDestination {
+        on_this_host: true,
+        qpn: Qpn::new(receivers[2]),
+        qkey: Qkey::new(QKEY),
+        grh: [0x60; 40],
+    };
     let wr = SendWr {
         wr_id: 1,
         opcode,
@@ -352,12 +358,12 @@ fn send(from: &Objects, receivers: &[u32], regions: &[(u32, u64)], bytes: &mut B
         imm: bytes.word(),
         sges: &sges[..count],
         remote_addr: start.wrapping_add_signed(i64::from(bytes.short() as i16)),
-        rkey: key ^ u32::from(bytes.byte() == 1),
+        rkey: Rkey::new(key ^ u32::from(bytes.byte() == 1)),
         compare_add: 1,
         swap: 2,
         to: (i == 2).then_some(to),
         bind: None,
-        remote_srqn: bytes.short().into(),
+        remote_srqn: Srqn::new(bytes.short().into()),
     };
     let _ = from.qps[i].post_send(&wr);
 }

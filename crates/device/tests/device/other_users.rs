@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
 use millstream_device::types::{WC_OP_RDMA_WRITE, WC_RETRY_EXC_ERR};
+use millstream_quantity::Rkey;
 use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, Listener};
 use serde::{Deserialize, Serialize};
@@ -139,7 +140,7 @@ pub(crate) fn trespasser() {
     let wr = millstream_device::send_wr::SendWr {
         sges: &sges,
         remote_addr: aim.addr,
-        rkey: aim.key,
+        rkey: Rkey::new(aim.key),
         ..millstream_device::send_wr::SendWr::default()
     };
     qp.post_send(&wr).expect("room");

@@ -11,6 +11,7 @@ use millstream_device::types::{
     WC_OP_RDMA_WRITE, WC_OP_RECV, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_READ, WR_RDMA_WRITE,
     WR_SEND,
 };
+use millstream_quantity::Rkey;
 
 use crate::support::{
     Adapter, Command, Completion, CqKind, End, Kind, Placement, Reply, Setup, TEST_TIMEOUT, connect,
@@ -98,13 +99,13 @@ fn a_lock_of_a_killed_producer_does_not_block_others() {
     let mut survivor = End::new(Placement::OtherProcess);
     let from_survivor = adapter.qp_sized(&cq, 64, QpType::Rc, RecvSource::Own).expect("a queue pair");
     connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
-    survivor.connect_to(from_survivor.qpn(), &setup);
+    survivor.connect_to(from_survivor.qpn().get(), &setup);
     for round in 0..10u64 {
         // Another peer completes into the same queue all the time, until it exits.
         let mut dying = End::new(Placement::OtherProcess);
         let from_dying = adapter.qp_sized(&cq, 4096, QpType::Rc, RecvSource::Own).expect("a queue pair");
         connect_queue_pair(&from_dying, dying.open(&setup), &setup);
-        dying.connect_to(from_dying.qpn(), &setup);
+        dying.connect_to(from_dying.qpn().get(), &setup);
         (0..4096).for_each(|wr_id| from_dying.post_recv(wr_id, &[]).expect("room"));
         dying.begin(&Command::Hammer(request(1, WR_SEND, &[], (0, 0))));
         assert_eq!(next(&cq).wr_id, 0);
@@ -173,7 +174,7 @@ pub(crate) fn fork_tree() {
     let child = unsafe { libc::fork() };
     if child == 0 {
         let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            be_a_child(parent.qpn(), &inherited, from_parent, to_parent);
+            be_a_child(parent.qpn().get(), &inherited, from_parent, to_parent);
         }));
         // SAFETY: ends the child without its parent's destructors.
         unsafe { libc::_exit(i32::from(good.is_err())) };
@@ -185,7 +186,7 @@ pub(crate) fn fork_tree() {
     let (addr, rest) = message.split_first_chunk::<8>().expect("sixteen bytes");
     let (key, number) = rest.split_first_chunk::<4>().expect("eight bytes");
     let number = u32::from_ne_bytes(number.try_into().expect("four bytes"));
-    assert_ne!(number >> 12, parent.qpn() >> 12, "a device of its own");
+    assert_ne!(number >> 12, parent.qpn().get() >> 12, "a device of its own");
     connect_queue_pair(&parent, number, &setup);
     let mut data = pattern(1, 10_000);
     let source = adapter.register(&mut data);
@@ -194,7 +195,7 @@ pub(crate) fn fork_tree() {
         opcode: WR_RDMA_WRITE,
         sges: &sges,
         remote_addr: u64::from_ne_bytes(*addr),
-        rkey: u32::from_ne_bytes(*key),
+        rkey: Rkey::new(u32::from_ne_bytes(*key)),
         ..SendWr::default()
     };
     parent.post_send(&write).expect("room");
@@ -215,7 +216,7 @@ fn be_a_child(parent: u32, inherited: &[u8], mut from_parent: PipeReader, mut to
     connect_queue_pair(&qp, parent, &Setup::default());
     let mut message = (memory.as_ptr() as u64).to_ne_bytes().to_vec();
     message.extend(target.key().to_ne_bytes());
-    message.extend(qp.qpn().to_ne_bytes());
+    message.extend(qp.qpn().get().to_ne_bytes());
     to_parent.write_all(&message).expect("the parent listens");
     from_parent.read_exact(&mut [0]).expect("the parent has written");
     assert_eq!(memory, pattern(1, 10_000));

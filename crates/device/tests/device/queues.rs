@@ -374,7 +374,7 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
     };
     let (first, second) = (make(), make());
     for qp in [&first, &second] {
-        crate::support::connect_queue_pair(qp, qp.qpn(), &Setup::default());
+        crate::support::connect_queue_pair(qp, qp.qpn().get(), &Setup::default());
     }
     for i in 0..4 {
         for (qp, base) in [(&first, 0), (&second, 100)] {
@@ -394,7 +394,7 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
     let mut found: Vec<_> = out[..n].iter().map(|wc| (wc.qp_num, wc.wr_id)).collect();
     found.sort_unstable();
     let expected: Vec<_> =
-        [100, 101, 102, 103, 110, 111, 112, 113].map(|wr_id| (second.qpn(), wr_id)).to_vec();
+        [100, 101, 102, 103, 110, 111, 112, 113].map(|wr_id| (second.qpn().get(), wr_id)).to_vec();
     assert_eq!(found, expected);
     assert_eq!(cq.destroy(), Err(Errno::BUSY));
     second.destroy();

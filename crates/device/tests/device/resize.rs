@@ -185,7 +185,7 @@ impl Loop {
         });
         use millstream_device::Qp;
         for (qp, peer) in [(&qps[0], &qps[1]), (&qps[1], &qps[0])] {
-            connect_queue_pair(qp, peer.qpn(), &Setup::default());
+            connect_queue_pair(qp, peer.qpn().get(), &Setup::default());
         }
         Self { adapter, channel, cq, sends, qps }
     }

@@ -9,6 +9,7 @@ use millstream_device::qp::{Qp, QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
 use millstream_device::types::{Sge, WC_REM_ACCESS_ERR, WC_SUCCESS, WR_RDMA_WRITE, WR_SEND};
 use millstream_device::{Cq, Errno, Srq};
+use millstream_quantity::Rkey;
 
 use crate::support::{
     Adapter, Command, End, Kind, Placement, Setup, TEST_TIMEOUT, attributes, connect_queue_pair, element,
@@ -44,8 +45,8 @@ impl SrqFixture {
         let shared = RecvSource::Shared(self.srq.clone());
         let receiver = self.adapter.qp_with(&self.received, QpType::Rc, shared).expect("a queue pair");
         let sender = self.adapter.qp(&self.sent).expect("a queue pair");
-        connect_queue_pair(&sender, receiver.qpn(), &Setup::default());
-        connect_queue_pair(&receiver, sender.qpn(), &Setup::default());
+        connect_queue_pair(&sender, receiver.qpn().get(), &Setup::default());
+        connect_queue_pair(&receiver, sender.qpn().get(), &Setup::default());
         self.pairs.push((sender, receiver));
     }
 
@@ -70,7 +71,7 @@ fn srq_requests_are_consumed_in_order_by_any_queue_pair() {
             let pair = [0, 2, 1, 1, 0, 2][i as usize];
             fixture.send(pair);
             let wc = next(&fixture.received);
-            assert_eq!((wc.wr_id, wc.qp_num), (round * 6 + i, fixture.pairs[pair].1.qpn()));
+            assert_eq!((wc.wr_id, wc.qp_num), (round * 6 + i, fixture.pairs[pair].1.qpn().get()));
             assert_eq!(next(&fixture.sent).status, WC_SUCCESS);
         }
     }
@@ -95,7 +96,7 @@ fn an_empty_queue_makes_all_senders_wait() {
         })
         .collect();
     served.sort_unstable();
-    let mut expected: Vec<u32> = fixture.pairs.iter().map(|(_, receiver)| receiver.qpn()).collect();
+    let mut expected: Vec<u32> = fixture.pairs.iter().map(|(_, receiver)| receiver.qpn().get()).collect();
     expected.sort_unstable();
     assert_eq!(served, expected, "each of them once");
 }
@@ -122,7 +123,7 @@ fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
         }
         // The other queue pair's completion remains.
         let wc = next(&fixture.received);
-        assert_eq!(wc.qp_num, fixture.pairs[0].1.qpn());
+        assert_eq!(wc.qp_num, fixture.pairs[0].1.qpn().get());
         assert!(is_empty(&fixture.received), "completions of a queue pair that was {ends}");
         assert_eq!(fixture.room(), 4, "after {ends}");
         // Consumed again, before the next round.
@@ -191,7 +192,8 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     let mut memory = vec![0u8; 64];
     let mr = fixture.adapter.register(&mut memory);
     let sges = [element(&memory, &mr)];
-    let wrong = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, rkey: mr.key() ^ 1, ..SendWr::default() };
+    let wrong =
+        SendWr { opcode: WR_RDMA_WRITE, sges: &sges, rkey: Rkey::new(mr.key() ^ 1), ..SendWr::default() };
     fixture.pairs[1].0.post_send(&wrong).expect("room");
     assert_eq!(next(&fixture.sent).status, WC_REM_ACCESS_ERR);
     let mut events = [(); 2].map(|()| event(&fixture.adapter.context, Duration::from_secs(5)));
@@ -224,7 +226,7 @@ fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
     let mut sender = End::new(Placement::OtherProcess);
     let to = sender.open(&setup);
     connect_queue_pair(&receiver, to, &setup);
-    sender.connect_to(receiver.qpn(), &setup);
+    sender.connect_to(receiver.qpn().get(), &setup);
     let source = sender.register(Kind::Anonymous, LEN, 0);
     let mut memory = vec![1u8; LEN];
     let mr = adapter.register(&mut memory);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
 use millstream_device::{Errno, Qp};
+use millstream_quantity::Qpn;
 
 use crate::support::{
     Command, Completion, CqKind, End, Kind, Placement, Setup, attributes, mask, pair, pattern, request,
@@ -23,7 +24,7 @@ fn open() -> End {
 fn walk(qp: &Qp, to: QpState) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
         let dest = qp.qpn();
-        qp.modify(&attributes(&Setup::default(), state, dest), mask(state)).expect("the usual way");
+        qp.modify(&attributes(&Setup::default(), state, dest.get()), mask(state)).expect("the usual way");
         if state == to {
             return;
         }
@@ -43,7 +44,7 @@ fn each_step_needs_exactly_its_attributes() {
         if from != QpState::Reset {
             walk(qp, from);
         }
-        let all = attributes(&Setup::default(), to, qp.qpn());
+        let all = attributes(&Setup::default(), to, qp.qpn().get());
         let needed = mask(to);
         for bit in (0..21).map(|i| 1 << i).filter(|bit| needed & bit != 0 && *bit != attr::STATE) {
             assert_eq!(qp.modify(&all, needed & !bit), Err(Errno::INVAL), "{to:?} without {bit:#x}");
@@ -89,7 +90,7 @@ fn only_transitions_of_the_specification_exist() {
             let exists = to == Reset || (to == Err && from != Reset) || ways.contains(&(from, to));
             let went = masks
                 .iter()
-                .any(|mask| qp.modify(&attributes(&Setup::default(), to, qp.qpn()), *mask).is_ok());
+                .any(|mask| qp.modify(&attributes(&Setup::default(), to, qp.qpn().get()), *mask).is_ok());
             assert_eq!(went, exists, "{from:?} to {to:?}");
             assert_eq!(qp.state(), if exists { to } else { from });
         }
@@ -103,7 +104,7 @@ fn values_out_of_range_are_refused() {
     let rtr: [(&str, Change); 7] = [
         ("no mtu", |a| a.path_mtu = 0),
         ("mtu", |a| a.path_mtu = 6),
-        ("qpn", |a| a.dest_qpn = 1 << 24),
+        ("qpn", |a| a.dest_qpn = Qpn::new(1 << 24)),
         ("reads", |a| a.max_dest_rd_atomic = 129),
         ("timer", |a| a.min_rnr_timer = 32),
         ("no route header", |a| a.path.is_global = false),
@@ -118,7 +119,7 @@ fn values_out_of_range_are_refused() {
     let end = open();
     let qp = end.actor().qp();
     for (to, changes) in [(QpState::Init, &init[..]), (QpState::Rtr, &rtr[..]), (QpState::Rts, &rts[..])] {
-        let good = attributes(&Setup::default(), to, qp.qpn());
+        let good = attributes(&Setup::default(), to, qp.qpn().get());
         for (what, change) in changes {
             let mut bad = good.clone();
             change(&mut bad);
@@ -145,7 +146,7 @@ fn attributes_read_back_as_they_were_set() {
     let end = open();
     let qp = end.actor().qp();
     walk(qp, QpState::Rts);
-    let set = attributes(&Setup::default(), QpState::Rts, qp.qpn());
+    let set = attributes(&Setup::default(), QpState::Rts, qp.qpn().get());
     let read = qp.attributes();
     assert_eq!(QpAttr { cur_state: set.cur_state, ..read }, set);
     qp.modify(&attributes(&Setup::default(), QpState::Reset, 0), attr::STATE).expect("to RESET");
@@ -171,7 +172,7 @@ fn posting_depends_on_the_qp_state() {
         match state {
             QpState::Reset => {}
             QpState::Rtr => {
-                end.actor().qp().modify(&attributes(&setup, state, me), mask(state)).expect("RTR")
+                end.actor().qp().modify(&attributes(&setup, state, me.get()), mask(state)).expect("RTR")
             }
             _ => end.modify(state, &setup),
         }

@@ -11,6 +11,7 @@ use millstream_device::types::{
     WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
 };
 use millstream_device::{Errno, Srq};
+use millstream_quantity::{Qkey, Rkey};
 
 use crate::support::{Adapter, Setup, attributes, element, event, is_empty, next, pattern};
 
@@ -24,7 +25,7 @@ fn ready(qp: &Qp, dest: u32) {
         (QpState::Rtr, if ud { 0 } else { attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN }),
         (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = QpAttr { qkey: QKEY, ..attributes(&setup, state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&setup, state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }
@@ -35,8 +36,8 @@ fn connected(adapter: &Adapter) -> [(Arc<Qp>, Arc<millstream_device::Cq>); 2] {
         let cq = adapter.cq();
         (adapter.qp_with(&cq, QpType::Uc, RecvSource::Own).expect("a queue pair"), cq)
     });
-    ready(&near.0, far.0.qpn());
-    ready(&far.0, near.0.qpn());
+    ready(&near.0, far.0.qpn().get());
+    ready(&far.0, near.0.qpn().get());
     [near, far]
 }
 
@@ -53,7 +54,13 @@ fn an_unreliable_connection_carries_messages_and_writes() {
     assert_eq!(to, from);
     to.fill(0);
     let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
-    let write = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+    let write = SendWr {
+        opcode: WR_RDMA_WRITE,
+        sges: &sges,
+        remote_addr,
+        rkey: Rkey::new(rkey),
+        ..SendWr::default()
+    };
     near.post_send(&write).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
     assert_eq!(to, from);
@@ -69,10 +76,16 @@ fn undeliverable_unreliable_messages_are_dropped() {
     let sges = [element(&from, &source)];
     let send = SendWr { opcode: WR_SEND, sges: &sges, ..SendWr::default() };
     let (remote_addr, rkey) = (to.as_ptr() as u64, target.key());
-    let write = SendWr { opcode: WR_RDMA_WRITE, sges: &sges, remote_addr, rkey, ..SendWr::default() };
+    let write = SendWr {
+        opcode: WR_RDMA_WRITE,
+        sges: &sges,
+        remote_addr,
+        rkey: Rkey::new(rkey),
+        ..SendWr::default()
+    };
     let dropped = [
         ("no receive", send),
-        ("wrong key", SendWr { rkey: rkey ^ 1, ..write }),
+        ("wrong key", SendWr { rkey: Rkey::new(rkey ^ 1), ..write }),
         ("out of bounds", SendWr { remote_addr: remote_addr + 1, ..write }),
     ];
     for (what, wr) in dropped {
@@ -118,7 +131,7 @@ fn the_senders_own_fault_stops_its_send_queue_only() {
 }
 
 fn to(qp: &Qp) -> Option<UdDestination> {
-    Some(UdDestination { on_this_host: true, qpn: qp.qpn(), qkey: QKEY, grh: [0x60; 40] })
+    Some(UdDestination { on_this_host: true, qpn: qp.qpn(), qkey: Qkey::new(QKEY), grh: [0x60; 40] })
 }
 
 #[test]
@@ -144,7 +157,7 @@ fn datagrams_arrive_with_their_header_from_many_senders() {
         assert_eq!(next(&sent).status, WC_SUCCESS);
         let wc = next(&received);
         assert_eq!((wc.wr_id, wc.opcode, wc.byte_len), (u64::from(i), WC_OP_RECV, 140));
-        assert_eq!((wc.imm, wc.src_qp), (imm, sender.qpn()));
+        assert_eq!((wc.imm, wc.src_qp), (imm, sender.qpn().get()));
         assert_eq!(wc.wc_flags, WC_FLAG_GRH | WC_FLAG_WITH_IMM);
         assert_eq!(memory[..40], [0x60; 40]);
         assert_eq!(memory[40..140], data);
@@ -173,7 +186,7 @@ fn the_completion_of_a_datagram_says_what_kind_of_header_it_had() {
         sender.post_send(&SendWr { opcode: WR_SEND, to, ..SendWr::default() }).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
         let wc = next(&received);
-        assert_eq!((wc.status, wc.sl, wc.src_qp), (WC_SUCCESS, kind, sender.qpn()));
+        assert_eq!((wc.status, wc.sl, wc.src_qp), (WC_SUCCESS, kind, sender.qpn().get()));
     }
 }
 
@@ -187,7 +200,7 @@ fn datagrams_that_cannot_be_delivered_are_dropped() {
     ready(&sender, 0);
     let wr = SendWr { opcode: WR_SEND, to: to(&receiver), ..SendWr::default() };
     let nowhere = UdDestination { on_this_host: false, ..to(&receiver).expect("somewhere") };
-    let wrong_key = UdDestination { qkey: QKEY + 1, ..nowhere };
+    let wrong_key = UdDestination { qkey: Qkey::new(QKEY + 1), ..nowhere };
     let post = |wr: &SendWr<'_>, what: &str| {
         sender.post_send(wr).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS, "{what}");

@@ -376,8 +376,8 @@ fn binds_that_are_refused_when_they_are_posted() {
                     qp.modify(&all, crate::support::mask(state) & !reliable).expect("the usual way");
                 }
             };
-            mask_less(&qp, near.qpn());
-            mask_less(&near, qp.qpn());
+            mask_less(&qp, near.qpn().get());
+            mask_less(&near, qp.qpn().get());
             let mw = Mw::new(&adapter.pd, MwType::Type1).expect("room");
             let nothing =
                 MwBind { mw: mw.clone(), key: mw.next_key(), region: 0, addr: 0, len: 0, access: 0 };

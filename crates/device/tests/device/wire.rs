@@ -238,7 +238,7 @@ pub(crate) fn stray_disconnect() {
         remote_qpn: Qpn::new(5),
         private: &[],
     };
-    let mut packet = gsi::packet(7, &dreq.emit(9));
+    let mut packet = gsi::packet(Psn::new(7), &dreq.emit(9));
     let flow = Flow::new((there.into(), UDP_PORT), (here.into(), UDP_PORT)).expect("one family");
     let covered = packet.len() - ICRC_LEN;
     let icrc = flow.icrc(&packet[..covered], 0);

@@ -12,6 +12,7 @@ use millstream_device::types::{
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM,
 };
 use millstream_device::{Context, Cq, Errno, Mr, Srq, Xrcd, XrcdOpenFlags};
+use millstream_quantity::{Qpn, Rkey, Srqn};
 
 use crate::support::{
     Adapter, Process, Setup, attributes, element, event, is_empty, next, pattern, recv_from_parent,
@@ -69,8 +70,8 @@ impl XrcFixture {
         let domain = Xrcd::private(&adapter.context).expect("a domain");
         let sent = adapter.cq();
         let (sender, receiver) = (sender(&adapter, &sent), Qp::for_domain(&domain).expect("a queue pair"));
-        connect(&sender, receiver.qpn());
-        connect(&receiver, sender.qpn());
+        connect(&sender, receiver.qpn().get());
+        connect(&receiver, sender.qpn().get());
         Self { adapter, domain, sent, sender, receiver }
     }
 
@@ -113,7 +114,7 @@ impl Queue {
     }
 
     fn send(&self) -> SendWr<'static> {
-        SendWr { opcode: WR_SEND, remote_srqn: self.srq.number(), ..SendWr::default() }
+        SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(self.srq.number()), ..SendWr::default() }
     }
 }
 
@@ -134,7 +135,7 @@ fn messages_reach_the_queue_that_they_name() {
                 (wc.wr_id, wc.status, wc.opcode, wc.imm),
                 (round, WC_SUCCESS, WC_OP_RECV, round as u32)
             );
-            assert_eq!((wc.qp_num, wc.byte_len), (fixture.receiver.qpn(), len));
+            assert_eq!((wc.qp_num, wc.byte_len), (fixture.receiver.qpn().get(), len));
             assert_eq!(queue.memory[..len as usize], data[..len as usize]);
             assert!(queues.iter().all(|queue| is_empty(&queue.cq)));
         }
@@ -150,7 +151,7 @@ fn one_sided_operations_reach_memory_of_the_queues_domain() {
     let source = fixture.adapter.register(&mut data);
     let sges = [element(&data, &source)];
     let (remote_addr, rkey) = (queue.memory.as_ptr() as u64, queue.mr.key());
-    let wr = SendWr { sges: &sges, remote_addr, rkey, ..queue.send() };
+    let wr = SendWr { sges: &sges, remote_addr, rkey: Rkey::new(rkey), ..queue.send() };
     assert_eq!(fixture.status(&SendWr { opcode: WR_RDMA_WRITE, ..wr }), WC_SUCCESS);
     assert_eq!(queue.memory[..64], data);
     queue.memory[..64].fill(7);
@@ -164,12 +165,17 @@ fn one_sided_operations_reach_memory_of_the_queues_domain() {
     let imm = SendWr { opcode: WR_RDMA_WRITE_WITH_IMM, imm: 9, ..wr };
     assert_eq!(fixture.status(&imm), WC_SUCCESS);
     let wc = next(&queue.cq);
-    assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, fixture.receiver.qpn()));
+    assert_eq!((wc.wr_id, wc.imm, wc.byte_len, wc.qp_num), (5, 9, 64, fixture.receiver.qpn().get()));
     // A receive cannot use memory of another protection domain, even of the sender's.
     let other = Adapter::open();
     let mut foreign = vec![0u8; 64];
     let mr = other.register(&mut foreign);
-    let wrong = SendWr { remote_addr: foreign.as_ptr() as u64, rkey: mr.key(), opcode: WR_RDMA_WRITE, ..wr };
+    let wrong = SendWr {
+        remote_addr: foreign.as_ptr() as u64,
+        rkey: Rkey::new(mr.key()),
+        opcode: WR_RDMA_WRITE,
+        ..wr
+    };
     assert_ne!(fixture.status(&wrong), WC_SUCCESS);
     assert_eq!(foreign, [0; 64]);
 }
@@ -194,7 +200,7 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         };
         foreign.post(1);
         ordinary.post(1, &[]).expect("room");
-        let wr = SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() };
+        let wr = SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(remote_srqn), ..SendWr::default() };
         assert_eq!(fixture.status(&wr), WC_REM_INV_REQ_ERR, "{which}");
         assert_eq!(event(&fixture.adapter.context, TEST_TIMEOUT), Some(REQ_ERR), "{which}");
         assert_eq!(
@@ -218,8 +224,8 @@ fn many_queue_pairs_use_one_queue() {
             let cq = fixture.adapter.cq();
             let (from, to) =
                 (sender(&fixture.adapter, &cq), Qp::for_domain(&fixture.domain).expect("a queue pair"));
-            connect(&from, to.qpn());
-            connect(&to, from.qpn());
+            connect(&from, to.qpn().get());
+            connect(&to, from.qpn().get());
             (from, to, cq)
         })
         .collect();
@@ -238,7 +244,10 @@ fn many_queue_pairs_use_one_queue() {
         for i in 0..600 {
             let wc = next(&queue.cq);
             assert_eq!(wc.status, WC_SUCCESS);
-            counts[others.iter().position(|(_, to, _)| to.qpn() == wc.qp_num).expect("one of them")] += 1;
+            counts[others
+                .iter()
+                .position(|(_, to, _)| to.qpn() == Qpn::new(wc.qp_num))
+                .expect("one of them")] += 1;
             if i < 596 {
                 queue.post(i);
             }
@@ -255,13 +264,13 @@ fn an_empty_queue_makes_its_senders_wait_and_no_others() {
     let sent = fixture.adapter.cq();
     let (second, target) =
         (sender(&fixture.adapter, &sent), Qp::for_domain(&fixture.domain).expect("a queue pair"));
-    connect(&second, target.qpn());
-    connect(&target, second.qpn());
+    connect(&second, target.qpn().get());
+    connect(&target, second.qpn().get());
     full.post(1);
     fixture.sender.post_send(&empty.send()).expect("room");
     second.post_send(&full.send()).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
-    assert_eq!(next(&full.cq).qp_num, target.qpn());
+    assert_eq!(next(&full.cq).qp_num, target.qpn().get());
     std::thread::sleep(A_WHILE);
     assert!(is_empty(&empty.cq) && is_empty(&fixture.sent));
     empty.post(2);
@@ -297,7 +306,7 @@ fn a_message_that_is_too_long_fails_both_ends() {
     queue.srq.post(1, &[Sge { length: 63, ..element(&queue.memory, &queue.mr) }]).expect("room");
     assert_eq!(fixture.status(&SendWr { sges: &sges, ..queue.send() }), WC_REM_INV_REQ_ERR);
     let wc = next(&queue.cq);
-    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, fixture.receiver.qpn()));
+    assert_eq!((wc.wr_id, wc.status, wc.qp_num), (1, WC_LOC_LEN_ERR, fixture.receiver.qpn().get()));
     wait_for("the failure", || fixture.receiver.state() == QpState::Err);
 }
 
@@ -341,7 +350,11 @@ fn a_queue_pair_lives_until_its_last_handle_is_closed() {
     let qpn = fixture.receiver.qpn();
     assert_eq!(Qp::open(&same, qpn).err(), Some(Errno::INVAL), "another domain");
     assert_eq!(Qp::open(&fixture.domain, fixture.sender.qpn()).err(), Some(Errno::INVAL), "not of a domain");
-    assert_eq!(Qp::open(&fixture.domain, qpn ^ 1 << 23).err(), Some(Errno::NOTSUP), "another process");
+    assert_eq!(
+        Qp::open(&fixture.domain, Qpn::new(qpn.get() ^ 1 << 23)).err(),
+        Some(Errno::NOTSUP),
+        "another process"
+    );
     let (opened, handle) = Qp::open(&fixture.domain, qpn).expect("it is there");
     handle.set_pointer(2);
     fixture.receiver.handle().set_pointer(1);
@@ -454,7 +467,12 @@ fn one_connection_serves_the_processes_of_a_domain() {
         for (i, member) in members.iter_mut().enumerate() {
             text[10] = b'0' + i as u8;
             let sges = [element(&text, &mr)];
-            let wr = SendWr { opcode: WR_SEND, sges: &sges, remote_srqn: member.srqn, ..SendWr::default() };
+            let wr = SendWr {
+                opcode: WR_SEND,
+                sges: &sges,
+                remote_srqn: Srqn::new(member.srqn),
+                ..SendWr::default()
+            };
             sender.post_send(&wr).expect("room");
             assert_eq!(next(&sent).status, WC_SUCCESS);
             assert_eq!(member.received(), (qpn, format!("to number {i}")), "round {round}");
@@ -462,7 +480,11 @@ fn one_connection_serves_the_processes_of_a_domain() {
     }
     // The exit of one member does not affect the others.
     members[2].process.kill();
-    let to = |member: &Member| SendWr { opcode: WR_SEND, remote_srqn: member.srqn, ..SendWr::default() };
+    let to = |member: &Member| SendWr {
+        opcode: WR_SEND,
+        remote_srqn: Srqn::new(member.srqn),
+        ..SendWr::default()
+    };
     sender.post_send(&to(&members[1])).expect("room");
     assert_eq!(next(&sent).status, WC_SUCCESS);
     assert_eq!(members[1].received(), (qpn, String::new()));
@@ -482,13 +504,13 @@ fn the_first_message_is_reported_to_the_receiver_in_rtr() {
     let (from, to) = (sender(&adapter, &sent), Qp::for_domain(&domain).expect("a queue pair"));
     let queue = Queue::new(&adapter, &domain, &adapter.cq());
     queue.post(1);
-    connect(&from, to.qpn());
+    connect(&from, to.qpn().get());
     let setup = Setup::default();
     let init = attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS;
     to.modify(&attributes(&setup, QpState::Init, 0), attr::STATE | init).expect("to INIT");
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rtr = rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER;
-    to.modify(&attributes(&setup, QpState::Rtr, from.qpn()), attr::STATE | rtr).expect("to RTR");
+    to.modify(&attributes(&setup, QpState::Rtr, from.qpn().get()), attr::STATE | rtr).expect("to RTR");
     from.post_send(&queue.send()).expect("room");
     assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
     assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(COMM_EST));

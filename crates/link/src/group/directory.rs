@@ -185,7 +185,7 @@ fn owner(communication_id: u32) -> u16 {
 
 /// Whether a packet is for queue pair 1.
 pub(crate) fn is_management(packet: &[u8]) -> bool {
-    destination_qpn(packet) == Some(Qpn::GSI.get())
+    destination_qpn(packet) == Some(Qpn::GSI)
 }
 
 impl Entries {

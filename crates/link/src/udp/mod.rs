@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use millstream_quantity::Qpn;
 use millstream_shm::EventFd;
 
 use crate::counters::Counters;
@@ -36,7 +37,7 @@ pub const MAX_SEGMENTS: usize = 64;
 pub const MAX_BATCH: usize = 65_535 - 40 - 8;
 
 /// Destination queue pair number of multicast datagrams (IBTA volume 1, 9.6.1.3).
-pub const MULTICAST_QPN: u32 = 0xff_ffff;
+pub const MULTICAST_QPN: Qpn = Qpn::new(0xff_ffff);
 
 /// The UDP link. docs/wire-link.md describes how processes share the port.
 #[derive(Debug)]
@@ -132,7 +133,7 @@ impl Shared {
             }
             return route == ManagementRoute::Own;
         }
-        let qpn_prefix = (qpn >> QPN_INDEX_BITS) as u16;
+        let qpn_prefix = (qpn.get() >> QPN_INDEX_BITS) as u16;
         if qpn_prefix == self.qpn_prefix || qpn_prefix == 0 || qpn == MULTICAST_QPN {
             return true;
         }

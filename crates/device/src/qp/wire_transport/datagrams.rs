@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use millstream_link::PacketInfo;
 use millstream_proto::{Datagram, DatagramDestination, DeliveryError, Mtu, UdConfig, WorkId};
 use millstream_wire::icrc::Flow;
-use millstream_wire::{Packet, Pkey, Psn, Qkey, Qpn, UDP_PORT, bth, deth};
+use millstream_wire::{Packet, Pkey, Psn, Qkey, UDP_PORT, bth, deth};
 
 use super::responder_memory::ResponderMemory;
 use super::route::Route;
@@ -34,20 +34,20 @@ pub(in crate::qp) struct WireDatagrams {
     polling: Option<PacketPolling>,
 }
 
-fn machine(qp: &Qp, psn: u32) -> millstream_proto::UdQueuePair {
+fn machine(qp: &Qp, psn: Psn) -> millstream_proto::UdQueuePair {
     millstream_proto::UdQueuePair::new(UdConfig {
-        local_qp: Qpn::new(qp.qpn),
+        local_qp: qp.qpn,
         qkey: Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)),
         pkey: Pkey::DEFAULT,
         mtu: Mtu::B4096,
-        send_psn: Psn::new(psn),
+        send_psn: psn,
     })
 }
 
 impl WireDatagrams {
     pub(in crate::qp) fn new(qp: &Qp) -> Option<Self> {
         let memory = ResponderMemory::new(qp)?;
-        Some(Self { machine: machine(qp, 0), memory, packet: Vec::new(), polling: None })
+        Some(Self { machine: machine(qp, Psn::default()), memory, packet: Vec::new(), polling: None })
     }
 
     /// Makes pollers receive packets from now on.
@@ -56,7 +56,7 @@ impl WireDatagrams {
     }
 
     /// Sets the first packet sequence number.
-    pub(in crate::qp) fn start(&mut self, qp: &Qp, psn: u32) {
+    pub(in crate::qp) fn start(&mut self, qp: &Qp, psn: Psn) {
         self.machine = machine(qp, psn);
     }
 
@@ -77,7 +77,7 @@ impl WireDatagrams {
         self.start_polling(qp);
         let datagram = Datagram {
             id: WorkId(0),
-            to: DatagramDestination { flow, qp: Qpn::new(to.qpn), qkey: Qkey::new(to.qkey) },
+            to: DatagramDestination { flow, qp: to.qpn, qkey: to.qkey },
             len: total_len(wr.sges) as u32,
             immediate: (wr.opcode == WR_SEND_WITH_IMM).then(|| wr.imm.to_ne_bytes()),
             solicited: wr.flags & SEND_SOLICITED != 0,
@@ -113,7 +113,7 @@ impl WireDatagrams {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
         // The Q_Key can change at any time.
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
-        let own = deth.src_qp().get() == qp.qpn && header.dest_qp().get() == multicast::MULTICAST_QPN;
+        let own = deth.src_qp() == qp.qpn && header.dest_qp() == multicast::MULTICAST_QPN;
         let wanted = self.machine.admits(packet)
             && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(info.source).octets()))
             && self.memory.takes_datagrams();

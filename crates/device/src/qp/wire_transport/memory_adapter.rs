@@ -138,11 +138,11 @@ impl Memory for MemoryAdapter<'_> {
     }
 
     fn shared_queue(&mut self, id: WorkId) -> Srqn {
-        Srqn::new(self.inflight.get(id).map_or(0, |request| request.request().remote_srqn))
+        self.inflight.get(id).map_or_else(Srqn::default, |request| request.request().remote_srqn)
     }
 
     fn select(&mut self, queue: Srqn) -> Result<(), NakReason> {
-        self.memory.select(queue.get())
+        self.memory.select(queue)
     }
 
     fn local(&mut self, id: WorkId) -> Result<(), Status> {
@@ -184,7 +184,7 @@ impl Memory for MemoryAdapter<'_> {
     }
 
     fn atomic(&mut self, rkey: Rkey, va: u64, operation: Atomic) -> Result<u64, NakReason> {
-        let wr = SendWr { remote_addr: va, rkey: rkey.get(), ..SendWr::default() };
+        let wr = SendWr { remote_addr: va, rkey, ..SendWr::default() };
         self.memory.change(&match operation {
             Atomic::CompareSwap { compare, swap } => {
                 SendWr { opcode: WR_ATOMIC_CMP_AND_SWP, compare_add: compare, swap, ..wr }

@@ -24,7 +24,7 @@ use millstream_proto::{
     Received, ReceivedKind, SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits,
 };
 use millstream_wire::icrc::Flow;
-use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
+use millstream_wire::{Packet, Pkey, Rkey};
 
 use super::keys::LocalKeys;
 use super::send::{PendingWr, SendQueue};
@@ -122,11 +122,11 @@ impl WireTransport {
                 QpType::Uc | QpType::Ud => Service::Uc,
             },
             flow,
-            local_qp: Qpn::new(qp.qpn),
-            remote_qp: Qpn::new(attributes.dest_qpn),
+            local_qp: qp.qpn,
+            remote_qp: attributes.dest_qpn,
             pkey: Pkey::DEFAULT,
             mtu: Mtu::from_code(attributes.path_mtu)?,
-            receive_psn: Psn::new(attributes.rq_psn),
+            receive_psn: attributes.rq_psn,
             // The queue pair's access flags can change: the responder's memory checks them at each access.
             remote_read: true,
             remote_write: true,
@@ -158,7 +158,7 @@ impl WireTransport {
     /// Begins to send at the transition to RTS, or takes new attributes.
     pub(super) fn start(&mut self, qp: &Qp, attributes: &QpAttr) {
         self.machine.start(SendConfig {
-            send_psn: Psn::new(attributes.sq_psn),
+            send_psn: attributes.sq_psn,
             max_rd_atomic: attributes.max_rd_atomic,
             ack_timeout: attributes.timeout,
             retry_count: attributes.retry_cnt,
@@ -516,7 +516,7 @@ fn received_completion(received: &Received) -> (Cqe, bool) {
 
 /// The transport machine's description of a request.
 fn work(wr: &SendWr<'_>) -> SendOp {
-    let (va, rkey) = (wr.remote_addr, Rkey::new(wr.rkey));
+    let (va, rkey) = (wr.remote_addr, wr.rkey);
     match wr.opcode {
         WR_RDMA_WRITE => SendOp::Write { va, rkey, immediate: None },
         WR_RDMA_WRITE_WITH_IMM => SendOp::Write { va, rkey, immediate: Some(wr.imm.to_ne_bytes()) },

@@ -12,6 +12,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryError, NakReason};
+use millstream_quantity::{Qpn, Srqn};
 use millstream_shm::MappedRef;
 
 use crate::adapter::LocalAdapter;
@@ -39,12 +40,12 @@ pub(super) struct ResponderMemory {
     /// The queue pair itself.
     own: ResponderScope,
     /// Shared receive queues that requests of an XRC connection have named.
-    queues: HashMap<u32, ResponderScope>,
+    queues: HashMap<Srqn, ResponderScope>,
     /// Number of the queue that the current request names; zero for the queue pair itself.
-    selected: u32,
+    selected: Srqn,
     adapter: &'static LocalAdapter,
     /// The receive of the current message, and the number of its queue.
-    receive: Option<(u32, Receive, Elements)>,
+    receive: Option<(Srqn, Receive, Elements)>,
 }
 
 /// Receive queue and memory keys of the queue pair, or of a shared receive queue of its XRC domain. That
@@ -54,7 +55,7 @@ struct ResponderScope {
     target: RemoteQp,
     keys: RemoteKeys,
     /// The queue's number and entry.
-    queue: Option<(u32, MappedRef<XrcEntry>)>,
+    queue: Option<(Srqn, MappedRef<XrcEntry>)>,
     peer: Arc<Peer>,
     /// Makes pollers of the queue's completions receive packets, if this process owns the queue.
     _wired: Option<Box<dyn Debug + Send + Sync>>,
@@ -62,12 +63,12 @@ struct ResponderScope {
 
 /// Excludes senders of this host to the queue, and the owner that withdraws memory.
 #[inline]
-fn lease(queue: &Option<(u32, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
+fn lease(queue: &Option<(Srqn, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
     let Some((number, entry)) = queue else { return Ok(None) };
     let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
     // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.
     fence(Ordering::SeqCst);
-    let is_there = entry.number.load(Ordering::Acquire) == *number;
+    let is_there = entry.number.load(Ordering::Acquire) == number.get();
     if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
 }
 
@@ -77,7 +78,13 @@ impl ResponderMemory {
         let peer = qp.adapter.peer_of(qp.qpn).ok()?;
         let target = RemoteQp::bind(&peer, qp.qpn)?;
         let own = ResponderScope { target, keys: RemoteKeys::default(), queue: None, peer, _wired: None };
-        Some(Self { own, queues: HashMap::new(), selected: 0, adapter: qp.adapter, receive: None })
+        Some(Self {
+            own,
+            queues: HashMap::new(),
+            selected: Srqn::default(),
+            adapter: qp.adapter,
+            receive: None,
+        })
     }
 
     /// This process.
@@ -86,10 +93,12 @@ impl ResponderMemory {
     }
 
     /// Selects the shared receive queue of the following requests.
-    pub(super) fn select(&mut self, number: u32) -> Result<(), NakReason> {
+    pub(super) fn select(&mut self, number: Srqn) -> Result<(), NakReason> {
         let known = self.queues.get(&number).is_some_and(|scope| {
-            let there =
-                scope.queue.as_ref().is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number);
+            let there = scope
+                .queue
+                .as_ref()
+                .is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number.get());
             there && scope.peer.alive()
         });
         if !known {
@@ -104,16 +113,20 @@ impl ResponderMemory {
         Ok(())
     }
 
-    fn find(&self, number: u32) -> Option<ResponderScope> {
+    fn find(&self, number: Srqn) -> Option<ResponderScope> {
         let (peer, entry) = find_entry(self.adapter, number)?;
         let through = &self.own.target;
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
             return None;
         }
         // Other senders use the queue while a message of several packets arrives.
-        let target =
-            through.with_receives(&peer, &entry, number, through.entry.project(|entry| &entry.srq_taken))?;
-        let _wired = self.adapter.xrc_srqs.get(number).and_then(|srq| srq.poll_network());
+        let target = through.with_receives(
+            &peer,
+            &entry,
+            number.get(),
+            through.entry.project(|entry| &entry.srq_taken),
+        )?;
+        let _wired = self.adapter.xrc_srqs.get(number.get()).and_then(|srq| srq.poll_network());
         Some(ResponderScope {
             target,
             keys: RemoteKeys::default(),
@@ -126,7 +139,11 @@ impl ResponderMemory {
     /// The scope of the current request.
     #[inline]
     fn scope(&mut self) -> Option<&mut ResponderScope> {
-        if self.selected == 0 { Some(&mut self.own) } else { self.queues.get_mut(&self.selected) }
+        if self.selected == Srqn::default() {
+            Some(&mut self.own)
+        } else {
+            self.queues.get_mut(&self.selected)
+        }
     }
 
     #[inline]
@@ -196,7 +213,7 @@ impl ResponderMemory {
     /// Executes the atomic operation that `wr` describes; the value before it.
     pub(super) fn change(&mut self, wr: &SendWr<'_>) -> Result<u64, NakReason> {
         let me = self.adapter.id.pid;
-        self.with_mr(ACCESS_REMOTE_ATOMIC, (wr.rkey, wr.remote_addr, 8), |window, peer| {
+        self.with_mr(ACCESS_REMOTE_ATOMIC, (wr.rkey.get(), wr.remote_addr, 8), |window, peer| {
             atomic_word(window, peer, me, wr)
         })
     }
@@ -235,7 +252,11 @@ impl ResponderMemory {
         }
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
-        let scope = if *queue == 0 { own } else { queues.get_mut(queue).ok_or(DeliveryError::Protection)? };
+        let scope = if *queue == Srqn::default() {
+            own
+        } else {
+            queues.get_mut(queue).ok_or(DeliveryError::Protection)?
+        };
         let ResponderScope { target, keys, queue, peer, .. } = scope;
         let _lease = lease(queue, me).map_err(|_| DeliveryError::Protection)?;
         let _announced = Announced::new(target, peer);
@@ -247,7 +268,7 @@ impl ResponderMemory {
     /// Completes the receive of the current message.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), PushError> {
         let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
-        let scope = if queue == 0 { Some(&self.own) } else { self.queues.get(&queue) };
+        let scope = if queue == Srqn::default() { Some(&self.own) } else { self.queues.get(&queue) };
         // A queue that was destroyed has no completions.
         let Some(scope) = scope else { return Ok(()) };
         let Ok(_lease) = lease(&scope.queue, self.adapter.id.pid) else { return Ok(()) };
@@ -255,8 +276,8 @@ impl ResponderMemory {
             Ok(true) => scope.peer.signal(scope.target.cq.channel()),
             Ok(false) => {}
             Err(error) => {
-                if queue != 0 && error == PushError::Full {
-                    scope.peer.send(Message::new(Op::XrcSrqEvent, [queue, srq_event::CQ_OVERRUN]));
+                if queue != Srqn::default() && error == PushError::Full {
+                    scope.peer.send(Message::new(Op::XrcSrqEvent, [queue.get(), srq_event::CQ_OVERRUN]));
                 }
                 return Err(error);
             }
@@ -266,13 +287,13 @@ impl ResponderMemory {
 
     /// Whether the queue pair is in a state to take datagrams.
     pub(super) fn takes_datagrams(&self) -> bool {
-        self.own.target.responder_status(0) == ResponderStatus::Ready
+        self.own.target.responder_status(Qpn::default()) == ResponderStatus::Ready
     }
 
     /// Completes a datagram's receive. A full completion queue is reported to its owner: the sender gets no error.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
         if self.complete(cqe, solicited) == Err(PushError::Full) {
-            self.own.peer.send(Message::new(Op::CqOverrun, [self.own.target.qpn()]));
+            self.own.peer.send(Message::new(Op::CqOverrun, [self.own.target.qpn().get()]));
         }
     }
 
@@ -289,7 +310,7 @@ impl ResponderMemory {
 impl Drop for ResponderMemory {
     /// Flushes the receive of an incomplete message over an XRC connection: the queue pair does not own the receive.
     fn drop(&mut self) {
-        if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != 0) {
+        if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != Srqn::default()) {
             let flushed = Cqe { status: WC_WR_FLUSH_ERR as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
             let _ = self.complete(flushed, true);
         }

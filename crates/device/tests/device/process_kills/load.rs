@@ -13,6 +13,7 @@ use millstream_device::types::{
     WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, Wc,
 };
 use millstream_device::{Channel, Cq, Errno, Mr, Srq};
+use millstream_quantity::{Qpn, Rkey};
 use millstream_shm::poll_readable;
 use serde::{Deserialize, Serialize};
 
@@ -237,7 +238,7 @@ impl<'a> Load<'a> {
     fn addresses(&self) -> Addresses {
         let place = |i: usize| (self.memory[i].start as u64, self.mrs[i].key());
         Addresses {
-            numbers: std::array::from_fn(|i| self.connections[i].qp.qpn()),
+            numbers: std::array::from_fn(|i| self.connections[i].qp.qpn().get()),
             big: place(0),
             small: place(1),
         }
@@ -303,7 +304,7 @@ impl<'a> Load<'a> {
             some |= n != 0;
             for wc in &out[..n] {
                 let connection =
-                    self.connections.iter().position(|connection| connection.qp.qpn() == wc.qp_num);
+                    self.connections.iter().position(|connection| connection.qp.qpn() == Qpn::new(wc.qp_num));
                 let connection = connection.expect("a completion of one of our queue pairs");
                 if received { self.received(connection, wc) } else { self.sent(connection, wc) }
             }
@@ -378,7 +379,7 @@ impl<'a> Load<'a> {
             imm,
             sges: &sges,
             remote_addr: base + at,
-            rkey: key,
+            rkey: Rkey::new(key),
             compare_add: if opcode == WR_ATOMIC_CMP_AND_SWP { count } else { 1 },
             swap: count + 1,
             ..SendWr::default()

@@ -12,6 +12,7 @@ use millstream_device::types::{
     WC_FLAG_WITH_IMM, WC_FLAG_WITH_INV, WC_SUCCESS, Wc,
 };
 use millstream_device::{Channel, Context, Cq, Errno, Mr, Pd, Qp, gid};
+use millstream_quantity::{Qpn, Rkey};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{self, Kind, Memory};
@@ -245,7 +246,7 @@ pub(crate) fn attributes(setup: &Setup, state: QpState, dest_qpn: u32) -> QpAttr
         access: setup.access,
         port: 1,
         path_mtu: 5,
-        dest_qpn,
+        dest_qpn: Qpn::new(dest_qpn),
         max_rd_atomic: 16,
         max_dest_rd_atomic: 16,
         min_rnr_timer: setup.min_rnr_timer,
@@ -356,7 +357,7 @@ impl Actor {
                 let queues = Queues::new(&self.context, &self.pd, &setup)?;
                 let number = queues.qp.qpn();
                 self.queues = Some(queues);
-                return Ok(Reply::Number(number));
+                return Ok(Reply::Number(number.get()));
             }
             Command::Modify(state, setup) => {
                 let state = QpState::from_raw(state).expect("a state");
@@ -434,7 +435,7 @@ impl Actor {
                 }
                 return Ok(Reply::Number(child as u32));
             }
-            Command::Number => return Ok(Reply::Number(self.qp().qpn())),
+            Command::Number => return Ok(Reply::Number(self.qp().qpn().get())),
             Command::Keep => self.kept.extend(self.queues.take()),
             Command::State => return Ok(Reply::Number(self.qp().state() as u32)),
             Command::Destroy => {
@@ -483,7 +484,7 @@ impl Actor {
             imm: request.imm,
             sges,
             remote_addr: request.remote_addr,
-            rkey: request.rkey,
+            rkey: Rkey::new(request.rkey),
             compare_add: request.compare_add,
             swap: request.swap,
             ..SendWr::default()
@@ -505,7 +506,7 @@ impl Actor {
                     flags: request.flags,
                     imm: request.imm,
                     remote_addr: request.remote_addr,
-                    rkey: request.rkey,
+                    rkey: Rkey::new(request.rkey),
                     compare_add: request.compare_add,
                     swap: request.swap,
                     ..SendWr::default()
