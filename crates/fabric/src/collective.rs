@@ -65,6 +65,11 @@ impl Collectives {
         Ok(Collectives { region, next, previous, half, operations: 0, arrived: [0; 3], timeout })
     }
 
+    /// Changes the longest wait of later operations.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
     /// The bytes of all nodes, in the order of node numbers. All nodes give the same number of bytes.
     ///
     /// # Errors

@@ -117,6 +117,16 @@ pub enum FabricError {
         /// The node.
         node: NodeNumber,
     },
+    /// The node has no card, or the range is not in the memory of its card.
+    #[error("bytes {offset} to {offset} + {length} are not memory of a card of {node}")]
+    NoCard {
+        /// The node.
+        node: NodeNumber,
+        /// Start of the range (bytes).
+        offset: u64,
+        /// Its length (bytes).
+        length: u64,
+    },
     /// The deadline passed.
     #[error("no result after {waited:?}")]
     TimedOut {
@@ -137,6 +147,14 @@ pub trait Fabric {
 
     /// Registers `size` zero bytes of this node.
     fn register(&mut self, size: usize) -> RegionId;
+
+    /// Registers a part of the memory of this node's card. The region is [`FabricError::Gone`] when the card's lease ends.
+    ///
+    /// # Errors
+    /// [`FabricError::NoCard`].
+    fn register_card(&mut self, offset: u64, size: usize) -> Result<RegionId, FabricError> {
+        Err(FabricError::NoCard { node: self.here(), offset, length: size as u64 })
+    }
 
     /// Ends a region of this node. Operations on it fail from here on.
     ///
@@ -197,6 +215,22 @@ pub trait Fabric {
         offset: u64,
         into: &mut [u8],
     ) -> Result<(), FabricError>;
+
+    /// As [`Fabric::get`], into a region of this node.
+    ///
+    /// # Errors
+    /// As [`Fabric::get`], also of the target.
+    fn get_region(
+        &mut self,
+        from: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        into: Span,
+    ) -> Result<(), FabricError> {
+        let mut data = vec![0; into.length];
+        self.get(from, region, offset, &mut data)?;
+        self.store(into.region, into.offset, &data)
+    }
 
     /// Adds to a little-endian word of 8 bytes, and returns its previous value.
     ///

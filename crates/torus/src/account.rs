@@ -27,6 +27,8 @@ pub struct Account {
     pub repeated: u64,
     /// Bytes of payload in place.
     pub delivered_bytes: u64,
+    /// Bytes of payload that applications copied through staging memory; none for operations between regions.
+    pub staged_bytes: u64,
     /// Operations refused.
     pub refused: u64,
     /// Packets with wrong headers.
@@ -55,6 +57,7 @@ impl Account {
             in_slots: engine.waiting(),
             repeated: engine.repeated_and_foreign().0,
             delivered_bytes: counters.delivered_bytes,
+            staged_bytes: counters.staged_bytes,
             refused: counters.refused,
             malformed: counters.malformed,
             epoch: engine.epoch().0,
@@ -74,6 +77,7 @@ impl Account {
         self.in_slots += other.in_slots;
         self.repeated += other.repeated;
         self.delivered_bytes += other.delivered_bytes;
+        self.staged_bytes += other.staged_bytes;
         self.refused += other.refused;
         self.malformed += other.malformed;
         self.epoch = self.epoch.max(other.epoch);

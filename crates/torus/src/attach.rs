@@ -19,6 +19,8 @@ pub(crate) enum AttachRequest {
     Monitor,
     /// Registers the memory behind the descriptor that comes with it.
     Register { length: u64 },
+    /// Registers a part of the node's card.
+    RegisterCard { offset: u64, length: u64 },
     /// Ends a region.
     Deregister { region: u64 },
 }
@@ -41,8 +43,10 @@ pub(crate) enum AttachReply {
     Attached { dimensions: String, node: u32, mailbox: u64 },
     /// With the descriptor of the health page.
     Health,
-    /// A region was registered, or ended.
+    /// A region was registered, or ended. With the descriptor of the card's memory if it is a part of that.
     Region { region: u64 },
+    /// The node has no card, or the range exceeds the card's memory.
+    NoCard,
     /// The request was refused.
     Failed { reason: String },
 }

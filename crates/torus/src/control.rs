@@ -1,9 +1,9 @@
 //! The memory between an application and its node process: rings of commands, completions and events; counters.
 //!
 //! ```text
-//!   0     64        128       192         256         320      384      448    512       576       640
-//!   magic commands  commands  completions completions events   events   lost   node      app       signal
-//!         taken     posted    taken       posted      taken    posted   events waits     waits
+//!   0     64        128       192         256         320      384      448    512       576       640    704
+//!   magic commands  commands  completions completions events   events   lost   node      app       signal card
+//!         taken     posted    taken       posted      taken    posted   events waits     waits            gone
 //!   4096: commands (8 words) │ completions (4) │ events (5) │ counters │ lost nodes │ staging
 //! ```
 //! Each word has one writer, except `waits` flags. Both sides take the other's words as input.
@@ -39,6 +39,7 @@ const LOST_EVENTS: usize = 448;
 const NODE_WAITS: usize = 512;
 const APPLICATION_WAITS: usize = 576;
 const SIGNAL: usize = 640;
+const CARD_GONE: usize = 704;
 const FIRST_COUNTER: usize = EVENTS.end();
 const LOST_NODES: usize = FIRST_COUNTER + 8 * ALL_COUNTERS as usize;
 const STAGING_AT: usize = (LOST_NODES + (1 << 16) / 8).next_multiple_of(4096);
@@ -210,7 +211,7 @@ impl Control {
     /// Offset in the memory of a place in the staging part, if the range is inside.
     #[must_use]
     pub fn staging(at: u64, length: u32) -> Option<u64> {
-        (at <= STAGING && u64::from(length) <= STAGING - at).then_some(STAGING_AT as u64 + at)
+        (at <= STAGING && u64::from(length) <= STAGING - at).then(|| STAGING_AT as u64 + at)
     }
 
     fn mapping(&self) -> &Mapping {
@@ -369,6 +370,17 @@ impl Control {
     pub fn is_lost(&self, node: NodeNumber) -> bool {
         self.word(LOST_NODES + 8 * (node.index() / 64)).load(Ordering::Acquire) >> (node.index() % 64) & 1
             == 1
+    }
+
+    /// Node: the lease of its card has ended.
+    pub fn set_card_gone(&self) {
+        self.word(CARD_GONE).store(1, Ordering::Release);
+    }
+
+    /// Application: whether the lease of the node's card has ended.
+    #[must_use]
+    pub fn card_is_gone(&self) -> bool {
+        self.word(CARD_GONE).load(Ordering::Acquire) != 0
     }
 
     /// Node: wakes the application if it waits.

@@ -11,6 +11,7 @@
 pub mod account;
 pub mod application;
 mod attach;
+pub mod card;
 pub mod control;
 pub mod engine;
 mod exchange;

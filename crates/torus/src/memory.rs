@@ -7,7 +7,9 @@ use std::sync::atomic::{Ordering, fence};
 
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
-use millstream_shm::{Mapping, Memfd};
+use millstream_shm::{Mapping, Memfd, PAGE};
+
+use crate::card::LeasedCard;
 
 /// A range exceeds its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +29,8 @@ pub struct Memory {
     // First, so that it is deregistered before it is unmapped.
     region: Option<Region>,
     mapping: Arc<Mapping>,
+    /// The card whose memory this is.
+    card: Option<Arc<LeasedCard>>,
 }
 
 impl Memory {
@@ -55,7 +59,44 @@ impl Memory {
     fn of(memfd: &Memfd, device: Option<(&Device, Access)>) -> io::Result<Memory> {
         let mapping = Arc::new(memfd.map()?);
         let region = device.map(|(device, access)| register(device, memfd, &mapping, access)).transpose()?;
-        Ok(Memory { region, mapping })
+        Ok(Memory { region, mapping, card: None })
+    }
+
+    /// Maps a part of a card's memory, for the process that holds its lease.
+    ///
+    /// # Errors
+    /// The range is not whole pages of the card's memory, or the system or the device refuses.
+    pub fn of_card(
+        card: &Arc<LeasedCard>,
+        offset: u64,
+        length: usize,
+        device: &Device,
+        access: Access,
+    ) -> io::Result<Memory> {
+        let descriptor = card.descriptor()?;
+        let mapping = Arc::new(map_part(&descriptor, offset, length)?);
+        let failed = |error: MemoryError| io::Error::other(error);
+        let region = if device.is_soft() {
+            Region::dmabuf(device, descriptor, offset, length, access).map_err(failed)?
+        } else {
+            Region::mapped(device, Arc::clone(&mapping), 0, length, access).map_err(failed)?
+        };
+        Ok(Memory { region: Some(region), mapping, card: Some(Arc::clone(card)) })
+    }
+
+    /// Maps a part of a card's memory, for an application.
+    ///
+    /// # Errors
+    /// The range is not whole pages of the memory, or the system refuses.
+    pub fn part_of(descriptor: &OwnedFd, offset: u64, length: usize) -> io::Result<Memory> {
+        let mapping = Arc::new(map_part(descriptor, offset, length)?);
+        Ok(Memory { region: None, mapping, card: None })
+    }
+
+    /// False once the lease of the card whose memory this is has ended: nobody here may use the memory then.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.card.as_ref().is_none_or(|card| card.is_leased())
     }
 
     /// Size (bytes).
@@ -152,6 +193,22 @@ impl Memory {
             }
         }
     }
+}
+
+/// Maps whole pages of sealed memory.
+fn map_part(descriptor: &OwnedFd, offset: u64, length: usize) -> io::Result<Mapping> {
+    let invalid = |what: String| io::Error::new(io::ErrorKind::InvalidInput, what);
+    if !offset.is_multiple_of(PAGE as u64) || length == 0 {
+        return Err(invalid(format!("{length} bytes at {offset} do not begin with a page of {PAGE} bytes")));
+    }
+    let size = millstream_shm::file_len(descriptor.as_fd())? as u64;
+    if !millstream_shm::is_sealed(descriptor.as_fd()) {
+        return Err(invalid("card memory is not sealed against shrinking".to_owned()));
+    }
+    if offset > size || length as u64 > size - offset {
+        return Err(invalid(format!("{length} bytes at {offset} exceed card memory of {size} bytes")));
+    }
+    Mapping::new(descriptor.as_fd(), offset as usize, length, true)
 }
 
 /// Registers by descriptor with the soft device, which maps it in other processes; else by address.

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use millstream_card_abi::CardName;
 use millstream_health::Timers;
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::engine::EngineOptions;
@@ -88,12 +89,18 @@ pub(crate) struct TorusRunOptions {
     dimensions: Dimensions,
     #[command(flatten)]
     engine: EngineArguments,
+    /// Card of each node, whose memory programs may register; {node} stands for the node's number
+    #[arg(long, value_name = "NAME")]
+    card: Option<String>,
     /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on
     #[arg(long, default_value_t = 0, value_name = "N")]
     supervisors: usize,
     /// Multiply all monitoring periods, for overloaded hosts; at 1 a death is known after 0.3 s
     #[arg(long, default_value_t = 1, value_name = "FACTOR", value_parser = clap::value_parser!(u64).range(1..=1000))]
     period_factor: u64,
+    /// Run PROGRAM once instead of beside each node: it is a launcher such as mpirun, whose processes attach by their ranks
+    #[arg(long, conflicts_with = "supervisors")]
+    once: bool,
     /// Print the account of packets as JSON
     #[arg(long)]
     json: bool,
@@ -121,6 +128,9 @@ pub(crate) struct TorusNodeOptions {
     /// Time to poll before the process sleeps, in microseconds
     #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
     spin: u64,
+    /// Card of this host: the node acquires its lease, and programs may register its memory
+    #[arg(long, value_name = "NAME")]
+    card: Option<CardName>,
     /// Supervisors; without any, the node does not watch its links
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
@@ -254,6 +264,7 @@ fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Resu
         engine: options.engine.options(),
         spin: Duration::from_micros(options.spin),
         supervisors: options.supervisors.clone(),
+        card: options.card.clone(),
         timers: (!options.supervisors.is_empty()).then(|| Timers::default().scaled(options.period_factor)),
     })?;
     Ok(ExitCode::SUCCESS)

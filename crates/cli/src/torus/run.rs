@@ -26,6 +26,7 @@ pub(super) fn run(
         arguments: vec!["torus".into()],
         node_arguments,
         device: device.map(ToString::to_string),
+        card: options.card.clone(),
         supervisors: options.supervisors,
         period_factor: options.period_factor,
     };
@@ -43,6 +44,8 @@ pub(super) fn run(
         for (node, status) in ended.into_iter().filter(|(_, status)| !status.success()) {
             failures.push(format!("the application of {node} ended with {status}"));
         }
+    } else if options.once {
+        torus.run_once(&options.program)?;
     } else {
         torus.run(&options.program)?;
     }

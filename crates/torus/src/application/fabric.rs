@@ -29,9 +29,21 @@ impl Fabric for TorusNode {
         }
     }
 
+    fn register_card(&mut self, offset: u64, size: usize) -> Result<RegionId, FabricError> {
+        let none = FabricError::NoCard { node: self.here, offset, length: size as u64 };
+        match self.register_card_memory(offset, size) {
+            Ok(region) => region.ok_or(none),
+            Err(error) => {
+                tracing::error!("{}: cannot register {size} bytes of the card: {error}", self.here);
+                Err(FabricError::NodeLost { node: self.here })
+            }
+        }
+    }
+
     fn deregister(&mut self, region: RegionId) -> Result<(), FabricError> {
-        self.own(region)?;
-        self.regions.remove(&region);
+        let missing = FabricError::NoRegion { node: self.here, region: region.0 };
+        self.regions.remove(&region).ok_or(missing)?;
+        self.card_regions.remove(&region);
         let lost = FabricError::NodeLost { node: self.here };
         let request = AttachRequest::Deregister { region: region.0 };
         send(&self.connection, &request, &[]).map_err(|_| lost)?;
@@ -126,6 +138,31 @@ impl Fabric for TorusNode {
             offset = offset.wrapping_add(part.len() as u64);
         }
         Ok(())
+    }
+
+    fn get_region(
+        &mut self,
+        from: NodeNumber,
+        region: RegionId,
+        offset: u64,
+        into: Span,
+    ) -> Result<(), FabricError> {
+        self.check_put(from, Notification::None)?;
+        self.own_range(into.region, into.offset, into.length)?;
+        let mut cookies = Vec::new();
+        let mut done = 0;
+        while done < into.length {
+            let length = (into.length - done).min(REGION_CHUNK) as u32;
+            let (at, offset) = (into.offset + done as u64, offset.wrapping_add(done as u64));
+            let kind = CommandKind::Get { local: into.region, at, length };
+            let length = u64::from(length);
+            let pending = Pending { target: from, region, offset, length, staged: None, awaited: true };
+            cookies.push(self.post(Command { kind, target: from, cookie: 0, region, offset }, pending)?);
+            done += length as usize;
+        }
+        // All results are taken, also those behind a failure.
+        let results: Vec<_> = cookies.into_iter().map(|cookie| self.result(cookie)).collect();
+        results.into_iter().try_for_each(|result| result.map(drop))
     }
 
     fn fetch_add(

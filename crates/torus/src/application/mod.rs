@@ -1,6 +1,9 @@
 //! The torus for an application process: [`Fabric`](millstream_fabric::Fabric) over the rings of its node process.
 
+mod environment;
 mod fabric;
+
+pub use environment::environment_names_a_node;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
@@ -20,6 +23,9 @@ use crate::staging::Staging;
 
 /// Environment variable with the address of the node process.
 pub const ENV_SOCKET: &str = "MILLSTREAM_TORUS_SOCKET";
+/// Environment variable with the addresses of all node processes, where `{rank}` stands for the rank that a launcher such as
+/// `mpirun` gives to a process.
+pub const ENV_SOCKETS: &str = "MILLSTREAM_TORUS_SOCKETS";
 /// Environment variable with the node's number.
 pub const ENV_RANK: &str = "MILLSTREAM_TORUS_RANK";
 /// Environment variable with the number of nodes.
@@ -44,6 +50,11 @@ pub enum AttachError {
     /// The environment has no address.
     #[error("{ENV_SOCKET} is not set: start this program with `millstream torus run -- PROGRAM`")]
     NoEnvironment,
+    /// The environment has the addresses of all nodes, but no launcher gave this process a rank.
+    #[error(
+        "{ENV_SOCKETS} is set, but no rank (OMPI_COMM_WORLD_RANK, PMI_RANK, SLURM_PROCID): start this program with mpirun or srun"
+    )]
+    NoRank,
     /// The node process cannot be reached, or has another version.
     #[error("cannot attach to the node process at {socket:?}: {cause}")]
     Node {
@@ -84,6 +95,8 @@ pub struct TorusNode {
     connection: Connection,
     wake: EventFd,
     regions: BTreeMap<RegionId, Memory>,
+    /// Those that are memory of the node's card.
+    card_regions: BTreeSet<RegionId>,
     staging: Staging,
     pending: HashMap<u32, Pending>,
     results: HashMap<u32, Result<u64, FabricError>>,
@@ -102,8 +115,7 @@ impl TorusNode {
     /// # Errors
     /// [`AttachError`].
     pub fn from_environment() -> Result<TorusNode, AttachError> {
-        let socket = std::env::var(ENV_SOCKET).map_err(|_| AttachError::NoEnvironment)?;
-        TorusNode::attach(&socket)
+        TorusNode::attach(&environment::socket()?)
     }
 
     /// Attaches to a node process of the same user on this host.
@@ -120,7 +132,7 @@ impl TorusNode {
             AttachReply::Failed { reason } => {
                 return Err(AttachError::Refused { socket: socket.to_owned(), reason });
             }
-            AttachReply::Region { .. } | AttachReply::Health => {
+            AttachReply::Region { .. } | AttachReply::NoCard | AttachReply::Health => {
                 return Err(failed(io::ErrorKind::InvalidData.into()));
             }
         };
@@ -138,6 +150,7 @@ impl TorusNode {
             connection,
             wake,
             regions: BTreeMap::new(),
+            card_regions: BTreeSet::new(),
             staging: Staging::new(),
             pending: HashMap::new(),
             results: HashMap::new(),
@@ -151,6 +164,9 @@ impl TorusNode {
     }
 
     fn own(&self, region: RegionId) -> Result<&Memory, FabricError> {
+        if self.card_regions.contains(&region) && self.control.card_is_gone() {
+            return Err(FabricError::Gone { node: self.here, region: region.0 });
+        }
         self.regions.get(&region).ok_or(FabricError::NoRegion { node: self.here, region: region.0 })
     }
 
@@ -403,8 +419,23 @@ impl TorusNode {
                 Ok(RegionId(region))
             }
             AttachReply::Failed { reason } => Err(io::Error::other(reason)),
-            AttachReply::Attached { .. } | AttachReply::Health => Err(io::ErrorKind::InvalidData.into()),
+            AttachReply::Attached { .. } | AttachReply::NoCard | AttachReply::Health => {
+                Err(io::ErrorKind::InvalidData.into())
+            }
         }
+    }
+
+    /// Registers a part of the node's card. `None` if the node has no such memory.
+    fn register_card_memory(&mut self, offset: u64, size: usize) -> io::Result<Option<RegionId>> {
+        send(&self.connection, &AttachRequest::RegisterCard { offset, length: size as u64 }, &[])?;
+        let (reply, descriptors) = receive::<AttachReply>(&self.connection)?;
+        let (AttachReply::Region { region }, Some(descriptor)) = (reply, descriptors.first()) else {
+            return Ok(None);
+        };
+        let region = RegionId(region);
+        self.regions.insert(region, Memory::part_of(descriptor, offset, size)?);
+        self.card_regions.insert(region);
+        Ok(Some(region))
     }
 
     /// Memory of a region of this application.

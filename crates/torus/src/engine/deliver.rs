@@ -138,7 +138,11 @@ impl Engine {
     fn take_reply(&mut self, header: &Header, arrived: Arrived<'_>) {
         if header.kind == Kind::GetData {
             let Some((memory, at)) = self.operations.data_place(header) else {
-                self.counters.malformed += 1;
+                if self.operations.has_ended(header) {
+                    self.counters.not_executed += 1;
+                } else {
+                    self.counters.malformed += 1;
+                }
                 return;
             };
             if self.copy_payload(arrived, &memory, at, header.length) {

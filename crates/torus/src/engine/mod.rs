@@ -116,6 +116,8 @@ pub enum Event {
 pub struct EngineCounters {
     /// Payload bytes copied from slots to memory.
     pub delivered_bytes: u64,
+    /// Payload bytes that the application copies through staging memory.
+    pub staged_bytes: u64,
     /// Packets that a pair dropped because an earlier one is missing, or repeats.
     pub not_executed: u64,
     /// Operations of other nodes that were refused.
@@ -396,6 +398,21 @@ impl Engine {
         self.events.clear();
     }
 
+    /// Leases of cards may have ended: operations on their memory fail.
+    pub fn handle_lost_memory(&mut self) {
+        self.regions.end_dead();
+        for reader in self.operations.lose_memory(&mut self.events) {
+            // As every refusal: the reader counts them.
+            let receiver = self.receivers.entry(reader).or_default();
+            receiver.refusals = receiver.refusals.wrapping_add(1);
+        }
+    }
+
+    /// Payload of an operation goes through memory that is neither its source nor its target.
+    pub fn count_staged(&mut self, bytes: u32) {
+        self.counters.staged_bytes += u64::from(bytes);
+    }
+
     /// Moves packets until nothing can move. Returns whether anything did.
     pub fn run(&mut self, links: &mut impl Links) -> bool {
         let mut worked = false;
@@ -490,8 +507,9 @@ impl Engine {
                     Origin::Injected(packet) => {
                         let payload = self.operations.payload(packet);
                         if payload.is_none() {
-                            // A repeat of what is acknowledged by now: never executed.
-                            header.length = 0;
+                            // A repeat of what is acknowledged by now is never executed. What lost its memory is refused.
+                            (header.kind, header.region, header.length) = (Kind::Put, 0, 0);
+                            header.notification = millstream_fabric::Notification::None;
                         }
                         let payload = payload.unwrap_or(Payload::Bytes(&[]));
                         links.send(direction, sent.slot, &header, payload);

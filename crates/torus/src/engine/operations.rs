@@ -322,6 +322,9 @@ impl Operations {
         let length = (total - start).min(self.packet);
         match &entry.work {
             Work::Request(Request::Put { source, .. }) | Work::Reply(_, Reply::Data { source, .. }) => {
+                if !source.memory.is_live() {
+                    return None;
+                }
                 let offset = source.offset + u64::from(start);
                 Some(Payload::Memory { memory: &source.memory, offset, length })
             }
@@ -400,8 +403,13 @@ impl Operations {
         let entry = self.get(OperationId(header.operation))?;
         let Work::Request(Request::Get { into, length, .. }) = &entry.work else { return None };
         let end = header.offset.checked_add(header.length.into())?;
-        let fits = entry.target == header.source && end <= u64::from(*length);
+        let fits = entry.target == header.source && end <= u64::from(*length) && into.memory.is_live();
         fits.then(|| (Arc::clone(&into.memory), into.offset + header.offset))
+    }
+
+    /// Whether the operation of a reply has ended: it failed, or its node was lost.
+    pub(super) fn has_ended(&self, header: &Header) -> bool {
+        self.get(OperationId(header.operation)).is_none()
     }
 
     /// Data of a get are in place.
@@ -450,6 +458,36 @@ impl Operations {
             })
             .collect();
         ids.into_iter().for_each(|id| self.fail(id, failure, events));
+    }
+
+    /// Cards' leases have ended: operations on their memory fail, and readers of it learn so. Returns these readers' nodes,
+    /// one for each refusal.
+    pub(super) fn lose_memory(&mut self, events: &mut VecDeque<Event>) -> Vec<NodeNumber> {
+        let dead: Vec<_> = (self.entries.iter().enumerate())
+            .filter_map(|(index, (generation, entry))| {
+                let entry = entry.as_ref()?;
+                let (memory, answers) = match &entry.work {
+                    Work::Request(Request::Put { source, .. }) => (&source.memory, None),
+                    Work::Request(Request::Get { into, .. }) => (&into.memory, None),
+                    Work::Reply(operation, Reply::Data { source, .. }) => (&source.memory, Some(*operation)),
+                    _ => return None,
+                };
+                let id = OperationId(generation << INDEX_BITS | index as u32);
+                (!memory.is_live()).then_some((id, entry.target, answers))
+            })
+            .collect();
+        let mut readers = Vec::new();
+        for (id, target, answers) in dead {
+            match answers {
+                None => self.fail(id, Failure::Gone, events),
+                Some(operation) => {
+                    drop(self.remove(id));
+                    self.reply(target, operation, Reply::Refused(Failure::Gone));
+                    readers.push(target);
+                }
+            }
+        }
+        readers
     }
 
     /// The application is gone: nobody learns of completions.

@@ -66,6 +66,13 @@ impl Regions {
         }
     }
 
+    /// Ends regions of cards whose lease has ended.
+    pub(super) fn end_dead(&mut self) {
+        let dead: Vec<_> =
+            self.live.iter().filter(|(_, memory)| !memory.is_live()).map(|(&id, _)| id).collect();
+        dead.into_iter().for_each(|id| self.end(id));
+    }
+
     fn remember(&mut self, id: RegionId) {
         if self.gone.len() >= REMEMBERED {
             self.gone.pop_first();
@@ -87,6 +94,9 @@ impl Regions {
         let Some(memory) = self.live.get(&id) else {
             return Err(if self.gone.contains(&id) { RegionError::Gone } else { RegionError::NoRegion });
         };
+        if !memory.is_live() {
+            return Err(RegionError::Gone);
+        }
         memory.check(offset, length).map_err(RegionError::Bounds)?;
         Ok(memory)
     }

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::account::Account;
-use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET};
-use crate::node::{NodeCommand, NodeMessage};
+use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET, ENV_SOCKETS};
+use crate::node::{NodeCommand, NodeMessage, socket_names};
 use crate::service::TorusState;
 use applications::Applications;
 use attendant::Attendant;
@@ -39,6 +39,8 @@ pub struct Launcher {
     pub node_arguments: Vec<OsString>,
     /// Device for the node processes, as in `MILLSTREAM_DEVICE`.
     pub device: Option<String>,
+    /// Name of each node's card; `{node}` stands for the node's number.
+    pub card: Option<String>,
     /// Supervisors. With any, each node has a host monitor, and the torus survives the death of its processes.
     pub supervisors: usize,
     /// Factor of all monitoring periods.
@@ -135,6 +137,9 @@ impl Launcher {
         for node in self.dimensions.all() {
             let mut command = self.command("node", key);
             command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
+            if let Some(card) = &self.card {
+                command.args(["--card", &card.replace("{node}", &node.0.to_string())]);
+            }
             self.watch(&mut command, &watched);
             torus.nodes.push(NodeChild::start(node, command)?);
         }
@@ -229,16 +234,8 @@ impl LaunchedTorus {
     /// # Errors
     /// [`LaunchError`] of the first application or node that failed; the others are ended.
     pub fn run(&mut self, program: &[OsString]) -> Result<(), LaunchError> {
-        let mut applications = self.start(program)?;
-        while applications.is_running() {
-            if let Some((node, status)) = applications.look()?
-                && !status.success()
-            {
-                return Err(LaunchError::Application { node, status });
-            }
-            self.nodes.iter_mut().try_for_each(NodeChild::check)?;
-        }
-        Ok(())
+        let applications = self.start(program)?;
+        self.watch_over(applications)
     }
 
     /// Runs applications as [`LaunchedTorus::run`] does, but to their own ends, whatever dies. `watch` is called again and
@@ -259,6 +256,36 @@ impl LaunchedTorus {
         }
         ended.sort_by_key(|&(node, _)| node);
         Ok(ended)
+    }
+
+    /// Runs one program for the whole torus, for example `mpirun`: each of its processes attaches to the node of its rank.
+    ///
+    /// # Errors
+    /// As [`LaunchedTorus::run`]; the program's failure is that of node 0.
+    pub fn run_once(&mut self, program: &[OsString]) -> Result<(), LaunchError> {
+        let mut applications = Applications::default();
+        let Some((name, arguments)) = program.split_first() else { return Ok(()) };
+        let mut command = Command::new(name);
+        command
+            .args(arguments)
+            .env(ENV_SOCKETS, socket_names(self.key))
+            .env(ENV_SIZE, self.dimensions.nodes().to_string())
+            .env(ENV_DIMENSIONS, self.dimensions.to_string())
+            .stdin(Stdio::null());
+        applications.start(NodeNumber(0), command)?;
+        self.watch_over(applications)
+    }
+
+    fn watch_over(&mut self, mut applications: Applications) -> Result<(), LaunchError> {
+        while applications.is_running() {
+            if let Some((node, status)) = applications.look()?
+                && !status.success()
+            {
+                return Err(LaunchError::Application { node, status });
+            }
+            self.nodes.iter_mut().try_for_each(NodeChild::check)?;
+        }
+        Ok(())
     }
 
     fn start(&self, program: &[OsString]) -> Result<Applications, LaunchError> {

@@ -13,6 +13,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_card_abi::CardName;
 use millstream_fabric::RegionId;
 use millstream_health::Timers;
 use millstream_quantity::Instant;
@@ -26,6 +27,7 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 
 use crate::account::Account;
 use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::card::LeasedCard;
 use crate::engine::{Engine, EngineOptions};
 use crate::health_page::HealthPage;
 use crate::service::{FromSupervisor, ToSupervisor};
@@ -61,6 +63,8 @@ pub struct NodeOptions {
     pub spin: Duration,
     /// Addresses of the supervisors.
     pub supervisors: Vec<String>,
+    /// The card whose memory applications may register.
+    pub card: Option<CardName>,
     /// Periods of the adapter monitor; without them it does not watch.
     pub timers: Option<Timers>,
 }
@@ -111,6 +115,14 @@ pub enum NodeError {
     /// Completions cannot be polled.
     #[error(transparent)]
     Poll(#[from] PollError),
+    /// The card cannot be used.
+    #[error("card {name}: {cause}")]
+    Card {
+        /// The card.
+        name: CardName,
+        /// The cause.
+        cause: io::Error,
+    },
     /// A system call failed.
     #[error("{what}: {cause}")]
     Io {
@@ -128,7 +140,12 @@ fn context(what: &'static str) -> impl FnOnce(io::Error) -> NodeError {
 /// The abstract socket of a node for applications.
 #[must_use]
 pub fn socket_name(key: u64, node: NodeNumber) -> String {
-    format!("millstream-torus-{key:016x}-{}", node.0)
+    socket_names(key).replace("{rank}", &node.0.to_string())
+}
+
+/// The sockets of all nodes; `{rank}` stands for the node's number.
+pub(crate) fn socket_names(key: u64) -> String {
+    format!("millstream-torus-{key:016x}-{{rank}}")
 }
 
 /// Runs a node process until its standard input ends. Reports go to standard output.
@@ -194,6 +211,8 @@ struct Node {
     input: Input,
     applications: Arc<socket::Listener>,
     streams: Vec<(Direction, Arc<std::net::TcpStream>)>,
+    /// While it is leased.
+    card: Option<Arc<LeasedCard>>,
     service: Service,
     /// The health page for a host monitor.
     health: OwnedFd,
@@ -225,13 +244,14 @@ impl Node {
             return Err(NodeError::NoSuchNode { node: options.node.0, dimensions: torus });
         }
         let device = millstream_rdma::device::open(&options.device)?;
+        let card = lease_card(options)?;
         let wait = WaitOptions { spin: options.spin, ..WaitOptions::default() };
         let waiter = CompletionWaiter::new(&device, wait)?;
         let queue = waiter.completion_queue(VerbsLinks::completions(&options.engine))?;
         let mut links =
             VerbsLinks::new(&device, options.engine).map_err(context("memory for receive slots"))?;
         let mut engine = Engine::new(torus, options.node, options.engine);
-        let port = Port::new(&device, &mut engine, RegionId(options.key))
+        let port = Port::new(&device, card.clone(), &mut engine, RegionId(options.key))
             .map_err(context("memory for an application"))?;
         let socket = socket_name(options.key, options.node);
         let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
@@ -281,6 +301,7 @@ impl Node {
             input,
             applications: Arc::new(applications),
             streams: streams.into_iter().map(|(direction, stream)| (direction, Arc::new(stream))).collect(),
+            card,
             service,
             health,
             departed: false,
@@ -305,6 +326,8 @@ impl Node {
             fds.extend(streams.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
             let application_at = fds.len();
             fds.extend(connection.iter().map(|connection| WaitFd::readable(&**connection)));
+            let (card, card_at) = (self.card.clone(), fds.len());
+            fds.extend(card.iter().map(|card| WaitFd::readable(&**card)));
 
             let deadline = Deadline::after(self.state.sleep());
             let queue = self.state.queue.clone();
@@ -343,6 +366,12 @@ impl Node {
             if gone || self.state.faulty {
                 self.detach()?;
             }
+            if ready.get(card_at) == Some(&true)
+                && let Some(card) = &self.card
+            {
+                card.set_ended();
+            }
+            self.check_lease();
             self.state.tick();
             self.report();
         }
@@ -416,12 +445,22 @@ impl Node {
         Ok(())
     }
 
+    /// Ends what uses the card when its lease has ended.
+    fn check_lease(&mut self) {
+        let Some(card) = self.card.take_if(|card| !card.is_leased()) else { return };
+        tracing::warn!("{}: the lease of card {} has ended", self.options.node, card.name());
+        self.state.engine.handle_lost_memory();
+        self.state.port.control().set_card_gone();
+        self.state.port.control().signal();
+    }
+
     /// The application has gone. Its regions end; the links go on.
     fn detach(&mut self) -> Result<(), NodeError> {
         self.state.engine.detach();
         self.state.faulty = false;
-        self.state.port = Port::new(&self.device, &mut self.state.engine, RegionId(self.options.key))
-            .map_err(context("memory for an application"))?;
+        self.state.port =
+            Port::new(&self.device, self.card.clone(), &mut self.state.engine, RegionId(self.options.key))
+                .map_err(context("memory for an application"))?;
         self.departed = true;
         self.show_lost();
         Ok(())
@@ -447,6 +486,12 @@ impl Node {
         self.streams.retain(|&(other, _)| other != direction);
         self.state.fail_link(direction, "the neighbour's process ended");
     }
+}
+
+fn lease_card(options: &NodeOptions) -> Result<Option<Arc<LeasedCard>>, NodeError> {
+    let Some(name) = &options.card else { return Ok(None) };
+    let card = LeasedCard::acquire(name).map_err(|cause| NodeError::Card { name: name.clone(), cause })?;
+    Ok(Some(Arc::new(card)))
 }
 
 fn await_peers(input: &mut Input) -> Result<Option<Vec<String>>, NodeError> {

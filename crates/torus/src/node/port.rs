@@ -11,6 +11,7 @@ use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::card::LeasedCard;
 use crate::control::{Command, CommandKind, Completion, Control, ControlError};
 use crate::engine::{AtomicOperation, Engine, Event, Failure, Operation, Request, Span};
 use crate::exchange::mailbox_bytes;
@@ -23,6 +24,7 @@ const COMMANDS_PER_LOOK: usize = 64;
 #[derive(Debug)]
 pub(super) struct Port {
     device: Device,
+    card: Option<Arc<LeasedCard>>,
     torus: Dimensions,
     here: NodeNumber,
     mailbox: RegionId,
@@ -33,15 +35,24 @@ pub(super) struct Port {
 }
 
 impl Port {
-    pub(super) fn new(device: &Device, engine: &mut Engine, mailbox: RegionId) -> io::Result<Port> {
+    pub(super) fn new(
+        device: &Device,
+        card: Option<Arc<LeasedCard>>,
+        engine: &mut Engine,
+        mailbox: RegionId,
+    ) -> io::Result<Port> {
         let (torus, here) = (engine.dimensions(), engine.here());
         let (control, control_fd) = Control::create(Some(device))?;
+        if card.as_ref().is_some_and(|card| !card.is_leased()) {
+            control.set_card_gone();
+        }
         let access = Some((device, Access::LOCAL_WRITE));
         let (memory, mailbox_fd) =
             Memory::allocate("millstream-torus-mailbox", mailbox_bytes(torus.nodes()), access)?;
         engine.regions.add_known(mailbox, Arc::new(memory));
         Ok(Port {
             device: device.clone(),
+            card,
             torus,
             here,
             mailbox,
@@ -96,6 +107,7 @@ impl Port {
             other => other?,
         };
         let failed = |reason: String| AttachReply::Failed { reason };
+        let mut memory = None;
         let reply = match request {
             AttachRequest::Attach { .. } | AttachRequest::Monitor => {
                 failed("this application is attached".to_owned())
@@ -104,12 +116,40 @@ impl Port {
                 Ok(region) => AttachReply::Region { region: region.0 },
                 Err(error) => failed(format!("{length} bytes: {error}")),
             },
+            AttachRequest::RegisterCard { offset, length } => {
+                match self.register_card(engine, offset, length)? {
+                    Some((region, descriptor)) => {
+                        memory = Some(descriptor);
+                        AttachReply::Region { region: region.0 }
+                    }
+                    None => AttachReply::NoCard,
+                }
+            }
             AttachRequest::Deregister { region } => {
                 engine.regions.remove(RegionId(region));
                 AttachReply::Region { region }
             }
         };
-        send(&connection, &reply, &[])
+        let memory: Vec<_> = memory.iter().map(OwnedFd::as_fd).collect();
+        send(&connection, &reply, &memory)
+    }
+
+    /// A region in the card's memory, and a descriptor of that memory; `None` if there is no such memory.
+    fn register_card(
+        &self,
+        engine: &mut Engine,
+        offset: u64,
+        length: u64,
+    ) -> io::Result<Option<(RegionId, OwnedFd)>> {
+        let Some(card) = self.card.as_ref().filter(|card| card.is_leased()) else { return Ok(None) };
+        let Ok(length) = usize::try_from(length) else { return Ok(None) };
+        match Memory::of_card(card, offset, length, &self.device, Access::LOCAL_WRITE) {
+            Ok(memory) => Ok(Some((engine.regions.add(Arc::new(memory)), card.descriptor()?))),
+            Err(error) => {
+                tracing::warn!("{}: card {}: {error}", self.here, card.name());
+                Ok(None)
+            }
+        }
     }
 
     fn register(&self, engine: &mut Engine, descriptors: Vec<OwnedFd>, length: u64) -> io::Result<RegionId> {
@@ -142,11 +182,12 @@ impl Port {
         Ok(worked)
     }
 
-    fn operation(&self, engine: &Engine, command: &Command) -> Result<Operation, Failure> {
+    fn operation(&self, engine: &mut Engine, command: &Command) -> Result<Operation, Failure> {
         let (region, offset) = (command.region, command.offset);
-        let span = |local: RegionId, at: u64, length: u32| -> Result<Span, Failure> {
+        let mut span = |local: RegionId, at: u64, length: u32| -> Result<Span, Failure> {
             if local == RegionId(0) {
                 let offset = Control::staging(at, length).ok_or(Failure::Access)?;
+                engine.count_staged(length);
                 return Ok(Span { memory: Arc::clone(self.control.memory()), offset });
             }
             let memory = engine.regions.range(local, at, length.into())?;

@@ -2,6 +2,8 @@
 //!
 //! This program is also every process of the tori: `node …` runs a node process, `application NAME` an application.
 
+mod cards;
+
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -75,6 +77,7 @@ fn node_options(words: &[String]) -> NodeOptions {
         engine: EngineOptions::default(),
         spin: Duration::ZERO,
         supervisors: list(words, "--supervisors"),
+        card: value(words, "--card").map(|name| name.parse().expect("valid")),
         timers: timers(words),
     }
 }
@@ -106,6 +109,7 @@ fn launcher(dimensions: &str) -> Launcher {
         arguments: Vec::new(),
         node_arguments: Vec::new(),
         device: Some("soft".to_owned()),
+        card: None,
         supervisors: 0,
         period_factor: PERIOD_FACTOR,
     }
@@ -124,6 +128,8 @@ fn run_application(name: &str) {
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         }
         "survive" => survive(&mut node),
+        "card_and_host" => cards::between_card_and_host_memory(&mut node),
+        "lost_lease" => cards::use_a_card_until_its_lease_ends(&mut node),
         other => panic!("no application {other}"),
     }
 }
@@ -283,6 +289,7 @@ fn trials() -> Vec<Trial> {
     let example =
         || the_example_prints_what_its_readme_says().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("the_example_prints_what_its_readme_says", example));
+    trials.extend(cards::trials());
     let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("a_failing_application_fails_the_run", failing));
     trials
@@ -299,7 +306,7 @@ fn the_example_prints_what_its_readme_says() -> Result<(), LaunchError> {
     torus.run(&["sh".into(), "-c".into(), script.into()])?;
     torus.finish()?;
     let printed = std::fs::read_to_string(&output).expect("written");
-    let readme = include_str!("../../../examples/6-torus/README.md");
+    let readme = include_str!("../../../../examples/6-torus/README.md");
     assert!(readme.contains(&format!("    {printed}")), "{printed}");
     Ok(())
 }
