@@ -17,6 +17,8 @@ PRELOAD_ARCHIVE := $(TARGET_DIR)/preload/libmillstream_cm.a
 PRELOAD_MAP     := crates/cm/preload.map
 PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 
+FABRIC  := $(TARGET_DIR)/lib/libmillstream_fabric.so
+
 # Symbols are bound at load time. The libraries stay loaded, because their threads outlive a dlclose. A program cannot
 # interpose calls inside a library.
 LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
@@ -212,7 +214,7 @@ setup: ## install missing requirements: Debian packages (without root only liste
 		echo "Rust's target wasm32-unknown-unknown is missing, and 'rustup target add' cannot install it: kernels of cards" \
 			"are built for it. Install the target's standard library for $$(rustc --version)." >&2; exit 1; }
 
-lib: setup $(LIBIBVERBS) $(PRELOAD) ## build lib/libibverbs.so.1 and lib/libmillstream_preload.so under the build directory
+lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) ## build libibverbs.so.1, libmillstream_preload.so and libmillstream_fabric.so in lib under the build directory
 
 # Cargo decides whether an archive is out of date. An unchanged archive keeps its modification time, so nothing is linked.
 $(CAPI_ARCHIVE): FORCE | setup
@@ -220,6 +222,12 @@ $(CAPI_ARCHIVE): FORCE | setup
 
 $(PRELOAD_ARCHIVE): FORCE | setup
 	$(CARGO) rustc --profile preload -p millstream-cm --features interpose --crate-type staticlib
+
+# The C interface of the torus. Its symbols are those that the crate exports; its build script sets the name.
+$(FABRIC): FORCE | setup
+	$(CARGO) build --release -p millstream-fabric-capi
+	@mkdir -p $(@D)
+	@cmp -s $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@ || cp $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)
