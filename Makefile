@@ -18,6 +18,7 @@ PRELOAD_MAP     := crates/cm/preload.map
 PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 
 FABRIC  := $(TARGET_DIR)/lib/libmillstream_fabric.so
+FI      := $(TARGET_DIR)/lib/libmillstream-fi.so
 
 # Symbols are bound at load time. The libraries stay loaded, because their threads outlive a dlclose. A program cannot
 # interpose calls inside a library.
@@ -32,7 +33,7 @@ LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libsimgrid-dev g++
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -214,7 +215,7 @@ setup: ## install missing requirements: Debian packages (without root only liste
 		echo "Rust's target wasm32-unknown-unknown is missing, and 'rustup target add' cannot install it: kernels of cards" \
 			"are built for it. Install the target's standard library for $$(rustc --version)." >&2; exit 1; }
 
-lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) ## build libibverbs.so.1, libmillstream_preload.so and libmillstream_fabric.so in lib under the build directory
+lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) $(FI) ## build libibverbs.so.1, libmillstream_preload.so, libmillstream_fabric.so and libmillstream-fi.so in lib under the build directory
 
 # Cargo decides whether an archive is out of date. An unchanged archive keeps its modification time, so nothing is linked.
 $(CAPI_ARCHIVE): FORCE | setup
@@ -223,11 +224,16 @@ $(CAPI_ARCHIVE): FORCE | setup
 $(PRELOAD_ARCHIVE): FORCE | setup
 	$(CARGO) rustc --profile preload -p millstream-cm --features interpose --crate-type staticlib
 
-# The C interface of the torus. Its symbols are those that the crate exports; its build script sets the name.
+# The C interface of the torus, and the libfabric provider. Their symbols are those that the crates export.
 $(FABRIC): FORCE | setup
 	$(CARGO) build --release -p millstream-fabric-capi
 	@mkdir -p $(@D)
 	@cmp -s $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@ || cp $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@
+
+$(FI): FORCE | setup
+	$(CARGO) build --release -p millstream-libfabric
+	@mkdir -p $(@D)
+	@cmp -s $(TARGET_DIR)/release/libmillstream_libfabric.so $@ || cp $(TARGET_DIR)/release/libmillstream_libfabric.so $@
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)

@@ -1,0 +1,144 @@
+//! Memory of the application: buffers of operations, and regions that others may access.
+
+use std::collections::HashMap;
+
+use crate::matching::Place;
+
+/// Buffers of one operation, in order. The application keeps them until the operation completes.
+#[derive(Debug, Default)]
+pub struct UserBuffer {
+    parts: Vec<(*mut u8, usize)>,
+}
+
+// SAFETY: the application gives the memory to the operation until it completes, whichever thread carries it out.
+unsafe impl Send for UserBuffer {}
+
+impl UserBuffer {
+    /// Takes buffers.
+    ///
+    /// # Safety
+    /// Each part is memory of that size, and stays so until the operation is complete.
+    pub unsafe fn new(parts: impl IntoIterator<Item = (*mut u8, usize)>) -> UserBuffer {
+        UserBuffer {
+            parts: parts.into_iter().filter(|&(start, size)| !start.is_null() && size > 0).collect(),
+        }
+    }
+
+    /// Calls `each` for the parts of a range, as far as it is inside.
+    fn for_range(&self, offset: u64, length: usize, mut each: impl FnMut(*mut u8, usize, usize)) {
+        let (mut skip, mut done) = (offset, 0);
+        for &(start, size) in &self.parts {
+            if skip >= size as u64 {
+                skip -= size as u64;
+                continue;
+            }
+            let take = (size - skip as usize).min(length - done);
+            each(start.wrapping_add(skip as usize), done, take);
+            done += take;
+            skip = 0;
+            if done == length {
+                return;
+            }
+        }
+    }
+
+    /// Appends a range of the bytes.
+    pub fn read(&self, offset: u64, length: usize, into: &mut Vec<u8>) {
+        self.for_range(offset, length, |start, _, size| {
+            // SAFETY: a part of one of the buffers.
+            into.extend_from_slice(unsafe { std::slice::from_raw_parts(start, size) });
+        });
+    }
+}
+
+impl Place for UserBuffer {
+    fn size(&self) -> u64 {
+        self.parts.iter().map(|&(_, size)| size as u64).sum()
+    }
+
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.for_range(offset, bytes.len(), |start, done, size| {
+            // SAFETY: a part of one of the buffers, which nothing else uses during the operation. The source is memory of
+            // this library.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr().add(done), start, size) }
+        });
+    }
+}
+
+/// Memory that other nodes may access by a key.
+#[derive(Clone, Copy, Debug)]
+struct Region {
+    start: *mut u8,
+    length: u64,
+    readable: bool,
+    writable: bool,
+}
+
+/// The regions of a domain.
+#[derive(Debug, Default)]
+pub struct Regions {
+    by_key: HashMap<u64, Region>,
+}
+
+// SAFETY: the application gives the memory of a region to the domain until it closes the region.
+unsafe impl Send for Regions {}
+
+/// Why an access is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// No region has the key.
+    Key,
+    /// The region does not allow the access.
+    Access,
+    /// The range exceeds the region.
+    Bounds,
+}
+
+impl Regions {
+    /// Adds a region. Returns whether the key was free.
+    ///
+    /// # Safety
+    /// The memory exists until [`Regions::remove`].
+    pub unsafe fn add(
+        &mut self,
+        key: u64,
+        start: *mut u8,
+        length: u64,
+        readable: bool,
+        writable: bool,
+    ) -> bool {
+        if self.by_key.contains_key(&key) {
+            return false;
+        }
+        self.by_key.insert(key, Region { start, length, readable, writable });
+        true
+    }
+
+    /// A key that no region has.
+    #[must_use]
+    pub fn free_key(&self) -> u64 {
+        (0..).find(|key| !self.by_key.contains_key(key)).unwrap_or_default()
+    }
+
+    /// Ends a region.
+    pub fn remove(&mut self, key: u64) {
+        self.by_key.remove(&key);
+    }
+
+    /// The memory of a range, as a buffer.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub fn range(&self, key: u64, offset: u64, length: u64, write: bool) -> Result<UserBuffer, Refused> {
+        let region = self.by_key.get(&key).ok_or(Refused::Key)?;
+        if !(if write { region.writable } else { region.readable }) {
+            return Err(Refused::Access);
+        }
+        if offset > region.length || length > region.length - offset {
+            return Err(Refused::Bounds);
+        }
+        let start = region.start.wrapping_add(offset as usize);
+        // SAFETY: a part of the region, which lives while it is in the table; the buffer is used at once.
+        Ok(unsafe { UserBuffer::new([(start, length as usize)]) })
+    }
+}

@@ -1,0 +1,194 @@
+//! Programs of libfabric and MPI on tori of processes.
+//!
+//! This program is also every node process: `node …`.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use millstream_rdma::device::DeviceSelector;
+use millstream_torus::account::Account;
+use millstream_torus::engine::EngineOptions;
+use millstream_torus::launch::{LaunchedTorus, Launcher};
+use millstream_torus::node::{self, NodeOptions};
+use millstream_torus_core::NodeNumber;
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().map(String::as_str) == Some("node") {
+        return match node::run(&node_options(&words)) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(_) => ExitCode::FAILURE,
+        };
+    }
+    let mut trials = vec![
+        trial("fi_info_lists_the_provider", fi_info_lists_the_provider),
+        trial("without_a_torus_the_provider_offers_nothing", without_a_torus_the_provider_offers_nothing),
+        trial("remote_memory_and_atomic_operations_are_right", remote_memory_and_atomic_operations_are_right),
+    ];
+    for (name, arguments) in [
+        ("fi_pingpong_sends_messages_of_all_sizes", "-m msg -I 10 -S all"),
+        ("fi_pingpong_sends_tagged_messages", "-m tagged -I 50"),
+    ] {
+        trials.push(trial(name, move || fi_pingpong(arguments)));
+    }
+    for case in ["point-to-point", "one-sided", "collectives"] {
+        trials.push(trial(&format!("mpi_{}_is_right", case.replace('-', "_")), move || mpi(case)));
+    }
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+fn trial(name: &str, run: impl FnOnce() -> TestResult + Send + 'static) -> Trial {
+    Trial::test(name, || run().map_err(|error| Failed::from(error.to_string())))
+}
+
+fn node_options(words: &[String]) -> NodeOptions {
+    let value = |name: &str| {
+        let at = words.iter().position(|word| word == name).expect("given by the launcher");
+        words[at + 1].as_str()
+    };
+    NodeOptions {
+        dimensions: value("--dimensions").parse().expect("valid"),
+        node: NodeNumber(value("--node").parse().expect("valid")),
+        key: u64::from_str_radix(value("--key"), 16).expect("valid"),
+        listen: "127.0.0.1:0".to_owned(),
+        device: DeviceSelector::Soft,
+        engine: EngineOptions::default(),
+        spin: Duration::ZERO,
+        supervisors: Vec::new(),
+        card: None,
+        timers: None,
+    }
+}
+
+fn launch(dimensions: &str) -> Result<LaunchedTorus, Box<dyn std::error::Error>> {
+    let launcher = Launcher {
+        dimensions: dimensions.parse()?,
+        program: std::env::current_exe()?,
+        arguments: Vec::new(),
+        node_arguments: Vec::new(),
+        device: Some("soft".to_owned()),
+        card: None,
+        supervisors: 0,
+        period_factor: 1,
+    };
+    Ok(launcher.launch()?)
+}
+
+/// Ends the torus, whose account must balance without loss.
+fn finish(torus: LaunchedTorus, least: u64) -> TestResult {
+    let total = Account::total(&torus.finish()?);
+    assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
+    assert!(total.delivered_bytes >= least, "the program did not use the torus: {total}");
+    Ok(())
+}
+
+/// A folder with the provider, as `FI_PROVIDER_PATH` names it.
+fn provider() -> Result<tempfile::TempDir, Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let built = std::env::current_exe()?.with_file_name("libmillstream_libfabric.so");
+    std::fs::copy(&built, folder.path().join("libmillstream-fi.so"))
+        .map_err(|error| format!("{}: {error}", built.display()))?;
+    Ok(folder)
+}
+
+/// A shell script in a folder that also has the provider. Its output goes to `output`.
+fn script(folder: &Path, text: &str) -> [OsString; 3] {
+    let folder = folder.display();
+    let script = format!(
+        "cd {folder} && export FI_PROVIDER_PATH={folder} FI_PROVIDER=millstream && ({text}) >>output 2>&1"
+    );
+    ["sh".into(), "-c".into(), script.into()]
+}
+
+fn output(folder: &Path) -> String {
+    std::fs::read_to_string(folder.join("output")).unwrap_or_default()
+}
+
+fn fi_info_lists_the_provider() -> TestResult {
+    let folder = provider()?;
+    let mut torus = launch("1x1x1")?;
+    torus.run(&script(folder.path(), "fi_info -v"))?;
+    let printed = output(folder.path());
+    for expected in ["prov_name: millstream", "type: FI_EP_RDM", "FI_TAGGED", "FI_ATOMIC", "name: torus"] {
+        assert!(printed.contains(expected), "{expected}: {printed}");
+    }
+    finish(torus, 0)
+}
+
+fn without_a_torus_the_provider_offers_nothing() -> TestResult {
+    let folder = provider()?;
+    let [program, option, text] = script(folder.path(), "fi_info -p millstream");
+    let status = Command::new(program).args([option, text]).env_remove("MILLSTREAM_TORUS_SOCKET").status()?;
+    assert!(!status.success());
+    // ENODATA
+    assert!(output(folder.path()).contains("-61"), "{}", output(folder.path()));
+    Ok(())
+}
+
+fn fi_pingpong(arguments: &str) -> TestResult {
+    let folder = provider()?;
+    let port = millstream_shm::ports::unused()?;
+    let mut torus = launch("2x1x1")?;
+    let program = format!("fi_pingpong -p millstream -e rdm -c {arguments}");
+    // The server listens before the client connects; 0A is LISTEN.
+    let text = format!(
+        "if [ $MILLSTREAM_TORUS_RANK = 0 ]; then {program} -B {port}; else \
+         until grep -q ':{port:04X} 0*:0000 0A' /proc/net/tcp; do sleep 0.05; done; {program} -P {port} 127.0.0.1; fi"
+    );
+    torus
+        .run(&script(folder.path(), &text))
+        .map_err(|error| format!("{error}: {}", output(folder.path())))?;
+    let printed = output(folder.path());
+    // Every message of the largest size came back: "#sent" equals "#ack".
+    assert!(printed.contains("1m ") && printed.contains(" ="), "{printed}");
+    assert!(!printed.contains("Error"), "{printed}");
+    finish(torus, 10 << 20)
+}
+
+fn compile(compiler: &str, source: &Path, program: &Path, arguments: &[&str]) -> TestResult {
+    let output = Command::new(compiler)
+        .args(["-O1", "-Wall", "-Wextra", "-o"])
+        .args([program, source])
+        .args(arguments)
+        .output()
+        .map_err(|error| format!("{compiler}: {error}: make setup installs it"))?;
+    if output.status.success() { Ok(()) } else { Err(String::from_utf8_lossy(&output.stderr).into()) }
+}
+
+fn here(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
+}
+
+fn remote_memory_and_atomic_operations_are_right() -> TestResult {
+    let folder = provider()?;
+    compile("cc", &here("tests/c/remote.c"), &folder.path().join("remote"), &["-lfabric"])?;
+    let mut torus = launch("2x2x1")?;
+    torus
+        .run(&script(folder.path(), "./remote $MILLSTREAM_TORUS_RANK $MILLSTREAM_TORUS_SIZE"))
+        .map_err(|error| format!("{error}: {}", output(folder.path())))?;
+    // A write and a read of each node.
+    finish(torus, 4 * 2 * 100_003)
+}
+
+/// The conformance client for MPI, which compares every result, with Open MPI's libfabric transport.
+fn mpi(case: &str) -> TestResult {
+    let folder = provider()?;
+    let program = folder.path().join("check");
+    compile("mpicc.openmpi", &here("../../conformance/mpi/check.c"), &program, &[])?;
+    let mut torus = launch("2x2x1")?;
+    let text = format!(
+        "timeout 240 mpirun.openmpi --allow-run-as-root --oversubscribe -n 4 --mca pml cm --mca mtl ofi \
+         --mca mtl_ofi_provider_include millstream --mca btl self --mca osc pt2pt,rdma ./check {case}"
+    );
+    torus
+        .run_once(&script(folder.path(), &text))
+        .map_err(|error| format!("{error}: {}", output(folder.path())))?;
+    let printed = output(folder.path());
+    assert!(printed.contains(" results right on 4 processes") && !printed.contains("is wrong"), "{printed}");
+    finish(torus, 1 << 20)
+}

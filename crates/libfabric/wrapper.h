@@ -1,0 +1,53 @@
+/* The interface between libfabric and its providers, of libfabric 1.17. */
+#include <rdma/fabric.h>
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_cm.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_endpoint.h>
+#include <rdma/fi_eq.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_rma.h>
+#include <rdma/fi_tagged.h>
+#include <rdma/providers/fi_prov.h>
+
+/* Macros with expressions, which bindgen does not evaluate. */
+#define CONSTANT(name) static const uint64_t MS_##name = name
+CONSTANT(FI_MSG);
+CONSTANT(FI_RMA);
+CONSTANT(FI_TAGGED);
+CONSTANT(FI_ATOMIC);
+CONSTANT(FI_READ);
+CONSTANT(FI_WRITE);
+CONSTANT(FI_RECV);
+CONSTANT(FI_SEND);
+CONSTANT(FI_TRANSMIT);
+CONSTANT(FI_REMOTE_READ);
+CONSTANT(FI_REMOTE_WRITE);
+CONSTANT(FI_MULTI_RECV);
+CONSTANT(FI_REMOTE_CQ_DATA);
+CONSTANT(FI_MORE);
+CONSTANT(FI_PEEK);
+CONSTANT(FI_CLAIM);
+CONSTANT(FI_DISCARD);
+CONSTANT(FI_COMPLETION);
+CONSTANT(FI_INJECT);
+CONSTANT(FI_INJECT_COMPLETE);
+CONSTANT(FI_TRANSMIT_COMPLETE);
+CONSTANT(FI_DELIVERY_COMPLETE);
+CONSTANT(FI_FENCE);
+CONSTANT(FI_SELECTIVE_COMPLETION);
+CONSTANT(FI_DIRECTED_RECV);
+CONSTANT(FI_SOURCE);
+CONSTANT(FI_RMA_EVENT);
+CONSTANT(FI_LOCAL_COMM);
+CONSTANT(FI_REMOTE_COMM);
+CONSTANT(FI_CONTEXT);
+CONSTANT(FI_CONTEXT2);
+CONSTANT(FI_LOCAL_MR);
+CONSTANT(FI_ORDER_SAS);
+CONSTANT(FI_ORDER_STRICT);
+CONSTANT(FI_ADDR_UNSPEC);
+CONSTANT(FI_FETCH_ATOMIC);
+CONSTANT(FI_COMPARE_ATOMIC);
+CONSTANT(FI_AV_USER_ID);
+CONSTANT(FI_ORDER_NONE);
