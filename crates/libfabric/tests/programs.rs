@@ -56,6 +56,7 @@ fn node_options(words: &[String]) -> NodeOptions {
         node: NodeNumber(value("--node").parse().expect("valid")),
         key: u64::from_str_radix(value("--key"), 16).expect("valid"),
         listen: "127.0.0.1:0".to_owned(),
+        peers: None,
         device: DeviceSelector::Soft,
         engine: EngineOptions::default(),
         spin: Duration::ZERO,
@@ -73,6 +74,9 @@ fn launch(dimensions: &str) -> Result<LaunchedTorus, Box<dyn std::error::Error>>
         node_arguments: Vec::new(),
         device: Some("soft".to_owned()),
         card: None,
+        launcher: None,
+        addresses: Vec::new(),
+        supervisor_address: None,
         supervisors: 0,
         period_factor: 1,
     };

@@ -376,6 +376,9 @@ pub struct Torus {
     pub adapters: Spanned<String>,
     /// Nodes per dimension.
     pub dimensions: Spanned<Vec<NonZeroU32>>,
+    /// Where the nodes' processes listen, `host:port`, in the order of the adapters.
+    #[serde(default)]
+    pub addresses: Vec<Spanned<String>>,
     /// Signalling rate of a lane.
     pub rate: Signalling,
     /// Line code.

@@ -155,6 +155,8 @@ pub struct Torus {
     pub dimensions: Vec<u32>,
     /// Adapters; the first dimension varies fastest.
     pub nodes: Vec<(HostId, DeviceId)>,
+    /// Where the nodes' processes listen; empty if the file does not say.
+    pub addresses: Vec<String>,
     /// Data rate per link direction after line code.
     pub rate: Rate,
 }
@@ -462,6 +464,7 @@ impl Validator<'_> {
                 ),
             );
         }
+        let addresses = self.torus_addresses(torus, nodes.len())?;
         let mut links = Vec::new();
         let mut stride = 1usize;
         for (d, &length) in dimensions.iter().enumerate() {
@@ -486,7 +489,35 @@ impl Validator<'_> {
             }
             stride *= length;
         }
-        Ok((Torus { name: torus.name.get_ref().clone(), dimensions, nodes, rate }, links))
+        Ok((Torus { name: torus.name.get_ref().clone(), dimensions, nodes, addresses, rate }, links))
+    }
+
+    /// Addresses of the nodes' processes: none, or a different one for each node.
+    fn torus_addresses(&self, torus: &schema::Torus, nodes: usize) -> Result<Vec<String>, SiteError> {
+        if torus.addresses.is_empty() {
+            return Ok(Vec::new());
+        }
+        if torus.addresses.len() != nodes {
+            let given = torus.addresses.len();
+            let name = torus.name.get_ref();
+            return self.fail(
+                &torus.name.span(),
+                format!("torus {name:?} has {nodes} nodes, but {given} addresses"),
+            );
+        }
+        let mut addresses = Vec::new();
+        for address in &torus.addresses {
+            let text = address.get_ref();
+            let port = text.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
+            if !matches!(port, Some((false, Ok(1..)))) {
+                return self.fail(&address.span(), format!("{text:?} is not an address, host:port"));
+            }
+            if addresses.contains(text) {
+                return self.fail(&address.span(), format!("two nodes have the address {text:?}"));
+            }
+            addresses.push(text.clone());
+        }
+        Ok(addresses)
     }
 }
 

@@ -1,6 +1,7 @@
 //! `millstream torus`: node processes, tori on this host, tori on one thread.
 
 mod run;
+mod shape;
 mod simulate;
 mod watch;
 
@@ -29,12 +30,18 @@ pub(crate) enum TorusCommand {
     /// account of packets does not balance.
     ///
     ///     millstream torus run --dimensions 2x2x2 -- target/debug/examples/neighbours
+    ///
+    /// On several hosts, --launcher names a program that starts the process of a node where it belongs: it is called with
+    /// the process's program and arguments, and finds the node's number in MILLSTREAM_TORUS_RANK. Nodes listen at the
+    /// addresses of a site file, or at --listen.
+    ///
+    ///     millstream torus run --dimensions 2x1x1 --launcher ./on-node --listen 10.0.0.1{node}:7500 -- ./program
     #[command(verbatim_doc_comment)]
     Run(TorusRunOptions),
     /// Run the process of one node; `torus run` starts these
     ///
     /// Prints `{"listening": …}`, then waits for `{"peers": [ADDRESS, …]}` with the addresses of all nodes on standard input.
-    /// Ends with its standard input.
+    /// Ends with its standard input. With --site, the addresses are those of the site file.
     ///
     ///     millstream torus node --dimensions 2x1x1 --node 0 --key 00000000000000c0
     #[command(verbatim_doc_comment)]
@@ -82,11 +89,30 @@ impl EngineArguments {
     }
 }
 
+/// What the torus is.
+#[derive(Debug, Args)]
+pub(crate) struct TorusShape {
+    /// Nodes on each axis
+    #[arg(long, value_name = "XxYxZ", required_unless_present = "site", conflicts_with = "site")]
+    dimensions: Option<Dimensions>,
+    /// Site file whose first torus has addresses of its nodes
+    #[arg(long, value_name = "FILE")]
+    site: Option<PathBuf>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct TorusRunOptions {
-    /// Nodes on each axis
-    #[arg(long, value_name = "XxYxZ")]
-    dimensions: Dimensions,
+    #[command(flatten)]
+    shape: TorusShape,
+    /// Program that starts each process of a node on its host
+    #[arg(long, value_name = "PROGRAM")]
+    launcher: Option<PathBuf>,
+    /// Where nodes listen for neighbours; {node} stands for the node's number
+    #[arg(long, value_name = "HOST:PORT", conflicts_with = "site")]
+    listen: Option<String>,
+    /// Where supervisors listen; nodes on other hosts must reach it
+    #[arg(long, value_name = "HOST:PORT")]
+    supervisor_listen: Option<String>,
     #[command(flatten)]
     engine: EngineArguments,
     /// Card of each node, whose memory programs may register; {node} stands for the node's number
@@ -111,18 +137,17 @@ pub(crate) struct TorusRunOptions {
 
 #[derive(Debug, Args)]
 pub(crate) struct TorusNodeOptions {
-    /// Nodes on each axis
-    #[arg(long, value_name = "XxYxZ")]
-    dimensions: Dimensions,
+    #[command(flatten)]
+    shape: TorusShape,
     /// Number of this node: x + X·(y + Y·z)
     #[arg(long, value_name = "NUMBER")]
     node: u16,
     /// Key of the run in hexadecimal digits: only nodes with the same key connect
     #[arg(long, value_name = "HEX", value_parser = hexadecimal)]
     key: u64,
-    /// Address for neighbours
-    #[arg(long, default_value = "127.0.0.1:0", value_name = "HOST:PORT")]
-    listen: String,
+    /// Address for neighbours; by default that of the site file, else 127.0.0.1:0
+    #[arg(long, value_name = "HOST:PORT")]
+    listen: Option<String>,
     #[command(flatten)]
     engine: EngineArguments,
     /// Time to poll before the process sleeps, in microseconds
@@ -255,11 +280,14 @@ fn run_supervisor(options: &TorusSuperviseOptions) -> Result<ExitCode, Box<dyn E
 }
 
 fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Result<ExitCode, Box<dyn Error>> {
+    let (dimensions, addresses) = options.shape.resolve()?;
+    let own = addresses.get(usize::from(options.node)).cloned();
     node::run(&NodeOptions {
-        dimensions: options.dimensions,
+        dimensions,
         node: NodeNumber(options.node),
         key: options.key,
-        listen: options.listen.clone(),
+        listen: options.listen.clone().or(own).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
+        peers: (!addresses.is_empty()).then_some(addresses),
         device: device.cloned().unwrap_or_else(DeviceSelector::from_environment),
         engine: options.engine.options(),
         spin: Duration::from_micros(options.spin),

@@ -20,10 +20,20 @@ pub(super) fn run(
     {
         node_arguments.extend([name.into(), value.into()]);
     }
+    let (dimensions, mut addresses) = options.shape.resolve()?;
+    if let Some(listen) = &options.listen {
+        addresses = dimensions.all().map(|node| listen.replace("{node}", &node.0.to_string())).collect();
+    }
+    // A launcher such as ssh does not pass the environment on.
+    let device_arguments = device.map(|device| ["--device".into(), device.to_string().into()]);
+    let arguments = device_arguments.into_iter().flatten().chain(["torus".into()]).collect();
     let launcher = Launcher {
-        dimensions: options.dimensions,
+        dimensions,
         program: std::env::current_exe()?,
-        arguments: vec!["torus".into()],
+        arguments,
+        launcher: options.launcher.clone(),
+        addresses,
+        supervisor_address: options.supervisor_listen.clone(),
         node_arguments,
         device: device.map(ToString::to_string),
         card: options.card.clone(),
@@ -53,13 +63,13 @@ pub(super) fn run(
     let total = Account::total(&accounts);
     if options.json {
         let report = serde_json::json!({
-            "dimensions": options.dimensions.to_string(),
+            "dimensions": dimensions.to_string(),
             "total": total,
             "nodes": accounts,
         });
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {
-        println!("{}: {total}", options.dimensions);
+        println!("{dimensions}: {total}");
     }
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
 }

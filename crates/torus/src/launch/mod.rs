@@ -41,6 +41,13 @@ pub struct Launcher {
     pub device: Option<String>,
     /// Name of each node's card; `{node}` stands for the node's number.
     pub card: Option<String>,
+    /// Program that starts each process, with the process's program and arguments: `ssh` by a script, for example. It finds
+    /// the node's number in `MILLSTREAM_TORUS_RANK`.
+    pub launcher: Option<PathBuf>,
+    /// Where each node listens for its neighbours; empty: on this host only.
+    pub addresses: Vec<String>,
+    /// Where supervisors listen, if not on this host only.
+    pub supervisor_address: Option<String>,
     /// Supervisors. With any, each node has a host monitor, and the torus survives the death of its processes.
     pub supervisors: usize,
     /// Factor of all monitoring periods.
@@ -52,6 +59,7 @@ pub struct Launcher {
 pub struct LaunchedTorus {
     dimensions: Dimensions,
     key: u64,
+    launcher: Option<PathBuf>,
     // Dropped in this order: monitors leave before their nodes end.
     monitors: Vec<Attendant>,
     nodes: Vec<NodeChild>,
@@ -98,6 +106,14 @@ pub enum LaunchError {
         /// The reason.
         reason: String,
     },
+    /// The list of addresses has another length.
+    #[error("{given} addresses for a torus of {dimensions}, which has {} nodes", .dimensions.nodes())]
+    Addresses {
+        /// Number of addresses.
+        given: usize,
+        /// The dimensions.
+        dimensions: Dimensions,
+    },
     /// Packets are missing in the account.
     #[error("the account does not balance: {account}")]
     Account {
@@ -112,11 +128,16 @@ impl Launcher {
     /// # Errors
     /// [`LaunchError`]; nothing is left behind.
     pub fn launch(&self) -> Result<LaunchedTorus, LaunchError> {
+        if ![0, self.dimensions.nodes()].contains(&self.addresses.len()) {
+            let (given, dimensions) = (self.addresses.len(), self.dimensions);
+            return Err(LaunchError::Addresses { given, dimensions });
+        }
         let key = millstream_shm::random_u64();
         let deadline = Instant::now() + START;
         let mut torus = LaunchedTorus {
             dimensions: self.dimensions,
             key,
+            launcher: self.launcher.clone(),
             monitors: Vec::new(),
             nodes: Vec::new(),
             supervisors: Vec::new(),
@@ -124,7 +145,10 @@ impl Launcher {
         };
         let mut addresses: Vec<String> = Vec::new();
         for index in 0..self.supervisors {
-            let mut command = self.command("supervise", key);
+            let mut command = self.command(None, "supervise", key);
+            if let Some(address) = &self.supervisor_address {
+                command.args(["--listen", address]);
+            }
             if !addresses.is_empty() {
                 command.args(["--lower", &addresses.join(",")]);
             }
@@ -135,8 +159,11 @@ impl Launcher {
         }
         let watched = addresses.join(",");
         for node in self.dimensions.all() {
-            let mut command = self.command("node", key);
+            let mut command = self.command(Some(node), "node", key);
             command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
+            if let Some(address) = self.addresses.get(node.index()) {
+                command.args(["--listen", address]);
+            }
             if let Some(card) = &self.card {
                 command.args(["--card", &card.replace("{node}", &node.0.to_string())]);
             }
@@ -145,7 +172,7 @@ impl Launcher {
         }
         torus.connect(deadline)?;
         for node in self.dimensions.all().filter(|_| self.supervisors > 0) {
-            let mut command = self.command("monitor", key);
+            let mut command = self.command(Some(node), "monitor", key);
             command.args(["--node", &node.0.to_string()]);
             self.watch(&mut command, &watched);
             torus.monitors.push(Attendant::start(command)?);
@@ -153,8 +180,19 @@ impl Launcher {
         Ok(torus)
     }
 
-    fn command(&self, role: &str, key: u64) -> Command {
-        let mut command = Command::new(&self.program);
+    /// A process beside a node, or on this host.
+    fn command(&self, node: Option<NodeNumber>, role: &str, key: u64) -> Command {
+        let mut command = match &self.launcher {
+            Some(launcher) if node.is_some() => {
+                let mut command = Command::new(launcher);
+                command.arg(&self.program);
+                command
+            }
+            _ => Command::new(&self.program),
+        };
+        if let Some(node) = node {
+            command.env(ENV_RANK, node.0.to_string());
+        }
         command.args(&self.arguments).arg(role);
         command.args(["--dimensions", &self.dimensions.to_string(), "--key", &format!("{key:016x}")]);
         if let Some(device) = &self.device {
@@ -292,14 +330,25 @@ impl LaunchedTorus {
         let mut applications = Applications::default();
         let Some((name, arguments)) = program.split_first() else { return Ok(applications) };
         for node in self.dimensions.all() {
-            let mut command = Command::new(name);
-            command
-                .args(arguments)
-                .env(ENV_SOCKET, &self.sockets[node.index()])
-                .env(ENV_RANK, node.0.to_string())
-                .env(ENV_SIZE, self.dimensions.nodes().to_string())
-                .env(ENV_DIMENSIONS, self.dimensions.to_string())
-                .stdin(Stdio::null());
+            let environment = [
+                (ENV_SOCKET, self.sockets[node.index()].clone()),
+                (ENV_RANK, node.0.to_string()),
+                (ENV_SIZE, self.dimensions.nodes().to_string()),
+                (ENV_DIMENSIONS, self.dimensions.to_string()),
+            ];
+            let mut command = match &self.launcher {
+                // A launcher such as ssh does not pass the environment on.
+                Some(launcher) => {
+                    let mut command = Command::new(launcher);
+                    command
+                        .arg("env")
+                        .args(environment.iter().map(|(name, value)| format!("{name}={value}")));
+                    command.arg(name);
+                    command
+                }
+                None => Command::new(name),
+            };
+            command.args(arguments).envs(environment).stdin(Stdio::null());
             applications.start(node, command)?;
         }
         Ok(applications)

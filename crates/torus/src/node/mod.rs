@@ -55,6 +55,8 @@ pub struct NodeOptions {
     pub key: u64,
     /// Address for neighbours, for example `127.0.0.1:0`.
     pub listen: String,
+    /// Addresses of all nodes by number, if they are known; else they come on standard input.
+    pub peers: Option<Vec<String>>,
     /// The device.
     pub device: DeviceSelector,
     /// Sizes and times.
@@ -259,7 +261,11 @@ impl Node {
         let listener = listen(&options.listen)?;
         let mut input = Input::open().map_err(context("read standard input"))?;
         say(&NodeMessage::Listening { address: listener.address().to_string(), socket });
-        let Some(peers) = await_peers(&mut input)? else { return Ok(None) };
+        let peers = match &options.peers {
+            Some(peers) => Some(peers.clone()),
+            None => await_peers(&mut input)?,
+        };
+        let Some(peers) = peers else { return Ok(None) };
         if peers.len() != torus.nodes() {
             return Err(NodeError::Peers { given: peers.len(), dimensions: torus });
         }

@@ -3,6 +3,7 @@
 //! This program is also every process of the tori: `node …` runs a node process, `application NAME` an application.
 
 mod cards;
+mod hosts;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -72,7 +73,8 @@ fn node_options(words: &[String]) -> NodeOptions {
         dimensions: number(words, "--dimensions"),
         node: NodeNumber(number(words, "--node")),
         key: key(words),
-        listen: "127.0.0.1:0".to_owned(),
+        listen: value(words, "--listen").unwrap_or("127.0.0.1:0").to_owned(),
+        peers: None,
         device: DeviceSelector::Soft,
         engine: EngineOptions::default(),
         spin: Duration::ZERO,
@@ -110,6 +112,9 @@ fn launcher(dimensions: &str) -> Launcher {
         node_arguments: Vec::new(),
         device: Some("soft".to_owned()),
         card: None,
+        launcher: None,
+        addresses: Vec::new(),
+        supervisor_address: None,
         supervisors: 0,
         period_factor: PERIOD_FACTOR,
     }
@@ -290,6 +295,7 @@ fn trials() -> Vec<Trial> {
         || the_example_prints_what_its_readme_says().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("the_example_prints_what_its_readme_says", example));
     trials.extend(cards::trials());
+    trials.push(hosts::trial());
     let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("a_failing_application_fails_the_run", failing));
     trials
