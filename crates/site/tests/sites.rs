@@ -130,6 +130,18 @@ fn node_and_port_counts_are_checked() {
     );
     let error = parse("t", &torus).unwrap_err();
     assert!(error.message.contains("need 4 adapters") && error.line == Some(26), "{error}");
+    let addressed = torus.replace("[2, 2]", "[2]") + "addresses = ";
+    let site = parse("t", &(addressed.clone() + r#"["node0:7500", "[::1]:7500"]"#)).unwrap();
+    assert_eq!(site.tori[0].addresses, ["node0:7500", "[::1]:7500"]);
+    for (addresses, why) in [
+        (r#"["node0:7500"]"#, "has 2 nodes, but 1 addresses"),
+        (r#"["node0:7500", "node1"]"#, "\"node1\" is not an address"),
+        (r#"["node0:7500", "node1:0"]"#, "\"node1:0\" is not an address"),
+        (r#"["node0:7500", "node0:7500"]"#, "two nodes have the address"),
+    ] {
+        let error = parse("t", &(addressed.clone() + addresses)).unwrap_err();
+        assert!(error.message.contains(why), "{addresses}: {error}");
+    }
     let torus = torus.replace("[2, 2]", "[2]").replace("40 KB", "4 KB");
     let error = parse("t", &torus).unwrap_err();
     assert!(error.message.contains("two packets"), "{error}");
