@@ -57,6 +57,7 @@ fn node_options(words: &[String]) -> NodeOptions {
         key: u64::from_str_radix(value("--key"), 16).expect("valid"),
         listen: "127.0.0.1:0".to_owned(),
         peers: None,
+        rejoin: false,
         device: DeviceSelector::Soft,
         engine: EngineOptions::default(),
         spin: Duration::ZERO,

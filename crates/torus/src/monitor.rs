@@ -42,10 +42,24 @@ pub struct MonitorOptions {
 /// The node process cannot be reached.
 pub fn run(options: &MonitorOptions) -> io::Result<()> {
     let socket = socket_name(options.key, options.node);
+    let (connection, page) = open_page(&socket)?;
+    let ended = Arc::new(AtomicBool::new(false));
+    let flag = Arc::clone(&ended);
+    std::thread::spawn(move || {
+        let mut rest = Vec::new();
+        let _ = io::stdin().read_to_end(&mut rest);
+        flag.store(true, Ordering::Relaxed);
+    });
+    HostMonitor::new(options, connection, page).serve(&ended);
+    Ok(())
+}
+
+/// The health page of a node process, and the connection that ends with the process.
+fn open_page(socket: &str) -> io::Result<(Connection, HealthPage)> {
     let failed = |cause: io::Error| {
         io::Error::new(cause.kind(), format!("cannot reach the node process at {socket:?}: {cause}"))
     };
-    let connection = Connection::open(&socket, Duration::from_secs(30)).map_err(failed)?;
+    let connection = Connection::open(socket, Duration::from_secs(30)).map_err(failed)?;
     send(&connection, &AttachRequest::Monitor, &[]).map_err(failed)?;
     let (reply, descriptors) = receive::<AttachReply>(&connection).map_err(failed)?;
     if let AttachReply::Failed { reason } = reply {
@@ -54,15 +68,7 @@ pub fn run(options: &MonitorOptions) -> io::Result<()> {
     let descriptor =
         descriptors.into_iter().next().ok_or_else(|| failed(io::ErrorKind::InvalidData.into()))?;
     let page = HealthPage::open(descriptor).map_err(failed)?;
-    let ended = Arc::new(AtomicBool::new(false));
-    let flag = Arc::clone(&ended);
-    std::thread::spawn(move || {
-        let mut rest = Vec::new();
-        let _ = io::stdin().read_to_end(&mut rest);
-        flag.store(true, Ordering::Relaxed);
-    });
-    HostMonitor::new(options, page).serve(&ended);
-    Ok(())
+    Ok((connection, page))
 }
 
 struct Supervisor {
@@ -77,13 +83,16 @@ struct HostMonitor {
     key: u64,
     timers: Timers,
     page: HealthPage,
+    /// Hangs up when the node process ends.
+    connection: Connection,
+    tried: Option<Instant>,
     adapter: PeerWatch,
     supervisors: Vec<Supervisor>,
     sequence: u32,
 }
 
 impl HostMonitor {
-    fn new(options: &MonitorOptions, page: HealthPage) -> HostMonitor {
+    fn new(options: &MonitorOptions, connection: Connection, page: HealthPage) -> HostMonitor {
         let supervisor = |address: &String| Supervisor { address: address.clone(), lines: None, tried: None };
         HostMonitor {
             torus: options.dimensions,
@@ -91,6 +100,8 @@ impl HostMonitor {
             key: options.key,
             timers: options.timers,
             page,
+            connection,
+            tried: None,
             adapter: PeerWatch::new(options.timers.misses),
             supervisors: options.supervisors.iter().map(supervisor).collect(),
             sequence: 0,
@@ -104,6 +115,7 @@ impl HostMonitor {
             at.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(period))
         };
         while !ended.load(Ordering::Relaxed) {
+            self.find_restarted();
             self.write(Condition::Ok);
             if due(read, self.timers.read) {
                 read = Some(Instant::now());
@@ -120,6 +132,17 @@ impl HostMonitor {
         self.write(Condition::Stopping);
         let page = self.look(Condition::Stopping);
         self.report(page);
+    }
+
+    /// If the node process has ended, looks for one that was started in its place.
+    fn find_restarted(&mut self) {
+        if !self.connection.is_hung_up() || self.tried.is_some_and(|at| at.elapsed() < REDIAL) {
+            return;
+        }
+        self.tried = Some(Instant::now());
+        if let Ok((connection, page)) = open_page(&socket_name(self.key, self.node)) {
+            (self.connection, self.page) = (connection, page);
+        }
     }
 
     fn write(&mut self, host: Condition) {

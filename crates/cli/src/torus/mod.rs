@@ -156,6 +156,10 @@ pub(crate) struct TorusNodeOptions {
     /// Card of this host: the node acquires its lease, and programs may register its memory
     #[arg(long, value_name = "NAME")]
     card: Option<CardName>,
+    /// Take the place of a process of this node that has ended: links are connected one by one, and an application is
+    /// attached once the supervisors have taken the node back
+    #[arg(long, requires = "supervisors")]
+    rejoin: bool,
     /// Supervisors; without any, the node does not watch its links
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     supervisors: Vec<String>,
@@ -288,6 +292,7 @@ fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Resu
         key: options.key,
         listen: options.listen.clone().or(own).unwrap_or_else(|| "127.0.0.1:0".to_owned()),
         peers: (!addresses.is_empty()).then_some(addresses),
+        rejoin: options.rejoin,
         device: device.cloned().unwrap_or_else(DeviceSelector::from_environment),
         engine: options.engine.options(),
         spin: Duration::from_micros(options.spin),

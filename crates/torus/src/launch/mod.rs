@@ -57,9 +57,12 @@ pub struct Launcher {
 /// A launched torus whose links are up.
 #[derive(Debug)]
 pub struct LaunchedTorus {
+    launcher: Launcher,
     dimensions: Dimensions,
     key: u64,
-    launcher: Option<PathBuf>,
+    /// Where nodes and supervisors listen.
+    addresses: Vec<String>,
+    watched: String,
     // Dropped in this order: monitors leave before their nodes end.
     monitors: Vec<Attendant>,
     nodes: Vec<NodeChild>,
@@ -135,9 +138,11 @@ impl Launcher {
         let key = millstream_shm::random_u64();
         let deadline = Instant::now() + START;
         let mut torus = LaunchedTorus {
+            launcher: self.clone(),
             dimensions: self.dimensions,
             key,
-            launcher: self.launcher.clone(),
+            addresses: Vec::new(),
+            watched: String::new(),
             monitors: Vec::new(),
             nodes: Vec::new(),
             supervisors: Vec::new(),
@@ -158,16 +163,10 @@ impl Launcher {
             torus.supervisors.push(supervisor);
         }
         let watched = addresses.join(",");
+        torus.watched.clone_from(&watched);
         for node in self.dimensions.all() {
-            let mut command = self.command(Some(node), "node", key);
-            command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
-            if let Some(address) = self.addresses.get(node.index()) {
-                command.args(["--listen", address]);
-            }
-            if let Some(card) = &self.card {
-                command.args(["--card", &card.replace("{node}", &node.0.to_string())]);
-            }
-            self.watch(&mut command, &watched);
+            let address = self.addresses.get(node.index()).map(String::as_str);
+            let command = self.node_command(node, key, address, &watched);
             torus.nodes.push(NodeChild::start(node, command)?);
         }
         torus.connect(deadline)?;
@@ -178,6 +177,19 @@ impl Launcher {
             torus.monitors.push(Attendant::start(command)?);
         }
         Ok(torus)
+    }
+
+    fn node_command(&self, node: NodeNumber, key: u64, address: Option<&str>, watched: &str) -> Command {
+        let mut command = self.command(Some(node), "node", key);
+        command.args(["--node", &node.0.to_string()]).args(&self.node_arguments);
+        if let Some(address) = address {
+            command.args(["--listen", address]);
+        }
+        if let Some(card) = &self.card {
+            command.args(["--card", &card.replace("{node}", &node.0.to_string())]);
+        }
+        self.watch(&mut command, watched);
+        command
     }
 
     /// A process beside a node, or on this host.
@@ -256,6 +268,7 @@ impl LaunchedTorus {
             addresses.push(address);
             self.sockets.push(socket);
         }
+        self.addresses.clone_from(&addresses);
         for node in &mut self.nodes {
             node.send(&NodeCommand::Peers(addresses.clone()))?;
         }
@@ -336,7 +349,7 @@ impl LaunchedTorus {
                 (ENV_SIZE, self.dimensions.nodes().to_string()),
                 (ENV_DIMENSIONS, self.dimensions.to_string()),
             ];
-            let mut command = match &self.launcher {
+            let mut command = match &self.launcher.launcher {
                 // A launcher such as ssh does not pass the environment on.
                 Some(launcher) => {
                     let mut command = Command::new(launcher);
@@ -352,6 +365,28 @@ impl LaunchedTorus {
             applications.start(node, command)?;
         }
         Ok(applications)
+    }
+
+    /// Starts the process of a node again in place of one that has ended. The supervisors take it back when its links are up.
+    ///
+    /// # Errors
+    /// [`LaunchError`] if it cannot be started.
+    pub fn restart_node(&mut self, node: NodeNumber) -> Result<(), LaunchError> {
+        let address = self.addresses.get(node.index()).cloned();
+        let mut command = self.launcher.node_command(node, self.key, address.as_deref(), &self.watched);
+        command.arg("--rejoin");
+        let Some(place) = self.nodes.get_mut(node.index()) else { return Ok(()) };
+        let mut child = NodeChild::start(node, command)?;
+        let deadline = Instant::now() + START;
+        let NodeMessage::Listening { .. } = child.expect(deadline)? else {
+            return Err(child.failure("did not say where it listens"));
+        };
+        child.send(&NodeCommand::Peers(self.addresses.clone()))?;
+        if child.expect(deadline)? != NodeMessage::Ready {
+            return Err(child.failure("is not ready"));
+        }
+        *place = child;
+        Ok(())
     }
 
     /// Nodes whose process has ended.

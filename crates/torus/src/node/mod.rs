@@ -3,6 +3,7 @@
 mod message;
 mod monitor;
 mod port;
+mod reconnect;
 mod service;
 
 pub use message::{NodeCommand, NodeMessage};
@@ -17,7 +18,7 @@ use millstream_card_abi::CardName;
 use millstream_fabric::RegionId;
 use millstream_health::Timers;
 use millstream_quantity::Instant;
-use millstream_rdma::connect::{ConnectError, listen};
+use millstream_rdma::connect::{ConnectError, Listener, listen};
 use millstream_rdma::device::{DeviceError, DeviceSelector};
 use millstream_rdma::queue::{PollError, QueueError};
 use millstream_rdma::wait::{WaitError, WaitOptions};
@@ -31,9 +32,10 @@ use crate::card::LeasedCard;
 use crate::engine::{Engine, EngineOptions};
 use crate::health_page::HealthPage;
 use crate::service::{FromSupervisor, ToSupervisor};
-use crate::verbs::{Connections, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
+use crate::verbs::{Connections, LinkError, LinkEvent, LinkSetup, LinkStream, VerbsLinks, connect_all};
 use monitor::AdapterMonitor;
 use port::Port;
+use reconnect::{Outcome, Reconnector};
 use service::Service;
 
 /// How long the nodes of a torus wait for each other at the start.
@@ -57,6 +59,9 @@ pub struct NodeOptions {
     pub listen: String,
     /// Addresses of all nodes by number, if they are known; else they come on standard input.
     pub peers: Option<Vec<String>>,
+    /// The node was part of this run before: links are connected one by one, and an application is attached once the
+    /// supervisors have taken the node back.
+    pub rejoin: bool,
     /// The device.
     pub device: DeviceSelector,
     /// Sizes and times.
@@ -218,6 +223,12 @@ struct Node {
     service: Service,
     /// The health page for a host monitor.
     health: OwnedFd,
+    /// Host monitors, which notice the end of this process by these.
+    monitors: Vec<Connection>,
+    listener: Arc<Listener>,
+    reconnector: Reconnector,
+    /// An application that waits for the supervisors to take this node back.
+    waiting: Option<(Connection, AttachRequest)>,
     /// An application has gone, and the supervisors do not know yet.
     departed: bool,
     lost: Vec<NodeNumber>,
@@ -280,14 +291,19 @@ impl Node {
             peers: &peers,
             deadline: Deadline::after(START),
         };
-        let streams: Vec<LinkStream> = connect_all(&mut links, &setup)?;
+        let reconnector = LinkSetup::new(&links, &setup)
+            .map_err(NodeError::from)
+            .and_then(|link| Reconnector::new(link, peers.clone()).map_err(context("connect links again")))?;
+        let streams: Vec<LinkStream> =
+            if options.rejoin { Vec::new() } else { connect_all(&mut links, &setup)? };
         streams.iter().for_each(|&(direction, _)| engine.set_link(direction, true));
         say(&NodeMessage::Ready);
         let (page, health) = HealthPage::create().map_err(context("memory for the health page"))?;
         let service = Service::connect(&options.supervisors, options.key, options.node)
             .map_err(context("connect to supervisors"))?;
-        let monitor = (options.timers)
-            .map(|timers| AdapterMonitor::new(&torus, options.node, timers, page, Instant::default()));
+        let monitor = (options.timers).map(|timers| {
+            AdapterMonitor::new(&torus, options.node, timers, page, !options.rejoin, Instant::default())
+        });
         let state = State {
             monitor,
             finishing: false,
@@ -310,7 +326,12 @@ impl Node {
             card,
             service,
             health,
-            departed: false,
+            monitors: Vec::new(),
+            listener: Arc::new(listener),
+            reconnector,
+            waiting: None,
+            // The application of the node's earlier process is gone.
+            departed: options.rejoin,
             lost: Vec::new(),
         }))
     }
@@ -322,11 +343,14 @@ impl Node {
             let connection = self.state.port.connection().map(Arc::clone);
             let streams = self.streams.clone();
             let orders = Arc::clone(self.service.wake());
+            let (neighbours, attempts) = (Arc::clone(&self.listener), Arc::clone(self.reconnector.wake()));
             let mut fds = vec![
                 WaitFd::readable(&*wake),
                 WaitFd::readable(&*listener),
                 WaitFd::readable(&*input),
                 WaitFd::readable(&*orders),
+                WaitFd::readable(&*neighbours),
+                WaitFd::readable(&*attempts),
             ];
             let links_at = fds.len();
             fds.extend(streams.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
@@ -367,6 +391,13 @@ impl Node {
                 orders.clear();
                 self.take_orders();
             }
+            if ready[4] {
+                self.reconnector.accept(&neighbours);
+            }
+            if ready[5] {
+                attempts.clear();
+            }
+            self.reconnect();
             let gone = ready.get(application_at) == Some(&true)
                 && self.state.port.serve(&mut self.state.engine).is_err();
             if gone || self.state.faulty {
@@ -441,9 +472,25 @@ impl Node {
     fn take(&mut self, connection: Connection) -> io::Result<()> {
         let (request, _) = receive::<AttachRequest>(&connection)?;
         if request == AttachRequest::Monitor {
-            return send(&connection, &AttachReply::Health, &[self.health.as_fd()]);
+            send(&connection, &AttachReply::Health, &[self.health.as_fd()])?;
+            self.monitors.retain(|monitor| !monitor.is_hung_up());
+            self.monitors.push(connection);
+            return Ok(());
         }
-        if self.state.port.attach(connection, &request)? {
+        if !self.has_joined() {
+            self.waiting = Some((connection, request));
+            return Ok(());
+        }
+        self.attach(connection, &request)
+    }
+
+    /// Whether this node takes part: from the start, or since the supervisors took it back.
+    fn has_joined(&self) -> bool {
+        !self.options.rejoin || self.state.engine.epoch().0 > 0
+    }
+
+    fn attach(&mut self, connection: Connection, request: &AttachRequest) -> io::Result<()> {
+        if self.state.port.attach(connection, request)? {
             self.departed = false;
             let node = self.options.node;
             self.service.send(&ToSupervisor::Application { node, attached: true });
@@ -458,6 +505,53 @@ impl Node {
         self.state.engine.handle_lost_memory();
         self.state.port.control().set_card_gone();
         self.state.port.control().signal();
+    }
+
+    /// Connects links that are down, and takes connected ones into use.
+    fn reconnect(&mut self) {
+        while let Some(outcome) = self.reconnector.poll() {
+            match outcome {
+                Outcome::Greeted(direction, stream) => self.greeted(direction, stream),
+                Outcome::Connected(direction, incarnation, connected) => {
+                    // Only a node of this run gets this far; the old connection is dead for it.
+                    self.state.fail_link(direction, "the neighbour connected anew");
+                    // A packet that came over the old connection may still be here: then both try again.
+                    if !self.state.begin_anew(direction) {
+                        self.reconnector.postpone(direction);
+                        continue;
+                    }
+                    let (direction, stream) = self.state.links.take(*connected, incarnation);
+                    self.streams.retain(|&(other, _)| other != direction);
+                    self.streams.push((direction, Arc::new(stream)));
+                    self.state.link_connected(direction);
+                }
+                Outcome::Failed(_) => {}
+            }
+        }
+        for direction in Direction::ALL {
+            if !self.state.finishing
+                && !self.state.engine.link_is_up(direction)
+                && self.reconnector.is_due(direction)
+            {
+                let incarnation = self.state.links.begin(direction);
+                self.reconnector.dial(direction, incarnation);
+            }
+        }
+        if self.has_joined()
+            && let Some((connection, request)) = self.waiting.take()
+            && let Err(error) = self.attach(connection, &request)
+        {
+            tracing::warn!("an application could not attach: {error}");
+        }
+    }
+
+    /// The neighbour in a negative direction connects again.
+    fn greeted(&mut self, direction: Direction, stream: std::net::TcpStream) {
+        if self.reconnector.is_busy(direction) || self.state.finishing {
+            return;
+        }
+        let incarnation = self.state.links.begin(direction);
+        self.reconnector.finish(direction, incarnation, stream);
     }
 
     /// The application has gone. Its regions end; the links go on.
@@ -558,24 +652,48 @@ impl State {
         let mut completions = std::mem::take(&mut self.completions);
         let taken = self.queue.poll(&mut completions)?.len();
         for completion in &completions[..taken] {
-            match self.links.handle_completion(completion, &mut self.engine) {
-                Some(LinkEvent::Frame { side, frame }) => {
-                    let now = self.now();
-                    if let Some(monitor) = &mut self.monitor {
-                        monitor.frame(side, frame.diagnosis, now);
-                    }
-                    if let Err(error) = self.links.handle_frame(side, frame, &mut self.engine) {
-                        self.engine.count_malformed();
-                        self.fail_link(side, &error.to_string());
-                    }
-                }
-                Some(LinkEvent::Failed { side }) => self.fail_link(side, "the queue pair failed"),
-                None => {}
-            }
+            self.handle_completion(completion);
         }
         self.links.post_receives();
         self.completions = completions;
         Ok(taken > 0)
+    }
+
+    fn handle_completion(&mut self, completion: &Completion) {
+        match self.links.handle_completion(completion, &mut self.engine) {
+            Some(LinkEvent::Frame { side, frame }) => {
+                let now = self.now();
+                if let Some(monitor) = &mut self.monitor {
+                    monitor.frame(side, frame.diagnosis, now);
+                }
+                if let Err(error) = self.links.handle_frame(side, frame, &mut self.engine) {
+                    self.engine.count_malformed();
+                    self.fail_link(side, &error.to_string());
+                }
+            }
+            Some(LinkEvent::Failed { side }) => self.fail_link(side, "the queue pair failed"),
+            None => {}
+        }
+    }
+
+    /// Forgets the old connection of a link that is down. False while a packet that came over it is here.
+    fn begin_anew(&mut self, direction: Direction) -> bool {
+        self.links.release_slots(direction, &mut self.engine);
+        self.engine.reset_link(direction).is_ok()
+    }
+
+    /// A link is in use again.
+    fn link_connected(&mut self, direction: Direction) {
+        tracing::info!("{}: link {direction} is connected again", self.engine.here());
+        self.engine.set_link(direction, true);
+        let now = self.now();
+        if let Some(monitor) = &mut self.monitor {
+            monitor.connected(direction, now);
+        }
+        while let Some(completion) = self.links.early() {
+            self.handle_completion(&completion);
+        }
+        self.links.post_receives();
     }
 
     fn fail_link(&mut self, direction: Direction, cause: &str) {

@@ -56,12 +56,14 @@ impl AdapterMonitor {
         here: NodeNumber,
         timers: Timers,
         page: HealthPage,
+        connected: bool,
         now: Instant,
     ) -> AdapterMonitor {
         let sides = Direction::ALL.map(|direction| {
             torus.neighbour(here, direction)?;
             let mut link = LinkMonitor::new(&timers, ERROR_WINDOW, ERROR_THRESHOLD);
-            link.handle_event(LinkEvent::Connected, millis(now));
+            let event = if connected { LinkEvent::Connected } else { LinkEvent::QueuePairError };
+            link.handle_event(event, millis(now));
             let heard = DiagnosisWord::default().with_service(1);
             Some(Side {
                 link,
@@ -103,6 +105,18 @@ impl AdapterMonitor {
         }
     }
 
+    /// A link is connected again.
+    pub(super) fn connected(&mut self, direction: Direction, now: Instant) {
+        if let Some(side) = &mut self.sides[direction.index()] {
+            for event in [LinkEvent::Disable, LinkEvent::Enable, LinkEvent::Connected] {
+                side.link.handle_event(event, millis(now));
+            }
+            // The neighbour may have begun anew: it is told everything again.
+            (side.frames, side.sent_at, side.told) = (0, 0, 0);
+            self.publish(direction, millis(now));
+        }
+    }
+
     /// A link is out of use.
     pub(super) fn failed(&mut self, direction: Direction, now: Instant) {
         if let Some(side) = &mut self.sides[direction.index()] {
@@ -121,7 +135,7 @@ impl AdapterMonitor {
         }
         for direction in Direction::ALL {
             let Some(side) = &mut self.sides[direction.index()] else { continue };
-            // Links do not come back by themselves: their state stays broken.
+            // A broken link stays so until it is connected again.
             let works = matches!(side.link.state(), LinkState::Up | LinkState::Sick);
             let changed = works.then(|| side.link.handle_timeout(now)).flatten();
             if changed == Some(LinkState::Broken) {

@@ -136,13 +136,29 @@ impl Judge {
         changed
     }
 
-    /// What routes avoid. A node stays out until it is started anew, because its links do not return.
+    /// What routes avoid. A node comes back when it is well and all its links to live nodes are up, as seen from both ends;
+    /// a link, when both ends see it up.
     fn avoid(&mut self) {
+        let links: Vec<_> = self.dead.links().collect();
+        for node in self.torus.all() {
+            if !self.dead.node_lives(node)
+                && self.states[node.index()] == NodeState::Ok
+                && self.is_connected(node)
+            {
+                self.dead.revive_node(node);
+            }
+            for direction in Direction::ALL {
+                let link = self.torus.link(node, direction).filter(|link| links.contains(link));
+                if let Some(link) = link.filter(|_| self.is_up(node, direction)) {
+                    self.dead.revive_link(link);
+                }
+            }
+        }
         for node in self.torus.all() {
             match self.states[node.index()] {
                 NodeState::NodeFailed => self.dead.kill_node(node),
                 NodeState::AdapterFailed if self.neighbours_agree(node) => self.dead.kill_node(node),
-                NodeState::LinkFailed(direction) => {
+                NodeState::LinkFailed(direction) if self.both_live(node, direction) => {
                     if let Some(link) = self.torus.link(node, direction) {
                         self.dead.kill_link(link);
                     }
@@ -150,6 +166,36 @@ impl Judge {
                 _ => {}
             }
         }
+    }
+
+    /// Whether neither end of a link is avoided: the links of one that is dead fail with it.
+    fn both_live(&self, node: NodeNumber, direction: Direction) -> bool {
+        let other = self.torus.neighbour(node, direction);
+        self.dead.node_lives(node) && other.is_some_and(|other| self.dead.node_lives(other))
+    }
+
+    /// Whether both ends see a link up.
+    fn is_up(&self, node: NodeNumber, direction: Direction) -> bool {
+        let up = |node: NodeNumber, direction: Direction| {
+            let page = self.pages.get(&node).map(|(page, _)| page);
+            let view = page.and_then(|page| page.neighbours[direction.index()]);
+            view.is_some_and(|view| matches!(view.link, LinkState::Up | LinkState::Sick))
+        };
+        let other = self.torus.neighbour(node, direction);
+        up(node, direction) && other.is_some_and(|other| up(other, direction.reversed()))
+    }
+
+    /// Whether all links of a node to live nodes are up, and there is one.
+    fn is_connected(&self, node: NodeNumber) -> bool {
+        let mut links = Direction::ALL.into_iter().filter(|&direction| {
+            let other = self.torus.neighbour(node, direction);
+            other.is_some_and(|other| self.dead.node_lives(other))
+        });
+        let mut any = false;
+        links.all(|direction| {
+            any = true;
+            self.is_up(node, direction)
+        }) && any
     }
 
     /// Whether a reporting neighbour sees its link to the node broken, or the node has no neighbours.

@@ -12,7 +12,7 @@ use millstream_rdma::{
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
 use super::handshake::{Identity, Mismatch, Place};
-use super::{PLACES, RECEIVE, VerbsLinks};
+use super::{PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
 
 /// First bytes of a link's stream: mark and direction of the dialling node.
@@ -92,6 +92,60 @@ pub struct Links<'a> {
     pub deadline: Deadline,
 }
 
+/// What one connection needs.
+#[derive(Clone, Debug)]
+pub(crate) struct LinkSetup {
+    pub(crate) device: Device,
+    pub(crate) queue: CompletionQueue,
+    pub(crate) torus: Dimensions,
+    pub(crate) here: NodeNumber,
+    pub(crate) key: u64,
+    pub(crate) options: EngineOptions,
+    slots: RemoteMemory,
+    credits: RemoteMemory,
+}
+
+impl LinkSetup {
+    pub(crate) fn new(links: &VerbsLinks, setup: &Links<'_>) -> Result<LinkSetup, LinkError> {
+        let (slots, credits) = remote(links)?;
+        Ok(LinkSetup {
+            device: setup.device.clone(),
+            queue: setup.queue.clone(),
+            torus: setup.torus,
+            here: setup.here,
+            key: setup.key,
+            options: setup.options,
+            slots,
+            credits,
+        })
+    }
+
+    /// Connects to the neighbour in a positive direction.
+    pub(crate) fn dial(
+        &self,
+        direction: Direction,
+        address: &str,
+        incarnation: u8,
+        deadline: Deadline,
+    ) -> Result<Connected, LinkError> {
+        let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
+        let failed = |cause| LinkError::Connect { direction, node, cause };
+        let mut stream = dial(address, deadline).map_err(failed)?;
+        stream.write_all(&MARK)?;
+        stream.write_all(&[direction.index() as u8])?;
+        self.finish(direction, stream, incarnation, deadline)
+    }
+
+    /// The link that a neighbour wants to connect, as this node sees it.
+    pub(crate) fn greeted(&self, stream: &mut TcpStream) -> io::Result<Direction> {
+        let mine = greeted(stream)?.reversed();
+        match self.torus.neighbour(self.here, mine) {
+            Some(_) => Ok(mine),
+            None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("there is no link {mine}"))),
+        }
+    }
+}
+
 /// A stream that stays open while both ends live.
 pub(crate) type LinkStream = (Direction, TcpStream);
 
@@ -103,18 +157,14 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
     let neighbours: Vec<_> = (Direction::ALL.into_iter())
         .filter_map(|direction| Some((direction, setup.torus.neighbour(setup.here, direction)?)))
         .collect();
-    let (slots, credits) = remote(links)?;
+    let link = &LinkSetup::new(links, setup)?;
     let mut connected = Vec::new();
     std::thread::scope(|scope| -> Result<(), LinkError> {
         let mut threads = Vec::new();
         for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
             let work = move || -> Result<_, LinkError> {
                 let address = setup.peers.get(node.index()).map_or("", String::as_str);
-                let failed = |cause| LinkError::Connect { direction, node, cause };
-                let mut stream = dial(address, setup.deadline).map_err(failed)?;
-                stream.write_all(&MARK)?;
-                stream.write_all(&[direction.index() as u8])?;
-                finish(setup, direction, node, stream, slots, credits)
+                link.dial(direction, address, 0, setup.deadline)
             };
             threads.push(scope.spawn(work));
         }
@@ -130,8 +180,8 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
                         let cause = format!("there is no link {mine} to connect");
                         return Err(LinkError::Stranger { address: address.to_string(), cause });
                     };
-                    let (direction, node) = waiting.remove(at);
-                    threads.push(scope.spawn(move || finish(setup, direction, node, stream, slots, credits)));
+                    let (direction, _) = waiting.remove(at);
+                    threads.push(scope.spawn(move || link.finish(direction, stream, 0, setup.deadline)));
                 }
                 // A stranger must not keep the neighbours out.
                 Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
@@ -147,10 +197,19 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
     })?;
     let mut streams = Vec::new();
     for (direction, pair, slots, credits, stream) in connected {
-        links.connected(direction, pair.pair, slots, credits);
+        links.connected(direction, 0, pair.pair, slots, credits);
         streams.push((direction, stream));
     }
     Ok(streams)
+}
+
+impl VerbsLinks {
+    /// Takes a connection that [`LinkSetup`] made into use. Returns its stream.
+    pub(crate) fn take(&mut self, connected: Connected, incarnation: u8) -> LinkStream {
+        let (direction, pair, slots, credits, stream) = connected;
+        self.connected(direction, incarnation, pair.pair, slots, credits);
+        (direction, stream)
+    }
 }
 
 fn remote(links: &VerbsLinks) -> Result<(RemoteMemory, RemoteMemory), LinkError> {
@@ -171,43 +230,47 @@ fn greeted(stream: &mut TcpStream) -> io::Result<Direction> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it sent {mark:02x?}")))
 }
 
-type Connected = (Direction, ConnectedQueuePair, RemoteMemory, RemoteMemory, TcpStream);
+pub(crate) type Connected = (Direction, ConnectedQueuePair, RemoteMemory, RemoteMemory, TcpStream);
 
-fn finish(
-    setup: &Links<'_>,
-    direction: Direction,
-    node: NodeNumber,
-    mut stream: TcpStream,
-    slots: RemoteMemory,
-    credits: RemoteMemory,
-) -> Result<Connected, LinkError> {
-    let place = Place { torus: setup.torus, here: setup.here, key: setup.key, options: setup.options };
-    let receives = VerbsLinks::receives(&setup.options);
-    let options = RcOptions {
-        send_depth: PLACES.into(),
-        recv_depth: receives,
-        send_sges: 2,
-        max_inline: 0,
-        access: Access::REMOTE_WRITE,
-        ..RcOptions::default()
-    };
-    let prepared = PreparedQueuePair::new(setup.device, setup.queue, setup.queue, &options)?;
-    for _ in 0..receives {
-        let posted = prepared.post_recv(&[], WrId(RECEIVE | (direction.index() as u64) << 16));
-        posted.map_err(|error| io::Error::other(error.to_string()))?;
+impl LinkSetup {
+    /// Connects over a stream whose direction both ends know.
+    pub(crate) fn finish(
+        &self,
+        direction: Direction,
+        mut stream: TcpStream,
+        incarnation: u8,
+        deadline: Deadline,
+    ) -> Result<Connected, LinkError> {
+        let (setup, slots, credits) = (self, self.slots, self.credits);
+        let node = setup.torus.neighbour(setup.here, direction).unwrap_or_default();
+        let place = Place { torus: setup.torus, here: setup.here, key: setup.key, options: setup.options };
+        let receives = VerbsLinks::receives(&setup.options);
+        let options = RcOptions {
+            send_depth: PLACES.into(),
+            recv_depth: receives,
+            send_sges: 2,
+            max_inline: 0,
+            access: Access::REMOTE_WRITE,
+            ..RcOptions::default()
+        };
+        let prepared = PreparedQueuePair::new(&setup.device, &setup.queue, &setup.queue, &options)?;
+        for _ in 0..receives {
+            let posted = prepared.post_recv(&[], WrId(RECEIVE | link_bits(direction, incarnation)));
+            posted.map_err(|error| io::Error::other(error.to_string()))?;
+        }
+        let mine =
+            serde_json::to_vec(&Identity::new(&place, direction, slots, credits)).map_err(io::Error::from)?;
+        let address = stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string());
+        let failed = |cause| LinkError::Connect { direction, node, cause };
+        let connected = prepared.connect(&mut stream, &mine, deadline).map_err(failed)?;
+        let theirs: Identity = serde_json::from_slice(&connected.private_data)
+            .map_err(|cause| LinkError::Stranger { address: address.clone(), cause: cause.to_string() })?;
+        let (slots, credits) = theirs.check(&place, direction).map_err(|cause| LinkError::Refused {
+            direction,
+            node,
+            address,
+            cause,
+        })?;
+        Ok((direction, connected, slots, credits, stream))
     }
-    let mine =
-        serde_json::to_vec(&Identity::new(&place, direction, slots, credits)).map_err(io::Error::from)?;
-    let address = stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string());
-    let failed = |cause| LinkError::Connect { direction, node, cause };
-    let connected = prepared.connect(&mut stream, &mine, setup.deadline).map_err(failed)?;
-    let theirs: Identity = serde_json::from_slice(&connected.private_data)
-        .map_err(|cause| LinkError::Stranger { address: address.clone(), cause: cause.to_string() })?;
-    let (slots, credits) = theirs.check(&place, direction).map_err(|cause| LinkError::Refused {
-        direction,
-        node,
-        address,
-        cause,
-    })?;
-    Ok((direction, connected, slots, credits, stream))
 }

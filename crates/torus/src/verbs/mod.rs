@@ -11,10 +11,11 @@
 mod connect;
 mod handshake;
 
+pub(crate) use connect::{Connected, LinkSetup, LinkStream, connect_all};
 pub use connect::{LinkError, Links as Connections};
-pub(crate) use connect::{LinkStream, connect_all};
 pub use handshake::{Identity, Mismatch};
 
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -41,6 +42,13 @@ const PLACE_BYTES: usize = 2 * HEADER_BYTES;
 const CREDIT_BYTES: usize = 64;
 
 const RECEIVE: u64 = 1 << 63;
+/// Completions of a connection that is not in use yet.
+const EARLY: usize = 1024;
+
+/// Direction and incarnation of a connection in the number of a work request.
+fn link_bits(direction: Direction, incarnation: u8) -> u64 {
+    (direction.index() as u64) << 16 | u64::from(incarnation) << 24
+}
 
 /// What an immediate value says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,6 +115,8 @@ enum InFlight {
 /// One neighbour.
 #[derive(Debug)]
 struct Side {
+    /// Distinguishes its completions from those of earlier connections of this direction.
+    incarnation: u8,
     pair: QueuePair,
     slots: RemoteMemory,
     credits: RemoteMemory,
@@ -163,6 +173,8 @@ pub struct VerbsLinks {
     out: Arc<Memory>,
     sides: [Option<Side>; DIRECTIONS],
     diagnosis: [u16; DIRECTIONS],
+    incarnations: [u8; DIRECTIONS],
+    early: VecDeque<Completion>,
 }
 
 impl VerbsLinks {
@@ -182,7 +194,37 @@ impl VerbsLinks {
             out: memory("millstream-torus-out", places, Access::LOCAL_WRITE)?,
             sides: Default::default(),
             diagnosis: [0; DIRECTIONS],
+            incarnations: [0; DIRECTIONS],
+            early: VecDeque::new(),
         })
+    }
+
+    /// Begins to connect a link. The new connection's completions carry the number that this returns.
+    pub(crate) fn begin(&mut self, direction: Direction) -> u8 {
+        let incarnation = &mut self.incarnations[direction.index()];
+        *incarnation = incarnation.wrapping_add(1);
+        *incarnation
+    }
+
+    /// The next completion that arrived before its connection was in use.
+    pub(crate) fn early(&mut self) -> Option<Completion> {
+        let of = |id: u64| Direction::from_index((id >> 16 & 0xff) as usize);
+        let at = self.early.iter().position(|completion| {
+            let id = completion.wr_id().0;
+            let side = of(id).and_then(|direction| self.sides[direction.index()].as_ref());
+            side.is_some_and(|side| side.incarnation == (id >> 24) as u8)
+        })?;
+        self.early.remove(at)
+    }
+
+    /// Releases the slots that an old connection of a link holds.
+    pub(crate) fn release_slots(&mut self, direction: Direction, engine: &mut Engine) {
+        let Some(side) = &mut self.sides[direction.index()] else { return };
+        for held in side.in_flight.iter_mut().filter_map(Option::take) {
+            if let InFlight::Slot(slot) = held {
+                engine.release(slot);
+            }
+        }
     }
 
     /// Receives that a connection needs.
@@ -200,11 +242,16 @@ impl VerbsLinks {
     fn connected(
         &mut self,
         direction: Direction,
+        incarnation: u8,
         pair: QueuePair,
         slots: RemoteMemory,
         credits: RemoteMemory,
     ) {
+        // The neighbour frees nothing before this node sends, so no count of the new connection is here yet.
+        let words = self.credits.mapping().words64(direction.index() * CREDIT_BYTES, VirtualChannel::COUNT);
+        words.iter().for_each(|word| word.store(0, std::sync::atomic::Ordering::Release));
         self.sides[direction.index()] = Some(Side {
+            incarnation,
             pair,
             slots,
             credits,
@@ -241,7 +288,15 @@ impl VerbsLinks {
     pub fn handle_completion(&mut self, completion: &Completion, engine: &mut Engine) -> Option<LinkEvent> {
         let id = completion.wr_id().0;
         let side = Direction::from_index((id >> 16 & 0xff) as usize)?;
-        let link = self.sides[side.index()].as_mut()?;
+        let incarnation = (id >> 24) as u8;
+        let link = self.sides[side.index()].as_mut().filter(|link| link.incarnation == incarnation);
+        let Some(link) = link else {
+            // Of a connection that is being made; those of earlier ones mean nothing.
+            if incarnation == self.incarnations[side.index()] && self.early.len() < EARLY {
+                self.early.push_back(*completion);
+            }
+            return None;
+        };
         if id & RECEIVE == 0 {
             let place = id as u16;
             if let Some(InFlight::Slot(slot)) = link.in_flight.get_mut(usize::from(place))?.take() {
@@ -326,7 +381,7 @@ impl VerbsLinks {
             return false;
         };
         let Some(place) = link.free.pop() else { return false };
-        let id = WrId((direction.index() as u64) << 16 | u64::from(place));
+        let id = WrId(link_bits(direction, link.incarnation) | u64::from(place));
         if let Err(error) = link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id) {
             tracing::warn!("link {direction}: {error}");
             link.free.push(place);

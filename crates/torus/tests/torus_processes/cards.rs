@@ -157,7 +157,9 @@ pub(crate) fn use_a_card_until_its_lease_ends(node: &mut TorusNode) {
     let other = NodeNumber(1 - here.0);
     let host = node.register(LENGTH);
     node.store(host, 0, &vec![7; LENGTH]).expect("own region");
-    let hosts = exchange(node, host);
+    // Another region than the source, which the other node's card would overwrite with zeros.
+    let target = node.register(LENGTH);
+    let hosts = exchange(node, target);
     let card = node.register_card(AT, LENGTH).expect("the node has a card");
     let cards = exchange(node, card);
     let start = Instant::now();

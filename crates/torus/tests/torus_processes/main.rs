@@ -4,6 +4,7 @@
 
 mod cards;
 mod hosts;
+mod returning;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -75,6 +76,7 @@ fn node_options(words: &[String]) -> NodeOptions {
         key: key(words),
         listen: value(words, "--listen").unwrap_or("127.0.0.1:0").to_owned(),
         peers: None,
+        rejoin: words.iter().any(|word| word == "--rejoin"),
         device: DeviceSelector::Soft,
         engine: EngineOptions::default(),
         spin: Duration::ZERO,
@@ -128,6 +130,12 @@ fn run_application(name: &str) {
     let mut node = TorusNode::from_environment().expect("a node process");
     match name {
         "conformance" => {
+            // The supervisors know of all applications of this run, not of those of an earlier one.
+            let start = Instant::now();
+            while let Some(lost) = node.lost_node() {
+                assert!(start.elapsed() < LONG, "{lost} has no application");
+                std::thread::sleep(Duration::from_millis(10));
+            }
             let checks = conformance::checks::<TorusNode>();
             assert!(checks.len() >= 6);
             checks.into_iter().for_each(|(_, check)| check(&mut node));
@@ -296,6 +304,7 @@ fn trials() -> Vec<Trial> {
     trials.push(Trial::test("the_example_prints_what_its_readme_says", example));
     trials.extend(cards::trials());
     trials.push(hosts::trial());
+    trials.extend(returning::trials());
     let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("a_failing_application_fails_the_run", failing));
     trials
