@@ -159,7 +159,7 @@ $(TOOLS_DIR)/%: | setup
 	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
 		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
 
-FUZZ_TARGETS ?= stream mfp packet cm connection device
+FUZZ_TARGETS ?= stream mfp packet cm connection device torus
 FUZZ_SECONDS ?= 300
 
 fuzz: $(CARGO_FUZZ) ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
