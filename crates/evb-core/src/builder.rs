@@ -12,10 +12,14 @@
 //! again only after its batch was processed. A connection delivers writes in order, so no write of the old
 //! generation can arrive then. After a failure no slot is granted any more: a late write can only fill a slot
 //! that is not read.
+//!
+//! If the run goes on without a readout unit, a batch is complete without it. The caller then closes the connection, and
+//! puts empty packets where those of the lost unit are missing ([`Builder::is_absent`]).
 
 use super::deadlines::Deadlines;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
+use super::recovery::OnReadoutLoss;
 use super::report::{BuilderReport, SlotReport, SlotState, UnfinishedCause};
 use super::summary::{BatchOutcome, Totals};
 use super::types::{
@@ -30,6 +34,8 @@ pub struct CompleteBatch {
     pub slot: SlotIndex,
     /// The batch.
     pub batch: Batch,
+    /// Whether a lost builder unit had the batch before, and may have stored its events.
+    pub again: bool,
 }
 
 /// A readout unit's arrival in a slot, accepted by [`Builder::begin_arrival`]. Read the packets' headers there,
@@ -63,7 +69,11 @@ struct Slot {
     generation: Generation,
     state: State,
     batch: Option<Batch>,
+    again: bool,
+    /// Readout units whose packets have arrived, or will not arrive.
     arrivals: u16,
+    /// Readout units whose packets will not arrive.
+    absent: u16,
     timed_out: bool,
 }
 
@@ -87,6 +97,8 @@ pub struct Builder {
     slots: Vec<Slot>,
     /// Fragments that arrived in the slot's current generation, by slot and readout unit.
     arrived: Vec<Option<u32>>,
+    /// Whether the packets of a lost readout unit are missing in the slot's batch, by slot and readout unit.
+    absent: Vec<bool>,
     arrived_total: Vec<u64>,
     /// From assignment to the last arrival, then from there to the outcome.
     deadlines: Deadlines,
@@ -96,6 +108,8 @@ pub struct Builder {
     events_assigned: u64,
     rejected: [u64; ProtocolError::ALL.len()],
     readouts_lost: Vec<bool>,
+    /// Readout units that the run goes on without.
+    excluded: Vec<bool>,
     card_lost: bool,
     phase: Phase,
     cause: StopCause,
@@ -113,13 +127,16 @@ impl Builder {
             generation: Generation(0),
             state: State::Free,
             batch: None,
+            again: false,
             arrivals: 0,
+            absent: 0,
             timed_out: false,
         };
         let mut builder = Builder {
             index,
             slots: vec![free; slots],
             arrived: vec![None; slots * readouts],
+            absent: vec![false; slots * readouts],
             arrived_total: vec![0; readouts],
             deadlines: Deadlines::new(slots),
             complete: VecDeque::with_capacity(slots),
@@ -128,6 +145,7 @@ impl Builder {
             events_assigned: 0,
             rejected: [0; ProtocolError::ALL.len()],
             readouts_lost: vec![false; readouts],
+            excluded: vec![false; readouts],
             card_lost: false,
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
@@ -154,6 +172,9 @@ impl Builder {
             Message::Stop { cause } => self.stop(cause, now + 3 * self.plan.drain_timeout),
             Message::Drain => self.drain(now),
             Message::Heartbeat => {}
+            Message::Lost { unit: Unit::Readout(ru) } if ru.index() < self.excluded.len() => {
+                self.exclude_readout(ru, now);
+            }
             _ => {
                 self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::UnexpectedMessage })
             }
@@ -170,6 +191,10 @@ impl Builder {
     /// # Errors
     /// The violation of the protocol. It is counted and reported to the manager, which stops the run.
     pub fn begin_arrival(&mut self, ru: RuIndex, immediate: Immediate) -> Result<Arrival, ProtocolError> {
+        if self.excluded[ru.index()] {
+            // Its connection is being closed.
+            return Err(ProtocolError::StaleArrival);
+        }
         self.check_arrival(ru, immediate).map_err(|error| self.reject(ru, error))
     }
 
@@ -204,6 +229,16 @@ impl Builder {
         }
     }
 
+    /// Whether the batch in that slot is complete without the packets of that readout unit, because it is lost.
+    pub fn is_absent(&self, slot: SlotIndex, ru: RuIndex) -> bool {
+        self.absent[self.cell(slot.index(), ru)]
+    }
+
+    /// Whether the run goes on without that readout unit. Its connection must not deliver any more.
+    pub fn is_excluded(&self, ru: RuIndex) -> bool {
+        self.excluded[ru.index()]
+    }
+
     /// Whether the unit waits only for the outcomes of complete batches.
     pub fn is_draining(&self) -> bool {
         matches!(self.phase, Phase::Draining { .. })
@@ -220,7 +255,12 @@ impl Builder {
         let (State::Processing, Some(batch)) = (entry.state, entry.batch) else {
             return Err(ProtocolError::SlotNotAssigned);
         };
-        if outcome.events() != u32::from(batch.events) || outcome.accepted > outcome.built.events {
+        let mut outcome = outcome;
+        if entry.absent > 0 {
+            // Every event lacks the lost unit's sources.
+            outcome.readout_lost = std::mem::take(&mut outcome.missing);
+        }
+        if !outcome.covers(batch.events) {
             return Err(ProtocolError::WrongEventCount);
         }
         entry.state = State::Free;
@@ -282,8 +322,9 @@ impl Builder {
             return None;
         }
         let slot = self.complete.pop_front()?;
-        let batch = self.slots[slot.index()].batch.expect("a batch is complete only once it is assigned");
-        Some(CompleteBatch { slot, batch })
+        let entry = &self.slots[slot.index()];
+        let batch = entry.batch.expect("a batch is complete only once it is assigned");
+        Some(CompleteBatch { slot, batch, again: entry.again })
     }
 
     /// The next message to the manager.
@@ -312,7 +353,7 @@ impl Builder {
                 while let Some(at) = self.deadlines.pop_due(now) {
                     self.slots[at].timed_out = true;
                     if let Some(batch) = self.slots[at].batch {
-                        self.fault(StopCause::TimedOut { by: Unit::Builder(self.index), batch: batch.id });
+                        self.report_late(at, batch);
                     }
                 }
             }
@@ -354,18 +395,70 @@ impl Builder {
         error
     }
 
+    /// A batch did not arrive, or was not processed, in time.
+    fn report_late(&mut self, at: usize, batch: Batch) {
+        let arrived = &self.arrived[self.cell(at, RuIndex(0))..][..self.plan.readouts()];
+        let late = (0..).map(RuIndex).zip(arrived).filter(|(_, arrived)| arrived.is_none());
+        let late: Vec<RuIndex> = late.map(|(ru, _)| ru).filter(|ru| !self.excluded[ru.index()]).collect();
+        // If no unit has delivered, none of them is to blame more than others.
+        let is_single = self.slots[at].state == State::Filling && late.len() < usize::from(self.present());
+        if is_single && self.plan.recovery.readout != OnReadoutLoss::Stop {
+            for readout in late {
+                self.fault(StopCause::ReadoutLate { by: self.index, readout });
+            }
+        } else {
+            self.fault(StopCause::TimedOut { by: Unit::Builder(self.index), batch: batch.id });
+        }
+    }
+
+    /// Number of readout units that are not lost.
+    fn present(&self) -> u16 {
+        self.excluded.iter().filter(|excluded| !**excluded).count() as u16
+    }
+
+    /// The run goes on without that readout unit.
+    fn exclude_readout(&mut self, ru: RuIndex, now: Instant) {
+        if std::mem::replace(&mut self.excluded[ru.index()], true) {
+            return;
+        }
+        self.readouts_lost[ru.index()] = true;
+        for at in 0..self.slots.len() {
+            if self.slots[at].state == State::Filling && self.slots[at].batch.is_some() {
+                self.mark_absent(at, ru);
+                self.queue_if_complete(at, now);
+            }
+        }
+    }
+
+    /// A batch that has not got the packets of that readout unit does not wait for them.
+    fn mark_absent(&mut self, at: usize, ru: RuIndex) {
+        let cell = self.cell(at, ru);
+        if self.arrived[cell].is_none() && !std::mem::replace(&mut self.absent[cell], true) {
+            self.slots[at].arrivals += 1;
+            self.slots[at].absent += 1;
+        }
+    }
+
     fn grant(&mut self, at: usize) {
         let first = self.cell(at, RuIndex(0));
         self.arrived[first..first + self.plan.readouts()].fill(None);
+        self.absent[first..first + self.plan.readouts()].fill(false);
         let generation = self.slots[at].generation.next();
-        self.slots[at] =
-            Slot { generation, state: State::Filling, batch: None, arrivals: 0, timed_out: false };
+        self.slots[at] = Slot {
+            generation,
+            state: State::Filling,
+            batch: None,
+            again: false,
+            arrivals: 0,
+            absent: 0,
+            timed_out: false,
+        };
         let slot = SlotIndex(at as u16);
         self.outbox.push_back(Message::Grant { builder: self.index, slot, generation });
     }
 
     fn assign(&mut self, assignment: Assignment, now: Instant) -> Result<(), ProtocolError> {
-        let Assignment { batch, builder, slot, generation } = assignment;
+        let Assignment { batch, builder, slot, generation, again } = assignment;
         if builder != self.index || slot.index() >= self.slots.len() {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
@@ -380,9 +473,14 @@ impl Builder {
         if entry.state != State::Filling || entry.batch.is_some() {
             return Err(ProtocolError::AssignOfBusySlot);
         }
-        entry.batch = Some(batch);
+        (entry.batch, entry.again) = (Some(batch), again);
         self.events_assigned += u64::from(batch.events);
         self.deadlines.start(at, now + self.plan.timeout);
+        for ru in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
+            if self.excluded[ru.index()] {
+                self.mark_absent(at, ru);
+            }
+        }
         self.queue_if_complete(at, now);
         Ok(())
     }
@@ -465,6 +563,12 @@ impl Builder {
             arrived: self.arrived_total.clone(),
             slots,
             rejected_arrivals: rejected.collect(),
+            excluded: (0..)
+                .map(RuIndex)
+                .zip(&self.excluded)
+                .filter(|(_, excluded)| **excluded)
+                .map(|(ru, _)| ru)
+                .collect(),
         });
     }
 
@@ -510,10 +614,8 @@ mod tests {
     fn assign(builder: &mut Builder, slot: u16, generation: u32, batch: u64) {
         let batch = builder.plan.batch(BatchId(batch)).unwrap();
         let (slot, generation) = (SlotIndex(slot), Generation(generation));
-        builder.handle_message(
-            Message::Assign(Assignment { batch, builder: BuIndex(0), slot, generation }),
-            START,
-        );
+        let assignment = Assignment { batch, builder: BuIndex(0), slot, generation, again: false };
+        builder.handle_message(Message::Assign(assignment), START);
     }
 
     fn arrive(
@@ -532,8 +634,8 @@ mod tests {
         BatchOutcome {
             built: BatchCounts { events: 3, fragments: 15 },
             missing: BatchCounts { events: 1, fragments: 4 },
-            corrupt: BatchCounts::default(),
             accepted: 2,
+            ..BatchOutcome::default()
         }
     }
 
@@ -642,6 +744,52 @@ mod tests {
             panic!("slot 1 is unfinished: {report:?}")
         };
         assert_eq!((arrived.as_slice(), *cause), (&[(RuIndex(1), 10)][..], UnfinishedCause::ReadoutLost));
+    }
+
+    #[test]
+    fn batches_are_complete_without_a_readout_unit_that_the_run_goes_on_without() {
+        let mut builder = builder();
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 1, 0, 1, 12).unwrap();
+        arrive(&mut builder, 0, 1, 1, 8).unwrap();
+        assert_eq!(builder.poll_complete_batch(), None);
+        let unit = Unit::Readout(RuIndex(0));
+        builder.handle_message(Message::Lost { unit }, START);
+        assert_eq!(builder.poll_complete_batch().map(|complete| complete.slot), Some(SLOT));
+        assert!(builder.is_absent(SLOT, RuIndex(0)) && !builder.is_absent(SLOT, RuIndex(1)));
+        let outcome = BatchOutcome {
+            missing: BatchCounts { events: 4, fragments: 12 },
+            accepted: 0,
+            ..BatchOutcome::default()
+        };
+        builder.handle_processed(SLOT, outcome).unwrap();
+        let counted = BatchOutcome { readout_lost: outcome.missing, ..BatchOutcome::default() };
+        let done = std::iter::from_fn(|| builder.poll_transmit()).find_map(|message| {
+            if let Message::Done { outcome, .. } = message { Some(outcome) } else { None }
+        });
+        assert_eq!(done, Some(counted));
+        // An arrival before the assignment counts, and later batches do not wait for the lost unit.
+        assign(&mut builder, 1, 1, 8);
+        arrive(&mut builder, 1, 1, 1, 12).unwrap();
+        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SlotIndex(1), RuIndex(0)));
+        assign(&mut builder, 0, 2, 9);
+        arrive(&mut builder, 1, 0, 2, 12).unwrap();
+        assert!(builder.poll_complete_batch().is_some() && builder.is_absent(SLOT, RuIndex(0)));
+    }
+
+    #[test]
+    fn a_readout_unit_that_is_late_is_named_if_others_delivered() {
+        let mut plan = small(&[2, 3], &[2], 100, 4);
+        plan.recovery.readout = OnReadoutLoss::Deliver;
+        let mut builder = Builder::new(BuIndex(0), plan, START);
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 1, 0, 1, 12).unwrap();
+        while builder.poll_transmit().is_some() {}
+        let now = START + builder.plan.timeout;
+        builder.handle_message(Message::Heartbeat, now);
+        builder.handle_timeout(now);
+        let cause = StopCause::ReadoutLate { by: BuIndex(0), readout: RuIndex(0) };
+        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause }));
     }
 
     #[test]

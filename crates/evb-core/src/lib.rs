@@ -32,6 +32,7 @@ pub mod merge;
 pub mod message;
 pub mod plan;
 pub mod readout;
+pub mod recovery;
 pub mod report;
 pub mod shaping;
 pub mod summary;
@@ -43,6 +44,7 @@ pub use merge::ReportMerger;
 pub use message::Message;
 pub use plan::Plan;
 pub use readout::Readout;
+pub use recovery::RecoveryPolicy;
 pub use summary::{BatchOutcome, Counts, RunSummary};
 pub use types::{
     BatchId, BuIndex, Bytes, EventNumber, Generation, Immediate, Instant, RuIndex, SlotIndex, StopCause, Unit,

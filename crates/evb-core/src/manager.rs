@@ -3,6 +3,10 @@
 //! A granted slot is a credit. The manager spends credits round-robin over builder units, so consecutive
 //! batches go to different builder units. A builder unit without credits is skipped. Without a credit nothing
 //! is assigned, so memory is bounded everywhere.
+//!
+//! The private module `recovery` has the rules for lost units that the run goes on without.
+
+mod recovery;
 
 use super::deadlines::Deadlines;
 use super::merge::ReportMerger;
@@ -14,6 +18,7 @@ use super::summary::{BatchOutcome, RunSummary, Totals};
 use super::types::{
     BatchId, BuIndex, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
+use recovery::Rebuild;
 use std::collections::VecDeque;
 
 /// Receivers of a message.
@@ -23,8 +28,27 @@ pub enum Receivers {
     All,
     /// Every builder unit.
     Builders,
+    /// Every readout unit.
+    Readouts,
+    /// This unit.
+    Unit(Unit),
     /// Every readout unit and this builder unit.
     ReadoutsAnd(BuIndex),
+}
+
+impl Receivers {
+    /// Whether this unit receives the message.
+    pub fn includes(self, unit: Unit) -> bool {
+        match (self, unit) {
+            (_, Unit::Manager) => false,
+            (Receivers::All, _)
+            | (Receivers::Readouts | Receivers::ReadoutsAnd(_), Unit::Readout(_))
+            | (Receivers::Builders, Unit::Builder(_)) => true,
+            (Receivers::Builders, _) | (Receivers::Readouts, _) => false,
+            (Receivers::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
+            (Receivers::Unit(only), unit) => only == unit,
+        }
+    }
 }
 
 /// A message to send. The sender skips receivers that are lost.
@@ -54,6 +78,23 @@ enum Slot {
     Granted,
     /// Assigned to this batch.
     Assigned(Batch),
+    /// Of a lost builder unit: was assigned to this batch, which waits for another one, or was assigned `again`.
+    Moved { batch: Batch, again: bool },
+}
+
+/// Whether a builder unit gets batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Membership {
+    Active,
+    /// Not before another builder unit is lost.
+    Spare,
+    /// Not any more. Its batches are assigned again when it has reported or ended, or the run stops at `until`.
+    Excluded {
+        cause: StopCause,
+        until: Instant,
+    },
+    /// Not any more. It stores no event, and its batches were assigned again.
+    Gone,
 }
 
 /// Phase of the run.
@@ -74,6 +115,7 @@ enum Phase {
 struct Builder {
     /// Index of its first slot in the tables over all slots.
     base: usize,
+    membership: Membership,
     credits: VecDeque<SlotIndex>,
     events_assigned: u64,
     done: Totals,
@@ -107,6 +149,10 @@ impl<Report> PendingReport<Report> {
         *self = PendingReport::Received(report);
     }
 
+    fn is_received(&self) -> bool {
+        matches!(self, PendingReport::Received(_))
+    }
+
     /// The report, if it was received.
     fn received(&self) -> Option<&Report> {
         match self {
@@ -135,6 +181,14 @@ pub struct Manager {
     /// No batch is assigned.
     paused: bool,
     batches_done: u64,
+    /// Batches of lost builder units, in order.
+    rebuild: VecDeque<Rebuild>,
+    /// Readout units keep batches before this one until all are done, because a builder unit was lost.
+    release: Option<BatchId>,
+    /// Units that the run goes on without, in the order of their losses.
+    recovered: Vec<Unit>,
+    /// Those whose processes have to be ended.
+    excluded: VecDeque<Unit>,
     done: Totals,
     slots: Vec<(Generation, Slot)>,
     deadlines: Deadlines,
@@ -155,10 +209,12 @@ impl Manager {
         let builders: Vec<_> = plan
             .slots
             .iter()
-            .map(|slots| {
+            .zip((0..).map(BuIndex))
+            .map(|(slots, bu)| {
                 let slots = usize::from(slots.get());
                 let builder = Builder {
                     base,
+                    membership: if plan.is_spare(bu) { Membership::Spare } else { Membership::Active },
                     credits: VecDeque::with_capacity(slots),
                     events_assigned: 0,
                     done: Totals::default(),
@@ -175,6 +231,10 @@ impl Manager {
             available: u64::MAX,
             paused: false,
             batches_done: 0,
+            rebuild: VecDeque::new(),
+            release: None,
+            recovered: Vec::new(),
+            excluded: VecDeque::new(),
             done: Totals::default(),
             slots: vec![(Generation(0), Slot::Busy); base],
             deadlines: Deadlines::new(base),
@@ -209,7 +269,7 @@ impl Manager {
                 self.done(builder, slot, generation, batch, outcome, now)
             }
             (_, Message::Fault { cause }) => {
-                self.stop(cause, now);
+                self.fault(from, cause, now);
                 Ok(())
             }
             _ => Err(ProtocolError::UnexpectedMessage),
@@ -229,12 +289,19 @@ impl Manager {
         if self.phase == Phase::Finished {
             return;
         }
-        let lost = match unit {
-            Unit::Manager => false,
-            Unit::Readout(ru) => self.readouts[ru.index()].mark_lost(),
-            Unit::Builder(bu) => self.builders[bu.index()].report.mark_lost(),
+        let (lost, goes_on) = match unit {
+            Unit::Manager => (false, false),
+            Unit::Readout(ru) => {
+                let goes_on = !self.readouts[ru.index()].is_received()
+                    && self.exclude_readout(ru, StopCause::Lost(unit));
+                (self.readouts[ru.index()].mark_lost(), goes_on)
+            }
+            Unit::Builder(bu) => {
+                let lost = self.builders[bu.index()].report.mark_lost();
+                (lost, lost && self.remove_builder(bu))
+            }
         };
-        if !lost {
+        if !lost || goes_on {
             return;
         }
         if matches!((self.cause, unit), (StopCause::Unreachable { peer, .. }, Unit::Builder(bu)) if peer == bu)
@@ -251,8 +318,9 @@ impl Manager {
     /// With the barrel shifter, batches are assigned in rounds of one for each builder unit (see [`shaping`](super::shaping)).
     pub fn handle_available(&mut self, batches: u64) {
         let all = self.plan.batches().get();
+        let active = self.builders.iter().filter(|unit| unit.membership == Membership::Active).count();
         self.available = match self.plan.traffic_shaping {
-            TrafficShaping::BarrelShifter if batches < all => batches - batches % self.builders.len() as u64,
+            TrafficShaping::BarrelShifter if batches < all => batches - batches % active.max(1) as u64,
             _ => batches,
         };
     }
@@ -270,7 +338,7 @@ impl Manager {
     /// A readout unit's final report.
     pub fn handle_readout_report(&mut self, ru: RuIndex, report: ReadoutReport, now: Instant) {
         let cause = report.cause;
-        if self.phase != Phase::Finished {
+        if self.phase != Phase::Finished && !self.is_recovered(Unit::Readout(ru)) {
             self.readouts[ru.index()].receive(report);
             self.stop(cause, now);
             self.advance(now);
@@ -280,11 +348,18 @@ impl Manager {
     /// A builder unit's final report.
     pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Instant) {
         let cause = report.cause;
-        if self.phase != Phase::Finished {
-            self.builders[bu.index()].report.receive(report);
-            self.stop(cause, now);
-            self.advance(now);
+        if self.phase == Phase::Finished || self.builders[bu.index()].membership == Membership::Gone {
+            return;
         }
+        let is_excluded = matches!(self.builders[bu.index()].membership, Membership::Excluded { .. });
+        if is_excluded && self.phase == Phase::Running {
+            self.settle_builder(bu, &report, now);
+            self.builders[bu.index()].report.receive(report);
+            return self.advance(now);
+        }
+        self.builders[bu.index()].report.receive(report);
+        self.stop(cause, now);
+        self.advance(now);
     }
 
     /// The next message to send: stop messages first, then as many assignments as credits allow.
@@ -292,10 +367,15 @@ impl Manager {
         if let Some(transmit) = self.outbox.pop_front() {
             return Some(transmit);
         }
-        if self.phase != Phase::Running || self.paused || self.next_batch.0 >= self.available {
+        if self.phase != Phase::Running {
             return None;
         }
-        let batch = self.plan.batch(self.next_batch)?;
+        let rebuild = self.rebuild.front().copied();
+        let batch = match rebuild {
+            Some(rebuild) => rebuild.batch,
+            None if self.paused || self.next_batch.0 >= self.available => return None,
+            None => self.plan.batch(self.next_batch)?,
+        };
         let builder_at = self.round_robin.next_ready()?;
         let builder = BuIndex(builder_at as u16);
         let unit = &mut self.builders[builder_at];
@@ -307,8 +387,15 @@ impl Manager {
         // One timeout to arrive and one to be processed, which the builder unit enforces; the third is for its
         // report.
         self.deadlines.start(at, now + 3 * self.plan.timeout);
-        self.next_batch.0 += 1;
-        let assignment = Assignment { batch, builder, slot, generation: self.slots[at].0 };
+        match rebuild {
+            Some(Rebuild { batch, from }) => {
+                self.rebuild.pop_front();
+                self.slots[from].1 = Slot::Moved { batch, again: true };
+            }
+            None => self.next_batch.0 += 1,
+        }
+        let again = rebuild.is_some();
+        let assignment = Assignment { batch, builder, slot, generation: self.slots[at].0, again };
         Some(Transmit { to: Receivers::ReadoutsAnd(builder), message: Message::Assign(assignment) })
     }
 
@@ -316,7 +403,8 @@ impl Manager {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let due = match self.phase {
             Phase::Running => {
-                self.deadlines.earliest().map_or(self.next_heartbeat, |at| at.min(self.next_heartbeat))
+                let exclusion = self.exclusion_timeout().map(|(until, _)| until);
+                self.deadlines.earliest().into_iter().chain(exclusion).fold(self.next_heartbeat, Instant::min)
             }
             Phase::StoppingReadouts { until } | Phase::StoppingBuilders { until } => {
                 until.min(self.next_heartbeat)
@@ -340,7 +428,12 @@ impl Manager {
                 if let Some(at) = self.deadlines.pop_due(now)
                     && let Slot::Assigned(batch) = self.slots[at].1
                 {
-                    self.stop(StopCause::TimedOut { by: Unit::Manager, batch: batch.id }, now);
+                    self.batch_timed_out(at, batch, now);
+                }
+                if let Some((until, cause)) = self.exclusion_timeout()
+                    && until <= now
+                {
+                    self.stop(cause, now);
                 }
             }
             Phase::StoppingReadouts { until } if until <= now => {
@@ -369,7 +462,10 @@ impl Manager {
         match unit {
             Unit::Manager => false,
             Unit::Readout(ru) => self.readouts.get(ru.index()).is_none_or(PendingReport::is_lost),
-            Unit::Builder(bu) => self.builders.get(bu.index()).is_none_or(|unit| unit.report.is_lost()),
+            Unit::Builder(bu) => self
+                .builders
+                .get(bu.index())
+                .is_none_or(|unit| unit.report.is_lost() || unit.membership == Membership::Gone),
         }
     }
 
@@ -395,8 +491,11 @@ impl Manager {
             return Err(ProtocolError::WrongGeneration);
         }
         (*last, *state) = (generation, Slot::Granted);
-        self.builders[builder.index()].credits.push_back(slot);
-        self.round_robin.set_ready(builder.index(), true);
+        let unit = &mut self.builders[builder.index()];
+        if matches!(unit.membership, Membership::Active | Membership::Spare) {
+            unit.credits.push_back(slot);
+            self.round_robin.set_ready(builder.index(), unit.membership == Membership::Active);
+        }
         Ok(())
     }
 
@@ -445,7 +544,7 @@ impl Manager {
         if batch.id != id {
             return Err(ProtocolError::SlotNotAssigned);
         }
-        if outcome.events() != u32::from(batch.events) || outcome.accepted > outcome.built.events {
+        if !outcome.covers(batch.events) {
             return Err(ProtocolError::WrongEventCount);
         }
         self.slots[at].1 = Slot::Busy;
@@ -457,6 +556,7 @@ impl Manager {
         }
         self.done += outcome;
         self.batches_done += 1;
+        self.release_batches();
         if self.batches_done == self.plan.batches().get() {
             self.stop(StopCause::EndOfRun, now);
         }
@@ -506,7 +606,10 @@ impl Manager {
             let unfinished =
                 (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
                     (generation, Slot::Assigned(batch)) => {
-                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch })
+                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch, again: false })
+                    }
+                    (generation, Slot::Moved { batch, again }) => {
+                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch, again })
                     }
                     _ => None,
                 });
@@ -519,7 +622,8 @@ impl Manager {
                 unfinished: unfinished.collect(),
             }
         });
-        ManagerReport { cause: self.cause, builders: views.collect() }
+        let recovered = self.recovered.clone();
+        ManagerReport { cause: self.cause, builders: views.collect(), recovered }
     }
 
     fn close(&self) -> RunSummary {

@@ -7,18 +7,20 @@
 //!          0    1     2        4      6        8      12        16      24          32        40      48
 //!         ┌────┬─────┬────────┬──────┬────────┬──────┬─────────┬───────┬───────────┬─────────┬───────┐
 //! Grant   │ 1  │     │builder │ slot │        │ gen. │         │       │           │         │       │
-//! Assign  │ 2  │     │builder │ slot │ events │ gen. │         │ batch │first event│         │       │
-//! Done    │ 3  │     │builder │ slot │accepted│ gen. │         │ batch │events ×3  │fragments ×3     │
+//! Assign  │ 2  │again│builder │ slot │ events │ gen. │         │ batch │first event│         │       │
+//! Done    │ 3  │     │builder │ slot │accepted│ gen. │         │ batch │events ×4  │fragments ×4     │
 //! Missing │ 4  │     │builder │ slot │readout │ gen. │ missing │       │           │         │       │
 //! Fault   │ 5  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
 //! Stop    │ 6  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
 //! Drain   │ 7  │     │        │      │        │      │         │       │           │         │       │
 //! Beat    │ 8  │     │        │      │        │      │         │       │           │         │       │
+//! Lost    │ 9  │     │unit    │index │        │      │         │       │           │         │       │
+//! Release │ 10 │     │        │      │        │      │         │ batch │           │         │       │
 //!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
 //! ```
 //!
-//! `gen.` is the slot's generation. `events ×3` are 16 bits each and `fragments ×3` 32 bits each: built,
-//! missing at source, corrupt. `unit` (manager 1, readout 2, builder 3) and `index` name the unit of the cause;
+//! `gen.` is the slot's generation. `again` is 1 if the batch was assigned before. `events ×4` are 16 bits each and
+//! `fragments ×4` 32 bits each: built, missing at source, corrupt, readout unit lost. `unit` (manager 1, readout 2, builder 3) and `index` name the unit of the cause;
 //! `err` is the code of a [`ProtocolError`].
 
 use super::plan::Batch;
@@ -82,6 +84,17 @@ pub enum Message {
     Drain,
     /// Manager to all units: the manager is alive.
     Heartbeat,
+    /// Manager to readout units, after a builder unit was lost: all batches before this one are done.
+    Release {
+        /// The first batch that may be assigned again.
+        before: BatchId,
+    },
+    /// Manager to readout units about a builder unit, and to builder units about a readout unit: the run goes on
+    /// without it. Its batches are assigned again, or are complete without its packets.
+    Lost {
+        /// The unit.
+        unit: Unit,
+    },
 }
 
 /// A batch and the slot that takes it.
@@ -95,6 +108,8 @@ pub struct Assignment {
     pub slot: SlotIndex,
     /// The slot's generation.
     pub generation: Generation,
+    /// Whether the batch was assigned to a lost builder unit before, which may have stored its events.
+    pub again: bool,
 }
 
 /// Why bytes are not a control message.
@@ -196,6 +211,11 @@ impl Record {
                 self.put_unit(Unit::Builder(bu));
                 9
             }
+            StopCause::ReadoutLate { by, readout } => {
+                self.put_unit(Unit::Builder(by));
+                self.put(6, readout.0.to_le_bytes());
+                10
+            }
         };
     }
 
@@ -219,6 +239,10 @@ impl Record {
                 by: self.unit()?,
                 error: ProtocolError::ALL.into_iter().find(|&error| error as u8 == self.0[3])?,
             },
+            10 => match self.unit()? {
+                Unit::Builder(by) => StopCause::ReadoutLate { by, readout: RuIndex(self.u16(6)) },
+                _ => return None,
+            },
             _ => return None,
         })
     }
@@ -236,8 +260,9 @@ impl Message {
                 record.put_slot(builder, slot, generation);
                 1
             }
-            Message::Assign(Assignment { batch, builder, slot, generation }) => {
+            Message::Assign(Assignment { batch, builder, slot, generation, again }) => {
                 record.put_slot(builder, slot, generation);
+                record.0[1] = again.into();
                 record.put(6, batch.events.to_le_bytes());
                 record.put(16, batch.id.0.to_le_bytes());
                 record.put(24, batch.first_event.0.to_le_bytes());
@@ -247,7 +272,7 @@ impl Message {
                 record.put_slot(builder, slot, generation);
                 record.put(6, outcome.accepted.to_le_bytes());
                 record.put(16, batch.0.to_le_bytes());
-                for (k, counts) in [outcome.built, outcome.missing, outcome.corrupt].into_iter().enumerate() {
+                for (k, counts) in outcome.counts().into_iter().enumerate() {
                     record.put(24 + 2 * k, counts.events.to_le_bytes());
                     record.put(32 + 4 * k, counts.fragments.to_le_bytes());
                 }
@@ -269,6 +294,14 @@ impl Message {
             }
             Message::Drain => 7,
             Message::Heartbeat => 8,
+            Message::Lost { unit } => {
+                record.put_unit(unit);
+                9
+            }
+            Message::Release { before } => {
+                record.put(16, before.0.to_le_bytes());
+                10
+            }
         };
         record.0
     }
@@ -293,7 +326,8 @@ impl Message {
                 if batch.events == 0 {
                     return Err(bad("events"));
                 }
-                Message::Assign(Assignment { batch, builder, slot, generation })
+                let again = bytes[1] == 1;
+                Message::Assign(Assignment { batch, builder, slot, generation, again })
             }
             3 => {
                 let counts = |k: usize| BatchCounts {
@@ -304,6 +338,7 @@ impl Message {
                     built: counts(0),
                     missing: counts(1),
                     corrupt: counts(2),
+                    readout_lost: counts(3),
                     accepted: record.u16(6),
                 };
                 Message::Done { builder, slot, generation, batch, outcome }
@@ -325,6 +360,8 @@ impl Message {
             6 => Message::Stop { cause: record.cause().ok_or(bad("cause"))? },
             7 => Message::Drain,
             8 => Message::Heartbeat,
+            10 => Message::Release { before: batch },
+            9 => Message::Lost { unit: record.unit().ok_or(bad("unit"))? },
             _ => return Err(DecodeError::Kind(kind)),
         };
         // One encoding per message: bytes that the kind does not use must be zero.
@@ -356,6 +393,8 @@ mod tests {
             unit().prop_map(StopCause::Lost),
             (unit(), any::<u64>()).prop_map(|(by, b)| StopCause::TimedOut { by, batch: BatchId(b) }),
             (any::<u16>(), bu()).prop_map(|(by, peer)| StopCause::Unreachable { by: RuIndex(by), peer }),
+            (any::<u16>(), bu())
+                .prop_map(|(readout, by)| StopCause::ReadoutLate { by, readout: RuIndex(readout) }),
             bu().prop_map(StopCause::CardLost),
             bu().prop_map(StopCause::InvalidData),
             bu().prop_map(StopCause::OutputFailed),
@@ -373,19 +412,23 @@ mod tests {
             || any::<(u16, u16, u32)>().prop_map(|(b, s, l)| (BuIndex(b), SlotIndex(s), Generation(l)));
         prop_oneof![
             place().prop_map(|(builder, slot, generation)| Message::Grant { builder, slot, generation }),
-            (place(), any::<(u64, u64)>(), 1..=u16::MAX).prop_map(
-                |((builder, slot, generation), (id, first), events)| {
+            (place(), any::<(u64, u64, bool)>(), 1..=u16::MAX).prop_map(
+                |((builder, slot, generation), (id, first, again), events)| {
                     let batch = Batch { id: BatchId(id), first_event: EventNumber(first), events };
-                    Message::Assign(Assignment { batch, builder, slot, generation })
+                    Message::Assign(Assignment { batch, builder, slot, generation, again })
                 }
             ),
-            (place(), any::<(u64, u16)>(), counts(), counts(), counts()).prop_map(
-                |((builder, slot, generation), (batch, accepted), built, missing, corrupt)| Message::Done {
+            (place(), any::<(u64, u16)>(), (counts(), counts(), counts(), counts())).prop_map(
+                |(
+                    (builder, slot, generation),
+                    (batch, accepted),
+                    (built, missing, corrupt, readout_lost),
+                )| Message::Done {
                     builder,
                     slot,
                     generation,
                     batch: BatchId(batch),
-                    outcome: BatchOutcome { built, missing, corrupt, accepted },
+                    outcome: BatchOutcome { built, missing, corrupt, readout_lost, accepted },
                 }
             ),
             (place(), any::<u16>(), 1..=u32::MAX).prop_map(|((builder, slot, generation), ru, missing)| {
@@ -395,6 +438,8 @@ mod tests {
             cause().prop_map(|cause| Message::Stop { cause }),
             Just(Message::Drain),
             Just(Message::Heartbeat),
+            unit().prop_map(|unit| Message::Lost { unit }),
+            any::<u64>().prop_map(|before| Message::Release { before: BatchId(before) }),
         ]
     }
 
@@ -405,7 +450,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_has_exactly_one_encoding(kind in 0u8..10, mut bytes: [u8; Message::SIZE]) {
+        fn what_decodes_has_exactly_one_encoding(kind in 0u8..12, mut bytes: [u8; Message::SIZE]) {
             bytes[0] = kind;
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

@@ -1,5 +1,6 @@
 //! Parameters of a run on which all units agree before it starts.
 
+use super::recovery::RecoveryPolicy;
 use super::shaping::TrafficShaping;
 use super::types::{BatchId, BuIndex, EventNumber, RuIndex, SlotIndex};
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub struct Plan {
     pub timeout: Duration,
     /// Time for each step of the stopping sequence.
     pub drain_timeout: Duration,
+    /// What the run does when it loses a unit.
+    pub recovery: RecoveryPolicy,
 }
 
 /// A parameter that is out of range.
@@ -72,6 +75,12 @@ impl Plan {
             ("readout units", self.readouts() as u64, 1, u64::from(u16::MAX)),
             ("builder units", self.builders() as u64, 1, u64::from(u16::MAX)),
             (
+                "spare builder units",
+                self.recovery.spare_builders.into(),
+                0,
+                (self.builders() as u64).saturating_sub(1),
+            ),
+            (
                 "fragments of a batch",
                 u64::from(self.batch.get()).saturating_mul(self.total_sources()),
                 1,
@@ -95,6 +104,11 @@ impl Plan {
     /// Number of builder units.
     pub fn builders(&self) -> usize {
         self.slots.len()
+    }
+
+    /// Whether a builder unit gets batches only once another one is lost.
+    pub fn is_spare(&self, builder: BuIndex) -> bool {
+        builder.index() + usize::from(self.recovery.spare_builders) >= self.builders()
     }
 
     /// Number of sources of all readout units.
@@ -147,6 +161,7 @@ pub(crate) fn small(sources: &[u16], slots: &[u16], events: u64, batch: u16) -> 
         traffic_shaping: TrafficShaping::BarrelShifter,
         timeout: Duration::from_millis(100),
         drain_timeout: Duration::from_millis(50),
+        recovery: RecoveryPolicy::default(),
     }
 }
 

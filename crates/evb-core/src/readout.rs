@@ -4,15 +4,20 @@
 //! [`TrafficShaping`](super::shaping::TrafficShaping) selects the queue; each queue is served in the order of
 //! assignment. A batch is sent by writing the packet of each source into the slot. The last write carries the
 //! batch's [`Immediate`].
+//!
+//! The unit has a batch until [`poll_released`](Readout::poll_released) returns it: its builder unit has then reported it
+//! done, because the manager assigned its slot again, or said so after a loss. So at most one batch per slot is kept, and the batches of a lost
+//! builder unit can be sent to another one.
 
 use super::message::{Assignment, Message};
-use super::plan::Plan;
+use super::plan::{Batch, Plan};
 use super::report::{PostedBatch, ReadoutReport, SentToBuilder};
 use super::shaping::SendOrder;
 use super::types::{
-    BuIndex, Bytes, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, Bytes, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause,
+    Unit,
 };
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A batch to send now. Return it with [`Readout::handle_posted`] or [`Readout::handle_unsent`].
 #[derive(Debug, PartialEq, Eq)]
@@ -63,6 +68,8 @@ struct Peer {
     outstanding: u16,
     sent: SentToBuilder,
     reachable: bool,
+    /// The run goes on without it.
+    lost: bool,
 }
 
 /// A readout unit.
@@ -75,7 +82,12 @@ pub struct Readout {
     outstanding: u32,
     fragments_read: u64,
     bytes_read: u64,
-    fragments_unsent: u64,
+    /// Batches that were read, but could not be posted, with their fragments.
+    unsent: BTreeMap<BatchId, BatchPayload>,
+    /// Batches that were posted to lost builder units and not posted again; at most one per slot.
+    superseded: BTreeSet<BatchId>,
+    fragments_rebuilt: u64,
+    released: VecDeque<Batch>,
     phase: Phase,
     cause: StopCause,
     manager_timeout_at: Instant,
@@ -94,6 +106,7 @@ impl Readout {
                 outstanding: 0,
                 sent: SentToBuilder::default(),
                 reachable: true,
+                lost: false,
             }
         });
         Readout {
@@ -103,7 +116,10 @@ impl Readout {
             outstanding: 0,
             fragments_read: 0,
             bytes_read: 0,
-            fragments_unsent: 0,
+            unsent: BTreeMap::new(),
+            superseded: BTreeSet::new(),
+            fragments_rebuilt: 0,
+            released: VecDeque::new(),
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
             manager_timeout_at: now + plan.timeout,
@@ -127,6 +143,14 @@ impl Readout {
             }
             Message::Stop { cause } => self.stop(cause, now),
             Message::Heartbeat => {}
+            Message::Release { before } => {
+                let later = self.superseded.split_off(&before);
+                let done = std::mem::replace(&mut self.superseded, later);
+                self.released.extend(done.into_iter().filter_map(|id| self.plan.batch(id)));
+            }
+            Message::Lost { unit: Unit::Builder(bu) } if bu.index() < self.peers.len() => {
+                self.lose_builder(bu);
+            }
             _ => {
                 self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::UnexpectedMessage })
             }
@@ -160,9 +184,13 @@ impl Readout {
 
     /// All writes of the batch are posted; `payload` is the data they carry.
     pub fn handle_posted(&mut self, send: BatchSend, payload: BatchPayload) {
-        let Assignment { batch, builder, slot, generation } = send.assignment;
-        self.fragments_read += u64::from(payload.fragments);
-        self.bytes_read += payload.bytes.0;
+        let Assignment { batch, builder, slot, generation, .. } = send.assignment;
+        self.unsent.remove(&batch.id);
+        if self.superseded.remove(&batch.id) {
+            self.fragments_rebuilt += u64::from(payload.fragments);
+        } else {
+            self.count_read(payload);
+        }
         let peer = &mut self.peers[builder.index()];
         peer.sent.batches += 1;
         peer.sent.events += u64::from(batch.events);
@@ -178,13 +206,18 @@ impl Readout {
 
     /// The batch was read from the sources, but none of its writes was posted.
     pub fn handle_unsent(&mut self, send: BatchSend, payload: BatchPayload) {
-        self.fragments_read += u64::from(payload.fragments);
-        self.bytes_read += payload.bytes.0;
-        self.fragments_unsent += u64::from(payload.fragments);
-        let builder = send.assignment.builder;
+        let Assignment { batch, builder, .. } = send.assignment;
+        if !self.superseded.contains(&batch.id) {
+            self.unsent.insert(batch.id, payload);
+        }
         self.peers[builder.index()].outstanding -= 1;
         self.outstanding -= 1;
         self.handle_unreachable(builder);
+    }
+
+    fn count_read(&mut self, payload: BatchPayload) {
+        self.fragments_read += u64::from(payload.fragments);
+        self.bytes_read += payload.bytes.0;
     }
 
     /// The last write of the batch in that slot completed.
@@ -206,6 +239,16 @@ impl Readout {
             self.fault(StopCause::Unreachable { by: self.index, peer: builder });
         }
         self.finish_if_drained();
+    }
+
+    /// The next batch that is done: it will not be sent again.
+    pub fn poll_released(&mut self) -> Option<Batch> {
+        self.released.pop_front()
+    }
+
+    /// Whether the run goes on without that builder unit. Nothing is sent to it any more.
+    pub fn is_lost(&self, builder: BuIndex) -> bool {
+        self.peers[builder.index()].lost
     }
 
     /// The next message to the manager.
@@ -243,6 +286,9 @@ impl Readout {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
         let peer = &mut self.peers[builder.index()];
+        if peer.lost {
+            return Err(ProtocolError::UnknownSlotOrUnit);
+        }
         let place = &mut peer.slots[slot.index()];
         if place.posted.map_or(Generation(0), |posted| posted.generation) != place.assigned {
             return Err(ProtocolError::AssignOfBusySlot);
@@ -251,6 +297,8 @@ impl Readout {
             return Err(ProtocolError::WrongGeneration);
         }
         place.assigned = generation;
+        // The slot is granted again, so its last batch is done.
+        self.released.extend(place.posted.map(|posted| posted.batch));
         peer.waiting.push_back(assignment);
         self.send_order.add(builder.index());
         self.update_ready(builder);
@@ -261,6 +309,26 @@ impl Readout {
         let peer = &self.peers[builder.index()];
         let ready = peer.reachable && !peer.waiting.is_empty() && peer.outstanding < self.plan.window.get();
         self.send_order.set_ready(builder.index(), ready);
+    }
+
+    /// The run goes on without that builder unit: its batches will be assigned again.
+    fn lose_builder(&mut self, builder: BuIndex) {
+        let peer = &mut self.peers[builder.index()];
+        if std::mem::replace(&mut peer.lost, true) {
+            return;
+        }
+        peer.reachable = false;
+        peer.waiting.clear();
+        for slot in &mut peer.slots {
+            let flushed = std::mem::take(&mut slot.outstanding);
+            peer.outstanding -= flushed;
+            self.outstanding -= u32::from(flushed);
+            // Those that are done are not assigned again.
+            self.superseded.extend(slot.posted.map(|posted| posted.batch.id));
+        }
+        self.send_order.remove(builder.index());
+        self.update_ready(builder);
+        self.finish_if_drained();
     }
 
     /// One batch to that slot is no longer in flight.
@@ -298,6 +366,8 @@ impl Readout {
 
     fn finish(&mut self) {
         self.phase = Phase::Reported;
+        let unsent: Vec<_> = std::mem::take(&mut self.unsent).into_values().collect();
+        unsent.iter().for_each(|&payload| self.count_read(payload));
         let sent = self.peers.iter_mut().map(|peer| {
             let mut sent = std::mem::take(&mut peer.sent);
             sent.last = peer.slots.iter().filter_map(|slot| slot.posted).collect();
@@ -307,7 +377,8 @@ impl Readout {
             cause: self.cause,
             fragments_read: self.fragments_read,
             bytes_read: Bytes(self.bytes_read),
-            fragments_unsent: self.fragments_unsent,
+            fragments_unsent: unsent.iter().map(|payload| u64::from(payload.fragments)).sum(),
+            fragments_rebuilt: self.fragments_rebuilt,
             sent: sent.collect(),
         });
     }
@@ -331,7 +402,8 @@ mod tests {
     fn assign(readout: &mut Readout, batch: u64, builder: u16, slot: u16, generation: u32) {
         let batch = readout.plan.batch(BatchId(batch)).unwrap();
         let (builder, slot, generation) = (BuIndex(builder), SlotIndex(slot), Generation(generation));
-        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, generation }), NOW);
+        let again = false;
+        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, generation, again }), NOW);
     }
 
     fn post(readout: &mut Readout) -> Option<u64> {
@@ -444,6 +516,52 @@ mod tests {
         readout.handle_posted(second, BatchPayload { fragments: 12, bytes: Bytes(1) });
         stop(&mut readout);
         assert_eq!(readout.poll_report().unwrap().sent[0].fragments, 12);
+    }
+
+    #[test]
+    fn batches_of_a_lost_builder_unit_are_sent_again_and_counted_as_rebuilt() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        assign(&mut readout, 1, 0, 1, 1);
+        assert_eq!(post(&mut readout), Some(0));
+        let unit = Unit::Builder(BuIndex(0));
+        readout.handle_message(Message::Lost { unit }, NOW);
+        // A completion that comes late changes nothing; what waits for the lost unit is not sent to it.
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!(post(&mut readout), None);
+        assign(&mut readout, 0, 1, 0, 1);
+        assign(&mut readout, 1, 1, 1, 1);
+        assert_eq!(post(&mut readout), Some(0));
+        readout.handle_completed(BuIndex(1), SlotIndex(0));
+        assert_eq!((post(&mut readout), readout.poll_transmit()), (Some(1), None));
+        readout.handle_completed(BuIndex(1), SlotIndex(1));
+        stop(&mut readout);
+        let report = readout.poll_report().unwrap();
+        assert_eq!((report.fragments_read, report.fragments_rebuilt, report.fragments_unsent), (24, 12, 0));
+        assert_eq!((report.sent[0].fragments, report.sent[1].fragments), (12, 24));
+    }
+
+    #[test]
+    fn batches_that_a_lost_builder_unit_had_done_are_released_by_the_manager() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        post(&mut readout);
+        readout.handle_message(Message::Lost { unit: Unit::Builder(BuIndex(0)) }, NOW);
+        assert_eq!(readout.poll_released(), None);
+        readout.handle_message(Message::Release { before: BatchId(1) }, NOW);
+        assert_eq!(readout.poll_released().map(|batch| batch.id), Some(BatchId(0)));
+    }
+
+    #[test]
+    fn a_batch_is_released_when_its_slot_is_assigned_again() {
+        let mut readout = readout();
+        assign(&mut readout, 0, 0, 0, 1);
+        post(&mut readout);
+        readout.handle_completed(BuIndex(0), SlotIndex(0));
+        assert_eq!(readout.poll_released(), None);
+        assign(&mut readout, 1, 0, 0, 2);
+        assert_eq!(readout.poll_released().map(|batch| batch.id), Some(BatchId(0)));
+        assert_eq!(readout.poll_released(), None);
     }
 
     #[test]

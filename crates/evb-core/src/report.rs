@@ -16,6 +16,9 @@ pub struct ReadoutReport {
     pub bytes_read: Bytes,
     /// Fragments read but not sent.
     pub fragments_unsent: u64,
+    /// Fragments sent again, because the builder unit that got them was lost.
+    #[serde(default)]
+    pub fragments_rebuilt: u64,
     /// Batches sent, by builder unit.
     pub sent: Vec<SentToBuilder>,
 }
@@ -61,6 +64,9 @@ pub struct BuilderReport {
     pub slots: Vec<SlotReport>,
     /// Rejected arrivals by [`ProtocolError`](super::types::ProtocolError), without zero counts.
     pub rejected_arrivals: Vec<(super::types::ProtocolError, u64)>,
+    /// Readout units that the run went on without.
+    #[serde(default)]
+    pub excluded: Vec<RuIndex>,
 }
 
 /// The last generation of a slot.
@@ -110,6 +116,9 @@ pub struct ManagerReport {
     pub cause: StopCause,
     /// By builder unit.
     pub builders: Vec<BuilderView>,
+    /// Units that the run went on without.
+    #[serde(default)]
+    pub recovered: Vec<super::types::Unit>,
 }
 
 /// The manager's record of one builder unit.
@@ -154,7 +163,7 @@ impl RunReports {
     }
 }
 
-/// A batch that is assigned but not done.
+/// A batch that is assigned but not done by its builder unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct UnfinishedBatch {
     /// Its slot.
@@ -163,4 +172,7 @@ pub struct UnfinishedBatch {
     pub generation: Generation,
     /// The batch.
     pub batch: Batch,
+    /// Whether it was then assigned to another builder unit.
+    #[serde(default)]
+    pub again: bool,
 }

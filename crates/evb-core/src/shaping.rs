@@ -47,6 +47,13 @@ impl SendOrder {
         }
     }
 
+    /// No batch waits for `peer` any more.
+    pub(crate) fn remove(&mut self, peer: usize) {
+        if let Some(order) = &mut self.order {
+            order.retain(|&waiting| usize::from(waiting) != peer);
+        }
+    }
+
     pub(crate) fn set_ready(&mut self, peer: usize, ready: bool) {
         self.round_robin.set_ready(peer, ready);
     }

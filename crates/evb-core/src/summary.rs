@@ -1,7 +1,8 @@
 //! The summary of a run: fragments read, built, incomplete and discarded, by cause.
 //!
-//! The conservation law is `fragments read = built + incomplete + discarded`. Each term is counted where it
-//! happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
+//! The conservation law is `fragments read + rebuilt = built + incomplete + discarded + duplicate`. Fragments that are
+//! sent a second time, because the builder unit that got them was lost, are `rebuilt`; the copies that were lost with it
+//! are `duplicate`. Each term is counted where it happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
 
 use super::types::{Bytes, StopCause, Unit};
 use serde::{Deserialize, Serialize};
@@ -27,19 +28,33 @@ pub struct BatchOutcome {
     pub missing: BatchCounts,
     /// Discarded events: at least one fragment has a wrong checksum.
     pub corrupt: BatchCounts,
+    /// Incomplete events of batches without the packets of a lost readout unit.
+    pub readout_lost: BatchCounts,
     /// Built events that the kernel accepted.
     pub accepted: u16,
 }
 
 impl BatchOutcome {
-    /// Number of events in all three counts.
-    pub fn events(&self) -> u32 {
-        [self.built, self.missing, self.corrupt].iter().map(|t| u32::from(t.events)).sum()
+    /// The counts, in the order of the control message.
+    pub fn counts(&self) -> [BatchCounts; 4] {
+        [self.built, self.missing, self.corrupt, self.readout_lost]
     }
 
-    /// Number of fragments in all three counts.
+    /// Number of events in all counts.
+    pub fn events(&self) -> u32 {
+        self.counts().iter().map(|t| u32::from(t.events)).sum()
+    }
+
+    /// Number of fragments in all counts.
     pub fn fragments(&self) -> u64 {
-        [self.built, self.missing, self.corrupt].iter().map(|t| u64::from(t.fragments)).sum()
+        self.counts().iter().map(|t| u64::from(t.fragments)).sum()
+    }
+
+    /// Whether the outcome is possible for a batch of that many events. Events without the sources of a lost readout
+    /// unit may be accepted.
+    pub fn covers(&self, events: u16) -> bool {
+        let deliverable = u32::from(self.built.events) + u32::from(self.readout_lost.events);
+        self.events() == u32::from(events) && u32::from(self.accepted) <= deliverable
     }
 }
 
@@ -77,19 +92,26 @@ pub struct Totals {
     pub missing: Counts,
     /// See [`BatchOutcome::corrupt`].
     pub corrupt: Counts,
+    /// See [`BatchOutcome::readout_lost`].
+    #[serde(default)]
+    pub readout_lost: Counts,
     /// See [`BatchOutcome::accepted`].
     pub accepted: u64,
 }
 
 impl Totals {
+    fn counts(&self) -> [Counts; 4] {
+        [self.built, self.missing, self.corrupt, self.readout_lost]
+    }
+
     /// Number of events in all counts.
     pub fn events(&self) -> u64 {
-        self.built.events + self.missing.events + self.corrupt.events
+        self.counts().iter().map(|counts| counts.events).sum()
     }
 
     /// Number of fragments in all counts.
     pub fn fragments(&self) -> u64 {
-        self.built.fragments + self.missing.fragments + self.corrupt.fragments
+        self.counts().iter().map(|counts| counts.fragments).sum()
     }
 }
 
@@ -99,6 +121,7 @@ impl AddAssign<BatchOutcome> for Totals {
         self.built += outcome.built;
         self.missing += outcome.missing;
         self.corrupt += outcome.corrupt;
+        self.readout_lost += outcome.readout_lost;
         self.accepted += u64::from(outcome.accepted);
     }
 }
@@ -181,9 +204,9 @@ fn sum<const N: usize>(causes: [(&'static str, Counts); N]) -> Counts {
 pub enum Invariant {
     /// The conservation law, in fragments.
     Fragments,
-    /// Events assigned = built + incomplete + discarded + withdrawn.
+    /// Events assigned + rebuilt = built + incomplete + discarded + duplicate + withdrawn.
     Events,
-    /// One readout unit: read = sent + unsent.
+    /// One readout unit: read + rebuilt = sent + unsent.
     Readout,
     /// One readout unit and one builder unit: sent = arrived + lost in flight.
     UnitPair,
@@ -200,9 +223,11 @@ pub enum Invariant {
 impl fmt::Display for Invariant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Invariant::Fragments => "fragments read = built + incomplete + discarded",
-            Invariant::Events => "events assigned = built + incomplete + discarded + withdrawn",
-            Invariant::Readout => "fragments read = sent + unsent",
+            Invariant::Fragments => "fragments read + rebuilt = built + incomplete + discarded + duplicate",
+            Invariant::Events => {
+                "events assigned + rebuilt = built + incomplete + discarded + duplicate + withdrawn"
+            }
+            Invariant::Readout => "fragments read + rebuilt = sent + unsent",
             Invariant::UnitPair => "fragments sent = arrived + lost in flight",
             Invariant::BuilderFragments => "fragments arrived = in outcomes + in unfinished slots",
             Invariant::BuilderEvents => "events assigned = in outcomes + in unfinished slots",
@@ -238,10 +263,19 @@ pub struct RunSummary {
     pub cause: StopCause,
     /// Units without a report.
     pub lost: Vec<Unit>,
+    /// Units that the run went on without, in the order of their losses.
+    #[serde(default)]
+    pub recovered: Vec<Unit>,
     /// Fragments read.
     pub read: FragmentsRead,
     /// Events that the manager assigned; `None` if the manager is lost.
     pub assigned_events: Option<u64>,
+    /// Events of batches that were assigned again, and their fragments that were sent again.
+    #[serde(default)]
+    pub rebuilt: Counts,
+    /// The same events at the lost builder units, and the fragments that were sent to those.
+    #[serde(default)]
+    pub duplicate: Counts,
     /// Events built.
     pub built: Counts,
     /// Events without all fragments.
@@ -262,9 +296,10 @@ impl RunSummary {
         self.violations.is_empty()
     }
 
-    /// Whether all events were processed, no unit was lost, and all invariants hold.
+    /// Whether all events were processed, all invariants hold, and no unit was lost that the run could not go on without.
     pub fn is_success(&self) -> bool {
-        self.cause.is_success() && self.lost.is_empty() && self.is_balanced()
+        let is_tolerated = self.lost.iter().all(|unit| self.recovered.contains(unit));
+        self.cause.is_success() && is_tolerated && self.is_balanced()
     }
 
     /// Fragments read: reported and inferred.
@@ -299,10 +334,17 @@ impl fmt::Display for RunSummary {
             let names: Vec<_> = self.lost.iter().map(Unit::to_string).collect();
             writeln!(f, "units lost: {}", names.join(", "))?;
         }
+        if !self.recovered.is_empty() {
+            let names: Vec<_> = self.recovered.iter().map(Unit::to_string).collect();
+            writeln!(f, "run went on without: {}", names.join(", "))?;
+        }
         writeln!(f, "{:<32} {:>14} {:>16}", "", "events", "fragments")?;
         row(f, "read", self.assigned_events, self.fragments_read())?;
         if self.read.inferred > 0 {
             row(f, "  inferred from arrivals", None, self.read.inferred)?;
+        }
+        if self.rebuilt != Counts::default() {
+            row(f, "rebuilt: sent again", Some(self.rebuilt.events), self.rebuilt.fragments)?;
         }
         row(f, "built", Some(self.built.events), self.built.fragments)?;
         row(f, "  accepted", Some(self.accepted), 0)?;
@@ -312,6 +354,9 @@ impl fmt::Display for RunSummary {
         let discarded = self.discarded_total();
         row(f, "discarded", Some(discarded.events), discarded.fragments)?;
         causes(f, &self.discarded.by_cause())?;
+        if self.duplicate != Counts::default() {
+            row(f, "duplicate: lost, then rebuilt", Some(self.duplicate.events), self.duplicate.fragments)?;
+        }
         if self.withdrawn_events > 0 {
             row(f, "withdrawn before reading", Some(self.withdrawn_events), 0)?;
         }

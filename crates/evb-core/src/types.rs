@@ -166,6 +166,13 @@ pub enum StopCause {
         /// The builder unit it could not reach.
         peer: BuIndex,
     },
+    /// A readout unit did not deliver an assigned batch in time, but others did.
+    ReadoutLate {
+        /// The builder unit that waited.
+        by: BuIndex,
+        /// The readout unit.
+        readout: RuIndex,
+    },
     /// A builder unit's card died or failed.
     CardLost(BuIndex),
     /// A packet in a slot or a kernel's result is invalid; found by that builder unit.
@@ -196,6 +203,7 @@ impl fmt::Display for StopCause {
             StopCause::Lost(unit) => write!(f, "{unit} lost"),
             StopCause::TimedOut { by, batch } => write!(f, "{batch} timed out at {by}"),
             StopCause::Unreachable { by, peer } => write!(f, "{by} cannot reach {peer}"),
+            StopCause::ReadoutLate { by, readout } => write!(f, "{readout} did not deliver to {by} in time"),
             StopCause::CardLost(bu) => write!(f, "card of {bu} lost"),
             StopCause::InvalidData(bu) => write!(f, "{bu} found an invalid packet or kernel result"),
             StopCause::OutputFailed(bu) => write!(f, "{bu} cannot store its events"),

@@ -6,7 +6,7 @@
 use millstream_card_abi::CardName;
 use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, Setup};
-use millstream_evb::core::{BuIndex, Bytes};
+use millstream_evb::core::{BuIndex, Bytes, EventNumber};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::RunEvent;
 use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
@@ -91,6 +91,18 @@ impl Sink for List {
         let set: u32 = event.decisions.iter().map(|byte| byte.count_ones()).sum();
         writeln!(self.out, "{} {intact} {bytes} {set}", event.number.0)?;
         Ok(())
+    }
+
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        // The lists of all units; a unit that was killed may have left an incomplete last line.
+        for entry in std::fs::read_dir(self.path.parent().ok_or("the list is in no directory")?)? {
+            let list = std::fs::read_to_string(entry?.path())?;
+            let mut lines = list.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            if lines.any(|line| line.split(' ').next() == Some(&event.0.to_string())) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

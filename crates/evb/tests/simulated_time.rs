@@ -3,12 +3,14 @@
 #[expect(unreachable_pub, reason = "a module of this test binary only")]
 mod sim;
 
+use millstream_evb::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use millstream_evb::core::shaping::TrafficShaping;
 use millstream_evb::core::summary::Invariant;
 use millstream_evb::core::types::ProtocolError;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
 use sim::{Failure, Fault, Misbehavior, Outcome, Scenario, run};
+use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
@@ -28,11 +30,23 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
         traffic_shaping: TrafficShaping::BarrelShifter,
         timeout: Duration::from_millis(100),
         drain_timeout: Duration::from_millis(20),
+        recovery: RecoveryPolicy::default(),
     }
 }
 
 fn without_faults(plan: Plan) -> Scenario {
     Scenario { plan, seed: 1, missing: 0, corrupt: 0, faults: vec![], misbehavior: Misbehavior::None }
+}
+
+fn any_recovery() -> impl Strategy<Value = RecoveryPolicy> {
+    let builder = prop_oneof![Just(OnBuilderLoss::Stop), Just(OnBuilderLoss::Rebuild)];
+    let readout =
+        prop_oneof![Just(OnReadoutLoss::Stop), Just(OnReadoutLoss::Deliver), Just(OnReadoutLoss::Discard)];
+    (builder, readout, 0u16..3).prop_map(|(builder, readout, spare_builders)| RecoveryPolicy {
+        builder,
+        readout,
+        spare_builders,
+    })
 }
 
 fn any_scenario() -> impl Strategy<Value = Scenario> {
@@ -42,12 +56,19 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
         1u64..400,
         prop_oneof![1u16..8, 1u16..=256],
         1u16..4,
-        (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>()),
+        (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>(), any_recovery()),
     );
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
-        |((sources, slots, events, batch, window, (max_in_flight, shaped)), seed, missing, corrupt)| {
+        |(
+            (sources, slots, events, batch, window, (max_in_flight, shaped, recovery)),
+            seed,
+            missing,
+            corrupt,
+        )| {
+            let spare_builders = recovery.spare_builders.min(slots.len() as u16 - 1);
             Scenario {
                 plan: Plan {
+                    recovery: RecoveryPolicy { spare_builders, ..recovery },
                     max_in_flight: NonZeroU32::new(max_in_flight).expect("the range is positive"),
                     traffic_shaping: if shaped {
                         TrafficShaping::BarrelShifter
@@ -81,23 +102,29 @@ fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
         i if i <= n => Unit::Readout(RuIndex(i as u16 - 1)),
         i => Unit::Builder(BuIndex((i - 1 - n) as u16)),
     };
-    let failure = match (failure.index(2 + m), unit) {
+    let failure = match (failure.index(3 + m), unit) {
         (1, _) => Failure::Stall,
-        (i @ 2.., Unit::Readout(_)) => Failure::Cut(BuIndex((i - 2) as u16)),
+        (2, _) => Failure::Pause(plan.timeout / 4),
+        (i @ 3.., Unit::Readout(_)) => Failure::Cut(BuIndex((i - 3) as u16)),
         _ => Failure::Death,
     };
     Fault { step: when * steps / 1000, unit, failure }
 }
 
-/// In any run: all invariants hold, and no batch was processed twice or mixed up with another.
+/// In any run: all invariants hold, no batch is in the output twice, and none was mixed up with another.
 fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
     let Outcome { summary, oracle, violations, .. } = outcome;
     prop_assert!(summary.is_balanced(), "{summary}");
     prop_assert!(violations.is_empty(), "{violations:#?}");
-    prop_assert!(oracle.processed.values().all(|&times| times == 1));
-    let fates =
-        summary.built.fragments + summary.incomplete_total().fragments + summary.discarded_total().fragments;
-    prop_assert_eq!(summary.fragments_read(), fates);
+    prop_assert!(oracle.stored.values().all(|&times| times == 1));
+    if summary.rebuilt.events == 0 && summary.assigned_events.is_some() {
+        prop_assert!(oracle.processed.values().all(|&times| times == 1));
+    }
+    let fates = summary.built.fragments
+        + summary.incomplete_total().fragments
+        + summary.discarded_total().fragments
+        + summary.duplicate.fragments;
+    prop_assert_eq!(summary.fragments_read() + summary.rebuilt.fragments, fates);
     let processed = oracle.processed_totals();
     prop_assert!(summary.built.events <= processed.built.events);
     prop_assert!(summary.accepted <= processed.accepted);
@@ -109,6 +136,13 @@ fn check_always(outcome: &Outcome) -> Result<(), TestCaseError> {
 fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> {
     let Outcome { summary, oracle, .. } = outcome;
     prop_assert!(summary.is_success(), "{summary}");
+    prop_assert_eq!(summary.assigned_events, Some(events));
+    let fates = summary.built.events + summary.incomplete_total().events + summary.discarded_total().events;
+    prop_assert_eq!(fates, events);
+    prop_assert_eq!(oracle.stored.len() as u64, oracle.totals().batches);
+    if summary.recovered.iter().any(|unit| matches!(unit, Unit::Readout(_))) {
+        return Ok(());
+    }
     let totals = oracle.totals();
     prop_assert_eq!(totals.events(), events);
     prop_assert_eq!(summary.built, totals.built);
@@ -116,9 +150,8 @@ fn check_whole_run(outcome: &Outcome, events: u64) -> Result<(), TestCaseError> 
     prop_assert_eq!(summary.incomplete_total(), totals.missing);
     prop_assert_eq!(summary.discarded_total(), totals.corrupt);
     prop_assert_eq!(summary.accepted, totals.accepted);
-    prop_assert_eq!(summary.assigned_events, Some(events));
-    prop_assert_eq!(oracle.processed.len() as u64, totals.batches);
-    prop_assert_eq!(summary.read.reported, oracle.sent.iter().sum::<u64>());
+    prop_assert_eq!(summary.read.reported, oracle.fragments());
+    prop_assert_eq!(summary.read.reported + summary.rebuilt.fragments, oracle.sent.iter().sum::<u64>());
     Ok(())
 }
 
@@ -147,19 +180,49 @@ proptest! {
         let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain_timeout);
         let last_step = scenario.faults.iter().map(|fault| fault.step).max();
         let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
+        let (recovery, builders) = (scenario.plan.recovery, scenario.plan.builders());
         let outcome = run(scenario);
         check_always(&outcome)?;
         let Some(fault_at) = outcome.fault_at else {
             return check_whole_run(&outcome, events);
         };
-        if last_step < Some(outcome.steps) {
+        if recovery == RecoveryPolicy::default() && last_step < Some(outcome.steps) {
             // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
-            let bound = fault_at + 5 * timeout + 8 * drain;
+            let bound = fault_at + 6 * timeout + 8 * drain;
             prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
         }
         if outcome.summary.is_success() {
             check_whole_run(&outcome, events)?;
         }
+        // Builder units die while another one is there, and nothing else happens: every event is built.
+        let is_death = |fault: &Fault| matches!((fault.unit, fault.failure), (Unit::Builder(_), Failure::Death));
+        let dead: BTreeSet<_> = faults.iter().map(|fault| fault.unit).collect();
+        if recovery.builder == OnBuilderLoss::Rebuild && faults.iter().all(is_death) && dead.len() < builders {
+            let summary = &outcome.summary;
+            prop_assert!(summary.cause.is_success(), "{summary}");
+            // A unit that dies after the last event is built has no report.
+            if summary.lost.iter().all(|unit| summary.recovered.contains(unit)) {
+                check_whole_run(&outcome, events)?;
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+
+    /// Pauses that are shorter than the timeout cost only time.
+    #[test]
+    fn short_pauses_cost_only_time(mut scenario in any_scenario(), faults in any_faults()) {
+        let steps = run(scenario.clone()).steps;
+        let pauses = faults.into_iter().map(|any| fault(&scenario.plan, steps, any));
+        let pause = Failure::Pause(scenario.plan.timeout / 4);
+        scenario.faults = pauses.map(|fault| Fault { failure: pause, ..fault }).collect();
+        let events = scenario.plan.events.get();
+        let outcome = run(scenario);
+        check_always(&outcome)?;
+        check_whole_run(&outcome, events)?;
+        prop_assert!(outcome.summary.recovered.is_empty());
     }
 }
 

@@ -1,12 +1,13 @@
 //! Checks that need the inputs and the host, and the resulting setup.
 
 use super::error::{ConfigError, Problem};
-use super::file::{Builder, Card, Config};
+use super::file::{Builder, Card, Config, Recovery};
 use super::input::Inputs;
 use super::setup::{
     BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
     SyncPolicy,
 };
+use crate::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use crate::core::shaping::TrafficShaping;
 use crate::core::{EventNumber, Plan};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, landing_bytes};
@@ -101,6 +102,24 @@ impl Config {
         }
     }
 
+    /// A lost builder unit costs no event, so the run goes on by default. A lost readout unit does, so the run stops.
+    fn recovery(&self) -> RecoveryPolicy {
+        let Recovery { builder_loss, readout_loss, spare_builders } = &self.tables.recovery;
+        RecoveryPolicy {
+            builder: match builder_loss.as_ref().map(|policy| policy.get_ref().as_str()) {
+                Some("stop") => OnBuilderLoss::Stop,
+                _ => OnBuilderLoss::Rebuild,
+            },
+            readout: match readout_loss.as_ref().map(|policy| policy.get_ref().as_str()) {
+                Some("deliver") => OnReadoutLoss::Deliver,
+                Some("discard") => OnReadoutLoss::Discard,
+                _ => OnReadoutLoss::Stop,
+            },
+            // In range: the number of builder units limits it.
+            spare_builders: spare_builders.as_ref().map_or(0, |spares| *spares.get_ref() as u16),
+        }
+    }
+
     fn plan(&self, inputs: &Inputs, batch: NonZeroU16) -> Result<Plan, ConfigError> {
         let run = &self.tables.run;
         let value = |given: &Option<Spanned<u64>>, default| given.as_ref().map_or(default, |v| *v.get_ref());
@@ -127,6 +146,7 @@ impl Config {
             },
             timeout: Duration::from_millis(value(&run.timeout_ms, DEFAULT_TIMEOUT_MS)),
             drain_timeout: Duration::from_millis(value(&run.drain_timeout_ms, DEFAULT_DRAIN_MS)),
+            recovery: self.recovery(),
         };
         plan.check().map_err(|error| match &run.replay {
             Some(replay) if error.what == "events" => self.at(replay, "run.replay", error),

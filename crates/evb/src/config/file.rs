@@ -40,6 +40,8 @@ pub(super) struct Tables {
     pub(super) builder: Vec<Builder>,
     #[serde(default)]
     pub(super) card: Vec<Card>,
+    #[serde(default)]
+    pub(super) recovery: Recovery,
     pub(super) output: Option<Output>,
     pub(super) check: Option<Check>,
 }
@@ -122,6 +124,14 @@ pub(super) struct Card {
     pub(super) threshold: Option<Spanned<u64>>,
     pub(super) verify: Option<Spanned<bool>>,
     pub(super) patches: Option<Spanned<PathBuf>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Recovery {
+    pub(super) builder_loss: Option<Spanned<String>>,
+    pub(super) readout_loss: Option<Spanned<String>>,
+    pub(super) spare_builders: Option<Spanned<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -232,6 +242,15 @@ impl Config {
         for unit in builder {
             self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
         }
+        let Recovery { builder_loss, readout_loss, spare_builders } = &self.tables.recovery;
+        if let Some(policy) = builder_loss {
+            self.check_value("recovery.builder_loss", policy, &["rebuild", "stop"])?;
+        }
+        if let Some(policy) = readout_loss {
+            self.check_value("recovery.readout_loss", policy, &["deliver", "discard", "stop"])?;
+        }
+        let most = builder.len() as u64 - 1;
+        self.check_range("recovery.spare_builders", spare_builders.as_ref(), 0..=most)?;
         self.check_landing()?;
         card.iter().try_for_each(|card| self.check_kernel(card))?;
         output.as_ref().map_or(Ok(()), |output| self.check_output(output))

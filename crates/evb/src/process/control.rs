@@ -38,6 +38,12 @@ impl Control {
         self.messages.qpn()
     }
 
+    /// Sends nothing any more: the unit is lost.
+    pub(super) fn close(&mut self) {
+        self.failed = true;
+        self.backlog.clear();
+    }
+
     /// Queues a message; [`flush`](Self::flush) sends it.
     pub(super) fn send(&mut self, message: Message) {
         if self.failed || (self.backlog.is_empty() && self.try_send(&message)) {

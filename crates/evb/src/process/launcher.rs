@@ -148,18 +148,23 @@ pub struct ProcessFailure {
     pub status: ExitStatus,
     /// Its error; without one, the last lines of its standard error.
     pub reason: String,
+    /// Whether the run went on without it.
+    pub is_recovered: bool,
 }
 
 impl RunOutcome {
     /// Whether the run succeeded: all events processed, all invariants hold, all decisions match, every process
-    /// succeeded.
+    /// succeeded except those that the run went on without.
     pub fn is_success(&self) -> bool {
-        let agrees = |unit: &Option<BuilderStatistics>| {
-            unit.as_ref().is_some_and(|statistics| statistics.comparison.is_full())
+        let Some(summary) = &self.summary else { return false };
+        let recovered = |bu| summary.recovered.contains(&Unit::Builder(BuIndex(bu)));
+        let agrees = |(bu, unit): (u16, &Option<BuilderStatistics>)| match unit {
+            Some(statistics) => statistics.comparison.is_full(),
+            None => recovered(bu),
         };
-        self.summary.as_ref().is_some_and(RunSummary::is_success)
-            && self.builders.iter().all(agrees)
-            && self.failures.is_empty()
+        summary.is_success()
+            && (0..).zip(&self.builders).all(agrees)
+            && self.failures.iter().all(|failure| failure.is_recovered)
     }
 }
 
@@ -180,6 +185,8 @@ struct ChildProcess {
     /// Write end of the child's standard input, open while the child may live.
     parent_pipe: Option<ChildStdin>,
     errors: Receiver<String>,
+    /// When it is killed, because the run goes on without it.
+    kill_at: Option<Instant>,
     /// Position in the order of exits.
     ended: Option<usize>,
     /// Its error, and whether that is a consequence of another failure.
@@ -198,6 +205,8 @@ struct LaunchedRun<'a, 'w> {
     reports: RunReports,
     /// Why the run ended, from the manager.
     cause: Option<StopCause>,
+    /// Builder units whose reports do not count, because their batches were assigned again without one.
+    superseded: Vec<BuIndex>,
     started: bool,
     /// When the manager's last message came.
     manager_alive: Instant,
@@ -255,6 +264,7 @@ impl Launcher {
             launcher: self,
             reports: RunReports::none(setup.plan.readouts(), setup.plan.builders()),
             cause: None,
+            superseded: Vec::new(),
             setup: &setup,
             watch,
             running: HashMap::new(),
@@ -323,7 +333,10 @@ impl LaunchedRun<'_, '_> {
             });
         }
         let parent_pipe = process.stdin.take();
-        self.running.insert(role, ChildProcess { process, parent_pipe, errors, ended: None, failure: None });
+        self.running.insert(
+            role,
+            ChildProcess { process, parent_pipe, errors, kill_at: None, ended: None, failure: None },
+        );
         self.notify(&spawned);
         Ok(())
     }
@@ -362,7 +375,13 @@ impl LaunchedRun<'_, '_> {
             let wait = give_up_at
                 .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
                 .saturating_duration_since(Instant::now());
+            let kill = self.running.values().filter(|running| running.ended.is_none());
+            let kill = kill.filter_map(|running| running.kill_at).min();
+            let wait = kill.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
             match self.outputs.recv_timeout(wait) {
+                Err(RecvTimeoutError::Timeout) if kill.is_some_and(|at| at <= Instant::now()) => {
+                    self.kill_excluded();
+                }
                 Ok(ChildOutput::Command(command)) => self.command(command),
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
                 Ok(ChildOutput::Ended(role)) => {
@@ -380,6 +399,19 @@ impl LaunchedRun<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Kills the processes of excluded units whose time is up.
+    fn kill_excluded(&mut self) {
+        let now = Instant::now();
+        for running in self.running.values_mut() {
+            if running.kill_at.is_some_and(|at| at <= now) {
+                running.kill_at = None;
+                let _ = running.process.kill();
+                let why = "did not respond; the run went on without it, and it was killed";
+                running.failure = Some((why.to_owned(), true));
+            }
+        }
     }
 
     /// Kills the manager if it is silent: it reports progress many times in its timeout, so it is stopped or hangs. Its end
@@ -429,7 +461,22 @@ impl LaunchedRun<'_, '_> {
                     self.outcome.samples.push(sample);
                     self.notify(&RunEvent::Progress(sample));
                 }
+                ManagerEvent::Excluded(unit) => {
+                    let kill_at = Instant::now() + self.grace();
+                    if let Some(running) = self.running.get_mut(&RunProcess::Unit(unit)) {
+                        running.kill_at.get_or_insert(kill_at);
+                    }
+                }
                 ManagerEvent::Finished(finished) => {
+                    let recovered = &finished.summary.recovered;
+                    for bu in (0..self.setup.builders.len()).map(|bu| BuIndex(bu as u16)) {
+                        let has_no_report =
+                            finished.reports.builders.get(bu.index()).is_none_or(Option::is_none);
+                        if has_no_report && recovered.contains(&Unit::Builder(bu)) {
+                            // Its batches were assigned again, whatever it reports later.
+                            self.superseded.push(bu);
+                        }
+                    }
                     self.cause = Some(finished.summary.cause);
                     self.reports.complete_with(finished.reports);
                     self.outcome.elapsed = Some(finished.elapsed);
@@ -509,18 +556,31 @@ impl LaunchedRun<'_, '_> {
             let last = lines[lines.len().saturating_sub(10)..].join("\n");
             let (reason, is_secondary) = running.failure.unwrap_or((last, false));
             let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
-            failures.push((rank, ProcessFailure { process: role, status, reason }));
+            failures.push((rank, ProcessFailure { process: role, status, reason, is_recovered: false }));
         }
         failures.sort_by_key(|(rank, _)| *rank);
         self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
         if self.started {
             self.merge_reports();
         }
+        let recovered = self.outcome.summary.as_ref().map_or(&[][..], |summary| &summary.recovered);
+        for failure in &mut self.outcome.failures {
+            failure.is_recovered = match &failure.process {
+                RunProcess::Unit(unit) => recovered.contains(unit),
+                RunProcess::Card(card) => (0..).zip(&self.setup.builders).any(|(bu, builder)| {
+                    matches!(&builder.landing, LandingTarget::Card(setup) if setup.name == *card)
+                        && recovered.contains(&Unit::Builder(BuIndex(bu)))
+                }),
+            };
+        }
     }
 
     /// Makes the summary of the run. Reports that came too late for the manager count as well.
     fn merge_reports(&mut self) {
         let cause = self.cause.unwrap_or(StopCause::Lost(Unit::Manager));
+        for bu in &self.superseded {
+            self.reports.builders[bu.index()] = None;
+        }
         self.outcome.totals =
             self.reports.builders.iter().map(|report| Some(report.as_ref()?.done)).collect();
         self.outcome.readouts.clone_from(&self.reports.readouts);

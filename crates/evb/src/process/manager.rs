@@ -8,7 +8,7 @@ use super::error::IoContext;
 use super::rendezvous::Rendezvous;
 use super::startup::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::Setup;
-use crate::core::manager::{Manager, Receivers, Transmit};
+use crate::core::manager::{Manager, Transmit};
 use crate::core::report::RunReports;
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
@@ -47,6 +47,8 @@ pub enum ManagerEvent {
     Paused(bool),
     /// Progress of the run.
     Progress(ProgressSample),
+    /// The run goes on without this unit, whose process has to be ended.
+    Excluded(Unit),
     /// The run is over.
     Finished(Box<RunResult>),
 }
@@ -215,6 +217,10 @@ impl ManagerProcess {
             }
             // Sends the messages that the frames caused.
             self.progress(&queues.control)?;
+            while let Some(unit) = self.core.poll_excluded() {
+                notify(&ManagerEvent::Excluded(unit));
+                self.update_available();
+            }
             if self.now >= next_sample {
                 next_sample = self.now + SAMPLE_INTERVAL;
                 notify(&ManagerEvent::Progress(self.sample()));
@@ -295,6 +301,7 @@ impl ManagerProcess {
                 TryReceive::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
                 TryReceive::Closed => {
                     *place = None;
+                    self.controls[at].close();
                     self.core.handle_lost(self.units[at], self.now);
                 }
             }
@@ -303,7 +310,9 @@ impl ManagerProcess {
 
     /// Lets the core assign the batches whose events all readout units have.
     fn update_available(&mut self) {
-        let events = self.available.iter().min().copied().unwrap_or(u64::MAX);
+        let readouts = (0..).map(|ru| Unit::Readout(RuIndex(ru))).zip(&self.available);
+        let present = readouts.filter(|(unit, _)| !self.core.is_recovered(*unit));
+        let events = present.map(|(_, &events)| events).min().unwrap_or(u64::MAX);
         let batch = u64::from(self.batch);
         let batches = if events >= self.events { events.div_ceil(batch) } else { events / batch };
         self.core.handle_available(batches);
@@ -332,7 +341,7 @@ impl ManagerProcess {
                 self.first_assigned.get_or_insert(self.now);
             }
             for (unit, control) in self.units.iter().zip(&mut self.controls) {
-                if receives(to, *unit) {
+                if to.includes(*unit) {
                     control.send(message);
                 }
             }
@@ -368,14 +377,5 @@ impl ManagerProcess {
         let progress = self.core.progress();
         let elapsed = self.now.since(Instant::default());
         ProgressSample { elapsed, assigned: progress.assigned, done: progress.done }
-    }
-}
-
-fn receives(to: Receivers, unit: Unit) -> bool {
-    match (to, unit) {
-        (_, Unit::Manager) => false,
-        (Receivers::All, _) | (Receivers::ReadoutsAnd(_), Unit::Readout(_)) => true,
-        (Receivers::Builders, unit) => matches!(unit, Unit::Builder(_)),
-        (Receivers::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
     }
 }

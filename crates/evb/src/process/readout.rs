@@ -273,6 +273,9 @@ impl ReadoutProcess {
                 Received::Nothing => break,
             }
         }
+        while let Some(batch) = self.core.poll_released() {
+            self.input.release(&batch);
+        }
         self.available = self.input.poll_available(std::time::Instant::now());
         any |= self.take_completions(queue)?;
         while let Some(send) = self.core.poll_send() {

@@ -28,6 +28,13 @@ pub trait Sink: Send {
     /// The event cannot be stored; the run stops.
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError>;
 
+    /// Whether a builder unit of this run that was lost has stored this event. It is asked for the events of batches that
+    /// such a unit had, and decides whether they are stored again.
+    ///
+    /// # Errors
+    /// The output of the lost unit cannot be read; the run stops.
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError>;
+
     /// Writes the stored events to where they survive this process: their batch is then done. Called after one or
     /// more batches, and now and then without a new event.
     ///

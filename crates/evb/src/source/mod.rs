@@ -64,6 +64,9 @@ pub trait Source {
         extents: &mut Vec<FileExtent>,
     ) -> Result<PacketLayout, ProcessError>;
 
+    /// The batch is built: its packets will not be asked for again. Before, they may be asked for more than once.
+    fn release(&mut self, _batch: &Batch) {}
+
     /// What was received and lost, by source; empty for files.
     fn statistics(&self) -> Vec<SourceStatistics> {
         Vec::new()
@@ -102,7 +105,11 @@ pub(crate) fn open(setup: &Setup, ru: RuIndex) -> Result<Box<dyn Source>, Proces
             Box::new(generator::Generator::new(generator, areas, first_event))
         }
         InputSetup::Udp(udp) => {
-            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, setup.plan.events.get())?)
+            let plan = &setup.plan;
+            // One batch in each slot, one for each builder unit in the manager's round, and the next one.
+            let batches = plan.total_slots() + plan.builders() + 1;
+            let kept = batches as u64 * u64::from(plan.batch.get());
+            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, plan.events.get(), kept)?)
         }
     })
 }

@@ -28,16 +28,16 @@ pub struct UdpReceiver {
     kind: u32,
     first_event: u64,
     buffer: Vec<u8>,
-    /// Sources that have sent a batch's packet; the room of its events is free when all have.
-    packets_made: usize,
 }
 
 impl UdpReceiver {
+    /// Receives `events` events. `kept` of them may be in batches that are not released.
     pub(super) fn bind(
         setup: &UdpSetup,
         areas: &[PacketArea],
         first_event: u64,
         events: u64,
+        kept: u64,
     ) -> Result<UdpReceiver, ProcessError> {
         let socket = UdpSocket::bind(&setup.listen).context("bind the socket of the UDP source")?;
         socket.set_nonblocking(true).context("configure the socket of the UDP source")?;
@@ -46,13 +46,12 @@ impl UdpReceiver {
         let run = first_event..first_event.saturating_add(events);
         Ok(UdpReceiver {
             socket,
-            assembly: Assembly::new(&ids, run, setup.buffer_events, setup.max_len, setup.give_up),
+            assembly: Assembly::new(&ids, run, setup.buffer_events.max(kept), setup.max_len, setup.give_up),
             sources: ids.into_iter().map(SourceId).collect(),
             kind: setup.kind,
             first_event,
             // One byte more than valid, so that longer datagrams are not cut to a valid length.
             buffer: vec![0; HEADER_LEN + setup.max_len as usize + 1],
-            packets_made: 0,
         })
     }
 }
@@ -89,13 +88,12 @@ impl Source for UdpReceiver {
         let end = batch.first_event.0 + u64::from(batch.events);
         let fragments: Vec<Fragment<'_>> =
             self.assembly.fragments(position, batch.first_event.0..end).collect();
-        let made = packet(self.sources[position], self.kind, batch, &fragments, buffer)?;
-        self.packets_made += 1;
-        if self.packets_made == self.sources.len() {
-            self.packets_made = 0;
-            self.assembly.release(batch.first_event.0..end);
-        }
-        Ok(made)
+        packet(self.sources[position], self.kind, batch, &fragments, buffer)
+    }
+
+    fn release(&mut self, batch: &Batch) {
+        let first = batch.first_event.0;
+        self.assembly.release(first..first + u64::from(batch.events));
     }
 
     fn statistics(&self) -> Vec<SourceStatistics> {

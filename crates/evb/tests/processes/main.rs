@@ -12,7 +12,7 @@ mod runs;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_evb::config::Setup;
-use millstream_evb::core::BuIndex;
+use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use std::error::Error;
@@ -35,6 +35,10 @@ impl Sink for SlowSink {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
         std::thread::sleep(Duration::from_millis(30));
         self.0.store(event)
+    }
+
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        self.0.is_stored(event)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

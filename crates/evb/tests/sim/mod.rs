@@ -29,6 +29,8 @@ pub enum Failure {
     Stall,
     /// A readout unit's writes to this builder unit fail.
     Cut(BuIndex),
+    /// The unit stops for this time and then continues.
+    Pause(Duration),
 }
 
 /// A failure at a step of the simulation.
@@ -103,15 +105,42 @@ pub struct Outcome {
 
 #[derive(Debug)]
 enum SimEvent {
-    Control { from: Unit, to: Unit, message: Message },
+    Control {
+        from: Unit,
+        to: Unit,
+        message: Message,
+    },
     ReadoutReport(RuIndex, ReadoutReport),
     BuilderReport(BuIndex, BuilderReport),
-    Land { ru: RuIndex, to: Assignment },
-    Arrive { ru: RuIndex, bu: BuIndex, immediate: Immediate, fragments: u32 },
-    Complete { ru: RuIndex, bu: BuIndex, slot: SlotIndex },
-    Unreachable { ru: RuIndex, bu: BuIndex },
-    Process { bu: BuIndex, slot: SlotIndex },
-    Notice { to: Unit, lost: Unit },
+    Land {
+        ru: RuIndex,
+        to: Assignment,
+    },
+    Arrive {
+        ru: RuIndex,
+        bu: BuIndex,
+        immediate: Immediate,
+        fragments: u32,
+    },
+    Complete {
+        ru: RuIndex,
+        bu: BuIndex,
+        slot: SlotIndex,
+    },
+    Unreachable {
+        ru: RuIndex,
+        bu: BuIndex,
+    },
+    Process {
+        bu: BuIndex,
+        slot: SlotIndex,
+    },
+    Notice {
+        to: Unit,
+        lost: Unit,
+    },
+    /// The launcher ends the process of a unit that the run goes on without.
+    Kill(Unit),
     Wake(Unit),
 }
 
@@ -154,6 +183,7 @@ struct Sim {
     builders: Vec<Builder>,
     health: BTreeMap<Unit, Health>,
     wakes: BTreeMap<Unit, Instant>,
+    paused: BTreeMap<Unit, Instant>,
     cut: BTreeSet<(RuIndex, BuIndex)>,
     oracle: Oracle,
     monitor: SlotMonitor,
@@ -188,6 +218,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         builders: (0..plan.builders()).map(|i| Builder::new(BuIndex(i as u16), plan.clone(), now)).collect(),
         health: units.iter().map(|&unit| (unit, Health::Alive)).collect(),
         wakes: BTreeMap::new(),
+        paused: BTreeMap::new(),
         cut: BTreeSet::new(),
         oracle: Oracle::new(&scenario),
         monitor: SlotMonitor::new(plan),
@@ -243,6 +274,13 @@ impl Sim {
                 continue;
             }
             self.fault_at.get_or_insert(self.now);
+            if let Failure::Pause(time) = fault.failure {
+                let is_paused = self.paused.get(&fault.unit).is_some_and(|&until| self.now < until);
+                if !is_paused {
+                    self.paused.insert(fault.unit, self.now + time);
+                }
+                continue;
+            }
             match (fault.failure, fault.unit) {
                 (Failure::Stall, unit) => {
                     self.health.insert(unit, Health::Stalled);
@@ -255,18 +293,23 @@ impl Sim {
                 }
                 _ => {}
             }
-            self.health.insert(fault.unit, Health::Dead);
+            self.kill(fault.unit);
+        }
+    }
+
+    /// The process of the unit ends.
+    fn kill(&mut self, unit: Unit) {
+        if self.health.insert(unit, Health::Dead) != Some(Health::Dead) {
             for to in self.health.keys().copied().collect::<Vec<_>>() {
                 // The manager and the units watch each other; builder units may watch readout units.
                 let watches = to == Unit::Manager
-                    || fault.unit == Unit::Manager
-                    || matches!((to, fault.unit), (Unit::Builder(_), Unit::Readout(_)))
-                        && self.random.one_in(2);
-                if watches && to != fault.unit {
-                    self.after(0, 500_000, SimEvent::Notice { to, lost: fault.unit });
+                    || unit == Unit::Manager
+                    || matches!((to, unit), (Unit::Builder(_), Unit::Readout(_))) && self.random.one_in(2);
+                if watches && to != unit {
+                    self.after(0, 500_000, SimEvent::Notice { to, lost: unit });
                 }
             }
-            if let Unit::Builder(bu) = fault.unit {
+            if let Unit::Builder(bu) = unit {
                 for ru in 0..self.readouts.len() {
                     if self.random.one_in(2) {
                         let ru = RuIndex(ru as u16);
@@ -310,9 +353,11 @@ impl Sim {
         let unit = match &event {
             SimEvent::Control { to, .. } | SimEvent::Notice { to, .. } => *to,
             SimEvent::ReadoutReport(..) | SimEvent::BuilderReport(..) => Unit::Manager,
+            SimEvent::Kill(unit) => return self.kill(*unit),
             SimEvent::Land { ru, to } => {
-                // The adapter writes data as long as the memory exists.
-                if !self.is(Unit::Builder(to.builder), Health::Dead) {
+                // The adapter writes data as long as the memory and the connection exist.
+                let is_open = !self.builders[to.builder.index()].is_excluded(*ru);
+                if is_open && !self.is(Unit::Builder(to.builder), Health::Dead) {
                     self.monitor.land(*ru, to);
                 }
                 return;
@@ -326,6 +371,13 @@ impl Sim {
             SimEvent::Complete { ru, .. } | SimEvent::Unreachable { ru, .. } => Unit::Readout(*ru),
             SimEvent::Wake(unit) => *unit,
         };
+        if let Some(&until) = self.paused.get(&unit)
+            && self.now < until
+        {
+            // A process handles its messages before its timers.
+            let after = u64::from(matches!(event, SimEvent::Wake(_)));
+            return self.at(until + Duration::from_nanos(after), event);
+        }
         self.deliver_to_launcher(&event);
         if self.is_alive(unit) {
             self.handle(unit, event);
@@ -386,19 +438,26 @@ impl Sim {
                     }
                 }
             }
-            SimEvent::Land { .. } => {}
+            SimEvent::Land { .. } | SimEvent::Kill(_) => {}
         }
     }
 
     /// The kernel is done with a batch, and its accepted events are stored.
     fn process(&mut self, bu: BuIndex, slot: SlotIndex) {
         let assignment = self.monitor.finish(bu, slot);
-        let mut outcome = self.oracle.outcome(&assignment.batch);
-        self.oracle.processed(&assignment.batch);
+        let absent = self.absent(bu, slot);
+        let mut outcome = self.oracle.outcome_without(&assignment.batch, &absent);
+        self.oracle.processed(&assignment.batch, assignment.again);
         if self.scenario.misbehavior == Misbehavior::OutcomeLacksFragment {
             outcome.built.fragments = outcome.built.fragments.saturating_sub(1);
         }
         self.builders[bu.index()].handle_processed(slot, outcome).expect("the slot was being processed");
+    }
+
+    /// The readout units whose packets are missing in a slot because they are lost.
+    fn absent(&self, bu: BuIndex, slot: SlotIndex) -> Vec<bool> {
+        let readouts = (0..self.readouts.len()).map(|ru| RuIndex(ru as u16));
+        readouts.map(|ru| self.builders[bu.index()].is_absent(slot, ru)).collect()
     }
 
     /// Takes all output of a unit and schedules its next timeout.
@@ -428,6 +487,10 @@ impl Sim {
                 self.transmit(to, Message::Assign(assignment));
             }
         }
+        while let Some(unit) = self.manager.poll_excluded() {
+            let grace = 5 * self.scenario.plan.drain_timeout;
+            self.at(self.now + grace, SimEvent::Kill(unit));
+        }
         if let Some(summary) = self.manager.poll_finished() {
             self.summary = Some(summary);
         }
@@ -439,13 +502,7 @@ impl Sim {
             self.monitor.assign(assignment);
         }
         for unit in self.health.keys().copied().collect::<Vec<_>>() {
-            let receives = match (to, unit) {
-                (_, Unit::Manager) => false,
-                (Receivers::All, _) | (Receivers::ReadoutsAnd(_), Unit::Readout(_)) => true,
-                (Receivers::Builders, unit) => matches!(unit, Unit::Builder(_)),
-                (Receivers::ReadoutsAnd(bu), unit) => unit == Unit::Builder(bu),
-            };
-            if receives {
+            if to.includes(unit) {
                 self.send(Unit::Manager, unit, message);
             }
         }
@@ -504,7 +561,8 @@ impl Sim {
     fn pump_builder(&mut self, bu: BuIndex) -> Option<Instant> {
         let unit = Unit::Builder(bu);
         while let Some(complete) = self.builders[bu.index()].poll_complete_batch() {
-            self.monitor.process(bu, complete.slot, &complete.batch);
+            let absent = self.absent(bu, complete.slot);
+            self.monitor.process(bu, complete.slot, &complete.batch, &absent);
             self.after(1000, 500_000, SimEvent::Process { bu, slot: complete.slot });
         }
         while let Some(message) = self.builders[bu.index()].poll_transmit() {

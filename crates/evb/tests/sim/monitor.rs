@@ -91,13 +91,16 @@ impl SlotMonitor {
     }
 
     /// A builder unit started the kernel.
-    pub fn process(&mut self, bu: BuIndex, at: SlotIndex, batch: &Batch) {
+    ///
+    /// The packets of `absent` readout units are not in the slot, because they are lost.
+    pub fn process(&mut self, bu: BuIndex, at: SlotIndex, batch: &Batch, absent: &[bool]) {
         let slot = self.slot(bu, at);
         let assigned = slot.assigned;
         let content = slot.content.clone();
         slot.processing = assigned;
         let right = assigned.is_some_and(|a| {
-            a.batch == *batch && content.iter().all(|c| *c == Some((a.batch.id, a.generation)))
+            let holds = |c: &Option<_>| *c == Some((a.batch.id, a.generation));
+            a.batch == *batch && content.iter().zip(absent).all(|(c, absent)| *absent || holds(c))
         });
         if !right {
             self.violations

@@ -47,6 +47,9 @@ pub struct Oracle {
     pub sent: Vec<u64>,
     /// How often each batch was processed.
     pub processed: BTreeMap<BatchId, u32>,
+    /// How often the events of each batch are in the output: a batch that was assigned again is stored if no output of a
+    /// lost unit has it.
+    pub stored: BTreeMap<BatchId, u32>,
 }
 
 impl Oracle {
@@ -59,6 +62,7 @@ impl Oracle {
             corrupt: u64::from(scenario.corrupt),
             sent: vec![0; scenario.plan.readouts()],
             processed: BTreeMap::new(),
+            stored: BTreeMap::new(),
         }
     }
 
@@ -82,14 +86,19 @@ impl Oracle {
         events.map(|e| sources.clone().filter(|&s| self.exists(ru, s, e)).count() as u32).sum()
     }
 
-    /// Expected outcome of a complete batch.
+    /// Expected outcome of a batch with the packets of all readout units.
     pub fn outcome(&self, batch: &Batch) -> BatchOutcome {
+        self.outcome_without(batch, &vec![false; self.plan.readouts()])
+    }
+
+    /// Expected outcome of a batch without the packets of `absent` readout units.
+    pub fn outcome_without(&self, batch: &Batch, absent: &[bool]) -> BatchOutcome {
         let mut outcome = BatchOutcome::default();
         for event in batch.first_event.0..batch.first_event.0 + u64::from(batch.events) {
             let (mut fragments, mut missing, mut corrupt) = (0, false, false);
             for (ru, sources) in self.plan.sources.iter().enumerate() {
                 for source in 0..sources.get() {
-                    let exists = self.exists(ru, source, event);
+                    let exists = !absent[ru] && self.exists(ru, source, event);
                     fragments += u32::from(exists);
                     missing |= !exists;
                     corrupt |= exists && self.is_corrupt(ru, source, event);
@@ -113,9 +122,19 @@ impl Oracle {
         self.sent[ru.index()] += u64::from(fragments);
     }
 
-    /// Counts a processed batch.
-    pub fn processed(&mut self, batch: &Batch) {
+    /// Counts a processed batch. Its events are stored, unless it was assigned `again` and they are in the output.
+    pub fn processed(&mut self, batch: &Batch, again: bool) {
         *self.processed.entry(batch.id).or_default() += 1;
+        if !again || !self.stored.contains_key(&batch.id) {
+            *self.stored.entry(batch.id).or_default() += 1;
+        }
+    }
+
+    /// Number of fragments in all batches.
+    pub fn fragments(&self) -> u64 {
+        let batches = (0..self.plan.batches().get()).filter_map(|id| self.plan.batch(BatchId(id)));
+        let readouts = || (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16));
+        batches.flat_map(|batch| readouts().map(move |ru| u64::from(self.present(ru, &batch)))).sum()
     }
 
     /// Expected totals of a run without failures.

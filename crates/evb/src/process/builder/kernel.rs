@@ -183,12 +183,14 @@ impl CardKernel {
         self.armed = true;
     }
 
-    /// The outcome of a batch, from the kernel's summaries and the slot's contents.
+    /// The outcome of a batch, from the kernel's summaries and the slot's contents. With `delivers_incomplete`, events that
+    /// lack only the sources of lost readout units can be accepted.
     pub(super) fn outcome(
         &mut self,
         completion: &KernelCompletion,
         batch: &Batch,
         contents: &SlotContents,
+        delivers_incomplete: bool,
     ) -> Result<BatchOutcome, InvalidSlotData> {
         completion.status.map_err(|fault| InvalidSlotData::Kernel(fault.to_string()))?;
         let events = usize::from(batch.events);
@@ -212,6 +214,8 @@ impl CardKernel {
             let counts = if summary.corrupt > 0 {
                 &mut outcome.corrupt
             } else if !contents.is_complete(event) {
+                let is_delivered = delivers_incomplete && contents.is_complete_but_lost(event);
+                outcome.accepted += u16::from(is_delivered && summary.accepted != 0);
                 &mut outcome.missing
             } else {
                 outcome.accepted += u16::from(summary.accepted != 0);

@@ -79,6 +79,16 @@ impl LandingMemory {
         self.slots.remote()
     }
 
+    /// Copies bytes into landing memory.
+    pub(super) fn write(&self, offset: u64, from: &[u8]) -> Result<(), OutsideLandingMemory> {
+        let len = from.len();
+        let written = match &self.memory {
+            Memory::Host => self.slots.copy_from_slice(offset, from).is_ok(),
+            Memory::Card(card) => card.memory().write(offset, from).is_ok(),
+        };
+        if written { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
+    }
+
     /// Copies bytes out of landing memory.
     pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), OutsideLandingMemory> {
         let len = to.len();

@@ -21,6 +21,7 @@ use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceiv
 use crate::config::{Setup, StoredEvents};
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::plan::Batch;
+use crate::core::recovery::OnReadoutLoss;
 use crate::core::report::BuilderReport;
 use crate::core::types::Immediate;
 use crate::core::{BatchOutcome, BuIndex, Bytes, RuIndex, SlotIndex, Unit};
@@ -167,7 +168,8 @@ struct BuilderProcess {
     core: Builder,
     setup: Setup,
     control: Control,
-    peers: Vec<QueuePair>,
+    /// By readout unit; `None` once the run goes on without it.
+    peers: Vec<Option<QueuePair>>,
     /// The readout unit of each queue pair.
     readout_of: HashMap<Qpn, RuIndex>,
     landing: Arc<LandingMemory>,
@@ -232,7 +234,7 @@ impl BuilderProcess {
             core: Builder::new(bu, setup.plan.clone(), clock.now()),
             control: Control::new(messages),
             readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.qpn(), ru)).collect(),
-            peers,
+            peers: peers.into_iter().map(Some).collect(),
             landing,
             kernel,
             card_lost: false,
@@ -330,6 +332,8 @@ impl BuilderProcess {
     fn progress(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
         let mut any = self.control.progress();
         let now = self.clock.now();
+        // Before the messages: what has arrived from a readout unit counts, though it is lost.
+        any |= self.take_arrivals(queue)?;
         loop {
             match self.control.receive() {
                 Received::Message(message) => self.core.handle_message(message, now),
@@ -337,7 +341,7 @@ impl BuilderProcess {
                 Received::Nothing => break,
             }
         }
-        any |= self.take_arrivals(queue)?;
+        self.close_excluded();
         while let Some(complete) = self.core.poll_complete_batch() {
             any = true;
             self.process(complete);
@@ -357,6 +361,17 @@ impl BuilderProcess {
         Ok(any)
     }
 
+    /// Closes the connections of readout units that the run goes on without: they cannot write into slots any more.
+    fn close_excluded(&mut self) {
+        for (ru, place) in (0..).map(RuIndex).zip(&mut self.peers) {
+            if self.core.is_excluded(ru)
+                && let Some(pair) = place.take()
+            {
+                self.readout_of.remove(&pair.qpn());
+            }
+        }
+    }
+
     fn take_arrivals(&mut self, queue: &CompletionQueue) -> Result<bool, ProcessError> {
         let mut any = false;
         let mut completions = self.completions;
@@ -366,7 +381,9 @@ impl BuilderProcess {
                 let Some(&ru) = self.readout_of.get(&completion.qpn()) else { continue };
                 match completion.imm() {
                     Some(imm) if completion.is_success() => {
-                        self.peers[ru.index()].post_recv(&[], WrId(0))?;
+                        if let Some(pair) = &self.peers[ru.index()] {
+                            pair.post_recv(&[], WrId(0))?;
+                        }
                         self.arrive(ru, Immediate::decode(imm));
                     }
                     // The connection failed: the readout unit ended.
@@ -399,7 +416,10 @@ impl BuilderProcess {
 
     /// Submits a complete batch to the kernel; without a kernel, finishes it.
     fn process(&mut self, complete: CompleteBatch) {
-        let CompleteBatch { slot, batch } = complete;
+        let CompleteBatch { slot, batch, .. } = complete;
+        if let Err(error) = self.fill_absent(slot, &batch) {
+            return self.invalid_data(&error);
+        }
         let contents = &self.contents[slot.index()];
         if !contents.is_of(&batch) {
             return self.invalid_data(&InvalidSlotData::WrongBatch { slot, batch: batch.id });
@@ -408,13 +428,26 @@ impl BuilderProcess {
         match &mut self.kernel {
             None => {
                 let outcome = contents.outcome(&batch);
-                self.complete_batch(slot, &batch, outcome);
+                self.complete_batch(&complete, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
                 Ok(()) => self.in_kernel[slot.index()] = Some(complete),
                 Err(error) => self.lose_card(error.to_string()),
             },
         }
+    }
+
+    /// Puts empty packets into the slot where those of lost readout units are missing.
+    fn fill_absent(&mut self, slot: SlotIndex, batch: &Batch) -> Result<(), InvalidSlotData> {
+        let layout = &self.setup.layout;
+        let contents = &mut self.contents[slot.index()];
+        for ru in (0..self.setup.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
+            if self.core.is_absent(slot, ru) {
+                let slot_offset = layout.slot_offset(slot);
+                contents.add_absent(&mut self.reader, &self.landing, slot_offset, (layout, ru), batch)?;
+            }
+        }
+        Ok(())
     }
 
     /// Takes the kernel's completions. Returns whether there was one.
@@ -437,14 +470,16 @@ impl BuilderProcess {
 
     fn kernel_completed(&mut self, completion: &KernelCompletion) {
         let work = self.in_kernel.get_mut(completion.slot.index()).and_then(Option::take);
-        let (Some(kernel), Some(CompleteBatch { slot, batch })) = (&mut self.kernel, work) else {
+        let (Some(kernel), Some(complete)) = (&mut self.kernel, work) else {
             return self.invalid_data(&InvalidSlotData::Kernel(format!(
                 "completion for {}, which has no batch in the kernel",
                 completion.slot
             )));
         };
+        let CompleteBatch { slot, batch, .. } = complete;
         let contents = &self.contents[slot.index()];
-        let outcome = match kernel.outcome(completion, &batch, contents) {
+        let delivers = self.setup.plan.recovery.readout == OnReadoutLoss::Deliver;
+        let outcome = match kernel.outcome(completion, &batch, contents, delivers) {
             Ok(outcome) => outcome,
             Err(error) => return self.invalid_data(&error),
         };
@@ -453,16 +488,21 @@ impl BuilderProcess {
         if let Some(reference) = &mut self.reference {
             kernel.compare(reference, &batch, contents);
         }
-        self.complete_batch(slot, &batch, outcome);
+        self.complete_batch(&complete, outcome);
     }
 
     /// Counts the payload of a processed batch, and stores its events before it frees its slot.
-    fn complete_batch(&mut self, slot: SlotIndex, batch: &Batch, outcome: BatchOutcome) {
+    fn complete_batch(&mut self, complete: &CompleteBatch, mut outcome: BatchOutcome) {
+        let CompleteBatch { slot, batch, .. } = *complete;
+        if self.setup.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
+            let delivered = (0..batch.events).filter(|&event| self.is_delivered(slot, event.into()));
+            outcome.accepted = delivered.count() as u16;
+        }
         let contents = &self.contents[slot.index()];
         let built = (0..batch.events.into()).filter(|&event| self.is_built(slot, event));
         let payload: u64 = built.map(|event| contents.payload(event).0).sum();
         self.statistics.payload_built.0 += payload;
-        if !self.submit_to_storage(slot, batch, outcome) {
+        if !self.submit_to_storage(complete, outcome) {
             self.finish_batch(slot, outcome);
         }
     }
@@ -470,6 +510,14 @@ impl BuilderProcess {
     /// Whether an event of the processed batch in the slot is complete and intact.
     fn is_built(&self, slot: SlotIndex, event: usize) -> bool {
         self.contents[slot.index()].is_complete(event) && self.kernel_summary(event).corrupt == 0
+    }
+
+    /// Whether an event of the processed batch in the slot is built, or lacks only the sources of lost readout units and is
+    /// delivered all the same.
+    fn is_delivered(&self, slot: SlotIndex, event: usize) -> bool {
+        let delivers = self.setup.plan.recovery.readout == OnReadoutLoss::Deliver;
+        let is_present = self.contents[slot.index()].is_complete_but_lost(event);
+        self.is_built(slot, event) || delivers && is_present && self.kernel_summary(event).corrupt == 0
     }
 
     /// The kernel's summary of an event of the processed batch; zero without a kernel.
@@ -480,14 +528,20 @@ impl BuilderProcess {
     /// Whether the run stores an event of the processed batch in the slot.
     fn is_wanted(&self, wanted: StoredEvents, slot: SlotIndex, event: usize) -> bool {
         match wanted {
-            StoredEvents::Accepted => self.is_built(slot, event) && self.kernel_summary(event).accepted != 0,
-            StoredEvents::Built => self.is_built(slot, event),
-            StoredEvents::All => true,
+            StoredEvents::Accepted => {
+                self.is_delivered(slot, event) && self.kernel_summary(event).accepted != 0
+            }
+            StoredEvents::Built => self.is_delivered(slot, event),
+            StoredEvents::All => {
+                let discards = self.setup.plan.recovery.readout == OnReadoutLoss::Discard;
+                !discards || !self.contents[slot.index()].lacks_readout_unit()
+            }
         }
     }
 
     /// Queues the events of a processed batch that the run stores. False if there are none.
-    fn submit_to_storage(&mut self, slot: SlotIndex, batch: &Batch, outcome: BatchOutcome) -> bool {
+    fn submit_to_storage(&mut self, complete: &CompleteBatch, outcome: BatchOutcome) -> bool {
+        let CompleteBatch { slot, batch, again } = *complete;
         let (Some(storage), Some(output)) = (&self.storage, &self.setup.output) else { return false };
         let wanted = (0..batch.events).filter(|&event| self.is_wanted(output.events, slot, event.into()));
         let mut events: Vec<u16> = wanted.collect();
@@ -503,7 +557,7 @@ impl BuilderProcess {
         self.in_storage[slot.index()] = Some(outcome);
         self.core.handle_storing(slot);
         if let Some(storage) = &mut self.storage {
-            storage.submit(StorageJob { slot, batch: *batch, contents, events, decisions });
+            storage.submit(StorageJob { slot, batch, again, contents, events, decisions });
         }
         true
     }
@@ -541,10 +595,7 @@ impl BuilderProcess {
         }
     }
 
-    fn finish_batch(&mut self, slot: SlotIndex, mut outcome: BatchOutcome) {
-        if self.setup.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
-            outcome.accepted = outcome.built.events;
-        }
+    fn finish_batch(&mut self, slot: SlotIndex, outcome: BatchOutcome) {
         self.contents[slot.index()].clear();
         if let Err(error) = self.core.handle_processed(slot, outcome) {
             self.invalid_data(&InvalidSlotData::Kernel(error.to_string()));

@@ -5,7 +5,8 @@ use crate::core::plan::Batch;
 use crate::core::summary::{BatchCounts, BatchOutcome};
 use crate::core::{Bytes, RuIndex};
 use crate::layout::{PacketArea, SlotLayout};
-use millstream_fragment::mfp::{Entry, Header, MfpError};
+use millstream_fragment::mfp::{Entry, Header, HeaderBuilder, MfpError, Repr};
+use millstream_fragment::{Alignment, SourceId, SourceKind};
 
 /// Why a slot's packets or a kernel's result are invalid.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +103,8 @@ pub(super) struct SlotContents {
     payload: Vec<u64>,
     /// Packets parsed.
     packets: usize,
+    /// Those of lost readout units, without fragments.
+    absent_packets: usize,
     index: FragmentIndex,
 }
 
@@ -160,13 +163,41 @@ impl SlotContents {
         Ok(fragments)
     }
 
+    /// Writes packets without fragments where those of a lost readout unit are missing, and adds them.
+    pub(super) fn add_absent(
+        &mut self,
+        reader: &mut HeaderReader,
+        landing: &LandingMemory,
+        slot_offset: u64,
+        (layout, ru): (&SlotLayout, RuIndex),
+        batch: &Batch,
+    ) -> Result<(), InvalidSlotData> {
+        for area in layout.of_readout(ru) {
+            let repr = Repr {
+                source: SourceId(area.source),
+                kind: SourceKind(area.kind),
+                first_event: batch.first_event.0,
+                n_events: batch.events.into(),
+                n_fragments: 0,
+                alignment: Alignment::default(),
+            };
+            let mut header = vec![0; repr.header_len() as usize];
+            HeaderBuilder::new(&mut header, repr)
+                .and_then(HeaderBuilder::finish)
+                .map_err(|error| InvalidSlotData::Packet { source_id: area.source, error })?;
+            landing.write(slot_offset + area.offset, &header)?;
+        }
+        self.absent_packets += layout.of_readout(ru).len();
+        self.add(reader, landing, slot_offset, (layout, ru), false).map(drop)
+    }
+
     /// Removes everything, for the slot's next generation.
     pub(super) fn clear(&mut self) {
         self.batch = None;
         self.complete_packets = 0;
         self.partial.clear();
         self.payload.clear();
-        self.packets = 0;
+        (self.packets, self.absent_packets) = (0, 0);
         self.index.entries.clear();
         self.index.packets.clear();
     }
@@ -184,6 +215,16 @@ impl SlotContents {
     /// Whether every source has a fragment of the event.
     pub(super) fn is_complete(&self, event: usize) -> bool {
         self.fragments(event) as usize == self.packets
+    }
+
+    /// Whether every source has a fragment of the event, except those of lost readout units.
+    pub(super) fn is_complete_but_lost(&self, event: usize) -> bool {
+        self.fragments(event) as usize + self.absent_packets == self.packets
+    }
+
+    /// Whether the packets of a lost readout unit are missing.
+    pub(super) fn lacks_readout_unit(&self) -> bool {
+        self.absent_packets > 0
     }
 
     /// Payload of an event, without padding.

@@ -37,6 +37,8 @@ const MAX_UNFLUSHED: Bytes = Bytes(64 << 20);
 pub(super) struct StorageJob {
     pub(super) slot: SlotIndex,
     pub(super) batch: Batch,
+    /// Whether a lost builder unit may have stored its events.
+    pub(super) again: bool,
     pub(super) contents: SlotContents,
     /// The events to store, counted from the first of the batch.
     pub(super) events: Vec<u16>,
@@ -50,6 +52,8 @@ pub(super) struct StoredBatch {
     pub(super) slot: SlotIndex,
     pub(super) contents: SlotContents,
     events: u64,
+    /// Those of them that were stored by a lost builder unit.
+    duplicates: u64,
 }
 
 /// Why events were not stored.
@@ -70,6 +74,9 @@ pub struct StorageStatistics {
     pub batches: u64,
     /// Payload stored.
     pub bytes: Bytes,
+    /// Events that were not stored, because a builder unit that was lost had stored them.
+    #[serde(default)]
+    pub duplicates: u64,
     /// Flushes of the sink; batches that wait at the same time share one.
     pub flushes: u64,
     /// Time that the storage thread was busy.
@@ -196,7 +203,7 @@ impl Storage {
         match &result {
             Ok(stored) => {
                 self.waiting -= 1;
-                self.stored += stored.events;
+                self.stored += stored.events - stored.duplicates;
                 if let Some(since) = self.full_since.take() {
                     self.statistics.all_slots_waiting += since.elapsed();
                 }
@@ -210,9 +217,11 @@ impl Storage {
     pub(super) fn finish(self) -> (Result<Option<String>, SinkError>, u64, StorageStatistics) {
         drop(self.jobs);
         let (result, worker) = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let rest: u64 = self.results.try_iter().flatten().map(|stored| stored.events).sum();
+        let rest: u64 =
+            self.results.try_iter().flatten().map(|stored| stored.events - stored.duplicates).sum();
         let statistics = StorageStatistics {
             bytes: worker.bytes,
+            duplicates: worker.duplicates,
             flushes: worker.flushes,
             busy: worker.busy,
             ..self.statistics
@@ -268,13 +277,20 @@ impl StorageWorker {
         let mut stored = Vec::new();
         let mut next = Some(first);
         while let Some(job) = next {
+            let before = self.statistics.duplicates;
             for (position, &event) in job.events.iter().enumerate() {
+                let number = EventNumber(job.batch.first_event.0 + u64::from(event));
+                if job.again && self.sink.is_stored(number).map_err(StorageError::Sink)? {
+                    self.statistics.duplicates += 1;
+                    continue;
+                }
                 let decisions = job.decisions.len() / job.events.len();
                 let decisions = &job.decisions[position * decisions..(position + 1) * decisions];
                 self.store(&job, event, decisions)?;
             }
             let events = job.events.len() as u64;
-            stored.push(StoredBatch { slot: job.slot, contents: job.contents, events });
+            let duplicates = self.statistics.duplicates - before;
+            stored.push(StoredBatch { slot: job.slot, contents: job.contents, events, duplicates });
             let has_room = self.statistics.bytes.0 - begin.0 < MAX_UNFLUSHED.0;
             next = if has_room { jobs.try_recv().ok() } else { None };
         }

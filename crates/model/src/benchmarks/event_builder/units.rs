@@ -12,7 +12,8 @@ use millstream_evb_core::readout::{BatchPayload, Readout};
 use millstream_evb_core::report::{BuilderReport, ReadoutReport};
 use millstream_evb_core::summary::{BatchCounts, BatchOutcome, RunSummary};
 use millstream_evb_core::{
-    BuIndex, Builder, Bytes, EventNumber, Immediate, Instant, Message, Plan, RuIndex, SlotIndex, Unit,
+    BuIndex, Builder, Bytes, EventNumber, Immediate, Instant, Message, Plan, RecoveryPolicy, RuIndex,
+    SlotIndex, Unit,
 };
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::rc::Rc;
@@ -218,6 +219,7 @@ impl Units {
             traffic_shaping: configuration.traffic_shaping,
             timeout: TIMEOUT,
             drain_timeout: TIMEOUT,
+            recovery: RecoveryPolicy::default(),
         };
         plan.check()?;
         let start = Instant::from_nanos(0);
@@ -504,17 +506,16 @@ impl Units {
                 *self.slot_state(assignment.builder, assignment.slot) =
                     SlotState { batch: assignment.batch, arrived: 0 };
             }
+            // Without recovery no message goes to a single readout unit.
+            if to.includes(Unit::Readout(RuIndex(0))) {
+                for_readouts.push(message);
+            }
             match to {
-                Receivers::All => {
-                    for_readouts.push(message);
-                    for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message)));
-                }
-                Receivers::Builders => {
-                    for_builders.extend((0..self.builders.len() as u16).map(|bu| (bu, message)))
-                }
-                Receivers::ReadoutsAnd(bu) => {
-                    for_readouts.push(message);
-                    for_builders.push((bu.0, message));
+                Receivers::ReadoutsAnd(bu) => for_builders.push((bu.0, message)),
+                _ => {
+                    let builders =
+                        (0..self.builders.len() as u16).filter(|&bu| to.includes(Unit::Builder(BuIndex(bu))));
+                    for_builders.extend(builders.map(|bu| (bu, message)));
                 }
             }
         }
