@@ -9,7 +9,9 @@ use millstream_evb::core::summary::Invariant;
 use millstream_evb::core::types::ProtocolError;
 use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use sim::{Failure, Fault, Misbehavior, Outcome, Scenario, run};
+use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
@@ -167,45 +169,87 @@ proptest! {
     }
 }
 
+/// Runs a scenario with failures at times relative to the run without them, and checks it.
+fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outcome, TestCaseError> {
+    let steps = run(scenario.clone()).steps;
+    scenario.faults = faults.into_iter().map(|any| fault(&scenario.plan, steps, any)).collect();
+    let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain_timeout);
+    let last_step = scenario.faults.iter().map(|fault| fault.step).max();
+    let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
+    let (recovery, builders) = (scenario.plan.recovery, scenario.plan.builders());
+    let outcome = run(scenario);
+    check_always(&outcome)?;
+    let Some(fault_at) = outcome.fault_at else {
+        return check_whole_run(&outcome, events).map(|()| outcome);
+    };
+    if recovery == RecoveryPolicy::default() && last_step < Some(outcome.steps) {
+        // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
+        let bound = fault_at + 6 * timeout + 8 * drain;
+        prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
+    }
+    if outcome.summary.is_success() {
+        check_whole_run(&outcome, events)?;
+    }
+    // Builder units die while another one is there, and nothing else happens: every event is built.
+    let is_death = |fault: &Fault| matches!((fault.unit, fault.failure), (Unit::Builder(_), Failure::Death));
+    let dead: BTreeSet<_> = faults.iter().map(|fault| fault.unit).collect();
+    if recovery.builder == OnBuilderLoss::Rebuild && faults.iter().all(is_death) && dead.len() < builders {
+        let summary = &outcome.summary;
+        prop_assert!(summary.cause.is_success(), "{summary}");
+        // A unit that dies after the last event is built has no report.
+        if summary.lost.iter().all(|unit| summary.recovered.contains(unit)) {
+            check_whole_run(&outcome, events)?;
+        }
+    }
+    Ok(outcome)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 6000, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_law_holds_whoever_fails_and_the_run_ends(
-        mut scenario in any_scenario(),
-        faults in any_faults(),
-    ) {
-        let steps = run(scenario.clone()).steps;
-        scenario.faults = faults.into_iter().map(|any| fault(&scenario.plan, steps, any)).collect();
-        let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain_timeout);
-        let last_step = scenario.faults.iter().map(|fault| fault.step).max();
-        let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
-        let (recovery, builders) = (scenario.plan.recovery, scenario.plan.builders());
-        let outcome = run(scenario);
-        check_always(&outcome)?;
-        let Some(fault_at) = outcome.fault_at else {
-            return check_whole_run(&outcome, events);
-        };
-        if recovery == RecoveryPolicy::default() && last_step < Some(outcome.steps) {
-            // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
-            let bound = fault_at + 6 * timeout + 8 * drain;
-            prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
-        }
-        if outcome.summary.is_success() {
-            check_whole_run(&outcome, events)?;
-        }
-        // Builder units die while another one is there, and nothing else happens: every event is built.
-        let is_death = |fault: &Fault| matches!((fault.unit, fault.failure), (Unit::Builder(_), Failure::Death));
-        let dead: BTreeSet<_> = faults.iter().map(|fault| fault.unit).collect();
-        if recovery.builder == OnBuilderLoss::Rebuild && faults.iter().all(is_death) && dead.len() < builders {
-            let summary = &outcome.summary;
-            prop_assert!(summary.cause.is_success(), "{summary}");
-            // A unit that dies after the last event is built has no report.
-            if summary.lost.iter().all(|unit| summary.recovered.contains(unit)) {
-                check_whole_run(&outcome, events)?;
-            }
-        }
+    fn the_law_holds_whoever_fails_and_the_run_ends(scenario in any_scenario(), faults in any_faults()) {
+        check_schedule(scenario, faults)?;
     }
+}
+
+/// The test above with a million schedules, or `MILLSTREAM_FAULT_SCHEDULES`, from the seed `MILLSTREAM_SEED`.
+#[test]
+#[ignore = "takes minutes"]
+fn the_law_holds_over_a_million_schedules() {
+    let number = |name: &str, default: u64| {
+        let given = std::env::var(name).ok();
+        given.map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
+    };
+    let (cases, seed) = (number("MILLSTREAM_FAULT_SCHEDULES", 1_000_000), number("MILLSTREAM_SEED", 1));
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    let config =
+        ProptestConfig { cases: u32::try_from(cases).unwrap_or(u32::MAX), ..ProptestConfig::default() };
+    let random = TestRng::from_seed(RngAlgorithm::ChaCha, &key);
+    let counts = Cell::new([0u64; 4]);
+    let checked = TestRunner::new_with_rng(config, random).run(
+        &(any_scenario(), any_faults()),
+        |(scenario, faults)| {
+            let Outcome { summary, .. } = check_schedule(scenario, faults)?;
+            let lost = |builder: bool| {
+                summary.recovered.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder)
+            };
+            let kinds = [lost(true), lost(false), summary.rebuilt.events > 0, summary.is_success()];
+            let mut sums = counts.get();
+            sums.iter_mut().zip(kinds).for_each(|(sum, is_so)| *sum += u64::from(is_so));
+            counts.set(sums);
+            Ok(())
+        },
+    );
+    let [builders, readouts, rebuilt, success] = counts.get();
+    println!(
+        "{cases} schedules from seed {seed}: {builders} went on without a builder unit ({rebuilt} built batches again), \
+         {readouts} without a readout unit; {success} built all events"
+    );
+    checked.unwrap_or_else(|error| panic!("{error}"));
+    // Each kind is a tenth of the schedules or more; fewer mean that the test does not test it.
+    assert!([builders, readouts, rebuilt, success].iter().all(|&count| count > cases / 50), "{counts:?}");
 }
 
 proptest! {

@@ -38,12 +38,12 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 /// Bound for the end of the other processes.
 const BOUND: Duration = Duration::from_secs(5);
 
-fn pid(process: u32) -> Pid {
+pub(crate) fn pid(process: u32) -> Pid {
     i32::try_from(process).ok().and_then(Pid::from_raw).expect("a process id")
 }
 
 /// Whether the process runs. A zombie does not.
-fn is_there(process: u32) -> bool {
+pub(crate) fn is_there(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     status.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with('Z'))
 }
@@ -74,10 +74,11 @@ fn run_with_signal(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOut
 fn summary_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, RunOutcome) {
     let inputs = TestInputs::camera();
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
-    let reference = "[check]\nreference_decisions = \"decisions.mfs\"\n";
+    // Without recovery, every loss ends the run.
+    let rest = "[check]\nreference_decisions = \"decisions.mfs\"\n[recovery]\nbuilder_loss = \"stop\"\n";
     let with = |replay: u64| {
         let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_timeout_ms = 300");
-        inputs.setup(3, &["card", "card"], &run, kernel, reference)
+        inputs.setup(3, &["card", "card"], &run, kernel, rest)
     };
     let outcome = run_with_signal(&with(1_000_000), victim, signal);
     assert!(!outcome.is_success());

@@ -8,6 +8,7 @@ mod example;
 mod faults;
 mod input;
 mod live;
+mod recovery;
 mod runs;
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -28,33 +29,44 @@ fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
 /// Output directory whose sinks take 30 ms for each event.
 const SLOW_OUTPUT: &str = "slow";
 
-/// The example's sink, slower in [`SLOW_OUTPUT`].
-struct SlowSink(Box<dyn Sink>);
+/// Output directory whose sinks take 1 ms for each event and write it at once.
+const EAGER_OUTPUT: &str = "eager";
+
+/// The example's sink, slower in [`SLOW_OUTPUT`] and [`EAGER_OUTPUT`].
+struct SlowSink {
+    sink: Box<dyn Sink>,
+    time: Duration,
+    is_eager: bool,
+}
 
 impl Sink for SlowSink {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
-        std::thread::sleep(Duration::from_millis(30));
-        self.0.store(event)
+        std::thread::sleep(self.time);
+        self.sink.store(event)?;
+        if self.is_eager { self.sink.flush() } else { Ok(()) }
     }
 
     fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        self.0.is_stored(event)
+        self.sink.is_stored(event)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
-        self.0.flush()
+        self.sink.flush()
     }
 
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
-        self.0.finish()
+        self.sink.finish()
     }
 }
 
 /// Makes the sink of a builder unit.
 fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     let sink = example::list(setup, bu)?;
-    let is_slow = setup.output.as_ref().is_some_and(|output| output.directory.ends_with(SLOW_OUTPUT));
-    Ok(sink.map(|sink| if is_slow { Box::new(SlowSink(sink)) } else { sink }))
+    let is_in = |name| setup.output.as_ref().is_some_and(|output| output.directory.ends_with(name));
+    let (is_slow, is_eager) = (is_in(SLOW_OUTPUT), is_in(EAGER_OUTPUT));
+    let time = Duration::from_millis(if is_slow { 30 } else { 1 });
+    let slow = |sink| -> Box<dyn Sink> { Box::new(SlowSink { sink, time, is_eager }) };
+    Ok(sink.map(|sink| if is_slow || is_eager { slow(sink) } else { sink }))
 }
 
 fn main() -> ExitCode {
@@ -83,6 +95,13 @@ fn main() -> ExitCode {
             Ok(())
         })
     };
-    let trials = runs::TESTS.iter().chain(live::TESTS).chain(faults::TESTS).copied().map(trial).collect();
+    let trials = runs::TESTS
+        .iter()
+        .chain(live::TESTS)
+        .chain(faults::TESTS)
+        .chain(recovery::TESTS)
+        .copied()
+        .map(trial)
+        .collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -1,0 +1,249 @@
+//! Runs that go on when a process is killed or stopped.
+
+use crate::faults::{is_there, pid};
+use crate::input::launcher;
+use millstream_evb::config::Config;
+use millstream_evb::core::summary::Counts;
+use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
+use millstream_evb::process::RunOutcome;
+use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use rustix::process::{Signal, kill_process};
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// Tests by name.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    (
+        "batches_of_a_killed_builder_unit_are_built_by_another",
+        batches_of_a_killed_builder_unit_are_built_by_another,
+    ),
+    (
+        "a_builder_unit_that_is_killed_after_storing_stores_nothing_twice",
+        a_builder_unit_that_is_killed_after_storing_stores_nothing_twice,
+    ),
+    ("batches_of_a_killed_card_are_built_by_another", batches_of_a_killed_card_are_built_by_another),
+    (
+        "a_stopped_builder_unit_is_ended_and_its_batches_are_built",
+        a_stopped_builder_unit_is_ended_and_its_batches_are_built,
+    ),
+    ("a_spare_builder_unit_takes_over", a_spare_builder_unit_takes_over),
+    (
+        "events_without_a_killed_readout_unit_are_delivered",
+        events_without_a_killed_readout_unit_are_delivered,
+    ),
+    (
+        "events_without_a_killed_readout_unit_are_discarded",
+        events_without_a_killed_readout_unit_are_discarded,
+    ),
+    (
+        "a_stopped_readout_unit_is_ended_and_the_run_goes_on",
+        a_stopped_readout_unit_is_ended_and_the_run_goes_on,
+    ),
+    ("a_short_stop_costs_only_time", a_short_stop_costs_only_time),
+];
+
+const EVENTS: u64 = 4000;
+/// Fragments of an event: two readout units with two sources each.
+const SOURCES: usize = 4;
+
+/// A run of two seconds on generated events that stores all built events in lists.
+struct TestRun {
+    folder: TempDir,
+    text: String,
+}
+
+impl TestRun {
+    /// `landing` has one entry for each builder unit: `host`, or `card` for one with the kernel `verify`.
+    fn new(landing: &[&str], timeout_ms: u64, recovery: &str, output: &str) -> TestRun {
+        let mut text = format!(
+            "[run]\nname = \"goes-on\"\nbatch = 8\nevents = {EVENTS}\ntimeout_ms = {timeout_ms}\n\
+             drain_timeout_ms = 300\n[recovery]\n{recovery}\n\
+             [output]\ndirectory = \"{output}\"\nevents = \"built\"\n"
+        );
+        for readout in 0..2 {
+            text += &format!(
+                "[[readout]]\nname = \"ru{readout}\"\n[readout.generator]\nfirst_source = {}\nsources = 2\n\
+                 size = \"200B\"\nrate_hz = 2000.0\n",
+                readout * 100
+            );
+        }
+        for (index, landing) in landing.iter().enumerate() {
+            text += &format!("[[builder]]\nname = \"bu{index}\"\nslots = 4\n");
+            text += &match *landing {
+                "card" => format!(
+                    "card = \"card{index}\"\n[[card]]\nname = \"card{index}\"\nmemory = \"64MiB\"\n\
+                     kernel = \"verify\"\n"
+                ),
+                _ => "landing = \"host\"\n".to_owned(),
+            };
+        }
+        TestRun { folder: TempDir::new().expect("temporary folders can be made"), text }
+    }
+
+    /// Sends the signal to one process in mid-run, and SIGCONT after `resume`. The invariants hold and nothing is left.
+    fn run(&self, victim: &RunProcess, signal: Signal, resume: Option<Duration>) -> (RunSummary, RunOutcome) {
+        let path = self.folder.path().join("run.toml");
+        std::fs::write(&path, &self.text).unwrap();
+        let setup =
+            Config::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"));
+        let mut processes = Vec::new();
+        let mut signalled = false;
+        let outcome = launcher().run(&setup, &mut |event| match event {
+            RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
+            RunEvent::Progress(sample) if !signalled && sample.done.batches > 0 => {
+                signalled = true;
+                let found = processes.iter().find(|(process, _)| process == victim);
+                let process = pid(found.expect("it was started").1);
+                kill_process(process, signal).expect("it runs");
+                if let Some(after) = resume {
+                    std::thread::spawn(move || {
+                        std::thread::sleep(after);
+                        let _ = kill_process(process, Signal::CONT);
+                    });
+                }
+            }
+            _ => {}
+        });
+        let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+        assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
+        let summary = outcome.summary.clone().expect("the run had started");
+        assert!(outcome.is_success() && signalled, "{summary}\n{outcome:#?}");
+        assert_eq!(
+            (summary.cause, summary.assigned_events),
+            (StopCause::EndOfRun, Some(EVENTS)),
+            "{summary}"
+        );
+        (summary, outcome)
+    }
+
+    /// Fragments of each stored event. No event is stored twice.
+    fn stored(&self, output: &str) -> BTreeMap<u64, usize> {
+        let mut stored = BTreeMap::new();
+        for entry in std::fs::read_dir(self.folder.path().join(output)).unwrap() {
+            let path = entry.unwrap().path();
+            for line in lines(&path) {
+                let words: Vec<u64> = line.split(' ').map(|word| word.parse().unwrap()).collect();
+                let before = stored.insert(words[0], words[1] as usize);
+                assert_eq!(before, None, "event {} is stored twice", words[0]);
+            }
+        }
+        stored
+    }
+
+    /// Every event is stored once, with all its fragments.
+    fn assert_all_stored(&self, output: &str) {
+        let stored = self.stored(output);
+        assert_eq!(stored.len() as u64, EVENTS);
+        assert!(stored.values().all(|&fragments| fragments == SOURCES));
+    }
+}
+
+/// The complete lines of a list; that of a killed unit may end within one.
+fn lines(path: &Path) -> Vec<String> {
+    let list = std::fs::read_to_string(path).unwrap();
+    list.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect()
+}
+
+fn builder(index: u16) -> RunProcess {
+    RunProcess::Unit(Unit::Builder(BuIndex(index)))
+}
+
+fn readout(index: u16) -> RunProcess {
+    RunProcess::Unit(Unit::Readout(RuIndex(index)))
+}
+
+fn assert_rebuilt(summary: &RunSummary, lost: u16) {
+    assert_eq!(summary.recovered, [Unit::Builder(BuIndex(lost))], "{summary}");
+    assert_eq!(summary.built, Counts { events: EVENTS, fragments: EVENTS * SOURCES as u64 }, "{summary}");
+    assert_eq!(summary.duplicate, summary.rebuilt, "{summary}");
+    assert_eq!(summary.fragments_read(), EVENTS * SOURCES as u64, "{summary}");
+}
+
+fn batches_of_a_killed_builder_unit_are_built_by_another() {
+    let run = TestRun::new(&["host", "host"], 2000, "", "out");
+    let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
+    assert_rebuilt(&summary, 1);
+    assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
+    run.assert_all_stored("out");
+}
+
+/// The sink is slow and writes each event at once, so that the unit has stored a part of a batch when it is killed.
+fn a_builder_unit_that_is_killed_after_storing_stores_nothing_twice() {
+    let run = TestRun::new(&["host", "host"], 2000, "", crate::EAGER_OUTPUT);
+    let (summary, outcome) = run.run(&builder(0), Signal::KILL, None);
+    assert_rebuilt(&summary, 0);
+    run.assert_all_stored(crate::EAGER_OUTPUT);
+    let duplicates: u64 = outcome.builders.iter().flatten().map(|unit| unit.storage.duplicates).sum();
+    assert!(duplicates > 0, "{summary}");
+}
+
+fn batches_of_a_killed_card_are_built_by_another() {
+    let run = TestRun::new(&["card", "card"], 2000, "", "out");
+    let (summary, _) = run.run(&RunProcess::Card("card0".to_owned()), Signal::KILL, None);
+    assert_rebuilt(&summary, 0);
+    run.assert_all_stored("out");
+}
+
+fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
+    let run = TestRun::new(&["host", "host"], 300, "", "out");
+    let (summary, outcome) = run.run(&builder(1), Signal::STOP, None);
+    assert_rebuilt(&summary, 1);
+    let ended = outcome.failures.iter().find(|failure| failure.process == builder(1));
+    assert!(ended.is_some_and(|failure| failure.reason.contains("did not respond")), "{outcome:#?}");
+    run.assert_all_stored("out");
+}
+
+fn a_spare_builder_unit_takes_over() {
+    let run = TestRun::new(&["host", "host"], 2000, "spare_builders = 1", "out");
+    let (summary, outcome) = run.run(&builder(0), Signal::KILL, None);
+    assert_rebuilt(&summary, 0);
+    assert!(outcome.totals[1].is_some_and(|totals| totals.batches > 0), "{outcome:#?}");
+    run.assert_all_stored("out");
+}
+
+fn assert_incomplete(summary: &RunSummary) {
+    assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1))], "{summary}");
+    let incomplete = summary.incomplete.readout_lost;
+    assert_eq!(summary.built.events + incomplete.events, EVENTS, "{summary}");
+    assert_eq!(incomplete.fragments, incomplete.events * SOURCES as u64 / 2, "{summary}");
+    assert!(summary.built.events > 0 && incomplete.events > 0 && summary.read.inferred > 0, "{summary}");
+}
+
+fn events_without_a_killed_readout_unit_are_delivered() {
+    for landing in ["host", "card"] {
+        let run = TestRun::new(&[landing, landing], 2000, "readout_loss = \"deliver\"", "out");
+        let (summary, _) = run.run(&readout(1), Signal::KILL, None);
+        assert_incomplete(&summary);
+        let stored = run.stored("out");
+        assert_eq!(stored.len() as u64, EVENTS);
+        let whole = stored.values().filter(|&&fragments| fragments == SOURCES).count() as u64;
+        let half = stored.values().filter(|&&fragments| fragments == SOURCES / 2).count() as u64;
+        assert_eq!((whole, half), (summary.built.events, summary.incomplete.readout_lost.events));
+    }
+}
+
+fn events_without_a_killed_readout_unit_are_discarded() {
+    let run = TestRun::new(&["host", "host"], 2000, "readout_loss = \"discard\"", "out");
+    let (summary, _) = run.run(&readout(1), Signal::KILL, None);
+    assert_incomplete(&summary);
+    assert_eq!(run.stored("out").len() as u64, summary.built.events);
+}
+
+fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {
+    let run = TestRun::new(&["host", "host"], 500, "readout_loss = \"deliver\"", "out");
+    let (summary, outcome) = run.run(&readout(1), Signal::STOP, None);
+    assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1))], "{summary}");
+    assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
+    assert_eq!(run.stored("out").len() as u64, EVENTS);
+}
+
+fn a_short_stop_costs_only_time() {
+    for victim in [builder(1), readout(1), RunProcess::Unit(Unit::Manager)] {
+        let run = TestRun::new(&["host", "host"], 5000, "readout_loss = \"deliver\"", "out");
+        let (summary, _) = run.run(&victim, Signal::STOP, Some(Duration::from_millis(700)));
+        assert_eq!((summary.recovered.len(), summary.rebuilt), (0, Counts::default()), "{summary}");
+        run.assert_all_stored("out");
+    }
+}
