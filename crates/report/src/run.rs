@@ -50,6 +50,9 @@ pub struct RunReport {
     /// Storage of each builder unit that stored events.
     #[serde(default)]
     pub storage: Vec<StorageReport>,
+    /// Units that the run went on without.
+    #[serde(default)]
+    pub recovered: Vec<String>,
     /// The units of the run.
     pub units: Vec<UnitReport>,
     /// Progress over time, in ascending order. The start may be missing.
@@ -84,6 +87,15 @@ pub struct TriggerComparison {
 pub struct FragmentAccounting {
     /// Fragments read from the sources.
     pub fragments_read: u64,
+    /// Fragments sent again, because the builder unit that got them was lost.
+    #[serde(default)]
+    pub fragments_rebuilt: u64,
+    /// Copies of fragments that were lost with a builder unit, and were sent again.
+    #[serde(default)]
+    pub fragments_duplicate: u64,
+    /// Events of these fragments.
+    #[serde(default)]
+    pub events_rebuilt: u64,
     /// Fragments by outcome and reason.
     pub outcomes: Vec<OutcomeCount>,
     /// Contradictions between the counts of different units.
@@ -256,9 +268,12 @@ impl FragmentAccounting {
         self.outcomes.iter().filter(move |count| count.outcome == outcome)
     }
 
-    /// Number of fragments with an outcome; equals the fragments read if none is lost.
+    /// Number of fragments with an outcome, without those that were sent again; equals the fragments read if none is lost.
     pub fn fragments_accounted(&self) -> u64 {
-        FragmentOutcome::ALL.iter().fold(0, |sum, &outcome| sum.saturating_add(self.fragments(outcome)))
+        let outcomes = FragmentOutcome::ALL
+            .iter()
+            .fold(0, |sum: u64, &outcome| sum.saturating_add(self.fragments(outcome)));
+        outcomes.saturating_add(self.fragments_duplicate).saturating_sub(self.fragments_rebuilt)
     }
 
     /// Whether every fragment read has one outcome, and all units agree.

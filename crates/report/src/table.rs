@@ -146,6 +146,13 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
             grid.emphasised([&label, &count(lost.fragments), &note], Emphasis::Warning);
         }
     }
+    if accounting.fragments_rebuilt > 0 {
+        let note = format!("sent again in {} events", count(accounting.events_rebuilt));
+        grid.emphasised(["  rebuilt", &count(accounting.fragments_rebuilt), &note], Emphasis::Warning);
+    }
+    for unit in &report.recovered {
+        grid.emphasised(["lost", unit, "the run went on without it"], Emphasis::Warning);
+    }
     for live in &report.live_sources {
         for (what, fragments) in live.losses().into_iter().filter(|(_, fragments)| *fragments > 0) {
             let note = format!("{what}, of {}", live.source);

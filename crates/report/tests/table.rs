@@ -50,6 +50,9 @@ fn report() -> RunReport {
         event_files: vec!["run-0.h5".into(), "run-1.h5".into()],
         fragment_accounting: FragmentAccounting {
             fragments_read: 30_720_120,
+            fragments_rebuilt: 0,
+            fragments_duplicate: 0,
+            events_rebuilt: 0,
             outcomes: vec![
                 count_of(FragmentOutcome::Built, "whole event", 1_024_000, 30_720_000),
                 count_of(FragmentOutcome::Incomplete, "missing at source", 4, 116),
@@ -58,6 +61,7 @@ fn report() -> RunReport {
             ],
             inconsistencies: Vec::new(),
         },
+        recovered: Vec::new(),
         corrupt_sources: vec![CorruptSource { source: "source 0x101".into(), fragments: 1 }],
         live_sources: vec![LiveSource {
             source: "source 0x7".into(),
@@ -290,7 +294,7 @@ prop_compose! {
                     .into_iter()
                     .map(|(outcome, reason, events, fragments)| OutcomeCount { outcome, reason, events, fragments })
                     .collect(),
-                inconsistencies: Vec::new(),
+                ..FragmentAccounting::default()
             },
             units: vec![UnitReport {
                 name: unit.0,

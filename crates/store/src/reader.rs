@@ -7,6 +7,7 @@ use hdf5_metno::{File, H5Type, Hyperslab, OpenMode, SliceOrIndex};
 use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
+use crate::commit_record;
 use crate::error::{FileError, error_text};
 use crate::metadata::{FORMAT, VERSION};
 
@@ -68,6 +69,18 @@ impl EventReader {
         let numbers = file.dataset("events/number").and_then(|numbers| numbers.read_raw());
         let numbers = numbers.map_err(|cause| fail("events/number", cause))?;
         Ok(Self { path, file, numbers })
+    }
+
+    /// Opens the file and reads the numbers of the events that its writer committed. If the writer is dead, these are the
+    /// events that [`recover_partial`](crate::recover_partial) keeps.
+    pub fn open_committed(path: impl AsRef<Path>) -> Result<Self, FileError> {
+        let path = path.as_ref();
+        // Before the numbers: a writer that lives may commit more meanwhile.
+        let file = std::fs::File::open(path).map_err(IoError::of(path, "open"))?;
+        let committed = commit_record::read(&file).map_err(IoError::of(path, "read"))?;
+        let mut reader = EventReader::open(path)?;
+        reader.numbers.truncate(usize::try_from(committed).unwrap_or(usize::MAX));
+        Ok(reader)
     }
 
     /// Event number of each row.

@@ -13,7 +13,7 @@ use millstream_camera::picture::{self, Decision};
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_control::display;
 use millstream_evb::config::{KernelSetup, LandingTarget, Setup};
-use millstream_evb::core::BuIndex;
+use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::SourceId;
 use millstream_report::colour::{SECONDARY, TEXT, viridis};
@@ -107,6 +107,10 @@ impl Sink for Displayed {
             });
         }
         self.sink.store(event)
+    }
+
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        self.sink.is_stored(event)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

@@ -95,8 +95,13 @@ pub(super) fn report(
             ));
         }
     }
-    let seen = statistics.iter().filter_map(|s| s.error.clone());
-    let failures = outcome.failures.iter().map(|failure| {
+    let recovered = |bu: usize| {
+        let unit = Unit::Builder(BuIndex(bu as u16));
+        outcome.summary.as_ref().is_some_and(|summary| summary.recovered.contains(&unit))
+    };
+    let builders = outcome.builders.iter().enumerate().filter(|(bu, _)| !recovered(*bu));
+    let seen = builders.filter_map(|(_, statistics)| statistics.as_ref()?.error.clone());
+    let failures = outcome.failures.iter().filter(|failure| !failure.is_recovered).map(|failure| {
         let failed = format!("{}: {}", name(setup, &failure.process), failure.status);
         match failure.reason.trim() {
             "" => failed,
@@ -160,6 +165,9 @@ fn cause(setup: &Setup, cause: StopCause) -> String {
         StopCause::Unreachable { by, peer } => {
             format!("{} cannot reach {}", unit(Unit::Readout(by)), builder(peer))
         }
+        StopCause::ReadoutLate { by, readout } => {
+            format!("{} did not deliver to {} in time", unit(Unit::Readout(readout)), builder(by))
+        }
         StopCause::CardLost(bu) => format!("card of {} lost", builder(bu)),
         StopCause::InvalidData(bu) => format!("{} found an invalid packet or kernel result", builder(bu)),
         StopCause::OutputFailed(bu) => format!("{} cannot store its events", builder(bu)),
@@ -189,12 +197,17 @@ fn add_summary(setup: &Setup, report: &mut RunReport, summary: &RunSummary) -> O
     outcomes.extend(thrown.into_iter().filter(|count| count.events != 0 || count.fragments != 0));
     report.fragment_accounting = FragmentAccounting {
         fragments_read: summary.fragments_read(),
+        fragments_rebuilt: summary.rebuilt.fragments,
+        fragments_duplicate: summary.duplicate.fragments,
+        events_rebuilt: summary.rebuilt.events,
         outcomes,
         inconsistencies: summary.violations.iter().map(ToString::to_string).collect(),
     };
-    (!summary.cause.is_success() || !summary.lost.is_empty()).then(|| {
-        let lost: Vec<String> =
-            summary.lost.iter().map(|&unit| name(setup, &RunProcess::Unit(unit))).collect();
+    let unit_name = |unit: &Unit| name(setup, &RunProcess::Unit(*unit));
+    report.recovered = summary.recovered.iter().map(unit_name).collect();
+    let lost: Vec<&Unit> = summary.lost.iter().filter(|unit| !summary.recovered.contains(unit)).collect();
+    (!summary.cause.is_success() || !lost.is_empty()).then(|| {
+        let lost: Vec<String> = lost.into_iter().map(unit_name).collect();
         let lost = if lost.is_empty() { String::new() } else { format!(" (lost: {})", lost.join(", ")) };
         format!("the run was stopped: {}{lost}", cause(setup, summary.cause))
     })

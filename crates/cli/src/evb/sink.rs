@@ -1,17 +1,20 @@
 //! Stores a builder unit's events in HDF5 files.
 
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_evb::config::{KernelSetup, LandingTarget, Setup, SyncPolicy};
-use millstream_evb::core::{BuIndex, RuIndex};
+use millstream_evb::core::{BuIndex, EventNumber, RuIndex};
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, SourceKind};
 use millstream_store::{
-    Attribute, Event, EventFileSequence, InputFile, Run, SequenceOptions, Source, WriteOptions,
+    Attribute, Event, EventFileSequence, EventReader, FileError, InputFile, Run, SequenceOptions, Source,
+    WriteOptions,
 };
 
 use super::files::event_files;
@@ -56,7 +59,9 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
         sync_on_flush: output.sync == SyncPolicy::Batch,
     };
     let schema = schema(run, sources, trigger.as_ref(), pixels.as_ref());
-    Ok(Some(Box::new(EventFiles { sequence: EventFileSequence::create(base, schema, write, options)? })))
+    let others = OtherFiles::new(setup, bu);
+    let sequence = EventFileSequence::create(base, schema, write, options)?;
+    Ok(Some(Box::new(EventFiles { sequence, others })))
 }
 
 /// The camera's geometry, if the builder unit's card runs the trigger.
@@ -81,6 +86,67 @@ pub(crate) fn pixels_beside(patches: &Path) -> PathBuf {
 
 struct EventFiles {
     sequence: EventFileSequence,
+    others: OtherFiles,
+}
+
+/// The event files of the other builder units of this run. All units write to one directory, shared if they are on
+/// several hosts.
+struct OtherFiles {
+    /// Their names start with one of these.
+    bases: Vec<PathBuf>,
+    /// Files that were last changed before are of an earlier run.
+    since: SystemTime,
+    /// Events of the files that were read, with the time of the last change and the length.
+    read: HashMap<PathBuf, (SystemTime, u64, HashSet<u64>)>,
+}
+
+impl OtherFiles {
+    fn new(setup: &Setup, bu: BuIndex) -> OtherFiles {
+        let others =
+            (0..setup.builders.len()).map(|other| BuIndex(other as u16)).filter(|other| *other != bu);
+        let bases = others.filter_map(|other| event_files(setup, other)).collect();
+        OtherFiles { bases, since: SystemTime::now(), read: HashMap::new() }
+    }
+
+    fn hold(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        let Some(directory) = self.bases.first().map(|base| super::folder(base)) else { return Ok(false) };
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let is_of = |base: &PathBuf| {
+                let base = base.file_name().unwrap_or_default().to_string_lossy();
+                name.strip_prefix(&*base).is_some_and(|rest| rest.starts_with('.'))
+            };
+            let is_events = name.ends_with(".h5") || name.ends_with(".h5.partial");
+            if is_events && self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    fn file_holds(&mut self, path: &Path, event: EventNumber) -> Result<bool, SinkError> {
+        // A unit that lives may rename its file meanwhile; only those of dead units matter.
+        let Ok(metadata) = std::fs::metadata(path) else { return Ok(false) };
+        let (changed, len) = (metadata.modified()?, metadata.len());
+        if changed < self.since {
+            return Ok(false);
+        }
+        let known = self.read.get(path).filter(|(at, of, _)| (*at, *of) == (changed, len));
+        if let Some((_, _, numbers)) = known {
+            return Ok(numbers.contains(&event.0));
+        }
+        let reader = match EventReader::open_committed(path) {
+            Err(FileError::Io(error)) if error.cause.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(false);
+            }
+            opened => opened?,
+        };
+        let numbers: HashSet<u64> = reader.numbers().iter().copied().collect();
+        let holds = numbers.contains(&event.0);
+        self.read.insert(path.to_owned(), (changed, len, numbers));
+        Ok(holds)
+    }
 }
 
 impl Sink for EventFiles {
@@ -92,6 +158,10 @@ impl Sink for EventFiles {
             decisions: event.decisions,
         })?;
         Ok(())
+    }
+
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        self.others.hold(event)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

@@ -127,7 +127,7 @@ pub struct RunOutcome {
     pub samples: Vec<ProgressSample>,
     /// The readout units' reports, by index; `None` for lost units.
     pub readouts: Vec<Option<ReadoutReport>>,
-    /// Outcomes of the builder units' batches, by index; `None` for lost units.
+    /// Outcomes of the builder units' batches, by index. Those of a lost unit are from the manager; `None` without one.
     pub totals: Vec<Option<Totals>>,
     /// Statistics of the builder units, by index; `None` for lost units.
     pub builders: Vec<Option<BuilderStatistics>>,
@@ -581,8 +581,12 @@ impl LaunchedRun<'_, '_> {
         for bu in &self.superseded {
             self.reports.builders[bu.index()] = None;
         }
+        let own = self.reports.builders.iter().map(|report| Some(report.as_ref()?.done));
+        // The manager knows which batches a lost unit had done.
+        let views = self.reports.manager.iter().flat_map(|manager| &manager.builders);
+        let known: Vec<_> = views.map(|view| Some(view.done)).collect();
         self.outcome.totals =
-            self.reports.builders.iter().map(|report| Some(report.as_ref()?.done)).collect();
+            own.enumerate().map(|(bu, own)| own.or(known.get(bu).copied().flatten())).collect();
         self.outcome.readouts.clone_from(&self.reports.readouts);
         let merger = ReportMerger::of(self.setup.plan.clone(), self.reports.clone());
         self.outcome.summary = Some(merger.summary(cause));
