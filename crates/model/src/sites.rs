@@ -6,7 +6,7 @@ macro_rules! sites {
     ($($name:literal),+ $(,)?) => {
         /// Names and texts of the shipped site files.
         pub const SHIPPED: &[(&str, &str)] =
-            &[$(($name, include_str!(concat!("../../../sites/", $name, ".toml")))),+];
+            &[$(($name, include_str!(concat!("../sites/", $name, ".toml")))),+];
     };
 }
 

@@ -114,13 +114,13 @@ pub struct Library {
 }
 
 const FILES: &[(&str, &str)] = &[
-    ("devices/adapters.toml", include_str!("../../../devices/adapters.toml")),
-    ("devices/cards.toml", include_str!("../../../devices/cards.toml")),
-    ("devices/gpus.toml", include_str!("../../../devices/gpus.toml")),
-    ("devices/network-switches.toml", include_str!("../../../devices/network-switches.toml")),
-    ("devices/processors.toml", include_str!("../../../devices/processors.toml")),
-    ("devices/ssds.toml", include_str!("../../../devices/ssds.toml")),
-    ("devices/switches.toml", include_str!("../../../devices/switches.toml")),
+    ("devices/adapters.toml", include_str!("../devices/adapters.toml")),
+    ("devices/cards.toml", include_str!("../devices/cards.toml")),
+    ("devices/gpus.toml", include_str!("../devices/gpus.toml")),
+    ("devices/network-switches.toml", include_str!("../devices/network-switches.toml")),
+    ("devices/processors.toml", include_str!("../devices/processors.toml")),
+    ("devices/ssds.toml", include_str!("../devices/ssds.toml")),
+    ("devices/switches.toml", include_str!("../devices/switches.toml")),
 ];
 
 static SHIPPED: LazyLock<Library> = LazyLock::new(|| {

@@ -27,7 +27,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
     command: "make bench-model",
 };
 
-const SIMGRID_SOURCE: &str = include_str!("../../../model/simgrid/all_to_all.cpp");
+const SIMGRID_SOURCE: &str = include_str!("../../simgrid/all_to_all.cpp");
 const RATE: f64 = 12.5e9;
 const LATENCY: Picos = Picos(1_000_000);
 const MESSAGE: u64 = 1_000_000;

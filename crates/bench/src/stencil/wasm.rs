@@ -17,8 +17,8 @@ const SWEEPS: u64 = 100;
 
 /// The example's source files, as in the repository.
 const SOURCES: [(&str, &str); 2] = [
-    ("jacobi.rs", include_str!("../../../../examples/kernels/jacobi.rs")),
-    ("millstream.rs", include_str!("../../../../examples/kernels/millstream.rs")),
+    ("jacobi.rs", include_str!("../../kernels/jacobi.rs")),
+    ("millstream.rs", include_str!("../../kernels/millstream.rs")),
 ];
 
 /// Compiles the example with the command that its first lines name.
