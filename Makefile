@@ -25,9 +25,21 @@ FI      := $(TARGET_DIR)/lib/libmillstream-fi.so
 LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
 	-Wl,-z,defs -Wl,-z,now -Wl,-z,relro -Wl,-z,noexecstack -Wl,-z,nodelete -Wl,-Bsymbolic-functions
 
+# $(call link_verbs,OUTPUT,ARCHIVE)
+define link_verbs
+$(CC) -o $(1) -Wl,--whole-archive $(2) -Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 \
+	-Wl,--version-script=$(CAPI_MAP) -lgcc_s -lpthread -ldl -lm -lc
+endef
+
+# $(call link_preload,OUTPUT,ARCHIVE)
+define link_preload
+$(CC) -o $(1) -Wl,--whole-archive $(2) -Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libmillstream_preload.so \
+	-Wl,--version-script=$(PRELOAD_MAP) -lgcc_s -lpthread -ldl -lm -lc
+endef
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -38,8 +50,19 @@ PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-d
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: build ## build recorded camera events in the memory of emulated cards, and check every byte
-	$(TARGET_DIR)/release/millstream demo
+demo: quick ## build recorded camera events in the memory of emulated cards, and check every byte
+	$(QUICK)/millstream demo
+
+# The fast way from sources to a program: no LTO, and only the Cargo features of the demo (docs/install.md). The program
+# finds the libraries beside itself.
+QUICK := $(TARGET_DIR)/quick
+
+quick: setup ## build target/quick/millstream and its libraries in minutes, with fewer commands
+	$(CARGO) build --profile quick --no-default-features -p millstream
+	$(CARGO) rustc --profile quick -p millstream-capi --lib --crate-type staticlib
+	$(CARGO) rustc --profile quick -p millstream-cm --features interpose --crate-type staticlib
+	$(call link_verbs,$(QUICK)/libibverbs.so.1,$(QUICK)/libmillstream_capi.a)
+	$(call link_preload,$(QUICK)/libmillstream_preload.so,$(QUICK)/libmillstream_cm.a)
 
 test: setup lib ## run all tests
 	$(CARGO) test --workspace
@@ -178,9 +201,15 @@ bench-model: build ## measure the model: errors and coverage of rows left out, i
 bench-scale: build ## measure the soft device's costs by queue pairs and processes
 	$(TARGET_DIR)/release/millstream bench scale
 
+# Crates with `publish = false` are left out by cargo.
+crates: setup ## check that all crates can be published to crates.io, and that the oldest supported compiler accepts them
+	$(CARGO) publish --workspace --dry-run
+	$(CARGO) +$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) check --workspace --target-dir $(TARGET_DIR)/oldest
+
 lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
+	$(CARGO) clippy -p millstream --no-default-features --all-targets -- -D warnings
 
 rustdoc: setup ## build the documentation of all crates, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps
@@ -237,10 +266,8 @@ $(FI): FORCE | setup
 
 $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 	@mkdir -p $(@D)
-	$(CC) -o $@ -Wl,--whole-archive $(CAPI_ARCHIVE) -Wl,--no-whole-archive $(LIB_LDFLAGS) -Wl,-soname=libibverbs.so.1 -Wl,--version-script=$(CAPI_MAP) \
-		-lgcc_s -lpthread -ldl -lm -lc
+	$(call link_verbs,$@,$(CAPI_ARCHIVE))
 
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(PRELOAD_MAP) Makefile
 	@mkdir -p $(@D)
-	$(CC) -o $@ -Wl,--whole-archive $(PRELOAD_ARCHIVE) -Wl,--no-whole-archive $(LIB_LDFLAGS) \
-		-Wl,-soname=libmillstream_preload.so -Wl,--version-script=$(PRELOAD_MAP) -lgcc_s -lpthread -ldl -lm -lc
+	$(call link_preload,$@,$(PRELOAD_ARCHIVE))

@@ -3,12 +3,11 @@
 //! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported
 //! as medians. [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`]
 //! writes as JSON lines (`target/bench/NAME.jsonl`). [`report`] renders these files as `docs/benchmarks.md`.
-//! [`memcpy`] measures the copies that serve as baselines. [`tools`] runs unmodified programs, such as
-//! perftest and UCX, as server and client.
+//! [`tools`] runs unmodified programs, such as perftest and UCX, as server and client.
 
 pub mod card;
 pub mod evb;
-pub mod memcpy;
+mod memcpy;
 pub mod model;
 pub mod report;
 pub mod results;

@@ -1,18 +1,28 @@
 //! The command line: commands, options and their help texts.
 
+#[cfg(feature = "bench")]
 pub(crate) mod bench;
+#[cfg(feature = "model")]
+pub(crate) mod model;
+#[cfg(feature = "stencil")]
+pub(crate) mod stencil;
 
 use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use millstream_offload::file::GridFile;
 use millstream_rdma::device::DeviceSelector;
 
+#[cfg(feature = "bench")]
 use self::bench::BenchOptions;
+#[cfg(feature = "model")]
+use self::model::ModelCommand;
+#[cfg(feature = "stencil")]
+use self::stencil::StencilOptions;
 use crate::card::CardOptions;
-use crate::stencil::GridSize;
+use crate::features;
+#[cfg(feature = "torus")]
 use crate::torus::TorusCommand;
 
 /// Soft RDMA device, event builder over one-sided RDMA, and accelerator cards on the network.
@@ -25,7 +35,7 @@ use crate::torus::TorusCommand;
 ///     millstream stencil --grid 4096x4096  compute on emulated cards
 
 #[derive(Debug, Parser)]
-#[command(name = "millstream", version, max_term_width = 100, verbatim_doc_comment)]
+#[command(name = "millstream", version, max_term_width = 100, verbatim_doc_comment, after_help = features::missing_commands())]
 pub(crate) struct Arguments {
     /// RDMA device: `auto` (an adapter if present, else the soft device), `hardware`, `soft`, or a name from
     /// `millstream devices` [default: MILLSTREAM_DEVICE, or auto]
@@ -78,21 +88,44 @@ pub(crate) enum Command {
     ///     millstream stencil --grid 4096x4096 --iterations 100 --local 2 --verify
     ///     millstream stencil --input before.npy --iterations 100 --output after.h5 \
     ///         --cards node7:7480,node8:7480 --svg timeline.svg
+    #[cfg(feature = "stencil")]
     #[command(verbatim_doc_comment)]
     Stencil(StencilOptions),
     /// Check and unpack fragment stream files (docs/formats.md)
     #[command(subcommand)]
     Stream(StreamCommand),
     /// Run applications on a torus of nodes (docs/torus.md)
+    #[cfg(feature = "torus")]
     #[command(subcommand)]
     Torus(TorusCommand),
     /// Check and draw site files (docs/site.md)
     #[command(subcommand)]
     Site(SiteCommand),
     /// Predict the performance of a site, and check the model against published measurements (docs/model.md)
+    #[cfg(feature = "model")]
     #[command(subcommand)]
     Model(ModelCommand),
+    /// Write man pages, one for each command
+    ///
+    ///     millstream manual --out man1
+    #[cfg(feature = "manual")]
+    #[command(verbatim_doc_comment)]
+    Manual {
+        /// Output folder
+        #[arg(long, value_name = "FOLDER")]
+        out: PathBuf,
+    },
+    /// Print the completion script of a shell
+    ///
+    ///     eval "$(millstream completions bash)"
+    #[cfg(feature = "manual")]
+    #[command(verbatim_doc_comment)]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
     /// Measure against a baseline in the same run; results go to target/bench (docs/benchmarks.md)
+    #[cfg(feature = "bench")]
     Bench(BenchOptions),
 }
 
@@ -118,230 +151,6 @@ pub(crate) enum SiteCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Settings {
-    /// Override a parameter, for example `u280.reads=16`; `model calibrate` lists all parameters
-    ///
-    /// `explain` and `measure` also accept a path into the site file (`host.server.adapter.hca.pcie.lanes=8`,
-    /// `link.0.rate=HDR`) and several values: a list `A,B,C` or a range `A..B`, `A..B+STEP`, `A..B*FACTOR`.
-    #[arg(long = "set", value_name = "NAME=VALUE")]
-    pub(crate) set: Vec<String>,
-}
-
-/// Output files for a table of results.
-#[derive(Debug, Args)]
-pub(crate) struct ResultOptions {
-    /// Also write the results as JSON
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Also write the results as comma-separated values
-    #[arg(long, value_name = "FILE")]
-    pub(crate) csv: Option<PathBuf>,
-    /// Also draw the results
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum ModelCommand {
-    /// Print every parameter with its range, and the residual of every published row
-    ///
-    ///     millstream model calibrate --set u280.reads=16
-    ///     millstream model calibrate --leave-one-out
-    ///     millstream model calibrate --measurements ib_write_bw.txt --site sites/edr-pair.toml --out devices.toml
-    #[command(verbatim_doc_comment)]
-    Calibrate {
-        #[command(flatten)]
-        settings: Settings,
-        /// Fit the parameters again instead of using the shipped values
-        #[arg(long)]
-        fit: bool,
-        /// Predict every published row without itself, its host and its system; print errors and coverage of intervals
-        #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000")]
-        leave_one_out: Option<u64>,
-        /// Fit the devices of --site to this output of perftest, OSU or fio, or CSV file (benchmark,bytes,value,unit)
-        #[arg(long, value_name = "FILE", requires = "site", conflicts_with_all = ["fit", "leave_one_out"])]
-        measurements: Vec<PathBuf>,
-        /// Site on which --measurements ran
-        #[arg(long, value_name = "FILE", requires = "measurements")]
-        site: Option<PathBuf>,
-        /// Client of the measurements: host or host.card [default: the first host]
-        #[arg(long, requires = "measurements")]
-        client: Option<String>,
-        /// Server of the measurements: host or host.card [default: the second host]
-        #[arg(long, requires = "measurements")]
-        server: Option<String>,
-        /// Output file with the fitted devices, for the site file
-        #[arg(long, value_name = "FILE", requires = "measurements")]
-        out: Option<PathBuf>,
-    },
-    /// Predict the rows of a question table, with 90 % intervals
-    ///
-    ///     millstream model predict --questions questions.csv --out answers.csv
-    #[command(verbatim_doc_comment)]
-    Predict {
-        /// CSV file with the columns id, system, quantity, unit
-        #[arg(long, value_name = "FILE")]
-        questions: PathBuf,
-        /// Output CSV file with the columns id, value, unit, low, high, how
-        #[arg(long, value_name = "FILE")]
-        out: PathBuf,
-        /// Number of parameter samples for the intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
-        samples: u64,
-        #[command(flatten)]
-        settings: Settings,
-    },
-    /// Draw figures as SVG, each with its data as CSV
-    ///
-    ///     millstream model figures --out figures
-    #[command(verbatim_doc_comment)]
-    Figures {
-        /// Output folder
-        #[arg(long, default_value = "target/figures", value_name = "FOLDER")]
-        out: PathBuf,
-        #[command(flatten)]
-        settings: Settings,
-    },
-    /// Simulate the event builder on a site: the state machines of the real program over a modelled network
-    ///
-    /// The default site is the LHCb event builder: 500 nodes, one second of data taking (docs/model-event-builder.md).
-    ///
-    ///     millstream model event-builder --nodes 64 --seconds 0.01
-    #[command(verbatim_doc_comment)]
-    EventBuilder(ModelledEventBuilder),
-    /// Predict the bandwidth of a flow, its bottleneck and the next limit
-    ///
-    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
-    ///
-    ///     millstream model explain sites/recipe-baseline.toml "write client server.u280"
-    ///     millstream model explain sites/apenet-torus.toml "write node0 node42" --set torus.torus.lanes=1,2,4
-    ///     millstream model explain sites/recipe-backplane.toml "read client server.u280" \
-    ///         --set u280.reads=1..32*2 --svg reads.svg
-    ///
-    /// With several values per setting, prints one row per combination.
-    #[command(verbatim_doc_comment)]
-    Explain {
-        /// The site file
-        site: PathBuf,
-        /// The flow
-        flow: String,
-        /// Samples of the parameters behind the interval; 0: no interval. Sweeps have none
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
-        samples: u64,
-        #[command(flatten)]
-        settings: Settings,
-        #[command(flatten)]
-        output: ResultOptions,
-    },
-    /// Compare two sites: bandwidth and latency between two memories with intervals, power, energy and price
-    ///
-    /// Prices come from `price` values of [device.ID] in the site files.
-    ///
-    ///     millstream model compare sites/edr-pair.toml sites/hdr-fat-tree.toml
-    #[command(verbatim_doc_comment)]
-    Compare {
-        /// One site file
-        first: PathBuf,
-        /// The other site file
-        second: PathBuf,
-        /// Client: host or host.card [default: the first host]
-        #[arg(long)]
-        client: Option<String>,
-        /// Server: host or host.card [default: the second host]
-        #[arg(long)]
-        server: Option<String>,
-        /// Samples of the parameters behind the intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
-        samples: u64,
-        #[command(flatten)]
-        settings: Settings,
-    },
-    /// Simulate a benchmark program between two memories of a site
-    ///
-    /// CLIENT and SERVER are hosts, or cards as host.card; DMA tests go from host.adapter to a host or host.socket1.
-    /// Benchmarks: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency,
-    /// osu_bw, osu_bibw, dma_read_bw, dma_write_bw, dma_rw_bw, dma_read_lat, stencil.
-    ///
-    ///     millstream model measure ib_write_bw sites/lhcb-pair-fdr-e5.toml node0 node1
-    ///     millstream model measure osu_bw sites/extoll-booster.toml booster0.mic booster1.mic --sizes 65536,1048576
-    ///     millstream model measure dma_read_bw sites/pcie-bench.toml haswell.nfp haswell
-    #[command(verbatim_doc_comment)]
-    Measure {
-        /// The benchmark
-        benchmark: millstream_model::measure::Benchmark,
-        /// The site file
-        site: PathBuf,
-        /// Client: host or host.card
-        client: String,
-        /// Server: host or host.card
-        server: String,
-        /// Message sizes in bytes [default: powers of two in the benchmark's range]
-        #[arg(long, value_name = "BYTES", value_delimiter = ',')]
-        sizes: Vec<u64>,
-        #[command(flatten)]
-        settings: Settings,
-        #[command(flatten)]
-        output: ResultOptions,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ModelledEventBuilder {
-    /// The site file
-    pub(crate) site: Option<PathBuf>,
-    /// Use only the first nodes of the site
-    #[arg(long)]
-    pub(crate) nodes: Option<u16>,
-    /// Simulated data-taking time
-    #[arg(long, default_value_t = 1.0)]
-    pub(crate) seconds: f64,
-    /// Event rate
-    #[arg(long, default_value_t = 40e6, value_name = "HZ")]
-    pub(crate) rate: f64,
-    /// Make all events available at the start, to measure the maximum throughput
-    #[arg(long)]
-    pub(crate) saturated: bool,
-    /// Consecutive events per multi-fragment packet
-    #[arg(long, default_value_t = 600)]
-    pub(crate) batch: u16,
-    /// Mean payload of a fragment
-    #[arg(long, default_value_t = 200.0, value_name = "BYTES")]
-    pub(crate) fragment: f64,
-    /// Slots (batches) of a builder unit
-    #[arg(long, default_value_t = 20)]
-    pub(crate) slots: u16,
-    /// Batches in flight from a readout unit to one builder unit
-    #[arg(long, default_value_t = 8)]
-    pub(crate) window: u16,
-    /// Batches in flight from a readout unit to all builder units
-    #[arg(long, default_value_t = 4)]
-    pub(crate) in_flight: u32,
-    /// Disable traffic shaping: every readout unit sends in the order of assignment
-    #[arg(long)]
-    pub(crate) unshaped: bool,
-    /// Simulate at packet level: for few nodes and milliseconds
-    #[arg(long)]
-    pub(crate) packets: bool,
-    /// Slow down a builder unit's kernel, for example 3=10
-    #[arg(long, value_name = "NODE=FACTOR")]
-    pub(crate) slow_builder: Vec<String>,
-    /// Drop one fragment at its source in one of this many batches (0: never)
-    #[arg(long, default_value_t = 0, value_name = "BATCHES")]
-    pub(crate) missing_every: u64,
-    /// Corrupt one fragment's checksum in one of this many batches (0: never)
-    #[arg(long, default_value_t = 0, value_name = "BATCHES")]
-    pub(crate) corrupt_every: u64,
-    /// Request a stop at this simulated time
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) stop_at: Option<f64>,
-    /// Print JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-    #[command(flatten)]
-    pub(crate) settings: Settings,
 }
 
 #[derive(Debug, Args)]
@@ -417,61 +226,8 @@ pub(crate) struct RunOptions {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct StencilOptions {
-    /// Generate a grid of this size
-    #[arg(long, value_name = "ROWSxCOLUMNS", conflicts_with = "input")]
-    pub(crate) grid: Option<GridSize>,
-    /// Initial grid: NAME.npy, or NAME.h5:DATASET [default dataset: grid]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) input: Option<GridFile>,
-    /// File for the result, in the same formats
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<GridFile>,
-    /// Number of sweeps
-    #[arg(long, default_value_t = 100, value_name = "N")]
-    pub(crate) iterations: u64,
-    /// Cards, by name in the site file or host:port, in the order of their tiles
-    #[arg(long, value_delimiter = ',', value_name = "CARD,…")]
-    pub(crate) cards: Vec<String>,
-    /// Spare cards, which replace lost cards in this order
-    #[arg(long, value_delimiter = ',', value_name = "CARD,…", requires = "cards")]
-    pub(crate) spares: Vec<String>,
-    /// The site file that names cards [default: site.toml, or MILLSTREAM_SITE]
-    #[arg(long, value_name = "FILE")]
-    pub(crate) site: Option<PathBuf>,
-    /// Without --cards: start this many emulated cards on this host
-    #[arg(long, default_value_t = 2, value_name = "N", conflicts_with = "cards")]
-    pub(crate) local: usize,
-    /// Sweeps between two halo exchanges, 1 to 16 [default: as many as the tiles allow]
-    #[arg(long, value_name = "N")]
-    pub(crate) depth: Option<u64>,
-    /// Sweeps between two checkpoints of the grid on this host, from which a job that loses a card continues. 0: no
-    /// checkpoints, such a job restarts
-    #[arg(long, default_value_t = 512, value_name = "SWEEPS")]
-    pub(crate) checkpoint: u64,
-    /// Generate float64 instead of float32
-    #[arg(long, conflicts_with = "input")]
-    pub(crate) float64: bool,
-    /// Seed of the generated grid
-    #[arg(long, default_value_t = 0, value_name = "NUMBER")]
-    pub(crate) seed: u64,
-    /// Compute the same grid on this host, point by point, and compare every bit
-    #[arg(long)]
-    pub(crate) verify: bool,
-    /// Write the report as JSON; `-` for standard output
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Draw the steps of each card over time
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
-    /// Serve a card with this many bytes of memory until standard input ends; jobs start these
-    #[arg(long, hide = true)]
-    pub(crate) serve_card: Option<u64>,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct DemoOptions {
-    /// Folder with the packed camera data [default: data/sst1m, here or above the program]
+    /// Folder with the packed camera data [default: data/sst1m, here or above the program, or share/millstream/data/sst1m of the installation]
     #[arg(long, value_name = "FOLDER")]
     pub(crate) data: Option<PathBuf>,
     /// Folder of the results
@@ -514,6 +270,7 @@ pub(crate) enum EvbCommand {
     ///
     ///     millstream evb control camera.toml
     ///     millstream evb control camera.toml --listen 0.0.0.0:8080 --directory /data/run-control
+    #[cfg(feature = "control")]
     #[command(verbatim_doc_comment)]
     Control(EvbControlOptions),
     /// Command a run control process
@@ -526,6 +283,7 @@ pub(crate) enum EvbCommand {
     ///     millstream evb ctl stop
     ///     millstream evb ctl set card.card0.threshold=400 run.replay=1000
     ///     millstream evb ctl log --last 20
+    #[cfg(feature = "control")]
     #[command(verbatim_doc_comment)]
     Ctl(EvbCtlOptions),
     /// Run one process of a run; started by `run`
@@ -557,6 +315,7 @@ pub(crate) struct EvbRunOptions {
     pub(crate) launcher: Option<PathBuf>,
 }
 
+#[cfg(feature = "control")]
 #[derive(Debug, Args)]
 pub(crate) struct EvbControlOptions {
     /// The configuration of the runs
@@ -575,6 +334,7 @@ pub(crate) struct EvbControlOptions {
     pub(crate) launcher: Option<PathBuf>,
 }
 
+#[cfg(feature = "control")]
 #[derive(Debug, Args)]
 pub(crate) struct EvbCtlOptions {
     #[command(subcommand)]
@@ -591,6 +351,7 @@ pub(crate) struct EvbCtlOptions {
 }
 
 /// Options of commands that the log book records.
+#[cfg(feature = "control")]
 #[derive(Debug, Args)]
 pub(crate) struct CtlRecord {
     /// Comment for the log book
@@ -601,6 +362,7 @@ pub(crate) struct CtlRecord {
     pub(crate) no_wait: bool,
 }
 
+#[cfg(feature = "control")]
 #[derive(Debug, Subcommand)]
 pub(crate) enum CtlCommand {
     /// Print the state, the run and the units

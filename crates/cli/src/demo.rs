@@ -23,7 +23,7 @@ const DECISIONS: u64 = 32 * 50 * 432;
 pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     let packed = match &options.data {
         Some(folder) => folder.clone(),
-        None => find_data().ok_or("data/sst1m was not found; set its folder with --data FOLDER")?,
+        None => find_data().ok_or("the camera data (data/sst1m of a checkout, share/millstream/data/sst1m of an installation) was not found; set its folder with --data FOLDER")?,
     };
     std::fs::create_dir_all(&options.out)
         .map_err(|error| format!("cannot create {}: {error}", options.out.display()))?;
@@ -75,15 +75,16 @@ fn file_name(path: &Path) -> String {
     format!("{:28}", path.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// The data of a checkout: searched upwards from the working directory and from the program.
+/// The camera data: of a checkout, searched upwards from the working directory and from the program, or of an installation,
+/// `share/millstream` beside the program's folder.
 pub(crate) fn find_data() -> Option<PathBuf> {
     let here = std::env::current_dir().ok();
     let program = std::env::current_exe().ok();
     let starts = here.iter().chain(program.iter());
-    starts
-        .flat_map(|path| path.ancestors())
-        .map(|folder| folder.join("data/sst1m"))
-        .find(|path| path.is_dir())
+    let checkout = starts.flat_map(|path| path.ancestors()).map(|folder| folder.join("data/sst1m"));
+    let prefix = program.as_deref().and_then(Path::parent).and_then(Path::parent);
+    let installed = prefix.map(|prefix| prefix.join("share/millstream/data/sst1m"));
+    checkout.chain(installed).find(|path| path.is_dir())
 }
 
 /// One run of the demonstration.

@@ -3,37 +3,37 @@
 //! [`args`] defines the command line; each other module runs one command.
 
 mod args;
+#[cfg(feature = "bench")]
 mod bench;
 mod card;
 mod demo;
 mod devices;
 mod evb;
+mod features;
 mod interrupt;
+#[cfg(feature = "manual")]
+mod manual;
+#[cfg(feature = "model")]
 mod model;
 mod run;
 mod site;
+#[cfg(feature = "stencil")]
 mod stencil;
 mod stream;
+#[cfg(feature = "torus")]
 mod torus;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
-use crate::args::{Arguments, Command};
+use crate::args::Command;
 
 fn main() -> ExitCode {
     millstream_log::init();
-    let arguments = Arguments::parse();
+    let arguments = features::parse();
     if only_prints(&arguments.command) {
         restore_default_sigpipe();
     }
-    // `run` and `env` choose the device for another program; `site` and `model` use none.
-    let uses_device = !matches!(
-        arguments.command,
-        Command::Run(_) | Command::Env(_) | Command::Site(_) | Command::Model(_)
-    );
-    if uses_device
+    if uses_device(&arguments.command)
         && let Some(choice) = arguments.device.as_ref()
         && let Err(error) = millstream_rdma::loader::ensure(choice)
     {
@@ -46,19 +46,46 @@ fn main() -> ExitCode {
         Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
         Command::Run(options) => run::run(&options),
         Command::Env(options) => run::print_environment(&options),
+        #[cfg(feature = "stencil")]
         Command::Stencil(options) => stencil::run(&options),
         Command::Stream(command) => stream::run(&command),
+        #[cfg(feature = "torus")]
         Command::Torus(command) => torus::run(&command, arguments.device.as_ref()),
         Command::Site(command) => site::run(&command),
+        #[cfg(feature = "model")]
         Command::Model(command) => model::run(&command),
+        #[cfg(feature = "manual")]
+        Command::Manual { out } => manual::write_pages(&out),
+        #[cfg(feature = "manual")]
+        Command::Completions { shell } => Ok(manual::print_completions(shell)),
+        #[cfg(feature = "bench")]
         Command::Bench(options) => bench::run(options),
     };
     result.unwrap_or_else(|error| failed(&*error))
 }
 
+/// Whether a command opens a device: `run` and `env` choose it for another program, `site` and `model` use none.
+fn uses_device(command: &Command) -> bool {
+    match command {
+        Command::Run(_) | Command::Env(_) | Command::Site(_) => false,
+        #[cfg(feature = "model")]
+        Command::Model(_) => false,
+        #[cfg(feature = "manual")]
+        Command::Manual { .. } | Command::Completions { .. } => false,
+        _ => true,
+    }
+}
+
 /// Whether a command only prints, so that it may end when its reader closes the pipe.
 fn only_prints(command: &Command) -> bool {
-    matches!(command, Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Model(_))
+    match command {
+        Command::Devices(_) | Command::Env(_) | Command::Site(_) => true,
+        #[cfg(feature = "model")]
+        Command::Model(_) => true,
+        #[cfg(feature = "manual")]
+        Command::Completions { .. } => true,
+        _ => false,
+    }
 }
 
 /// Restores the default action of SIGPIPE, which Rust programs ignore: `millstream model calibrate | head` ends with `head`.

@@ -14,7 +14,7 @@ use millstream_model::predict::{predict, to_csv};
 use millstream_model::result_table::{ResultTable, TableValue};
 use millstream_model::{Parameters, rows, sweep};
 
-use crate::args::{ModelCommand, ResultOptions, Settings};
+use crate::args::model::{ModelCommand, ResultOptions, Settings};
 
 mod calibrate_site;
 mod event_builder;

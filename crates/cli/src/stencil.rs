@@ -20,7 +20,7 @@ use millstream_rdma::device::{self, DeviceSelector};
 use millstream_report::timeline::{Activity, Bar, Timeline};
 use millstream_report::{Progress, save};
 
-use crate::args::StencilOptions;
+use crate::args::stencil::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
 

@@ -32,7 +32,6 @@ mod request;
 pub mod status;
 pub mod token;
 mod totals;
-pub mod usage;
 
 pub use backend::{Backend, FinishedRun};
 pub use control::RunControl;

@@ -3,11 +3,11 @@
 use crate::directory::RunNumber;
 use crate::request::Request;
 use crate::status::{RunProgress, RunStatus, UnitState, UnitStatus};
-use crate::usage;
 use millstream_evb::config::Setup;
 use millstream_evb::core::Unit;
 use millstream_evb::process::launcher::{RunCommands, RunEvent, RunProcess};
 use millstream_evb::process::manager::ProgressSample;
+use millstream_evb::process::usage;
 use millstream_report::{Bytes, BytesPerSecond, Seconds};
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -16,6 +16,7 @@
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
 //!   instead of a signal;
 //! - [`process_vm`]: copies between address spaces by the kernel;
+//! - [`mod@memcpy`]: rates of copies, the baseline of reports;
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
 //!
 //! System calls go through rustix. Comments give the reasons for exceptions.
@@ -28,6 +29,7 @@ mod fault_in;
 pub mod futex;
 mod mapped;
 pub mod maps;
+pub mod memcpy;
 mod memfd;
 mod mm;
 mod null;

@@ -20,6 +20,7 @@ use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card_abi::CardName;
 use millstream_card_server::backing::{DevicePaths, default_size};
+use millstream_card_server::kernel::KernelLoader;
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::Site;
@@ -113,6 +114,15 @@ fn connect(device: &device::Device, address: &str) -> Result<RemoteCard, RemoteE
     RemoteCard::connect(device, address, options)
 }
 
+/// Loaders of user-written kernels.
+fn kernel_loaders() -> Vec<Arc<dyn KernelLoader>> {
+    #[cfg(feature = "wasm")]
+    let loader = millstream_wasm::Wasm;
+    #[cfg(not(feature = "wasm"))]
+    let loader = crate::features::NoWasm;
+    vec![Arc::new(loader)]
+}
+
 fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     let name: CardName = options.name.parse()?;
     let device_paths = DevicePaths::default();
@@ -137,7 +147,7 @@ fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     config.spin = options.spin;
     config.lease_duration = options.lease;
     config.command_timeout = options.command_timeout;
-    config.loaders = vec![Arc::new(millstream_wasm::Wasm)];
+    config.loaders = kernel_loaders();
     config.network = Some(NetworkConfig { device: context.device()?, address: options.listen.clone() });
     // The first Ctrl-C ends the card in order: clients see the end of their connections.
     let (watch, asked) = std::io::pipe()?;

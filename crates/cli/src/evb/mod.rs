@@ -1,7 +1,10 @@
 //! `millstream evb`: runs of the event builder.
 
+#[cfg(feature = "control")]
 mod control;
+#[cfg(feature = "control")]
 mod ctl;
+#[cfg(feature = "control")]
 mod display;
 mod files;
 mod outcome;
@@ -14,7 +17,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_bench::memcpy::{Pages, memcpy};
 use millstream_card_abi::CardName;
 use millstream_card_server::serve_for_launcher;
 use millstream_evb::config::{Config, LandingTarget, Setup};
@@ -25,6 +27,7 @@ use millstream_evb::process::{Sink, SinkError};
 use millstream_report::{
     Bytes, BytesPerSecond, MemcpyBaseline, Progress, RunReport, Style, save, table, throughput,
 };
+use millstream_shm::memcpy::{Pages, memcpy};
 
 use crate::args::{EvbCommand, EvbRunOptions};
 use crate::interrupt::Interrupt;
@@ -47,7 +50,9 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         EvbCommand::Files { directory, recover } => files::list(directory, *recover),
+        #[cfg(feature = "control")]
         EvbCommand::Control(options) => control::run(options),
+        #[cfg(feature = "control")]
         EvbCommand::Ctl(options) => ctl::run(options),
         EvbCommand::Unit { words } => {
             let good = Child::from_arguments(words)?.run(&make_sink, &serve_card)?;
@@ -58,7 +63,10 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Makes the sink of a builder unit, which shows its events under run control.
 fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    Ok(display::wrap(setup, bu, sink::make(setup, bu)?))
+    let sink = sink::make(setup, bu)?;
+    #[cfg(feature = "control")]
+    let sink = display::wrap(setup, bu, sink);
+    Ok(sink)
 }
 
 /// Serves a card of the run in this process.

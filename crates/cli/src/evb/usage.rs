@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use millstream_control::usage::{cpu_time, peak_memory};
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use millstream_evb::process::usage::{cpu_time, peak_memory};
 use millstream_report::{Bytes, Seconds};
 
 /// Usage read from `/proc` at each event of the run.

@@ -12,7 +12,7 @@ use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
 use serde_json::json;
 
-use crate::args::ModelledEventBuilder;
+use crate::args::model::ModelledEventBuilder;
 
 /// Peak resident memory of this process in bytes (proc_pid_status(5), VmHWM).
 fn peak_memory() -> Option<u64> {

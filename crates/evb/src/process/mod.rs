@@ -27,6 +27,7 @@ pub mod readout;
 mod rendezvous;
 pub mod sink;
 mod startup;
+pub mod usage;
 
 use crate::config::Setup;
 use millstream_rdma::{Device, DeviceSelector, device};

@@ -1,6 +1,6 @@
-//! Resource usage of a process, from `/proc`.
+//! Resource usage of the processes of a run, from `/proc`.
 
-use millstream_report::{Bytes, Seconds};
+use millstream_quantity::{Bytes, Seconds};
 
 /// User and system time, from fields 14 and 15 of `/proc/PID/stat`, in ticks of 10 ms.
 pub fn cpu_time(process: u32) -> Option<Seconds> {
