@@ -100,7 +100,7 @@ fn supervisor_options(words: &[String]) -> SupervisorOptions {
     SupervisorOptions {
         dimensions: number(words, "--dimensions"),
         key: key(words),
-        listen: "127.0.0.1:0".to_owned(),
+        listen: value(words, "--listen").unwrap_or("127.0.0.1:0").to_owned(),
         lower: list(words, "--lower"),
         timers: timers(words).expect("given"),
     }

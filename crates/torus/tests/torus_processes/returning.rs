@@ -1,11 +1,18 @@
-//! Nodes that come back: a killed process that is started again, a stopped one that goes on, a link whose queue pair failed.
+//! Nodes that come back: a killed process that is started again, a stopped one that goes on. What is no fault.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
 use millstream_health::NodeState;
+use millstream_health::registers::{AdapterWatchdog, HostWatchdog, RemoteFault};
+use millstream_shm::socket::Connection;
 use millstream_torus::account::Account;
+use millstream_torus::health_page::HealthPage;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus::service::TorusState;
-use millstream_torus_core::NodeNumber;
+use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
 use super::{application, await_state, kill, launcher};
@@ -15,6 +22,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("a_restarted_node_comes_back", move || a_restarted_node_comes_back().map_err(failed)),
         Trial::test("a_stopped_node_comes_back", move || a_stopped_node_comes_back().map_err(failed)),
+        Trial::test("garbage_in_a_health_page_changes_no_route", move || {
+            garbage_in_a_health_page().map_err(failed)
+        }),
         Trial::test("no_fault_under_load_is_reported", move || no_fault_under_load().map_err(failed)),
     ]
 }
@@ -57,6 +67,53 @@ fn a_stopped_node_comes_back() -> Result<(), LaunchError> {
     await_state(&torus, "node 2 is back", is_well);
     conforms(&mut torus)?;
     torus.finish().map(drop)
+}
+
+/// Another process of the same user writes any values into the registers of node 1 while all nodes work.
+fn garbage_in_a_health_page() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 1, ..launcher("2x2x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let page = health_page(torus.socket(NodeNumber(1)).expect("exists"));
+    let stop = Arc::new(AtomicBool::new(false));
+    let writer = std::thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            let mut random = 1_u64;
+            while !stop.load(Ordering::Relaxed) {
+                random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                page.set_host(HostWatchdog(random));
+                page.set_adapter(AdapterWatchdog(random.rotate_left(17)));
+                let direction = Direction::ALL[(random >> 40) as usize % 6];
+                page.set_remote(direction, RemoteFault(random.rotate_left(31)));
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        }
+    });
+    for _ in 0..2 {
+        conforms(&mut torus)?;
+    }
+    let state = torus.state().expect("an acting supervisor");
+    stop.store(true, Ordering::Relaxed);
+    writer.join().expect("no panic");
+    // One observer's word: whatever it says of itself and its neighbours, no route changes, and nobody else is blamed.
+    assert_eq!(state.epoch, 0, "{:?}", state.changes);
+    let others = state.changes.iter().filter(|change| change.node != NodeNumber(1));
+    let blamed: Vec<_> = others
+        .filter(|change| matches!(change.state, NodeState::NodeFailed | NodeState::AdapterFailed))
+        .collect();
+    assert_eq!(blamed.len(), 0, "{blamed:?}");
+    await_state(&torus, "all nodes are well again", is_well);
+    torus.finish().map(drop)
+}
+
+/// Attaches as the host monitor does.
+fn health_page(socket: &str) -> HealthPage {
+    let connection = Connection::open(socket, Duration::from_secs(10)).expect("a node process");
+    connection.send(b"\"Monitor\"", &[]).expect("sent");
+    let mut reply = [0; 64];
+    let (length, descriptors) = connection.receive(&mut reply).expect("an answer");
+    assert_eq!(&reply[..length], b"\"Health\"");
+    HealthPage::open(descriptors.into_iter().next().expect("a page")).expect("mapped")
 }
 
 /// Monitors and supervisors beside the conformance suite: nobody is reported, and no route changes.
