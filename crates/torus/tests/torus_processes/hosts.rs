@@ -2,24 +2,36 @@
 //! anybody else could not be reached.
 
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use libtest_mimic::{Failed, Trial};
+use millstream_health::NodeState;
 use millstream_torus::account::Account;
 use millstream_torus::launch::Launcher;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
-use super::{application, launcher};
+use super::{application, await_state, launcher};
 
-pub(crate) fn trial() -> Trial {
-    Trial::test("hosts_that_reach_only_their_neighbours_form_a_torus", || {
-        let user = run("id", &["-u"]);
-        if user.stdout != b"0\n" {
-            println!("not run: network namespaces need root");
-            return Ok(());
-        }
-        hosts_that_reach_only_their_neighbours_form_a_torus().map_err(|error| Failed::from(error.to_string()))
-    })
+type TestResult = Result<(), Box<dyn std::error::Error>>;
+
+pub(crate) fn trials() -> Vec<Trial> {
+    let trial = |name: &str, run: fn() -> TestResult| Trial::test(name, move || as_root(run));
+    vec![
+        trial(
+            "hosts_that_reach_only_their_neighbours_form_a_torus",
+            hosts_that_reach_only_their_neighbours_form_a_torus,
+        ),
+        trial("a_cut_link_is_avoided", a_cut_link_is_avoided),
+    ]
+}
+
+fn as_root(test: fn() -> TestResult) -> Result<(), Failed> {
+    if run("id", &["-u"]).stdout != b"0\n" {
+        println!("not run: network namespaces need root");
+        return Ok(());
+    }
+    test().map_err(|error| Failed::from(error.to_string()))
 }
 
 fn run(program: &str, words: &[&str]) -> Output {
@@ -39,8 +51,8 @@ struct Hosts {
 
 impl Hosts {
     /// A node has one address, on all its links; the other end of a link is the only address behind it.
-    fn new(torus: Dimensions) -> Hosts {
-        let hosts = Hosts { name: format!("millstream-torus-{}", std::process::id()), torus };
+    fn new(test: &str, torus: Dimensions) -> Hosts {
+        let hosts = Hosts { name: format!("millstream-{test}-{}", std::process::id()), torus };
         for node in torus.all() {
             ip(&format!("netns add {}", hosts.host(node)));
             ip(&format!("-n {} link set lo up", hosts.host(node)));
@@ -68,6 +80,36 @@ impl Hosts {
         format!("{}-{}", self.name, node.0)
     }
 
+    /// A service network: every host reaches this one, for supervisors. Returns the address here. It has IPv6 addresses,
+    /// because the device takes an IPv4 address for its packets if there is one.
+    fn serve(&self) -> String {
+        for node in self.torus.all() {
+            let (host, link) = (self.host(node), format!("ms{}-{}", std::process::id() % 100_000, node.0));
+            let there = format!("fd79::{}", node.0 + 1);
+            ip(&format!("link add {link} type veth peer name service netns {host}"));
+            ip(&format!("-6 address add {SERVICE}/128 dev {link} nodad"));
+            ip(&format!("link set {link} up"));
+            ip(&format!("-6 route replace {there}/128 dev {link}"));
+            ip(&format!("-n {host} -6 address add {there}/128 dev service nodad"));
+            ip(&format!("-n {host} link set service up"));
+            ip(&format!("-n {host} -6 route replace {SERVICE}/128 dev service"));
+        }
+        SERVICE.to_owned()
+    }
+
+    /// A program that starts processes on the hosts.
+    fn launcher(&self, folder: &Path) -> Result<PathBuf, std::io::Error> {
+        let script = folder.join("on-host");
+        let text = format!("#!/bin/sh\nexec ip netns exec {}-$MILLSTREAM_TORUS_RANK \"$@\"\n", self.name);
+        std::fs::write(&script, text)?;
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+        Ok(script)
+    }
+
+    fn addresses(&self) -> Vec<String> {
+        self.torus.all().map(|node| format!("{}:0", address(node))).collect()
+    }
+
     /// Whether a host has a route to a node.
     fn reaches(&self, from: NodeNumber, to: NodeNumber) -> bool {
         run("ip", &["-n", &self.host(from), "route", "get", &address(to)]).status.success()
@@ -90,13 +132,15 @@ impl Drop for Hosts {
     }
 }
 
+const SERVICE: &str = "fd79::fe";
+
 fn address(node: NodeNumber) -> String {
     format!("10.79.1.{}", node.0 + 1)
 }
 
-fn hosts_that_reach_only_their_neighbours_form_a_torus() -> Result<(), Box<dyn std::error::Error>> {
+fn hosts_that_reach_only_their_neighbours_form_a_torus() -> TestResult {
     let torus: Dimensions = "2x2x2".parse()?;
-    let hosts = Hosts::new(torus);
+    let hosts = Hosts::new("hosts", torus);
     for from in torus.all() {
         for to in torus.all().filter(|&to| to != from) {
             let is_neighbour = Direction::ALL.iter().any(|&step| torus.neighbour(from, step) == Some(to));
@@ -104,13 +148,9 @@ fn hosts_that_reach_only_their_neighbours_form_a_torus() -> Result<(), Box<dyn s
         }
     }
     let folder = tempfile::tempdir()?;
-    let script = folder.path().join("on-host");
-    let text = format!("#!/bin/sh\nexec ip netns exec {}-$MILLSTREAM_TORUS_RANK \"$@\"\n", hosts.name);
-    std::fs::write(&script, text)?;
-    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
     let launcher = Launcher {
-        launcher: Some(script),
-        addresses: torus.all().map(|node| format!("{}:0", address(node))).collect(),
+        launcher: Some(hosts.launcher(folder.path())?),
+        addresses: hosts.addresses(),
         ..launcher("2x2x2")
     };
     let mut launched = launcher.launch()?;
@@ -120,5 +160,36 @@ fn hosts_that_reach_only_their_neighbours_form_a_torus() -> Result<(), Box<dyn s
     let received: u64 = torus.all().map(|node| hosts.received(node)).sum();
     assert!(received > total.delivered_bytes && total.injected > 1000, "{received} bytes received: {total}");
     assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
+    Ok(())
+}
+
+/// The link between nodes 0 and 1 loses its carrier: all nodes go on around it.
+fn a_cut_link_is_avoided() -> TestResult {
+    let torus: Dimensions = "2x2x1".parse()?;
+    let hosts = Hosts::new("cut", torus);
+    let service = hosts.serve();
+    let folder = tempfile::tempdir()?;
+    let launcher = Launcher {
+        launcher: Some(hosts.launcher(folder.path())?),
+        addresses: hosts.addresses(),
+        supervisor_address: Some(format!("[{service}]:0")),
+        supervisors: 1,
+        ..launcher("2x2x1")
+    };
+    let mut launched = launcher.launch()?;
+    let all_well = |state: &millstream_torus::service::TorusState| {
+        state.settled && state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided)
+    };
+    await_state(&launched, "all nodes are well", all_well);
+    launched.run(&application("conformance"))?;
+    ip(&format!("-n {} link set to1 down", hosts.host(NodeNumber(0))));
+    await_state(&launched, "the link is avoided", |state| {
+        let ends =
+            state.nodes[..2].iter().all(|row| matches!(row.state, NodeState::LinkFailed(_)) && !row.avoided);
+        state.settled && state.epoch > 0 && ends
+    });
+    // Around the link.
+    launched.run(&application("conformance"))?;
+    launched.finish()?;
     Ok(())
 }

@@ -303,7 +303,7 @@ fn trials() -> Vec<Trial> {
         || the_example_prints_what_its_readme_says().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("the_example_prints_what_its_readme_says", example));
     trials.extend(cards::trials());
-    trials.push(hosts::trial());
+    trials.extend(hosts::trials());
     trials.extend(returning::trials());
     let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("a_failing_application_fails_the_run", failing));
