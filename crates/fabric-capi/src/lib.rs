@@ -1,7 +1,7 @@
 //! The C interface of the torus: the functions of `millstream_fabric.h` over [`TorusNode`](millstream_torus::TorusNode).
 //!
 //! The header is the definition: [`sys`] is generated from it, and a test compares the declarations with these functions.
-//! [`handle`] has the functions of setup, [`transfer`] those of one node, [`together`] those of all nodes.
+//! Read first: the header, then `handle` (setup), `transfer` (operations of one node) and `together` (of all nodes).
 
 mod error;
 mod handle;
