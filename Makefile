@@ -39,7 +39,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-apps bench-card bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -120,6 +120,14 @@ bench-card: build target/bench/venv/ready ## measure cards, the stencil kernel a
 	$(TARGET_DIR)/release/millstream bench card
 	$(TARGET_DIR)/release/millstream bench stencil
 	$(TARGET_DIR)/release/millstream bench stencil-jobs
+
+bench-apps: build target/bench/venv/ready-apps ## measure the torus' applications against C, NEST and Brian2
+	$(TARGET_DIR)/release/millstream bench spin
+	$(TARGET_DIR)/release/millstream bench neurons
+
+target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt
+	@mkdir -p $(@D)
+	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
 
 # Without a package index the benchmark skips the Python programs and prints a note.
 target/bench/venv/ready: crates/bench/src/stencil/requirements.txt

@@ -9,9 +9,11 @@ pub mod card;
 pub mod evb;
 mod memcpy;
 pub mod model;
+pub mod neurons;
 pub mod report;
 pub mod results;
 pub mod scale;
+pub mod spin;
 pub mod stencil;
 mod table;
 pub mod tools;
@@ -36,7 +38,7 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 8] = [
+pub const BENCHMARKS: [Benchmark; 10] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
@@ -44,6 +46,8 @@ pub const BENCHMARKS: [Benchmark; 8] = [
     card::BENCHMARK,
     stencil::BENCHMARK,
     stencil::jobs::BENCHMARK,
+    spin::BENCHMARK,
+    neurons::BENCHMARK,
     model::BENCHMARK,
 ];
 

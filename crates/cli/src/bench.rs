@@ -8,7 +8,7 @@ use millstream_bench::results::Results;
 use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
-use millstream_bench::{card, evb, model, report, scale, verbs, wire};
+use millstream_bench::{card, evb, model, neurons, report, scale, spin, verbs, wire};
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;
@@ -47,6 +47,18 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         BenchCommand::StencilJobs { rounds, grid } => {
             let (table, unmeasured) = jobs::run(&program, grid.side as u64, rounds.rounds)?;
+            notes = unmeasured;
+            table
+        }
+        BenchCommand::Spin { rounds, side, sweeps } => {
+            let folder = out.join("spin");
+            spin::run(&spin::Options { side, sweeps, rounds: rounds.rounds, folder })?
+        }
+        BenchCommand::Neurons { rounds, columns, duration, python } => {
+            let (folder, python) = (out.join("neurons"), python.or_else(|| python_in(&out)));
+            let options =
+                neurons::Options { columns, steps: duration, rounds: rounds.rounds, folder, python };
+            let (table, unmeasured) = neurons::run(&options)?;
             notes = unmeasured;
             table
         }

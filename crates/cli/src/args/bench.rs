@@ -93,6 +93,37 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         grid: SquareGrid,
     },
+    /// Measure the spin glass of `torus spin` against C, and what the network adds
+    ///
+    ///     millstream bench spin --side 256
+    #[command(verbatim_doc_comment)]
+    Spin {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Sites along each axis
+        #[arg(long, default_value_t = 128, value_name = "N")]
+        side: usize,
+        /// Sweeps of a measurement
+        #[arg(long, default_value_t = 40, value_name = "N")]
+        sweeps: u64,
+    },
+    /// Measure the spiking network of `torus neurons` beside NEST and Brian2
+    ///
+    ///     millstream bench neurons --columns 10
+    #[command(verbatim_doc_comment)]
+    Neurons {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Columns along each axis, of 1000 neurons with 200 synapses
+        #[arg(long, default_value_t = 5, value_name = "N")]
+        columns: u32,
+        /// Duration of a measurement in ms
+        #[arg(long, default_value_t = 1000, value_name = "MS")]
+        duration: u64,
+        /// Python interpreter with NEST and Brian2 [default: venv/bin/python in the results folder, if it exists]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<PathBuf>,
+    },
     /// Measure the model: its event queue against heaps, its flow level against SimGrid
     ///
     ///     millstream bench model

@@ -1,8 +1,11 @@
 //! `millstream torus`: node processes, tori on this host, tori on one thread.
 
+mod application;
+mod neurons;
 mod run;
 mod shape;
 mod simulate;
+mod spin;
 mod watch;
 
 use std::error::Error;
@@ -71,6 +74,22 @@ pub(crate) enum TorusCommand {
     ///     millstream torus simulate --dimensions 4x4x4 --bytes 4096 --rounds 4
     #[command(verbatim_doc_comment)]
     Simulate(TorusSimulateOptions),
+    /// Sweep a Heisenberg spin glass by over-relaxation (docs/torus-applications.md)
+    ///
+    /// Runs alone, with threads as nodes, or as the program of `torus run`. The result does not depend on the shape.
+    ///
+    ///     millstream torus spin --lattice 64 --sweeps 100 --dimensions 2x2x1 --svg spin.svg
+    ///     millstream torus run --dimensions 2x2x2 -- millstream torus spin --lattice 64 --sweeps 100
+    #[command(verbatim_doc_comment)]
+    Spin(spin::TorusSpinOptions),
+    /// Simulate a spiking network of columns with plastic synapses (docs/torus-applications.md)
+    ///
+    /// Runs alone, with threads as nodes, or as the program of `torus run`. The spikes do not depend on the shape.
+    ///
+    ///     millstream torus neurons --columns 4x4 --duration 2000 --dimensions 2x2x1 --svg neurons.svg
+    ///     millstream torus run --dimensions 2x2x2 -- millstream torus neurons --columns 6x6 --duration 1000
+    #[command(verbatim_doc_comment)]
+    Neurons(neurons::TorusNeuronsOptions),
 }
 
 #[derive(Debug, Args)]
@@ -258,6 +277,8 @@ pub(crate) fn run(
         TorusCommand::Supervise(options) => run_supervisor(options),
         TorusCommand::Watch(options) => watch::run(options),
         TorusCommand::Simulate(options) => simulate::run(options),
+        TorusCommand::Spin(options) => spin::run(options),
+        TorusCommand::Neurons(options) => neurons::run(options),
     }
 }
 

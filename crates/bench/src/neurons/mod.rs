@@ -1,0 +1,213 @@
+//! `millstream bench neurons`: synaptic events of the spiking network, beside NEST and Brian2.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use millstream_application::{ApplicationError, TorusApplication as _};
+use millstream_neurons::simulation::{SimulationOptions, SimulationReport};
+use millstream_neurons::{Model, Network, UNITS_PER_MV};
+
+use crate::{Benchmark, Figure, Table, median};
+
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "neurons",
+    title: "Spiking network",
+    measures: "Time of a synaptic event. `delivery`: neurons that fire regularly whatever they get, so that NEST \
+               (ignore_and_fire) and Brian2 (C++ with OpenMP) deliver the same number of spikes; connectivity and plasticity \
+               rules differ. `Izhikevich`: the network with its dynamics, on 1 to 8 nodes as threads.",
+    baseline: "the faster of NEST and Brian2; for several nodes two nodes",
+    command: "make bench-apps",
+};
+
+/// Options of the benchmark.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Columns along each axis, of 1000 neurons with 200 synapses.
+    pub columns: u32,
+    /// Steps of a measurement (ms).
+    pub steps: u64,
+    /// Interleaved rounds.
+    pub rounds: usize,
+    /// Folder for the Python program.
+    pub folder: PathBuf,
+    /// A Python interpreter with NEST and Brian2, if there is one.
+    pub python: Option<PathBuf>,
+}
+
+/// The benchmark failed.
+#[derive(Debug, thiserror::Error)]
+pub enum NeuronsError {
+    /// The Python program cannot be written or started.
+    #[error("{}: {cause}", path.display())]
+    Program {
+        /// The file or program.
+        path: PathBuf,
+        /// The operating system's error.
+        cause: std::io::Error,
+    },
+    /// The application failed.
+    #[error(transparent)]
+    Application(#[from] ApplicationError),
+}
+
+/// Steps between two spikes of a neuron that fires regularly.
+const PERIOD: u32 = 100;
+const SHAPES: [&str; 4] = ["1x1x1", "2x1x1", "2x2x1", "2x2x2"];
+const PEERS: [&str; 2] = ["NEST", "Brian2"];
+const MODES: [(&str, bool); 2] = [("fixed", false), ("plastic", true)];
+
+/// Measures all figures. Also returns a line for each figure that was not measured.
+///
+/// # Errors
+/// The first error of a program.
+pub fn run(options: &Options) -> Result<(Table, Vec<String>), NeuronsError> {
+    let mut notes = Vec::new();
+    let peers = peers(options, &mut notes)?;
+    let mut names: Vec<(String, usize)> = Vec::new();
+    let mut times: Vec<Vec<f64>> = Vec::new();
+    let mut note = |name: String, group: usize, time: f64, round: usize| {
+        let at = names.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
+            names.push((name, group));
+            times.push(Vec::new());
+            names.len() - 1
+        });
+        // The first round is a warm-up.
+        if round > 0 {
+            times[at].push(time);
+        }
+    };
+    for round in 0..=options.rounds {
+        for (group, (mode, is_plastic)) in MODES.into_iter().enumerate() {
+            let report = ours(options, Model::IgnoreAndFire { period: PERIOD }, is_plastic, "2x1x1")?;
+            note(format!("delivery, {mode} synapses, 2 nodes"), group, report.ns_per_event, round);
+            for &peer in &peers {
+                if let Some(time) = peer_time(options, peer, mode, &mut notes)? {
+                    note(format!("delivery, {mode} synapses, {peer}, 2 threads"), group, time, round);
+                }
+            }
+        }
+        for shape in SHAPES {
+            let report = ours(options, Model::Izhikevich, true, shape)?;
+            note(format!("Izhikevich, plastic, {shape} nodes"), 2, report.ns_per_event, round);
+        }
+    }
+    notes.dedup();
+    let mut table = Table::new(BENCHMARK, options.rounds);
+    let medians: Vec<f64> = times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
+    for ((name, group), &time) in names.iter().zip(&medians) {
+        let of_peers = names
+            .iter()
+            .zip(&medians)
+            .filter(|((other, g), _)| g == group && PEERS.iter().any(|peer| other.contains(peer)));
+        let best = of_peers.map(|(_, &time)| time).fold(f64::INFINITY, f64::min);
+        let two_nodes = names.iter().position(|(other, _)| other.contains("plastic, 2x1x1"));
+        let baseline =
+            if *group == 2 { two_nodes.map(|at| medians[at]) } else { Some(best).filter(|b| b.is_finite()) };
+        table.push(match baseline {
+            Some(baseline) => Figure::with_baseline(name.as_str(), time, "ns/event", baseline),
+            None => Figure::without_baseline(name.as_str(), time, "ns/event"),
+        });
+    }
+    Ok((table, notes))
+}
+
+fn ours(
+    options: &Options,
+    model: Model,
+    is_plastic: bool,
+    shape: &str,
+) -> Result<SimulationReport, NeuronsError> {
+    let simulation = SimulationOptions {
+        network: Network {
+            grid: [options.columns; 2],
+            neurons: 1000,
+            synapses: 200,
+            shares: [760, 120, 80, 40],
+            longest_delay: 20,
+            excitatory_weight: 3 * UNITS_PER_MV,
+            inhibitory_weight: -5 * UNITS_PER_MV / 2,
+            is_plastic,
+            model,
+            seed: 1,
+        },
+        steps: options.steps,
+        checkpoint: None,
+        checkpoint_every: 1,
+        resume: false,
+        fail_at: None,
+        raster: 0,
+    };
+    let torus = shape.parse().map_err(|_| ApplicationError::Parameters(format!("dimensions {shape}")))?;
+    Ok(simulation.run_on_threads(torus)?)
+}
+
+/// The simulators that the interpreter has.
+fn peers(options: &Options, notes: &mut Vec<String>) -> Result<Vec<&'static str>, NeuronsError> {
+    let Some(python) = &options.python else {
+        notes.push(
+            "NEST, Brian2: not measured, no virtual environment (`make bench-apps` makes it)".to_owned(),
+        );
+        return Ok(Vec::new());
+    };
+    let mut found = Vec::new();
+    for (name, module) in PEERS.into_iter().zip(["nest", "brian2"]) {
+        let output = Command::new(python).args(["-c", &format!("import {module}")]).output();
+        let output = output.map_err(|cause| NeuronsError::Program { path: python.clone(), cause })?;
+        if output.status.success() {
+            found.push(name);
+        } else {
+            notes.push(format!("{name}: not measured, `import {module}` fails in {}", python.display()));
+        }
+    }
+    Ok(found)
+}
+
+/// Nanoseconds of a synaptic event in a simulator; none, with a note, if it fails.
+fn peer_time(
+    options: &Options,
+    peer: &str,
+    mode: &str,
+    notes: &mut Vec<String>,
+) -> Result<Option<f64>, NeuronsError> {
+    let Some(python) = &options.python else { return Ok(None) };
+    let script = write(&options.folder)?;
+    let neurons = options.columns * options.columns * 1000;
+    let numbers = [u64::from(neurons), 200, PERIOD.into(), options.steps, 2];
+    let mut command = Command::new(python);
+    command.arg(script).args(numbers.map(|number| number.to_string())).args([mode, peer]);
+    let output = command.output().map_err(|cause| NeuronsError::Program { path: python.clone(), cause })?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let line = text.lines().find_map(|line| line.strip_prefix(peer));
+    let words = line.and_then(|line| line.trim().split_once(' '));
+    match words.map(|(events, seconds)| (events.parse::<f64>(), seconds.parse::<f64>())) {
+        Some((Ok(events), Ok(seconds))) => Ok(Some(seconds * 1e9 / events)),
+        _ => {
+            let why = text.lines().last().unwrap_or("it printed nothing").to_owned();
+            notes.push(format!("{peer}, {mode}: not measured, {why}"));
+            Ok(None)
+        }
+    }
+}
+
+fn write(folder: &Path) -> Result<PathBuf, NeuronsError> {
+    let path = folder.join("peers.py");
+    let written = fs::create_dir_all(folder).and_then(|()| fs::write(&path, include_str!("peers.py")));
+    written.map_err(|cause| NeuronsError::Program { path: path.clone(), cause })?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_small_run_measures_all_shapes_and_names_missing_peers() {
+        let folder = std::env::temp_dir().join(format!("millstream-bench-neurons-{}", std::process::id()));
+        let options = Options { columns: 1, steps: 200, rounds: 1, folder, python: None };
+        let (table, notes) = run(&options).unwrap();
+        assert_eq!((table.figures().len(), notes.len()), (2 + SHAPES.len(), 1), "{table} {notes:?}");
+        assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
+    }
+}

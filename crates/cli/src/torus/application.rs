@@ -1,0 +1,95 @@
+//! Running applications: alone with threads as nodes, or as the program of `millstream torus run`.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use clap::Args;
+use millstream_application::{ApplicationError, FailAt, TorusApplication};
+use millstream_fabric::Fabric as _;
+use millstream_report::save;
+use millstream_torus::TorusNode;
+use millstream_torus::application::ENV_SOCKET;
+use millstream_torus_core::{Dimensions, NodeNumber};
+use serde::Serialize;
+
+/// Options that all applications have.
+#[derive(Debug, Args)]
+pub(crate) struct ApplicationArguments {
+    /// Nodes on each axis, as threads of this process; under `torus run` its dimensions apply [default: 1x1x1]
+    #[arg(long, value_name = "XxYxZ")]
+    pub(super) dimensions: Option<Dimensions>,
+    /// Print JSON
+    #[arg(long)]
+    pub(super) json: bool,
+    /// Also draw the result
+    #[arg(long, value_name = "FILE")]
+    pub(super) svg: Option<PathBuf>,
+    /// Write checkpoints to this folder, which all nodes share
+    #[arg(long, value_name = "FOLDER")]
+    pub(super) checkpoint: Option<PathBuf>,
+    /// Begin with the folder's checkpoint, written on any shape
+    #[arg(long, requires = "checkpoint")]
+    pub(super) resume: bool,
+    /// Let a node fail at a step, to see what its loss does; a process kills itself
+    #[arg(long, value_name = "NODE@STEP", value_parser = fail_at)]
+    pub(super) fail: Option<FailAt>,
+}
+
+fn fail_at(text: &str) -> Result<FailAt, String> {
+    let expected = || format!("{text:?}: expected NODE@STEP, for example 3@20");
+    let (node, step) = text.split_once('@').ok_or_else(expected)?;
+    let number = |text: &str| u64::from_str(text).ok();
+    let node = number(node).and_then(|node| u16::try_from(node).ok()).ok_or_else(expected)?;
+    Ok(FailAt { node: NodeNumber(node), step: number(step).ok_or_else(expected)? })
+}
+
+/// Runs an application on the node of `torus run`, or on threads. Only one process of a torus gets the report.
+pub(super) fn run<A: TorusApplication>(
+    arguments: &ApplicationArguments,
+    application: &A,
+) -> Result<Option<A::Report>, Box<dyn Error>> {
+    if std::env::var_os(ENV_SOCKET).is_none() {
+        let torus = match arguments.dimensions {
+            Some(torus) => torus,
+            None => "1x1x1".parse()?,
+        };
+        return Ok(Some(application.run_on_threads(torus)?));
+    }
+    let node = TorusNode::from_environment()?;
+    let torus = node.dimensions();
+    if let Some(wanted) = arguments.dimensions.filter(|&wanted| wanted != torus) {
+        return Err(
+            format!("--dimensions {wanted}, but `torus run` has {torus}: leave the option out").into()
+        );
+    }
+    let is_first = node.here() == NodeNumber(0);
+    match application.run(node) {
+        Ok(report) => Ok(is_first.then_some(report)),
+        Err(error @ ApplicationError::ToldToFail { .. }) => {
+            eprintln!("millstream: {error}");
+            let this = rustix::process::getpid();
+            rustix::process::kill_process(this, rustix::process::Signal::KILL)?;
+            Err(error.into())
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Prints a report as JSON or as a table, and saves its picture.
+pub(super) fn show<R: Serialize>(
+    arguments: &ApplicationArguments,
+    report: &R,
+    table: impl FnOnce(&R) -> String,
+    picture: impl FnOnce(&R) -> String,
+) -> Result<(), Box<dyn Error>> {
+    if let Some(path) = &arguments.svg {
+        save(path, &picture(report))?;
+    }
+    if arguments.json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+    } else {
+        print!("{}", table(report));
+    }
+    Ok(())
+}

@@ -1,0 +1,370 @@
+//! The sites of one node, with halos.
+//!
+//! ```text
+//!   row of a parity p at (y, z):  x⁰ x¹ …  │ component σx │ σy │ σz │ Jx │ Jy │ Jz │      site k is x = 2k + s,
+//!                                                                                        s = (p + y + z) mod 2
+//!   row (y, z, even) │ row (y, z, odd) │ row (y + 1, z, even) │ …
+//! ```
+//! Sites change in place. Neighbours in y and z of site k have the index k, those in x have k − 1 + s and k + s. The origin
+//! in x is even, so s depends on global coordinates only.
+
+use std::ops::Range;
+
+use millstream_application::mix;
+
+use crate::lattice::Lattice;
+use crate::random::gaussian;
+use crate::real::Real;
+use crate::rows::{COMPONENTS, COUPLINGS, Rows};
+
+/// Values that a row begins with, so that index 0 is aligned to a cache line.
+const LINE_VALUES: usize = 16;
+
+/// Ranges of local coordinates: x, y, z. Local coordinates count from the block's first site; halos are outside.
+pub type Box3 = [Range<isize>; 3];
+
+/// The part of the lattice that a block has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
+    /// Global coordinates of the first site; even in x.
+    pub origin: [usize; 3],
+    /// Sites on each axis; even in x.
+    pub size: [usize; 3],
+}
+
+impl Extent {
+    /// Number of sites.
+    #[must_use]
+    pub fn sites(&self) -> usize {
+        self.size.iter().product()
+    }
+}
+
+/// The spins and couplings of one node.
+#[derive(Clone, Debug)]
+pub struct Block<E> {
+    lattice: Lattice,
+    extent: Extent,
+    /// Sites beyond each face.
+    halo: [usize; 3],
+    /// Whether the block has all of x. Its x halo is one site on each side, a copy of the other end.
+    whole_x: bool,
+    left: usize,
+    pitch: usize,
+    memory: Vec<E>,
+    /// Index of the first aligned value.
+    start: usize,
+}
+
+impl<E: Real> Block<E> {
+    /// The block of an extent with halos for `depth` sweeps between exchanges. Its sites have their initial spins; those of
+    /// the halos are zero. Couplings are complete.
+    #[must_use]
+    pub fn new(lattice: Lattice, extent: Extent, depth: usize) -> Block<E> {
+        let whole_x = extent.size[0] == lattice.size[0];
+        let mut halo = [2 * depth; 3];
+        if whole_x {
+            halo[0] = 2;
+        }
+        let left = (halo[0] / 2).next_multiple_of(LINE_VALUES);
+        let pitch = left + (extent.size[0] / 2 + halo[0] / 2).next_multiple_of(LINE_VALUES);
+        let rows = 2 * (extent.size[1] + 2 * halo[1]) * (extent.size[2] + 2 * halo[2]);
+        let memory = vec![E::default(); rows * COMPONENTS * pitch + 2 * LINE_VALUES];
+        let offset = memory.as_ptr().align_offset(64);
+        let start = if offset < LINE_VALUES { offset } else { 0 };
+        let mut block = Block { lattice, extent, halo, whole_x, left, pitch, memory, start };
+        block.fill();
+        block
+    }
+
+    /// The lattice.
+    #[must_use]
+    pub fn lattice(&self) -> &Lattice {
+        &self.lattice
+    }
+
+    /// The part of the lattice.
+    #[must_use]
+    pub fn extent(&self) -> &Extent {
+        &self.extent
+    }
+
+    /// Whether the block has all of x, so that its x halo needs no exchange.
+    #[must_use]
+    pub fn has_whole_x(&self) -> bool {
+        self.whole_x
+    }
+
+    /// Sites beyond each face.
+    #[must_use]
+    pub fn halo(&self) -> [usize; 3] {
+        self.halo
+    }
+
+    /// The block's sites without halos.
+    #[must_use]
+    pub fn inside(&self) -> Box3 {
+        self.extent.size.map(|size| 0..size as isize)
+    }
+
+    /// Global number of the site at local coordinates: x + X·(y + Y·z).
+    #[must_use]
+    pub fn global(&self, at: [isize; 3]) -> u64 {
+        let g: [usize; 3] = std::array::from_fn(|a| {
+            let size = self.lattice.size[a] as isize;
+            (self.extent.origin[a] as isize + at[a]).rem_euclid(size) as usize
+        });
+        self.lattice.number(g)
+    }
+
+    /// `s` of the row of a parity: its sites are x = 2k + s.
+    pub(crate) fn shift(&self, parity: usize, y: isize, z: isize) -> usize {
+        let origin = (self.extent.origin[1] + self.extent.origin[2]) as isize;
+        (parity as isize + y + z + origin).rem_euclid(2) as usize
+    }
+
+    /// Indices in a row of the sites whose x are in a range.
+    pub(crate) fn indices(x: &Range<isize>, shift: usize) -> Range<isize> {
+        let first = |x: isize| (x - shift as isize + 1).div_euclid(2);
+        first(x.start)..first(x.end)
+    }
+
+    /// Where site 0 of a row has its first component, among the values of `memory`.
+    fn row_at(&self, parity: usize, y: isize, z: isize) -> usize {
+        let across = self.extent.size[1] + 2 * self.halo[1];
+        let (y, z) = ((y + self.halo[1] as isize) as usize, (z + self.halo[2] as isize) as usize);
+        self.start + ((z * across + y) * 2 + parity) * COMPONENTS * self.pitch + self.left
+    }
+
+    /// A component of the sites of an index range in a row.
+    pub(crate) fn values(
+        &self,
+        parity: usize,
+        y: isize,
+        z: isize,
+        component: usize,
+        indices: &Range<isize>,
+    ) -> &[E] {
+        let at = self.row_at(parity, y, z) + component * self.pitch;
+        &self.memory[at.wrapping_add_signed(indices.start)..at.wrapping_add_signed(indices.end)]
+    }
+
+    fn values_mut(
+        &mut self,
+        parity: usize,
+        y: isize,
+        z: isize,
+        component: usize,
+        indices: &Range<isize>,
+    ) -> &mut [E] {
+        let at = self.row_at(parity, y, z) + component * self.pitch;
+        &mut self.memory[at.wrapping_add_signed(indices.start)..at.wrapping_add_signed(indices.end)]
+    }
+
+    /// Sets a component of the sites of an index range in a row from bytes.
+    pub(crate) fn set_values(
+        &mut self,
+        parity: usize,
+        y: isize,
+        z: isize,
+        component: usize,
+        indices: &Range<isize>,
+        bytes: &[u8],
+    ) {
+        E::read(bytes, self.values_mut(parity, y, z, component, indices));
+    }
+
+    /// Sets couplings everywhere and spins inside.
+    fn fill(&mut self) {
+        let halo = self.halo.map(|halo| halo as isize);
+        let inside = self.inside();
+        let whole: Box3 = std::array::from_fn(|a| inside[a].start - halo[a]..inside[a].end + halo[a]);
+        let seed = self.lattice.seed;
+        for z in whole[2].clone() {
+            for y in whole[1].clone() {
+                for parity in 0..2 {
+                    let shift = self.shift(parity, y, z);
+                    for k in Self::indices(&whole[0], shift) {
+                        let x = 2 * k + shift as isize;
+                        let site = self.global([x, y, z]);
+                        for axis in 0..3 {
+                            let coupling = E::from_f64(gaussian(seed, 3 * site + axis as u64));
+                            self.values_mut(parity, y, z, COUPLINGS + axis, &(k..k + 1))[0] = coupling;
+                        }
+                    }
+                }
+            }
+        }
+        self.set_initial_spins();
+    }
+
+    /// Sets the spins inside to those of the seed.
+    pub fn set_initial_spins(&mut self) {
+        let (lattice, extent) = (self.lattice, self.extent);
+        self.set_spins(|at| lattice.initial_spin(extent, at).map(E::from_f64));
+    }
+
+    /// Sets the spins inside as a function of local coordinates.
+    pub fn set_spins(&mut self, spin: impl Fn([isize; 3]) -> [E; 3]) {
+        let [xs, ys, zs] = self.inside();
+        for z in zs {
+            for y in ys.clone() {
+                for x in xs.clone() {
+                    self.set_spin([x, y, z], spin([x, y, z]));
+                }
+                self.copy_x_ends(y, z);
+            }
+        }
+    }
+
+    fn set_spin(&mut self, [x, y, z]: [isize; 3], spin: [E; 3]) {
+        let parity = self.shift(0, y, z) ^ (x & 1) as usize;
+        for (c, value) in spin.into_iter().enumerate() {
+            self.values_mut(parity, y, z, c, &(x.div_euclid(2)..x.div_euclid(2) + 1))[0] = value;
+        }
+    }
+
+    /// The spin at local coordinates, halos included.
+    #[must_use]
+    pub fn spin(&self, [x, y, z]: [isize; 3]) -> [E; 3] {
+        let parity = self.shift(0, y, z) ^ (x & 1) as usize;
+        let k = x.div_euclid(2);
+        std::array::from_fn(|c| self.values(parity, y, z, c, &(k..k + 1))[0])
+    }
+
+    /// Copies the ends of both rows at (y, z) into the x halos, if the block has all of x.
+    pub(crate) fn copy_x_ends(&mut self, y: isize, z: isize) {
+        if self.whole_x {
+            let last = (self.extent.size[0] / 2) as isize;
+            for parity in 0..2 {
+                for c in 0..COUPLINGS {
+                    let ends = [last - 1, 0].map(|k| self.values(parity, y, z, c, &(k..k + 1))[0]);
+                    self.values_mut(parity, y, z, c, &(-1..0))[0] = ends[0];
+                    self.values_mut(parity, y, z, c, &(last..last + 1))[0] = ends[1];
+                }
+            }
+        }
+    }
+
+    /// Appends the spins in a box as bytes: row by row, even sites before odd ones.
+    pub fn pack(&self, part: &Box3, to: &mut Vec<u8>) {
+        for z in part[2].clone() {
+            for y in part[1].clone() {
+                for parity in 0..2 {
+                    let indices = Self::indices(&part[0], self.shift(parity, y, z));
+                    for c in 0..COUPLINGS {
+                        E::append(self.values(parity, y, z, c, &indices), to);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Sets the spins in a box from the bytes of [`pack`](Self::pack) and returns the bytes after them. `None` if there are
+    /// too few.
+    pub fn unpack<'b>(&mut self, part: &Box3, mut bytes: &'b [u8]) -> Option<&'b [u8]> {
+        for z in part[2].clone() {
+            for y in part[1].clone() {
+                for parity in 0..2 {
+                    let indices = Self::indices(&part[0], self.shift(parity, y, z));
+                    let length = indices.len() * E::BYTES;
+                    for c in 0..COUPLINGS {
+                        let (row, rest) = bytes.split_at_checked(length)?;
+                        E::read(row, self.values_mut(parity, y, z, c, &indices));
+                        bytes = rest;
+                    }
+                }
+                self.copy_x_ends(y, z);
+            }
+        }
+        Some(bytes)
+    }
+
+    /// A checksum over the bits of all spins, the sum over blocks being independent of the cut.
+    #[must_use]
+    pub fn checksum(&self) -> u64 {
+        let [xs, ys, zs] = self.inside();
+        let mut sum = 0_u64;
+        for z in zs {
+            for y in ys.clone() {
+                for x in xs.clone() {
+                    let word = self
+                        .spin([x, y, z])
+                        .into_iter()
+                        .fold(self.global([x, y, z]), |word, value| mix(word ^ value.bits()));
+                    sum = sum.wrapping_add(word);
+                }
+            }
+        }
+        sum
+    }
+
+    /// The block's memory for the update of rows.
+    pub(crate) fn shared(&mut self) -> SharedBlock<E> {
+        let first = self.memory.as_mut_ptr().wrapping_add(self.start);
+        let across = self.extent.size[1] + 2 * self.halo[1];
+        SharedBlock {
+            first: first.wrapping_add(self.left),
+            across,
+            halo: self.halo.map(|halo| halo as isize),
+            pitch: self.pitch,
+            origin_parity: (self.extent.origin[1] + self.extent.origin[2]) % 2,
+            x_end: if self.whole_x { Some((self.extent.size[0] / 2) as isize) } else { None },
+        }
+    }
+}
+
+/// The memory of a block while threads update it.
+pub(crate) struct SharedBlock<E> {
+    first: *mut E,
+    across: usize,
+    halo: [isize; 3],
+    pitch: usize,
+    origin_parity: usize,
+    /// Number of sites in a row, if the ends of rows are neighbours.
+    x_end: Option<isize>,
+}
+
+// SAFETY: threads update disjoint rows, and read rows that no other thread writes meanwhile (module `sweeps`).
+unsafe impl<E: Send + Sync> Sync for SharedBlock<E> {}
+
+impl<E: Real> SharedBlock<E> {
+    fn row(&self, parity: usize, y: isize, z: isize) -> *mut E {
+        let (y, z) = ((y + self.halo[1]) as usize, (z + self.halo[2]) as usize);
+        self.first.wrapping_add(((z * self.across + y) * 2 + parity) * COMPONENTS * self.pitch)
+    }
+
+    /// `s` of the row of a parity.
+    pub(crate) fn shift(&self, parity: usize, y: isize, z: isize) -> usize {
+        (parity as isize + y + z + self.origin_parity as isize).rem_euclid(2) as usize
+    }
+
+    /// The rows that the update of a row needs.
+    pub(crate) fn rows(&self, parity: usize, y: isize, z: isize) -> Rows<E> {
+        let other = 1 - parity;
+        let near = |y, z| self.row(other, y, z).cast_const();
+        Rows {
+            own: self.row(parity, y, z),
+            same: near(y, z),
+            around: [near(y - 1, z), near(y + 1, z), near(y, z - 1), near(y, z + 1)],
+            pitch: self.pitch,
+            shift: self.shift(parity, y, z),
+        }
+    }
+
+    /// Copies the ends of an updated row into its x halos, if the block has all of x.
+    ///
+    /// # Safety
+    /// No other thread accesses the row.
+    pub(crate) unsafe fn copy_x_ends(&self, own: *mut E) {
+        let Some(end) = self.x_end else { return };
+        for c in 0..COUPLINGS {
+            let row = own.wrapping_add(c * self.pitch);
+            // SAFETY: the row has one site more on each side.
+            unsafe {
+                *row.offset(-1) = *row.offset(end - 1);
+                *row.offset(end) = *row;
+            }
+        }
+    }
+}
