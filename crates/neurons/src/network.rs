@@ -195,11 +195,14 @@ impl<'n> SynapseGenerator<'n> {
         for k in 0..network.synapses {
             let delay = if is_excitatory { 1 + k * network.longest_delay / network.synapses } else { 1 };
             let index = u64::from(source) * u64::from(network.synapses) + u64::from(k);
-            // Ends: at least half of the candidates in the own column are free.
+            let word = |attempt| counter_hash(network.seed, Stream::Target as u64, index, attempt);
+            let column =
+                if is_excitatory { self.column(source, word(0) as u32) } else { source / network.neurons };
+            let among = if is_excitatory { network.neurons } else { network.excitatory() };
+            // Ends: at least half of a column's neurons are free. Only the place is drawn again, so the shares hold.
             let mut attempt = 0;
             let target = loop {
-                let word = counter_hash(network.seed, Stream::Target as u64, index, attempt);
-                let target = self.candidate(source, is_excitatory, word);
+                let target = column * network.neurons + scaled((word(attempt) >> 32) as u32, among);
                 if target != source && self.take(target) {
                     break target;
                 }
@@ -210,25 +213,21 @@ impl<'n> SynapseGenerator<'n> {
         &self.synapses
     }
 
-    fn candidate(&self, source: NeuronId, is_excitatory: bool, word: u64) -> NeuronId {
+    /// The column of an excitatory synapse's target.
+    fn column(&self, source: NeuronId, bits: u32) -> ColumnId {
         let network = self.network;
-        let column = source / network.neurons;
-        let place = (word >> 32) as u32;
-        if !is_excitatory {
-            return column * network.neurons + scaled(place, network.excitatory());
-        }
-        let mut share = scaled((word as u32 & 0xffff) << 16, 1000);
+        let mut share = scaled(bits << 16, 1000);
         let mut ring = 0;
         while ring < REACH && share >= network.shares[ring] {
             share -= network.shares[ring];
             ring += 1;
         }
-        let cell = scaled((word as u32 >> 16) << 16, 8 * ring as u32);
+        let cell = scaled(bits & 0xffff_0000, 8 * ring as u32);
         let [dx, dy] = if ring == 0 { [0, 0] } else { ring_cell(ring as i64, cell.into()) };
-        let [x, y] = network.place(column);
+        let [x, y] = network.place(source / network.neurons);
         let wrap = |at: u32, by: i64, size: u32| (i64::from(at) + by).rem_euclid(i64::from(size)) as u32;
         let (x, y) = (wrap(x, dx, network.grid[0]), wrap(y, dy, network.grid[1]));
-        (x + network.grid[0] * y) * network.neurons + scaled(place, network.neurons)
+        x + network.grid[0] * y
     }
 
     /// Notes a target; false if it was noted before.
