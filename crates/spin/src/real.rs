@@ -44,17 +44,17 @@ macro_rules! real {
             }
 
             fn append(values: &[Self], to: &mut Vec<u8>) {
-                to.reserve(values.len() * $bytes);
-                for value in values {
-                    to.extend_from_slice(&value.to_le_bytes());
+                let start = to.len();
+                to.resize(start + values.len() * $bytes, 0);
+                // Fixed sizes make one copy of this.
+                for (word, value) in to[start..].as_chunks_mut().0.iter_mut().zip(values) {
+                    *word = value.to_le_bytes();
                 }
             }
 
             fn read(bytes: &[u8], into: &mut [Self]) {
-                for (value, word) in into.iter_mut().zip(bytes.chunks_exact($bytes)) {
-                    let mut copy = [0; $bytes];
-                    copy.copy_from_slice(word);
-                    *value = <$type>::from_le_bytes(copy);
+                for (value, &word) in into.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = <$type>::from_le_bytes(word);
                 }
             }
 
