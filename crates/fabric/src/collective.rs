@@ -9,10 +9,9 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 
-use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
+use crate::wait::wait_for_all;
+use crate::{ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
 
-/// Interval of looks for lost nodes while an operation waits.
-const LOOK_FOR_LOST: Duration = Duration::from_millis(100);
 /// A buffer per axis, because the neighbour on one axis may be ahead of that on another; and two of each in turn, because a
 /// neighbour writes the next result while this node reads the last one. It cannot be two operations ahead, as each needs
 /// a block of every node.
@@ -30,6 +29,31 @@ pub struct Collectives {
     operations: u64,
     arrived: [u64; 3],
     timeout: Duration,
+    statistics: ExchangeStatistics,
+}
+
+/// How [`Collectives::allreduce`] combines the values of two nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// The sum, modulo 2⁶⁴.
+    Sum,
+    /// The smaller one.
+    Min,
+    /// The larger one.
+    Max,
+    /// The bits that are set in one of them.
+    Or,
+}
+
+impl Reduction {
+    fn apply(self, a: u64, b: u64) -> u64 {
+        match self {
+            Reduction::Sum => a.wrapping_add(b),
+            Reduction::Min => a.min(b),
+            Reduction::Max => a.max(b),
+            Reduction::Or => a | b,
+        }
+    }
 }
 
 impl Collectives {
@@ -45,6 +69,11 @@ impl Collectives {
         let torus = fabric.dimensions();
         let half = bytes.max(1) * torus.nodes();
         let region = fabric.register(BUFFERS * half);
+        // From the exchange on, neighbours put. Earlier operations have raised the counters, too.
+        let mut arrived = [0; 3];
+        for (i, arrived) in arrived.iter_mut().enumerate() {
+            *arrived = fabric.counter(FIRST_COLLECTIVE_COUNTER + i as u16)?;
+        }
         let all = fabric.exchange(&region.0.to_le_bytes(), timeout)?;
         let region_of = |node: NodeNumber| {
             let mut id = [0; 8];
@@ -62,7 +91,8 @@ impl Collectives {
             (node, region_of(node))
         });
         let previous = Axis::ALL.map(|axis| along(axis, Sign::Minus));
-        Ok(Collectives { region, next, previous, half, operations: 0, arrived: [0; 3], timeout })
+        let statistics = ExchangeStatistics::default();
+        Ok(Collectives { region, next, previous, half, operations: 0, arrived, timeout, statistics })
     }
 
     /// Changes the longest wait of later operations.
@@ -83,6 +113,7 @@ impl Collectives {
         let turn = self.operations % 2;
         self.operations += 1;
         let at = torus.coordinates(fabric.here());
+        let (start, waited) = (Instant::now(), self.statistics.wait);
         let mut gathered = bytes.to_vec();
         for axis in Axis::ALL {
             let (size, place, block) = (torus.size(axis), at.on(axis), gathered.len());
@@ -96,34 +127,26 @@ impl Collectives {
                 let sent = (place + size - step) % size;
                 let one = Notification::Counter { index: counter, add: 1 };
                 fabric.put(next, region, offset(sent), &data, one)?;
+                self.statistics.messages += 1;
+                self.statistics.bytes += data.len() as u64;
                 self.arrived[axis.index()] += 1;
-                self.await_block(fabric, axis, counter)?;
+                let (value, previous) = (self.arrived[axis.index()], self.previous[axis.index()]);
+                let sent_at = Instant::now();
+                wait_for_all(fabric, counter, value, previous, self.timeout)?;
+                self.statistics.wait += sent_at.elapsed();
                 fabric.load(self.region, offset((sent + size - 1) % size), &mut data)?;
             }
             gathered = vec![0; block * usize::from(size)];
             fabric.load(self.region, base, &mut gathered)?;
         }
+        self.statistics.communicate += start.elapsed().saturating_sub(self.statistics.wait - waited);
         Ok(gathered)
     }
 
-    /// Waits for the next block of the previous node. A node that lives may wait for a lost one in turn, so any lost node
-    /// ends the operation.
-    fn await_block<F: Fabric>(&self, fabric: &mut F, axis: Axis, counter: u16) -> Result<(), FabricError> {
-        let (value, previous) = (self.arrived[axis.index()], self.previous[axis.index()]);
-        let start = Instant::now();
-        loop {
-            let left = self.timeout.saturating_sub(start.elapsed());
-            match fabric.wait_counter(counter, value, previous, left.min(LOOK_FOR_LOST)) {
-                Err(FabricError::TimedOut { .. }) if left > LOOK_FOR_LOST => {}
-                Err(FabricError::TimedOut { .. }) => {
-                    return Err(FabricError::TimedOut { waited: self.timeout });
-                }
-                other => return other,
-            }
-            if let Some(node) = fabric.lost_node() {
-                return Err(FabricError::NodeLost { node });
-            }
-        }
+    /// What all operations took so far.
+    #[must_use]
+    pub fn statistics(&self) -> ExchangeStatistics {
+        self.statistics
     }
 
     /// Waits until all nodes are here.
@@ -148,5 +171,30 @@ impl Collectives {
             sums[i % values.len()] += f64::from_le_bytes(bytes);
         }
         Ok(sums)
+    }
+
+    /// Combines each value over all nodes.
+    ///
+    /// # Errors
+    /// As [`Collectives::allgather`].
+    pub fn allreduce<F: Fabric>(
+        &mut self,
+        fabric: &mut F,
+        reduction: Reduction,
+        values: &[u64],
+    ) -> Result<Vec<u64>, FabricError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let all = self.allgather(fabric, &bytes)?;
+        let mut words = all.chunks_exact(8).map(|word| {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            u64::from_le_bytes(bytes)
+        });
+        let mut results: Vec<u64> = words.by_ref().take(values.len()).collect();
+        for (i, word) in words.enumerate() {
+            let result = &mut results[i % values.len()];
+            *result = reduction.apply(*result, word);
+        }
+        Ok(results)
     }
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use millstream_torus_core::NodeNumber;
 
-use crate::{Collectives, Fabric, FabricError, Neighbourhood, Notification, RegionId, Span};
+use crate::{
+    AllToAll, Collectives, Fabric, FabricError, Neighbourhood, Notification, Reduction, RegionId, Span,
+};
 
 const LONG: Duration = Duration::from_secs(30);
 
@@ -22,6 +24,7 @@ pub fn checks<F: Fabric>() -> Vec<Check<F>> {
         ("wrong_operations_are_refused_and_harm_nothing", wrong_operations_are_refused_and_harm_nothing),
         ("collectives_have_the_order_of_nodes", collectives_have_the_order_of_nodes),
         ("neighbours_exchange_messages_of_any_length", neighbours_exchange_messages_of_any_length),
+        ("all_nodes_exchange_messages_of_any_length", all_nodes_exchange_messages_of_any_length),
     ]
 }
 
@@ -208,4 +211,40 @@ fn neighbours_exchange_messages_of_any_length<F: Fabric>(fabric: &mut F) {
         }
         everybody(fabric);
     }
+}
+
+fn all_nodes_exchange_messages_of_any_length<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    let all: Vec<_> = fabric.dimensions().all().collect();
+    // Some are empty, some exceed the capacity.
+    let message = |from: NodeNumber, to: NodeNumber, turn: usize| {
+        let length = (from.index() * 37 + to.index() * 11 + turn * 5) % 150;
+        vec![(from.index() + 16 * to.index() + turn) as u8; length.saturating_sub(20)]
+    };
+    let mut all_to_all = AllToAll::new(fabric, 64, 10, LONG).expect("all nodes take part");
+    let mut collectives = Collectives::new(fabric, 16, LONG).expect("all nodes take part");
+    for turn in 0..6 {
+        let messages = all.iter().map(|&to| message(here, to, turn)).collect();
+        let received = all_to_all.alltoallv(fabric, messages).expect("all nodes live");
+        for (&from, received) in all.iter().zip(received) {
+            assert_eq!(received, message(from, here, turn), "{from} to {here}, turn {turn}");
+        }
+        let own = message(here, NodeNumber(0), turn);
+        let gathered = all_to_all.allgatherv(fabric, &own).expect("all nodes live");
+        for (&from, gathered) in all.iter().zip(gathered) {
+            assert_eq!(gathered, message(from, NodeNumber(0), turn), "{from} at {here}, turn {turn}");
+        }
+        let number = u64::from(here.0) + 3;
+        for (reduction, expected) in [
+            (Reduction::Sum, all.iter().map(|node| u64::from(node.0) + 3).sum()),
+            (Reduction::Min, 3),
+            (Reduction::Max, nodes as u64 + 2),
+            (Reduction::Or, all.iter().fold(0, |bits, node| bits | (u64::from(node.0) + 3))),
+        ] {
+            let values = collectives.allreduce(fabric, reduction, &[number, 7]).expect("all nodes live");
+            let seven = if reduction == Reduction::Sum { 7 * nodes as u64 } else { 7 };
+            assert_eq!(values, [expected, seven], "{reduction:?}");
+        }
+    }
+    everybody(fabric);
 }

@@ -1,18 +1,21 @@
 //! One-sided communication between the nodes of a torus.
 //!
 //! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
-//! of one process. [`collective`] has operations of all nodes and [`neighbourhood`] messages
-//! with fixed peers, both written once over put. [`conformance`] checks an implementation.
+//! of one process. [`collective`] has operations of all nodes, [`all_to_all`] messages of any length between all nodes and
+//! [`neighbourhood`] messages with fixed peers, all written once over put. [`conformance`] checks an implementation.
 #![forbid(unsafe_code)]
 
+pub mod all_to_all;
 pub mod collective;
 pub mod conformance;
 pub mod local;
 pub mod neighbourhood;
+mod wait;
 
 use std::time::Duration;
 
-pub use collective::Collectives;
+pub use all_to_all::AllToAll;
+pub use collective::{Collectives, Reduction};
 pub use local::LocalNode;
 pub use millstream_torus_core::header::Notification;
 use millstream_torus_core::{Dimensions, NodeNumber};
@@ -126,6 +129,12 @@ pub enum FabricError {
         offset: u64,
         /// Its length (bytes).
         length: u64,
+    },
+    /// A node sent a message of another form than this operation's.
+    #[error("{node} sent a malformed message: do all nodes call the same operation?")]
+    Malformed {
+        /// The node.
+        node: NodeNumber,
     },
     /// The deadline passed.
     #[error("no result after {waited:?}")]

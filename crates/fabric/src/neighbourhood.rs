@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::NodeNumber;
 
+use crate::wait::wait_for_all;
 use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
 
 const HEADER: usize = 8;
@@ -47,18 +48,20 @@ struct Peer {
 
 /// Buffers and counters of one node for messages with its peers.
 ///
-/// If a node has a peer, the peer has that node. All nodes create it together. It uses the counters from 0 on.
+/// If a node has a peer, the peer has that node. All nodes create it together.
 #[derive(Debug)]
 pub struct Neighbourhood {
     region: RegionId,
     peers: Vec<Peer>,
     capacity: usize,
+    first_counter: u16,
     timeout: Duration,
     statistics: ExchangeStatistics,
 }
 
 impl Neighbourhood {
-    /// Prepares messages with `peers`; up to `capacity` bytes travel at once. All nodes give the same capacity.
+    /// Prepares messages with `peers`; up to `capacity` bytes travel at once. All nodes give the same capacity. It uses the
+    /// counters from 0 on, one a peer.
     ///
     /// # Errors
     /// [`FabricError::NoCounter`] for more than [`MAX_PEERS`] peers; [`FabricError::NodeLost`] if a peer does not have this
@@ -69,13 +72,28 @@ impl Neighbourhood {
         capacity: usize,
         timeout: Duration,
     ) -> Result<Neighbourhood, FabricError> {
-        if peers.len() > MAX_PEERS {
+        Neighbourhood::with_counters(fabric, peers, capacity, 0, timeout)
+    }
+
+    /// As [`Neighbourhood::new`], with counters from `first_counter` on, one a peer, so that a node has several
+    /// neighbourhoods at once. All nodes give the same counter.
+    ///
+    /// # Errors
+    /// As [`Neighbourhood::new`]; [`FabricError::NoCounter`] if the counters do not suffice.
+    pub fn with_counters<F: Fabric>(
+        fabric: &mut F,
+        peers: &[NodeNumber],
+        capacity: usize,
+        first_counter: u16,
+        timeout: Duration,
+    ) -> Result<Neighbourhood, FabricError> {
+        if usize::from(first_counter) + peers.len() > MAX_PEERS {
             return Err(FabricError::NoCounter { index: FIRST_COLLECTIVE_COUNTER });
         }
         let capacity = capacity.max(1);
         let region = fabric.register(2 * peers.len() * (HEADER + capacity));
         let counted: Vec<u64> =
-            (0..peers.len()).map(|i| fabric.counter(i as u16)).collect::<Result<_, _>>()?;
+            (0..peers.len()).map(|i| fabric.counter(first_counter + i as u16)).collect::<Result<_, _>>()?;
         // From this exchange on, peers put.
         let mut description = region.0.to_le_bytes().to_vec();
         description.extend(peers.iter().flat_map(|peer| peer.0.to_le_bytes()));
@@ -102,6 +120,7 @@ impl Neighbourhood {
             region,
             peers: list,
             capacity,
+            first_counter,
             timeout,
             statistics: ExchangeStatistics::default(),
         })
@@ -188,7 +207,8 @@ impl Neighbourhood {
             data.extend_from_slice(part);
             let offset = (2 * peer.offset + peer.rounds % 2) * slot;
             // The place in the peer's list is below `MAX_PEERS`.
-            let one = Notification::Counter { index: peer.offset as u16, add: 1 };
+            let index = self.first_counter + peer.offset as u16;
+            let one = Notification::Counter { index, add: 1 };
             fabric.put(peer.node, peer.region, offset, &data, one)?;
             self.statistics.messages += 1;
             self.statistics.bytes += data.len() as u64;
@@ -207,7 +227,8 @@ impl Neighbourhood {
             return Ok(0);
         }
         let begin = Instant::now();
-        fabric.wait_counter(i as u16, peer.counted + peer.rounds, peer.node, self.timeout)?;
+        let (counter, value) = (self.first_counter + i as u16, peer.counted + peer.rounds);
+        wait_for_all(fabric, counter, value, peer.node, self.timeout)?;
         let arrived = Instant::now();
         let offset = (2 * i as u64 + peer.rounds % 2) * slot;
         let mut header = [0; HEADER];
