@@ -8,7 +8,7 @@ use millstream_bench::results::Results;
 use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
-use millstream_bench::{card, evb, model, neurons, report, scale, spin, verbs, wire};
+use millstream_bench::{card, evb, model, neurons, report, scale, spin, torus, verbs, wire};
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;
@@ -63,6 +63,13 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             table
         }
         BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
+        BenchCommand::Torus { rounds } => {
+            let device = std::env::var(millstream_rdma::loader::ENV_DEVICE).ok();
+            torus::run(&torus::Options { program, device, folder: out.clone(), rounds: rounds.rounds })?
+        }
+        BenchCommand::TorusClient { results, traffic } => {
+            return torus::client::run(results.as_deref(), traffic).map(|()| ExitCode::SUCCESS);
+        }
         BenchCommand::Report { results, document, readme } => {
             for written in report::update(&out, &results, &document, &readme)? {
                 println!("{}", written.display());

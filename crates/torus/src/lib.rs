@@ -6,13 +6,15 @@
 //! A node process owns the registered memory and the connections, so packets pass a node whose application is busy or
 //! absent. Read [`engine`] (one node as a machine over any links), [`verbs`] (links over verbs), [`control`] (the memory
 //! between application and node), [`application`] (the [`Fabric`](millstream_fabric::Fabric) of an application process),
-//! [`node`] (the process) and [`launch`] (a torus on this host).
+//! [`node`] (the process) and [`launch`] (a torus on this host). [`direct`] is the same interface
+//! where a switch joins all nodes.
 
 pub mod account;
 pub mod application;
 mod attach;
 pub mod card;
 pub mod control;
+pub mod direct;
 pub mod engine;
 mod exchange;
 pub mod health_page;
@@ -27,3 +29,4 @@ mod staging;
 pub mod verbs;
 
 pub use application::TorusNode;
+pub use direct::DirectNode;

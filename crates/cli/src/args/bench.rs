@@ -132,6 +132,24 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
     },
+    /// Measure the torus against a full mesh, a bare WRITE and memcpy
+    ///
+    ///     millstream bench torus --rounds 3
+    #[command(verbatim_doc_comment)]
+    Torus {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+    },
+    /// The application of `bench torus` on one node
+    #[command(hide = true)]
+    TorusClient {
+        /// File for the values that node 0 measures
+        #[arg(long, value_name = "FILE")]
+        results: Option<PathBuf>,
+        /// Only put this many messages to each neighbour
+        #[arg(long, value_name = "N")]
+        traffic: Option<u32>,
+    },
     /// Render docs/benchmarks.md from the results of all machines
     ///
     /// Copies the results files of this machine into its folder below RESULTS, then renders the document from all files

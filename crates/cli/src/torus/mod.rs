@@ -2,6 +2,8 @@
 
 mod application;
 mod neurons;
+mod bfs;
+mod nodes;
 mod run;
 mod shape;
 mod simulate;
@@ -14,7 +16,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use millstream_card_abi::CardName;
 use millstream_health::Timers;
 use millstream_rdma::device::DeviceSelector;
@@ -33,6 +35,7 @@ pub(crate) enum TorusCommand {
     /// account of packets does not balance.
     ///
     ///     millstream torus run --dimensions 2x2x2 -- target/debug/examples/neighbours
+    ///     millstream torus run --dimensions 2x2x1 --network direct -- millstream torus bfs --scale 16
     ///
     /// On several hosts, --launcher names a program that starts the process of a node where it belongs: it is called with
     /// the process's program and arguments, and finds the node's number in MILLSTREAM_TORUS_RANK. Nodes listen at the
@@ -90,6 +93,15 @@ pub(crate) enum TorusCommand {
     ///     millstream torus run --dimensions 2x2x2 -- millstream torus neurons --columns 6x6 --duration 1000
     #[command(verbatim_doc_comment)]
     Neurons(neurons::TorusNeuronsOptions),
+    /// Search a Graph500 graph breadth-first (docs/torus-applications.md)
+    ///
+    /// Generates the Kronecker graph of Graph500, searches from 64 roots and validates each result by the five rules.
+    /// Runs alone, with threads as nodes, or as the program of `torus run`.
+    ///
+    ///     millstream torus bfs --scale 16 --dimensions 2x1x1 --svg bfs.svg
+    ///     millstream torus run --dimensions 2x2x1 -- millstream torus bfs --scale 16 --checkpoint bfs.jsonl
+    #[command(verbatim_doc_comment)]
+    Bfs(bfs::TorusBfsOptions),
 }
 
 #[derive(Debug, Args)]
@@ -106,6 +118,12 @@ impl EngineArguments {
     fn options(&self) -> EngineOptions {
         EngineOptions { packet: self.packet, slots: self.slots, ..EngineOptions::default() }
     }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Network {
+    Torus,
+    Direct,
 }
 
 /// What the torus is.
@@ -132,6 +150,9 @@ pub(crate) struct TorusRunOptions {
     /// Where supervisors listen; nodes on other hosts must reach it
     #[arg(long, value_name = "HOST:PORT")]
     supervisor_listen: Option<String>,
+    /// Connect each node with its neighbours, or all nodes with all (`direct`), without node processes
+    #[arg(long, default_value = "torus", value_name = "NETWORK")]
+    network: Network,
     #[command(flatten)]
     engine: EngineArguments,
     /// Card of each node, whose memory programs may register; {node} stands for the node's number
@@ -279,6 +300,7 @@ pub(crate) fn run(
         TorusCommand::Simulate(options) => simulate::run(options),
         TorusCommand::Spin(options) => spin::run(options),
         TorusCommand::Neurons(options) => neurons::run(options),
+        TorusCommand::Bfs(options) => bfs::run(options),
     }
 }
 

@@ -6,14 +6,17 @@ use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::account::Account;
-use millstream_torus::launch::Launcher;
+use millstream_torus::launch::{Launcher, run_direct};
 
-use super::TorusRunOptions;
+use super::{Network, TorusRunOptions};
 
 pub(super) fn run(
     options: &TorusRunOptions,
     device: Option<&DeviceSelector>,
 ) -> Result<ExitCode, Box<dyn Error>> {
+    if options.network == Network::Direct {
+        return run_mesh(options, device);
+    }
     let mut node_arguments: Vec<OsString> = Vec::new();
     for (name, value) in
         [("--packet", options.engine.packet.to_string()), ("--slots", options.engine.slots.to_string())]
@@ -72,4 +75,22 @@ pub(super) fn run(
         println!("{dimensions}: {total}");
     }
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
+}
+
+/// Runs the application on a full mesh, which has neither node processes nor supervisors.
+fn run_mesh(options: &TorusRunOptions, device: Option<&DeviceSelector>) -> Result<ExitCode, Box<dyn Error>> {
+    let without_nodes = [
+        ("--supervisors", options.supervisors > 0),
+        ("--launcher", options.launcher.is_some()),
+        ("--listen", options.listen.is_some()),
+        ("--card", options.card.is_some()),
+        ("--once", options.once),
+    ];
+    if let Some((option, _)) = without_nodes.into_iter().find(|&(_, given)| given) {
+        return Err(format!("{option} is about node processes, which --network direct does not have").into());
+    }
+    let (dimensions, _) = options.shape.resolve()?;
+    let device = device.map(ToString::to_string);
+    run_direct(dimensions, device.as_deref(), &options.program)?;
+    Ok(ExitCode::SUCCESS)
 }

@@ -3,6 +3,7 @@
 mod applications;
 mod attendant;
 mod child;
+mod direct;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ use crate::service::TorusState;
 use applications::Applications;
 use attendant::Attendant;
 use child::NodeChild;
+pub use direct::{DirectError, run_direct};
 
 /// How long the nodes may take to find each other.
 const START: Duration = Duration::from_secs(90);

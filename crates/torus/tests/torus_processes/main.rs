@@ -16,8 +16,9 @@ use millstream_health::{NodeState, Timers};
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::TorusNode;
 use millstream_torus::account::Account;
+use millstream_torus::direct::DirectNode;
 use millstream_torus::engine::EngineOptions;
-use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
+use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher, run_direct};
 use millstream_torus::monitor::{self, MonitorOptions};
 use millstream_torus::node::{self, NodeOptions};
 use millstream_torus::service::supervisor::{self, SupervisorOptions};
@@ -127,6 +128,9 @@ fn application(name: &str) -> Vec<OsString> {
 }
 
 fn run_application(name: &str) {
+    if let Some(name) = name.strip_prefix("direct-") {
+        return run_on_mesh(name);
+    }
     let mut node = TorusNode::from_environment().expect("a node process");
     match name {
         "conformance" => {
@@ -145,6 +149,50 @@ fn run_application(name: &str) {
         "lost_lease" => cards::use_a_card_until_its_lease_ends(&mut node),
         other => panic!("no application {other}"),
     }
+}
+
+fn run_on_mesh(name: &str) {
+    let mut node = DirectNode::from_environment().expect("a mesh");
+    match name {
+        "conformance" => {
+            let checks = conformance::checks::<DirectNode>();
+            assert!(checks.len() >= 8);
+            checks.into_iter().for_each(|(_, check)| check(&mut node));
+        }
+        "lost" => lose_a_node_of_a_mesh(&mut node),
+        other => panic!("no application {other}"),
+    }
+}
+
+/// Node 1 writes to all others and ends; they see its last words, then its loss.
+fn lose_a_node_of_a_mesh(node: &mut DirectNode) {
+    let lost = NodeNumber(1);
+    let region = node.register(8);
+    let all = node.exchange(&region.0.to_le_bytes(), LONG).expect("all live");
+    let region_of =
+        |other: NodeNumber| RegionId(u64::from_le_bytes(all[other.index()][..].try_into().expect("8 bytes")));
+    if node.here() == lost {
+        for to in node.dimensions().all() {
+            let one = Notification::Counter { index: 3, add: 1 };
+            node.put(to, region_of(to), 0, b"farewell", one).expect("lives");
+            node.flush(to).expect("lives");
+        }
+        return;
+    }
+    node.wait_counter(3, 1, lost, LONG).expect("arrived before the end");
+    let mut words = [0; 8];
+    node.load(region, 0, &mut words).expect("own region");
+    assert_eq!(&words, b"farewell");
+    let gone = FabricError::NodeLost { node: lost };
+    assert_eq!(node.wait_counter(3, 2, lost, LONG), Err(gone));
+    assert_eq!(node.lost_node(), Some(lost));
+    assert_eq!(node.put(lost, region_of(lost), 0, &[1], Notification::None), Err(gone));
+    assert_eq!(node.exchange(&[], LONG), Err(gone));
+    // The others still reach each other.
+    let other = NodeNumber(2 - node.here().0);
+    node.put(other, region_of(other), 0, &[1], Notification::Counter { index: 4, add: 1 }).expect("lives");
+    node.wait_counter(4, 1, other, LONG).expect("lives");
+    node.flush(other).expect("lives");
 }
 
 const LONG: Duration = Duration::from_secs(60);
@@ -289,6 +337,11 @@ fn trials() -> Vec<Trial> {
         let run = move || conforms(dimensions).map_err(|error| Failed::from(error.to_string()));
         trials.push(Trial::test(format!("a_torus_of_{dimensions}_passes_the_conformance_suite"), run));
     }
+    for dimensions in ["1x1x1", "2x1x1", "3x1x1", "2x2x2"] {
+        let run = move || mesh(dimensions, "direct-conformance");
+        trials.push(Trial::test(format!("a_mesh_of_{dimensions}_passes_the_conformance_suite"), run));
+    }
+    trials.push(Trial::test("a_mesh_sees_a_lost_node_after_its_last_words", || mesh("3x1x1", "direct-lost")));
     let survive = |dimensions, supervisor| {
         move || survivors_go_on(dimensions, supervisor).map_err(|error| Failed::from(error.to_string()))
     };
@@ -334,6 +387,11 @@ fn a_failing_application_fails_the_run() -> Result<(), LaunchError> {
     let missing = torus.run(&["/nowhere/program".into()]).expect_err("no such program");
     assert!(missing.to_string().contains("/nowhere/program"), "{missing}");
     torus.finish().map(drop)
+}
+
+fn mesh(dimensions: &str, name: &str) -> Result<(), Failed> {
+    let torus = dimensions.parse().expect("valid");
+    run_direct(torus, Some("soft"), &application(name)).map_err(|error| Failed::from(error.to_string()))
 }
 
 fn conforms(dimensions: &str) -> Result<(), LaunchError> {

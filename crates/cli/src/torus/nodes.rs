@@ -1,0 +1,57 @@
+//! Applications on the nodes of a torus: one process of `torus run`, or a thread for each node.
+
+use std::error::Error;
+
+use millstream_fabric::{Fabric, LocalNode};
+use millstream_torus::application::ENV_SOCKET;
+use millstream_torus::direct::ENV_RENDEZVOUS;
+use millstream_torus::{DirectNode, TorusNode};
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+/// An application that runs on every node.
+pub(super) trait NodeProgram: Sync {
+    type Output: Send;
+
+    fn run<F: Fabric>(&self, node: &mut F) -> Self::Output;
+}
+
+/// Runs a program on this process's node if `torus run` started it, else on a thread for each node of `dimensions`.
+/// Returns the results of this process, by node.
+pub(super) fn run<P: NodeProgram>(
+    program: &P,
+    dimensions: Option<Dimensions>,
+) -> Result<Vec<(NodeNumber, P::Output)>, Box<dyn Error>> {
+    if std::env::var_os(ENV_SOCKET).is_some() {
+        return on_this_node(program, TorusNode::from_environment()?, dimensions);
+    }
+    if std::env::var_os(ENV_RENDEZVOUS).is_some() {
+        return on_this_node(program, DirectNode::from_environment()?, dimensions);
+    }
+    let torus = match dimensions {
+        Some(torus) => torus,
+        None => Dimensions::new([1; 3])?,
+    };
+    Ok(std::thread::scope(|scope| {
+        let start = |mut node: LocalNode| (node.here(), scope.spawn(move || program.run(&mut node)));
+        let threads: Vec<_> = LocalNode::all(torus).into_iter().map(start).collect();
+        let join = |(node, thread): (_, std::thread::ScopedJoinHandle<'_, P::Output>)| match thread.join() {
+            Ok(output) => (node, output),
+            Err(panic) => std::panic::resume_unwind(panic),
+        };
+        threads.into_iter().map(join).collect()
+    }))
+}
+
+/// Runs a program on the node of this process.
+fn on_this_node<P: NodeProgram>(
+    program: &P,
+    mut node: impl Fabric,
+    dimensions: Option<Dimensions>,
+) -> Result<Vec<(NodeNumber, P::Output)>, Box<dyn Error>> {
+    let torus = node.dimensions();
+    if dimensions.is_some_and(|wanted| wanted != torus) {
+        return Err(format!("--dimensions differ from those of `torus run`, {torus}: leave them out").into());
+    }
+    let output = program.run(&mut node);
+    Ok(vec![(node.here(), output)])
+}

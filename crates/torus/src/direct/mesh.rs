@@ -1,0 +1,250 @@
+//! The start of a mesh: nodes learn each other's addresses at a rendezvous, then each dials those below it.
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial, listen};
+use millstream_rdma::device::DeviceError;
+use millstream_rdma::queue::QueueError;
+use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
+use millstream_rdma::{Access, Deadline, Device, PreparedQueuePair, RcOptions, WrId};
+use millstream_torus_core::{Dimensions, NodeNumber};
+use serde::{Deserialize, Serialize};
+
+use super::DirectOptions;
+use super::message::MESSAGE_BYTES;
+use super::node::{Node, Peer, RECEIVE, RECEIVES, SENDS};
+use crate::memory::Memory;
+
+/// First bytes of a connection between two nodes.
+const MARK: [u8; 8] = *b"mdirect1";
+/// Longest line at a rendezvous: the addresses of all nodes.
+const MAX_LINE: u64 = 4 << 20;
+
+/// Why a mesh cannot be connected.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MeshError {
+    /// The environment lacks a variable, or it is malformed.
+    #[error(
+        "{name} is not set, or malformed: start this program with `millstream torus run --network direct -- PROGRAM`"
+    )]
+    Environment {
+        /// The variable.
+        name: &'static str,
+    },
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A connection failed.
+    #[error("{what}: {cause}")]
+    Connect {
+        /// Between whom.
+        what: String,
+        /// The cause.
+        cause: ConnectError,
+    },
+    /// A peer is not the expected one.
+    #[error("{who} {what}")]
+    Refused {
+        /// Its address.
+        who: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// The device refused a queue.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A system call failed.
+    #[error("mesh: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// What a node says at the rendezvous.
+#[derive(Debug, Serialize, Deserialize)]
+struct Arrival {
+    key: u64,
+    dimensions: String,
+    node: u16,
+    address: String,
+}
+
+/// The place where all nodes of a run learn each other's addresses.
+#[derive(Debug)]
+pub struct Rendezvous {
+    listener: Listener,
+    torus: Dimensions,
+    key: u64,
+}
+
+impl Rendezvous {
+    /// Listens on this host.
+    ///
+    /// # Errors
+    /// [`MeshError`] of the socket.
+    pub fn listen(torus: Dimensions, key: u64) -> Result<Rendezvous, MeshError> {
+        let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
+        Ok(Rendezvous { listener: listen("127.0.0.1:0").map_err(failed)?, torus, key })
+    }
+
+    /// Its address.
+    #[must_use]
+    pub fn address(&self) -> String {
+        self.listener.address().to_string()
+    }
+
+    /// Waits for all nodes, and gives them all addresses.
+    ///
+    /// # Errors
+    /// [`MeshError`] if a node does not come in time. Strangers are ignored.
+    pub fn run(&self, deadline: Deadline) -> Result<(), MeshError> {
+        let mut arrived: HashMap<u16, (TcpStream, String)> = HashMap::new();
+        while arrived.len() < self.torus.nodes() {
+            let missing = self.torus.all().find(|node| !arrived.contains_key(&node.0)).unwrap_or_default();
+            let failed = |cause| MeshError::Connect { what: format!("waiting for {missing}"), cause };
+            let (stream, address) = self.listener.accept(deadline).map_err(failed)?;
+            match self.greet(&stream) {
+                Ok(arrival) => {
+                    arrived.insert(arrival.node, (stream, arrival.address));
+                }
+                Err(cause) => tracing::warn!("{address} is not a node of this run: {cause}"),
+            }
+        }
+        let addresses: Vec<&str> = self.torus.all().map(|node| arrived[&node.0].1.as_str()).collect();
+        let line = serde_json::to_string(&addresses).map_err(io::Error::from)? + "\n";
+        for (stream, _) in arrived.values_mut() {
+            stream.write_all(line.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    fn greet(&self, stream: &TcpStream) -> io::Result<Arrival> {
+        stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+        let arrival: Arrival = read_line(stream)?;
+        let known = self.torus.contains(NodeNumber(arrival.node));
+        let same = arrival.key == self.key && arrival.dimensions == self.torus.to_string() && known;
+        if same { Ok(arrival) } else { Err(io::Error::other("it has another key, shape or number")) }
+    }
+}
+
+fn read_line<T: serde::de::DeserializeOwned>(stream: &TcpStream) -> io::Result<T> {
+    let mut line = String::new();
+    BufReader::new(stream.take(MAX_LINE)).read_line(&mut line)?;
+    Ok(serde_json::from_str(&line)?)
+}
+
+/// Learns the addresses of all nodes.
+fn meet(options: &DirectOptions, own: &str, deadline: Deadline) -> Result<Vec<String>, MeshError> {
+    let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
+    let mut stream = dial(&options.rendezvous, deadline).map_err(failed)?;
+    let arrival = Arrival {
+        key: options.key,
+        dimensions: options.dimensions.to_string(),
+        node: options.node.0,
+        address: own.to_owned(),
+    };
+    let line = serde_json::to_string(&arrival).map_err(io::Error::from)? + "\n";
+    stream.write_all(line.as_bytes())?;
+    stream.set_read_timeout(deadline.remaining().map(|left| left.max(Duration::from_millis(1))))?;
+    let addresses: Vec<String> = read_line(&stream)?;
+    if addresses.len() == options.dimensions.nodes() {
+        return Ok(addresses);
+    }
+    let what = format!("named {} nodes instead of {}", addresses.len(), options.dimensions.nodes());
+    Err(MeshError::Refused { who: options.rendezvous.clone(), what })
+}
+
+/// Connects with all nodes.
+pub(super) fn connect(
+    options: &DirectOptions,
+    device: &Device,
+    deadline: Deadline,
+) -> Result<Node, MeshError> {
+    let torus = options.dimensions;
+    if !torus.contains(options.node) {
+        let what = format!("is not in a torus of {torus}");
+        return Err(MeshError::Refused { who: options.node.to_string(), what });
+    }
+    let failed = |what: String| move |cause| MeshError::Connect { what, cause };
+    let listener = listen("127.0.0.1:0").map_err(failed("listening for nodes".to_owned()))?;
+    let addresses = meet(options, &listener.address().to_string(), deadline)?;
+    let waiter = CompletionWaiter::new(device, WaitOptions::default())?;
+    let others = torus.nodes() as u32 - 1;
+    let queue = waiter.completion_queue((others * (SENDS + RECEIVES)).max(1))?;
+    let mut node = Node::new(torus, options.node, device.clone(), queue, waiter)?;
+    for lower in torus.all().take(options.node.index()) {
+        let to = || format!("connecting {} with {lower}", options.node);
+        let mut stream = dial(&addresses[lower.index()], deadline).map_err(failed(to()))?;
+        let mut hello = MARK.to_vec();
+        hello.extend(options.key.to_le_bytes());
+        hello.extend(options.node.0.to_le_bytes());
+        stream.write_all(&hello)?;
+        let peer = finish(&node, device, lower, stream, deadline).map_err(failed(to()));
+        node.add(peer??);
+    }
+    while node.peers_connected() < torus.nodes() - 1 {
+        let (mut stream, address) =
+            listener.accept(deadline).map_err(failed("waiting for nodes".to_owned()))?;
+        match greeted(&mut stream, options).and_then(|higher| {
+            if node.has_peer(higher) { Err(io::Error::other("it is connected already")) } else { Ok(higher) }
+        }) {
+            Ok(higher) => {
+                let what = format!("connecting {} with {higher}", options.node);
+                let peer = finish(&node, device, higher, stream, deadline).map_err(failed(what));
+                node.add(peer??);
+            }
+            Err(cause) => tracing::warn!("{address} is not a node of this run: {cause}"),
+        }
+    }
+    Ok(node)
+}
+
+/// Reads which node dialled.
+fn greeted(stream: &mut TcpStream, options: &DirectOptions) -> io::Result<NodeNumber> {
+    let mut hello = [0; 18];
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    stream.read_exact(&mut hello)?;
+    let node = NodeNumber(u16::from_le_bytes([hello[16], hello[17]]));
+    let same = hello[..8] == MARK && hello[8..16] == options.key.to_le_bytes();
+    let is_higher = node > options.node && options.dimensions.contains(node);
+    if same && is_higher { Ok(node) } else { Err(io::Error::other("it has another key or number")) }
+}
+
+/// Connects a queue pair over a stream.
+fn finish(
+    node: &Node,
+    device: &Device,
+    peer: NodeNumber,
+    mut stream: TcpStream,
+    deadline: Deadline,
+) -> Result<Result<Peer, MeshError>, ConnectError> {
+    let rc = RcOptions {
+        send_depth: SENDS,
+        recv_depth: RECEIVES,
+        send_sges: 1,
+        max_inline: 0,
+        access: Access::REMOTE | Access::REMOTE_ATOMIC,
+        ..RcOptions::default()
+    };
+    let prepare = || -> Result<_, MeshError> {
+        let length = (RECEIVES + SENDS) as usize * MESSAGE_BYTES;
+        let access = Some((device, Access::LOCAL_WRITE));
+        let messages = Memory::allocate("millstream-direct-messages", length, access)?.0;
+        let prepared = PreparedQueuePair::new(device, node.queue(), node.queue(), &rc)?;
+        for slot in 0..RECEIVES {
+            let sge = node.message_sge(&messages, slot)?;
+            let posted =
+                prepared.post_recv(&[sge], WrId(RECEIVE | u64::from(peer.0) << 32 | u64::from(slot)));
+            posted.map_err(|error| io::Error::other(error.to_string()))?;
+        }
+        Ok((messages, prepared))
+    };
+    let (messages, prepared) = match prepare() {
+        Ok(prepared) => prepared,
+        Err(error) => return Ok(Err(error)),
+    };
+    let ConnectedQueuePair { pair, .. } = prepared.connect(&mut stream, &[], deadline)?;
+    Ok(Ok(Peer::new(peer, pair, stream, messages)))
+}

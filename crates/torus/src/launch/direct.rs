@@ -1,0 +1,73 @@
+//! Applications of a mesh on this host: no node processes, all connected with all.
+
+use std::ffi::OsString;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use millstream_rdma::Deadline;
+use millstream_torus_core::Dimensions;
+
+use super::LaunchError;
+use super::applications::Applications;
+use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE};
+use crate::direct::{ENV_KEY, ENV_RENDEZVOUS, MeshError, Rendezvous};
+
+/// How long the applications may take to connect.
+const START: Duration = Duration::from_secs(90);
+
+/// Why a mesh did not end well.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DirectError {
+    /// The nodes could not meet.
+    #[error(transparent)]
+    Mesh(#[from] MeshError),
+    /// A program could not be started, or failed.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+}
+
+/// Runs a program for each node, connected by [`DirectNode`](crate::DirectNode), and waits until all have ended.
+///
+/// # Errors
+/// [`DirectError`] of the first that failed; the others are ended.
+pub fn run_direct(
+    dimensions: Dimensions,
+    device: Option<&str>,
+    program: &[OsString],
+) -> Result<(), DirectError> {
+    let key = millstream_shm::random_u64();
+    let rendezvous = Rendezvous::listen(dimensions, key)?;
+    let address = rendezvous.address();
+    // Ends at its deadline if the programs do not use the fabric.
+    std::thread::spawn(move || {
+        if let Err(error) = rendezvous.run(Deadline::after(START)) {
+            tracing::warn!("{error}");
+        }
+    });
+    let Some((name, arguments)) = program.split_first() else { return Ok(()) };
+    let mut applications = Applications::default();
+    for node in dimensions.all() {
+        let mut command = Command::new(name);
+        command
+            .args(arguments)
+            .env(ENV_RENDEZVOUS, &address)
+            .env(ENV_KEY, format!("{key:016x}"))
+            .env(ENV_RANK, node.0.to_string())
+            .env(ENV_SIZE, dimensions.nodes().to_string())
+            .env(ENV_DIMENSIONS, dimensions.to_string())
+            .stdin(Stdio::null());
+        if let Some(device) = device {
+            command.env(millstream_rdma::loader::ENV_DEVICE, device);
+        }
+        applications.start(node, command)?;
+    }
+    while applications.is_running() {
+        if let Some((node, status)) = applications.look()?
+            && !status.success()
+        {
+            return Err(LaunchError::Application { node, status }.into());
+        }
+    }
+    Ok(())
+}
