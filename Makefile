@@ -39,7 +39,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-apps bench-card bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-apps bench-card bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -128,6 +128,9 @@ bench-apps: build target/bench/venv/ready-apps ## measure the torus' application
 target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt
 	@mkdir -p $(@D)
 	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
+
+bench-torus: build ## measure the torus: puts and gets by hops, monitoring, simulated tori
+	$(TARGET_DIR)/release/millstream bench torus
 
 # Without a package index the benchmark skips the Python programs and prints a note.
 target/bench/venv/ready: crates/bench/src/stencil/requirements.txt

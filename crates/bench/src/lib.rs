@@ -17,6 +17,7 @@ pub mod spin;
 pub mod stencil;
 mod table;
 pub mod tools;
+pub mod torus;
 pub mod verbs;
 pub mod wire;
 
@@ -38,7 +39,7 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 10] = [
+pub const BENCHMARKS: [Benchmark; 11] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
@@ -48,6 +49,7 @@ pub const BENCHMARKS: [Benchmark; 10] = [
     stencil::jobs::BENCHMARK,
     spin::BENCHMARK,
     neurons::BENCHMARK,
+    torus::BENCHMARK,
     model::BENCHMARK,
 ];
 
