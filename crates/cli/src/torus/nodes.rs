@@ -15,12 +15,12 @@ pub(super) trait NodeProgram: Sync {
     fn run<F: Fabric>(&self, node: &mut F) -> Self::Output;
 }
 
+/// Results of a program, by node.
+type Outputs<P> = Result<Vec<(NodeNumber, <P as NodeProgram>::Output)>, Box<dyn Error>>;
+
 /// Runs a program on this process's node if `torus run` started it, else on a thread for each node of `dimensions`.
 /// Returns the results of this process, by node.
-pub(super) fn run<P: NodeProgram>(
-    program: &P,
-    dimensions: Option<Dimensions>,
-) -> Result<Vec<(NodeNumber, P::Output)>, Box<dyn Error>> {
+pub(super) fn run<P: NodeProgram>(program: &P, dimensions: Option<Dimensions>) -> Outputs<P> {
     if std::env::var_os(ENV_SOCKET).is_some() {
         return on_this_node(program, TorusNode::from_environment()?, dimensions);
     }
@@ -47,7 +47,7 @@ fn on_this_node<P: NodeProgram>(
     program: &P,
     mut node: impl Fabric,
     dimensions: Option<Dimensions>,
-) -> Result<Vec<(NodeNumber, P::Output)>, Box<dyn Error>> {
+) -> Outputs<P> {
     let torus = node.dimensions();
     if dimensions.is_some_and(|wanted| wanted != torus) {
         return Err(format!("--dimensions differ from those of `torus run`, {torus}: leave them out").into());
