@@ -39,7 +39,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-apps bench-card bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -115,6 +115,9 @@ bench-verbs: build ## measure the soft device on one host: perftest, UCX and raw
 
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
+
+bench-faults: build ## kill, stop and slow down processes of the event builder, and print the fault matrix (minutes)
+	$(TARGET_DIR)/release/millstream bench faults
 
 bench-card: build target/bench/venv/ready ## measure cards, the stencil kernel against C, numba and numpy, and stencil jobs
 	$(TARGET_DIR)/release/millstream bench card

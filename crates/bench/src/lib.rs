@@ -7,6 +7,7 @@
 
 pub mod card;
 pub mod evb;
+pub mod faults;
 mod memcpy;
 pub mod model;
 pub mod neurons;
@@ -44,6 +45,7 @@ pub const BENCHMARKS: [Benchmark; 11] = [
     scale::BENCHMARK,
     wire::BENCHMARK,
     evb::BENCHMARK,
+    faults::BENCHMARK,
     card::BENCHMARK,
     stencil::BENCHMARK,
     stencil::jobs::BENCHMARK,

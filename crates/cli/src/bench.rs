@@ -8,7 +8,7 @@ use millstream_bench::results::Results;
 use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
-use millstream_bench::{card, evb, model, neurons, report, scale, spin, torus, verbs, wire};
+use millstream_bench::{card, evb, faults, model, neurons, report, scale, spin, torus, verbs, wire};
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;
@@ -32,6 +32,11 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchCommand::Evb { rounds, seconds } => {
             let packed = find_data().ok_or("data/sst1m is neither here nor above the program")?;
             evb::run(&program, &packed, &out, rounds.rounds, seconds)?
+        }
+        BenchCommand::Faults { only, document } => {
+            let table = faults::run(&program, &out, &only, document.as_deref())?;
+            selected = only;
+            table
         }
         BenchCommand::Card { rounds, only } => {
             let table = card::run(&program, rounds.rounds, &only)?;

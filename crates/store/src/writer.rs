@@ -29,6 +29,8 @@ pub struct Event<'a> {
     pub fragments: &'a [(SourceId, Fragment<'a>)],
     /// The decision map in the card's format; empty if the schema has no decisions.
     pub decisions: &'a [u8],
+    /// Whether it was built without the sources of a lost readout unit.
+    pub readout_lost: bool,
 }
 
 /// State of a source's fragment, as in `/events/fragment_state`.
@@ -299,7 +301,7 @@ impl Columns {
                 "events/status",
                 &[],
                 "",
-                "0: complete; bit 0: a fragment is missing; bit 1: a fragment is corrupt",
+                "0: complete; bit 0: a fragment is missing; bit 1: a fragment is corrupt; bit 2: a readout unit was lost",
             )?,
             fragment_state: factory.column(
                 "events/fragment_state",
@@ -336,7 +338,7 @@ impl Columns {
         for array in &mut self.arrays {
             array.add_row();
         }
-        let mut status = 0;
+        let mut status = if event.readout_lost { 4 } else { 0 };
         for (slot, fragment_index) in layout.slots.iter().zip(fragment_of_slot) {
             let fragment = fragment_index.map(|index| &event.fragments[index].1);
             let payload = fragment.map_or(&[][..], |fragment| fragment.payload);

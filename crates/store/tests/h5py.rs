@@ -98,7 +98,8 @@ fn variable_length_fragments_equal_their_input() {
         });
         let fragments: Vec<_> = found.collect();
         missing += 3 - fragments.len() as u64;
-        let event = Event { number, batch: number / 8, fragments: &fragments, decisions: &[] };
+        let event =
+            Event { number, batch: number / 8, fragments: &fragments, decisions: &[], readout_lost: false };
         writer.append(&event).unwrap();
     }
     let stored = writer.finish().unwrap();

@@ -137,7 +137,9 @@ proptest! {
             if backwards {
                 fragments.reverse();
             }
-            writer.append(&Event { number, batch: 1, fragments: &fragments, decisions }).unwrap();
+            let event =
+                Event { number, batch: 1, fragments: &fragments, decisions, readout_lost: number % 3 == 0 };
+            writer.append(&event).unwrap();
         }
         let stored = writer.finish().unwrap();
 
@@ -152,11 +154,11 @@ proptest! {
         let file = File::open(&path).unwrap();
         prop_assert_eq!(read::<u64>(&file, "events/number"), (70..70 + stored.events).collect::<Vec<_>>());
         prop_assert_eq!(read::<u8>(&file, "events/fragment_state"), states);
-        let status = |(parts, _): &Recorded| {
+        let status = |(number, (parts, _)): (u64, &Recorded)| {
             let any = |state| u8::from(parts.iter().any(|part| part.state() == state));
-            any(0) | any(2) << 1
+            any(0) | any(2) << 1 | u8::from(number % 3 == 0) << 2
         };
-        prop_assert_eq!(read::<u8>(&file, "events/status"), events.iter().map(status).collect::<Vec<_>>());
+        prop_assert_eq!(read::<u8>(&file, "events/status"), (70..).zip(&events).map(status).collect::<Vec<_>>());
         let mut array = Vec::new();
         for (parts, _) in &events {
             for source in [2, 0, 1] {

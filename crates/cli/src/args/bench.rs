@@ -59,6 +59,20 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
+    /// Kill, stop and slow down each kind of process of the event builder, and count what is lost
+    ///
+    /// Prints the fault matrix, with one run of four seconds for each row.
+    ///
+    ///     millstream bench faults --only builder
+    #[command(verbatim_doc_comment)]
+    Faults {
+        /// Run only cases whose names contain one of these words
+        #[arg(long, value_name = "WORD", num_args = 1..)]
+        only: Vec<String>,
+        /// Write the matrix into this page, between its marks
+        #[arg(long, value_name = "FILE")]
+        document: Option<PathBuf>,
+    },
     /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
     ///
     ///     millstream bench card --only doorbell

@@ -25,6 +25,8 @@ pub(crate) struct StoredFiles {
     pub(crate) paths: Vec<PathBuf>,
     /// Different events in these files.
     pub(crate) events: u64,
+    /// Their numbers.
+    pub(crate) numbers: HashSet<u64>,
     /// Contradictions between files and index, and files that cannot be read.
     pub(crate) problems: Vec<String>,
 }
@@ -40,30 +42,29 @@ pub(crate) fn stored(setup: &Setup, bu: BuIndex) -> StoredFiles {
             return stored;
         }
     };
-    let mut numbers = HashSet::new();
     for entry in entries {
         let path = base.with_file_name(&entry.file);
         match EventReader::open(&path) {
             Ok(reader) => {
-                stored.check(&entry, reader.numbers(), &mut numbers);
+                stored.check(&entry, reader.numbers());
                 stored.paths.push(path);
             }
             Err(error) => stored.problems.push(error.to_string()),
         }
     }
-    stored.events = numbers.len() as u64;
+    stored.events = stored.numbers.len() as u64;
     stored
 }
 
 impl StoredFiles {
-    fn check(&mut self, entry: &IndexEntry, found: &[u64], numbers: &mut HashSet<u64>) {
+    fn check(&mut self, entry: &IndexEntry, found: &[u64]) {
         let file = &entry.file;
         if found.len() as u64 != entry.events {
             self.problems.push(format!("{file}: {} events, {} in the index", found.len(), entry.events));
         }
-        let before = numbers.len();
-        numbers.extend(found);
-        let repeated = before + found.len() - numbers.len();
+        let before = self.numbers.len();
+        self.numbers.extend(found);
+        let repeated = before + found.len() - self.numbers.len();
         if repeated > 0 {
             self.problems.push(format!("{file}: {repeated} events stored twice"));
         }

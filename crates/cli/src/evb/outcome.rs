@@ -1,5 +1,7 @@
 //! Converts the outcome of a run to a report.
 
+use std::collections::HashSet;
+
 use millstream_evb::config::{BuilderSetup, InputSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
@@ -79,9 +81,18 @@ pub(super) fn report(
         None => Some("the run did not start".to_owned()),
     };
     report.payload_bytes = (0..setup.builders.len()).map(|bu| payload_built(setup, outcome, bu)).sum();
+    let mut all_numbers: HashSet<u64> = HashSet::new();
     for (bu, builder) in setup.builders.iter().enumerate() {
         let files = super::stored(setup, BuIndex(bu as u16));
-        report.stored_events += files.events;
+        let before = all_numbers.len() as u64;
+        all_numbers.extend(&files.numbers);
+        let twice = before + files.events - all_numbers.len() as u64;
+        if twice > 0 {
+            let problem =
+                format!("builder {}: {twice} events are in files of other builder units", builder.name);
+            report.fragment_accounting.inconsistencies.push(problem);
+        }
+        report.stored_events = all_numbers.len() as u64;
         report.event_files.extend(files.paths.iter().map(|path| path.display().to_string()));
         let inconsistencies = &mut report.fragment_accounting.inconsistencies;
         inconsistencies

@@ -156,6 +156,7 @@ impl Sink for EventFiles {
             batch: event.batch.0,
             fragments: event.fragments,
             decisions: event.decisions,
+            readout_lost: event.readout_lost,
         })?;
         Ok(())
     }

@@ -14,7 +14,7 @@ use crate::core::summary::Totals;
 use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, listen};
-use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
+use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{Completion, CompletionQueue, WaitFd};
 use serde::{Deserialize, Serialize};
@@ -151,7 +151,7 @@ impl ManagerProcess {
             channel.send(&welcome).context("send the setup to a unit")?;
         }
         rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
-        let options = MessageChannelOptions::default();
+        let options = super::control_options(setup);
         let depth = options.completions().saturating_mul(units as u32);
         let control = rendezvous.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);

@@ -19,7 +19,7 @@ use crate::source::{self, Source, SourceStatistics};
 use millstream_fragment::packetize::FileExtent;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
-use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
+use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::queue::{SendList, Signal};
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
@@ -141,7 +141,7 @@ impl ReadoutProcess {
         let window = u64::from(setup.plan.window.get());
         let waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = MessageChannelOptions::default();
+        let options = super::control_options(setup);
         let control_queue = waiter.completion_queue(options.completions())?;
         let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
         let (messages, _) =
@@ -149,7 +149,7 @@ impl ReadoutProcess {
 
         let requests_per_batch =
             BatchRequests::of(sources.len(), input.as_ref(), setup, device.limits().sges);
-        let connection = requests_per_batch.connection(window);
+        let connection = requests_per_batch.connection(window, super::connection_options(setup));
         // When a connection fails, every request on it completes.
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(builders.len() as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
@@ -407,7 +407,7 @@ impl BatchRequests {
         }
     }
 
-    fn connection(&self, window: u64) -> RcOptions {
+    fn connection(&self, window: u64, options: RcOptions) -> RcOptions {
         let depth = (self.requests as u64).saturating_mul(window);
         RcOptions {
             send_depth: u32::try_from(depth).unwrap_or(u32::MAX),
@@ -415,7 +415,7 @@ impl BatchRequests {
             send_sges: self.sges_per_request as u32,
             max_inline: 0,
             access: Access::SOURCE,
-            ..RcOptions::default()
+            ..options
         }
     }
 }

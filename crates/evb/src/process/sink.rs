@@ -18,6 +18,8 @@ pub struct AcceptedEvent<'a> {
     pub fragments: &'a [(SourceId, Fragment<'a>)],
     /// The decision map of the kernel.
     pub decisions: &'a [u8],
+    /// Whether it was built without the sources of a lost readout unit.
+    pub readout_lost: bool,
 }
 
 /// Stores a builder unit's accepted events, on a thread of its own.

@@ -21,7 +21,7 @@ pub(crate) struct Recorded<'a> {
 impl Recorded<'_> {
     pub(crate) fn event(&self) -> Event<'_> {
         let (number, fragments) = (self.number, &self.fragments);
-        Event { number, batch: number / 8, fragments, decisions: self.decisions }
+        Event { number, batch: number / 8, fragments, decisions: self.decisions, readout_lost: false }
     }
 }
 

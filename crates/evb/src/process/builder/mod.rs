@@ -31,7 +31,7 @@ use millstream_card::Card;
 use millstream_card_abi::events::EventSummary;
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, RcOptions, listen};
-use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
+use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, WaitFd, WrId,
@@ -201,7 +201,7 @@ impl BuilderProcess {
         let LocalResources { device, landing, kernel, reference, storage } = local;
         let mut waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = MessageChannelOptions::default();
+        let options = super::control_options(setup);
         let control_queue = waiter.completion_queue(options.completions())?;
         let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
         let (messages, _) =
@@ -209,7 +209,7 @@ impl BuilderProcess {
 
         let slots = setup.plan.slots[bu.index()].get();
         let readouts = setup.plan.readouts();
-        let connection = connection(slots);
+        let connection = connection(slots, super::connection_options(setup));
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(readouts as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers: Vec<Option<QueuePair>> = (0..readouts).map(|_| None).collect();
@@ -615,14 +615,14 @@ impl BuilderProcess {
 }
 
 /// Each readout unit has at most one immediate data in flight per slot.
-fn connection(slots: u16) -> RcOptions {
+fn connection(slots: u16, options: RcOptions) -> RcOptions {
     RcOptions {
         send_depth: 1,
         recv_depth: u32::from(slots) + 1,
         send_sges: 1,
         max_inline: 0,
         access: Access::REMOTE_WRITE,
-        ..RcOptions::default()
+        ..options
     }
 }
 

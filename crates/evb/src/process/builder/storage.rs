@@ -328,7 +328,13 @@ impl StorageWorker {
                 (source, Fragment { event: number.0, payload, crc })
             })
             .collect();
-        let event = AcceptedEvent { number, batch: job.batch.id, fragments: &fragments, decisions };
+        let event = AcceptedEvent {
+            number,
+            batch: job.batch.id,
+            fragments: &fragments,
+            decisions,
+            readout_lost: job.contents.lacks_readout_unit(),
+        };
         self.sink.store(&event).map_err(StorageError::Sink)?;
         self.statistics.bytes.0 += self.payload.len() as u64;
         Ok(())
