@@ -87,6 +87,9 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             model::run_case_here(case, size, messages, bytes);
             return Ok(ExitCode::SUCCESS);
         }
+        BenchCommand::ScaleReader { address, size } => {
+            return scale::reader(&address, size).map(|()| ExitCode::SUCCESS);
+        }
         BenchCommand::ScaleClient { address, pairs } => {
             return scale::client(&address, pairs).map(|()| ExitCode::SUCCESS);
         }

@@ -1,7 +1,7 @@
 //! Commands as programs write them: parsed, executed, and answered at the address in the command.
 //!
-//! The kernel copies between address spaces and can reject a bad address. Here program and connection manager
-//! share one address space, so the addresses of a command are trusted like function arguments.
+//! Program and connection manager share one address space. The kernel copies answers all the same, so that a bad address in
+//! a command is an error (`user_memory`).
 
 use std::os::fd::RawFd;
 
@@ -9,7 +9,7 @@ use crate::abi::{self, Header, MAX_PRIVATE, Plain, cmd, query};
 use crate::address::{Address, LEN};
 use crate::manager::Manager;
 use crate::system::{ChannelId, System};
-use crate::{Errno, Result};
+use crate::{Errno, Result, user_memory};
 
 const EINVAL: Errno = Errno(libc::EINVAL);
 
@@ -69,8 +69,7 @@ impl<'a> Command<'a> {
             return Err(Errno(libc::EFAULT));
         }
         // SAFETY: the caller vouches for the address.
-        unsafe { (to as *mut u8).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len().min(room)) };
-        Ok(())
+        unsafe { user_memory::write(to, &bytes[..bytes.len().min(room)]) }
     }
 
     /// # Safety
@@ -269,7 +268,7 @@ impl<'a> Command<'a> {
         }
         let mut value = [0; 4];
         // SAFETY: the caller vouches for the address; `width` is at most four.
-        unsafe { value.as_mut_ptr().copy_from_nonoverlapping(body.optval as *const u8, width as usize) };
+        unsafe { user_memory::read(body.optval, &mut value[..width as usize])? };
         let flag = u32::from_ne_bytes(value) != 0;
         match body.optname {
             OPTION_ID_TOS => manager.set_tos(channel, body.id, value[0]),

@@ -23,6 +23,7 @@ pub mod message;
 pub mod preload;
 pub mod remote;
 pub mod system;
+mod user_memory;
 
 /// A positive errno value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

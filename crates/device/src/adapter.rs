@@ -18,6 +18,7 @@ use crate::event_sources::EventSources;
 use crate::exported_files::ExportedFiles;
 use crate::ipc;
 use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QpEntry, qpn_index};
+use crate::move_queue::MoveQueue;
 use crate::mr_table::MrTable;
 use crate::multicast::MulticastTable;
 use crate::peer::{LocalId, Peer};
@@ -45,6 +46,8 @@ pub(crate) struct LocalAdapter {
     pub(crate) xrc_srqs: XrcSrqTable,
     pub(crate) multicast: &'static MulticastTable,
     pub(crate) port: RocePort,
+    /// Regions whose pages peers shall be able to map.
+    pub(crate) moves: MoveQueue,
     next_id: AtomicU32,
 }
 
@@ -78,6 +81,7 @@ impl LocalAdapter {
             xrc_srqs: XrcSrqTable::default(),
             multicast,
             port: RocePort::new(qpn_prefix, qps, multicast, tasks),
+            moves: MoveQueue::default(),
             next_id: AtomicU32::new(TIMER_CHANNEL + 1),
         });
         adapter.write_magic();

@@ -13,7 +13,7 @@ use crate::layout;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Version of these messages.
-const MESSAGES_VERSION: u32 = 3;
+const MESSAGES_VERSION: u32 = 4;
 
 /// Version of these messages and of the arena's layout together.
 pub(crate) const VERSION: u32 = (layout::MAGIC ^ layout::MAGIC >> 32) as u32 ^ MESSAGES_VERSION;
@@ -69,6 +69,8 @@ pub(crate) enum Op {
     MulticastMember = 12,
     /// Words: your queue pair. A datagram's sender exited that had taken a receive request. No answer.
     RecvAbandoned = 13,
+    /// Words: the key of your region or window. Copies through the kernel have cost as much as moving its pages. No answer.
+    RegionBusy = 14,
 }
 
 /// Events of an XRC shared receive queue that a sender reports.
@@ -116,6 +118,7 @@ impl Message {
             11 => Op::XrcSrqEvent,
             12 => Op::MulticastMember,
             13 => Op::RecvAbandoned,
+            14 => Op::RegionBusy,
             _ => return None,
         };
         Some(Self { op, words: [word(1), word(2), word(3), word(4), word(5)] })
@@ -142,6 +145,7 @@ mod tests {
             Op::XrcSrqEvent,
             Op::MulticastMember,
             Op::RecvAbandoned,
+            Op::RegionBusy,
         ] {
             let message = Message::new(op, [1, 2, u32::MAX]);
             assert_eq!(Message::decode(&message.encode()), Some(message));

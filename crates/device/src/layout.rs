@@ -25,7 +25,7 @@ use millstream_quantity::Qpn;
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARN9");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARNA");
 /// Bytes of an arena's address space.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;

@@ -18,6 +18,7 @@
 //! pd  dm  cq                                 verbs objects
 //! context
 //! startup  server  progress                  the device's two threads
+//! region_mover                               pages that peers can map
 //! adapter                                    the tables of the process
 //! roce_port
 //! multicast  xrc_srq_table
@@ -26,7 +27,7 @@
 //! mr_table  srq_wqes  tasks  gsi            tables
 //! exported_files  ipc  recv_queue
 //! layout  path  timers                       the arena, other processes
-//! slot_table  event_sources                  objects by number
+//! slot_table  event_sources  move_queue      objects by number
 //! errno  types  caps  event  gid  clock  channel_table
 //! ```
 //!
@@ -52,6 +53,7 @@ pub mod gid;
 pub mod gsi;
 mod ipc;
 mod layout;
+mod move_queue;
 pub mod mr;
 mod mr_table;
 mod multicast;
@@ -63,6 +65,7 @@ mod progress;
 pub mod qp;
 mod qp_table;
 mod recv_queue;
+mod region_mover;
 mod roce_port;
 pub mod send_wr;
 mod server;

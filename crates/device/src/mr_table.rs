@@ -4,11 +4,13 @@
 //! memory windows share the table. [`MrEntry`] describes how an entry is changed and read.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
+use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
-use millstream_lockfree::mr_entry::{MrDescriptor, MrEntry};
+use millstream_lockfree::mr_entry::{self, MappedFile, MrDescriptor, MrEntry, Stage};
 use millstream_quantity::Qpn;
 use millstream_shm::{Arena, random_u64};
 
@@ -67,6 +69,11 @@ impl ExportedRange {
     /// Peers reach the region through the kernel only.
     pub(crate) const NONE: Self = Self { file: FileId { slot: 0, generation: 0 }, range: 0..0, offset: 0 };
 
+    fn mapped_file(&self) -> MappedFile {
+        let file = (self.file.slot, self.file.generation);
+        MappedFile { file, mapped: self.range.clone(), offset: self.offset }
+    }
+
     /// The intersection with `range`, for a window on it whose addresses begin at `start`.
     fn part(&self, range: Range<u64>, start: u64) -> Self {
         let (from, to) = (self.range.start.max(range.start), self.range.end.min(range.end));
@@ -82,11 +89,29 @@ impl ExportedRange {
     }
 }
 
+/// The pages of a region, as the thread that lets peers map them sees them.
+pub(crate) trait RegionPages: Debug + Send + Sync {
+    /// Moves the pages into a file, or finds the file that they belong to, and promotes the entry of the region `key`. The
+    /// addresses that are mappable now; None if there is nothing to do.
+    ///
+    /// # Errors
+    /// EPERM if pages cannot move while other threads run. EBUSY, EAGAIN or ENOMEM if they may move later. Others if they
+    /// never can.
+    fn share(&self, key: u32) -> io::Result<Option<Range<usize>>>;
+
+    /// Promotes the entry of the region `key` if its pages were moved for another region; true if they were.
+    fn adopt(&self, key: u32) -> bool;
+}
+
 /// A region and its windows.
 #[derive(Debug)]
 struct Region {
     local: LocalMr,
+    /// The entry's tag.
+    tag: u64,
     exported: ExportedRange,
+    /// The pages, if peers may be able to map them later, and the cost of moving them \[ns\].
+    pages: Option<(Weak<dyn RegionPages>, u64)>,
     /// Indices of windows that were bound to it. Peers may have invalidated some since.
     windows: Vec<u32>,
 }
@@ -184,7 +209,8 @@ impl MrTable {
     pub(crate) fn find_tag(&self, tag: u64) -> Option<(LocalMr, Qpn)> {
         let slots = self.lock();
         let key = tag as u32;
-        let window = slots.windows.get(&(key >> 16)).filter(|bound| bound.tag == tag);
+        let same = |bound: &&Binding| mr_entry::is_same_generation(bound.tag, tag);
+        let window = slots.windows.get(&(key >> 16)).filter(same);
         let region = || slots.regions.get(&key).map(|region| (region.local, Qpn::default()));
         window.map(|bound| (bound.local, bound.qpn)).or_else(region)
     }
@@ -216,11 +242,96 @@ impl MrTable {
         self.lock().used[slot / 64] &= !(1 << (slot % 64));
     }
 
-    /// Makes a region valid, here and for peers.
-    pub(crate) fn publish(&self, local: LocalMr, exported: &ExportedRange) {
+    /// Makes a region valid, here and for peers. Peers tell when copies through the kernel have cost as much as moving the
+    /// `pages` would.
+    pub(crate) fn publish(
+        &self,
+        local: LocalMr,
+        exported: &ExportedRange,
+        pages: Option<(Weak<dyn RegionPages>, u64)>,
+    ) {
         let mut slots = self.lock();
-        slots.publish(self.arena, local, exported, Qpn::default());
-        slots.regions.insert(local.key, Region { local, exported: exported.clone(), windows: Vec::new() });
+        let tag = slots.publish(self.arena, local, exported, Qpn::default());
+        if let Some((_, cost)) = pages {
+            entry(self.arena, local.key >> 16).set_move_cost(cost);
+        }
+        let exported = exported.clone();
+        slots.regions.insert(local.key, Region { local, tag, exported, pages, windows: Vec::new() });
+    }
+
+    /// The region that a peer has named by its key or by that of a window on it, and its pages.
+    pub(crate) fn pages_of(&self, key: u32) -> Option<(u32, Arc<dyn RegionPages>)> {
+        let slots = self.lock();
+        let region = slots.windows.get(&(key >> 16)).map_or(key, |window| window.region);
+        let (pages, _) = slots.regions.get(&region)?.pages.as_ref()?;
+        Some((region, pages.upgrade()?))
+    }
+
+    /// The regions whose memory overlaps `range`, if peers may be able to map it later.
+    pub(crate) fn overlapping(&self, range: &Range<usize>) -> Vec<(u32, Arc<dyn RegionPages>)> {
+        let (start, end) = (range.start as u64, range.end as u64);
+        let overlaps = |mr: &LocalMr| mr.va < end && start < mr.va.saturating_add(mr.len);
+        let slots = self.lock();
+        let regions = slots.regions.iter().filter(|(_, region)| overlaps(&region.local));
+        regions.filter_map(|(key, region)| Some((*key, region.pages.as_ref()?.0.upgrade()?))).collect()
+    }
+
+    /// Stops peers from telling that copies through the kernel are expensive: the pages cannot move. They may still be
+    /// moved for a region around this one.
+    pub(crate) fn never_move(&self, key: u32) {
+        let mut slots = self.lock();
+        let Some(region) = slots.regions.get_mut(&key) else { return };
+        if let Some((_, cost)) = &mut region.pages {
+            *cost = 0;
+        }
+        for slot in region.windows.iter().copied().chain([key >> 16]) {
+            entry(self.arena, slot).set_move_cost(0);
+        }
+    }
+
+    /// Lets peers map a file from now on that a region and its windows lie in. [`settle`](Self::settle) must follow, when no
+    /// operation is in flight that began before.
+    pub(crate) fn promote(&self, key: u32, exported: &ExportedRange) {
+        let mut slots = self.lock();
+        let Slots { regions, windows, .. } = &mut *slots;
+        let Some(region) = regions.get_mut(&key) else { return };
+        let Some(tag) = entry(self.arena, key >> 16).promote(region.tag, &exported.mapped_file()) else {
+            return;
+        };
+        region.tag = tag;
+        region.exported = exported.clone();
+        region.pages = None;
+        for slot in &region.windows {
+            let Some(window) = windows.get_mut(slot) else { continue };
+            let (part, start) = region.part(&window.local);
+            let part = exported.part(part, start);
+            // A window without a common part keeps its entry.
+            if part.file.generation != 0
+                && let Some(tag) = entry(self.arena, *slot).promote(window.tag, &part.mapped_file())
+            {
+                window.tag = tag;
+            }
+        }
+    }
+
+    /// Ends the locking of atomic operations on a region that was promoted, and on its windows.
+    pub(crate) fn settle(&self, key: u32) {
+        let mut slots = self.lock();
+        let Slots { regions, windows, .. } = &mut *slots;
+        let Some(region) = regions.get_mut(&key) else { return };
+        let settle = |slot: u32, tag: &mut u64| {
+            if Stage::of(*tag) == Stage::Promoted
+                && let Some(new) = entry(self.arena, slot).settle(*tag)
+            {
+                *tag = new;
+            }
+        };
+        settle(key >> 16, &mut region.tag);
+        for slot in &region.windows {
+            if let Some(window) = windows.get_mut(slot) {
+                settle(*slot, &mut window.tag);
+            }
+        }
     }
 
     /// Withdraws a region; operations in flight may still use it.
@@ -282,6 +393,8 @@ impl MrTable {
         let start = if bind.access & ACCESS_ZERO_BASED != 0 { 0 } else { bind.addr };
         let (owner, of_region) = (region.local, bind.addr..bind.addr + bind.len);
         let exported = region.exported.part(of_region, start);
+        let is_unsettled = Stage::of(region.tag) == Stage::Promoted;
+        let cost = region.pages.as_ref().map_or(0, |(_, cost)| *cost);
         let local = LocalMr {
             key: bind.key,
             access: bind.access & remote | owner.access & ACCESS_ON_DEMAND,
@@ -292,7 +405,12 @@ impl MrTable {
         };
         let slot = bind.key >> 16;
         let qpn = qpn.unwrap_or_default();
-        let tag = slots.publish(self.arena, local, &exported, qpn);
+        let shown = if is_unsettled { &ExportedRange::NONE } else { &exported };
+        let mut tag = slots.publish(self.arena, local, shown, qpn);
+        entry(self.arena, slot).set_move_cost(cost);
+        if is_unsettled && exported.file.generation != 0 {
+            tag = entry(self.arena, slot).promote(tag, &exported.mapped_file()).unwrap_or(tag);
+        }
         slots.forget_window(slot);
         slots.windows.insert(slot, Binding { tag, local, region: bind.region, qpn });
         slots.regions.get_mut(&bind.region).expect("just seen").windows.push(slot);
@@ -335,6 +453,14 @@ impl MrTable {
     }
 }
 
+impl Region {
+    /// The range of a window in the region's addresses, and the window's first address.
+    fn part(&self, window: &LocalMr) -> (Range<u64>, u64) {
+        let start = self.local.start + (window.va - self.local.va);
+        (start..start + window.len, window.start)
+    }
+}
+
 impl Binding {
     fn is_valid(&self, arena: &Arena, slot: u32) -> bool {
         entry(arena, slot).has_tag(self.tag)
@@ -369,7 +495,7 @@ impl Slots {
         let slot = local.key >> 16;
         let generation = &mut self.generations[slot as usize].1;
         *generation = generation.wrapping_add(1);
-        let tag = u64::from(*generation) << 32 | u64::from(local.key);
+        let tag = mr_entry::tag(*generation, local.key);
         let descriptor = MrDescriptor {
             access: local.access,
             pd: local.pd,
@@ -380,6 +506,7 @@ impl Slots {
             mapped: exported.range.clone(),
             offset: exported.offset,
             qpn: qpn.get(),
+            locks_atomics: false,
         };
         entry(arena, slot).publish(tag, &descriptor);
         tag

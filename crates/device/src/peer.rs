@@ -1,17 +1,20 @@
 //! Another process of this host, as an initiator sees it: its arena and the files that it exports.
+//!
+//! A stopped process must not stop this one. So nobody waits long for its answers, messages that it does not read wait here,
+//! and no lock that another process's work needs is held meanwhile.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millstream_lockfree::mr_entry::MrEntry;
 use millstream_lockfree::process::{has_exited, pidfd_has_exited, pidfd_open};
 use millstream_lockfree::{RobustLock, Shared};
 use millstream_shm::socket::Connection;
-use millstream_shm::{EventFd, MappedRef, Mapping, Memfd};
+use millstream_shm::{EventFd, MappedRef, Mapping, Memfd, poll_readable};
 
 use crate::caps::{MAX_MR, MAX_XRC_SRQ};
 use crate::channel_table::ChannelTable;
@@ -54,11 +57,31 @@ enum PeerLink {
     Local { channels: &'static ChannelTable, tasks: &'static TaskQueue, mrs: &'static MrTable },
     /// The peer is another process.
     Remote {
-        connection: Mutex<Connection>,
+        connection: Connection,
+        /// Held from a request to its answer.
+        request: Mutex<()>,
+        /// Until when no answer is expected, because the last one did not come in time.
+        silent_until: Mutex<Option<Instant>>,
+        /// Messages that the process has not read yet, when its socket was full.
+        unsent: Mutex<VecDeque<Message>>,
+        tasks: &'static TaskQueue,
         /// Readable once the process has exited. Its sockets may outlive it in a forked child.
         pidfd: Option<OwnedFd>,
     },
 }
+
+/// Longest wait for an answer. A thread of the peer answers at once, unless the process is stopped; whoever gets no answer
+/// takes a slower way.
+const ANSWER_TIME: Duration = Duration::from_millis(100);
+
+/// Longest wait for the first answer of a process. There is no other way before.
+const HELLO_TIME: Duration = Duration::from_millis(500);
+
+/// The time after a missing answer in which no further one is waited for.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// Most messages that wait for a process that does not read.
+const MAX_UNSENT: usize = 4096;
 
 /// A file's generation, and its mapping if it can be mapped.
 type MappedFile = (u32, Option<Arc<Mapping>>);
@@ -84,47 +107,6 @@ impl Peer {
             files: Mutex::default(),
             channels: Mutex::default(),
         }
-    }
-
-    /// Connects to the process that owns the queue pair numbers with this prefix.
-    ///
-    /// # Errors
-    /// What the socket reports; ConnectionRefused if the process has exited; InvalidData for another version.
-    pub(crate) fn connect(me: LocalId, qpn_prefix: u32) -> io::Result<Self> {
-        let connection = Connection::open(&ipc::socket_name(qpn_prefix), ipc::TIMEOUT)?;
-        let pid = connection.peer().pid;
-        if has_exited(pid) {
-            // A child of the process holds the socket name.
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        let pidfd = pidfd_open(pid).ok();
-        let hello = Message::new(Op::Hello, [VERSION, me.pid, u32::from(me.asymmetric)]);
-        connection.send(&hello.encode(), &[])?;
-        let (answer, fd) = receive(&connection)?;
-        let [version, _, asymmetric, ..] = answer.words;
-        let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
-        let fd = fd.ok_or_else(|| invalid("the peer sent no arena"))?;
-        if answer.op != Op::Hello || version != VERSION {
-            return Err(invalid("the peer runs another version of the device"));
-        }
-        let memory = Memfd::from_peer(fd)?;
-        if memory.len() != ARENA_LEN {
-            return Err(invalid("the peer's arena has another size"));
-        }
-        let arena = Arc::new(memory.map()?);
-        let magic = arena.get::<Header>(0).map(|header| header.magic.load(Ordering::Acquire));
-        if magic != Some(MAGIC) {
-            return Err(invalid("the peer's arena has another layout"));
-        }
-        Ok(Self {
-            pid,
-            asymmetric: me.asymmetric && asymmetric == 1,
-            arena,
-            alive: AtomicBool::new(true),
-            link: PeerLink::Remote { connection: Mutex::new(connection), pidfd },
-            files: Mutex::default(),
-            channels: Mutex::default(),
-        })
     }
 
     #[inline]
@@ -157,20 +139,35 @@ impl Peer {
     }
 
     /// The descriptors that report the exit of the process: the connection hangs up, the process descriptor becomes
-    /// readable. Negative where there is none.
+    /// readable. Negative where there is none. The connection also reports room for the messages that wait.
     pub(crate) fn exit_events(&self) -> [libc::pollfd; 2] {
-        let (connection, pidfd) = match &self.link {
-            PeerLink::Local { .. } => (-1, -1),
-            PeerLink::Remote { connection, pidfd } => (
-                connection.lock().expect("no panic under this lock").as_fd().as_raw_fd(),
+        let (connection, pidfd, unsent) = match &self.link {
+            PeerLink::Local { .. } => (-1, -1, false),
+            PeerLink::Remote { connection, pidfd, unsent, .. } => (
+                connection.as_fd().as_raw_fd(),
                 pidfd.as_ref().map_or(-1, AsRawFd::as_raw_fd),
+                !unsent.lock().expect("no panic under this lock").is_empty(),
             ),
         };
-        [(connection, libc::POLLRDHUP), (pidfd, libc::POLLIN)].map(|(fd, events)| libc::pollfd {
+        let events = libc::POLLRDHUP | if unsent { libc::POLLOUT } else { 0 };
+        [(connection, events), (pidfd, libc::POLLIN)].map(|(fd, events)| libc::pollfd {
             fd,
             events,
             revents: 0,
         })
+    }
+
+    /// Sends the messages that waited for room.
+    pub(crate) fn send_unsent(&self) {
+        let PeerLink::Remote { connection, unsent, .. } = &self.link else { return };
+        let mut unsent = unsent.lock().expect("no panic under this lock");
+        while let Some(message) = unsent.front() {
+            match connection.try_send(&message.encode()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                // An error means that the peer is exiting.
+                _ => unsent.pop_front(),
+            };
+        }
     }
 
     /// The peer's arena.
@@ -231,9 +228,7 @@ impl Peer {
         }
         // Unmap the files that the peer has withdrawn.
         files.retain(|slot, (generation, _)| self.file_generation(*slot) == *generation);
-        let PeerLink::Remote { connection, .. } = &self.link else { return None };
-        let connection = connection.lock().expect("no panic under this lock");
-        let mapping = match request(&connection, Message::new(Op::File, [id.slot, id.generation])) {
+        let mapping = match self.request(Message::new(Op::File, [id.slot, id.generation])) {
             Ok((answer, fd)) if answer.op == Op::File => fd.and_then(map_whole).map(Arc::new),
             // Withdrawn meanwhile, so the key is no longer valid either.
             Ok(_) => return None,
@@ -245,16 +240,14 @@ impl Peer {
 
     /// Signals one of the peer's completion channels.
     pub(crate) fn signal(&self, channel: u32) {
-        let connection = match &self.link {
-            PeerLink::Local { channels, .. } => return channels.signal(channel),
-            PeerLink::Remote { connection, .. } => connection,
-        };
+        if let PeerLink::Local { channels, .. } = &self.link {
+            return channels.signal(channel);
+        }
         let mut channels = self.channels.lock().expect("no panic under this lock");
         if let Some(event) = channels.get(&channel) {
             return event.signal();
         }
-        let connection = connection.lock().expect("no panic under this lock");
-        match request(&connection, Message::new(Op::Channel, [channel])) {
+        match self.request(Message::new(Op::Channel, [channel])) {
             Ok((answer, Some(fd))) if answer.op == Op::Channel => {
                 if let Ok(event) = EventFd::from_peer(fd) {
                     event.signal();
@@ -264,19 +257,39 @@ impl Peer {
             // The channel is closed.
             Ok(_) => {}
             // The process is stopped. Its own server signals the channel when it continues.
-            Err(_) => {
-                let _ = connection.send(&Message::new(Op::Signal, [channel]).encode(), &[]);
-            }
+            Err(_) => self.send(Message::new(Op::Signal, [channel])),
         }
     }
 
     /// Tells the peer that the process with this prefix has queue pairs in multicast groups, and waits for the answer.
     pub(crate) fn announce_multicast(&self, qpn_prefix: u32) {
-        if let PeerLink::Remote { connection, .. } = &self.link {
-            let connection = connection.lock().expect("no panic under this lock");
-            // A stopped process searches for members when it sends to its first group.
-            let _ = request(&connection, Message::new(Op::MulticastMember, [qpn_prefix]));
+        // A stopped process searches for members when it sends to its first group.
+        let _ = self.request(Message::new(Op::MulticastMember, [qpn_prefix]));
+    }
+
+    /// Sends a request and returns its answer, which has the request's operation or [`Op::Refused`].
+    ///
+    /// # Errors
+    /// TimedOut without an answer in [`ANSWER_TIME`], and at once for a while afterwards.
+    fn request(&self, message: Message) -> io::Result<(Message, Option<OwnedFd>)> {
+        let PeerLink::Remote { connection, request, silent_until, .. } = &self.link else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let _one_at_a_time = request.lock().expect("no panic under this lock");
+        if self.is_silent() {
+            return Err(io::ErrorKind::TimedOut.into());
         }
+        let result = exchange(connection, message, Instant::now() + ANSWER_TIME);
+        let until = result.is_err().then(|| Instant::now() + SILENCE);
+        *silent_until.lock().expect("no panic under this lock") = until;
+        result
+    }
+
+    /// Whether the process did not answer recently, so that it is not asked.
+    pub(crate) fn is_silent(&self) -> bool {
+        let PeerLink::Remote { silent_until, .. } = &self.link else { return false };
+        let until = *silent_until.lock().expect("no panic under this lock");
+        until.is_some_and(|until| Instant::now() < until)
     }
 
     /// Sends a message that has no answer. An error means that the peer is exiting.
@@ -287,26 +300,141 @@ impl Peer {
                     tasks.add(task);
                 }
             }
-            PeerLink::Remote { connection, .. } => {
-                let connection = connection.lock().expect("no panic under this lock");
-                let _ = connection.send(&message.encode(), &[]);
+            PeerLink::Remote { connection, unsent, tasks, .. } => {
+                let mut unsent = unsent.lock().expect("no panic under this lock");
+                let is_full = || {
+                    let sent = connection.try_send(&message.encode());
+                    sent.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock)
+                };
+                if unsent.is_empty() && !is_full() {
+                    return;
+                }
+                // A repeated report is one report for its receiver, too.
+                if unsent.len() < MAX_UNSENT && !unsent.contains(&message) {
+                    unsent.push_back(message);
+                }
+                drop(unsent);
+                tasks.wake();
             }
         }
     }
 }
 
-/// Sends a request and returns its answer, which has the request's operation or [`Op::Refused`].
-fn request(connection: &Connection, message: Message) -> io::Result<(Message, Option<OwnedFd>)> {
-    connection.send(&message.encode(), &[])?;
-    let deadline = Instant::now() + ipc::TIMEOUT;
-    while Instant::now() < deadline {
+/// A connection to a process that has not answered the hello yet.
+#[derive(Debug)]
+pub(crate) struct HalfOpen {
+    me: LocalId,
+    pid: u32,
+    connection: Connection,
+    pidfd: Option<OwnedFd>,
+    /// The next wait for the answer.
+    wait: Duration,
+}
+
+impl HalfOpen {
+    /// Connects to the process that owns the queue pair numbers with this prefix, and says hello.
+    ///
+    /// # Errors
+    /// What the socket reports; ConnectionRefused if the process has exited; Unsupported for a process in another PID
+    /// namespace.
+    pub(crate) fn open(me: LocalId, qpn_prefix: u32) -> io::Result<Self> {
+        let connection = Connection::open(&ipc::socket_name(qpn_prefix), ipc::TIMEOUT)?;
+        let pid = connection.peer().pid;
+        if pid == 0 {
+            return Err(other_pid_namespace());
+        }
+        if has_exited(pid) {
+            // A child of the process holds the socket name.
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        let pidfd = pidfd_open(pid).ok();
+        let hello = Message::new(Op::Hello, [VERSION, me.pid, u32::from(me.asymmetric)]);
+        connection.try_send(&hello.encode())?;
+        Ok(Self { me, pid, connection, pidfd, wait: HELLO_TIME })
+    }
+
+    /// Waits for the answer, for [`HELLO_TIME`] at first and no longer than a moment later.
+    ///
+    /// # Errors
+    /// TimedOut without an answer: the connection stays open, for another attempt.
+    pub(crate) fn wait(&mut self) -> io::Result<()> {
+        let wait = std::mem::replace(&mut self.wait, Duration::from_millis(1));
+        wait_readable(&self.connection, Instant::now() + wait)
+    }
+
+    /// The process, from its answer, which has arrived.
+    ///
+    /// # Errors
+    /// What the socket reports; InvalidData for another version; Unsupported for a process in another PID namespace.
+    pub(crate) fn finish(self, tasks: &'static TaskQueue) -> io::Result<Peer> {
+        let (answer, fd) = receive(&self.connection)?;
+        let [version, own_pid, asymmetric, ..] = answer.words;
+        let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+        let fd = fd.ok_or_else(|| invalid("the peer sent no arena"))?;
+        if answer.op != Op::Hello || version != VERSION {
+            return Err(invalid("the peer runs another version of the device"));
+        }
+        if own_pid != self.pid {
+            return Err(other_pid_namespace());
+        }
+        let memory = Memfd::from_peer(fd)?;
+        if memory.len() != ARENA_LEN {
+            return Err(invalid("the peer's arena has another size"));
+        }
+        let arena = Arc::new(memory.map()?);
+        let magic = arena.get::<Header>(0).map(|header| header.magic.load(Ordering::Acquire));
+        if magic != Some(MAGIC) {
+            return Err(invalid("the peer's arena has another layout"));
+        }
+        let Self { me, pid, connection, pidfd, .. } = self;
+        let (request, silent_until, unsent) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Peer {
+            pid,
+            asymmetric: me.asymmetric && asymmetric == 1,
+            arena,
+            alive: AtomicBool::new(true),
+            link: PeerLink::Remote { connection, request, silent_until, unsent, tasks, pidfd },
+            files: Mutex::default(),
+            channels: Mutex::default(),
+        })
+    }
+}
+
+/// Locks in shared memory record process ids, and the kernel copies between processes by their ids.
+fn other_pid_namespace() -> io::Error {
+    let cause = "the peer runs in another PID namespace, so shared memory cannot be used";
+    io::Error::new(io::ErrorKind::Unsupported, cause)
+}
+
+/// Sends a request and waits for its answer.
+fn exchange(
+    connection: &Connection,
+    message: Message,
+    deadline: Instant,
+) -> io::Result<(Message, Option<OwnedFd>)> {
+    connection.try_send(&message.encode())?;
+    loop {
+        wait_readable(connection, deadline)?;
         let (answer, fd) = receive(connection)?;
         if answer.words == message.words && (answer.op == message.op || answer.op == Op::Refused) {
             return Ok((answer, fd));
         }
         // The answer to an earlier request that timed out.
     }
-    Err(io::ErrorKind::TimedOut.into())
+}
+
+/// Waits for a message, or for the end of the connection.
+fn wait_readable(connection: &Connection, deadline: Instant) -> io::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if poll_readable(&[connection.as_fd()], Some(left))? == [true] {
+            return Ok(());
+        }
+        // A signal ends the wait early.
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+    }
 }
 
 fn receive(connection: &Connection) -> io::Result<(Message, Option<OwnedFd>)> {

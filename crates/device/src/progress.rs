@@ -9,8 +9,10 @@ use millstream_quantity::Qpn;
 
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op};
+use crate::move_queue::Job;
 use crate::peer::Peer;
 use crate::qp_table::QpOps;
+use crate::region_mover;
 use crate::tasks::Task;
 
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
@@ -44,8 +46,10 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         }
         adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0);
         for (peer, events) in watched.iter().zip(fds[4..].chunks(2)) {
-            if events.iter().any(|event| event.revents != 0) {
+            if events.iter().any(|event| event.revents & !libc::POLLOUT != 0) {
                 peer_lost(adapter, peer);
+            } else if events[0].revents != 0 {
+                peer.send_unsent();
             }
         }
         tasks.retry_pending();
@@ -79,6 +83,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
             }
         }
         Task::RestoreEvents => adapter.event_sources.restore_all(),
+        Task::ShareRegion { key } => region_mover::add(adapter, Job::Share { key }),
         Task::XrcSrqEvent { number, event } => {
             if let Some(srq) = adapter.xrc_srqs.get(number) {
                 srq.srq_event(event);

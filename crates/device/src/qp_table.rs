@@ -79,6 +79,8 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     fn recv_abandoned(&self);
     /// Retries pending requests now.
     fn retry_now(&self);
+    /// Lets pollers of the completion queues move the pages of regions.
+    fn request_move(&self);
     /// A process has exited.
     fn peer_lost(&self, peer: &Arc<Peer>);
 

@@ -92,6 +92,7 @@ fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
         | Op::CommEst
         | Op::CqOverrun
         | Op::XrcSrqEvent
+        | Op::RegionBusy
         | Op::RecvAbandoned => {
             if let Some(task) = Task::of(&message) {
                 add_task(adapter, task);
@@ -118,6 +119,7 @@ fn add_task(adapter: &'static LocalAdapter, task: Task) {
             (srq_event::LIMIT..=srq_event::RECV_ABANDONED).contains(&event)
                 && adapter.xrc_srqs.get(number).is_some()
         }
+        Task::ShareRegion { key } => adapter.mrs.pages_of(key).is_some(),
         // Peers cannot report these tasks.
         Task::QpFatal { .. } | Task::ReportRecvPosted { .. } | Task::RestoreEvents => false,
     };

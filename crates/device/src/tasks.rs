@@ -32,6 +32,8 @@ pub(crate) enum Task {
     ReportRecvPosted { qpn: Qpn },
     /// A process that may have signalled our events has disconnected.
     RestoreEvents,
+    /// Copies through the kernel to or from our region or window `key` have cost as much as moving its pages.
+    ShareRegion { key: u32 },
     /// Our XRC shared receive queue `number` has an event ([`crate::ipc::srq_event`]).
     XrcSrqEvent { number: u32, event: u32 },
 }
@@ -47,6 +49,7 @@ impl Task {
             Op::CommEst => Self::CommEst { qpn: Qpn::new(a), from: Qpn::new(b), revision: c },
             Op::CqOverrun => Self::CqOverrun { qpn: Qpn::new(a) },
             Op::RecvAbandoned => Self::RecvAbandoned { qpn: Qpn::new(a) },
+            Op::RegionBusy => Self::ShareRegion { key: a },
             Op::XrcSrqEvent => Self::XrcSrqEvent { number: a, event: b },
             Op::Hello | Op::File | Op::Channel | Op::MulticastMember | Op::Signal | Op::Refused => {
                 return None;

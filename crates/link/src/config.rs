@@ -5,6 +5,7 @@
 //! MILLSTREAM_PCAP=wire-%p.pcap
 //! ```
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Duration;
@@ -183,14 +184,27 @@ impl Config {
                 });
             }
         };
-        let capture = std::env::var_os(PCAP_VARIABLE).filter(|name| !name.is_empty()).map(PathBuf::from);
+        let capture = capture_file(std::env::var_os(PCAP_VARIABLE), millstream_shm::has_gained_privileges());
         Ok(Self { faults, capture })
     }
+}
+
+/// The capture file. A program that runs with more rights than its caller must not write where the caller says.
+fn capture_file(name: Option<OsString>, has_gained_privileges: bool) -> Option<PathBuf> {
+    name.filter(|name| !name.is_empty() && !has_gained_privileges).map(PathBuf::from)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_with_gained_privileges_captures_nothing() {
+        let name = || Some(OsString::from("wire.pcap"));
+        assert_eq!(capture_file(name(), false), Some(PathBuf::from("wire.pcap")));
+        assert_eq!(capture_file(name(), true), None);
+        assert_eq!(capture_file(Some(OsString::new()), false), None);
+    }
 
     #[test]
     fn reads_every_field() {

@@ -3,6 +3,10 @@
 //! The owner changes an entry in three steps: it clears the tag, writes the fields, and stores the new tag. A
 //! reader compares the tag before and after. The tag is the key and a generation, because a key may be
 //! reused.
+//!
+//! The pages of a region may become mappable while peers use it. The entry then gets a second description of the file,
+//! beside the first one, and one exchange of the tag makes it valid ([`MrEntry::promote`]). So a reader always finds the
+//! key, under the old tag or the new one.
 
 use std::ops::Range;
 
@@ -14,8 +18,8 @@ use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct MrEntry {
-    /// Low half: the key. High half: the generation, which rises whenever the other fields change. Zero while the entry is
-    /// free or being changed.
+    /// Low half: the key. High half: the generation, which rises whenever the other fields change, and the [`Stage`] in
+    /// its two lowest bits. Zero while the entry is free or being changed.
     tag: AtomicU64,
     access: AtomicU32,
     pd: AtomicU32,
@@ -28,8 +32,74 @@ pub struct MrEntry {
     map_end: AtomicU64,
     file_offset: AtomicU64,
     qpn: AtomicU32,
-    _pad0: u32,
-    _pad1: [u64; 6],
+    /// The file of a promoted entry.
+    promoted_file: AtomicU32,
+    promoted_generation: AtomicU32,
+    _pad: u32,
+    promoted_start: AtomicU64,
+    promoted_end: AtomicU64,
+    promoted_offset: AtomicU64,
+    /// Time that copies through the kernel took beyond what mapped memory would have taken, as initiators estimate it \[ns\].
+    kernel_time: AtomicU64,
+    /// The [`kernel_time`](Self::kernel_time) from which on initiators tell the owner; zero: never.
+    move_cost: AtomicU64,
+}
+
+/// The entry is free or has another key.
+struct OtherKey;
+
+/// How far the memory of an entry has become mappable since it was published.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u64)]
+pub enum Stage {
+    /// As published.
+    Published = 0,
+    /// Peers can map the file of [`MrEntry::promote`]. Some may still use the entry as it was published, so atomic
+    /// operations also take the lock that those take.
+    Promoted = 1,
+    /// No peer uses the entry as it was published.
+    Settled = 2,
+}
+
+impl Stage {
+    const MASK: u64 = 3 << 32;
+
+    /// The stage in a tag. Peers can write tags, so the fourth value counts as settled.
+    #[must_use]
+    pub fn of(tag: u64) -> Self {
+        match (tag & Self::MASK) >> 32 {
+            0 => Self::Published,
+            1 => Self::Promoted,
+            _ => Self::Settled,
+        }
+    }
+
+    fn in_tag(self, tag: u64) -> u64 {
+        tag & !Self::MASK | (self as u64) << 32
+    }
+}
+
+/// The tag of a key's `generation`, for [`MrEntry::publish`].
+#[must_use]
+pub fn tag(generation: u32, key: u32) -> u64 {
+    u64::from(generation << 2) << 32 | u64::from(key)
+}
+
+/// Whether two tags differ at most in their stage.
+#[must_use]
+pub fn is_same_generation(a: u64, b: u64) -> bool {
+    (a ^ b) & !Stage::MASK == 0
+}
+
+/// A file that peers can map, and the part of a region that lies in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MappedFile {
+    /// Slot and generation of the file.
+    pub file: (u32, u32),
+    /// The part of the region that lies in the file, as iova.
+    pub mapped: Range<u64>,
+    /// Offset in the file of `mapped.start`.
+    pub offset: u64,
 }
 
 // SAFETY: atomics and padding.
@@ -59,6 +129,8 @@ pub struct MrDescriptor {
     pub offset: u64,
     /// The queue pair that a window of type 2 belongs to, else zero.
     pub qpn: u32,
+    /// Whether atomic operations on mapped words must take the lock of those that go through the kernel.
+    pub locks_atomics: bool,
 }
 
 impl MrEntry {
@@ -77,7 +149,53 @@ impl MrEntry {
         self.map_end.store(descriptor.mapped.end, Ordering::Relaxed);
         self.file_offset.store(descriptor.offset, Ordering::Relaxed);
         self.qpn.store(descriptor.qpn, Ordering::Relaxed);
+        self.kernel_time.store(0, Ordering::Relaxed);
+        self.move_cost.store(0, Ordering::Relaxed);
         self.tag.store(tag, Ordering::Release);
+    }
+
+    /// Lets initiators tell the owner when copies through the kernel have cost this much \[ns\]; zero: never.
+    pub fn set_move_cost(&self, nanoseconds: u64) {
+        self.move_cost.store(nanoseconds, Ordering::Relaxed);
+    }
+
+    /// Adds the estimated cost of a copy through the kernel \[ns\]. True if the initiator shall tell the owner: when the sum
+    /// reaches the cost of moving the pages, and whenever it has doubled since.
+    pub fn add_kernel_time(&self, nanoseconds: u64) -> bool {
+        let cost = self.move_cost.load(Ordering::Relaxed);
+        if cost == 0 {
+            return false;
+        }
+        let before = self.kernel_time.fetch_add(nanoseconds, Ordering::Relaxed);
+        let doublings = |time: u64| (time / cost).checked_ilog2();
+        doublings(before.wrapping_add(nanoseconds)) > doublings(before)
+    }
+
+    /// Makes a file valid that peers can map from now on; the new tag. None if the entry has another tag, because a peer
+    /// has invalidated a window, or was promoted before.
+    pub fn promote(&self, tag: u64, mapped: &MappedFile) -> Option<u64> {
+        if Stage::of(tag) != Stage::Published {
+            return None;
+        }
+        // As in `publish`. No reader of this tag looks at these fields.
+        fence(Ordering::Release);
+        self.promoted_file.store(mapped.file.0, Ordering::Relaxed);
+        self.promoted_generation.store(mapped.file.1, Ordering::Relaxed);
+        self.promoted_start.store(mapped.mapped.start, Ordering::Relaxed);
+        self.promoted_end.store(mapped.mapped.end, Ordering::Relaxed);
+        self.promoted_offset.store(mapped.offset, Ordering::Relaxed);
+        self.set_stage(tag, Stage::Promoted)
+    }
+
+    /// Ends the locking of atomic operations, once no initiator uses the entry as it was published; the new tag. None if
+    /// the entry has another tag.
+    pub fn settle(&self, tag: u64) -> Option<u64> {
+        self.set_stage(tag, Stage::Settled)
+    }
+
+    fn set_stage(&self, tag: u64, stage: Stage) -> Option<u64> {
+        let new = stage.in_tag(tag);
+        self.tag.compare_exchange(tag, new, Ordering::AcqRel, Ordering::Relaxed).ok().map(|_| new)
     }
 
     /// The owner clears the tag, before it changes any other field.
@@ -86,27 +204,52 @@ impl MrEntry {
         fence(Ordering::SeqCst);
     }
 
-    /// The tag and the descriptor of `key`, all of one generation. None if the entry has another key, or is being
+    /// The tag and the descriptor of `key`, all of one generation and stage. None if the entry has another key, or is being
     /// changed. Peers can write every field, so the caller checks the values.
     pub fn read(&self, key: u32) -> Option<(u64, MrDescriptor)> {
+        // The stage changes twice at most. More changes are those of reused keys, or of a peer that writes at random. The
+        // model checker sees one change.
+        const ATTEMPTS: usize = if cfg!(loom) { 2 } else { 4 };
+        for _ in 0..ATTEMPTS {
+            if let Some(found) = self.try_read(key).ok()? {
+                return Some(found);
+            }
+        }
+        None
+    }
+
+    /// One attempt to read the descriptor of `key`. None if the entry changes meanwhile; an error if it has another key.
+    fn try_read(&self, key: u32) -> Result<Option<(u64, MrDescriptor)>, OtherKey> {
         let tag = self.tag.load(Ordering::Acquire);
         if key == 0 || tag as u32 != key {
-            return None;
+            return Err(OtherKey);
         }
+        let stage = Stage::of(tag);
+        let (file, mapped, offset) = match stage {
+            Stage::Published => {
+                ((&self.file, &self.file_generation), (&self.map_start, &self.map_end), &self.file_offset)
+            }
+            Stage::Promoted | Stage::Settled => (
+                (&self.promoted_file, &self.promoted_generation),
+                (&self.promoted_start, &self.promoted_end),
+                &self.promoted_offset,
+            ),
+        };
         let descriptor = MrDescriptor {
             access: self.access.load(Ordering::Relaxed),
             pd: self.pd.load(Ordering::Relaxed),
             start: self.start.load(Ordering::Relaxed),
             len: self.len.load(Ordering::Relaxed),
             va: self.va.load(Ordering::Relaxed),
-            file: (self.file.load(Ordering::Relaxed), self.file_generation.load(Ordering::Relaxed)),
-            mapped: self.map_start.load(Ordering::Relaxed)..self.map_end.load(Ordering::Relaxed),
-            offset: self.file_offset.load(Ordering::Relaxed),
+            file: (file.0.load(Ordering::Relaxed), file.1.load(Ordering::Relaxed)),
+            mapped: mapped.0.load(Ordering::Relaxed)..mapped.1.load(Ordering::Relaxed),
+            offset: offset.load(Ordering::Relaxed),
             qpn: self.qpn.load(Ordering::Relaxed),
+            locks_atomics: stage == Stage::Promoted,
         };
         // The fields are of one generation if the tag is unchanged.
         fence(Ordering::Acquire);
-        (self.tag.load(Ordering::Relaxed) == tag).then_some((tag, descriptor))
+        Ok((self.tag.load(Ordering::Relaxed) == tag).then_some((tag, descriptor)))
     }
 
     /// Whether the entry still has this tag.

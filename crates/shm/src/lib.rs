@@ -11,6 +11,7 @@
 //! - [`socket`]: UNIX sockets with abstract addresses that carry descriptors;
 //! - [`datagram`]: messages of fixed length over such a socket;
 //! - [`relocate`]: moves private pages into shared memory, in place;
+//! - [`file_behind`]: the file that a program has mapped itself;
 //! - [`ports`]: listeners on TCP ports;
 //! - [`thread`]: threads without the application's signals, CPU affinity;
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
@@ -28,6 +29,7 @@ mod event;
 mod fault_in;
 pub mod futex;
 mod mapped;
+mod mapped_file;
 pub mod maps;
 pub mod memcpy;
 mod memfd;
@@ -46,6 +48,7 @@ pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;
 pub use fault_in::{fault_in, populate, population_limit};
 pub use mapped::MappedRef;
+pub use mapped_file::file_behind;
 pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
 pub use null::NullMemory;
 pub use poll::{poll, poll_readable};
@@ -72,6 +75,14 @@ pub fn random_u64() -> u64 {
     // Requests of at most 256 bytes never fail once the pool is initialised.
     assert_eq!(read, Ok(8), "getrandom");
     u64::from_ne_bytes(bytes)
+}
+
+/// Whether this program runs with more rights than its caller (set-user-ID, file capabilities): the caller's environment
+/// must not name files to write then.
+#[must_use]
+pub fn has_gained_privileges() -> bool {
+    // SAFETY: reads the vector that the kernel has passed to the program.
+    unsafe { libc::getauxval(libc::AT_SECURE) != 0 }
 }
 
 /// A timeout for the kernel. Durations beyond its range become the longest one.

@@ -1,7 +1,12 @@
 //! The virtual memory areas (VMAs) of this process, from `/proc/self/maps` (proc(5)).
+//!
+//! Since Linux 6.11 a request (`PROCMAP_QUERY`) finds the area at an address. Older kernels only have the text, whose
+//! cost rises with the number of all areas.
 
+use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
+use std::os::fd::AsRawFd;
 
 /// A virtual memory area: one line of `/proc/self/maps`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +43,7 @@ impl Vma {
             offset: u64::from_str_radix(offset, 16).ok()?,
             device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
             inode,
-            anonymous: inode == 0 && (name.is_empty() || name == "[heap]" || name.starts_with("[anon:")),
+            anonymous: inode == 0 && is_anonymous(name.as_bytes()),
         })
     }
 }
@@ -48,13 +53,115 @@ impl Vma {
 /// # Errors
 /// Those of reading `/proc/self/maps`.
 pub fn vmas(range: Range<usize>) -> io::Result<Vec<Vma>> {
+    let mut file = File::open("/proc/self/maps")?;
+    let mut found = Vec::new();
+    let mut at = range.start;
+    while at < range.end {
+        match query(&file, at) {
+            Ok(Some(vma)) if vma.range.start < range.end => {
+                at = vma.range.end;
+                found.push(vma);
+            }
+            Ok(_) => break,
+            // Linux before 6.11, or an area that the request cannot describe.
+            Err(_) => return read(&mut file, &range),
+        }
+    }
+    Ok(found)
+}
+
+/// The VMA at `address`, or the next one; None behind the last one. It costs the same however many areas there are.
+///
+/// # Errors
+/// ENOTTY before Linux 6.11.
+pub fn vma_at(address: usize) -> io::Result<Option<Vma>> {
+    query(&File::open("/proc/self/maps")?, address)
+}
+
+/// The VMAs that overlap `range`, from the text.
+fn read(file: &mut File, range: &Range<usize>) -> io::Result<Vec<Vma>> {
     let mut text = String::new();
-    std::fs::File::open("/proc/self/maps")?.read_to_string(&mut text)?;
+    file.read_to_string(&mut text)?;
     Ok(text
         .lines()
         .filter_map(Vma::parse)
         .filter(|vma| vma.range.start < range.end && range.start < vma.range.end)
         .collect())
+}
+
+/// `struct procmap_query` (linux/fs.h).
+#[repr(C)]
+#[derive(Default)]
+struct ProcmapQuery {
+    size: u64,
+    query_flags: u64,
+    query_addr: u64,
+    vma_start: u64,
+    vma_end: u64,
+    vma_flags: u64,
+    vma_page_size: u64,
+    vma_offset: u64,
+    inode: u64,
+    dev_major: u32,
+    dev_minor: u32,
+    vma_name_size: u32,
+    build_id_size: u32,
+    vma_name_addr: u64,
+    build_id_addr: u64,
+}
+
+/// `_IOWR('f', 17, struct procmap_query)`.
+const PROCMAP_QUERY: libc::c_ulong =
+    3 << 30 | (size_of::<ProcmapQuery>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 17;
+const COVERING_OR_NEXT: u64 = 1 << 4;
+const READABLE_WRITABLE: u64 = 1 << 0 | 1 << 1;
+const SHARED: u64 = 1 << 3;
+
+/// The VMA at `address`, else the next one; None behind the last one. `maps` is `/proc/self/maps`.
+fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
+    // Names of files are not needed; those of other areas are short.
+    let mut name = [0u8; 128];
+    let mut query = ProcmapQuery {
+        size: size_of::<ProcmapQuery>() as u64,
+        query_flags: COVERING_OR_NEXT,
+        query_addr: address as u64,
+        vma_name_size: name.len() as u32,
+        vma_name_addr: name.as_mut_ptr().addr() as u64,
+        ..ProcmapQuery::default()
+    };
+    let ask = |query: &mut ProcmapQuery| {
+        // SAFETY: the structure of this request, whose buffer for a name is on the stack.
+        let done = unsafe { libc::ioctl(maps.as_raw_fd(), PROCMAP_QUERY, std::ptr::from_mut(query)) };
+        if done == 0 { Ok(true) } else { Err(io::Error::last_os_error()) }
+    };
+    let found = ask(&mut query).or_else(|error| match error.raw_os_error() {
+        Some(libc::ENOENT) => Ok(false),
+        // The name of a file does not fit.
+        Some(libc::ENAMETOOLONG) => {
+            (query.vma_name_size, query.vma_name_addr) = (0, 0);
+            ask(&mut query)
+        }
+        _ => Err(error),
+    })?;
+    if !found {
+        return Ok(None);
+    }
+    // The size counts the terminating zero.
+    let name = name.get(..(query.vma_name_size as usize).saturating_sub(1)).unwrap_or_default();
+    Ok(Some(Vma {
+        range: query.vma_start as usize..query.vma_end as usize,
+        writable: query.vma_flags & READABLE_WRITABLE == READABLE_WRITABLE,
+        shared: query.vma_flags & SHARED != 0,
+        offset: query.vma_offset,
+        device: (query.dev_major, query.dev_minor),
+        inode: query.inode,
+        anonymous: query.inode == 0 && is_anonymous(name),
+    }))
+}
+
+/// Whether an area of this name, without a file, is anonymous memory.
+fn is_anonymous(name: &[u8]) -> bool {
+    name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
 }
 
 /// Whether `vmas` cover `range` without holes.
@@ -95,5 +202,24 @@ mod tests {
         let found = vmas(start..start + here.len()).unwrap();
         assert!(covers(&found, &(start..start + here.len())));
         assert!(found.iter().all(|vma| vma.writable));
+    }
+
+    #[test]
+    fn the_request_finds_what_the_text_says() {
+        let mut file = File::open("/proc/self/maps").unwrap();
+        if let Err(error) = query(&file, 0) {
+            println!("skipped: no PROCMAP_QUERY: {error}");
+            return;
+        }
+        let local = 0u8;
+        let heap = Box::new([0u8; 100]);
+        let text = is_anonymous as *const () as usize;
+        for at in [(&raw const local).addr(), heap.as_ptr().addr(), text] {
+            let asked = query(&file, at).unwrap().expect("mapped");
+            let said = read(&mut file, &(at..at + 1)).unwrap();
+            assert_eq!(said, [asked]);
+            file = File::open("/proc/self/maps").unwrap();
+        }
+        assert_eq!(query(&file, usize::MAX & !4095).unwrap(), None);
     }
 }

@@ -250,12 +250,24 @@ impl Connection {
     /// # Panics
     /// If there are more than [`MAX_FDS`] descriptors.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send_with(bytes, fds, SendFlags::NOSIGNAL)
+    }
+
+    /// Sends one message if there is room for it.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send); WouldBlock if the peer does not read.
+    pub fn try_send(&self, bytes: &[u8]) -> io::Result<()> {
+        self.send_with(bytes, &[], SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+    }
+
+    fn send_with(&self, bytes: &[u8], fds: &[BorrowedFd<'_>], flags: SendFlags) -> io::Result<()> {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "at most {MAX_FDS} descriptors");
         }
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags)?;
         Ok(())
     }
 

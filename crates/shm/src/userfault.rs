@@ -18,6 +18,8 @@ pub(crate) enum Faults {
     Missing = 1,
     /// Stores to pages that [`Userfault::write_protect`] protects.
     WriteProtected = 2,
+    /// Both.
+    All = 3,
 }
 
 // `linux/userfaultfd.h`; not all in libc.
@@ -27,6 +29,7 @@ const UFFD_USER_MODE_ONLY: i32 = 1;
 const FEATURES: u64 = 1 << 12 | 1 << 13 | 1 << 16;
 const MOVE_ALLOW_SRC_HOLES: u64 = 1 << 1;
 const WRITEPROTECT_WP: u64 = 1 << 0;
+const WRITEPROTECT_DONTWAKE: u64 = 1 << 1;
 
 const fn request(direction: u64, number: u64, size: usize) -> libc::c_ulong {
     direction << 30 | (size as u64) << 16 | UFFD_API << 8 | number
@@ -87,6 +90,16 @@ impl Userfault {
     /// Protects the pages of a range that was registered for [`Faults::WriteProtected`].
     pub(crate) fn write_protect(&self, range: &Range<usize>) -> io::Result<()> {
         self.control(UFFDIO_WRITEPROTECT, &mut [range.start as u64, range.len() as u64, WRITEPROTECT_WP])
+    }
+
+    /// Checks that everything that is mapped in `range` is still what was registered, for stores at least.
+    ///
+    /// # Errors
+    /// ENOENT if another thread has mapped something else there.
+    pub(crate) fn check_registered(&self, range: &Range<usize>, faults: Faults) -> io::Result<()> {
+        // The protection stays as it is. Without the flag, the request would wake the threads that wait.
+        let mode = if faults == Faults::WriteProtected { WRITEPROTECT_WP } else { WRITEPROTECT_DONTWAKE };
+        self.control(UFFDIO_WRITEPROTECT, &mut [range.start as u64, range.len() as u64, mode])
     }
 
     /// Moves the pages of `from` to `to`, anonymous memory of the same length that is registered. Returns the bytes up

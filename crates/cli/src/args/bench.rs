@@ -200,6 +200,14 @@ pub(crate) enum BenchCommand {
         /// Bytes per message
         bytes: u64,
     },
+    /// One reading process; `scale` starts it
+    #[command(hide = true)]
+    ScaleReader {
+        /// The server: host:port
+        address: String,
+        /// Bytes of its region
+        size: usize,
+    },
     /// One client process; `scale` starts it
     #[command(hide = true)]
     ScaleClient {

@@ -14,7 +14,7 @@ mod thread;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millstream_shm::thread::spawn;
@@ -47,6 +47,8 @@ struct ProcessState {
 static PROCESS: Mutex<ProcessState> = Mutex::new(ProcessState { engine: None, channels: Vec::new() });
 /// Number of channels; while it is zero, intercepted calls take the fast path.
 static CHANNELS: AtomicUsize = AtomicUsize::new(0);
+/// Inodes of channels, zero in free places, for callers that take no lock: signal handlers. Changed under the lock.
+static INODES: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
 fn process() -> MutexGuard<'static, ProcessState> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -92,8 +94,7 @@ pub fn open(flags: i32) -> io::Result<OwnedFd> {
     let pid = engine.pid;
     let channel = ChannelId(engine.sockets.add(EpollSource::Channel(ours))?);
     engine.manager.open(channel);
-    process.channels.push((inode, pid, channel));
-    CHANNELS.store(process.channels.len(), Ordering::Relaxed);
+    process.add_channel(inode, pid, channel);
     Ok(theirs)
 }
 
@@ -109,14 +110,35 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
     }
 }
 
-/// Whether `fd` is a channel.
+/// Whether `fd` is a channel. It takes no lock while there are at most 256 channels, because signal handlers may call it.
 #[must_use]
 pub fn is_channel(fd: RawFd) -> bool {
     has_channels()
-        && socket_inode(fd).is_some_and(|inode| process().channels.iter().any(|(other, ..)| *other == inode))
+        && socket_inode(fd).is_some_and(|inode| {
+            INODES.iter().any(|other| other.load(Ordering::Acquire) == inode)
+                || CHANNELS.load(Ordering::Relaxed) > INODES.len()
+                    && process().channels.iter().any(|(other, ..)| *other == inode)
+        })
 }
 
 impl ProcessState {
+    fn add_channel(&mut self, inode: u64, pid: u32, channel: ChannelId) {
+        self.channels.push((inode, pid, channel));
+        if let Some(free) = INODES.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
+            free.store(inode, Ordering::Release);
+        }
+        CHANNELS.store(self.channels.len(), Ordering::Relaxed);
+    }
+
+    fn remove_channels(&mut self, closed: &[ChannelId]) {
+        for (inode, ..) in self.channels.extract_if(.., |(_, _, channel)| closed.contains(channel)) {
+            if let Some(place) = INODES.iter().find(|place| place.load(Ordering::Relaxed) == inode) {
+                place.store(0, Ordering::Release);
+            }
+        }
+        CHANNELS.store(self.channels.len(), Ordering::Relaxed);
+    }
+
     /// The channel of `fd`, or EIO if another process owns it.
     fn channel(&self, fd: RawFd) -> Option<Result<ChannelId>> {
         let inode = socket_inode(fd)?;

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::buffer::spare_capacity;
@@ -10,7 +9,7 @@ use rustix::event::Timespec;
 use rustix::event::epoll;
 
 use super::sockets::{EpollSource, GSI, WAKE};
-use super::{CHANNELS, Engine, process};
+use super::{Engine, process};
 use crate::gsi::GsiPort;
 use crate::message::{MAX_LEN, Message};
 use crate::remote::CmEvent;
@@ -45,11 +44,13 @@ pub(super) fn run(epoll: RawFd) {
             Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
         });
         if !closed.is_empty() {
-            process.channels.retain(|(_, _, channel)| !closed.contains(channel));
-            CHANNELS.store(process.channels.len(), Ordering::Relaxed);
+            process.remove_channels(&closed);
         }
     }
 }
+
+/// Most messages of one link that are handled at once.
+const MAX_MESSAGES: usize = 64;
 
 impl Engine {
     /// Handles an event of the descriptor with this token; returns a channel that was closed.
@@ -122,10 +123,11 @@ impl Engine {
         [self.manager.deadline(), remote].into_iter().flatten().min()
     }
 
-    /// Handles all messages of a link, and its hang-up.
+    /// Handles messages of a link, and its hang-up. Other threads wait for the lock meanwhile, so a link that sends without
+    /// end has to wait for the next round.
     fn receive(&mut self, id: LinkId) {
         let mut buffer = [0; MAX_LEN];
-        loop {
+        for _ in 0..MAX_MESSAGES {
             // The message may have closed the link.
             let Some(EpollSource::Link(link)) = self.sockets.watched.get(&id.0) else { return };
             match link.receive(&mut buffer) {

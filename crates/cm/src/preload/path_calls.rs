@@ -6,10 +6,10 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::os::fd::IntoRawFd as _;
 use std::ptr;
 
-use crate::{Errno, engine};
+use crate::{Errno, engine, user_memory};
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
 
-use super::path::{Device, InterceptedPath, lookup, original_of};
+use super::path::{Device, InterceptedPath, directory_of, lookup, lookup_at, original_of};
 use super::{errno, fail_with, set_errno};
 use crate::preload::forward::forward;
 
@@ -23,9 +23,9 @@ enum OpenAction {
     Forward,
 }
 
-unsafe fn opened(path: *const c_char, flags: c_int) -> OpenAction {
+unsafe fn opened(dir: c_int, path: *const c_char, flags: c_int) -> OpenAction {
     // SAFETY: the caller of `open` passes a C string.
-    match unsafe { lookup(path) } {
+    match unsafe { lookup_at(dir, path) } {
         None => OpenAction::Forward,
         Some(InterceptedPath { device: None, .. })
             if flags & (libc::O_CREAT | libc::O_WRONLY | libc::O_RDWR) != 0 =>
@@ -53,7 +53,7 @@ macro_rules! open {
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(path, flags) };
+            let opened = unsafe { opened(libc::AT_FDCWD, path, flags) };
             let path = match &opened {
                 OpenAction::Return(fd) => return *fd,
                 OpenAction::Redirect(place) => place.path.as_ptr(),
@@ -71,7 +71,7 @@ macro_rules! openat {
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
             // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(path, flags) };
+            let opened = unsafe { opened(dir, path, flags) };
             let path = match &opened {
                 OpenAction::Return(fd) => return *fd,
                 OpenAction::Redirect(place) => place.path.as_ptr(),
@@ -91,7 +91,7 @@ macro_rules! open_2 {
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
             // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(path, flags) };
+            let opened = unsafe { opened(libc::AT_FDCWD, path, flags) };
             let path = match &opened {
                 OpenAction::Return(fd) => return *fd,
                 OpenAction::Redirect(place) => place.path.as_ptr(),
@@ -110,7 +110,7 @@ macro_rules! openat_2 {
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
             // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(path, flags) };
+            let opened = unsafe { opened(dir, path, flags) };
             let path = match &opened {
                 OpenAction::Return(fd) => return *fd,
                 OpenAction::Redirect(place) => place.path.as_ptr(),
@@ -125,12 +125,12 @@ openat_2! { __openat_2; __openat64_2; }
 
 /// Functions that only read a path: the path is replaced, other arguments are passed on.
 macro_rules! redirect {
-    ($($name:ident($($before:ident: $btype:ty,)* @path $(, $after:ident: $atype:ty)*) -> $ret:ty, $missing:expr;)*) => {$(
+    ($($name:ident($($before:ident: $btype:ty,)* @path $(in $dir:ident)? $(, $after:ident: $atype:ty)*) -> $ret:ty, $missing:expr;)*) => {$(
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret {
             // SAFETY: the caller passes a C string.
-            let place = unsafe { lookup(path) };
+            let place = unsafe { lookup_at(directory_of!($($dir)?), path) };
             let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
             forward!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
         }
@@ -149,11 +149,11 @@ redirect! {
     access(@path, mode: c_int) -> c_int, -1;
     eaccess(@path, mode: c_int) -> c_int, -1;
     euidaccess(@path, mode: c_int) -> c_int, -1;
-    faccessat(dir: c_int, @path, mode: c_int, flags: c_int) -> c_int, -1;
+    faccessat(dir: c_int, @path in dir, mode: c_int, flags: c_int) -> c_int, -1;
     readlink(@path, to: *mut c_char, len: size_t) -> ssize_t, -1;
     __readlink_chk(@path, to: *mut c_char, len: size_t, room: size_t) -> ssize_t, -1;
-    readlinkat(dir: c_int, @path, to: *mut c_char, len: size_t) -> ssize_t, -1;
-    __readlinkat_chk(dir: c_int, @path, to: *mut c_char, len: size_t, room: size_t) -> ssize_t, -1;
+    readlinkat(dir: c_int, @path in dir, to: *mut c_char, len: size_t) -> ssize_t, -1;
+    __readlinkat_chk(dir: c_int, @path in dir, to: *mut c_char, len: size_t, room: size_t) -> ssize_t, -1;
     getxattr(@path, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t, -1;
     lgetxattr(@path, name: *const c_char, value: *mut c_void, size: size_t) -> ssize_t, -1;
     listxattr(@path, list: *mut c_char, size: size_t) -> ssize_t, -1;
@@ -199,30 +199,71 @@ resolve! {
     canonicalize_file_name(@path);
 }
 
-/// Whether these bytes may be a command. Every write of the program calls this, so it is cheap. It rejects
+/// `glob(3)` opens directories inside the C library, past this one. A pattern below an intercepted directory is redirected,
+/// and its results are restored.
+macro_rules! glob {
+    ($($name:ident;)*) => {$(
+        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
+        pub unsafe extern "C-unwind" fn $name(
+            pattern: *const c_char, flags: c_int, failed: *const c_void, found: *mut libc::glob_t
+        ) -> c_int {
+            // SAFETY: the caller passes a C string.
+            let place = unsafe { lookup(pattern) };
+            let is_intercepted = place.is_some() && !found.is_null();
+            // SAFETY: the caller passes a structure, which has results of earlier calls with this flag.
+            let before = if is_intercepted && flags & libc::GLOB_APPEND != 0 { unsafe { (*found).gl_pathc } } else { 0 };
+            let pattern = place.as_ref().map_or(pattern, |place| place.path.as_ptr());
+            let result = forward!($name(
+                pattern: *const c_char, flags: c_int, failed: *const c_void, found: *mut libc::glob_t
+            ) -> c_int, missing libc::GLOB_ABORTED);
+            if is_intercepted && result == 0 {
+                // SAFETY: the function has filled in this many strings, behind those that the program reserved.
+                unsafe {
+                    let reserved = if flags & libc::GLOB_DOOFFS != 0 { (*found).gl_offs } else { 0 };
+                    for i in before..(*found).gl_pathc {
+                        restore_original(*(*found).gl_pathv.add(reserved + i));
+                    }
+                }
+            }
+            result
+        }
+    )*};
+}
+
+glob! { glob; glob64; }
+
+/// Bytes of the longest command.
+const LONGEST_COMMAND: usize = 512;
+
+/// Whether a write may be a command. Every write of the program calls this, so it is cheap. It rejects
 /// the eight-byte writes to an eventfd, so the engine can write while it holds its lock.
 #[inline]
-unsafe fn may_be_command(from: *const c_void, len: size_t) -> bool {
-    const HEADER: usize = 8;
-    const SHORTEST_BODY: usize = 4;
-    if !engine::has_channels() || !(HEADER + SHORTEST_BODY..=512).contains(&len) || from.is_null() {
-        return false;
+fn may_be_command(fd: c_int, len: size_t) -> bool {
+    const SHORTEST: usize = 12;
+    engine::has_channels() && (SHORTEST..=LONGEST_COMMAND).contains(&len) && engine::is_channel(fd)
+}
+
+/// Executes the command that is written to a channel; None if the descriptor is no channel any more.
+///
+/// # Safety
+/// Addresses in the command are valid where the kernel forbids to check them.
+unsafe fn write_command(fd: c_int, from: *const c_void, len: size_t) -> Option<Result<usize, Errno>> {
+    let mut command = [0; LONGEST_COMMAND];
+    let command = &mut command[..len];
+    // SAFETY: the caller vouches for the addresses.
+    unsafe {
+        match user_memory::read(from.addr() as u64, command) {
+            Ok(()) => engine::write(fd, command),
+            Err(error) => Some(Err(error)),
+        }
     }
-    // SAFETY: the program's buffer has `len` bytes.
-    let [cmd, lengths] = unsafe { from.cast::<[u32; 2]>().read_unaligned() };
-    let body = (lengths & 0xffff) as usize;
-    cmd < crate::abi::cmd::COUNT && body >= SHORTEST_BODY && HEADER + body <= len
 }
 
 #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     let before = errno();
-    // SAFETY: the program's buffer has `len` bytes; a command's addresses are the program's too.
-    let answered = unsafe {
-        may_be_command(from, len)
-            .then(|| engine::write(fd, std::slice::from_raw_parts(from.cast(), len)))
-            .flatten()
-    };
+    // SAFETY: the addresses are the program's.
+    let answered = may_be_command(fd, len).then(|| unsafe { write_command(fd, from, len) }).flatten();
     match answered {
         Some(Ok(written)) => {
             set_errno(before);

@@ -9,7 +9,7 @@ use std::ffi::{c_char, c_int, c_uint};
 
 use crate::engine;
 
-use super::path::{Device, lookup};
+use super::path::{Device, directory_of, lookup_at};
 use crate::preload::forward::forward;
 
 /// Readable and writable for all users, as udev creates these devices.
@@ -32,14 +32,14 @@ unsafe fn show(device: Option<Device>, failed: c_int, answer: *mut libc::stat) -
 const _: () = assert!(size_of::<libc::stat>() == size_of::<libc::stat64>());
 
 macro_rules! by_path {
-    ($($name:ident($($before:ident: $btype:ty,)* @path, @answer $(, $after:ident: $atype:ty)*);)*) => {$(
+    ($($name:ident($($before:ident: $btype:ty,)* @path $(in $dir:ident)?, @answer $(, $after:ident: $atype:ty)*);)*) => {$(
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(
             $($before: $btype,)* path: *const c_char, answer: *mut libc::stat $(, $after: $atype)*
         ) -> c_int {
             // SAFETY: the caller passes a C string.
-            let place = unsafe { lookup(path) };
+            let place = unsafe { lookup_at(directory_of!($($dir)?), path) };
             let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
             let failed = forward!($name(
                 $($before: $btype,)* path: *const c_char, answer: *mut libc::stat $(, $after: $atype)*
@@ -55,14 +55,14 @@ by_path! {
     stat64(@path, @answer);
     lstat(@path, @answer);
     lstat64(@path, @answer);
-    fstatat(dir: c_int, @path, @answer, flags: c_int);
-    fstatat64(dir: c_int, @path, @answer, flags: c_int);
+    fstatat(dir: c_int, @path in dir, @answer, flags: c_int);
+    fstatat64(dir: c_int, @path in dir, @answer, flags: c_int);
     __xstat(version: c_int, @path, @answer);
     __xstat64(version: c_int, @path, @answer);
     __lxstat(version: c_int, @path, @answer);
     __lxstat64(version: c_int, @path, @answer);
-    __fxstatat(version: c_int, dir: c_int, @path, @answer, flags: c_int);
-    __fxstatat64(version: c_int, dir: c_int, @path, @answer, flags: c_int);
+    __fxstatat(version: c_int, dir: c_int, @path in dir, @answer, flags: c_int);
+    __fxstatat64(version: c_int, dir: c_int, @path in dir, @answer, flags: c_int);
 }
 
 macro_rules! by_descriptor {
@@ -95,7 +95,7 @@ pub unsafe extern "C-unwind" fn statx(
     answer: *mut libc::statx,
 ) -> c_int {
     // SAFETY: the caller passes a C string.
-    let place = unsafe { lookup(path) };
+    let place = unsafe { lookup_at(dir, path) };
     let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
     let failed = forward!(statx(
         dir: c_int, path: *const c_char, flags: c_int, mask: c_uint, answer: *mut libc::statx

@@ -5,8 +5,8 @@
 //! hang-up between hosts: a lost peer shows when the manager's timeout expires.
 
 mod connection;
+mod table;
 
-use std::collections::HashMap;
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -21,9 +21,10 @@ use crate::message::{Message, private};
 use crate::system::{LinkId, PortName};
 
 use connection::{
-    CmConnection, FIRST_RETRANSMIT_TIMEOUT, HandshakeState, MAX_RETRANSMIT_TIMEOUT, REPLY_TO_DUPLICATES,
-    Received, Retransmission, parameters_of_req,
+    CmConnection, FIRST_RETRANSMIT_TIMEOUT, HandshakeState, MAX_RETRANSMIT_TIMEOUT, Received, Retransmission,
+    parameters_of_req,
 };
+use table::ConnectionTable;
 
 /// A management datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +64,7 @@ pub struct RemoteConnections {
     qpn_prefix: u16,
     guid: u64,
     next: u32,
-    connections: HashMap<LinkId, CmConnection>,
+    connections: ConnectionTable,
     /// Datagrams to send.
     out: Vec<OutgoingMad>,
 }
@@ -72,7 +73,7 @@ impl RemoteConnections {
     /// Connections of the process with this QPN prefix; communication IDs start at `first`.
     #[must_use]
     pub fn new(qpn_prefix: u16, guid: u64, first: u32) -> Self {
-        Self { qpn_prefix, guid, next: first, connections: HashMap::new(), out: Vec::new() }
+        Self { qpn_prefix, guid, next: first, connections: ConnectionTable::default(), out: Vec::new() }
     }
 
     /// Takes the queued datagrams.
@@ -88,7 +89,7 @@ impl RemoteConnections {
     /// Whether the link leads to another host.
     #[must_use]
     pub fn has(&self, link: LinkId) -> bool {
-        self.connections.contains_key(&link)
+        self.connections.contains(link)
     }
 
     /// Creates a link from the address `own` to a port of another host.
@@ -114,7 +115,7 @@ impl RemoteConnections {
 
     /// Accepts a request as a new link.
     pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) {
-        self.connections.insert(link, request.connection.clone());
+        self.connections.insert_requested(link, request.connection.clone());
     }
 
     /// Rejects a request: there is no listener.
@@ -135,50 +136,51 @@ impl RemoteConnections {
 
     /// Sends a message on a link.
     pub fn send(&mut self, link: LinkId, message: &Message, now: Instant) {
-        let Some(connection) = self.connections.get_mut(&link) else { return };
-        let (bytes, is_repeated) = connection.encode(message, self.guid);
-        connection.pending = is_repeated.then_some(Retransmission {
-            bytes,
-            again: now + FIRST_RETRANSMIT_TIMEOUT,
-            wait: FIRST_RETRANSMIT_TIMEOUT,
+        let guid = self.guid;
+        let sent = self.connections.with(link, |connection| {
+            let (bytes, is_repeated) = connection.encode(message, guid);
+            connection.pending = is_repeated.then_some(Retransmission {
+                bytes,
+                again: now + FIRST_RETRANSMIT_TIMEOUT,
+                wait: FIRST_RETRANSMIT_TIMEOUT,
+            });
+            if !is_repeated || matches!(message, Message::Rep(_)) {
+                connection.answer = Some(bytes);
+            }
+            OutgoingMad { from: connection.own, to: connection.peer, bytes }
         });
-        if !is_repeated || matches!(message, Message::Rep(_)) {
-            connection.answer = Some(bytes);
-        }
-        self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
+        self.out.extend(sent);
     }
 
     /// Closes a link. For a while the last message is still retransmitted, and duplicates are answered.
     pub fn close(&mut self, link: LinkId, now: Instant) {
-        if let Some(connection) = self.connections.get_mut(&link) {
-            connection.forget_at = Some(now + REPLY_TO_DUPLICATES);
-        }
+        self.connections.close(link, now);
     }
 
     /// The time at which [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        let times = |c: &CmConnection| [c.forget_at, c.pending.as_ref().map(|pending| pending.again)];
-        self.connections.values().flat_map(times).flatten().min()
+        self.connections.deadline()
     }
 
     /// Retransmits due messages, and removes closed connections.
     pub fn expire(&mut self, now: Instant) {
-        self.connections.retain(|_, connection| connection.forget_at.is_none_or(|forget_at| forget_at > now));
-        for connection in self.connections.values_mut() {
-            if let Some(pending) = connection.pending.as_mut().filter(|pending| pending.again <= now) {
+        self.connections.forget(now);
+        for link in self.connections.due(now) {
+            let sent = self.connections.with(link, |connection| {
+                let pending = connection.pending.as_mut()?;
                 pending.wait = (pending.wait * 2).min(MAX_RETRANSMIT_TIMEOUT);
                 pending.again = now + pending.wait;
-                let bytes = pending.bytes;
-                self.out.push(OutgoingMad { from: connection.own, to: connection.peer, bytes });
-            }
+                Some(OutgoingMad { from: connection.own, to: connection.peer, bytes: pending.bytes })
+            });
+            self.out.extend(sent.flatten());
         }
     }
 
     /// Whether a message waits for its reply.
     #[must_use]
     pub fn has_unanswered(&self) -> bool {
-        self.connections.values().any(|connection| connection.pending.is_some())
+        self.connections.has_unanswered()
     }
 
     /// Handles a datagram from `peer` to the local address `own`.
@@ -190,10 +192,7 @@ impl RemoteConnections {
             _ => None,
         };
         if let Some(remote_id) = asks {
-            let known = |c: &&mut CmConnection| {
-                c.peer == peer && c.remote_id == remote_id && c.state != HandshakeState::ReqSent
-            };
-            if let Some(connection) = self.connections.values_mut().find(known) {
+            if let Some(connection) = self.connections.requested(peer, remote_id) {
                 // A duplicate; there may be no reply yet while the program decides.
                 if let Some(bytes) = connection.answer {
                     self.out.push(OutgoingMad { from: own, to: peer, bytes });
@@ -214,20 +213,22 @@ impl RemoteConnections {
             | cm::Message::Drep { remote_id, .. } => *remote_id,
             cm::Message::Req(_) | cm::Message::SidrReq { .. } => return None,
         };
-        let found = self.connections.iter_mut().find(|(_, c)| c.local_id == id && c.peer == peer);
-        let Some((link, connection)) = found else {
+        let found = self.connections.link_of(peer, id).and_then(|link| {
+            let handle = |connection: &mut CmConnection| {
+                let heard = connection.handle_message(transaction, &message, now);
+                (heard, connection.forget_at.is_none(), connection.answer)
+            };
+            Some((link, self.connections.with(link, handle)?))
+        });
+        let Some((link, (heard, is_open, answer))) = found else {
             let drep = reply_to_dreq(transaction, &message);
             self.out.extend(drep.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
             return None;
         };
-        let link = *link;
-        let heard = connection.handle_message(transaction, &message, now);
         match heard {
-            Received::New(message) => {
-                (connection.forget_at.is_none()).then_some(CmEvent::Message(link, message))
-            }
+            Received::New(message) => is_open.then_some(CmEvent::Message(link, message)),
             Received::Duplicate => {
-                if let Some(bytes) = connection.answer {
+                if let Some(bytes) = answer {
                     self.out.push(OutgoingMad { from: own, to: peer, bytes });
                 }
                 None

@@ -198,3 +198,40 @@ fn datagrams_from_other_addresses_are_ignored() {
     assert_eq!(pair.ends[0].receive(reply.to, other, &reply.bytes, now), None);
     assert!(pair.ends[0].receive(reply.to, reply.from, &reply.bytes, now).is_some());
 }
+
+/// Requests to a port without a listener, and requests that are refused later, must not accumulate.
+#[test]
+fn refused_requests_do_not_accumulate() {
+    const REQUESTS: u64 = 3000;
+    let mut pair = Pair::new();
+    let ips = pair.ips;
+    for link in 1..=REQUESTS {
+        pair.ends[0].connect(LinkId(link), ips[0], PORT);
+        let parameters = ConnectionParameters {
+            qpn: Qpn::new(5),
+            psn: Psn::new(9),
+            mtu: 3,
+            timeout: 14,
+            ..ConnectionParameters::default()
+        };
+        let (src, dst) =
+            (Address { ip: ips[0], port: 1, scope: 0 }, Address { ip: PORT.ip, port: PORT.port, scope: 0 });
+        pair.send(0, link, &Message::Req { src, dst, parameters });
+        pair.deliver(&[]);
+        let request = pair.take_request();
+        pair.ends[1].adopt(LinkId(link), &request);
+        let refusal = Message::Rej { reason: reason::CONSUMER, private: Vec::new() };
+        pair.send(1, link, &refusal);
+        let now = pair.now;
+        pair.ends[1].close(LinkId(link), now);
+        pair.deliver(&[]);
+        pair.ends[0].close(LinkId(link), now);
+    }
+    assert_eq!(pair.ends.each_ref().map(|end| end.connections.len()), [table::MAX_CLOSED; 2]);
+    // A duplicate of a recent request gets the same answer, and no second event.
+    pair.events[1].clear();
+    let deadline = pair.ends[1].deadline().expect("closed connections are forgotten");
+    pair.ends.iter_mut().for_each(|end| end.expire(deadline));
+    assert_eq!(pair.ends.each_ref().map(|end| end.connections.len()), [0; 2], "all were closed at one time");
+    assert!(!pair.ends[0].has_unanswered());
+}

@@ -5,12 +5,15 @@ use std::sync::{Arc, Weak};
 
 use super::Cq;
 use crate::errno::{Errno, Result};
+use crate::region_mover;
 use crate::tasks::PendingRequests;
 
 /// Bit of [`Cq::poller_work`]: send requests are pending.
 const PENDING: u32 = 1;
 /// Bit of [`Cq::poller_work`]: queue pairs receive packets.
 const NETWORK: u32 = 2;
+/// Bit of [`Cq::poller_work`]: pages of regions wait for a thread of the application to move them.
+const MOVE: u32 = 4;
 
 impl Cq {
     /// Whether nothing was lost and a poller of the empty queue has no work.
@@ -38,6 +41,11 @@ impl Cq {
         }
     }
 
+    /// Lets the next poller of the empty queue move pages of regions.
+    pub(crate) fn request_move(&self) {
+        self.poller_work.fetch_or(MOVE, Ordering::Release);
+    }
+
     /// Adds a queue pair whose pending requests a poller retries.
     pub(crate) fn add_pending(&self, qp: Weak<dyn PendingRequests>) {
         self.pending.lock().push(qp);
@@ -58,6 +66,10 @@ impl Cq {
                     self.poller_work.fetch_or(NETWORK, Ordering::SeqCst);
                 }
             }
+        }
+        if work & MOVE != 0 {
+            self.poller_work.fetch_and(!MOVE, Ordering::SeqCst);
+            region_mover::move_deferred(self.context.adapter);
         }
         if work & PENDING == 0 {
             return;

@@ -3,24 +3,26 @@
 //! A region is memory of this process that work requests may name by a key (`mr_table`). A window
 //! ([`window`]) is a key for a part of a region. Registration allocates the pages of a region up to a limit
 //! (`MILLSTREAM_POPULATE`, bytes), so that the first transfer takes no page faults. No page is pinned: a file keeps the
-//! pages that peers can map, and the kernel finds all other pages at the time of each access.
+//! pages that peers can map, and the kernel finds all other pages at the time of each access. Pages move into a file when
+//! peers have used the region enough ([`crate::region_mover`]).
 
+mod memory;
 pub mod window;
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use millstream_shm::relocate::{self, SharedPages};
-use millstream_shm::{Mapping, NullMemory, PAGE, fault_in, file_len, populate};
+use millstream_shm::relocate::SharedPages;
+use millstream_shm::{NullMemory, PAGE, fault_in};
 
-use crate::adapter::LocalAdapter;
+use self::memory::{RegionKind, RegionMemory, RegionState, check};
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
-use crate::mr_table::{ACCESS_NULL, ExportedRange, KeyKind, LocalMr};
+use crate::mr_table::{ACCESS_NULL, KeyKind, LocalMr};
 use crate::pd::Pd;
+use crate::region_mover;
 use crate::types::{
-    ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_OPTIONAL,
-    ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED, Sge, vendor,
+    ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_ZERO_BASED, Sge, vendor,
 };
 
 /// A registered memory region. Dropping it deregisters it.
@@ -29,33 +31,7 @@ pub struct Mr {
     deregistered: bool,
     pd: Arc<Pd>,
     local: LocalMr,
-    memory: RegionMemory,
-}
-
-/// The memory of a region, and the objects that keep it.
-#[derive(Debug)]
-struct RegionMemory {
-    kind: RegionKind,
-    exported: ExportedRange,
-    va: u64,
-    len: u64,
-    iova: u64,
-    /// Keeps moved pages shared.
-    shared: Option<SharedPages>,
-    /// This process's mapping of a dma-buf.
-    view: Option<Mapping>,
-    /// The device memory that the region is a part of.
-    dm: Option<Arc<Dm>>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum RegionKind {
-    /// Memory at an address.
-    Address,
-    /// A file: a dma-buf or device memory.
-    File,
-    /// No memory.
-    Null,
+    state: Arc<RegionState>,
 }
 
 /// The changes of a re-registration; None keeps a property.
@@ -107,6 +83,7 @@ impl Mr {
     pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
         // Registration takes long, and peers wait for delayed acknowledgements.
         pd.context.adapter.port.flush_acks();
+        region_mover::move_deferred(pd.context.adapter);
         let memory = RegionMemory::ordinary(pd.context.adapter, addr, len, iova, access)?;
         Self::publish(pd, memory, access)
     }
@@ -161,26 +138,17 @@ impl Mr {
     /// ENOMEM when the table is full, or without the address space for it.
     pub fn null(pd: &Arc<Pd>) -> Result<Self> {
         NullMemory::get().ok_or(Errno::NOMEM)?;
-        let memory = RegionMemory {
-            kind: RegionKind::Null,
-            exported: ExportedRange::NONE,
-            va: 0,
-            len: u64::MAX,
-            iova: 0,
-            shared: None,
-            view: None,
-            dm: None,
-        };
-        Self::publish(pd, memory, ACCESS_LOCAL_WRITE | ACCESS_NULL)
+        Self::publish(pd, RegionMemory::null(), ACCESS_LOCAL_WRITE | ACCESS_NULL)
     }
 
     fn publish(pd: &Arc<Pd>, mut memory: RegionMemory, access: u32) -> Result<Self> {
         let adapter = pd.context.adapter;
         let key = adapter.mrs.new_key(KeyKind::Region).inspect_err(|_| memory.release(adapter))?;
         let local = memory.region(key, pd.id, access);
-        adapter.mrs.publish(local, &memory.exported);
+        let state = RegionState::new(adapter, memory);
+        state.publish(&state.lock(), local);
         pd.attach();
-        Ok(Self { deregistered: false, pd: pd.clone(), local, memory })
+        Ok(Self { deregistered: false, pd: pd.clone(), local, state })
     }
 
     /// The key, local and remote.
@@ -189,10 +157,11 @@ impl Mr {
         self.local.key
     }
 
-    /// Bytes that peers can map. They reach the rest through the kernel.
+    /// Bytes that peers can map now. They reach the rest through the kernel.
     #[must_use]
     pub fn mapped_len(&self) -> u64 {
-        self.memory.exported.range.end - self.memory.exported.range.start
+        let memory = self.state.lock();
+        memory.exported.range.end - memory.exported.range.start
     }
 
     /// Re-registers a region under its key (`ibv_rereg_mr`). Requests in flight finish with the old properties first.
@@ -204,8 +173,9 @@ impl Mr {
     pub fn rereg(&mut self, change: &ReregMr) -> std::result::Result<(), ReregError> {
         let refused = |errno| Err(ReregError::Unchanged(errno));
         let adapter = self.pd.context.adapter;
+        let memory = self.state.lock();
         if self.deregistered
-            || self.memory.kind == RegionKind::Null
+            || memory.kind == RegionKind::Null
             || (change.memory.is_none() && change.pd.is_none() && change.access.is_none())
         {
             return refused(Errno::INVAL);
@@ -214,9 +184,9 @@ impl Mr {
         let access = change.access.unwrap_or(self.local.access);
         // These flags decide how the memory is mapped.
         let other_kind = (access ^ self.local.access) & (ACCESS_ON_DEMAND | ACCESS_ZERO_BASED) != 0;
-        let RegionMemory { va, len, iova, .. } = self.memory;
+        let RegionMemory { va, len, iova, .. } = *memory;
         let iova = if self.local.access & ACCESS_ZERO_BASED != 0 { va } else { iova };
-        let fresh = match (self.memory.kind, change.memory) {
+        let fresh = match (memory.kind, change.memory) {
             (RegionKind::Address, Some((addr, len))) => {
                 RegionMemory::ordinary(adapter, addr, len, addr, access).map(Some)
             }
@@ -224,10 +194,11 @@ impl Mr {
                 RegionMemory::ordinary(adapter, va, len, iova, access).map(Some)
             }
             (_, None) if !other_kind => {
-                check(access, self.memory.iova, len).and_then(|()| self.memory.allows(access)).map(|()| None)
+                check(access, memory.iova, len).and_then(|()| memory.allows(access)).map(|()| None)
             }
             _ => Err(Errno::NOTSUP),
         };
+        drop(memory);
         let mut fresh = match fresh {
             Ok(fresh) => fresh,
             Err(errno) => return refused(errno),
@@ -241,11 +212,13 @@ impl Mr {
         if !quiet {
             return Err(ReregError::Invalid(Errno::BUSY));
         }
+        let mut memory = self.state.lock();
         if let Some(fresh) = fresh {
-            std::mem::replace(&mut self.memory, fresh).release(adapter);
+            std::mem::replace(&mut *memory, fresh).release(adapter);
         }
-        self.local = self.memory.region(self.local.key, pd.id, access);
-        adapter.mrs.publish(self.local, &self.memory.exported);
+        self.local = memory.region(self.local.key, pd.id, access);
+        self.state.publish(&memory, self.local);
+        drop(memory);
         pd.attach();
         std::mem::replace(&mut self.pd, pd).detach();
         Ok(())
@@ -293,13 +266,17 @@ impl Mr {
         }
         let adapter = self.pd.context.adapter;
         adapter.mrs.withdraw(self.local.key)?;
+        self.state.end_moves();
+        let is_quiet = adapter.quiesce();
+        let mut memory = self.state.lock();
         let all_of_it = |s: &SharedPages| s.range.len() as u64 == self.local.len && s.is_last();
-        let moved = self.memory.shared.as_ref().is_some_and(all_of_it);
+        let moved = memory.shared.as_ref().is_some_and(all_of_it);
         // Moved pages are replaced by fresh ones, so a late store reaches no memory in use.
-        if !adapter.quiesce() && !moved {
+        if !is_quiet && !moved {
             return Err(Errno::BUSY);
         }
-        self.memory.release(adapter);
+        memory.release(adapter);
+        drop(memory);
         adapter.mrs.free(self.local.key);
         self.deregistered = true;
         self.pd.detach();
@@ -311,145 +288,8 @@ impl Drop for Mr {
     fn drop(&mut self) {
         if self.deregister().is_err() {
             // A window is bound to it, or a stopped peer has an operation in flight: the memory they may access is leaked.
-            std::mem::forget((self.memory.shared.take(), self.memory.view.take()));
+            let mut memory = self.state.lock();
+            std::mem::forget((memory.shared.take(), memory.view.take()));
         }
     }
-}
-
-impl RegionMemory {
-    fn ordinary(adapter: &LocalAdapter, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
-        let iova = if access & ACCESS_ZERO_BASED != 0 { 0 } else { iova };
-        check(access, iova, len)?;
-        if addr.checked_add(len).is_none() {
-            return Err(Errno::INVAL);
-        }
-        let plain = Self {
-            kind: RegionKind::Address,
-            exported: ExportedRange::NONE,
-            va: addr,
-            len,
-            iova,
-            shared: None,
-            view: None,
-            dm: None,
-        };
-        if access & ACCESS_ON_DEMAND != 0 {
-            // The application may replace the pages at any time, so they are not moved to a file. Peers access them
-            // through the kernel.
-            return Ok(plain);
-        }
-        check_mapped(addr, len)?;
-        let range = addr as usize..(addr + len) as usize;
-        populate(range.clone(), stores(access));
-        // Where pages cannot move, peers reach them through the kernel.
-        let shared = relocate::move_pages(range).ok();
-        let exported = shared.as_ref().and_then(|shared| {
-            let fd = shared.as_fd().try_clone_to_owned().ok()?;
-            let file = adapter.files.add(adapter.arena, fd, file_len(shared.as_fd()).ok()?)?;
-            let start = iova + (shared.range.start as u64 - addr);
-            let range = start..start + shared.range.len() as u64;
-            Some(ExportedRange { file, range, offset: shared.offset as u64 })
-        });
-        Ok(Self { exported: exported.unwrap_or(ExportedRange::NONE), shared, ..plain })
-    }
-
-    fn file(
-        adapter: &LocalAdapter,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        len: u64,
-        iova: u64,
-        access: u32,
-    ) -> Result<Self> {
-        check(access, iova, len)?;
-        let size = file_len(fd)? as u64;
-        if offset > size || size - offset < len {
-            return Err(Errno::INVAL);
-        }
-        let plain = Self {
-            kind: RegionKind::File,
-            exported: ExportedRange::NONE,
-            va: 0,
-            len,
-            iova,
-            shared: None,
-            view: None,
-            dm: None,
-        };
-        if len == 0 {
-            return Ok(plain);
-        }
-        let aligned = offset & !(PAGE as u64 - 1);
-        let view = Mapping::new(fd, aligned as usize, (offset - aligned + len) as usize, stores(access))?;
-        let va = view.base() as u64 + (offset - aligned);
-        let owned = fd.try_clone_to_owned()?;
-        // A file that could shrink would fault in a peer's mapping. Peers use this process's mapping instead.
-        let exported = millstream_shm::cannot_shrink(fd)
-            .then(|| adapter.files.add(adapter.arena, owned, size as usize))
-            .flatten()
-            .map(|file| ExportedRange { file, range: iova..iova + len, offset });
-        Ok(Self { exported: exported.unwrap_or(ExportedRange::NONE), va, view: Some(view), ..plain })
-    }
-
-    fn region(&self, key: u32, pd: u32, access: u32) -> LocalMr {
-        LocalMr { key, access, pd, start: self.iova, len: self.len, va: self.va }
-    }
-
-    /// EACCES if a file is mapped read-only and `access` includes stores.
-    fn allows(&self, access: u32) -> Result<()> {
-        match &self.view {
-            Some(view) if stores(access) && !view.writable() => Err(Errno(libc::EACCES)),
-            _ => Ok(()),
-        }
-    }
-
-    /// Releases the file, the mappings and the device memory.
-    fn release(&mut self, adapter: &LocalAdapter) {
-        let exported = std::mem::replace(&mut self.exported, ExportedRange::NONE);
-        if exported.file.generation != 0 {
-            adapter.files.remove(adapter.arena, exported.file);
-        }
-        self.shared = None;
-        self.view = None;
-        if let Some(dm) = self.dm.take() {
-            dm.detach();
-        }
-    }
-}
-
-fn stores(access: u32) -> bool {
-    access & (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0
-}
-
-fn check(access: u32, iova: u64, len: u64) -> Result<()> {
-    const OFFERED: u32 = ACCESS_LOCAL_WRITE
-        | ACCESS_REMOTE_WRITE
-        | ACCESS_REMOTE_READ
-        | ACCESS_REMOTE_ATOMIC
-        | ACCESS_MW_BIND
-        | ACCESS_ZERO_BASED
-        | ACCESS_ON_DEMAND
-        | ACCESS_HUGETLB
-        | ACCESS_OPTIONAL;
-    // Remote stores need local ones (IBTA volume 1, 10.6.3.1).
-    let remote_store = access & (ACCESS_REMOTE_WRITE | ACCESS_REMOTE_ATOMIC) != 0;
-    if access & !OFFERED != 0
-        || (remote_store && access & ACCESS_LOCAL_WRITE == 0)
-        || iova.checked_add(len).is_none()
-    {
-        return Err(Errno::INVAL);
-    }
-    Ok(())
-}
-
-/// EFAULT for memory that is not mapped, as pinning it would report.
-fn check_mapped(addr: u64, len: u64) -> Result<()> {
-    if len == 0 {
-        return Ok(());
-    }
-    let start = addr & !(PAGE as u64 - 1);
-    // SAFETY: a system call that changes nothing: MS_ASYNC has had no effect since Linux 2.6.19, but
-    // the call still answers ENOMEM for a range with a hole.
-    let holes = unsafe { libc::syscall(libc::SYS_msync, start, addr + len - start, libc::MS_ASYNC) } != 0;
-    if holes { Err(Errno(libc::EFAULT)) } else { Ok(()) }
 }

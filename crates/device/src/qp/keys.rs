@@ -81,6 +81,10 @@ pub(super) struct RemoteMr {
     extents: Extents,
     /// The part that every initiator can map, where the processor's atomic operations suffice.
     common: std::ops::Range<u64>,
+    /// Whether atomic operations on that part take the lock of those that go through the kernel.
+    pub(super) locks_atomics: bool,
+    /// Whether the peer did not answer when its file was to be mapped: it is asked again later.
+    is_provisional: bool,
     _mapping: Option<Arc<Mapping>>,
 }
 
@@ -122,6 +126,8 @@ impl RemoteMr {
             writable: true,
             extents: Extents::default(),
             common: if file.generation == 0 { 0..0 } else { shown.mapped },
+            locks_atomics: shown.locks_atomics,
+            is_provisional: false,
             _mapping: None,
         };
         let own = peer.local_mrs();
@@ -143,7 +149,9 @@ impl RemoteMr {
         if file.generation == 0 || map_start < start || map_end > start + len || map_start >= map_end {
             return Some(window);
         }
-        if let Some(mapping) = peer.map(file)
+        let mapping = peer.map(file);
+        window.is_provisional = mapping.is_none() && peer.is_silent();
+        if let Some(mapping) = mapping
             && (mapping.len() as u64)
                 .checked_sub(shown.offset)
                 .is_some_and(|room| room >= map_end - map_start)
@@ -174,9 +182,19 @@ impl RemoteMr {
         self.pd == 0 && self.qpn != Qpn::default() && self.qpn == qpn
     }
 
-    /// Invalidates a memory window for its peer; false if it was invalid already.
-    pub(super) fn invalidate(&self) -> bool {
+    /// Invalidates a memory window for its peer; false if it was invalid already, or has been promoted since the look-up.
+    fn invalidate(&self) -> bool {
         self.entry().invalidate(self.name)
+    }
+
+    /// The key.
+    pub(super) fn key(&self) -> u32 {
+        self.name as u32
+    }
+
+    /// Adds the estimated cost of a copy through the kernel \[ns\]; true if the owner must be told.
+    pub(super) fn add_kernel_time(&self, nanoseconds: u64) -> bool {
+        self.entry().add_kernel_time(nanoseconds)
     }
 
     /// Whether stores are discarded.
@@ -243,11 +261,31 @@ impl RemoteKeys {
     /// The region with this key, looked up again if it has changed.
     #[inline]
     pub(super) fn find(&mut self, peer: &Arc<Peer>, key: u32) -> Result<&RemoteMr, u32> {
-        let valid = self.windows[slot(key)].as_ref().is_some_and(|window| window.valid(key));
+        let may_keep = |window: &RemoteMr| !window.is_provisional || peer.is_silent();
+        let valid =
+            self.windows[slot(key)].as_ref().is_some_and(|window| window.valid(key) && may_keep(window));
         if !valid {
             self.replace(peer, key);
         }
         self.windows[slot(key)].as_ref().ok_or(vendor::NO_KEY)
+    }
+
+    /// Invalidates a memory window of type 2 of the queue pair `qpn` for its peer (10.6.7.2.6).
+    ///
+    /// # Errors
+    /// The cause for the completion.
+    pub(super) fn invalidate(&mut self, peer: &Arc<Peer>, key: u32, qpn: Qpn) -> Result<(), u32> {
+        // The owner may promote the entry twice in the meantime.
+        for _ in 0..3 {
+            let window = self.find(peer, key)?;
+            if !window.belongs_to(qpn) {
+                return Err(vendor::DOMAIN);
+            }
+            if window.invalidate() {
+                return Ok(());
+            }
+        }
+        Err(vendor::NO_KEY)
     }
 
     #[inline(never)]

@@ -56,6 +56,11 @@ impl QpOps for Qp {
         self.retry_now();
     }
 
+    fn request_move(&self) {
+        self.send.cq.request_move();
+        self.recv.cq.request_move();
+    }
+
     fn peer_lost(&self, peer: &Arc<Peer>) {
         self.peer_died(peer);
     }

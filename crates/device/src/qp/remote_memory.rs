@@ -2,16 +2,17 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_lockfree::copy_in_order;
+use millstream_lockfree::{RobustGuard, copy_in_order};
 use millstream_shm::process_vm::{self, Direction};
 
 use super::keys::{AccessRight, RemoteKeys, RemoteMr};
 use super::remote_qp::RemoteQp;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::adapter::wait_until;
+use crate::ipc::{Message, Op};
 use crate::peer::Peer;
 use crate::send_wr::SendWr;
 use crate::types::{
@@ -123,6 +124,7 @@ impl RemoteKeys {
 /// is this process.
 pub(super) fn atomic_word(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
     let word = mr.map_word(wr.remote_addr);
+    let _others = lock_others(mr, peer, me, word)?;
     Ok(match (word, wr.opcode) {
         (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
             .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
@@ -130,6 +132,21 @@ pub(super) fn atomic_word(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) 
         (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
         (None, _) => change_by_copies(mr, peer, me, wr)?,
     })
+}
+
+/// Excludes operations through the kernel on a mapped word, while some initiators may still execute those.
+#[inline]
+fn lock_others<'a>(
+    mr: &RemoteMr,
+    peer: &'a Peer,
+    me: u32,
+    word: Option<&AtomicU64>,
+) -> Result<Option<RobustGuard<'a>>, ExecError> {
+    if word.is_none() || !mr.locks_atomics {
+        return Ok(None);
+    }
+    let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
+    Ok(Some(lock.lock(me).ok_or(UNRESPONSIVE)?))
 }
 
 /// Executes an atomic operation on memory that not every initiator can map, one initiator at a time.
@@ -158,7 +175,9 @@ pub(super) fn store_word(
     at: u64,
     mut value: [u8; 8],
 ) -> Result<(), ExecError> {
-    if let Some(word) = mr.map_word(at) {
+    let word = mr.map_word(at);
+    let _others = lock_others(mr, peer, me, word)?;
+    if let Some(word) = word {
         word.store(u64::from_ne_bytes(value), Ordering::Release);
         return Ok(());
     }
@@ -253,8 +272,17 @@ fn copy_by_pieces(
                 failed(WC_REM_OP_ERR, vendor::COPY)
             }
         })?;
+        if mr.add_kernel_time(kernel_time(n)) {
+            peer.send(Message::new(Op::RegionBusy, [mr.key()]));
+        }
     }
     Ok(())
+}
+
+/// Estimated time that a copy of `n` bytes through the kernel takes beyond a copy to mapped memory \[ns\]: a system call,
+/// and the kernel's own mapping of each page.
+fn kernel_time(n: usize) -> u64 {
+    600 + n as u64 / 40
 }
 
 /// The longest time for which copies fail with EFAULT because an unprivileged process moves the pages.

@@ -249,11 +249,7 @@ impl Transfer<'_> {
     /// Invalidates a memory window of type 2 of the target queue pair. No other key can be invalidated (10.6.7.2.6).
     #[cold]
     fn invalidate(&mut self, key: u32) -> Result<(), u32> {
-        let window = self.remote.find(self.peer, key)?;
-        if !window.belongs_to(self.target.qpn()) {
-            return Err(vendor::DOMAIN);
-        }
-        if window.invalidate() { Ok(()) } else { Err(vendor::NO_KEY) }
+        self.remote.invalidate(self.peer, key, self.target.qpn())
     }
 
     /// Completes a receive with an error, which fails the receiver's queue pair.

@@ -61,6 +61,10 @@ impl TransportPlan {
             };
         }
         match preference.path_to(&attributes.path.dgid) {
+            // Both sides find this out, so both use packets.
+            PathKind::Shm
+                if preference == PathPreference::Auto
+                    && is_in_other_pid_namespace(qp, attributes.dest_qpn) => {}
             PathKind::Shm => return Ok(Self::Local { reachable: true }),
             PathKind::Unreachable => return Ok(Self::Local { reachable: false }),
             PathKind::Wire => {}
@@ -74,6 +78,11 @@ impl TransportPlan {
         qp.adapter.port.open()?;
         Ok(Self::Wire(route))
     }
+}
+
+/// Whether the owner of a queue pair on this host runs in another PID namespace, such as that of a container.
+fn is_in_other_pid_namespace(qp: &Qp, number: Qpn) -> bool {
+    qp.adapter.peer_of(number).is_err_and(|error| error.kind() == std::io::ErrorKind::Unsupported)
 }
 
 impl Transport {

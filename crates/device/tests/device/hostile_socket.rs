@@ -8,8 +8,8 @@ use millstream_device::types::WC_OP_RDMA_WRITE;
 use millstream_shm::socket::Connection;
 
 use crate::support::wire::{
-    self, ABANDONED, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED, SHARED,
-    ask, connect_to_owner, exchange_hello, message,
+    self, ABANDONED, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED,
+    REGION_BUSY, SHARED, ask, connect_to_owner, exchange_hello, message,
 };
 use crate::support::{Completion, End, Kind, Placement, Setup, connect, pair, pattern};
 
@@ -120,6 +120,10 @@ fn forged_reports_raise_no_impossible_events() {
         tell(OVERRUN, &[qpn]);
         tell(ABANDONED, &[qpn]);
         (0..5).for_each(|what| tell(SHARED, &[qpn, what]));
+    }
+    // No such regions.
+    for key in [0, 1, u32::MAX] {
+        tell(REGION_BUSY, &[key]);
     }
     // The sender is not the peer.
     tell(CONTACT, &[theirs, ours ^ 1, NOW]);

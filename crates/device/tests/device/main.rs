@@ -3,6 +3,7 @@
 
 mod abandoned;
 mod corrupted_arena;
+mod deferred_moves;
 mod errors;
 mod events;
 mod fuzz_seeds;
@@ -13,6 +14,7 @@ mod object_churn;
 mod operations;
 mod other_users;
 mod peer_exit;
+mod pid_namespaces;
 mod port;
 mod process_kills;
 mod queues;
@@ -23,6 +25,7 @@ mod retries;
 mod semantics;
 mod shared;
 mod states;
+mod stopped_peers;
 mod support;
 mod transfers;
 mod unreliable;
@@ -30,6 +33,20 @@ mod windows;
 mod wire;
 mod wr_lists;
 mod xrc;
+
+/// Most tests need pages that peers can map at once. It runs before `main`, and other processes inherit the variable;
+/// tests of deferred moves remove it.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static MOVE_AT_REGISTRATION: extern "C" fn() = {
+    extern "C" fn set() {
+        if std::env::var_os("MILLSTREAM_MOVE").is_none() && std::env::var_os(support::DEFERRED).is_none() {
+            // SAFETY: the process has one thread.
+            unsafe { std::env::set_var("MILLSTREAM_MOVE", "register") };
+        }
+    }
+    set
+};
 
 /// Entry point of the other processes of these tests; not a test.
 #[test]
@@ -41,6 +58,7 @@ fn other_process() {
         Ok("key_table") => lifetime::key_table(),
         Ok("victim") => corrupted_arena::victim(),
         Ok("corruptor") => corrupted_arena::corruptor(),
+        Ok("deferred_moves") => deferred_moves::role(),
         Ok("churn") => object_churn::churn(),
         Ok("owner") => other_users::owner(),
         Ok("trespasser") => other_users::trespasser(),

@@ -6,7 +6,7 @@ use loom::thread;
 use millstream_lockfree::cq_ring::{ARM_ANY, ARM_NONE, CqEntries, CqProducer, CqRing, PushError};
 use millstream_lockfree::cqe::{Cqe, CqeSlot};
 use millstream_lockfree::inflight_op::InflightOp;
-use millstream_lockfree::mr_entry::{MrDescriptor, MrEntry};
+use millstream_lockfree::mr_entry::{self, MappedFile, MrDescriptor, MrEntry};
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::sync::Arc;
@@ -280,12 +280,18 @@ fn descriptor(generation: u64) -> MrDescriptor {
         mapped: generation..generation,
         offset: generation,
         qpn: small,
+        locks_atomics: false,
     }
 }
 
 /// The tag of a key that was reused in another generation.
 fn tag(generation: u64) -> u64 {
-    generation << 32 | 7
+    mr_entry::tag(generation as u32, 7)
+}
+
+/// The generation in a tag.
+fn generation(tag: u64) -> u64 {
+    tag >> 34
 }
 
 /// A key is reused, so that only the generation distinguishes the old region from the new one. A concurrent
@@ -303,9 +309,38 @@ fn a_memory_key_is_read_whole_or_not_at_all() {
         entry.withdraw();
         entry.publish(tag(2), &descriptor(2));
         if let Some((found, read)) = reader.join().unwrap() {
-            assert_eq!((found, read), (tag(found >> 32), descriptor(found >> 32)), "torn");
+            assert_eq!((found, read), (tag(generation(found)), descriptor(generation(found))), "torn");
         }
         assert_eq!(entry.read(7), Some((tag(2), descriptor(2))));
+    });
+}
+
+/// Pages become mappable while a peer reads the entry: it always finds the key, with the file of its stage.
+#[test]
+fn a_promoted_memory_key_is_found_with_the_file_of_its_stage() {
+    check_with(3, || {
+        let entry = Arc::new(MrEntry::default());
+        entry.publish(tag(1), &descriptor(1));
+        let reader = {
+            let entry = entry.clone();
+            thread::spawn(move || [entry.read(7), entry.read(7)].map(|found| found.map(|(_, read)| read)))
+        };
+        let mapped = MappedFile { file: (5, 5), mapped: 5..5, offset: 5 };
+        let promoted = entry.promote(tag(1), &mapped).expect("nobody else changes it");
+        assert!(entry.promote(promoted, &mapped).is_none(), "once");
+        let expected = |file: u64, locks_atomics| MrDescriptor {
+            file: (file as u32, file as u32),
+            mapped: file..file,
+            offset: file,
+            locks_atomics,
+            ..descriptor(1)
+        };
+        for read in reader.join().unwrap() {
+            let read = read.expect("the key is valid all the time");
+            assert!(read == expected(1, false) || read == expected(5, true), "{read:?}");
+        }
+        let settled = entry.settle(promoted).expect("nobody else changes it");
+        assert_eq!(entry.read(7), Some((settled, expected(5, false))));
     });
 }
 

@@ -20,7 +20,8 @@ const ATTEMPTS: u32 = 20;
 ///
 /// # Errors
 /// EBUSY if the kernel uses a page: a pinned page would receive data after its replacement. EINVAL for a range of
-/// several kinds of memory, or of locked memory. The range is unchanged then.
+/// several kinds of memory, or of locked memory. ENOENT if another thread has mapped something else there meanwhile. The
+/// range is unchanged then.
 pub(super) fn to_shared(userfault: &Userfault, range: &Range<usize>, fresh: Mapping) -> io::Result<()> {
     let aside = anonymous(range.len())?;
     let pagemap = File::open("/proc/self/pagemap")?;
@@ -28,14 +29,15 @@ pub(super) fn to_shared(userfault: &Userfault, range: &Range<usize>, fresh: Mapp
     let aside_range = aside.base() as usize..aside.base() as usize + range.len();
     userfault.register(&aside_range, Faults::Missing)?;
     // From here on, other threads' accesses to missing pages wait.
-    let result = userfault.register(range, Faults::Missing).and_then(|()| {
+    let result = userfault.register(range, Faults::All).and_then(|()| {
         take_pages(userfault, range, aside_range.start)
             .and_then(|()| userfault.unregister(&aside_range))
             .and_then(|()| copy_present(&aside_range, &pagemap, fresh.base()))
+            .and_then(|()| userfault.check_registered(range, Faults::All))
             .and_then(|()| replace(range, fresh))
             .inspect_err(|_| {
                 // The pages that were moved so far go back. Their addresses are free, because every access waits.
-                let _ = take_pages(userfault, &aside_range, range.start);
+                return_pages(userfault, &aside_range, range.start);
                 let _ = userfault.unregister(range);
             })
     });
@@ -46,7 +48,8 @@ pub(super) fn to_shared(userfault: &Userfault, range: &Range<usize>, fresh: Mapp
 /// Maps private memory with the contents of `range`, a mapping of the file `memory` from `offset` on, in its place.
 ///
 /// # Errors
-/// Those of `mmap` and of the protection. The range is unchanged then.
+/// Those of `mmap` and of the protection. ENOENT if another thread has mapped something else there meanwhile. The range is
+/// unchanged then.
 pub(super) fn to_private(
     userfault: &Userfault,
     range: &Range<usize>,
@@ -59,6 +62,7 @@ pub(super) fn to_private(
         userfault
             .write_protect(range)
             .and_then(|()| copy_data(range, memory, offset, fresh.base()))
+            .and_then(|()| userfault.check_registered(range, Faults::WriteProtected))
             .and_then(|()| replace(range, fresh))
             .inspect_err(|_| _ = userfault.unregister(range))
     });
@@ -66,7 +70,7 @@ pub(super) fn to_private(
     result
 }
 
-/// As [`to_private`], in a process whose only thread is the caller.
+/// As [`to_private`], in a process whose only thread is the caller, for a file that is mapped from its start on.
 pub(super) fn to_private_alone(range: &Range<usize>, memory: BorrowedFd<'_>) -> io::Result<()> {
     let fresh = anonymous(range.len())?;
     copy_data(range, memory, 0, fresh.base())?;
@@ -98,6 +102,17 @@ fn take_pages(userfault: &Userfault, range: &Range<usize>, to: usize) -> io::Res
         unsafe { libc::sched_yield() };
     }
     Ok(())
+}
+
+/// Moves the pages of `range` back to the addresses from `to` on, as far as these are still registered.
+fn return_pages(userfault: &Userfault, range: &Range<usize>, to: usize) {
+    if take_pages(userfault, range, to).is_ok() {
+        return;
+    }
+    // Pages that went back already are holes now.
+    for page in range.clone().step_by(PAGE) {
+        let _ = take_pages(userfault, &(page..page + PAGE), to + (page - range.start));
+    }
 }
 
 /// Pages whose entries [`copy_present`] reads at once, onto the stack.

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::{MOVED_RANGES, exchange};
+use super::{MOVED_RANGES, MOVING, exchange};
 
 static INSTALL: Once = Once::new();
 
@@ -63,11 +63,15 @@ extern "C" fn after_fork_parent() {
 }
 
 extern "C" fn after_fork_child() {
-    // SAFETY: taken in `before_fork`; the child has this one thread.
-    unsafe { MOVED_RANGES.force_unlock() };
+    // SAFETY: taken in `before_fork`; the child has this one thread. A thread of the parent that was moving pages was
+    // between two pieces.
+    unsafe {
+        MOVED_RANGES.force_unlock();
+        MOVING.force_unlock();
+    }
     for moved in MOVED_RANGES.lock().drain(..) {
         // The child has one thread.
-        let _ = exchange::to_private_alone(&moved.range, moved.memory.as_fd());
+        let _ = exchange::to_private_alone(&moved.shared(), moved.memory.as_fd());
         // The child must not undo the parent's moves.
         std::mem::forget(moved);
     }

@@ -10,6 +10,9 @@
 //! neighbouring object. Partial pages at the ends do not move. [`crate::process_vm`] copies to and from
 //! memory that the rule excludes.
 //!
+//! Pages move in pieces of 2 MiB, so an access waits for one piece at most, and a move takes little memory. A move
+//! that meets pages that cannot move ends in front of them.
+//!
 //! # No access is lost
 //!
 //! While pages move, every access to them must wait: loads and stores of other threads, system calls of other threads
@@ -32,6 +35,8 @@
 //!
 //! - The way back at deregistration does not detect pinned pages. Direct I/O into a buffer must end before the buffer is
 //!   deregistered, and fixed buffers that were registered with io_uring after the move must be unregistered.
+//! - If the application unmaps a part of the range during the move, and another thread maps new memory there, the new memory
+//!   is detected until a microsecond before the pages are replaced.
 //! - In an unprivileged process that started threads after the move, a system call of another thread that stores
 //!   into the buffer during its deregistration fails with EFAULT.
 //! - Registration caches, such as that of UCX, register whole pages with neighbouring objects. They also keep freed memory
@@ -45,12 +50,14 @@ mod fork;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
-use millstream_lockfree::SpinLock;
+use millstream_lockfree::{SpinGuard, SpinLock};
 
 use crate::userfault::Userfault;
-use crate::{Memfd, PAGE, maps, round_up, thread};
+use crate::{Mapping, Memfd, PAGE, maps, round_up, thread};
 
 /// A range of this process's memory that peers can map.
 #[derive(Debug)]
@@ -62,15 +69,43 @@ pub struct SharedPages {
     pub offset: usize,
 }
 
-/// Pages that were moved into a memfd.
+/// Pages that were moved into a memfd. All fields but the memory change under the lock of the list.
 #[derive(Debug)]
 struct MovedRange {
     memory: Memfd,
+    /// The range that is to be moved.
     range: Range<usize>,
+    /// Bytes from its start that are shared. It grows while pages move, and shrinks while they move back.
+    len: AtomicUsize,
+    /// References by which the application uses the pages. Without any, the pages move back and are not shared again.
+    users: AtomicUsize,
 }
 
-/// All moved ranges. They do not overlap.
+impl MovedRange {
+    /// The pages that are shared now.
+    fn shared(&self) -> Range<usize> {
+        self.range.start..self.range.start + self.len.load(Ordering::Relaxed)
+    }
+}
+
+/// All moved ranges. They do not overlap. The lock is held while a piece moves.
 static MOVED_RANGES: SpinLock<Vec<Arc<MovedRange>>> = SpinLock::new(Vec::new());
+
+/// Held by the thread that moves pages, in either direction.
+static MOVING: SpinLock<()> = SpinLock::new(());
+
+/// Bytes that move at once.
+const PIECE: usize = 2 << 20;
+
+/// Waits until no other thread moves pages, which can take seconds.
+fn begin_moving() -> SpinGuard<'static, ()> {
+    loop {
+        if let Some(guard) = MOVING.try_lock() {
+            return guard;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
 
 /// When pages may move (`MILLSTREAM_MOVE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +114,8 @@ enum MovePolicy {
     Never,
     /// The default: when no access can be lost.
     Safe,
+    /// `register`: likewise, and at registration instead of when peers have used the region much.
+    AtRegistration,
     /// `always`: also when system calls of other threads can fail with EFAULT.
     Always,
 }
@@ -90,6 +127,7 @@ impl MovePolicy {
         *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
             Ok("0") => Self::Never,
             Ok("always") => Self::Always,
+            Ok("register") => Self::AtRegistration,
             _ => Self::Safe,
         })
     }
@@ -111,8 +149,14 @@ impl SharedPages {
     /// Whether this is the last reference to the pages, so that dropping it gives the application fresh ones.
     #[must_use]
     pub fn is_last(&self) -> bool {
-        // This reference and the list's.
-        Arc::strong_count(&self.moved) <= 2
+        self.moved.users.load(Ordering::Relaxed) == 1
+    }
+
+    /// The caller holds the lock of the list.
+    fn new(moved: &Arc<MovedRange>, range: Range<usize>) -> Self {
+        moved.users.fetch_add(1, Ordering::Relaxed);
+        let offset = range.start - moved.range.start;
+        Self { moved: moved.clone(), range, offset }
     }
 }
 
@@ -124,22 +168,33 @@ impl AsFd for SharedPages {
 
 /// Pages inside `range` that an earlier call moved. If only a part of the range was moved, the result covers that part.
 fn find_in(moved_ranges: &[Arc<MovedRange>], range: Range<usize>) -> Option<SharedPages> {
+    let in_use = || moved_ranges.iter().filter(|moved| moved.users.load(Ordering::Relaxed) != 0);
     // If the pages are shared already, the result covers the range to the byte. Every registration then maps
     // a word alike, which atomic operations need.
-    let around = |moved: &&Arc<MovedRange>| moved.range.start <= range.start && range.end <= moved.range.end;
-    if let Some(moved) = moved_ranges.iter().find(around) {
-        let offset = range.start - moved.range.start;
-        return Some(SharedPages { moved: moved.clone(), range, offset });
+    let around = |moved: &&Arc<MovedRange>| {
+        let shared = moved.shared();
+        shared.start <= range.start && range.end <= shared.end
+    };
+    if let Some(moved) = in_use().find(around) {
+        return Some(SharedPages::new(moved, range));
     }
     let inner = whole_pages(&range);
     let overlap = |moved: &Arc<MovedRange>| {
-        let part = moved.range.start.max(inner.start)..moved.range.end.min(inner.end);
+        let shared = moved.shared();
+        let part = shared.start.max(inner.start)..shared.end.min(inner.end);
         (part.start < part.end).then_some(part)
     };
-    let (moved, part) =
-        moved_ranges.iter().filter_map(|m| Some((m, overlap(m)?))).max_by_key(|(_, part)| part.len())?;
-    let offset = part.start - moved.range.start;
-    Some(SharedPages { moved: moved.clone(), range: part, offset })
+    let (moved, part) = in_use().filter_map(|m| Some((m, overlap(m)?))).max_by_key(|(_, part)| part.len())?;
+    Some(SharedPages::new(moved, part))
+}
+
+/// Pages inside `range` that were moved already, without moving any.
+#[must_use]
+pub fn find_moved(range: Range<usize>) -> Option<SharedPages> {
+    if range.is_empty() {
+        return None;
+    }
+    find_in(&MOVED_RANGES.lock(), range)
 }
 
 /// Whether [`move_pages`] moves pages in this process while it has several threads.
@@ -147,9 +202,21 @@ fn find_in(moved_ranges: &[Arc<MovedRange>], range: Range<usize>) -> Option<Shar
 pub fn is_available() -> bool {
     match MovePolicy::get() {
         MovePolicy::Never => false,
-        MovePolicy::Safe => Userfault::for_all_accesses().is_ok(),
+        MovePolicy::Safe | MovePolicy::AtRegistration => Userfault::for_all_accesses().is_ok(),
         MovePolicy::Always => true,
     }
+}
+
+/// Whether pages ever move in this process (not with `MILLSTREAM_MOVE=0`).
+#[must_use]
+pub fn is_enabled() -> bool {
+    MovePolicy::get() != MovePolicy::Never
+}
+
+/// Whether pages move when they are registered (`MILLSTREAM_MOVE=register`).
+#[must_use]
+pub fn moves_at_registration() -> bool {
+    MovePolicy::get() == MovePolicy::AtRegistration
 }
 
 /// The whole pages inside a range; empty or reversed if there is none.
@@ -158,29 +225,39 @@ fn whole_pages(range: &Range<usize>) -> Range<usize> {
 }
 
 /// Makes the whole pages inside `range` shared, if the rule above allows it. Pages that an earlier call moved
-/// are shared again. The caller makes sure that no thread unmaps the range meanwhile.
+/// are shared again. If some pages cannot move, the result covers the pages in front of them. The caller makes sure that no
+/// thread unmaps the range meanwhile.
 ///
 /// # Errors
 /// EPERM if an access of another thread could be lost, or with `MILLSTREAM_MOVE=0`. EINVAL for memory that
 /// the rule excludes. EBUSY for pages that the kernel uses. Those of memory allocation and `userfaultfd`.
 pub fn move_pages(range: Range<usize>) -> io::Result<SharedPages> {
-    let refused = |errno| Err(io::Error::from_raw_os_error(errno));
+    move_pages_while(range, || true)
+}
+
+/// As [`move_pages`], as long as `goes_on` answers true, which is asked before each piece.
+///
+/// # Errors
+/// As [`move_pages`]; ECANCELED if the first answer is false.
+pub fn move_pages_while(range: Range<usize>, goes_on: impl Fn() -> bool) -> io::Result<SharedPages> {
+    let error = io::Error::from_raw_os_error;
     fork::install_handlers();
     if range.is_empty() {
-        return refused(libc::EINVAL);
+        return Err(error(libc::EINVAL));
     }
-    let mut moved_ranges = MOVED_RANGES.lock();
-    if let Some(shared) = find_in(&moved_ranges, range.clone()) {
+    let _moving = begin_moving();
+    if let Some(shared) = find_moved(range.clone()) {
         return Ok(shared);
     }
     let inner = whole_pages(&range);
     if inner.start >= inner.end {
-        return refused(libc::EINVAL);
+        return Err(error(libc::EINVAL));
     }
     let userfault = match (MovePolicy::get(), Userfault::for_all_accesses()) {
-        (MovePolicy::Never, _) => return refused(libc::EPERM),
+        (MovePolicy::Never, _) => return Err(error(libc::EPERM)),
         (_, Ok(userfault)) => userfault,
-        (MovePolicy::Safe, Err(_)) if !thread::is_alone() => return refused(libc::EPERM),
+        (MovePolicy::Always, Err(_)) => Userfault::for_user_mode()?,
+        (_, Err(_)) if !thread::is_alone() => return Err(error(libc::EPERM)),
         (_, Err(_)) => Userfault::for_user_mode()?,
     };
     let areas = maps::vmas(inner.clone())?;
@@ -190,48 +267,94 @@ pub fn move_pages(range: Range<usize>) -> io::Result<SharedPages> {
     let fits =
         |a: &maps::Vma| a.writable && a.anonymous && !a.shared && !used.iter().any(|at| a.range.contains(at));
     if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
-        return refused(libc::EINVAL);
+        return Err(error(libc::EINVAL));
     }
     // Peers get the descriptor, and must not seal it against each other.
     let memory = Memfd::sealed("millstream-moved", inner.len())?;
-    let fresh = memory.map()?;
+    let moved = Arc::new(MovedRange {
+        memory,
+        range: inner.clone(),
+        len: AtomicUsize::new(0),
+        users: AtomicUsize::new(0),
+    });
+    MOVED_RANGES.lock().push(moved.clone());
+    let mut result = Ok(());
+    for start in inner.clone().step_by(PIECE) {
+        result = if goes_on() {
+            move_piece(&userfault, &moved, start..inner.end.min(start + PIECE))
+        } else {
+            Err(error(libc::ECANCELED))
+        };
+        if result.is_err() {
+            break;
+        }
+    }
+    let mut moved_ranges = MOVED_RANGES.lock();
+    if let (true, Err(error)) = (moved.shared().is_empty(), result) {
+        moved_ranges.retain(|other| !Arc::ptr_eq(other, &moved));
+        return Err(error);
+    }
+    Ok(SharedPages::new(&moved, moved.shared()))
+}
+
+/// Moves the pages of `piece`, which follow those that were moved before.
+fn move_piece(userfault: &Userfault, moved: &MovedRange, piece: Range<usize>) -> io::Result<()> {
+    let offset = piece.start - moved.range.start;
+    let fresh = Mapping::new(moved.memory.as_fd(), offset, piece.len(), true)?;
     // Before the accesses wait. A large range may be mostly untouched.
-    let _ = fresh.prefault(0, inner.len().min(crate::population_limit()));
-    exchange::to_shared(&userfault, &inner, fresh)?;
-    let moved = Arc::new(MovedRange { memory, range: inner.clone() });
-    moved_ranges.push(moved.clone());
-    Ok(SharedPages { moved, range: inner, offset: 0 })
+    let _ = fresh.prefault(0, piece.len().min(crate::population_limit().saturating_sub(offset)));
+    // A fork finds the piece at one of its places.
+    let _list = MOVED_RANGES.lock();
+    exchange::to_shared(userfault, &piece, fresh)?;
+    moved.len.fetch_add(piece.len(), Ordering::Relaxed);
+    Ok(())
+}
+
+/// Moves pages back to private memory, from the last piece to the first.
+fn move_back(moved: &MovedRange) {
+    let Ok(userfault) = Userfault::for_all_accesses().or_else(|_| Userfault::for_user_mode()) else {
+        return;
+    };
+    let Ok(me) = rustix::fs::fstat(&moved.memory) else { return };
+    let (start, len) = (moved.range.start, moved.shared().len());
+    for offset in (0..len).step_by(PIECE).rev() {
+        let piece = start + offset..start + len.min(offset + PIECE);
+        // The application may have unmapped or replaced some pages; only pages of the memfd move.
+        let areas = maps::vmas(piece.clone()).unwrap_or_default();
+        let list = MOVED_RANGES.lock();
+        let mut result = Ok(());
+        for area in areas.iter().filter(|area| area.inode == me.st_ino && area.shared) {
+            let part = area.range.start.max(piece.start)..area.range.end.min(piece.end);
+            let offset = area.offset as usize + (part.start - area.range.start);
+            let done = exchange::to_private(&userfault, &part, moved.memory.as_fd(), offset);
+            result = result.and(done);
+        }
+        moved.len.store(offset, Ordering::Relaxed);
+        drop(list);
+        match result {
+            Ok(()) => moved.memory.punch_hole(offset, piece.len()),
+            // Correct, if slower to fork.
+            Err(error) => tracing::warn!(
+                "pages {:#x}..{:#x} of a deregistered region stay shared memory: {error}",
+                piece.start,
+                piece.end
+            ),
+        }
+    }
 }
 
 impl Drop for SharedPages {
     fn drop(&mut self) {
-        let mut moved_ranges = MOVED_RANGES.lock();
-        // Two references, this one and the list's: no other one shares these pages. New references are
-        // made only under the lock.
-        if Arc::strong_count(&self.moved) > 2 {
-            return;
-        }
-        moved_ranges.retain(|moved| !Arc::ptr_eq(moved, &self.moved));
-        let Ok(userfault) = Userfault::for_all_accesses().or_else(|_| Userfault::for_user_mode()) else {
-            return;
-        };
-        // The application may have unmapped or replaced some pages; only pages of the memfd move.
-        let Ok(me) = rustix::fs::fstat(&self.moved.memory) else { return };
-        for area in maps::vmas(self.moved.range.clone()).unwrap_or_default() {
-            if area.inode != me.st_ino || !area.shared {
-                continue;
-            }
-            let part = area.range.start.max(self.moved.range.start)..area.range.end.min(self.moved.range.end);
-            let offset = area.offset as usize + (part.start - area.range.start);
-            // On failure the pages stay shared: correct, if slower to fork.
-            if let Err(error) = exchange::to_private(&userfault, &part, self.moved.memory.as_fd(), offset) {
-                tracing::warn!(
-                    "pages {:#x}..{:#x} of a deregistered region stay shared memory: {error}",
-                    part.start,
-                    part.end
-                );
+        {
+            let _list = MOVED_RANGES.lock();
+            // New references are made only under the lock, and only while there are others.
+            if self.moved.users.fetch_sub(1, Ordering::Relaxed) != 1 {
+                return;
             }
         }
+        let _moving = begin_moving();
+        move_back(&self.moved);
+        MOVED_RANGES.lock().retain(|moved| !Arc::ptr_eq(moved, &self.moved));
     }
 }
 

@@ -301,9 +301,7 @@ impl ResponderMemory {
     pub(super) fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
         let scope = self.scope().ok_or(NakReason::InvalidRequest)?;
         let qpn = scope.target.qpn();
-        let found = scope.keys.find(&scope.peer, key);
-        let done = found.is_ok_and(|window| window.belongs_to(qpn) && window.invalidate());
-        if done { Ok(()) } else { Err(NakReason::RemoteAccess) }
+        scope.keys.invalidate(&scope.peer, key, qpn).map_err(|_| NakReason::RemoteAccess)
     }
 }
 

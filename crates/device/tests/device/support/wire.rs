@@ -18,6 +18,7 @@ pub(crate) const OVERRUN: u32 = 10;
 pub(crate) const SHARED: u32 = 11;
 pub(crate) const MEMBER: u32 = 12;
 pub(crate) const ABANDONED: u32 = 13;
+pub(crate) const REGION_BUSY: u32 = 14;
 
 /// Name of the socket of the process that owns this queue pair.
 pub(crate) fn socket_name(qpn: u32) -> String {

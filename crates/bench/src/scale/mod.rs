@@ -3,6 +3,8 @@
 //! Each measuring process is `millstream bench scale-client`. It connects its queue pairs to this process, which registers
 //! the memory that they write to. All clients measure at the same time.
 
+mod registration;
+
 use std::error::Error;
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -26,8 +28,9 @@ pub const BENCHMARK: Benchmark = Benchmark {
     title: "Soft device by queue pairs and processes",
     measures: "RC WRITEs round robin over all queue pairs of a process, for 1 to 512 queue pairs and for 1 to 16 processes: \
                bandwidth of 64 KiB (all processes together), time of an 8-byte WRITE, and the costs of memory registration \
-               and of a queue pair.",
-    baseline: "memcpy of 64 KiB for bandwidth",
+               and of a queue pair. Then by the size of a region of private memory: registration, the first pass of a peer's \
+               READs, a pass after the pages have moved, and deregistration.",
+    baseline: "memcpy of 64 KiB for bandwidth, memcpy of the whole region for passes",
     command: "make bench-scale",
 };
 
@@ -85,8 +88,11 @@ pub fn run(program: &Path, rounds: usize) -> Result<Table, Failure> {
     for ((processes, _), found) in cases.iter().zip(&found).skip(PAIRS.len()) {
         rows(&mut table, &format!("{processes} processes"), *processes, found, baseline);
     }
+    registration::measure(&mut table, program, rounds)?;
     Ok(table)
 }
+
+pub use registration::reader;
 
 fn rows(table: &mut Table, name: &str, processes: usize, found: &[ClientResults], baseline: f64) {
     let of = |figure: fn(&ClientResults) -> f64| {
@@ -131,8 +137,13 @@ struct Client {
 
 impl Client {
     fn start(program: &Path, address: &str, pairs: usize) -> Result<Self, Failure> {
+        Self::spawn(program, &["scale-client", address, &pairs.to_string()])
+    }
+
+    fn spawn(program: &Path, arguments: &[&str]) -> Result<Self, Failure> {
         let mut child = Command::new(program)
-            .args(["bench", "scale-client", address, &pairs.to_string()])
+            .arg("bench")
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;

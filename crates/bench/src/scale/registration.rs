@@ -1,0 +1,146 @@
+//! The costs of registered private memory by its size: registration, a peer's passes over it, and deregistration.
+//!
+//! Pages of private memory move into a file that peers can map once a peer has used the region much. So the first pass goes
+//! through the kernel and the last one does not.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_rdma::connect::{dial, listen};
+use millstream_rdma::queue::Signal;
+use millstream_rdma::{
+    Access, CompletionQueue, Deadline, DeviceSelector, PreparedQueuePair, Region, RemoteMemory, WrId, device,
+    loader,
+};
+
+use super::{BLOCK, Client, Failure, TIMEOUT, complete, options, print_and_wait};
+use crate::memcpy::{Pages, memcpy};
+use crate::{Figure, Table, median};
+
+const SIZES: [(usize, &str); 5] = [
+    (4 << 10, "4 KiB"),
+    (64 << 10, "64 KiB"),
+    (1 << 20, "1 MiB"),
+    (16 << 20, "16 MiB"),
+    (64 << 20, "64 MiB"),
+];
+/// Registrations and deregistrations of a region that no peer uses.
+const REPEATS: u32 = 30;
+/// The reader passes over the region for this long at least, and until the pages have moved.
+const PASSES: Duration = Duration::from_secs(2);
+
+/// Times of one size \[µs\].
+#[derive(Debug, Default)]
+struct Costs {
+    register: f64,
+    deregister: f64,
+    first_pass: f64,
+    last_pass: f64,
+    deregister_moved: f64,
+    memcpy: f64,
+}
+
+/// Adds the rows of all sizes.
+pub(super) fn measure(table: &mut Table, program: &Path, rounds: usize) -> Result<(), Failure> {
+    for (size, name) in SIZES {
+        let found = (0..rounds).map(|_| costs(program, size)).collect::<Result<Vec<_>, _>>()?;
+        let of =
+            |figure: fn(&Costs) -> f64| median(&found.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0);
+        let memcpy = of(|costs| costs.memcpy);
+        let mut row = |what: &str, value| {
+            table.push(Figure::without_baseline(
+                format!("{name} of touched private memory: {what}"),
+                value,
+                "µs",
+            ));
+        };
+        row("register", of(|costs| costs.register));
+        row("deregister, not used by peers", of(|costs| costs.deregister));
+        row("deregister, pages moved", of(|costs| costs.deregister_moved));
+        for (what, value) in
+            [("first READ pass", of(|c| c.first_pass)), ("READ pass after the move", of(|c| c.last_pass))]
+        {
+            table.push(Figure::with_baseline(
+                format!("{name} of touched private memory: {what}"),
+                value,
+                "µs",
+                memcpy,
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn micros(start: Instant) -> f64 {
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+fn costs(program: &Path, size: usize) -> Result<Costs, Failure> {
+    let device = device::open(&DeviceSelector::from_environment())?;
+    let mut costs = Costs { memcpy: pass_of_memcpy(size)?, ..Costs::default() };
+    let memory: Arc<[u8]> = vec![1u8; size].into();
+    for _ in 0..REPEATS {
+        let start = Instant::now();
+        let region = Region::source(&device, memory.clone(), true)?;
+        costs.register += micros(start) / f64::from(REPEATS);
+        let start = Instant::now();
+        drop(region);
+        costs.deregister += micros(start) / f64::from(REPEATS);
+    }
+    let region = Region::source(&device, memory, true)?;
+    let queue = CompletionQueue::new(&device, 16)?;
+    let listener = listen("127.0.0.1:0")?;
+    let mut client =
+        Client::spawn(program, &["scale-reader", &listener.address().to_string(), &size.to_string()])?;
+    let (mut stream, _) = listener.accept(Deadline::after(TIMEOUT))?;
+    let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
+    let _connection = prepared.connect(&mut stream, &region.remote().encode(), Deadline::after(TIMEOUT))?;
+    let (first, last): (f64, f64) = serde_json::from_str(&client.line()?)?;
+    (costs.first_pass, costs.last_pass) = (first, last);
+    let start = Instant::now();
+    drop(region);
+    costs.deregister_moved = micros(start);
+    Ok(costs)
+}
+
+/// Time of a memcpy of the whole size \[µs\].
+fn pass_of_memcpy(size: usize) -> Result<f64, Failure> {
+    let gb_s = memcpy(Pages::Base, size, size, size.min(BLOCK as usize), Duration::from_millis(50))?;
+    Ok(size as f64 / gb_s / 1e3)
+}
+
+/// The reading process: passes over the server's region, and prints the times of the first pass and of the last ones.
+///
+/// # Errors
+/// The first error of a connection or of a verbs call.
+pub fn reader(address: &str, size: usize) -> Result<(), Failure> {
+    loader::ensure(&DeviceSelector::from_environment())?;
+    let device = device::open(&DeviceSelector::from_environment())?;
+    let queue = CompletionQueue::new(&device, 16)?;
+    let target = Region::landing(&device, c"millstream-scale", size, Access::LOCAL_WRITE)?;
+    target.populate()?;
+    let mut stream = dial(address, Deadline::after(TIMEOUT))?;
+    let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
+    let connected = prepared.connect(&mut stream, &[], Deadline::after(TIMEOUT))?;
+    let encoded = connected.private_data.as_slice().try_into().map_err(|_| "no memory to read from")?;
+    let source = RemoteMemory::decode(encoded);
+    let pass = || -> Result<f64, Failure> {
+        let start = Instant::now();
+        for at in (0..size).step_by(BLOCK as usize) {
+            let len = (size - at).min(BLOCK as usize);
+            let into = target.sge(at as u64, len as u32)?;
+            connected.pair.post_read(&[into], source.at(at as u64, len as u64)?, Signal::Yes, WrId(0))?;
+            complete(&queue, 1)?;
+        }
+        Ok(micros(start))
+    };
+    let first = pass()?;
+    let start = Instant::now();
+    let mut passes = Vec::new();
+    while start.elapsed() < PASSES {
+        passes.push(pass()?);
+    }
+    let last = median(&passes[passes.len() - passes.len().div_ceil(4)..]).unwrap_or(first);
+    print_and_wait(&serde_json::to_string(&(first, last))?)
+}
