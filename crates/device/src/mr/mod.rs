@@ -4,7 +4,7 @@
 //! ([`window`]) is a key for a part of a region. Registration allocates the pages of a region up to a limit
 //! (`MILLSTREAM_POPULATE`, bytes), so that the first transfer takes no page faults. No page is pinned: a file keeps the
 //! pages that peers can map, and the kernel finds all other pages at the time of each access. Pages move into a file when
-//! peers have used the region enough ([`crate::region_mover`]).
+//! peers have used the region enough (`region_mover`).
 
 mod memory;
 pub mod window;
