@@ -40,7 +40,7 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 11] = [
+pub const BENCHMARKS: [Benchmark; 12] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
