@@ -20,6 +20,11 @@ PRELOAD         := $(TARGET_DIR)/lib/libmillstream_preload.so
 FABRIC  := $(TARGET_DIR)/lib/libmillstream_fabric.so
 FI      := $(TARGET_DIR)/lib/libmillstream-fi.so
 
+# The C API of cards: a library for programs, which rustc links with the exported functions only.
+MEMORY_BUILT := $(TARGET_DIR)/device/libmillstream_memory.so
+MEMORY       := $(TARGET_DIR)/lib/libmillstream_memory.so.1
+HEADERS      := $(wildcard crates/card-abi/include/*.h crates/card-capi/include/*.h)
+
 # Symbols are bound at load time. The libraries stay loaded, because their threads outlive a dlclose. A program cannot
 # interpose calls inside a library.
 LIB_LDFLAGS := -shared -Wl,--gc-sections -Wl,--no-undefined-version \
@@ -258,7 +263,7 @@ setup: ## install missing requirements: Debian packages (without root only liste
 		echo "Rust's target wasm32-unknown-unknown is missing, and 'rustup target add' cannot install it: kernels of cards" \
 			"are built for it. Install the target's standard library for $$(rustc --version)." >&2; exit 1; }
 
-lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) $(FI) ## build libibverbs.so.1, libmillstream_preload.so, libmillstream_fabric.so and libmillstream-fi.so in lib under the build directory
+lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) $(FI) $(MEMORY) ## build libibverbs.so.1, libmillstream_preload.so, libmillstream_fabric.so, libmillstream-fi.so and libmillstream_memory.so in lib, headers in include
 
 # Cargo decides whether an archive is out of date. An unchanged archive keeps its modification time, so nothing is linked.
 $(CAPI_ARCHIVE): FORCE | setup
@@ -285,3 +290,12 @@ $(LIBIBVERBS): $(CAPI_ARCHIVE) $(CAPI_MAP) Makefile
 $(PRELOAD): $(PRELOAD_ARCHIVE) $(PRELOAD_MAP) Makefile
 	@mkdir -p $(@D)
 	$(call link_preload,$@,$(PRELOAD_ARCHIVE))
+
+$(MEMORY_BUILT): FORCE | setup
+	$(CARGO) rustc --profile device -p millstream-card-capi --lib --crate-type cdylib -- -C link-arg=-Wl,-soname=libmillstream_memory.so.1
+
+$(MEMORY): $(MEMORY_BUILT) $(HEADERS)
+	@mkdir -p $(@D) $(TARGET_DIR)/include
+	cp $< $@
+	@ln -sf $(@F) $(TARGET_DIR)/lib/libmillstream_memory.so
+	@cp $(HEADERS) $(TARGET_DIR)/include/

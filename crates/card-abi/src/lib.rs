@@ -5,7 +5,7 @@
 //!
 //! Read first: [`registers`] (BAR0), [`command`] (entries of the rings), [`hello`] and [`message`] (the
 //! network). `docs/registers.md` is generated from this crate, and so is the C header
-//! `include/millstream_card.h`.
+//! `include/millstream_card_registers.h`.
 
 pub mod banks;
 pub mod codes;

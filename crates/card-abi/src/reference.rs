@@ -125,11 +125,11 @@ holder of the lease can also write {:#x} to {:#x}; its key ends with the lease.
     codes(page, "Event status", "bit mask", EVENT_STATUSES)
 }
 
-/// The C header; `include/millstream_card.h` is this string.
+/// The C header; `include/millstream_card_registers.h` is this string.
 pub fn c_header() -> String {
     let mut header = String::from(
         "/* Generated from crates/card-abi; docs/registers.md documents all definitions. */\n\
-         #ifndef MILLSTREAM_CARD_H\n#define MILLSTREAM_CARD_H\n\n#include <stdint.h>\n\n",
+         #ifndef MILLSTREAM_CARD_REGISTERS_H\n#define MILLSTREAM_CARD_REGISTERS_H\n\n#include <stdint.h>\n\n",
     );
     // Writing to a string cannot fail.
     let _ = write_header(&mut header);
@@ -319,13 +319,13 @@ mod tests {
     #[test]
     fn the_page_and_the_header_are_current() {
         check("../../docs/registers.md", &markdown());
-        check("include/millstream_card.h", &c_header());
+        check("include/millstream_card_registers.h", &c_header());
     }
 
     #[test]
     fn the_c_header_has_the_same_layout() {
         let text = format!(
-            "#include \"millstream_card.h\"\n\
+            "#include \"millstream_card_registers.h\"\n\
              _Static_assert(sizeof(struct msc_descriptor) == 64, \"descriptor\");\n\
              _Static_assert(sizeof(struct msc_dma_descriptor) == MSC_DMA_DESCRIPTOR_BYTES, \"DMA descriptor\");\n\
              _Static_assert(sizeof(struct msc_message) == {}, \"message\");\n\

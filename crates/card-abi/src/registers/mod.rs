@@ -2,7 +2,7 @@
 //!
 //! `map.rs` is the only list of registers. It generates the accessors of [`Registers`] and [`Region`], and the
 //! offsets that remote nodes use ([`at`], [`region_at`]). [`crate::reference`] generates the page
-//! `docs/registers.md` and the header `include/millstream_card.h` from it.
+//! `docs/registers.md` and the header `include/millstream_card_registers.h` from it.
 //!
 //! A register is a 32- or 64-bit little-endian word in memory that card and users share. A cache line holds
 //! registers of one writer only. The card keeps its state privately and publishes copies here. A user that

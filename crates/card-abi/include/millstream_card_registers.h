@@ -1,6 +1,6 @@
 /* Generated from crates/card-abi; docs/registers.md documents all definitions. */
-#ifndef MILLSTREAM_CARD_H
-#define MILLSTREAM_CARD_H
+#ifndef MILLSTREAM_CARD_REGISTERS_H
+#define MILLSTREAM_CARD_REGISTERS_H
 
 #include <stdint.h>
 
