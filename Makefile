@@ -44,13 +44,14 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates test test-python loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates test test-python test-slurm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++ \
+	lammps lammps-data
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -86,6 +87,9 @@ test-python: setup lib ## run the tests of the Python package
 	@cp $(TARGET_DIR)/debug/lib_millstream.so $(PYTHON_PACKAGE)/_millstream.abi3.so
 	MILLSTREAM_PROGRAM=$(abspath $(TARGET_DIR))/debug/millstream MILLSTREAM_LIB=$(abspath $(TARGET_DIR))/lib \
 		PYTHONPATH=$(abspath $(dir $(PYTHON_PACKAGE))) $(PYTHON) -m pytest -q -rs -p no:cacheprovider python/tests
+
+test-slurm: setup lib ## run jobs under Slurm, whose daemons the test starts (as root; apt-get install slurmd slurmctld slurm-client munge)
+	$(CARGO) test -p millstream --test slurm -- --ignored --nocapture
 
 loom: ## model-check the thread interleavings of lock-free code (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
@@ -139,6 +143,9 @@ target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt
 
 bench-torus: build ## measure the torus: puts and gets by hops, monitoring, simulated tori
 	$(TARGET_DIR)/release/millstream bench torus
+
+bench-mpi: build ## measure MPI between host and card memory, and LAMMPS (Open MPI over UCX)
+	$(TARGET_DIR)/release/millstream bench mpi
 
 # Without a package index the benchmark skips the Python programs and prints a note.
 target/bench/venv/ready: crates/bench/src/stencil/requirements.txt

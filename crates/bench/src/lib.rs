@@ -11,6 +11,7 @@ pub mod faults;
 mod memcpy;
 pub mod model;
 pub mod neurons;
+pub mod mpi;
 pub mod report;
 pub mod results;
 pub mod scale;
@@ -40,13 +41,14 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 12] = [
+pub const BENCHMARKS: [Benchmark; 13] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
     evb::BENCHMARK,
     faults::BENCHMARK,
     card::BENCHMARK,
+    mpi::BENCHMARK,
     stencil::BENCHMARK,
     stencil::jobs::BENCHMARK,
     spin::BENCHMARK,

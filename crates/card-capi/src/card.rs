@@ -41,7 +41,8 @@ pub struct msc_run {
 pub type msc_message = [u8; RawMessage::BYTES];
 
 fn connect(address: &str, timeout: Duration) -> Outcome<msc_card> {
-    let device = device::open(&DeviceSelector::from_environment()).map_err(|error| ApiError::new(ENODEV, error))?;
+    let device =
+        device::open(&DeviceSelector::from_environment()).map_err(|error| ApiError::new(ENODEV, error))?;
     let options = RemoteOptions { timeout, ..RemoteOptions::default() };
     Ok(msc_card(RemoteCard::connect(&device, address, options)?))
 }
@@ -149,7 +150,12 @@ pub unsafe extern "C" fn msc_put(
 /// # Safety
 /// `card` is null or came from [`msc_connect`]; `target` has room for `bytes` bytes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn msc_get(card: *mut msc_card, offset: u64, target: *mut c_void, bytes: usize) -> c_int {
+pub unsafe extern "C" fn msc_get(
+    card: *mut msc_card,
+    offset: u64,
+    target: *mut c_void,
+    bytes: usize,
+) -> c_int {
     // SAFETY: the caller's contract.
     status(unsafe { remote(card) }.and_then(|card| {
         if bytes == 0 {
@@ -204,9 +210,11 @@ pub unsafe extern "C" fn msc_load_image(
 ) -> c_int {
     // SAFETY: the caller's contract.
     let (card, image) = unsafe { (remote(card), slice(image, bytes, "image")) };
-    status(card.and_then(|card| {
-        Ok(card.load(region, KernelSource::Image { image: image?, at: offset }).map(drop)?)
-    }))
+    status(
+        card.and_then(|card| {
+            Ok(card.load(region, KernelSource::Image { image: image?, at: offset }).map(drop)?)
+        }),
+    )
 }
 
 /// Starts the kernel of a region.
@@ -273,7 +281,8 @@ pub unsafe extern "C" fn msc_next_message(
     // SAFETY: the caller's contract.
     status(unsafe { remote(card) }.and_then(|card| {
         let next = card.message(milliseconds(timeout_ms))?;
-        let next = next.ok_or_else(|| ApiError::new(ETIMEDOUT, format_args!("no message within {timeout_ms} ms")))?;
+        let next =
+            next.ok_or_else(|| ApiError::new(ETIMEDOUT, format_args!("no message within {timeout_ms} ms")))?;
         // SAFETY: the caller's contract.
         unsafe { store(message, next.to_bytes()) };
         Ok(())

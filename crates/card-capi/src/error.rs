@@ -70,8 +70,7 @@ pub(crate) unsafe fn text<'a>(text: *const c_char, name: &str) -> Outcome<&'a st
 /// `pointer` is null or valid for reads during `'a`.
 pub(crate) unsafe fn reference<'a, T>(pointer: *const T, name: &str) -> Outcome<&'a T> {
     // SAFETY: the caller passes null or a valid pointer.
-    unsafe { pointer.as_ref() }
-        .ok_or_else(|| ApiError::invalid(format_args!("{name} is a null pointer")))
+    unsafe { pointer.as_ref() }.ok_or_else(|| ApiError::invalid(format_args!("{name} is a null pointer")))
 }
 
 /// Stores an output argument, unless its pointer is null.

@@ -60,7 +60,9 @@ impl msm_memory {
 
     fn with_ring<T>(&self, act: impl FnOnce(&mut Ring) -> Outcome<T>) -> Outcome<T> {
         let mut ring = self.ring();
-        act(ring.as_mut().ok_or_else(|| ApiError::invalid("the card's rings are closed; call msm_rings first"))?)
+        act(ring
+            .as_mut()
+            .ok_or_else(|| ApiError::invalid("the card's rings are closed; call msm_rings first"))?)
     }
 
     fn address(&self, offset: u64) -> *mut c_void {
@@ -122,7 +124,8 @@ pub(crate) fn milliseconds(timeout_ms: u32) -> Duration {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msm_open(name: *const c_char, timeout_ms: u32) -> *mut msm_memory {
     // SAFETY: the caller's contract.
-    let opened = unsafe { text(name, "name") }.and_then(|name| msm_memory::open(name, milliseconds(timeout_ms)));
+    let opened =
+        unsafe { text(name, "name") }.and_then(|name| msm_memory::open(name, milliseconds(timeout_ms)));
     value(opened.map(|memory| Box::into_raw(Box::new(memory))), null_mut())
 }
 

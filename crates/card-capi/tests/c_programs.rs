@@ -71,7 +71,10 @@ fn compile(cc: &str, source: &str, folder: &Path) -> PathBuf {
     let krate = Path::new(env!("CARGO_MANIFEST_DIR"));
     let program = folder.join("program");
     let mut command = Command::new(cc);
-    command.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"]).arg(&program).arg(krate.join(source));
+    command
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-o"])
+        .arg(&program)
+        .arg(krate.join(source));
     for include in ["include", "../card-abi/include"] {
         command.arg("-I").arg(krate.join(include));
     }

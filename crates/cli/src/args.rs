@@ -127,6 +127,9 @@ pub(crate) enum Command {
     /// Measure against a baseline in the same run; results go to target/bench (docs/benchmarks.md)
     #[cfg(feature = "bench")]
     Bench(BenchOptions),
+    /// Stands for a process of another rank; `evb join` and `torus join` start it
+    #[command(hide = true)]
+    Relay(RelayOptions),
 }
 
 #[derive(Debug, Subcommand)]
@@ -246,6 +249,15 @@ pub(crate) enum EvbCommand {
     ///     millstream evb run cluster.toml --launcher ./over-ssh
     #[command(verbatim_doc_comment)]
     Run(EvbRunOptions),
+    /// Run a configuration on the ranks of a job that srun or mpirun has started (docs/launchers.md)
+    ///
+    /// Start it on every rank. Rank 0 runs the manager and prints the report; the units are on the other ranks in turn.
+    ///
+    ///     srun --ntasks 5 millstream evb join camera.toml
+    ///     mpirun -n 5 millstream evb join camera.toml --json report.json
+    ///     millstream evb join camera.toml --rank 0 --ranks 1 --at 127.0.0.1:7500
+    #[command(verbatim_doc_comment)]
+    Join(EvbJoinOptions),
     /// Check a configuration without running it, and print its units and memory
     ///
     ///     millstream evb check camera.toml
@@ -316,6 +328,43 @@ pub(crate) struct EvbRunOptions {
 }
 
 #[cfg(feature = "control")]
+#[derive(Debug, Args)]
+pub(crate) struct EvbJoinOptions {
+    #[command(flatten)]
+    pub(crate) run: EvbRunOptions,
+    #[command(flatten)]
+    pub(crate) job: JobOptions,
+}
+
+/// This process as a rank of a job.
+#[derive(Debug, Args)]
+pub(crate) struct JobOptions {
+    /// Rank of this process [default: from the variables of Slurm, Open MPI or PMI]
+    #[arg(long, value_name = "N")]
+    pub(crate) rank: Option<usize>,
+    /// Number of ranks [default: from the same variables]
+    #[arg(long, value_name = "N")]
+    pub(crate) ranks: Option<usize>,
+    /// Where rank 0 listens: HOST:PORT, or file:PATH on a shared file system, where rank 0 writes its address [default:
+    /// from the same variables]
+    #[arg(long, value_name = "HOST:PORT")]
+    pub(crate) at: Option<String>,
+}
+
+/// A process of another rank, started by rank 0 of a job.
+#[derive(Debug, Args)]
+pub(crate) struct RelayOptions {
+    /// Address of the hub
+    #[arg(long)]
+    pub(crate) hub: String,
+    /// Key of the job
+    #[arg(long)]
+    pub(crate) key: String,
+    /// Role of the process
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    pub(crate) words: Vec<String>,
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct EvbControlOptions {
     /// The configuration of the runs

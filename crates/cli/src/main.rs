@@ -11,6 +11,7 @@ mod devices;
 mod evb;
 mod features;
 mod interrupt;
+mod job;
 #[cfg(feature = "manual")]
 mod manual;
 #[cfg(feature = "model")]
@@ -60,6 +61,7 @@ fn main() -> ExitCode {
         Command::Completions { shell } => Ok(manual::print_completions(shell)),
         #[cfg(feature = "bench")]
         Command::Bench(options) => bench::run(options),
+        Command::Relay(options) => job::relay(options),
     };
     result.unwrap_or_else(|error| failed(&*error))
 }

@@ -78,14 +78,14 @@ pub fn run(program: &Path, rounds: usize, only: &[String]) -> Outcome<Table> {
 const IDLE_CARD: &str = "idle card with a lease, CPU time";
 
 /// A card process; dropping this value ends it.
-struct CardServer {
+pub(crate) struct CardServer {
     process: Child,
-    name: CardName,
+    pub(crate) name: CardName,
     address: String,
 }
 
 impl CardServer {
-    fn start(program: &Path, spin: &str) -> Outcome<CardServer> {
+    pub(crate) fn start(program: &Path, spin: &str) -> Outcome<CardServer> {
         let name = format!("bench-{}-{}", std::process::id(), next_number()).parse()?;
         let mut process = Command::new(program)
             .args(["card", "--json", "serve", &format!("{name}")])

@@ -68,7 +68,8 @@ fn run(tls: &str, library_dir: &Path, folder: &Path) -> Outcome<LammpsRun> {
 
 /// Loop time and average communication time in LAMMPS's report.
 fn times(text: &str) -> Option<[f64; 2]> {
-    let total = text.lines().find_map(|line| line.strip_prefix("Loop time of ")?.split(' ').next()?.parse().ok())?;
+    let total =
+        text.lines().find_map(|line| line.strip_prefix("Loop time of ")?.split(' ').next()?.parse().ok())?;
     // "Comm    | min | avg | max | %varavg | %total"
     let mut comm = text.lines().find(|line| line.starts_with("Comm "))?.split('|');
     Some([total, comm.nth(2)?.trim().parse().ok()?])

@@ -84,6 +84,19 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_name = "WORD", num_args = 1..)]
         only: Vec<String>,
     },
+    /// Measure MPI messages between host and card memory against UCX's shared memory and copies, and LAMMPS
+    ///
+    /// Needs Open MPI (openmpi-bin, libopenmpi-dev) and the libraries and headers of `make lib`; LAMMPS is optional.
+    ///
+    ///     millstream bench mpi --rounds 3
+    #[command(verbatim_doc_comment)]
+    Mpi {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Duration of each measurement of one message size
+        #[arg(long, default_value_t = 0.2, value_name = "SECONDS")]
+        seconds: f64,
+    },
     /// Measure the stencil kernel against C, numba, numpy and WebAssembly
     ///
     ///     millstream bench stencil --side 16384

@@ -7,6 +7,7 @@ mod ctl;
 #[cfg(feature = "control")]
 mod display;
 mod files;
+mod join;
 mod outcome;
 mod sink;
 mod usage;
@@ -39,11 +40,12 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
             let setup = load(&options.config, options.replay)?;
-            let report = launch(&setup, options.launcher.as_deref())?;
+            let report = launch(&setup, &launcher(options.launcher.as_deref())?)?;
             print!("{}", table::render(&report, Style::of(&std::io::stdout())));
             write_results(&report, options)?;
             Ok(exit_code(&report))
         }
+        EvbCommand::Join(options) => join::join(options),
         EvbCommand::Check { config } => {
             let setup = load(config, None)?;
             describe(&setup);
@@ -94,11 +96,11 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Er
 
 /// Runs a checked configuration on this host and reports on it.
 pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
-    launch(setup, None)
+    launch(setup, &launcher(None)?)
 }
 
-/// Runs a checked configuration with each process started by `process_launcher`.
-fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, Box<dyn Error>> {
+/// Runs a checked configuration with each process started by `launcher`.
+fn launch(setup: &Setup, launcher: &Launcher) -> Result<RunReport, Box<dyn Error>> {
     make_output_directory(setup)?;
     for warning in setup.warnings() {
         eprintln!("warning: {warning}");
@@ -106,7 +108,6 @@ fn launch(setup: &Setup, process_launcher: Option<&Path>) -> Result<RunReport, B
     let baseline = baseline(setup)?;
     let progress = Progress::new(&setup.name, setup.plan.events.get());
     let mut usages = Usages::default();
-    let launcher = launcher(process_launcher)?;
     let bytes_per_event = outcome::payload_per_event(setup);
     let interrupt =
         Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;

@@ -4,6 +4,7 @@ mod application;
 mod neurons;
 mod bfs;
 mod nodes;
+mod join;
 mod run;
 mod shape;
 mod simulate;
@@ -26,6 +27,8 @@ use millstream_torus::node::{self, NodeOptions};
 use millstream_torus::service::supervisor::{self, SupervisorOptions};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
+use crate::args::JobOptions;
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum TorusCommand {
     /// Run an application on every node of a torus of processes on this host
@@ -44,6 +47,14 @@ pub(crate) enum TorusCommand {
     ///     millstream torus run --dimensions 2x1x1 --launcher ./on-node --listen 10.0.0.1{node}:7500 -- ./program
     #[command(verbatim_doc_comment)]
     Run(TorusRunOptions),
+    /// Run an application on a torus of nodes on the ranks of a job that srun or mpirun has started (docs/launchers.md)
+    ///
+    /// Start it on every rank. Node n and its PROGRAM are at rank n modulo the number of ranks.
+    ///
+    ///     srun --ntasks 4 millstream torus join --dimensions 2x2x1 -- ./neighbours
+    ///     mpirun -n 2 millstream torus join --dimensions 2x2x1 --json -- ./neighbours
+    #[command(verbatim_doc_comment)]
+    Join(TorusJoinOptions),
     /// Run the process of one node; `torus run` starts these
     ///
     /// Prints `{"listening": …}`, then waits for `{"peers": [ADDRESS, …]}` with the addresses of all nodes on standard input.
@@ -176,6 +187,14 @@ pub(crate) struct TorusRunOptions {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct TorusJoinOptions {
+    #[command(flatten)]
+    job: JobOptions,
+    #[command(flatten)]
+    run: TorusRunOptions,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct TorusNodeOptions {
     #[command(flatten)]
     shape: TorusShape,
@@ -293,6 +312,7 @@ pub(crate) fn run(
 ) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         TorusCommand::Run(options) => run::run(options, device),
+        TorusCommand::Join(options) => join::join(options, device),
         TorusCommand::Node(options) => run_node(options, device),
         TorusCommand::Monitor(options) => run_monitor(options),
         TorusCommand::Supervise(options) => run_supervisor(options),

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
@@ -17,6 +18,20 @@ pub(super) fn run(
     if options.network == Network::Direct {
         return run_mesh(options, device);
     }
+    // A launcher such as ssh does not pass the environment on.
+    let device_arguments = device.map(|device| ["--device".into(), device.to_string().into()]);
+    let arguments = device_arguments.into_iter().flatten().chain(["torus".into()]).collect();
+    let launcher = launcher(options, device, std::env::current_exe()?, arguments)?;
+    run_with(options, &launcher, &options.program)
+}
+
+/// A launcher of `program` with `arguments` before the role of each process.
+pub(super) fn launcher(
+    options: &TorusRunOptions,
+    device: Option<&DeviceSelector>,
+    program: PathBuf,
+    arguments: Vec<OsString>,
+) -> Result<Launcher, Box<dyn Error>> {
     let mut node_arguments: Vec<OsString> = Vec::new();
     for (name, value) in
         [("--packet", options.engine.packet.to_string()), ("--slots", options.engine.slots.to_string())]
@@ -27,12 +42,9 @@ pub(super) fn run(
     if let Some(listen) = &options.listen {
         addresses = dimensions.all().map(|node| listen.replace("{node}", &node.0.to_string())).collect();
     }
-    // A launcher such as ssh does not pass the environment on.
-    let device_arguments = device.map(|device| ["--device".into(), device.to_string().into()]);
-    let arguments = device_arguments.into_iter().flatten().chain(["torus".into()]).collect();
-    let launcher = Launcher {
+    Ok(Launcher {
         dimensions,
-        program: std::env::current_exe()?,
+        program,
         arguments,
         launcher: options.launcher.clone(),
         addresses,
@@ -42,7 +54,16 @@ pub(super) fn run(
         card: options.card.clone(),
         supervisors: options.supervisors,
         period_factor: options.period_factor,
-    };
+    })
+}
+
+/// Runs `application` beside each node of the launcher's torus, and prints the account.
+pub(super) fn run_with(
+    options: &TorusRunOptions,
+    launcher: &Launcher,
+    application: &[OsString],
+) -> Result<ExitCode, Box<dyn Error>> {
+    let dimensions = launcher.dimensions;
     let mut torus = launcher.launch()?;
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
@@ -50,7 +71,7 @@ pub(super) fn run(
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {
-        let ended = torus.run_surviving(&options.program, |_| {})?;
+        let ended = torus.run_surviving(application, |_| {})?;
         for node in torus.ended_nodes() {
             failures.push(format!("{node} was lost"));
         }
@@ -58,9 +79,9 @@ pub(super) fn run(
             failures.push(format!("the application of {node} ended with {status}"));
         }
     } else if options.once {
-        torus.run_once(&options.program)?;
+        torus.run_once(application)?;
     } else {
-        torus.run(&options.program)?;
+        torus.run(application)?;
     }
     let accounts = torus.finish()?;
     let total = Account::total(&accounts);

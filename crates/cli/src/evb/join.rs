@@ -1,0 +1,114 @@
+//! `millstream evb join`: a run on the ranks of a job.
+
+use std::error::Error;
+use std::net::SocketAddr;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use millstream_evb::config::{LandingTarget, Setup};
+use millstream_evb::process::child::Child;
+use millstream_evb::process::launcher::Launcher;
+use millstream_job::StartRequest;
+use millstream_job::agent::RankAddress;
+use millstream_report::{Style, table};
+
+use super::{exit_code, launch, load, write_results};
+use crate::args::EvbJoinOptions;
+use crate::job;
+
+pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>> {
+    if options.run.launcher.is_some() {
+        return Err("--launcher and a job exclude each other: the ranks run the processes".into());
+    }
+    let rank = options.job.job()?;
+    let make = Arc::new(unit_command);
+    if rank.rank != 0 {
+        return job::serve(&rank, make);
+    }
+    let mut setup = load(&options.run.config, options.run.replay)?;
+    let placement = Placement::of(&setup, rank.ranks);
+    let hub = job::gather(&rank, move |request| placement.rank(&request.arguments), make)?;
+    if let Some(own) = hub.own_address()
+        && setup.listen.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+    {
+        // Units of other hosts cannot reach the default address.
+        setup.listen = SocketAddr::new(own, 0).to_string();
+    }
+    let launcher =
+        Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub, &rank) };
+    let report = launch(&setup, &launcher)?;
+    hub.finish();
+    print!("{}", table::render(&report, Style::of(&std::io::stdout())));
+    write_results(&report, &options.run)?;
+    Ok(exit_code(&report))
+}
+
+/// A process of a run; this rank starts nothing else.
+fn unit_command(request: &StartRequest, _: RankAddress) -> Option<Command> {
+    Child::from_arguments(&request.arguments).ok()?;
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.args(["evb", "unit"]).args(&request.arguments);
+    job::set_environment(&mut command, request);
+    Some(command)
+}
+
+/// Which rank runs which process.
+#[derive(Debug)]
+struct Placement {
+    ranks: usize,
+    readouts: usize,
+    /// Names of the builder units' cards, by index.
+    cards: Vec<Option<String>>,
+}
+
+impl Placement {
+    fn of(setup: &Setup, ranks: usize) -> Placement {
+        let cards = setup.builders.iter().map(|unit| match &unit.landing {
+            LandingTarget::Card(card) => Some(card.name.clone()),
+            LandingTarget::Host => None,
+        });
+        Placement { ranks, readouts: setup.plan.readouts(), cards: cards.collect() }
+    }
+
+    /// The manager is at rank 0. Readout units, then builder units take the other ranks in turn. A card is at the rank of
+    /// its builder unit, which maps its memory.
+    fn rank(&self, arguments: &[String]) -> usize {
+        let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let position = match words[..] {
+            ["readout", index, ..] => index.parse().ok(),
+            ["builder", index, ..] => index.parse().ok().map(|index: usize| self.readouts + index),
+            // The card of a run is named INSTANCE.CARD.
+            ["card", name, ..] => self
+                .cards
+                .iter()
+                .position(|card| card.as_ref().is_some_and(|card| name.ends_with(&format!(".{card}"))))
+                .map(|index| self.readouts + index),
+            _ => None,
+        };
+        match (position, self.ranks) {
+            (None, _) | (_, 0 | 1) => 0,
+            (Some(position), ranks) => 1 + position % (ranks - 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_take_the_ranks_in_turn_and_cards_follow_their_units() {
+        let cards = vec![None, Some("card1".to_owned())];
+        let rank = |ranks, words: &str| {
+            let placement = Placement { ranks, readouts: 2, cards: cards.clone() };
+            placement.rank(&words.split(' ').map(str::to_owned).collect::<Vec<_>>())
+        };
+        assert_eq!(rank(5, "manager"), 0);
+        assert_eq!([rank(5, "readout 0 a:1"), rank(5, "readout 1 a:1")], [1, 2]);
+        assert_eq!([rank(5, "builder 0 a:1"), rank(5, "builder 1 a:1")], [3, 4]);
+        assert_eq!(rank(5, "card camera-77.card1 4096 20"), 4);
+        assert_eq!([rank(3, "builder 0 a:1"), rank(3, "builder 1 a:1")], [1, 2]);
+        assert_eq!(rank(1, "builder 1 a:1"), 0);
+        assert_eq!(rank(3, "card unknown 4096 20"), 0);
+    }
+}

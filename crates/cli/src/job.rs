@@ -1,0 +1,71 @@
+//! Ranks of jobs: `evb join` and `torus join`.
+
+use std::error::Error;
+use std::ffi::OsString;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_job::agent::{self, MakeCommand};
+use millstream_job::{Hub, Job, JobError, StartRequest, relay as process};
+use millstream_rdma::loader;
+
+use crate::args::{JobOptions, RelayOptions};
+
+/// Time for all ranks to come.
+const RANKS: Duration = Duration::from_secs(60);
+
+/// Environment variables that a process of another rank gets, if it may have them: these, and those of torus applications.
+const FORWARDED: [&str; 1] = [loader::ENV_DEVICE];
+const FORWARDED_PREFIX: &str = "MILLSTREAM_TORUS_";
+
+impl JobOptions {
+    pub(crate) fn job(&self) -> Result<Job, JobError> {
+        Job::from_environment(self.rank, self.ranks, self.at.as_deref())
+    }
+}
+
+/// Serves rank 0 as any other rank.
+pub(crate) fn serve(job: &Job, make: Arc<MakeCommand>) -> Result<ExitCode, Box<dyn Error>> {
+    agent::serve(job, make)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens the hub at rank 0, starts the agent of this rank, and waits for the others.
+pub(crate) fn gather(
+    job: &Job,
+    place: impl Fn(&StartRequest) -> usize + Send + Sync + 'static,
+    make: Arc<MakeCommand>,
+) -> Result<Hub, JobError> {
+    let hub = Hub::open(job, place)?;
+    let job = job.clone();
+    // Its end is that of the hub, which this thread sees first.
+    std::thread::spawn(move || agent::serve_beside_hub(&job, make));
+    hub.wait_for_ranks(RANKS)?;
+    Ok(hub)
+}
+
+/// Arguments of this program that make it the relay of a process; the role follows.
+pub(crate) fn relay_arguments(hub: &Hub, job: &Job) -> Vec<OsString> {
+    let address = hub.address().to_string();
+    ["relay", "--hub", &address, "--key", &job.key, "--"].map(OsString::from).to_vec()
+}
+
+pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
+    let environment = std::env::vars()
+        .filter(|(name, _)| FORWARDED.contains(&name.as_str()) || name.starts_with(FORWARDED_PREFIX))
+        .collect();
+    let request = StartRequest { arguments: options.words, environment };
+    let code = process::run(&options.hub, &options.key, request)
+        .map_err(|error| format!("the hub of the job at {}: {error}", options.hub))?;
+    // Statuses of signals are above 128.
+    Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))
+}
+
+/// Gives a process the forwarded variables.
+pub(crate) fn set_environment(command: &mut Command, request: &StartRequest) {
+    let allowed = |name: &str| FORWARDED.contains(&name) || name.starts_with(FORWARDED_PREFIX);
+    command.envs(
+        request.environment.iter().filter(|(name, _)| allowed(name)).map(|(name, value)| (name, value)),
+    );
+}

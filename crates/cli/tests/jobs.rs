@@ -1,0 +1,166 @@
+//! `evb join` and `torus join` on the ranks of `mpirun` and of a script, on this host.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
+
+/// Two readout and two builder units on generated fragments.
+fn configuration(folder: &Path, events: u64, rate: &str) -> PathBuf {
+    let mut text = format!("[run]\nname = \"job\"\nbatch = 8\nevents = {events}\ntimeout_ms = 20000\n");
+    for unit in 0..2 {
+        text += &format!(
+            "[[readout]]\nname = \"ru{unit}\"\n[readout.generator]\nfirst_source = {}\nsources = 2\nsize = \"1KiB\"\n{rate}\n",
+            0x100 * (unit + 1)
+        );
+    }
+    for unit in 0..2 {
+        text += &format!("[[builder]]\nname = \"bu{unit}\"\nlanding = \"host\"\nslots = 8\n");
+    }
+    text += "[output]\ndirectory = \"events\"\nevents = \"built\"\nmax_events = 1000000\n";
+    let path = folder.join("job.toml");
+    fs::write(&path, text).unwrap();
+    path
+}
+
+/// `mpirun` of Open MPI for `ranks` ranks on this host.
+fn mpirun(ranks: usize) -> Command {
+    let mut command = Command::new("mpirun.openmpi");
+    command.args(["-n", &ranks.to_string(), "--oversubscribe", MILLSTREAM]).stdin(Stdio::null());
+    command.env("OMPI_ALLOW_RUN_AS_ROOT", "1").env("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+    command
+}
+
+fn output(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}; `make setup` installs openmpi-bin"))
+}
+
+#[track_caller]
+fn succeeds(command: &mut Command) -> String {
+    let done = output(command);
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(
+        done.status.success(),
+        "{command:?}: {}\n{text}{}",
+        done.status,
+        String::from_utf8_lossy(&done.stderr)
+    );
+    text
+}
+
+/// Each fragment that was read has one outcome.
+#[track_caller]
+fn check_account(report: &serde_json::Value) {
+    let account = &report["fragment_accounting"];
+    let outcomes = account["outcomes"].as_array().unwrap();
+    let sum: u64 = outcomes.iter().map(|outcome| outcome["fragments"].as_u64().unwrap()).sum();
+    assert!(report["events"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(account["fragments_read"], sum, "{report}");
+    assert_eq!(account["inconsistencies"], serde_json::json!([]), "{report}");
+}
+
+fn report(path: &Path) -> serde_json::Value {
+    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+#[test]
+fn units_on_the_ranks_of_mpirun_build_all_events() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = configuration(folder.path(), 2000, "");
+    let json = folder.path().join("report.json");
+    let words =
+        ["--device", "soft", "evb", "join", config.to_str().unwrap(), "--json", json.to_str().unwrap()];
+    succeeds(mpirun(5).args(words));
+    assert_eq!(report(&json)["events"], 2000, "{}", report(&json));
+}
+
+#[test]
+fn torus_nodes_and_programs_are_on_the_ranks_of_mpirun() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = format!(
+        "echo $OMPI_COMM_WORLD_RANK $MILLSTREAM_TORUS_RANK of $MILLSTREAM_TORUS_SIZE >{}/$MILLSTREAM_TORUS_RANK",
+        folder.path().display()
+    );
+    let words =
+        ["--device", "soft", "torus", "join", "--dimensions", "2x2x1", "--json", "--", "sh", "-c", &program];
+    let account: serde_json::Value = serde_json::from_str(&succeeds(mpirun(3).args(words))).unwrap();
+    assert_eq!(account["nodes"].as_array().unwrap().len(), 4);
+    let mut places: Vec<String> =
+        (0..4).map(|node| fs::read_to_string(folder.path().join(node.to_string())).unwrap()).collect();
+    places.iter_mut().for_each(|place| *place = place.trim().to_owned());
+    assert_eq!(places, ["0 0 of 4", "1 1 of 4", "2 2 of 4", "0 3 of 4"]);
+}
+
+/// Ranks of a script; killed if a test fails.
+struct Ranks(Vec<Child>);
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        for rank in &mut self.0 {
+            let _ = rank.kill();
+            let _ = rank.wait();
+        }
+    }
+}
+
+impl Ranks {
+    fn start(ranks: usize, at: &str, words: &[&str]) -> Ranks {
+        let start = |rank: usize| {
+            let mut command = Command::new(MILLSTREAM);
+            command.args(words).args([
+                "--rank",
+                &rank.to_string(),
+                "--ranks",
+                &ranks.to_string(),
+                "--at",
+                at,
+            ]);
+            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        Ranks((0..ranks).map(start).collect())
+    }
+}
+
+/// Waits until a file of the output directory has events.
+fn wait_for_events(folder: &Path) {
+    let deadline = Instant::now() + Duration::from_secs(90);
+    let large = |entry: fs::DirEntry| entry.metadata().is_ok_and(|metadata| metadata.len() > 100_000);
+    while !fs::read_dir(folder).is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(large))) {
+        assert!(Instant::now() < deadline, "no events in {}", folder.display());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_job_that_gets_sigterm_on_all_ranks_ends_with_its_account() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = configuration(folder.path(), 10_000_000, "rate_hz = 500.0");
+    let json = folder.path().join("report.json");
+    let at = format!("file:{}", folder.path().join("rank0").display());
+    let words =
+        ["--device", "soft", "evb", "join", config.to_str().unwrap(), "--json", json.to_str().unwrap()];
+    let mut ranks = Ranks::start(3, &at, &words);
+    wait_for_events(&folder.path().join("events"));
+    for rank in &ranks.0 {
+        let pid = rustix::process::Pid::from_child(rank);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+    // The run was stopped, so rank 0 does not succeed; it has all terms of the conservation law. The others end in order.
+    let codes: Vec<_> = ranks.0.iter_mut().map(|rank| rank.wait().unwrap().code()).collect();
+    let report = report(&json);
+    assert_eq!(codes, [Some(1), Some(0), Some(0)], "{report}");
+    check_account(&report);
+}
+
+#[test]
+fn a_process_outside_of_a_job_names_what_is_missing() {
+    let mut command = Command::new(MILLSTREAM);
+    for name in ["OMPI_COMM_WORLD_RANK", "SLURM_PROCID", "PMI_RANK"] {
+        command.env_remove(name);
+    }
+    let done = output(command.args(["evb", "join", "absent.toml"]));
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert!(!done.status.success() && text.contains("start it by srun or mpirun"), "{text}");
+}

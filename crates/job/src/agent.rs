@@ -1,0 +1,244 @@
+//! The agent of a rank: starts the processes that the hub requests.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::environment::{Job, Rendezvous};
+use crate::error::JobError;
+use crate::frame::{Frame, Hello, Peer, StartRequest};
+
+/// Time for rank 0 to open the meeting point.
+const START: Duration = Duration::from_secs(60);
+/// Interval of attempts to connect.
+const RETRY: Duration = Duration::from_millis(100);
+/// Time for processes to end after rank 0 was lost.
+const END: Duration = Duration::from_secs(5);
+
+/// What a rank knows when it starts a process.
+#[derive(Clone, Copy, Debug)]
+pub struct RankAddress {
+    /// Address of this host on the way to rank 0.
+    pub own: IpAddr,
+}
+
+/// Makes the command of a process; `None` if this rank does not start such a process.
+pub type MakeCommand = dyn Fn(&StartRequest, RankAddress) -> Option<Command> + Send + Sync;
+
+/// Serves the hub of the job until it ends the run. `make` decides what this rank executes.
+///
+/// SIGTERM and SIGINT do not end an agent and its processes: rank 0 gets the same signal and ends the run in order.
+///
+/// # Errors
+/// [`JobError`] if rank 0 cannot be reached, or was lost.
+pub fn serve(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobError> {
+    ignore_signals();
+    serve_beside_hub(job, make)
+}
+
+/// The agent at rank 0, on a thread beside the hub; leaves the signals of this process alone.
+///
+/// # Errors
+/// [`JobError`] as of [`serve`].
+pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobError> {
+    let (mut stream, address) = connect(&job.rendezvous, Instant::now() + START)?;
+    let failed = |what: &str| JobError::os(format!("{what} rank 0"));
+    let own = stream.local_addr().map_err(failed("address of"))?.ip();
+    hello(job, Peer::Agent { rank: job.rank }).send(&mut stream).map_err(failed("greet"))?;
+    let mut processes = Vec::new();
+    let ended = loop {
+        match Frame::receive(&mut stream) {
+            Ok(Some(Frame::Start(number, request))) => {
+                let (job, make) = (job.clone(), Arc::clone(&make));
+                processes.push(std::thread::spawn(move || {
+                    // Without a connection there is nobody to report to; the relay sees the end of the rank.
+                    let _ = run(&job, address, number, &request, own, &*make);
+                }));
+            }
+            Ok(Some(Frame::Finish)) => break Ok(()),
+            Ok(None) | Err(_) => break Err(JobError::HubLost),
+            Ok(Some(_)) => {}
+        }
+    };
+    // The processes end with their connections.
+    let deadline = Instant::now() + END;
+    while processes.iter().any(|process| !process.is_finished()) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    ended
+}
+
+fn hello(job: &Job, peer: Peer) -> Frame {
+    Frame::Hello(Hello { key: job.key.clone(), peer })
+}
+
+/// Connects to the meeting point, which rank 0 may open later.
+fn connect(rendezvous: &Rendezvous, deadline: Instant) -> Result<(TcpStream, SocketAddr), JobError> {
+    loop {
+        let (name, attempt) = match rendezvous {
+            Rendezvous::Address { host, port } => (format!("{host}:{port}"), dial(host, *port)),
+            Rendezvous::File(path) => (format!("file:{}", path.display()), dial_published(path)),
+        };
+        match attempt {
+            Ok(connected) => return Ok(connected),
+            Err(cause) if Instant::now() >= deadline => {
+                return Err(JobError::Unreachable { address: name, cause });
+            }
+            Err(_) => std::thread::sleep(RETRY),
+        }
+    }
+}
+
+fn dial_published(path: &std::path::Path) -> io::Result<(TcpStream, SocketAddr)> {
+    let text = std::fs::read_to_string(path)?;
+    let address = text.trim().rsplit_once(':').and_then(|(host, port)| Some((host, port.parse().ok()?)));
+    let (host, port) = address.ok_or(io::ErrorKind::InvalidData)?;
+    dial(host, port)
+}
+
+fn dial(host: &str, port: u16) -> io::Result<(TcpStream, SocketAddr)> {
+    let mut latest = io::ErrorKind::NotFound.into();
+    for address in resolve(host, port)? {
+        match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
+            Ok(stream) => return stream.set_nodelay(true).map(|()| (stream, address)),
+            Err(error) => latest = error,
+        }
+    }
+    Err(latest)
+}
+
+/// Addresses of a host. Slurm knows addresses of nodes whose names nobody else resolves.
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    let resolved = (host, port).to_socket_addrs();
+    if resolved.is_ok() || std::env::var_os("SLURM_JOB_ID").is_none() {
+        return Ok(resolved?.collect());
+    }
+    let shown = Command::new("scontrol").args(["show", "node", host, "--oneliner"]).output()?;
+    let text = String::from_utf8_lossy(&shown.stdout);
+    let address = text.split_whitespace().find_map(|word| word.strip_prefix("NodeAddr="));
+    match address {
+        Some(address) => Ok((address, port).to_socket_addrs()?.collect()),
+        None => Ok(resolved?.collect()),
+    }
+}
+
+/// Runs one process to its end.
+fn run(
+    job: &Job,
+    hub: SocketAddr,
+    number: u64,
+    request: &StartRequest,
+    own: IpAddr,
+    make: &MakeCommand,
+) -> io::Result<()> {
+    let mut stream = TcpStream::connect_timeout(&hub, END)?;
+    stream.set_nodelay(true)?;
+    hello(job, Peer::Process { number }).send(&mut stream)?;
+    let started = match make(request, RankAddress { own }) {
+        None => Err(format!("rank {} does not start {:?}", job.rank, request.arguments)),
+        Some(command) => spawn(command).map_err(|error| format!("rank {}: {error}", job.rank)),
+    };
+    let child = match started {
+        Ok(child) => child,
+        Err(reason) => {
+            Frame::Error(format!("{reason}\n").into_bytes()).send(&mut stream)?;
+            return Frame::Exit(127).send(&mut stream);
+        }
+    };
+    attend(child, stream)
+}
+
+/// Starts a process that signals to this rank do not end.
+fn spawn(mut command: Command) -> io::Result<Child> {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    // SAFETY: between fork and exec, the closure calls only `signal`, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(|| {
+            ignore_signals();
+            Ok(())
+        })
+    };
+    command.spawn().map_err(|error| {
+        io::Error::new(error.kind(), format!("cannot start {}: {error}", command.get_program().display()))
+    })
+}
+
+pub(crate) fn ignore_signals() {
+    for signal in [libc::SIGTERM, libc::SIGINT] {
+        // SAFETY: SIG_IGN is a valid disposition of these signals, and no handler of this process is in use.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
+    }
+}
+
+/// Connects the streams of a process with its relay. The end of the connection kills the process.
+fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
+    let outputs: [(Option<Box<dyn Read + Send>>, fn(Vec<u8>) -> Frame); 2] = [
+        (child.stdout.take().map(|stream| Box::new(stream) as _), Frame::Data),
+        (child.stderr.take().map(|stream| Box::new(stream) as _), Frame::Error),
+    ];
+    let sender = Arc::new(Mutex::new(stream.try_clone()?));
+    let outputs: Vec<_> = outputs
+        .into_iter()
+        .filter_map(|(output, frame)| Some((output?, frame)))
+        .map(|(output, frame)| {
+            let sender = Arc::clone(&sender);
+            std::thread::spawn(move || forward(output, frame, &sender))
+        })
+        .collect();
+    let input = child.stdin.take();
+    let process = Arc::new(Mutex::new(child));
+    let of_input = Arc::clone(&process);
+    let mut from = stream.try_clone()?;
+    std::thread::spawn(move || {
+        feed(&mut from, input);
+        let _ = of_input.lock().unwrap_or_else(PoisonError::into_inner).kill();
+    });
+    for output in outputs {
+        let _ = output.join();
+    }
+    let status = wait(&process)?;
+    let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
+    let sent = Frame::Exit(code).send(&mut *sender.lock().unwrap_or_else(PoisonError::into_inner));
+    let _ = stream.shutdown(Shutdown::Write);
+    sent
+}
+
+/// Waits without holding the lock, so that the process can be killed meanwhile.
+fn wait(process: &Mutex<Child>) -> io::Result<ExitStatus> {
+    loop {
+        if let Some(status) = process.lock().unwrap_or_else(PoisonError::into_inner).try_wait()? {
+            return Ok(status);
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Forwards an output until it ends.
+fn forward(mut output: Box<dyn Read + Send>, frame: fn(Vec<u8>) -> Frame, sender: &Mutex<TcpStream>) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(read @ 1..) = output.read(&mut buffer) {
+        let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+        if frame(buffer[..read].to_vec()).send(&mut *sender).is_err() {
+            return;
+        }
+    }
+}
+
+/// Feeds the standard input of a process until the connection ends.
+fn feed(from: &mut TcpStream, mut input: Option<impl Write>) {
+    while let Ok(Some(frame)) = Frame::receive(from) {
+        match (frame, &mut input) {
+            (Frame::Data(bytes), Some(open)) => {
+                // A process that has closed its input needs no more of it.
+                if open.write_all(&bytes).and_then(|()| open.flush()).is_err() {
+                    input = None;
+                }
+            }
+            (Frame::EndOfInput, _) => input = None,
+            _ => {}
+        }
+    }
+}

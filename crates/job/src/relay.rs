@@ -1,0 +1,46 @@
+//! A process that stands for a process of another rank.
+
+use std::io::{self, Read as _, Write as _};
+use std::net::TcpStream;
+
+use crate::agent::ignore_signals;
+use crate::frame::{Frame, Hello, Peer, StartRequest};
+
+/// Exit status after the rank was lost.
+const LOST: i32 = 1;
+
+/// Runs the process of `request` through the hub at `hub`, with the standard streams of this one. Returns its exit status.
+///
+/// # Errors
+/// The hub cannot be reached, or a standard stream fails.
+pub fn run(hub: &str, key: &str, request: StartRequest) -> io::Result<i32> {
+    // The launcher of the run gets the same signal, and ends the process in order.
+    ignore_signals();
+    let mut stream = TcpStream::connect(hub)?;
+    stream.set_nodelay(true)?;
+    let role = request.arguments.join(" ");
+    Frame::Hello(Hello { key: key.to_owned(), peer: Peer::Relay(request) }).send(&mut stream)?;
+    let mut input = stream.try_clone()?;
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = io::stdin().read(&mut buffer) {
+            if Frame::Data(buffer[..read].to_vec()).send(&mut input).is_err() {
+                return;
+            }
+        }
+        let _ = Frame::EndOfInput.send(&mut input);
+    });
+    let (mut out, mut errors) = (io::stdout(), io::stderr());
+    loop {
+        match Frame::receive(&mut stream)? {
+            Some(Frame::Data(bytes)) => out.write_all(&bytes).and_then(|()| out.flush())?,
+            Some(Frame::Error(bytes)) => errors.write_all(&bytes)?,
+            Some(Frame::Exit(code)) => return Ok(code),
+            Some(_) => {}
+            None => {
+                writeln!(errors, "the rank of {role:?} was lost")?;
+                return Ok(LOST);
+            }
+        }
+    }
+}
