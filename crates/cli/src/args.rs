@@ -137,12 +137,31 @@ pub(crate) enum SiteCommand {
     /// Validate site files and print what they contain
     ///
     ///     millstream site check sites/recipe-baseline.toml
+    ///     millstream site check my-site.toml --live
     #[command(verbatim_doc_comment)]
     Check {
         /// Site files
         #[arg(required = true)]
         files: Vec<PathBuf>,
+        /// Compare cards, tori and event builders with those that run
+        #[cfg(feature = "torus")]
+        #[arg(long)]
+        live: bool,
     },
+    /// Start the emulated cards, torus nodes and event builders of a site on this host, until Ctrl-C
+    ///
+    ///     millstream site up my-site.toml
+    #[cfg(feature = "torus")]
+    #[command(verbatim_doc_comment)]
+    Up {
+        /// The site file
+        file: PathBuf,
+    },
+    /// Print a site as objects of Kubernetes: an indexed Job for each event builder and torus
+    ///
+    ///     millstream site manifests my-site.toml --image registry.example/millstream:0.1 | kubectl apply -f -
+    #[command(verbatim_doc_comment)]
+    Manifests(SiteManifestsOptions),
     /// Draw a site as SVG
     ///
     ///     millstream site show sites/recipe-baseline.toml --out baseline.svg
@@ -154,6 +173,21 @@ pub(crate) enum SiteCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SiteManifestsOptions {
+    /// The site file
+    pub(crate) file: PathBuf,
+    /// Image of all pods
+    #[arg(long, default_value = "millstream:latest", value_name = "IMAGE")]
+    pub(crate) image: String,
+    /// Persistent volume claim with configurations, inputs and outputs
+    #[arg(long, default_value = "millstream-data", value_name = "NAME")]
+    pub(crate) claim: String,
+    /// The application of torus nodes and its arguments
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, default_values_t = ["sleep".to_owned(), "infinity".to_owned()], value_name = "PROGRAM")]
+    pub(crate) application: Vec<String>,
 }
 
 #[derive(Debug, Args)]

@@ -6,13 +6,14 @@ use clap::{CommandFactory as _, FromArgMatches as _};
 use crate::args::Arguments;
 
 /// Commands that need a feature: command, feature, whether this program has it.
-const COMMANDS: [(&str, &str, bool); 8] = [
+const COMMANDS: [(&str, &str, bool); 9] = [
     ("bench", "bench", cfg!(feature = "bench")),
     ("evb control", "control", cfg!(feature = "control")),
     ("evb ctl", "control", cfg!(feature = "control")),
     ("completions", "manual", cfg!(feature = "manual")),
     ("manual", "manual", cfg!(feature = "manual")),
     ("model", "model", cfg!(feature = "model")),
+    ("site up", "torus", cfg!(feature = "torus")),
     ("stencil", "stencil", cfg!(feature = "stencil")),
     ("torus", "torus", cfg!(feature = "torus")),
 ];

@@ -27,6 +27,8 @@ mod torus;
 use std::process::ExitCode;
 
 use crate::args::Command;
+#[cfg(feature = "torus")]
+use crate::args::SiteCommand;
 
 fn main() -> ExitCode {
     millstream_log::init();
@@ -52,7 +54,7 @@ fn main() -> ExitCode {
         Command::Stream(command) => stream::run(&command),
         #[cfg(feature = "torus")]
         Command::Torus(command) => torus::run(&command, arguments.device.as_ref()),
-        Command::Site(command) => site::run(&command),
+        Command::Site(command) => site::run(&command, arguments.device.as_ref()),
         #[cfg(feature = "model")]
         Command::Model(command) => model::run(&command),
         #[cfg(feature = "manual")]
@@ -69,6 +71,8 @@ fn main() -> ExitCode {
 /// Whether a command opens a device: `run` and `env` choose it for another program, `site` and `model` use none.
 fn uses_device(command: &Command) -> bool {
     match command {
+        #[cfg(feature = "torus")]
+        Command::Site(SiteCommand::Up { .. } | SiteCommand::Check { live: true, .. }) => true,
         Command::Run(_) | Command::Env(_) | Command::Site(_) => false,
         #[cfg(feature = "model")]
         Command::Model(_) => false,
@@ -81,6 +85,8 @@ fn uses_device(command: &Command) -> bool {
 /// Whether a command only prints, so that it may end when its reader closes the pipe.
 fn only_prints(command: &Command) -> bool {
     match command {
+        #[cfg(feature = "torus")]
+        Command::Site(SiteCommand::Up { .. }) => false,
         Command::Devices(_) | Command::Env(_) | Command::Site(_) => true,
         #[cfg(feature = "model")]
         Command::Model(_) => true,

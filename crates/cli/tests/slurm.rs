@@ -66,7 +66,7 @@ impl Slurm {
              AuthType=auth/munge\nAuthInfo=socket={munge}\nCredType=cred/munge\nStateSaveLocation={state}\n\
              SlurmdSpoolDir={spool}-%n\nSlurmctldPidFile={ctld}\nSlurmdPidFile={slurmd}-%n.pid\nSlurmctldLogFile={ctldlog}\n\
              SlurmdLogFile={slurmdlog}-%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
-             SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSchedulerType=sched/builtin\nReturnToService=2\nMpiDefault=none\n\
+             SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSchedulerType=sched/builtin\nReturnToService=2\nMpiDefault=none\nSlurmdParameters=config_overrides\n\
              KillWait=30\nSwitchType=switch/none\nJobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
              NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8\n\
              NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8\n\
@@ -157,9 +157,11 @@ impl Slurm {
 
     /// A command of `srun` with tasks on both nodes.
     fn srun(&self, tasks: usize, words: &[&str]) -> Command {
-        let tasks = tasks.to_string();
-        let mut command = self
-            .command("srun", &["--nodes", "2", "--ntasks", &tasks, "--distribution", "cyclic", MILLSTREAM]);
+        let (tasks, each) = (tasks.to_string(), (tasks / 2).to_string());
+        let places =
+            ["--nodes", "2", "--ntasks", &tasks, "--ntasks-per-node", &each, "--distribution", "cyclic"];
+        let mut command = self.command("srun", &places);
+        command.arg(MILLSTREAM);
         command.args(["--device", "soft"]).args(words);
         command
     }

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::environment::{Job, Rendezvous};
@@ -175,19 +176,14 @@ pub(crate) fn ignore_signals() {
 
 /// Connects the streams of a process with its relay. The end of the connection kills the process.
 fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
-    let outputs: [(Option<Box<dyn Read + Send>>, fn(Vec<u8>) -> Frame); 2] = [
-        (child.stdout.take().map(|stream| Box::new(stream) as _), Frame::Data),
-        (child.stderr.take().map(|stream| Box::new(stream) as _), Frame::Error),
-    ];
     let sender = Arc::new(Mutex::new(stream.try_clone()?));
-    let outputs: Vec<_> = outputs
-        .into_iter()
-        .filter_map(|(output, frame)| Some((output?, frame)))
-        .map(|(output, frame)| {
-            let sender = Arc::clone(&sender);
-            std::thread::spawn(move || forward(output, frame, &sender))
-        })
-        .collect();
+    let mut outputs = Vec::new();
+    if let Some(output) = child.stdout.take() {
+        outputs.push(forward(output, Frame::Data, Arc::clone(&sender)));
+    }
+    if let Some(output) = child.stderr.take() {
+        outputs.push(forward(output, Frame::Error, Arc::clone(&sender)));
+    }
     let input = child.stdin.take();
     let process = Arc::new(Mutex::new(child));
     let of_input = Arc::clone(&process);
@@ -216,28 +212,35 @@ fn wait(process: &Mutex<Child>) -> io::Result<ExitStatus> {
     }
 }
 
-/// Forwards an output until it ends.
-fn forward(mut output: Box<dyn Read + Send>, frame: fn(Vec<u8>) -> Frame, sender: &Mutex<TcpStream>) {
-    let mut buffer = vec![0; 64 << 10];
-    while let Ok(read @ 1..) = output.read(&mut buffer) {
-        let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
-        if frame(buffer[..read].to_vec()).send(&mut *sender).is_err() {
-            return;
+/// Forwards an output on a thread until it ends.
+fn forward(
+    mut output: impl Read + Send + 'static,
+    frame: fn(Vec<u8>) -> Frame,
+    sender: Arc<Mutex<TcpStream>>,
+) -> JoinHandle<()> {
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(read @ 1..) = output.read(&mut buffer) {
+            let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
+            if frame(buffer[..read].to_vec()).send(&mut *sender).is_err() {
+                return;
+            }
         }
-    }
+    })
 }
 
 /// Feeds the standard input of a process until the connection ends.
 fn feed(from: &mut TcpStream, mut input: Option<impl Write>) {
     while let Ok(Some(frame)) = Frame::receive(from) {
-        match (frame, &mut input) {
-            (Frame::Data(bytes), Some(open)) => {
+        match frame {
+            Frame::Data(bytes) => {
+                let written = input.as_mut().map(|open| open.write_all(&bytes).and_then(|()| open.flush()));
                 // A process that has closed its input needs no more of it.
-                if open.write_all(&bytes).and_then(|()| open.flush()).is_err() {
+                if written.is_some_and(|written| written.is_err()) {
                     input = None;
                 }
             }
-            (Frame::EndOfInput, _) => input = None,
+            Frame::EndOfInput => input = None,
             _ => {}
         }
     }

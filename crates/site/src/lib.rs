@@ -1,7 +1,7 @@
 //! Site files: hosts with sockets and PCIe trees, adapters, cards, network links and tori.
 //!
 //! The model predicts the performance of a site, and nodes find network cards by their names in it. A site file describes
-//! hardware only; model parameters are elsewhere. `docs/site.md` is the format reference.
+//! hardware and the event builders that run on it; model parameters are elsewhere. `docs/site.md` is the format reference.
 //!
 //! ```text
 //!   text ──[schema]──► SiteFile ──[validate]──► Site, indices instead of names ──[draw]──► SVG
@@ -17,12 +17,14 @@ pub mod device;
 pub mod draw;
 pub mod edit;
 mod error;
+mod event_builder;
 pub mod network_card;
 pub mod schema;
 pub mod unit;
 pub mod validate;
 
 pub use error::SiteError;
+pub use event_builder::EventBuilder;
 pub use network_card::{NetworkCard, UnknownCard};
 pub use validate::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, NetworkSwitch, Site, SocketId};
 

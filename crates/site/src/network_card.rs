@@ -1,8 +1,11 @@
 //! Cards that nodes reach over the network: names and addresses.
 
+use std::num::NonZeroU32;
+
 use toml::Spanned;
 
 use crate::error::SiteError;
+use crate::unit::Size;
 use crate::{Site, schema};
 
 /// A card that nodes reach over the network.
@@ -12,6 +15,10 @@ pub struct NetworkCard {
     pub name: String,
     /// Address of its server: `host:port`.
     pub address: String,
+    /// Size of its memory (bytes), if the file has it.
+    pub memory: Option<u64>,
+    /// Number of its memory banks, if the file has it.
+    pub banks: Option<u32>,
     /// Comment for users.
     pub note: String,
 }
@@ -59,5 +66,11 @@ pub(crate) fn validate(
     if !is_address(address) {
         return Err(fail(&card.address, format!("card {name:?}: address {address:?}: expected host:port")));
     }
-    Ok(NetworkCard { name: name.clone(), address: address.clone(), note: card.note.clone() })
+    Ok(NetworkCard {
+        name: name.clone(),
+        address: address.clone(),
+        memory: card.memory.map(Size::bytes),
+        banks: card.banks.map(NonZeroU32::get),
+        note: card.note.clone(),
+    })
 }

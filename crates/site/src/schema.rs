@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use toml::Spanned;
 
 /// A site file.
@@ -33,6 +34,9 @@ pub struct SiteFile {
     /// Cards that nodes reach over the network.
     #[serde(default)]
     pub card: Vec<NetworkCard>,
+    /// Event builders of the site.
+    #[serde(default, rename = "event-builder")]
+    pub event_builder: Vec<EventBuilder>,
     /// Devices of one's own, by id; they take precedence over the shipped library.
     #[serde(default)]
     pub device: BTreeMap<String, DeviceModel>,
@@ -46,9 +50,32 @@ pub struct NetworkCard {
     pub name: Spanned<String>,
     /// Address of its server: `host:port`.
     pub address: Spanned<String>,
+    /// Size of its memory.
+    pub memory: Option<Size>,
+    /// Number of its memory banks.
+    pub banks: Option<NonZeroU32>,
     /// Comment for users.
     #[serde(default)]
     pub note: String,
+}
+
+/// An event builder of the site.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EventBuilder {
+    /// Name of the event builder.
+    pub name: Spanned<String>,
+    /// Its configuration, relative to the site file.
+    pub configuration: PathBuf,
+    /// Address of run control: `host:port`.
+    pub control: Spanned<String>,
+    /// Ranks as a job.
+    #[serde(default = "one")]
+    pub ranks: NonZeroU32,
+}
+
+fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
 }
 
 /// A host, or `count` identical hosts.

@@ -2,6 +2,7 @@
 
 use crate::device::{DeviceModel, Kind as LibraryKind, Library};
 use crate::error::SiteError;
+use crate::event_builder::{self, EventBuilder};
 use crate::network_card::{self, NetworkCard};
 use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, SiteFile, data_rate};
 use crate::unit::{Length, Rate, Size, Time};
@@ -178,6 +179,8 @@ pub struct Site {
     pub tori: Vec<Torus>,
     /// Cards that nodes reach over the network.
     pub cards: Vec<NetworkCard>,
+    /// Event builders.
+    pub event_builders: Vec<EventBuilder>,
     /// Devices that the file defines, by id.
     pub devices: BTreeMap<String, DeviceModel>,
 }
@@ -563,6 +566,7 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         links: Vec::new(),
         tori: Vec::new(),
         cards: Vec::new(),
+        event_builders: Vec::new(),
         devices: (file.device.keys())
             .filter_map(|id| Some((id.clone(), validator.library.get(id)?.clone())))
             .collect(),
@@ -631,6 +635,11 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         validator.name("card.name", &entry.name)?;
         let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
         site.cards.push(network_card::validate(entry, &site.cards, fail)?);
+    }
+    for entry in &file.event_builder {
+        validator.name("event-builder.name", &entry.name)?;
+        let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
+        site.event_builders.push(event_builder::validate(entry, &site.event_builders, fail)?);
     }
     Ok(site)
 }

@@ -96,6 +96,9 @@ pub(super) fn mpirun(ranks: usize, tls: &str, library_dir: &Path) -> Command {
         .env("UCX_TLS", tls)
         .env("OMPI_MCA_pml", "ucx")
         .env("OMPI_MCA_osc", "ucx")
+        // Open MPI would refuse UCX over shared memory only.
+        .env("OMPI_MCA_opal_common_ucx_tls", "any")
+        .env("OMPI_MCA_opal_common_ucx_devices", "any")
         .env("OMPI_MCA_btl", "self")
         .env("OMPI_MCA_rmaps_base_oversubscribe", "1")
         // Ranks beyond the number of processors must not wait for each other in vain.

@@ -1,0 +1,212 @@
+//! `millstream site up`: the cards, tori and event builders of a site as processes of this host.
+
+use std::error::Error;
+use std::io::{BufRead as _, BufReader};
+use std::net::ToSocketAddrs as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_rdma::device::DeviceSelector;
+use millstream_site::{NetworkCard, Site};
+use millstream_torus::launch::{LaunchedTorus, Launcher};
+use millstream_torus_core::Dimensions;
+use serde::{Deserialize, Serialize};
+
+use crate::interrupt::Interrupt;
+
+/// Memory of a card whose entry has no `memory`.
+const MEMORY: u64 = 1 << 30;
+/// Interval of looks at the processes.
+const LOOK: Duration = Duration::from_millis(200);
+/// Time for a process to end after SIGTERM.
+const END: Duration = Duration::from_secs(5);
+
+/// What runs, for `site check --live`; a file in the state folder of the user.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct LiveSite {
+    /// Process of `site up`.
+    pub(super) pid: u32,
+    pub(super) tori: Vec<LiveTorus>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LiveTorus {
+    pub(super) name: String,
+    pub(super) dimensions: String,
+    /// Process of each node.
+    pub(super) nodes: Vec<u32>,
+    /// Socket for the application of each node.
+    pub(super) sockets: Vec<String>,
+}
+
+/// A process that ends with this value.
+struct Process {
+    name: String,
+    child: Child,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+        let deadline = Instant::now() + END;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The file with the live state of a site.
+pub(super) fn state_file(file: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let whole = std::fs::canonicalize(file)?;
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    let folder = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).or_else(home);
+    let folder = folder.ok_or("neither XDG_STATE_HOME nor HOME is set")?.join("millstream/sites");
+    let name: String = whole.display().to_string().replace('/', "%");
+    Ok(folder.join(format!("{name}.json")))
+}
+
+pub(super) fn run(
+    site: &Site,
+    file: &Path,
+    device: Option<&DeviceSelector>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let interrupt =
+        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
+    let mut processes = Vec::new();
+    for card in &site.cards {
+        match card_process(card, device)? {
+            Some((process, line)) => {
+                println!("card {}: {line}", card.name);
+                processes.push(process);
+            }
+            None => {
+                println!("card {}: not started, {} is not an address of this host", card.name, card.address)
+            }
+        }
+    }
+    let mut tori = Vec::new();
+    let mut live = LiveSite { pid: std::process::id(), ..LiveSite::default() };
+    for torus in &site.tori {
+        let launched = launch_torus(&torus.dimensions, device)?;
+        let state = live_torus(&torus.name, &torus.dimensions, &launched)?;
+        println!("torus {}: {} node processes, {}", torus.name, state.nodes.len(), state.dimensions);
+        live.tori.push(state);
+        tori.push(launched);
+    }
+    for builder in &site.event_builders {
+        let configuration = crate::evb::folder(file).join(&builder.configuration);
+        let mut command = program(device)?;
+        command.args(["evb", "control"]).arg(&configuration).args(["--listen", &builder.control]);
+        let name = format!("event builder {}", builder.name);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        println!("{name}: run control at http://{}", builder.control);
+        processes.push(Process { name, child });
+    }
+    let state = state_file(file)?;
+    std::fs::create_dir_all(state.parent().unwrap_or(Path::new(".")))?;
+    millstream_report::save(&state, &serde_json::to_string_pretty(&live)?)?;
+    println!("{} is up; Ctrl-C ends it", site.name);
+    let ended = wait(&mut processes, &mut tori, &interrupt);
+    let _ = std::fs::remove_file(state);
+    ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Waits for Ctrl-C, or for the end of a process, which is an error.
+fn wait(
+    processes: &mut [Process],
+    tori: &mut [LaunchedTorus],
+    interrupt: &Interrupt,
+) -> Result<(), Box<dyn Error>> {
+    while interrupt.flow().is_continue() {
+        for process in &mut *processes {
+            if let Some(status) = process.child.try_wait()? {
+                return Err(format!("{} has ended: {status}", process.name).into());
+            }
+        }
+        for torus in &mut *tori {
+            if let Some(node) = torus.ended_nodes().first() {
+                return Err(format!("{node} of a torus has ended").into());
+            }
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(())
+}
+
+/// This program, on the chosen device.
+fn program(device: Option<&DeviceSelector>) -> Result<Command, std::io::Error> {
+    let mut command = Command::new(std::env::current_exe()?);
+    if let Some(device) = device {
+        command.args(["--device", &device.to_string()]);
+    }
+    Ok(command)
+}
+
+/// The process of an emulated card, and the line that it prints; none if its address is on another host.
+fn card_process(
+    card: &NetworkCard,
+    device: Option<&DeviceSelector>,
+) -> Result<Option<(Process, String)>, Box<dyn Error>> {
+    if !is_here(&card.address) {
+        return Ok(None);
+    }
+    let mut command = program(device)?;
+    let (memory, banks) = (card.memory.unwrap_or(MEMORY), card.banks.unwrap_or(1));
+    command.args(["card", "serve", &card.name, "--listen", &card.address]);
+    command.args(["--memory", &memory.to_string(), "--banks", &banks.to_string()]);
+    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
+    let out = child.stdout.take().ok_or("no standard output")?;
+    let process = Process { name: format!("card {}", card.name), child };
+    let mut line = String::new();
+    BufReader::new(out).read_line(&mut line)?;
+    if line.is_empty() {
+        return Err(format!("{} at {} does not start", process.name, card.address).into());
+    }
+    Ok(Some((process, line.trim().to_owned())))
+}
+
+/// Whether a listener of this host can have the address.
+fn is_here(address: &str) -> bool {
+    let Ok(mut addresses) = address.to_socket_addrs() else { return false };
+    addresses.any(|address| std::net::UdpSocket::bind((address.ip(), 0)).is_ok())
+}
+
+fn launch_torus(
+    dimensions: &[u32],
+    device: Option<&DeviceSelector>,
+) -> Result<LaunchedTorus, Box<dyn Error>> {
+    let launcher = Launcher {
+        dimensions: shape(dimensions)?,
+        program: std::env::current_exe()?,
+        arguments: vec!["torus".into()],
+        launcher: None,
+        addresses: Vec::new(),
+        supervisor_address: None,
+        node_arguments: Vec::new(),
+        card: None,
+        device: device.map(ToString::to_string),
+        supervisors: 0,
+        period_factor: 1,
+    };
+    Ok(launcher.launch()?)
+}
+
+/// A shape with three axes.
+fn shape(dimensions: &[u32]) -> Result<Dimensions, Box<dyn Error>> {
+    let axis = |index: usize| dimensions.get(index).copied().unwrap_or(1).to_string();
+    Ok([axis(0), axis(1), axis(2)].join("x").parse::<Dimensions>().map_err(|error| error.to_string())?)
+}
+
+fn live_torus(name: &str, dimensions: &[u32], launched: &LaunchedTorus) -> Result<LiveTorus, Box<dyn Error>> {
+    let shape = shape(dimensions)?;
+    Ok(LiveTorus {
+        name: name.to_owned(),
+        dimensions: shape.to_string(),
+        nodes: shape.all().filter_map(|node| launched.pid(node)).collect(),
+        sockets: shape.all().filter_map(|node| launched.socket(node)).map(str::to_owned).collect(),
+    })
+}

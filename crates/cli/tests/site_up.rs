@@ -1,0 +1,110 @@
+//! `site up` and `site check --live`: the processes of a site on this host.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
+
+fn millstream(folder: &Path, words: &[&str]) -> Command {
+    let mut command = Command::new(MILLSTREAM);
+    command.args(["--device", "soft"]).args(words).current_dir(folder).env("XDG_STATE_HOME", folder);
+    command.stdin(Stdio::null());
+    command
+}
+
+/// Killed if the test fails.
+struct Up(Child);
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn check(folder: &Path, file: &str) -> (bool, String) {
+    let Output { status, stdout, stderr } =
+        millstream(folder, &["site", "check", file, "--live"]).output().unwrap();
+    let text = format!("{}{}", String::from_utf8_lossy(&stdout), String::from_utf8_lossy(&stderr));
+    (status.success(), text)
+}
+
+#[test]
+fn a_site_comes_up_agrees_with_its_file_and_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let (card, control) = (free_port(), free_port());
+    let text = format!(
+        r#"
+name = "small"
+[[host]]
+name = "node"
+count = 2
+[[host.socket]]
+processor = "Westmere-EP"
+cores = 4
+clock = "2.4 GHz"
+[[host.adapter]]
+name = "apenet"
+model = "APEnet+"
+parent = "socket0"
+pcie = {{ generation = 2, lanes = 8 }}
+[[torus]]
+name = "ring"
+adapters = "node*.apenet"
+dimensions = [2]
+rate = "7 Gb/s"
+encoding = "8b/10b"
+buffer = "64 KiB"
+[[card]]
+name = "site-{card}"
+address = "127.0.0.1:{card}"
+memory = "64MiB"
+banks = 2
+[[event-builder]]
+name = "camera"
+configuration = "camera.toml"
+control = "127.0.0.1:{control}"
+"#
+    );
+    fs::write(folder.join("site.toml"), &text).unwrap();
+    let configuration = "[run]\nname = \"camera\"\nevents = 10\nbatch = 2\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
+         first_source = 1\nsources = 1\nsize = \"64B\"\n[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 2\n";
+    fs::write(folder.join("camera.toml"), configuration).unwrap();
+
+    let (agrees, before) = check(folder, "site.toml");
+    assert!(!agrees && before.matches("DIFFERS").count() == 3, "{before}");
+
+    let mut command = millstream(folder, &["site", "up", "site.toml"]);
+    let mut up = Up(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
+    let whole: Vec<String> = lines.by_ref().map_while(Result::ok).take(4).collect();
+    assert!(whole.last().is_some_and(|line| line.contains("small is up")), "{whole:?}");
+    // Run control may need a moment until it listens.
+    let mut found = check(folder, "site.toml");
+    for _ in 0..100 {
+        if found.0 {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        found = check(folder, "site.toml");
+    }
+    assert!(found.0 && found.1.contains("2 nodes, 2x1x1"), "{}", found.1);
+
+    // The file changes, what runs does not.
+    fs::write(folder.join("site.toml"), text.replace("banks = 2", "banks = 4")).unwrap();
+    let (agrees, after) = check(folder, "site.toml");
+    assert!(!agrees && after.contains("banks: 4 in the file, 2 on the card"), "{after}");
+
+    let pid = rustix::process::Pid::from_child(&up.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    assert!(up.0.wait().unwrap().success());
+    let (agrees, ended) = check(folder, "site.toml");
+    assert!(!agrees && ended.matches("DIFFERS").count() == 3, "{ended}");
+}
