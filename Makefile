@@ -44,7 +44,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates test test-python test-slurm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates dist test-dist test test-python test-slurm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -306,3 +306,19 @@ $(MEMORY): $(MEMORY_BUILT) $(HEADERS)
 	cp $< $@
 	@ln -sf $(@F) $(TARGET_DIR)/lib/libmillstream_memory.so
 	@cp $(HEADERS) $(TARGET_DIR)/include/
+
+# Packages of Python, Debian and a tarball (docs/install.md). DIST_PACKAGES are the Debian packages that only these targets
+# need; tools/dist/requirements.txt lists the programs from the Python package index.
+DIST_PACKAGES := lintian mmdebstrap
+DIST_TOOLS    := $(TARGET_DIR)/tools/dist/ready
+
+$(DIST_TOOLS): tools/dist/requirements.txt | setup
+	rm -rf $(@D) && $(PYTHON) -m venv $(@D) && $(@D)/bin/pip install --quiet --requirement $< && touch $@
+
+dist: setup $(DIST_TOOLS) $(CAPI_ARCHIVE) $(PRELOAD_ARCHIVE) ## build the Python wheel, Debian packages and a tarball in target/packages
+	@$(MAKE) --no-print-directory setup PACKAGES="$(DIST_PACKAGES)"
+	tools/dist/build.sh $(TARGET_DIR) $(CAPI_ARCHIVE) $(PRELOAD_ARCHIVE) "$(subst -functions,,$(LIB_LDFLAGS))"
+
+test-dist: ## install the packages of `make dist` in bare root file systems, and test them there (as root)
+	@$(MAKE) --no-print-directory setup PACKAGES="$(DIST_PACKAGES)"
+	tools/dist/test.sh $(TARGET_DIR)/packages $(TARGET_DIR)/dist-test

@@ -1,0 +1,120 @@
+#!/bin/bash
+# Runs in a bare root file system (tools/dist/test.sh): installs one package and uses it.
+set -euo pipefail
+
+say() { printf '  %s\n' "$*"; }
+
+# The program needs no library beyond the C library and the compiler's runtime.
+libraries_are_there() {
+    local program=$1 missing
+    missing=$(ldd "$program" | grep -v 'linux-vdso\|ld-linux\|libc\.so\|libm\.so\|libdl\.so\|libpthread\.so\|librt\.so\|libutil\.so\|libgcc_s\.so' || true)
+    [ -z "$missing" ] || { echo "$program needs more than the C library: $missing" >&2; exit 1; }
+}
+
+smoke() {
+    local program=$1 home=$2
+    cd "$(mktemp -d)"
+    "$program" --version
+    say "demo"
+    "$program" demo --replay 50 --out demo > demo.txt || { cat demo.txt; exit 1; }
+    [ -s demo/camera.bu0.h5 ] && ls demo/event-*.svg > /dev/null
+    say "stencil"
+    "$program" stencil --grid 256x256 --iterations 20 --verify > stencil.txt || { cat stencil.txt; exit 1; }
+    say "card with a WebAssembly kernel"
+    "$program" card serve smoke --memory 64MiB --listen 127.0.0.1:7480 > serve.txt &
+    local card=$!
+    until grep -q listens serve.txt; do sleep 0.1; done
+    printf '%s' '(module $nothing (import "millstream_1" "result" (func $result (param i32 i64))) (memory (export "memory") 1)
+        (func (export "run") (call $result (i32.const 0) (i64.const 7))))' > nothing.wat
+    "$program" card selftest 127.0.0.1:7480 > selftest.txt || { cat selftest.txt; exit 1; }
+    "$program" card lease 127.0.0.1:7480 --for 60 > /dev/null
+    "$program" card load 127.0.0.1:7480 0 nothing.wat > /dev/null
+    "$program" card start 127.0.0.1:7480 0 --wait 30 | grep -qF 'results [7]' || { echo "the kernel gave no 7" >&2; exit 1; }
+    kill -INT $card
+    wait $card
+    say "model"
+    "$program" model explain "$home/share/millstream/sites/recipe-baseline.toml" "write client server.u280" > /dev/null
+    say "torus"
+    "$program" torus simulate --dimensions 2x2x1 > /dev/null
+    say "completions"
+    "$program" completions bash | grep -q _millstream
+}
+
+verbs_programs() {
+    local program=$1
+    say "ibv_devinfo"
+    "$program" run -- ibv_devinfo | grep -q 'hca_id:.*mill0'
+    say "ib_write_bw"
+    "$program" run -- ib_write_bw -n 200 > server.txt 2>&1 &
+    local server=$!
+    for _ in $(seq 100); do
+        if "$program" run -- ib_write_bw -n 200 localhost > client.txt 2>&1; then break; fi
+        sleep 0.2
+    done
+    wait $server || { cat server.txt client.txt; exit 1; }
+    grep -q '65536 .* 200 ' client.txt || { cat client.txt; exit 1; }
+}
+
+manual() {
+    local pages
+    pages=$(find "$1/share/man" -name 'millstream*.1*' | wc -l)
+    [ "$pages" -ge 30 ] || { echo "only $pages man pages" >&2; exit 1; }
+}
+
+case $1 in
+tarball)
+    mkdir /opt/millstream
+    python3 --version > /dev/null 2>&1 && { echo "this root is not bare" >&2; exit 1; }
+    tar -C /opt/millstream --strip-components 1 -xf /packages/*.tar.gz
+    libraries_are_there /opt/millstream/bin/millstream
+    manual /opt/millstream
+    smoke /opt/millstream/bin/millstream /opt/millstream
+    ;;
+debian)
+    dpkg -i /packages/millstream_*.deb /packages/millstream-dev_*.deb > /dev/null
+    libraries_are_there /usr/bin/millstream
+    smoke millstream /usr
+    ! command -v gcc > /dev/null
+    grep -q millstream_card /usr/include/millstream/millstream_card.h
+    dpkg --purge millstream-dev millstream > /dev/null 2>&1
+    [ ! -e /usr/lib/millstream ]
+    ;;
+debian-programs)
+    dpkg -i /packages/millstream_*.deb /packages/python3-millstream_*.deb > /dev/null
+    cd "$(mktemp -d)"
+    verbs_programs millstream
+    say "the Python API of the Debian package"
+    python3 - /test/README.md <<'PYTHON'
+import re, sys
+text = open(sys.argv[1]).read()
+examples = re.findall(r"```python\n(.*?)```", text, re.S)
+assert len(examples) >= 3
+for example in examples:
+    if "def test_" not in example:
+        exec(compile(example, "README.md", "exec"), {})
+PYTHON
+    ;;
+wheel)
+    python3 -m venv /opt/venv
+    /opt/venv/bin/pip install --quiet --no-index --find-links /packages/wheels /packages/millstream-*.whl pytest
+    export PATH=/opt/venv/bin:$PATH
+    cd "$(mktemp -d)"
+    verbs_programs millstream
+    smoke /opt/venv/bin/millstream "$(dirname /opt/venv/lib/python3*/site-packages/millstream/_bundle/bin)"
+    say "the examples of the package's README"
+    /opt/venv/bin/python - /test/README.md <<'PYTHON'
+import re, sys
+text = open(sys.argv[1]).read()
+examples = re.findall(r"```python\n(.*?)```", text, re.S)
+tests = [example for example in examples if "def test_" in example]
+for example in examples:
+    if example not in tests:
+        exec(compile(example, "README.md", "exec"), {})
+assert len(tests) == 1
+open("test_readme.py", "w").write(tests[0])
+PYTHON
+    say "the pytest fixture"
+    pytest -q test_readme.py
+    ;;
+*) echo "no test $1" >&2; exit 2 ;;
+esac
