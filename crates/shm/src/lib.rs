@@ -16,6 +16,7 @@
 //! - [`thread`]: threads without the application's signals, CPU affinity;
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
 //!   instead of a signal;
+//! - [`truncation`]: mapped files that another process truncates;
 //! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`mod@memcpy`]: rates of copies, the baseline of reports;
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
@@ -41,6 +42,7 @@ pub mod process_vm;
 pub mod relocate;
 pub mod socket;
 pub mod thread;
+pub mod truncation;
 mod userfault;
 pub mod vfio;
 
