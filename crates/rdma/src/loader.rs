@@ -17,7 +17,6 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::OnceLock;
@@ -173,10 +172,20 @@ fn candidates(environment: Option<OsString>, program_directory: Option<&Path>) -
 
 /// The soft device's library on the [`search_path`].
 pub fn find_library() -> Option<PathBuf> {
-    let found = search_path().into_iter().find(|path| path.is_file())?;
+    let found = search_path().into_iter().find(|path| path.is_file() && is_soft_device(path))?;
     // Only the directory is resolved: a symbolic link must keep the name that the loader searches.
     let directory = found.parent()?.canonicalize().ok()?;
     Some(directory.join(found.file_name()?))
+}
+
+/// A function that rdma-core exports for drivers of before 2007, and the soft device does not (`libibverbs.map` of the
+/// crate `millstream-capi`).
+const RDMA_CORE_ONLY: &CStr = c"ibv_register_driver";
+
+/// Whether a file is the soft device's library: rdma-core's has the same name and SONAME, and may lie beside a program.
+fn is_soft_device(path: &Path) -> bool {
+    let name = RDMA_CORE_ONLY.to_bytes_with_nul();
+    std::fs::read(path).is_ok_and(|bytes| !bytes.windows(name.len()).any(|window| window == name))
 }
 
 /// The directory for `LD_LIBRARY_PATH`, so that any verbs program uses the soft device.
@@ -187,10 +196,9 @@ pub fn library_dir() -> Option<PathBuf> {
 /// The verbs library of this process.
 pub fn loaded() -> VerbsLibrary {
     let Some(path) = loaded_path() else { return VerbsLibrary::None };
-    let ours = ATTEMPT.get().and_then(|attempt| attempt.soft.clone()).or_else(find_library);
-    match ours {
-        Some(ours) if same_file(&ours, &path) => VerbsLibrary::Soft(path),
-        _ => VerbsLibrary::System(path),
+    match symbol(RDMA_CORE_ONLY) {
+        None => VerbsLibrary::Soft(path),
+        Some(_) => VerbsLibrary::System(path),
     }
 }
 
@@ -267,13 +275,6 @@ fn without_directory(path: &OsStr, directory: &Path) -> OsString {
     std::env::join_paths(kept).unwrap_or_default()
 }
 
-fn same_file(a: &Path, b: &Path) -> bool {
-    match (a.metadata(), b.metadata()) {
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    }
-}
-
 /// Opens a library. The handle is never closed, because verbs objects point into the library.
 fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_void> {
     let name = CString::new(name.as_bytes()).ok()?;
@@ -322,6 +323,17 @@ mod tests {
 
     fn named(name: &str) -> DeviceSelector {
         DeviceSelector::Named(name.to_owned())
+    }
+
+    #[test]
+    fn a_library_of_rdma_core_is_not_taken_for_the_soft_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let library = folder.path().join(SONAME);
+        std::fs::write(&library, b"\x7fELF ibv_open_device\0ibv_register_driver\0").unwrap();
+        assert!(!is_soft_device(&library));
+        std::fs::write(&library, b"\x7fELF ibv_open_device\0").unwrap();
+        assert!(is_soft_device(&library));
+        assert!(!is_soft_device(&folder.path().join("absent")));
     }
 
     #[test]

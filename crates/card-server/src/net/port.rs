@@ -71,8 +71,10 @@ impl NetworkPort {
         let bar0 = bar0.register_part(device, 0, BAR0_BYTES, Access::REMOTE_READ)?;
         let waiter =
             CompletionWaiter::new(device, WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() })?;
-        let doorbells = waiter.completion_queue(DOORBELL_DEPTH * MAX_QUEUE_PAIRS)?;
-        let send_queue = CompletionQueue::new(device, MESSAGE_DEPTH * MAX_QUEUE_PAIRS)?;
+        // An adapter may have shallower queues (rxe: 32,767). They suffice unless all clients use their whole depth at a time.
+        let depth = |each: u32| (each * MAX_QUEUE_PAIRS).min(device.limits().completions);
+        let doorbells = waiter.completion_queue(depth(DOORBELL_DEPTH))?;
+        let send_queue = CompletionQueue::new(device, depth(MESSAGE_DEPTH))?;
         // The registry polls its own handle of the same queue.
         clients.set_send_queue(send_queue.clone());
         Ok(NetworkPort {

@@ -180,6 +180,14 @@ impl Region {
         Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
+    /// The sealed memfd of [`landing`](Self::landing) memory, for other processes of this host; `None` for other memory.
+    pub fn landing_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.memory {
+            Memory::Landing(memory, _) => Some(memory.as_fd()),
+            _ => None,
+        }
+    }
+
     /// Registers existing memory that is only read, for example a mapped stream file.
     ///
     /// With `remote_read`, peers with the key can read it.
