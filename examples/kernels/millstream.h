@@ -12,6 +12,20 @@ MILLSTREAM(argument) uint64_t millstream_argument(uint32_t index);
 /* Address of a range of card memory. Ends the run unless the whole range is in granted banks. */
 MILLSTREAM(address) void *millstream_address(uint64_t offset, uint64_t bytes);
 
+/* One source's part of an event: an entry of the table that `event` gets. */
+struct millstream_fragment {
+    uint32_t source; /* id of the source */
+    uint32_t kind;   /* kind of its payload */
+    uint32_t status; /* zero: there and intact; bits: 1 missing, 2 bad packet, 4 corrupt */
+    uint32_t address, len;
+    uint32_t crc; /* CRC-32 that the payload should have */
+};
+
+/* The payload of a fragment that is not missing. */
+static inline const void *millstream_payload(const struct millstream_fragment *fragment) {
+    return (const void *)(uintptr_t)fragment->address;
+}
+
 /* Sets result word `index`, 0 to 15. */
 MILLSTREAM(result) void millstream_result(uint32_t index, uint64_t value);
 

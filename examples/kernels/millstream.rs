@@ -51,6 +51,48 @@ pub unsafe fn memory<T>(offset: u64, count: u64) -> &'static mut [T] {
     unsafe { core::slice::from_raw_parts_mut(address, count as usize) }
 }
 
+/// One source's part of an event: an entry of the table that `event` gets.
+#[repr(C)]
+pub struct Fragment {
+    /// Id of the source.
+    pub source: u32,
+    /// Kind of its payload.
+    pub kind: u32,
+    /// Zero: the fragment is there and intact. Bits: [`MISSING`], [`BAD_PACKET`], [`CORRUPT`].
+    pub status: u32,
+    address: u32,
+    len: u32,
+    /// CRC-32 that the payload should have.
+    pub crc: u32,
+}
+
+/// The source has no fragment for the event.
+pub const MISSING: u32 = 1;
+/// The source's packet is damaged.
+pub const BAD_PACKET: u32 = 2;
+/// The payload has a wrong checksum.
+pub const CORRUPT: u32 = 4;
+
+impl Fragment {
+    /// The payload; empty if the fragment is missing.
+    pub fn payload(&self) -> &[u8] {
+        if self.len == 0 {
+            return &[];
+        }
+        // SAFETY: the region has put the range into this memory; it stays for the call.
+        unsafe { core::slice::from_raw_parts(self.address as *const u8, self.len as usize) }
+    }
+}
+
+/// The fragments of an event, from the parameters of `event`: one per source, in the same order for all events.
+///
+/// # Safety
+/// `table` and `count` are the parameters that the region passed.
+pub unsafe fn fragments<'a>(table: u32, count: u32) -> &'a [Fragment] {
+    // SAFETY: the region passes the address of its table.
+    unsafe { core::slice::from_raw_parts(table as *const Fragment, count as usize) }
+}
+
 /// Sets result word `index`, 0 to 15.
 pub fn result(index: u32, value: u64) {
     import_result(index, value);

@@ -131,3 +131,37 @@ impl Cluster7Args {
         append_packets(packets, bytes);
     }
 }
+
+/// Arguments that a function for events gets from the configuration.
+pub const FUNCTION_ARGUMENTS: usize = 8;
+
+layout! {
+    /// Arguments of a kernel that calls a function for each event (`docs/kernels.md`).
+    pub struct FunctionArgs[80] {
+        0 first_event: u64 = "first event of the batch";
+        8 n_events: u32 = "number of events, 1 to 4096; each packet states the same batch";
+        12 n_sources: u32 = "number of packets that follow, 1 to 1024";
+        16 arguments: [u64; 8] = "argument words of the function";
+    }
+}
+
+impl FunctionArgs {
+    /// Appends the arguments and the list of packets to `bytes`; the list sets [`FunctionArgs::n_sources`].
+    pub fn append_to(&self, packets: &[PacketBuffer], bytes: &mut Vec<u8>) {
+        let args = FunctionArgs { n_sources: packets.len() as u32, ..*self };
+        bytes.extend(args.to_bytes());
+        append_packets(packets, bytes);
+    }
+}
+
+layout! {
+    /// One source's part of an event, as a function for events finds it in its memory.
+    pub struct EventFragment[24] {
+        0 source: u32 = "id of the source";
+        4 kind: u32 = "kind of its payload; zero if the packet cannot be read";
+        8 status: u32 = "zero: the fragment is there; else status bits: missing, bad packet, corrupt";
+        12 address: u32 = "address of the payload; zero if the fragment is missing";
+        16 len: u32 = "length of the payload (bytes)";
+        20 crc: u32 = "CRC-32 that the payload should have";
+    }
+}

@@ -11,6 +11,7 @@ use crate::dma::{DMA_OPERATIONS, RawDmaDescriptor};
 use crate::events::Cluster7Args;
 use crate::events::VerifyArgs;
 use crate::events::{EVENT_STATUSES, EventSummary, PacketBuffer};
+use crate::events::{EventFragment, FunctionArgs};
 use crate::ipc::{OpenReply, OpenRequest};
 use crate::layout::Field;
 use crate::message::RawMessage;
@@ -120,6 +121,8 @@ holder of the lease can also write {:#x} to {:#x}; its key ends with the lease.
     page.push_str(KERNELS);
     structure(page, "Arguments of `verify`", VerifyArgs::BYTES, VerifyArgs::FIELDS)?;
     structure(page, "Arguments of `cluster7`", Cluster7Args::BYTES, Cluster7Args::FIELDS)?;
+    structure(page, "Arguments of a function for events", FunctionArgs::BYTES, FunctionArgs::FIELDS)?;
+    structure(page, "Fragment of an event", EventFragment::BYTES, EventFragment::FIELDS)?;
     structure(page, "Packet buffer", PacketBuffer::BYTES, PacketBuffer::FIELDS)?;
     structure(page, "Event summary", EventSummary::BYTES, EventSummary::FIELDS)?;
     codes(page, "Event status", "bit mask", EVENT_STATUSES)
@@ -294,6 +297,8 @@ per event.
   50 × 432 decision bits per event: sample by sample, by decision position, least significant bit first. With flag 1
   it also checks all fragments as `verify` does, in the same pass, and does not decide on corrupt traces. Without
   the flag it reads the trace sources only.
+- A function for events (`docs/kernels.md`) is an image. With flag 1 the card checks all fragments as `verify` does. The
+  function gets one entry per source; each bit of its result is a decision for the event.
 
 The geometry table of `cluster7` has a row of 16 bytes for each of the 432 decision positions: the seven trace
 positions to add (i16, −1: none) and the number of the patch (i16).

@@ -26,6 +26,8 @@ const GRACE: Duration = Duration::from_millis(100);
 pub(crate) struct Host {
     /// The run that the store was made for; it outlives the store.
     run: *mut KernelRun<'static>,
+    /// The argument words that the module sees.
+    arguments: KernelWords,
     window: Arc<Window>,
     /// State words of the latest safe point.
     state: KernelWords,
@@ -44,7 +46,23 @@ impl Host {
     /// # Safety
     /// The run outlives the host, and has no other user meanwhile.
     pub(crate) unsafe fn new(run: &mut KernelRun<'_>, window: Arc<Window>) -> Host {
-        let run = std::ptr::from_mut(run).cast::<KernelRun<'static>>();
+        let arguments = *run.arguments();
+        // SAFETY: the caller's promise includes the reading half.
+        unsafe { Host::with(std::ptr::from_mut(run).cast(), arguments, window) }
+    }
+
+    /// The host of a run that is shared: for modules whose imports only read the run ([`event_linker`]).
+    ///
+    /// # Safety
+    /// The run outlives the host, and the module has no import that changes it.
+    pub(crate) unsafe fn reading(run: &KernelRun<'_>, window: Arc<Window>) -> Host {
+        // SAFETY: as the caller promises; nothing is written through the pointer.
+        unsafe { Host::with(std::ptr::from_ref(run).cast_mut().cast(), *run.arguments(), window) }
+    }
+
+    /// # Safety
+    /// The run outlives the host, and may be used as the module's imports do.
+    unsafe fn with(run: *mut KernelRun<'static>, arguments: KernelWords, window: Arc<Window>) -> Host {
         let limits = StoreLimitsBuilder::new()
             .instances(1)
             .memories(1)
@@ -52,7 +70,12 @@ impl Host {
             .tables(MAX_TABLES)
             .table_elements(MAX_TABLE_ELEMENTS)
             .build();
-        Host { run, window, state: KernelWords::default(), interrupted_since: None, limits }
+        Host { run, arguments, window, state: KernelWords::default(), interrupted_since: None, limits }
+    }
+
+    /// Sets the argument words that the module sees.
+    pub(crate) fn set_arguments(&mut self, arguments: &KernelWords) {
+        self.arguments = *arguments;
     }
 
     /// Bounds of what one instance of the module may allocate.
@@ -129,16 +152,25 @@ fn word(index: u32) -> Result<usize, RunFault> {
     }
 }
 
-/// All imports.
-pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
+/// The imports of a module with a function for events. They only read the run.
+pub(crate) fn event_linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
     let mut linker = Linker::new(engine);
     linker.func_wrap(
         MODULE,
         "argument",
         |caller: Caller<'_, Host>, index: u32| -> wasmtime::Result<u64> {
-            Ok(caller.data().run().arguments()[word(index)?])
+            Ok(caller.data().arguments[word(index)?])
         },
     )?;
+    linker.func_wrap(MODULE, "refuse", |_: Caller<'_, Host>, argument: u32| -> wasmtime::Result<()> {
+        Err(RunFault(Fault::new(Cause::InvalidArgument, u64::from(argument))).into())
+    })?;
+    Ok(linker)
+}
+
+/// The imports of a module that is run as a whole.
+pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
+    let mut linker = event_linker(engine)?;
     linker.func_wrap(
         MODULE,
         "address",
@@ -189,8 +221,5 @@ pub(crate) fn linker(engine: &Engine) -> wasmtime::Result<Linker<Host>> {
             Ok(1)
         },
     )?;
-    linker.func_wrap(MODULE, "refuse", |_: Caller<'_, Host>, argument: u32| -> wasmtime::Result<()> {
-        Err(RunFault(Fault::new(Cause::InvalidArgument, u64::from(argument))).into())
-    })?;
     Ok(linker)
 }

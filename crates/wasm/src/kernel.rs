@@ -1,14 +1,21 @@
 //! A module, compiled, and one run of it.
+//!
+//! A module exports `run`, or the function for events `event` (`event`).
 
 use std::sync::Arc;
 
 use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_server::kernel::events::function::{EventLoop, FLAGS};
+use millstream_card_server::kernel::events::{EventRun, run_on_events};
 use millstream_card_server::kernel::{Kernel, KernelRun};
-use wasmtime::{Config, Engine, ExternType, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline};
+use wasmtime::{
+    Config, Engine, ExternType, Instance, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline,
+};
 
+use crate::event::{self, WasmEventFunction};
 use crate::host::{self, Host, RunFault};
 use crate::ticker::EpochGuard;
-use crate::window::{GUARD_BYTES, WASM_PAGE, WindowAllocator, bank_bytes};
+use crate::window::{GUARD_BYTES, WASM_PAGE, Window, WindowAllocator, bank_bytes};
 use crate::{ADDRESSABLE_BYTES, ImageError, MAX_IMAGE_BYTES, MAX_OWN_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES};
 
 /// errno values, the same on all Linux architectures.
@@ -22,6 +29,7 @@ const STACK_BYTES: usize = 512 << 10;
 pub(crate) struct WasmKernel {
     image: Vec<u8>,
     name: String,
+    events: EventLoop,
     plain: Compiled,
     /// The module compiled with fuel metering; created at the first run with fuel.
     counting: Option<Compiled>,
@@ -32,8 +40,21 @@ struct Compiled {
     engine: Engine,
     allocator: Arc<WindowAllocator>,
     module: InstancePre<Host>,
+    entry: EntryPoint,
+    /// The memory that the module declares.
+    declared: usize,
+    /// That and the host's tables.
     own: usize,
     resumes: bool,
+}
+
+/// What a module exports to be called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum EntryPoint {
+    /// `run`, once per run.
+    Run,
+    /// `event`, once per event of a batch.
+    Event,
 }
 
 impl WasmKernel {
@@ -43,11 +64,16 @@ impl WasmKernel {
         }
         let plain = Compiled::new(image, false)?;
         let name = plain.module.module().name().unwrap_or("wasm").to_owned();
-        Ok(WasmKernel { image: image.to_vec(), name, plain, counting: None })
+        Ok(WasmKernel { image: image.to_vec(), name, events: EventLoop::default(), plain, counting: None })
     }
 
     pub(crate) fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether the module has a function for events.
+    pub(crate) fn is_for_events(&self) -> bool {
+        self.plain.entry == EntryPoint::Event
     }
 }
 
@@ -62,40 +88,54 @@ impl Kernel for WasmKernel {
                 slot.insert(compiled.map_err(|_| Fault::new(Cause::KernelFormat, 0))?)
             }
         };
-        compiled.run(run)
+        match compiled.entry {
+            EntryPoint::Run => compiled.run(run),
+            EntryPoint::Event => {
+                let mut fuel_used = 0;
+                let outcome = run_on_events(run, FLAGS, |events| {
+                    compiled.run_events(events, &mut self.events, &mut fuel_used)
+                });
+                run.add_fuel(fuel_used);
+                outcome
+            }
+        }
     }
 }
 
 impl Compiled {
     fn new(image: &[u8], counts: bool) -> Result<Compiled, ImageError> {
-        let allocator = Arc::new(WindowAllocator::default());
+        // The engine needs its allocator before it compiles the module that says which entry point it has.
+        let has_event = |module: &Module| module.get_export(event::EXPORT).is_some();
         let words = |error: wasmtime::Error| ImageError::Module(format!("{error:#}"));
-        let engine = Engine::new(&config(allocator.clone(), counts)).map_err(words)?;
-        let module = Module::new(&engine, image).map_err(words)?;
-        let own = own_bytes(&module)?;
-        check_tables(&module)?;
-        match module.get_export("run") {
-            Some(ExternType::Func(run)) if run.params().len() == 0 && run.results().len() == 0 => {}
-            _ => {
-                let text = "module exports no function `run` without parameters and results";
-                return Err(ImageError::Module(text.to_owned()));
-            }
+        let compile = |host_bytes| -> Result<_, ImageError> {
+            let allocator = Arc::new(WindowAllocator::with_host_bytes(host_bytes));
+            let engine = Engine::new(&config(allocator.clone(), counts)).map_err(words)?;
+            let module = Module::new(&engine, image).map_err(words)?;
+            Ok((allocator, engine, module))
+        };
+        let (mut allocator, mut engine, mut module) = compile(0)?;
+        let entry = if has_event(&module) { EntryPoint::Event } else { EntryPoint::Run };
+        if entry == EntryPoint::Event {
+            (allocator, engine, module) = compile(event::HOST_BYTES)?;
         }
+        let declared = own_bytes(&module)?;
+        let own = declared + if entry == EntryPoint::Event { event::HOST_BYTES } else { 0 };
+        check_tables(&module)?;
+        check_entry(&module, entry)?;
         let imports = |import: wasmtime::ImportType<'_>| {
             import.module() == host::MODULE && import.name() == host::RESUME
         };
         let resumes = module.imports().any(imports);
-        let linker = host::linker(&engine).map_err(words)?;
-        let module = linker.instantiate_pre(&module).map_err(words)?;
-        Ok(Compiled { engine, allocator, module, own, resumes })
+        let linker = match entry {
+            EntryPoint::Run => host::linker(&engine),
+            EntryPoint::Event => host::event_linker(&engine),
+        };
+        let module = linker.and_then(|linker| linker.instantiate_pre(&module)).map_err(words)?;
+        Ok(Compiled { engine, allocator, module, entry, declared, own, resumes })
     }
 
-    fn run(&self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
-        if let Some(state) = run.resume()
-            && !self.resumes
-        {
-            return Err(Fault::new(Cause::KernelNotResumable, state[0]));
-        }
+    /// Maps the module's memory and the banks of a run.
+    fn window(&self, run: &KernelRun<'_>) -> Result<Arc<Window>, Fault> {
         let banks = run.banks();
         let total = bank_bytes(&banks).ok_or(Fault::new(Cause::NoSuchBank, banks.mask()))?;
         if total.saturating_add(self.own + WASM_PAGE) > ADDRESSABLE_BYTES {
@@ -103,14 +143,14 @@ impl Compiled {
         }
         let window = self.allocator.prepare(self.own, &banks);
         // The kernel refuses a second mapping of device memory.
-        let window = window.map_err(|error| match error.raw_os_error() {
+        window.map_err(|error| match error.raw_os_error() {
             None | Some(EFAULT | EINVAL) => Fault::new(Cause::MemoryNotMapped, banks.mask()),
             Some(_) => Fault::new(Cause::KernelTooLarge, total as u64),
-        })?;
-        let fuel = run.fuel();
-        // SAFETY: the store, and the host in it, end before this function does; until then `run` is not used
-        // here.
-        let host = unsafe { Host::new(run, window.clone()) };
+        })
+    }
+
+    /// A store with the limits of a run.
+    fn store(&self, host: Host, fuel: Option<u64>) -> Store<Host> {
         let mut store = Store::new(&self.engine, host);
         store.limiter(|host| host.limits());
         store.set_epoch_deadline(1);
@@ -121,9 +161,53 @@ impl Compiled {
         if let Some(fuel) = fuel {
             store.set_fuel(fuel).expect("this engine meters fuel");
         }
+        store
+    }
+
+    /// Calls the function for the events of a batch.
+    fn run_events(
+        &self,
+        events: &mut EventRun<'_, '_>,
+        event_loop: &mut EventLoop,
+        fuel_used: &mut u64,
+    ) -> Result<(), Fault> {
+        let run = events.run();
+        let window = self.window(run)?;
+        let fuel = run.fuel();
+        // SAFETY: the store, and the host in it, end before this function does. `event_linker` has no import that
+        // changes the run.
+        let host = unsafe { Host::reading(run, window.clone()) };
+        let mut store = self.store(host, fuel);
         let ticking = EpochGuard::start(&self.engine);
-        let grow = (window.size() - window.own()) / WASM_PAGE;
-        let outcome = self.call(&mut store, grow as u64);
+        let outcome = self.instantiate(&mut store, &window).and_then(|instance| {
+            WasmEventFunction::new(&mut store, &instance, &window, self.declared, run.banks())
+        });
+        let outcome = outcome
+            .map_err(|error| fault(&error, fuel.unwrap_or(0)))
+            .and_then(|mut function| event_loop.run(events, &mut function));
+        drop(ticking);
+        if let Some(fuel) = fuel {
+            *fuel_used = fuel - store.get_fuel().unwrap_or(0);
+        }
+        outcome
+    }
+
+    fn run(&self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        if let Some(state) = run.resume()
+            && !self.resumes
+        {
+            return Err(Fault::new(Cause::KernelNotResumable, state[0]));
+        }
+        let window = self.window(run)?;
+        let fuel = run.fuel();
+        // SAFETY: the store, and the host in it, end before this function does; until then `run` is not used
+        // here.
+        let host = unsafe { Host::new(run, window.clone()) };
+        let mut store = self.store(host, fuel);
+        let ticking = EpochGuard::start(&self.engine);
+        let outcome = self
+            .instantiate(&mut store, &window)
+            .and_then(|instance| instance.get_typed_func::<(), ()>(&mut store, "run")?.call(&mut store, ()));
         drop(ticking);
         let left = fuel.map(|_| store.get_fuel().unwrap_or(0));
         drop(store);
@@ -133,11 +217,12 @@ impl Compiled {
         outcome.map_err(|error| fault(&error, fuel.unwrap_or(0)))
     }
 
-    fn call(&self, store: &mut Store<Host>, grow: u64) -> wasmtime::Result<()> {
+    /// Instantiates the module and adds the banks to its memory.
+    fn instantiate(&self, store: &mut Store<Host>, window: &Window) -> wasmtime::Result<Instance> {
         let instance = self.module.instantiate(&mut *store)?;
-        let memory = instance.get_memory(&mut *store, "memory");
-        memory.expect("the export was checked").grow(&mut *store, grow)?;
-        instance.get_typed_func::<(), ()>(&mut *store, "run")?.call(&mut *store, ())
+        let memory = instance.get_memory(&mut *store, "memory").expect("the export was checked");
+        memory.grow(&mut *store, ((window.size() - self.declared) / WASM_PAGE) as u64)?;
+        Ok(instance)
     }
 }
 
@@ -180,6 +265,28 @@ fn own_bytes(module: &Module) -> Result<usize, ImageError> {
     Ok(bytes as usize)
 }
 
+/// Checks the function that is called.
+fn check_entry(module: &Module, entry: EntryPoint) -> Result<(), ImageError> {
+    let problem = |text: &str| Err(ImageError::Module(text.to_owned()));
+    match (entry, module.get_export("run"), module.get_export(event::EXPORT)) {
+        (EntryPoint::Event, Some(_), _) => {
+            problem("module exports both `run` and `event`; it must export one")
+        }
+        (EntryPoint::Event, None, Some(ExternType::Func(function))) if event::has_signature(&function) => {
+            Ok(())
+        }
+        (EntryPoint::Event, ..) => problem("export `event` is no function (i64, i32, i32) -> i32"),
+        (EntryPoint::Run, Some(ExternType::Func(run)), _)
+            if run.params().len() == 0 && run.results().len() == 0 =>
+        {
+            Ok(())
+        }
+        (EntryPoint::Run, ..) => problem(
+            "module exports no function `run` without parameters and results, and no function `event` for events",
+        ),
+    }
+}
+
 /// Checks the tables that the module starts with. The store's limits bound their growth.
 fn check_tables(module: &Module) -> Result<(), ImageError> {
     let required = module.resources_required();
@@ -193,7 +300,7 @@ fn check_tables(module: &Module) -> Result<(), ImageError> {
 }
 
 /// The fault of a failed run.
-fn fault(error: &wasmtime::Error, fuel: u64) -> Fault {
+pub(crate) fn fault(error: &wasmtime::Error, fuel: u64) -> Fault {
     if let Some(RunFault(fault)) = error.downcast_ref() {
         return *fault;
     }

@@ -20,6 +20,7 @@
 //! assert_eq!(loader.load(module.as_bytes()).unwrap().name, "nothing");
 //! ```
 
+mod event;
 mod host;
 mod kernel;
 mod ticker;
@@ -91,6 +92,18 @@ impl ImageError {
 /// [`ImageError`].
 pub fn check(image: &[u8]) -> Result<String, ImageError> {
     WasmKernel::new(image).map(|kernel| kernel.name().to_owned())
+}
+
+/// Checks the image of a module with a function for events. Returns the name of the module.
+///
+/// # Errors
+/// [`ImageError`], also for a module without the export `event`.
+pub fn check_for_events(image: &[u8]) -> Result<String, ImageError> {
+    let kernel = WasmKernel::new(image)?;
+    if kernel.is_for_events() {
+        return Ok(kernel.name().to_owned());
+    }
+    Err(ImageError::Module("module exports no function `event` (i64, i32, i32) -> i32".to_owned()))
 }
 
 impl KernelLoader for Wasm {

@@ -93,11 +93,6 @@ impl Window {
         Ok(())
     }
 
-    /// Bytes of the module's own memory; the banks follow.
-    pub(crate) fn own(&self) -> usize {
-        self.own
-    }
-
     /// Bytes of the whole memory.
     pub(crate) fn size(&self) -> usize {
         self.size
@@ -166,10 +161,17 @@ fn identity(banks: &GrantedBanks<'_>) -> (usize, u64) {
 #[derive(Debug, Default)]
 pub(crate) struct WindowAllocator {
     window: Mutex<Option<Arc<Window>>>,
+    /// Bytes between the memory that a module declares and the banks: for tables of its host.
+    host_bytes: usize,
 }
 
 impl WindowAllocator {
-    /// Prepares a window for these banks; reuses that of the previous run if it fits.
+    /// An allocator that adds `host_bytes`, a multiple of [`WASM_PAGE`], to the memory of a module.
+    pub(crate) fn with_host_bytes(host_bytes: usize) -> WindowAllocator {
+        WindowAllocator { window: Mutex::default(), host_bytes }
+    }
+
+    /// Prepares a window of `own` bytes, including those of the host, for these banks; reuses that of the previous run if it fits.
     pub(crate) fn prepare(&self, own: usize, banks: &GrantedBanks<'_>) -> io::Result<Arc<Window>> {
         let mut slot = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |window: &Arc<Window>| window.own == own && window.banks == identity(banks);
@@ -197,7 +199,10 @@ unsafe impl MemoryCreator for WindowAllocator {
     ) -> Result<Box<dyn LinearMemory>, String> {
         let slot = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let window = slot.clone().ok_or("no run was prepared")?;
-        if minimum != window.own || reserved != Some(ADDRESSABLE_BYTES) || guard != GUARD_BYTES {
+        if minimum + self.host_bytes != window.own
+            || reserved != Some(ADDRESSABLE_BYTES)
+            || guard != GUARD_BYTES
+        {
             return Err(format!("a memory of {minimum} bytes was not prepared"));
         }
         Ok(Box::new(WindowMemory { window, size: minimum }))

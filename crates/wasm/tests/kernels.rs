@@ -5,13 +5,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_abi::command::{Cause, FLAG_VERIFY, Fault};
+use millstream_card_abi::events::{EventSummary, FunctionArgs, PacketBuffer};
 use millstream_card_abi::registers::KernelWords;
 use millstream_card_server::Memory;
 use millstream_card_server::kernel::{
     GrantedBanks, Kernel, KernelLoader as _, KernelRun, RunControl, StandaloneControl,
 };
-use millstream_wasm::{MAX_IMAGE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Wasm, check};
+use millstream_fragment::mfp::{Repr, assemble};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use millstream_wasm::{MAX_IMAGE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Wasm, check, check_for_events};
 
 const BANK: u64 = 1 << 20;
 
@@ -284,6 +287,105 @@ fn tables_are_bounded() {
     let (text, fault) = image(&"(table 1 funcref)".repeat(MAX_TABLES + 1));
     assert!(text.contains("5 tables"), "{text}");
     assert_eq!(fault, Fault::new(Cause::KernelTooLarge, 5));
+}
+
+/// Writes the packets of two events of two sources, and runs a kernel on them. Source 2 lacks the second event; the
+/// payload of source 1 is corrupt there.
+fn run_on_events(image: &[u8], arguments: [u64; 8]) -> Result<Vec<EventSummary>, Fault> {
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let mut packets = Vec::new();
+    for (source, fragments) in [
+        (1, vec![Fragment::new(50, &[7, 0, 0, 0]), Fragment { crc: 1, ..Fragment::new(51, &[9, 0]) }]),
+        (2, vec![Fragment::new(50, &[0, 1, 2, 3, 4, 5])]),
+    ] {
+        let mut bytes = vec![0; 4096];
+        let repr = Repr {
+            source: SourceId(source),
+            kind: SourceKind(5),
+            first_event: 50,
+            n_events: 2,
+            n_fragments: fragments.len() as u32,
+            alignment: Alignment::CACHE_LINE,
+        };
+        let len = assemble(&mut bytes, repr, &fragments).unwrap();
+        let offset = BANK + u64::from(source) * 4096;
+        memory.write(offset, &bytes[..len as usize]).unwrap();
+        packets.push(PacketBuffer { offset, capacity: 4096, source, reserved: 0 });
+    }
+    let mut args = Vec::new();
+    FunctionArgs { first_event: 50, n_events: 2, n_sources: 0, arguments }.append_to(&packets, &mut args);
+    memory.write(0, &args).unwrap();
+    let control = StandaloneControl::default();
+    let words = self::arguments(&[0, args.len() as u64, 2 * BANK, 64, FLAG_VERIFY.into()]);
+    let mut run = KernelRun::new(GrantedBanks::new(&memory, BANK, 0b1111), words, &control);
+    Wasm.load(image).unwrap().kernel.run(&mut run)?;
+    assert_eq!(run.results()[..3], [2, 3, 1]);
+    let summary = |at| EventSummary::from_bytes(&memory.read_array(2 * BANK + at).unwrap());
+    Ok(vec![summary(0), summary(32)])
+}
+
+/// A module with this body of `event`: parameters `$event`, `$table`, `$count`.
+fn event_module(body: &str) -> String {
+    format!(
+        r#"(module $filter
+            (import "millstream_1" "argument" (func $argument (param i32) (result i64)))
+            (memory (export "memory") 1)
+            (func (export "event") (param $event i64) (param $table i32) (param $count i32) (result i32) {body}))"#
+    )
+}
+
+#[test]
+fn a_function_for_events_sees_every_event_with_a_map_of_what_is_there() {
+    // Decisions: 16 bits of the status of each source, so that the summary counts them.
+    let statuses = event_module(
+        "(i32.or (i32.load offset=8 (local.get $table)) (i32.shl (i32.load offset=32 (local.get $table)) (i32.const 16)))",
+    );
+    let summaries = run_on_events(statuses.as_bytes(), [0; 8]).unwrap();
+    assert_eq!((summaries[0].event, summaries[0].accepted, summaries[0].status), (50, 0, 0));
+    // Bit 2 of source 1: corrupt; bit 0 of source 2: missing.
+    assert_eq!((summaries[1].accepted, summaries[1].decisions_set), (1, 2));
+    assert_eq!((summaries[1].missing, summaries[1].corrupt), (1, 1));
+
+    // Payload in place: the first byte of source 1 is 7, the last word of source 2 is 5·256 + 4.
+    let payload = event_module(
+        "(i32.and
+            (i32.eq (i32.load8_u (i32.load offset=12 (local.get $table))) (i32.const 7))
+            (i32.and
+                (i32.eq (i32.load16_u offset=4 (i32.load offset=36 (local.get $table))) (i32.const 1284))
+                (i64.eq (call $argument (i32.const 7)) (i64.const 11))))",
+    );
+    let summaries = run_on_events(payload.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 11]).unwrap();
+    assert_eq!((summaries[0].accepted, summaries[1].accepted), (1, 0));
+    assert_eq!(check_for_events(payload.as_bytes()).unwrap(), "filter");
+}
+
+#[test]
+fn the_multiplicity_trigger_in_rust_decides() {
+    let image = example("multiplicity.rs");
+    let decide = |arguments: &[u64]| {
+        let words: [u64; 8] = std::array::from_fn(|at| arguments.get(at).copied().unwrap_or(0));
+        let summaries = run_on_events(&image, words).unwrap();
+        summaries.iter().map(|summary| summary.decisions_set).collect::<Vec<_>>()
+    };
+    // The samples of event 50 are 7 and 0 in source 1, up to 1284 in source 2.
+    assert_eq!(decide(&[6, 2]), [1, 0]);
+    assert_eq!(decide(&[7, 2]), [0, 0]);
+    assert_eq!(decide(&[7, 1]), [1, 0]);
+    // Event 51 has no fragment that is there and intact.
+    assert_eq!(decide(&[0, 0, 1]), [1, 2]);
+}
+
+#[test]
+fn faults_of_a_function_for_events_end_its_run() {
+    let fault = |body: &str| run_on_events(event_module(body).as_bytes(), [0; 8]).unwrap_err();
+    assert_eq!(fault("unreachable"), Fault::new(Cause::KernelTrapped, 1));
+    assert_eq!(fault("(i32.load (i32.const -4))").cause, Cause::AccessViolation);
+    let refused = |text: &str| check_for_events(text.as_bytes()).unwrap_err().to_string();
+    assert!(refused(&module("")).contains("no function `event`"));
+    let wrong = r#"(module (memory (export "memory") 1) (func (export "event")))"#;
+    assert!(refused(wrong).contains("(i64, i32, i32) -> i32"));
+    let changes = event_module("(i32.const 0)").replace("\"argument\"", "\"result\"");
+    assert!(refused(&changes).contains("result"), "{}", refused(&changes));
 }
 
 fn examples() -> PathBuf {

@@ -4,6 +4,7 @@
 //! and uses the copy. Event kernels access packets anywhere in card memory, so they need all banks.
 
 pub mod cluster7;
+pub mod function;
 mod packets;
 #[cfg(test)]
 mod tests;
@@ -50,6 +51,11 @@ impl<'r, 'a> EventRun<'r, 'a> {
         memory.check(args).map_err(outside(Cause::ArgsOutsideMemory))?;
         memory.check(result).map_err(outside(Cause::ResultOutsideMemory))?;
         Ok(EventRun { run, memory, flags, args, result, counters: EventCounters::default() })
+    }
+
+    /// The run, for kernels that read more of it than the arguments.
+    pub fn run(&self) -> &'r KernelRun<'a> {
+        self.run
     }
 
     /// Advances the heartbeat; a fault if the run has to end. Call it once per event or every few microseconds.

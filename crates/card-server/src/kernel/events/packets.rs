@@ -128,6 +128,7 @@ pub(super) struct SourcePacket {
     header: Vec<u8>,
     entries: Vec<Entry>,
     next: usize,
+    kind: u32,
     is_readable: bool,
 }
 
@@ -144,6 +145,11 @@ impl SourcePacket {
     /// Id of the source.
     pub(super) fn id(&self) -> u32 {
         self.packet.source
+    }
+
+    /// Kind of the source's payload; zero if the packet cannot be read.
+    pub(super) fn kind(&self) -> u32 {
+        self.kind
     }
 
     /// Finds and counts the fragment of the summary's event; notes a missing one in the summary. Call it with
@@ -185,6 +191,7 @@ impl SourcePacket {
     fn open(&mut self, memory: &Memory, packet: PacketBuffer, batch: Batch) {
         self.packet = packet;
         self.next = 0;
+        self.kind = 0;
         self.entries.clear();
         self.is_readable = self.read_header(memory, batch).is_ok();
     }
@@ -209,6 +216,7 @@ impl SourcePacket {
         {
             return Err(Unreadable);
         }
+        self.kind = header.kind().0;
         self.entries.extend(header.entries());
         Ok(())
     }
@@ -251,6 +259,7 @@ impl Packets {
                     header: Vec::new(),
                     entries: Vec::new(),
                     next: 0,
+                    kind: 0,
                     is_readable: false,
                 });
             }
