@@ -67,6 +67,4 @@ mod serve;
 
 pub use hardware::HardwareError;
 pub use memory::Memory;
-pub use serve::{
-    CardConfig, ExitReason, Lifetime, NetworkConfig, ServeError, serve, serve_for_launcher, serve_with,
-};
+pub use serve::{CardConfig, ExitReason, Lifetime, NetworkConfig, ServeError, serve, serve_with};

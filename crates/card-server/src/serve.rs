@@ -137,6 +137,19 @@ impl CardConfig {
         }
     }
 
+    /// A card of `memory_bytes`, rounded up to whole pages, that ends when standard input closes: for a process that a
+    /// launcher starts.
+    ///
+    /// # Errors
+    /// Standard input cannot be watched.
+    pub fn for_launcher(name: CardName, memory_bytes: u64, spin: Duration) -> Result<CardConfig, ServeError> {
+        let launcher = io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
+        let mut config = CardConfig::new(name, memory_bytes.next_multiple_of(PAGE as u64));
+        config.lifetime = Lifetime::Launcher(launcher);
+        config.spin = spin;
+        Ok(config)
+    }
+
     fn check(&self) -> Result<(), ServeError> {
         let bad = ServeError::BankSize { bank_bytes: self.bank_bytes, bank_count: self.bank_count };
         let bytes = self.bank_bytes.checked_mul(self.bank_count.into());
@@ -237,16 +250,6 @@ pub enum ExitReason {
 /// Runs a card in this process until its [`Lifetime`] ends.
 pub fn serve(config: CardConfig) -> Result<ExitReason, ServeError> {
     serve_with(config, |_| {})
-}
-
-/// Runs a card of `memory_bytes`, rounded up to whole pages, until standard input closes: for a process that a
-/// launcher starts.
-pub fn serve_for_launcher(name: &CardName, memory_bytes: u64, spin: Duration) -> Result<(), ServeError> {
-    let launcher = io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
-    let mut config = CardConfig::new(name.clone(), memory_bytes.next_multiple_of(PAGE as u64));
-    config.lifetime = Lifetime::Launcher(launcher);
-    config.spin = spin;
-    serve(config).map(drop)
 }
 
 /// Runs a card as [`serve`] does. Calls `ready` once the card can be opened, with the address at which it listens

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::codes::RegionCommand;
+use millstream_card_abi::codes::{MemoryKind, RegionCommand};
 use millstream_card_abi::command::{Cause, Fault};
+use millstream_card_abi::image::image_hash;
 use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
 use millstream_card_abi::lease;
 use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
@@ -153,13 +154,17 @@ impl Card {
         let [bar0_fd, memory_fd, interrupt_fd]: [OwnedFd; 3] =
             fds.try_into().map_err(|_| malformed(name, "reply does not carry three descriptors"))?;
         let (bar0_fd, bar0) = map(name, bar0_fd, BAR0_BYTES as u64)?;
-        let (memory_fd, mapping) = map(name, memory_fd, memory_bytes)?;
         let registers = Registers::new(bar0);
         if registers.magic().load(Ordering::Acquire) != MAGIC
             || registers.version().load(Ordering::Relaxed) != VERSION
         {
             return Err(malformed(name, "BAR0 does not contain the registers of a compatible card"));
         }
+        let kind = registers.memory_kind().load(Ordering::Relaxed);
+        let (memory_fd, mapping) = match MemoryKind::from_code(kind) {
+            Some(MemoryKind::Pci) => map_bar(name, memory_fd, memory_bytes)?,
+            _ => map(name, memory_fd, memory_bytes)?,
+        };
         Ok(Card {
             inner: Arc::new(Inner {
                 name: name.clone(),
@@ -210,9 +215,35 @@ impl Card {
     /// [`CommandError`] with the cause that the card names.
     pub fn load(&self, region: usize, kernel: &str) -> Result<(), CommandError> {
         let number = self.kernel_number(kernel)?;
+        self.load_kernel(region, number.into(), MemoryRange::new(0, 0), 0)
+    }
+
+    /// Writes a kernel's image to card memory at `at`, and loads it into a region. A card needs a loader for it.
+    ///
+    /// # Errors
+    /// [`CommandError`] with the cause that the card names.
+    pub fn load_image(&self, region: usize, image: &[u8], at: u64) -> Result<(), CommandError> {
+        let place = MemoryRange::new(at, image.len() as u64);
+        self.memory().write(at, image).map_err(|error| CommandError::Refused {
+            card: self.name().clone(),
+            region,
+            fault: error.fault(Cause::ImageOutsideMemory),
+        })?;
+        self.load_kernel(region, 0, place, image_hash(image))
+    }
+
+    fn load_kernel(
+        &self,
+        region: usize,
+        number: u64,
+        image: MemoryRange,
+        hash: u64,
+    ) -> Result<(), CommandError> {
         let control = self.registers().region(region);
-        control.kernel().store(number.into(), Ordering::Relaxed);
-        control.image_hash().store(0, Ordering::Relaxed);
+        control.kernel().store(number, Ordering::Relaxed);
+        control.image_base().store(image.offset, Ordering::Relaxed);
+        control.image_bytes().store(image.len, Ordering::Relaxed);
+        control.image_hash().store(hash, Ordering::Relaxed);
         let word = (control.doorbell().load(Ordering::Relaxed) >> 8).wrapping_add(1) << 8
             | RegionCommand::Load as u64;
         control.doorbell().store(word, Ordering::Release);
@@ -343,6 +374,17 @@ fn connect(name: &CardName, deadline: Instant) -> Result<Connection, OpenError> 
         served_by if served_by == uid => Ok(connection),
         served_by => Err(OpenError::ForeignUser { name: name.clone(), uid: served_by }),
     }
+}
+
+/// Maps the first `bytes` bytes of a BAR, whose descriptor is a file of sysfs. The file cannot be sealed: an access after
+/// the device was removed raises SIGBUS, or reads all ones.
+fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(Memfd, Mapping), OpenError> {
+    let memory = Memfd::from_peer(fd).context("query the size of card memory")?;
+    if bytes == 0 || (memory.len() as u64) < bytes {
+        return Err(malformed(name, "memory does not have the announced size"));
+    }
+    let mapping = Mapping::new(memory.as_fd(), 0, bytes as usize, true).context("map card memory")?;
+    Ok((memory, mapping))
 }
 
 fn malformed(name: &CardName, what: &'static str) -> OpenError {

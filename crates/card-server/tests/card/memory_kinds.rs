@@ -177,12 +177,18 @@ fn check_memory_kind(kind: &str, number: &str, mapped: bool) {
     };
     assert_eq!(cause(other.run_dma(&[stale], TIMEOUT)), Cause::DmaRemoteAccess);
 
-    // A local user can map host memory only.
+    // A local user can map host memory and BARs.
     let name = format!("net-{}", card.process.id()).parse().unwrap();
     match Card::open(&name, TIMEOUT) {
-        Ok(open) => assert!(kind == "emulated" && open.memory().size() == MEMORY),
+        Ok(open) => {
+            assert!(mapped && open.memory().size() == MEMORY);
+            node.write(BANK - 8, &pattern(5, 16)).unwrap();
+            let mut found = [0; 16];
+            open.memory().read(BANK - 8, &mut found).unwrap();
+            assert_eq!(&found[..], pattern(5, 16));
+        }
         Err(OpenError::Refused { refusal, .. }) => {
-            assert!(kind != "emulated" && refusal == Refusal::NotMappable, "{refusal}");
+            assert!(!mapped && refusal == Refusal::NotMappable, "{refusal}");
         }
         Err(other) => panic!("{other}"),
     }

@@ -8,7 +8,7 @@ mod sysfs;
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -118,6 +118,14 @@ impl Backing for PciBarMemory {
     fn clear(&self) -> Result<(), AccessError> {
         self.zero();
         Ok(())
+    }
+
+    fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.source {
+            // The BAR is not at the start of the device's descriptor.
+            BarSource::Vfio { .. } => None,
+            BarSource::Resource(file) => Some(file.as_fd()),
+        }
     }
 
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
