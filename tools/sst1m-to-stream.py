@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Convert the SST-1M camera file into stream files: one per crate, and one with trigger decisions.
+"""Convert a file of the SST-1M camera into stream files: one per crate, and one with trigger decisions.
 
-The input is the example file of the PyPI package protozfits (pip install -r tools/requirements.txt), or --input.
-The output in data/sst1m is *.mfs.gz, pixels.csv and MANIFEST; patches.csv is read from there. docs/formats.md
+The input is the example file of the PyPI package protozfits (pip install -r tools/requirements.txt), or any other file of
+the camera (--input); --sha256 checks that it is a certain one. The output, by default in data/sst1m, is *.mfs.gz, pixels.csv and MANIFEST; patches.csv is read from there. docs/formats.md
 specifies stream files, data/README.md lists the sources.
 """
 
@@ -23,9 +23,10 @@ import numpy as np
 import protozfits
 
 INPUT_NAME = "example_SST1M_20180822.fits.fz"
-INPUT_SHA256 = "68c1295d8db6436c9c4384f283e28326f31e52fc738d9d2e0bc4a917bbb1566b"
 
 ALIGNMENT = 64
+
+MAX_SPARSENESS = 16  # event numbers per event, without --renumber
 
 CRATES = 3
 BOARDS = 9  # per crate
@@ -55,29 +56,50 @@ class Source(NamedTuple):
     fragments: list  # (event number, payload), ascending
 
 
-def read_events(path):
-    """Read all events and check their numbers and pixel order."""
+def check_digest(path, expected):
+    """End unless the file has this SHA-256."""
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != INPUT_SHA256:
-        sys.exit(f"{path}: SHA-256 is {digest}, expected {INPUT_SHA256}")
+    if digest != expected:
+        sys.exit(f"{path}: SHA-256 is {digest}, expected {expected}")
+
+
+def check_length(path, number, what, values, expected):
+    """End unless an array of an event has the camera's length."""
+    if len(values) != expected:
+        sys.exit(f"{path}: event {number}: {what} has {len(values)} values, the camera's has {expected}")
+
+
+def read_events(path):
+    """Read all events, check their arrays and pixel order, and sort them by number."""
     events = []
     with protozfits.File(str(path)) as file:
         for event in file.Events:
             stored = event.hiGain.waveforms
+            number = int(event.eventNumber)
+            pixels = CRATES * BOARDS * CHANNELS
+            check_length(path, number, "pixelsIndices", stored.pixelsIndices, pixels)
+            check_length(path, number, "hiGain.waveforms.samples", stored.samples, pixels * SAMPLES)
+            check_length(path, number, "trigger_input_traces", event.trigger_input_traces, SAMPLES * CRATES * TRACE_BYTES)
+            decisions = SAMPLES * CRATES * DECISION_BYTES
+            check_length(path, number, "trigger_output_patch7", event.trigger_output_patch7, decisions)
             # Copies: the reader reuses its buffers.
             events.append(
                 Event(
-                    number=int(event.eventNumber),
+                    number=number,
                     pixels=stored.pixelsIndices.copy(),
                     waveforms=stored.samples.astype("<i2").reshape(CRATES, BOARDS, CHANNELS, SAMPLES),
                     traces=event.trigger_input_traces.astype("u1").reshape(SAMPLES, CRATES, TRACE_BYTES),
                     decisions=event.trigger_output_patch7.astype("u1").reshape(SAMPLES, CRATES, DECISION_BYTES),
                 )
             )
+    if not events:
+        sys.exit(f"{path}: no events")
+    # Event servers write a file in parallel, so its events may be out of order; other files have the missing ones.
+    events.sort(key=lambda event: event.number)
     first = events[0]
     for position, event in enumerate(events):
-        if event.number != first.number + position:
-            sys.exit(f"{path}: found event {event.number}, expected {first.number + position}")
+        if position and event.number == events[position - 1].number:
+            sys.exit(f"{path}: event {event.number} is there twice")
         if not np.array_equal(event.pixels, first.pixels):
             sys.exit(f"{path}: event {event.number}: pixelsIndices differ from those of event {first.number}")
     return events
@@ -208,18 +230,29 @@ def main():
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--input", type=Path, default=package_data, help="the camera file")
+    parser.add_argument("--sha256", help="expected SHA-256 of the camera file")
     parser.add_argument("--patches", type=Path, default=data / "patches.csv", help="table of trigger patches")
+    parser.add_argument("--renumber", action="store_true", help="give the events consecutive numbers")
     parser.add_argument("--output", type=Path, default=data, help="folder for the results")
     arguments = parser.parse_args()
 
+    if arguments.sha256:
+        check_digest(arguments.input, arguments.sha256)
     events = read_events(arguments.input)
+    if arguments.renumber:
+        events = [event._replace(number=events[0].number + position) for position, event in enumerate(events)]
+    n_events = events[-1].number - events[0].number + 1
+    if n_events > MAX_SPARSENESS * len(events):
+        sys.exit(f"{arguments.input}: {len(events)} events are spread over {n_events} numbers; use --renumber")
+    if n_events != len(events):
+        print(f"{n_events - len(events)} of {n_events} events are not in the file", file=sys.stderr)
     files = {f"crate{crate}.mfs": crate_sources(events, crate) for crate in range(1, CRATES + 1)}
     files["decisions.mfs"] = [decision_source(events)]
 
     arguments.output.mkdir(parents=True, exist_ok=True)
     manifest = ""
     for name, sources in files.items():
-        content = stream_file(sources, events[0].number, len(events))
+        content = stream_file(sources, events[0].number, n_events)
         write(arguments.output / f"{name}.gz", gzip.compress(content, compresslevel=9, mtime=0))
         manifest += f"{hashlib.sha256(content).hexdigest()}  {name}\n"
         fragments = sum(len(source.fragments) for source in sources)

@@ -270,3 +270,71 @@ fn the_converter_reproduces_the_files() {
         assert!(std::fs::read(made).unwrap() == kept.mapping(), "{} differs", made.display());
     }
 }
+
+/// A module in place of protozfits: three events of the camera, out of order, without number 11.
+const STUB: &str = r#"
+import csv
+from types import SimpleNamespace
+import numpy as np
+
+class File:
+    def __init__(self, path):
+        with open(path, newline="") as file:
+            self.pixels = np.array([int(row["pixel"]) for row in csv.DictReader(file)])
+    def __enter__(self):
+        return self
+    def __exit__(self, *error):
+        pass
+    @property
+    def Events(self):
+        for number in (12, 10, 13):
+            stored = SimpleNamespace(pixelsIndices=self.pixels, samples=np.full(1296 * 50, number))
+            yield SimpleNamespace(
+                eventNumber=number,
+                hiGain=SimpleNamespace(waveforms=stored),
+                trigger_input_traces=np.full(50 * 3 * 192, number),
+                trigger_output_patch7=np.zeros(50 * 3 * 18),
+            )
+"#;
+
+#[test]
+fn the_converter_takes_any_file_of_the_camera() {
+    let python = match python() {
+        Ok(python) => python,
+        Err(reason) => {
+            eprintln!("skipped: protozfits cannot be installed: {reason}");
+            return;
+        }
+    };
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("protozfits.py"), STUB).unwrap();
+    let convert = |more: &[&str]| {
+        let converted = folder.path().join(format!("converted{}", more.len()));
+        let output = Command::new(&python)
+            .env("PYTHONPATH", folder.path())
+            .arg(repository().join("tools/sst1m-to-stream.py"))
+            .arg("--input")
+            .arg(data().join("pixels.csv"))
+            .arg("--output")
+            .arg(&converted)
+            .args(more)
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), errors, converted)
+    };
+    let (good, errors, converted) = convert(&[]);
+    assert!(good && errors.contains("1 of 4 events are not in the file"), "{errors}");
+    let unpacked = folder.path().join("unpacked");
+    for file in unpack(&converted, &unpacked).unwrap() {
+        let stream = Stream::open(file).unwrap();
+        stream.verify_payload().unwrap();
+        assert_eq!(stream.events(), 10..14);
+        for source in stream.sources() {
+            assert_eq!(source.fragments().map(|fragment| fragment.event).collect::<Vec<_>>(), [10, 12, 13]);
+        }
+    }
+    assert!(convert(&["--renumber"]).0);
+    let (good, errors, _) = convert(&["--sha256", "00"]);
+    assert!(!good && errors.contains("expected 00"), "{errors}");
+}
