@@ -1,23 +1,53 @@
-//! Progress bars.
+//! Progress bars, and lines at an interval where there is no terminal.
 
-use std::time::Duration;
+use std::cell::Cell;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use crate::quantity::count;
 use millstream_quantity::{Bytes, Seconds};
 
-/// A progress bar on standard error; hidden if that is not a terminal.
+/// Interval of lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
+
+/// A progress bar on standard error, or a line every five seconds if that is not a terminal.
 #[derive(Debug)]
 pub struct Progress {
     bar: ProgressBar,
+    lines: Option<Lines>,
+}
+
+/// Lines of progress.
+#[derive(Debug)]
+struct Lines {
+    title: String,
+    events: u64,
+    latest: Cell<Instant>,
+}
+
+impl Lines {
+    /// The line that is due now, if there is one.
+    fn due(&self, done: u64, rate: &str, now: Instant) -> Option<String> {
+        if now - self.latest.get() < LINE_INTERVAL {
+            return None;
+        }
+        self.latest.set(now);
+        let percent = if self.events == 0 { 100.0 } else { done as f64 / self.events as f64 * 100.0 };
+        Some(format!("{}: {} events, {percent:.0} %{rate}", self.title, count(done)))
+    }
 }
 
 impl Progress {
     /// A bar for `events` events, or other steps. `title` is a short text, such as the name of the run.
     pub fn new(title: &str, events: u64) -> Self {
         // indicatif hides the bar if standard error is not a terminal.
-        Self::on(ProgressDrawTarget::stderr_with_hz(10), title, events)
+        let lines = Lines { title: title.to_owned(), events, latest: Cell::new(Instant::now()) };
+        let lines = (!std::io::stderr().is_terminal()).then_some(lines);
+        let mut progress = Self::on(ProgressDrawTarget::stderr_with_hz(10), title, events);
+        progress.lines = lines;
+        progress
     }
 
     fn on(target: ProgressDrawTarget, title: &str, events: u64) -> Self {
@@ -26,7 +56,7 @@ impl Progress {
         if let Ok(style) = ProgressStyle::with_template(TEMPLATE) {
             bar.set_style(style.progress_chars("━╸─"));
         }
-        Self { bar }
+        Self { bar, lines: None }
     }
 
     /// Sets the number of steps done.
@@ -38,6 +68,9 @@ impl Progress {
     pub fn update(&self, events: u64, payload: Bytes, elapsed: Duration) {
         let rate = payload.per(Seconds(elapsed.as_secs_f64()));
         let rate = rate.map_or(String::new(), |rate| format!("  {rate}"));
+        if let Some(line) = self.lines.as_ref().and_then(|lines| lines.due(events, &rate, Instant::now())) {
+            eprintln!("{line}");
+        }
         self.bar.set_message(format!("{} events{rate}", count(events)));
         self.bar.set_position(events);
     }
@@ -68,6 +101,16 @@ mod tests {
         }
         drop(progress);
         assert_eq!(terminal.contents(), "");
+    }
+
+    #[test]
+    fn without_a_terminal_there_is_a_line_at_an_interval() {
+        let begin = Instant::now();
+        let lines = Lines { title: "sst1m".to_owned(), events: 1000, latest: Cell::new(begin) };
+        assert_eq!(lines.due(10, "", begin + LINE_INTERVAL / 2), None);
+        let line = lines.due(250, "  3.96 GB/s", begin + LINE_INTERVAL).unwrap();
+        assert_eq!(line, "sst1m: 250 events, 25 %  3.96 GB/s");
+        assert_eq!(lines.due(260, "", begin + LINE_INTERVAL), None);
     }
 
     #[test]

@@ -148,10 +148,13 @@ pub struct CorruptSource {
     pub source: String,
     /// Its fragments with a wrong checksum.
     pub fragments: u64,
+    /// Its fragments that were compared with their checksum.
+    #[serde(default)]
+    pub checked: u64,
 }
 
 /// What one live source delivered and lost.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LiveSource {
     /// The source, as in `source 0x101`.
     pub source: String,
@@ -167,6 +170,12 @@ pub struct LiveSource {
     pub overflow: u64,
     /// Fragments that are invalid.
     pub invalid: u64,
+    /// Attempts of the front end that were refused because the readout unit was busy.
+    #[serde(default)]
+    pub refused: u64,
+    /// Time from a refused fragment to the next accepted one.
+    #[serde(default)]
+    pub dead_time_s: Seconds,
 }
 
 impl LiveSource {

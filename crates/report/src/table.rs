@@ -158,9 +158,17 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
             let note = format!("{what}, of {}", live.source);
             grid.emphasised(["  source", &count(fragments), &note], Emphasis::Warning);
         }
+        if live.refused > 0 {
+            let note = format!("dead time, {} refused, of {}", count(live.refused), live.source);
+            grid.emphasised(["  source", &live.dead_time_s.to_string(), &note], Emphasis::Warning);
+        }
     }
-    for CorruptSource { source, fragments } in &report.corrupt_sources {
-        grid.emphasised(["  corrupt", &count(*fragments), &format!("of {source}")], Emphasis::Warning);
+    for CorruptSource { source, fragments, checked } in &report.corrupt_sources {
+        let of = match checked {
+            0 => format!("of {source}"),
+            checked => format!("of {source}, {} checked", count(*checked)),
+        };
+        grid.emphasised(["  corrupt", &count(*fragments), &of], Emphasis::Warning);
     }
 }
 
