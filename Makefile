@@ -124,6 +124,7 @@ bench-verbs: build ## measure the soft device on one host: perftest, UCX and raw
 
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
+	$(TARGET_DIR)/release/millstream bench evb-load
 
 bench-faults: build ## kill, stop and slow down processes of the event builder, and print the fault matrix (minutes)
 	$(TARGET_DIR)/release/millstream bench faults

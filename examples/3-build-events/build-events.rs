@@ -1,8 +1,8 @@
 //! Builds events from the program's own data: `build-events DIRECTORY`. See README.md.
 
-use millstream_card_abi::CardName;
 use millstream_evb::config::{Config, Setup};
-use millstream_evb::core::{BuIndex, Bytes};
+use millstream_evb::core::BuIndex;
+use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::{Launcher, Sink, SinkError};
 use millstream_fragment::stream::StreamWriter;
@@ -10,7 +10,6 @@ use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
-use std::time::Duration;
 
 const EVENTS: u64 = 1000;
 const BOARDS: u32 = 4;
@@ -63,7 +62,7 @@ fn main() -> ExitCode {
 }
 
 /// The configuration has no cards.
-fn no_card(_: &CardName, _: Bytes, _: Duration) -> Result<(), Box<dyn Error>> {
+fn no_card(_: &CardProcess) -> Result<(), Box<dyn Error>> {
     Err("this program serves no cards".into())
 }
 

@@ -8,6 +8,7 @@
 pub mod card;
 pub mod evb;
 pub mod faults;
+pub mod evb_load;
 mod memcpy;
 pub mod model;
 pub mod neurons;
@@ -41,12 +42,13 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 13] = [
+pub const BENCHMARKS: [Benchmark; 14] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
     evb::BENCHMARK,
     faults::BENCHMARK,
+    evb_load::BENCHMARK,
     card::BENCHMARK,
     mpi::BENCHMARK,
     stencil::BENCHMARK,

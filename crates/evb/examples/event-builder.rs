@@ -3,10 +3,10 @@
 //! The program starts itself for each process of the run. Accepted events are counted; with an output directory, each
 //! builder unit lists them in a text file.
 
-use millstream_card_abi::CardName;
-use millstream_card_server::serve_for_launcher;
+use millstream_card_server::{CardConfig, serve};
 use millstream_evb::config::{Config, Setup};
-use millstream_evb::core::{BuIndex, Bytes, EventNumber};
+use millstream_evb::core::{BuIndex, EventNumber};
+use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::RunEvent;
 use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
@@ -15,7 +15,6 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -65,8 +64,12 @@ pub(crate) fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Serves a card of the run in this process.
-pub(crate) fn serve_card(name: &CardName, memory: Bytes, spin: Duration) -> Result<(), Box<dyn Error>> {
-    Ok(serve_for_launcher(name, memory.0, spin)?)
+pub(crate) fn serve_card(card: &CardProcess) -> Result<(), Box<dyn Error>> {
+    let mut config = CardConfig::for_launcher(card.name.clone(), card.memory.0, card.spin)?;
+    config.memory_kind = card.kind.parse()?;
+    // With `config.loaders`, the card runs kernels of users, such as WebAssembly modules (crate `millstream-wasm`).
+    serve(config)?;
+    Ok(())
 }
 
 /// A text file with number, size and decisions of accepted events.

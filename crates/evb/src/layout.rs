@@ -1,9 +1,9 @@
 //! Layout of a builder unit's landing memory.
 //!
 //! ```text
-//! ┌────────┬────────┬───┬──────────────────────────────────┬───────┬──────────┐
-//! │ slot 0 │ slot 1 │ … │ arguments, summaries, decisions  │ rings │ geometry │
-//! └────────┴────────┴───┴────── of slot 0, 1, … ───────────┴───────┴──────────┘
+//! ┌────────┬────────┬───┬──────────────────────────────────┬───────┬──────────┬───────┐
+//! │ slot 0 │ slot 1 │ … │ arguments, summaries, decisions  │ rings │ geometry │ image │
+//! └────────┴────────┴───┴────── of slot 0, 1, … ───────────┴───────┴──────────┴───────┘
 //! ┌──────────┬──────────┬───┐
 //! │ source a │ source b │ … │   one packet area per source, at the same offsets in all slots
 //! └──────────┴──────────┴───┘
@@ -12,7 +12,7 @@
 //! A slot starts at a multiple of a page and has one packet area per source. An area holds the source's packet of
 //! any batch. The areas behind the slots exist only on a card that runs a kernel. The size of landing memory is
 //!
-//! `slots × (Σ packet areas, rounded up to a page + kernel areas per slot) + rings + geometry`
+//! `slots × (Σ packet areas, rounded up to a page + kernel areas per slot) + rings + geometry + image`
 //!
 //! and does not grow during a run.
 
@@ -20,7 +20,8 @@ use crate::core::{Bytes, RuIndex, SlotIndex};
 use millstream_camera::format::DECISION_BYTES;
 use millstream_camera::trigger::GEOMETRY_BYTES;
 use millstream_card::RingLayout;
-use millstream_card_abi::events::{Cluster7Args, EventSummary, PacketBuffer};
+use millstream_card_abi::MemoryRange;
+use millstream_card_abi::events::{Cluster7Args, EventSummary, FunctionArgs, PacketBuffer};
 use millstream_fragment::{Alignment, SourceId, SourceKind, mfp};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -139,6 +140,7 @@ pub struct KernelAreas {
     per_slot: u64,
     args: u64,
     summaries: u64,
+    image: Bytes,
     slots: u16,
 }
 
@@ -158,15 +160,16 @@ pub struct SlotAreas {
 }
 
 impl KernelAreas {
-    /// The areas for `slots` slots with batches of `batch` events.
-    pub fn new(layout: &SlotLayout, slots: u16, batch: u16) -> KernelAreas {
-        let args = (Cluster7Args::BYTES + layout.packets.len() * PacketBuffer::BYTES) as u64;
+    /// The areas for `slots` slots with batches of `batch` events, and a kernel image of that size.
+    pub fn new(layout: &SlotLayout, slots: u16, batch: u16, image: Bytes) -> KernelAreas {
+        let head = Cluster7Args::BYTES.max(FunctionArgs::BYTES);
+        let args = (head + layout.packets.len() * PacketBuffer::BYTES) as u64;
         let args = args.next_multiple_of(LINE);
         let summaries = (usize::from(batch) * EventSummary::BYTES) as u64;
         let summaries = summaries.next_multiple_of(LINE);
         let decisions = (usize::from(batch) * DECISION_BYTES) as u64;
         let per_slot = args + summaries + decisions.next_multiple_of(LINE);
-        KernelAreas { start: layout.slot_offset(SlotIndex(slots)), per_slot, args, summaries, slots }
+        KernelAreas { start: layout.slot_offset(SlotIndex(slots)), per_slot, args, summaries, image, slots }
     }
 
     /// The areas of a slot.
@@ -194,9 +197,14 @@ impl KernelAreas {
         rings.commands + RingLayout::bytes(rings.slots)
     }
 
+    /// Range of the kernel's image.
+    pub fn image(&self) -> MemoryRange {
+        MemoryRange::new(self.geometry() + GEOMETRY_BYTES as u64, self.image.0)
+    }
+
     /// End of all areas.
     pub fn end(&self) -> Bytes {
-        Bytes(self.geometry() + GEOMETRY_BYTES as u64)
+        Bytes(self.image().offset + self.image.0)
     }
 }
 
@@ -253,7 +261,7 @@ mod tests {
             }
             prop_assert!(end <= layout.slot_bytes.0 && layout.slot_bytes.0.is_multiple_of(4096));
 
-            let areas = KernelAreas::new(&layout, slots, batch);
+            let areas = KernelAreas::new(&layout, slots, batch, Bytes(1000));
             let mut end = layout.slot_offset(SlotIndex(slots));
             for slot in 0..slots {
                 let slot = areas.of_slot(SlotIndex(slot));

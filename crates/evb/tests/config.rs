@@ -1,6 +1,6 @@
 //! Invalid configurations: errors name line, field and value.
 
-use millstream_evb::config::{Config, KernelSetup, LandingTarget, Setup};
+use millstream_evb::config::{CardField, Config, KernelSetup, LandingTarget, RefusedCard, Setup};
 use millstream_evb::core::{EventNumber, RuIndex};
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
@@ -204,7 +204,7 @@ fn kernels_have_to_fit_their_inputs() {
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     assert_eq!(
         refused("\"cluster7\"", "\"cluster9\""),
-        "run.toml:23: card.kernel: unknown value \"cluster9\"; valid values: none, verify, cluster7"
+        "run.toml:23: card.kernel: unknown value \"cluster9\"; valid values: none, verify, cluster7, wasm"
     );
     assert!(refused("patches = \"patches.csv\"\n", "").contains("needs patches = \"FILE.csv\""));
     assert_eq!(
@@ -344,4 +344,75 @@ fn live_sources_are_checked() {
     }
     let nowhere = refused("events = 5", &udp("").replace("127.0.0.1:0", "nowhere"));
     assert!(nowhere.contains("readout.udp.listen: cannot listen on \"nowhere\""), "{nowhere}");
+}
+
+#[test]
+fn functions_for_events_need_a_module_and_at_most_eight_arguments() {
+    let folder = folder();
+    let with = |card: &str| {
+        let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
+        check(&folder, &WHOLE.replacen(kernel, card, 1))
+    };
+    let wasm = "kernel = \"wasm\"\nmodule = \"filter.wat\"";
+    assert!(with("kernel = \"wasm\"").unwrap_err().contains("card.kernel: kernel \"wasm\" needs module"));
+    let absent = with(wasm).unwrap_err();
+    assert!(absent.starts_with("run.toml:24: card.module: cannot read filter.wat"), "{absent}");
+    std::fs::write(folder.path().join("filter.wat"), "(module)").unwrap();
+    let setup = with(&format!("{wasm}\narguments = [-1, 7]\nverify = false")).unwrap();
+    let LandingTarget::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
+    let KernelSetup::Function { image, verify, arguments, .. } = &card.kernel else { panic!("a function") };
+    assert_eq!((image.0, *verify, arguments.as_slice()), (8, false, &[u64::MAX, 7][..]));
+    let many = with(&format!("{wasm}\narguments = [1, 2, 3, 4, 5, 6, 7, 8, 9]")).unwrap_err();
+    assert!(many.contains("card.arguments: 9 argument words: must be at most 8"), "{many}");
+    let foreign = with(&format!("{wasm}\nthreshold = 3")).unwrap_err();
+    assert!(foreign.contains("card.threshold: kernel \"wasm\" has no such setting"), "{foreign}");
+}
+
+#[test]
+fn the_program_can_refuse_a_card() {
+    let folder = folder();
+    let path = folder.path().join("run.toml");
+    std::fs::write(&path, WHOLE.replacen("memory =", "kind = \"pci:0000:99:00.0\"\nmemory =", 1)).unwrap();
+    let config = Config::load(&path).unwrap();
+    let error = config.check_with(&|card| {
+        assert_eq!(card.kind, "pci:0000:99:00.0");
+        Err(RefusedCard { field: CardField::Kind, problem: "no PCI device 0000:99:00.0".to_owned() })
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.ends_with("run.toml:22: card.kind: no PCI device 0000:99:00.0"), "{error}");
+}
+
+#[test]
+fn an_output_directory_without_write_access_is_refused() {
+    let error = refused("directory = \"out\"", "directory = \"/proc/nowhere/out\"");
+    assert!(error.starts_with("run.toml:26: output.directory: /proc/nowhere/out: "), "{error}");
+}
+
+#[test]
+fn software_triggers_and_limits_of_corruption_are_checked() {
+    let trigger = |lines: &str| {
+        let slots = "landing = \"host\"\nslots = 6";
+        refused(slots, &format!("{slots}\n[builder.trigger]\nprogram = \"sh\"\n{lines}"))
+    };
+    for (lines, error) in [
+        ("workers = 0", "builder.trigger.workers: 0 is out of range: must be 1 to 1024"),
+        ("credits = 65", "builder.trigger.credits: 65 is out of range"),
+        ("cpus = [0, 1024]", "builder.trigger.cpus: 1024 is out of range: must be 0 to 1023"),
+        ("events = \"some\"", "builder.trigger.events: unknown value \"some\""),
+    ] {
+        let found = trigger(lines);
+        assert!(found.contains(error), "{found}");
+    }
+    let absent = refused("slots = 6", "slots = 6\n[builder.trigger]\nprogram = \"./filter\"");
+    assert!(
+        absent.contains("builder.trigger.program: ") && absent.contains("filter is not a file"),
+        "{absent}"
+    );
+    let most = refused("[output]", "[check]\nmax_corrupt = 1.5\n[output]");
+    assert!(most.contains("check.max_corrupt: 1.5 is out of range: must be 0 to 1"), "{most}");
+    let policy = refused("[output]", "[check]\nchecksums = \"some\"\n[output]");
+    assert!(
+        policy.contains("check.checksums: unknown value \"some\"; valid values: none, sample, all"),
+        "{policy}"
+    );
 }

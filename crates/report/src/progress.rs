@@ -1,7 +1,7 @@
 //! Progress bars, and lines at an interval where there is no terminal.
 
-use std::cell::Cell;
 use std::io::IsTerminal;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -24,16 +24,17 @@ pub struct Progress {
 struct Lines {
     title: String,
     events: u64,
-    latest: Cell<Instant>,
+    latest: Mutex<Instant>,
 }
 
 impl Lines {
     /// The line that is due now, if there is one.
     fn due(&self, done: u64, rate: &str, now: Instant) -> Option<String> {
-        if now - self.latest.get() < LINE_INTERVAL {
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        if now - *latest < LINE_INTERVAL {
             return None;
         }
-        self.latest.set(now);
+        *latest = now;
         let percent = if self.events == 0 { 100.0 } else { done as f64 / self.events as f64 * 100.0 };
         Some(format!("{}: {} events, {percent:.0} %{rate}", self.title, count(done)))
     }
@@ -43,7 +44,7 @@ impl Progress {
     /// A bar for `events` events, or other steps. `title` is a short text, such as the name of the run.
     pub fn new(title: &str, events: u64) -> Self {
         // indicatif hides the bar if standard error is not a terminal.
-        let lines = Lines { title: title.to_owned(), events, latest: Cell::new(Instant::now()) };
+        let lines = Lines { title: title.to_owned(), events, latest: Mutex::new(Instant::now()) };
         let lines = (!std::io::stderr().is_terminal()).then_some(lines);
         let mut progress = Self::on(ProgressDrawTarget::stderr_with_hz(10), title, events);
         progress.lines = lines;
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn without_a_terminal_there_is_a_line_at_an_interval() {
         let begin = Instant::now();
-        let lines = Lines { title: "sst1m".to_owned(), events: 1000, latest: Cell::new(begin) };
+        let lines = Lines { title: "sst1m".to_owned(), events: 1000, latest: Mutex::new(begin) };
         assert_eq!(lines.due(10, "", begin + LINE_INTERVAL / 2), None);
         let line = lines.due(250, "  3.96 GB/s", begin + LINE_INTERVAL).unwrap();
         assert_eq!(line, "sst1m: 250 events, 25 %  3.96 GB/s");

@@ -73,6 +73,17 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_name = "FILE")]
         document: Option<PathBuf>,
     },
+    /// Measure the event builder with many short fragments, and beside busy workers of a software trigger
+    ///
+    ///     millstream bench evb-load --seconds 2
+    #[command(verbatim_doc_comment)]
+    EvbLoad {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Approximate duration of each run
+        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
+        seconds: f64,
+    },
     /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
     ///
     ///     millstream bench card --only doorbell

@@ -115,7 +115,7 @@ fn connect(device: &device::Device, address: &str) -> Result<RemoteCard, RemoteE
 }
 
 /// Loaders of user-written kernels.
-fn kernel_loaders() -> Vec<Arc<dyn KernelLoader>> {
+pub(crate) fn kernel_loaders() -> Vec<Arc<dyn KernelLoader>> {
     #[cfg(feature = "wasm")]
     let loader = millstream_wasm::Wasm;
     #[cfg(not(feature = "wasm"))]

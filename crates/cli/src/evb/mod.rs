@@ -18,13 +18,16 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_card_abi::CardName;
-use millstream_card_server::serve_for_launcher;
-use millstream_evb::config::{Config, LandingTarget, Setup};
+use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
+use millstream_card_server::{CardConfig, serve};
+use millstream_evb::config::{CardField, CardSetup, Config, KernelSetup, LandingTarget, RefusedCard, Setup};
 use millstream_evb::core::BuIndex;
+use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
 use millstream_evb::process::{Sink, SinkError};
+use millstream_rdma::device::{self, DeviceSelector};
+use millstream_rdma::loader;
 use millstream_report::{
     Bytes, BytesPerSecond, MemcpyBaseline, Progress, RunReport, Style, save, table, throughput,
 };
@@ -48,6 +51,7 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
         EvbCommand::Join(options) => join::join(options),
         EvbCommand::Check { config } => {
             let setup = load(config, None)?;
+            check_device(&setup)?;
             describe(&setup);
             Ok(ExitCode::SUCCESS)
         }
@@ -56,11 +60,31 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
         EvbCommand::Control(options) => control::run(options),
         #[cfg(feature = "control")]
         EvbCommand::Ctl(options) => ctl::run(options),
+        EvbCommand::Unit { words } if words.first().is_some_and(|role| role == "worker") => {
+            worker(words.get(1).map_or("0", String::as_str))
+        }
         EvbCommand::Unit { words } => {
             let good = Child::from_arguments(words)?.run(&make_sink, &serve_card)?;
             Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
+}
+
+/// A software trigger that accepts all events and computes for some time on each: for `millstream bench evb-load`.
+fn worker(busy: &str) -> Result<ExitCode, Box<dyn Error>> {
+    let busy = Duration::from_micros(busy.parse().map_err(|_| format!("{busy:?} is not a time in µs"))?);
+    millstream_software_trigger::serve(|event| {
+        let begin = std::time::Instant::now();
+        let mut sum = 0u64;
+        while begin.elapsed() < busy {
+            for fragment in event.fragments() {
+                sum += u64::from(fragment.payload().first().copied().unwrap_or(0));
+            }
+        }
+        std::hint::black_box(sum);
+        true
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Makes the sink of a builder unit, which shows its events under run control.
@@ -72,12 +96,61 @@ fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkEr
 }
 
 /// Serves a card of the run in this process.
-fn serve_card(
-    name: &CardName,
-    memory: millstream_evb::core::Bytes,
-    spin: Duration,
-) -> Result<(), Box<dyn Error>> {
-    Ok(serve_for_launcher(name, memory.0, spin)?)
+fn serve_card(card: &CardProcess) -> Result<(), Box<dyn Error>> {
+    let mut config = CardConfig::for_launcher(card.name.clone(), card.memory.0, card.spin)?;
+    config.memory_kind = card.kind.parse()?;
+    config.loaders = crate::card::kernel_loaders();
+    serve(config)?;
+    Ok(())
+}
+
+/// Checks the module of a function for events.
+#[cfg(feature = "wasm")]
+fn check_function(image: &[u8]) -> Result<(), String> {
+    millstream_wasm::check_for_events(image).map(drop).map_err(|error| error.to_string())
+}
+
+/// Refuses the module of a function for events.
+#[cfg(not(feature = "wasm"))]
+fn check_function(_image: &[u8]) -> Result<(), String> {
+    Err("this program was built without the feature `wasm`".to_owned())
+}
+
+/// Refuses a card whose device is absent on this host, or whose module is no function for events.
+fn inspect_card(card: &CardSetup) -> Result<(), RefusedCard> {
+    let refuse = |field, problem: String| Err(RefusedCard { field, problem });
+    let kind: BackingKind = match card.kind.parse() {
+        Ok(kind) => kind,
+        Err(error) => return refuse(CardField::Kind, format!("{error}")),
+    };
+    if matches!(kind, BackingKind::Cuda(_)) {
+        let problem = "the builder unit reads packet headers from mapped memory, and GPU memory is not mapped; use a card \
+                       of kind \"emulated\" or \"pci:…\"";
+        return refuse(CardField::Kind, format!("{kind}: {problem}"));
+    }
+    let is_function = matches!(card.kernel, KernelSetup::Function { .. });
+    if is_function && kind != BackingKind::Emulated {
+        let problem = "the system does not map device memory into a module; use a card of kind \"emulated\"";
+        return refuse(CardField::Kind, format!("{kind}: {problem}"));
+    }
+    match default_size(&kind, &DevicePaths::default()) {
+        Err(error) => return refuse(CardField::Kind, error.to_string()),
+        Ok(Some(size)) if size < card.memory.0 => {
+            return refuse(
+                CardField::Memory,
+                format!("{} B do not fit into the {size} B of {kind}", card.memory.0),
+            );
+        }
+        Ok(_) => {}
+    }
+    if let KernelSetup::Function { module, .. } = &card.kernel {
+        let checked =
+            std::fs::read(module).map_err(|cause| cause.to_string()).and_then(|image| check_function(&image));
+        if let Err(problem) = checked {
+            return refuse(CardField::Module, format!("{}: {problem}", module.display()));
+        }
+    }
+    Ok(())
 }
 
 /// The exit code of a run.
@@ -91,7 +164,7 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Er
     if let Some(replay) = replay {
         config.set_replay(replay);
     }
-    Ok(config.check()?)
+    Ok(config.check_with(&inspect_card)?)
 }
 
 /// Runs a checked configuration on this host and reports on it.
@@ -174,6 +247,18 @@ fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<
         save(path, &throughput::draw(report))?;
         println!("picture: {}", path.display());
     }
+    Ok(())
+}
+
+/// Opens the run's RDMA device and closes it: `--device`, or `run.device` of the configuration.
+fn check_device(setup: &Setup) -> Result<(), Box<dyn Error>> {
+    let selector = match setup.device.as_str() {
+        "auto" => DeviceSelector::from_environment(),
+        name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
+    };
+    // The library was loaded for the environment; the configuration may need the other one.
+    loader::ensure(&selector)?;
+    device::open(&selector)?;
     Ok(())
 }
 

@@ -2,8 +2,10 @@
 
 use std::collections::HashSet;
 
-use millstream_evb::config::{BuilderSetup, InputSetup, KernelSetup, LandingTarget, Setup, StoredEvents};
-use millstream_evb::core::summary::Counts;
+use millstream_evb::config::{
+    BuilderSetup, InputSetup, KernelSetup, LandingTarget, OutputSetup, Setup, StoredEvents,
+};
+use millstream_evb::core::summary::{Counts, Totals};
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
@@ -11,8 +13,8 @@ use millstream_evb::source::SourceStatistics;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use millstream_report::{
-    Bytes, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount, ProgressSample,
-    RunReport, Seconds, StorageReport, TriggerComparison, UnitReport,
+    Bytes, CorruptSource, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount,
+    ProgressSample, RunReport, Seconds, StorageReport, TriggerComparison, UnitReport,
 };
 
 use super::usage::Usages;
@@ -35,6 +37,7 @@ pub(super) fn payload_per_event(setup: &Setup) -> f64 {
         InputSetup::File(_) => 0.0,
         InputSetup::Generator(generator) => f64::from(generator.size) * f64::from(generator.sources),
         InputSetup::Udp(udp) => f64::from(udp.max_len) * f64::from(udp.sources),
+        InputSetup::Ring(ring) => f64::from(ring.max_len) * f64::from(ring.sources),
     });
     live.sum::<f64>() + input_bytes(setup) as f64 / setup.file_events.max(1) as f64
 }
@@ -52,7 +55,7 @@ pub(super) fn report(
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         memcpy_baseline: memcpy,
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
-        selected_events: selects_all(setup).then(|| selected(setup, outcome).sum()),
+        selected_events: selects_more(setup).then(|| selected(setup, outcome).sum()),
         not_stored_events: not_stored(setup, outcome),
         samples: outcome
             .samples
@@ -63,6 +66,7 @@ pub(super) fn report(
                 payload_bytes: Bytes((sample.done.built.events as f64 * per_event) as u64),
             })
             .collect(),
+        corrupt_sources: corrupt_sources(outcome),
         storage: storage(setup, outcome),
         live_sources: outcome.sources.iter().map(live_source).collect(),
         units: units(setup, outcome, usages),
@@ -119,9 +123,29 @@ pub(super) fn report(
             reason => format!("{failed}: {reason}"),
         }
     });
-    let words: Vec<String> = stopped.into_iter().chain(seen).chain(failures).collect();
+    let corrupt = outcome.too_corrupt().into_iter().map(|source| {
+        format!(
+            "{}: {} of {} checked fragments are corrupt, more than {} % (check.max_corrupt)",
+            SourceId(source.source),
+            source.corrupt,
+            source.checked,
+            outcome.max_corrupt * 100.0
+        )
+    });
+    let words: Vec<String> = stopped.into_iter().chain(seen).chain(failures).chain(corrupt).collect();
     report.error = (!words.is_empty()).then(|| words.join("; "));
     report
+}
+
+fn corrupt_sources(outcome: &RunOutcome) -> Vec<CorruptSource> {
+    let corrupt = outcome.checksums().into_iter().filter(|source| source.corrupt > 0);
+    corrupt
+        .map(|source| CorruptSource {
+            source: SourceId(source.source).to_string(),
+            fragments: source.corrupt,
+            checked: source.checked,
+        })
+        .collect()
 }
 
 fn live_source(statistics: &SourceStatistics) -> LiveSource {
@@ -133,6 +157,8 @@ fn live_source(statistics: &SourceStatistics) -> LiveSource {
         duplicate: statistics.duplicate,
         overflow: statistics.overflow,
         invalid: statistics.invalid,
+        refused: statistics.refused,
+        dead_time_s: Seconds(statistics.dead_time.as_secs_f64()),
     }
 }
 
@@ -227,14 +253,21 @@ fn add_summary(setup: &Setup, report: &mut RunReport, summary: &RunSummary) -> O
 /// Events of each builder unit that the output selects. Without an output, the accepted ones.
 fn selected<'a>(setup: &'a Setup, outcome: &'a RunOutcome) -> impl Iterator<Item = u64> + 'a {
     let events = setup.output.as_ref().map(|output| output.events).unwrap_or_default();
-    outcome.totals.iter().flatten().map(move |totals| match events {
-        StoredEvents::All => totals.events(),
-        StoredEvents::Accepted | StoredEvents::Built => totals.accepted,
+    let units = setup.builders.iter().zip(&outcome.builders).zip(&outcome.totals);
+    units.filter_map(move |((builder, statistics), totals)| match (events, statistics) {
+        (StoredEvents::All, _) => totals.as_ref().map(Totals::events),
+        (_, Some(statistics)) if builder.accepts_incomplete() => Some(statistics.selected),
+        _ => totals.as_ref().map(|totals| totals.accepted),
     })
 }
 
-fn selects_all(setup: &Setup) -> bool {
-    setup.output.as_ref().is_some_and(|output| output.events == StoredEvents::All)
+/// Whether the output selects other events than accepted ones that are built.
+fn selects_more(setup: &Setup) -> bool {
+    let all = |output: &OutputSetup| output.events == StoredEvents::All;
+    setup
+        .output
+        .as_ref()
+        .is_some_and(|output| all(output) || setup.builders.iter().any(BuilderSetup::accepts_incomplete))
 }
 
 /// Selected events beyond the configured maximum to store.
@@ -245,11 +278,7 @@ fn not_stored(setup: &Setup, outcome: &RunOutcome) -> u64 {
 
 fn kernel_name(setup: &Setup) -> Option<&'static str> {
     setup.builders.iter().find_map(|builder| match &builder.landing {
-        LandingTarget::Card(card) => match card.kernel {
-            KernelSetup::None => None,
-            KernelSetup::Verify => Some("verify"),
-            KernelSetup::Cluster7 { .. } => Some("cluster7"),
-        },
+        LandingTarget::Card(card) => Some(card.kernel.name()).filter(|_| card.kernel != KernelSetup::None),
         LandingTarget::Host => None,
     })
 }

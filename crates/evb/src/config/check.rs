@@ -1,21 +1,22 @@
 //! Checks that need the inputs and the host, and the resulting setup.
 
 use super::error::{ConfigError, Problem};
-use super::file::{Builder, Card, Config, Recovery};
+use super::file::{Builder, Card, Config, Recovery, Trigger};
 use super::input::Inputs;
 use super::setup::{
-    BuilderSetup, CardSetup, KernelSetup, LandingTarget, OutputSetup, ReadoutSetup, Setup, StoredEvents,
-    SyncPolicy,
+    BuilderSetup, Candidates, CardSetup, ChecksumPolicy, KernelSetup, LandingTarget, OutputSetup,
+    ReadoutSetup, Setup, StoredEvents, SyncPolicy, WorkersSetup,
 };
 use crate::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use crate::core::shaping::TrafficShaping;
-use crate::core::{EventNumber, Plan};
+use crate::core::{Bytes, EventNumber, Plan};
 use crate::layout::{KernelAreas, PacketTooLong, SlotLayout, landing_bytes};
 use millstream_camera::format::{
     CRATES, DECISION_BYTES, TRACE_BYTES, TRIGGER_DECISIONS, TRIGGER_THRESHOLD, TRIGGER_TRACES,
 };
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_card_abi::events::MAX_SOURCES;
+use millstream_card_abi::image::MAX_IMAGE_BYTES;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use std::net::TcpListener;
@@ -31,15 +32,50 @@ const DEFAULT_DRAIN_MS: u64 = 500;
 /// About the cost of a wake-up.
 const DEFAULT_SPIN: Duration = Duration::from_micros(20);
 const DEFAULT_KEEP: u64 = 10_000;
+/// A source with more corrupt fragments than one in a hundred is broken.
+const DEFAULT_MAX_CORRUPT: f64 = 0.01;
+
+/// A field of a card's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CardField {
+    /// `kind`.
+    Kind,
+    /// `module`.
+    Module,
+    /// `memory`.
+    Memory,
+}
+
+/// Why a card is refused.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RefusedCard {
+    /// The field.
+    pub field: CardField,
+    /// The problem, with the value.
+    pub problem: String,
+}
+
+/// Inspects the card of a checked configuration.
+pub type InspectCard<'a> = dyn Fn(&CardSetup) -> Result<(), RefusedCard> + 'a;
 
 impl Config {
     /// Checks everything that can be checked before a run starts, and returns the setup of the run.
     ///
-    /// Opens the inputs and checks them, except their payload. Binds the listen address and releases it. Creates nothing.
+    /// Opens the inputs and checks them, except their payload. Binds the listen address and releases it. Creates and removes a
+    /// file where the output directory is or will be; nothing stays.
     ///
     /// # Errors
     /// The first problem.
     pub fn check(&self) -> Result<Setup, ConfigError> {
+        self.check_with(&|_| Ok(()))
+    }
+
+    /// Checks as [`check`](Self::check) does, and lets `inspect` refuse cards: the program that serves them knows the
+    /// host's devices and what a kernel's module must be.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn check_with(&self, inspect: &InspectCard<'_>) -> Result<Setup, ConfigError> {
         let tables = &self.tables;
         let run = &tables.run;
         let inputs = self.inputs()?;
@@ -48,7 +84,7 @@ impl Config {
             .map_err(|error| self.packet_too_long(error, &inputs))?;
         let plan = self.plan(&inputs, batch)?;
         let cards: Vec<CardSetup> =
-            tables.card.iter().map(|card| self.card(card, &inputs)).collect::<Result<_, _>>()?;
+            tables.card.iter().map(|card| self.card(card, &inputs, inspect)).collect::<Result<_, _>>()?;
         let builders: Vec<BuilderSetup> = tables
             .builder
             .iter()
@@ -69,6 +105,8 @@ impl Config {
             file_events: inputs.events(),
             readouts: readouts.collect(),
             reference_decisions: self.reference_decisions(&inputs, &builders)?,
+            checksums: self.checksums(),
+            max_corrupt: self.max_corrupt()?,
             output: self.output()?,
             builders,
             layout,
@@ -155,10 +193,16 @@ impl Config {
         Ok(plan)
     }
 
-    fn card(&self, card: &Card, inputs: &Inputs) -> Result<CardSetup, ConfigError> {
+    fn card(
+        &self,
+        card: &Card,
+        inputs: &Inputs,
+        inspect: &InspectCard<'_>,
+    ) -> Result<CardSetup, ConfigError> {
         let kernel = match card.kernel.get_ref().as_str() {
             "cluster7" => self.cluster7(card, inputs)?,
             "verify" => KernelSetup::Verify,
+            "wasm" => self.function(card)?,
             _ => KernelSetup::None,
         };
         let most = u64::from(MAX_SOURCES);
@@ -170,7 +214,45 @@ impl Config {
             return Err(self.at(&card.kernel, "card.kernel", problem));
         }
         let memory = *card.memory.get_ref();
-        Ok(CardSetup { name: card.name.get_ref().clone(), memory, kernel })
+        let kind = card.kind.as_ref().map_or("emulated", |kind| kind.get_ref().as_str()).to_owned();
+        let setup = CardSetup { name: card.name.get_ref().clone(), memory, kind, kernel };
+        inspect(&setup).map_err(|refused| {
+            let problem = Problem::Conflict(refused.problem);
+            match (refused.field, &card.kind, &card.module) {
+                (CardField::Kind, Some(kind), _) => self.at(kind, "card.kind", problem),
+                (CardField::Module, _, Some(module)) => self.at(module, "card.module", problem),
+                (CardField::Memory, ..) => self.at(&card.memory, "card.memory", problem),
+                _ => self.at(&card.name, "card", problem),
+            }
+        })?;
+        Ok(setup)
+    }
+
+    fn function(&self, card: &Card) -> Result<KernelSetup, ConfigError> {
+        let Some(module) = &card.module else {
+            let problem = Problem::Conflict("kernel \"wasm\" needs module = \"FILE.wasm\"".into());
+            return Err(self.at(&card.kernel, "card.kernel", problem));
+        };
+        let path = self.locate(module.get_ref());
+        let found = std::fs::metadata(&path).map_err(|cause| {
+            let problem = Problem::Conflict(format!("cannot read {}: {cause}", path.display()));
+            self.at(module, "card.module", problem)
+        })?;
+        if !found.is_file() || found.len() == 0 || found.len() > MAX_IMAGE_BYTES {
+            let problem = Problem::Conflict(format!(
+                "{} has {} B: a module is a file of 1 to {MAX_IMAGE_BYTES} B",
+                path.display(),
+                found.len()
+            ));
+            return Err(self.at(module, "card.module", problem));
+        }
+        let arguments = card.arguments.as_ref().map_or(&[][..], |arguments| arguments.get_ref());
+        Ok(KernelSetup::Function {
+            module: path,
+            image: Bytes(found.len()),
+            verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
+            arguments: arguments.iter().map(|word| word.cast_unsigned()).collect(),
+        })
     }
 
     fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<KernelSetup, ConfigError> {
@@ -217,12 +299,13 @@ impl Config {
         batch: NonZeroU16,
     ) -> Result<BuilderSetup, ConfigError> {
         let name = unit.name.get_ref().clone();
+        let trigger = unit.trigger.as_ref().map(|trigger| self.trigger(trigger)).transpose()?;
         let wanted = unit.card.as_ref().map(|card| card.get_ref());
         let Some(card) = wanted.and_then(|wanted| cards.iter().find(|card| card.name == *wanted)) else {
-            return Ok(BuilderSetup { name, landing: LandingTarget::Host });
+            return Ok(BuilderSetup { name, landing: LandingTarget::Host, trigger });
         };
-        let areas =
-            (card.kernel != KernelSetup::None).then(|| KernelAreas::new(layout, slots.get(), batch.get()));
+        let areas = (card.kernel != KernelSetup::None)
+            .then(|| KernelAreas::new(layout, slots.get(), batch.get(), card.kernel.image()));
         let needed = landing_bytes(layout, slots.get(), areas.as_ref()).0;
         if needed > card.memory.0 {
             let table = self.tables.card.iter().find(|table| *table.name.get_ref() == card.name);
@@ -237,7 +320,35 @@ impl Config {
                 None => self.about("card.memory", problem),
             });
         }
-        Ok(BuilderSetup { name, landing: LandingTarget::Card(card.clone()) })
+        Ok(BuilderSetup { name, landing: LandingTarget::Card(card.clone()), trigger })
+    }
+
+    fn trigger(&self, trigger: &Trigger) -> Result<WorkersSetup, ConfigError> {
+        let number = |given: &Option<Spanned<u64>>, default: u64| {
+            let value = given.as_ref().map_or(default, |value| *value.get_ref());
+            u16::try_from(value).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MIN)
+        };
+        let program = self.locate(trigger.program.get_ref());
+        // Without a directory it is searched for in PATH.
+        let is_path = trigger.program.get_ref().components().count() > 1 || program.exists();
+        if is_path && !program.is_file() {
+            let problem = Problem::Conflict(format!("{} is not a file", program.display()));
+            return Err(self.at(&trigger.program, "builder.trigger.program", problem));
+        }
+        Ok(WorkersSetup {
+            program: if is_path { program } else { trigger.program.get_ref().clone() },
+            arguments: trigger.arguments.clone(),
+            workers: number(&trigger.workers, 1),
+            credits: number(&trigger.credits, 2),
+            timeout: Duration::from_millis(
+                trigger.timeout_ms.as_ref().map_or(DEFAULT_TIMEOUT_MS, |ms| *ms.get_ref()),
+            ),
+            cpus: trigger.cpus.as_ref().map_or_else(Vec::new, |cpus| cpus.get_ref().clone()),
+            candidates: match trigger.events.as_ref().map(|events| events.get_ref().as_str()) {
+                Some("all") => Candidates::All,
+                _ => Candidates::Accepted,
+            },
+        })
     }
 
     /// Spins only if every process of the run can have a processor.
@@ -274,25 +385,42 @@ impl Config {
         match std::fs::metadata(&path) {
             Ok(found) if !found.is_dir() => Err(refuse(std::io::ErrorKind::NotADirectory.into())),
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(refuse(cause)),
-            _ => Ok(Some(OutputSetup {
-                directory: path.clone(),
-                events: match output.events.as_ref().map(|events| events.get_ref().as_str()) {
-                    Some("built") => StoredEvents::Built,
-                    Some("all") => StoredEvents::All,
-                    _ => StoredEvents::Accepted,
-                },
-                max_events: output.max_events.unwrap_or(DEFAULT_KEEP),
-                rotate_size: output.rotate_size.as_ref().map(|size| *size.get_ref()),
-                rotate_interval: output
-                    .rotate_interval_s
-                    .as_ref()
-                    .map(|seconds| Duration::from_secs(*seconds.get_ref())),
-                sync: match output.sync.as_ref().map(|sync| sync.get_ref().as_str()) {
-                    Some("batch") => SyncPolicy::Batch,
-                    _ => SyncPolicy::File,
-                },
-            })),
+            _ => writable(&path).map_err(refuse).map(|()| {
+                Some(OutputSetup {
+                    directory: path.clone(),
+                    events: match output.events.as_ref().map(|events| events.get_ref().as_str()) {
+                        Some("built") => StoredEvents::Built,
+                        Some("all") => StoredEvents::All,
+                        _ => StoredEvents::Accepted,
+                    },
+                    max_events: output.max_events.unwrap_or(DEFAULT_KEEP),
+                    rotate_size: output.rotate_size.as_ref().map(|size| *size.get_ref()),
+                    rotate_interval: output
+                        .rotate_interval_s
+                        .as_ref()
+                        .map(|seconds| Duration::from_secs(*seconds.get_ref())),
+                    sync: match output.sync.as_ref().map(|sync| sync.get_ref().as_str()) {
+                        Some("batch") => SyncPolicy::Batch,
+                        _ => SyncPolicy::File,
+                    },
+                })
+            }),
         }
+    }
+
+    fn checksums(&self) -> ChecksumPolicy {
+        let given = self.tables.check.as_ref().and_then(|check| check.checksums.as_ref());
+        match given.map(|policy| policy.get_ref().as_str()) {
+            Some("none") => ChecksumPolicy::None,
+            Some("all") => ChecksumPolicy::All,
+            _ => ChecksumPolicy::Sample,
+        }
+    }
+
+    fn max_corrupt(&self) -> Result<f64, ConfigError> {
+        let given = self.tables.check.as_ref().and_then(|check| check.max_corrupt.as_ref());
+        let most = self.fraction("check.max_corrupt", given)?;
+        Ok(if given.is_some() { most } else { DEFAULT_MAX_CORRUPT })
     }
 
     fn reference_decisions(
@@ -300,10 +428,11 @@ impl Config {
         inputs: &Inputs,
         builders: &[BuilderSetup],
     ) -> Result<Option<PathBuf>, ConfigError> {
-        let Some(check) = &self.tables.check else { return Ok(None) };
-        let refuse = |problem| self.at(&check.reference_decisions, "check.reference_decisions", problem);
+        let given = self.tables.check.as_ref().and_then(|check| check.reference_decisions.as_ref());
+        let Some(reference) = given else { return Ok(None) };
+        let refuse = |problem| self.at(reference, "check.reference_decisions", problem);
         let conflict = |what: &str| refuse(Problem::Conflict(what.to_owned()));
-        let path = self.locate(check.reference_decisions.get_ref());
+        let path = self.locate(reference.get_ref());
         let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
         if inputs.is_live() {
             return Err(conflict("live sources have no reference decisions"));
@@ -347,4 +476,12 @@ impl Config {
         }
         Ok(Some(path))
     }
+}
+
+/// Whether files can be created in the directory, or in the nearest one above it that exists.
+fn writable(directory: &Path) -> std::io::Result<()> {
+    let existing = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
+    let probe = existing.join(format!(".millstream-check-{}", std::process::id()));
+    std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
+    std::fs::remove_file(&probe)
 }

@@ -2,6 +2,7 @@
 
 use super::error::{ConfigError, Problem};
 use crate::core::Bytes;
+use millstream_card_abi::events::FUNCTION_ARGUMENTS;
 use serde::Deserialize;
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -18,6 +19,12 @@ const MAX_MILLISECONDS: u64 = 600_000;
 const MIN_ROTATE_SIZE: Bytes = Bytes(1 << 20);
 /// Maximum interval of rotation, in s: a week.
 const MAX_ROTATE_SECONDS: u64 = 604_800;
+/// Maximum workers of a software trigger.
+const MAX_WORKERS: u64 = 1024;
+/// Maximum batches at a worker.
+const MAX_CREDITS: u64 = 64;
+/// Processors that a process can be pinned to.
+const MAX_CPUS: usize = 1024;
 /// Maximum spin time, in µs.
 const MAX_SPIN: u64 = 1_000_000;
 
@@ -70,6 +77,23 @@ pub(super) struct Readout {
     pub(super) input: Option<Spanned<PathBuf>>,
     pub(super) generator: Option<Spanned<Generator>>,
     pub(super) udp: Option<Spanned<Udp>>,
+    pub(super) ring: Option<Spanned<Ring>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Ring {
+    pub(super) name: Spanned<String>,
+    pub(super) first_source: u32,
+    pub(super) sources: Spanned<u64>,
+    #[serde(default = "default_kind")]
+    pub(super) kind: u32,
+    pub(super) max_len: Spanned<Bytes>,
+    pub(super) size: Option<Spanned<Bytes>>,
+    pub(super) busy_above: Option<Spanned<f64>>,
+    pub(super) busy_below: Option<Spanned<f64>>,
+    pub(super) buffer_events: Option<Spanned<u64>>,
+    pub(super) give_up_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -113,6 +137,20 @@ pub(super) struct Builder {
     pub(super) card: Option<Spanned<String>>,
     pub(super) landing: Option<Spanned<String>>,
     pub(super) slots: Spanned<u64>,
+    pub(super) trigger: Option<Trigger>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Trigger {
+    pub(super) program: Spanned<PathBuf>,
+    #[serde(default)]
+    pub(super) arguments: Vec<String>,
+    pub(super) workers: Option<Spanned<u64>>,
+    pub(super) credits: Option<Spanned<u64>>,
+    pub(super) timeout_ms: Option<Spanned<u64>>,
+    pub(super) cpus: Option<Spanned<Vec<usize>>>,
+    pub(super) events: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -124,6 +162,9 @@ pub(super) struct Card {
     pub(super) threshold: Option<Spanned<u64>>,
     pub(super) verify: Option<Spanned<bool>>,
     pub(super) patches: Option<Spanned<PathBuf>>,
+    pub(super) module: Option<Spanned<PathBuf>>,
+    pub(super) arguments: Option<Spanned<Vec<i64>>>,
+    pub(super) kind: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -149,7 +190,9 @@ pub(super) struct Output {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Check {
-    pub(super) reference_decisions: Spanned<PathBuf>,
+    pub(super) reference_decisions: Option<Spanned<PathBuf>>,
+    pub(super) checksums: Option<Spanned<String>>,
+    pub(super) max_corrupt: Option<Spanned<f64>>,
 }
 
 impl Config {
@@ -241,6 +284,7 @@ impl Config {
         self.check_names("card.name", card.iter().map(|card| &card.name))?;
         for unit in builder {
             self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
+            unit.trigger.as_ref().map_or(Ok(()), |trigger| self.check_trigger(trigger))?;
         }
         let Recovery { builder_loss, readout_loss, spare_builders } = &self.tables.recovery;
         if let Some(policy) = builder_loss {
@@ -253,7 +297,34 @@ impl Config {
         self.check_range("recovery.spare_builders", spare_builders.as_ref(), 0..=most)?;
         self.check_landing()?;
         card.iter().try_for_each(|card| self.check_kernel(card))?;
+        if let Some(checksums) = self.tables.check.as_ref().and_then(|check| check.checksums.as_ref()) {
+            self.check_value("check.checksums", checksums, &["none", "sample", "all"])?;
+        }
         output.as_ref().map_or(Ok(()), |output| self.check_output(output))
+    }
+
+    fn check_trigger(&self, trigger: &Trigger) -> Result<(), ConfigError> {
+        self.check_range("builder.trigger.workers", trigger.workers.as_ref(), 1..=MAX_WORKERS)?;
+        self.check_range("builder.trigger.credits", trigger.credits.as_ref(), 1..=MAX_CREDITS)?;
+        self.check_range("builder.trigger.timeout_ms", trigger.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        if let Some(events) = &trigger.events {
+            self.check_value("builder.trigger.events", events, &["accepted", "all"])?;
+        }
+        let cpus = trigger.cpus.as_ref().map_or(&[][..], |cpus| cpus.get_ref());
+        if let (Some(cpus), Some(cpu)) = (&trigger.cpus, cpus.iter().find(|&&cpu| cpu >= MAX_CPUS)) {
+            let problem = Problem::OutOfRange { value: *cpu as u64, least: 0, most: MAX_CPUS as u64 - 1 };
+            return Err(self.at(cpus, "builder.trigger.cpus", problem));
+        }
+        let stored = self.tables.output.as_ref().and_then(|output| output.events.as_ref());
+        match stored.filter(|events| events.get_ref() != "accepted") {
+            Some(events) => {
+                let problem = Problem::Conflict(
+                    "a builder unit with a software trigger stores the events that it accepts; remove this line".into(),
+                );
+                Err(self.at(events, "output.events", problem))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_output(&self, output: &Output) -> Result<(), ConfigError> {
@@ -304,7 +375,7 @@ impl Config {
     }
 
     /// Names are used in file names and in socket names of cards.
-    fn check_name(&self, field: &str, name: &Spanned<String>) -> Result<(), ConfigError> {
+    pub(super) fn check_name(&self, field: &str, name: &Spanned<String>) -> Result<(), ConfigError> {
         let text = name.get_ref();
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
         let starts_well = text.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -372,30 +443,41 @@ impl Config {
     }
 
     fn check_kernel(&self, card: &Card) -> Result<(), ConfigError> {
-        self.check_value("card.kernel", &card.kernel, &["none", "verify", "cluster7"])?;
+        self.check_value("card.kernel", &card.kernel, &["none", "verify", "cluster7", "wasm"])?;
         self.check_range("card.threshold", card.threshold.as_ref(), 0..=u64::from(u32::MAX))?;
         let kernel = card.kernel.get_ref().as_str();
-        let only_cluster7 = Problem::Conflict(format!("kernel {kernel:?} has no such setting"));
-        if kernel == "cluster7" {
-            return match card.patches {
-                Some(_) => Ok(()),
-                None => {
-                    let problem =
-                        Problem::Conflict("kernel \"cluster7\" needs patches = \"FILE.csv\"".into());
-                    Err(self.at(&card.kernel, "card.kernel", problem))
-                }
-            };
+        let required = match kernel {
+            "cluster7" => card.patches.is_none().then_some("patches = \"FILE.csv\""),
+            "wasm" => card.module.is_none().then_some("module = \"FILE.wasm\""),
+            _ => None,
+        };
+        if let Some(required) = required {
+            let problem = Problem::Conflict(format!("kernel {kernel:?} needs {required}"));
+            return Err(self.at(&card.kernel, "card.kernel", problem));
         }
-        if let Some(value) = &card.threshold {
-            return Err(self.at(value, "card.threshold", only_cluster7));
+        let given = [
+            ("card.threshold", card.threshold.as_ref().map(Spanned::span), &["cluster7"][..]),
+            ("card.verify", card.verify.as_ref().map(Spanned::span), &["cluster7", "wasm"]),
+            ("card.patches", card.patches.as_ref().map(Spanned::span), &["cluster7"]),
+            ("card.module", card.module.as_ref().map(Spanned::span), &["wasm"]),
+            ("card.arguments", card.arguments.as_ref().map(Spanned::span), &["wasm"]),
+        ];
+        let foreign =
+            given.into_iter().find(|(_, span, kernels)| span.is_some() && !kernels.contains(&kernel));
+        if let Some((field, Some(span), _)) = foreign {
+            let problem = Problem::Conflict(format!("kernel {kernel:?} has no such setting"));
+            return Err(self.at(&Spanned::new(span, ()), field, problem));
         }
-        if let Some(value) = &card.verify {
-            return Err(self.at(value, "card.verify", only_cluster7));
+        match &card.arguments {
+            Some(arguments) if arguments.get_ref().len() > FUNCTION_ARGUMENTS => {
+                let problem = Problem::Conflict(format!(
+                    "{} argument words: must be at most {FUNCTION_ARGUMENTS}",
+                    arguments.get_ref().len()
+                ));
+                Err(self.at(arguments, "card.arguments", problem))
+            }
+            _ => Ok(()),
         }
-        if let Some(value) = &card.patches {
-            return Err(self.at(value, "card.patches", only_cluster7));
-        }
-        Ok(())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Checks of the readout units' inputs.
 
 use super::error::{ConfigError, Problem};
-use super::file::{Config, Generator, Readout, Udp};
-use super::setup::{Arrival, GeneratorSetup, InputSetup, SizeDistribution, UdpSetup};
+use super::file::{Config, Generator, Readout, Ring, Udp};
+use super::setup::{Arrival, GeneratorSetup, InputSetup, RingSetup, SizeDistribution, UdpSetup};
 use crate::core::Bytes;
 use crate::core::RuIndex;
 use crate::layout::SourceInfo;
@@ -19,6 +19,12 @@ use toml::Spanned;
 const DEFAULT_BUFFER_EVENTS: u64 = 4096;
 const MAX_BUFFER_EVENTS: u64 = 1 << 20;
 const DEFAULT_GIVE_UP_MS: u64 = 100;
+/// Default size of a ring, and its maximum.
+const DEFAULT_RING: Bytes = Bytes(8 << 20);
+const MAX_RING: Bytes = Bytes(1 << 30);
+/// Default marks of the busy signal.
+const DEFAULT_BUSY_ABOVE: f64 = 0.75;
+const DEFAULT_BUSY_BELOW: f64 = 0.5;
 /// Maximum length of a generated fragment: 16 MiB.
 const MAX_GENERATED: u64 = 16 << 20;
 
@@ -82,15 +88,17 @@ impl Config {
             // The number of readout units was checked to fit.
             let readout = RuIndex(index as u16);
             let before = inputs.sources.len();
-            let setup = match (&unit.input, &unit.generator, &unit.udp) {
-                (Some(input), None, None) => self.file_input(&mut inputs, input, readout)?,
-                (None, Some(generator), None) => {
+            let setup = match (&unit.input, &unit.generator, &unit.udp, &unit.ring) {
+                (Some(input), None, None, None) => self.file_input(&mut inputs, input, readout)?,
+                (None, Some(generator), None, None) => {
                     self.generator_input(&mut inputs, unit, generator, readout)?
                 }
-                (None, None, Some(udp)) => self.udp_input(&mut inputs, unit, udp, readout)?,
+                (None, None, Some(udp), None) => self.udp_input(&mut inputs, unit, udp, readout)?,
+                (None, None, None, Some(ring)) => self.ring_input(&mut inputs, unit, ring, readout)?,
                 _ => {
                     let problem = Problem::Conflict(
-                        "set exactly one of input = \"FILE\", [readout.generator] and [readout.udp]".into(),
+                        "set exactly one of input = \"FILE\", [readout.generator], [readout.udp] and [readout.ring]"
+                            .into(),
                     );
                     return Err(self.at(&unit.name, "readout", problem));
                 }
@@ -207,22 +215,72 @@ impl Config {
             buffer_events: buffer.map_or(DEFAULT_BUFFER_EVENTS, |events| *events.get_ref()),
             give_up: Duration::from_millis(give_up.map_or(DEFAULT_GIVE_UP_MS, |ms| *ms.get_ref())),
         };
-        // A batch whose events do not fit would never be there.
-        let batch = *self.tables.run.batch.get_ref();
-        if setup.buffer_events < 2 * batch {
-            let problem = Problem::Conflict(format!(
-                "{} events are too few: at least two batches of {batch} are needed",
-                setup.buffer_events
-            ));
-            let place = self.tables.run.batch.span();
-            return Err(match buffer {
-                Some(buffer) => self.at(buffer, "readout.udp.buffer_events", problem),
-                None => self.at(&Spanned::new(place, ()), "readout.udp.buffer_events", problem),
-            });
-        }
+        self.check_buffer("readout.udp.buffer_events", buffer, setup.buffer_events)?;
         let sources = (setup.first_source, setup.sources);
         self.add_live(inputs, unit, readout, (sources, setup.kind, setup.max_len))?;
         Ok(InputSetup::Udp(setup))
+    }
+
+    fn ring_input(
+        &self,
+        inputs: &mut Inputs,
+        unit: &Readout,
+        ring: &Spanned<Ring>,
+        readout: RuIndex,
+    ) -> Result<InputSetup, ConfigError> {
+        let table = ring.get_ref();
+        self.check_name("readout.ring.name", &table.name)?;
+        let (buffer, give_up) = (table.buffer_events.as_ref(), table.give_up_ms.as_ref());
+        self.check_range("readout.ring.buffer_events", buffer, 1..=MAX_BUFFER_EVENTS)?;
+        self.check_range("readout.ring.give_up_ms", give_up, 1..=600_000)?;
+        let fraction = |field, given: Option<&Spanned<f64>>, default| {
+            let value = self.fraction(field, given)?;
+            Ok(if given.is_some() { value } else { default })
+        };
+        let setup = RingSetup {
+            name: table.name.get_ref().clone(),
+            first_source: table.first_source,
+            sources: self.sources("readout.ring.sources", table.first_source, &table.sources)?,
+            kind: table.kind,
+            max_len: self.length("readout.ring.max_len", &table.max_len, MAX_GENERATED)?,
+            size: match &table.size {
+                Some(size) => Bytes(self.length("readout.ring.size", size, MAX_RING.0)?.into()),
+                None => DEFAULT_RING,
+            },
+            busy_above: fraction("readout.ring.busy_above", table.busy_above.as_ref(), DEFAULT_BUSY_ABOVE)?,
+            busy_below: fraction("readout.ring.busy_below", table.busy_below.as_ref(), DEFAULT_BUSY_BELOW)?,
+            buffer_events: buffer.map_or(DEFAULT_BUFFER_EVENTS, |events| *events.get_ref()),
+            give_up: Duration::from_millis(give_up.map_or(DEFAULT_GIVE_UP_MS, |ms| *ms.get_ref())),
+        };
+        if setup.busy_below >= setup.busy_above {
+            let problem = Problem::Conflict(format!(
+                "busy_below = {} must be less than busy_above = {}",
+                setup.busy_below, setup.busy_above
+            ));
+            return Err(self.at(ring, "readout.ring.busy_below", problem));
+        }
+        self.check_buffer("readout.ring.buffer_events", buffer, setup.buffer_events)?;
+        let sources = (setup.first_source, setup.sources);
+        self.add_live(inputs, unit, readout, (sources, setup.kind, setup.max_len))?;
+        Ok(InputSetup::Ring(setup))
+    }
+
+    /// A batch whose events do not fit into the buffer would never be there.
+    fn check_buffer(
+        &self,
+        field: &str,
+        given: Option<&Spanned<u64>>,
+        events: u64,
+    ) -> Result<(), ConfigError> {
+        let batch = *self.tables.run.batch.get_ref();
+        if events >= 2 * batch {
+            return Ok(());
+        }
+        let problem = Problem::Conflict(format!(
+            "{events} events are too few: at least two batches of {batch} are needed"
+        ));
+        let place = given.map_or_else(|| self.tables.run.batch.span(), Spanned::span);
+        Err(self.at(&Spanned::new(place, ()), field, problem))
     }
 
     /// Adds the sources of a live input.
@@ -259,7 +317,7 @@ impl Config {
         }
     }
 
-    fn fraction(&self, field: &str, value: Option<&Spanned<f64>>) -> Result<f64, ConfigError> {
+    pub(super) fn fraction(&self, field: &str, value: Option<&Spanned<f64>>) -> Result<f64, ConfigError> {
         match value {
             Some(value) if !(0.0..=1.0).contains(value.get_ref()) => {
                 let problem = format!("{} is out of range: must be 0 to 1", value.get_ref());

@@ -12,9 +12,11 @@ mod file;
 mod input;
 mod setup;
 
+pub use check::{CardField, InspectCard, RefusedCard};
 pub use error::{ConfigError, Problem};
 pub use file::Config;
 pub use setup::{
-    Arrival, BuilderSetup, CardSetup, GeneratorSetup, InputSetup, KernelSetup, LandingTarget, OutputSetup,
-    ReadoutSetup, Setup, SizeDistribution, StoredEvents, SyncPolicy, UdpSetup,
+    Arrival, BuilderSetup, Candidates, CardSetup, ChecksumPolicy, GeneratorSetup, InputSetup, KernelSetup,
+    LandingTarget, OutputSetup, ReadoutSetup, RingSetup, Setup, SizeDistribution, StoredEvents, SyncPolicy,
+    UdpSetup, WorkersSetup,
 };

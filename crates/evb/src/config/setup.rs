@@ -3,6 +3,7 @@
 use crate::core::{Bytes, EventNumber, Plan};
 use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -37,6 +38,11 @@ pub struct Setup {
     pub builders: Vec<BuilderSetup>,
     /// Where accepted events are stored; `None` if they are only counted.
     pub output: Option<OutputSetup>,
+    /// Which fragments a builder unit without a verifying kernel compares with their checksums.
+    #[serde(default)]
+    pub checksums: ChecksumPolicy,
+    /// The run fails if a larger fraction of a source's checked fragments is corrupt.
+    pub max_corrupt: f64,
     /// Stream file with reference trigger decisions for the kernels' results.
     pub reference_decisions: Option<PathBuf>,
 }
@@ -60,6 +66,33 @@ pub enum InputSetup {
     Generator(GeneratorSetup),
     /// Datagrams from a front end.
     Udp(UdpSetup),
+    /// Shared memory of front-end processes on the same host.
+    Ring(RingSetup),
+}
+
+/// A shared-memory ring.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RingSetup {
+    /// Name by which front ends find the unit.
+    pub name: String,
+    /// Id of the first source.
+    pub first_source: u32,
+    /// Number of sources, with consecutive ids.
+    pub sources: u16,
+    /// Kind of their payload.
+    pub kind: u32,
+    /// Length of the longest fragment, in bytes.
+    pub max_len: u32,
+    /// Size of the ring of each front end.
+    pub size: Bytes,
+    /// Front ends are told to be busy above this fraction of their ring.
+    pub busy_above: f64,
+    /// And to go on below this one.
+    pub busy_below: f64,
+    /// Events that are buffered for each source.
+    pub buffer_events: u64,
+    /// How long to wait for a source that is behind the others.
+    pub give_up: Duration,
 }
 
 /// A generator of fragments.
@@ -135,7 +168,7 @@ impl InputSetup {
     pub fn file(&self) -> Option<&std::path::Path> {
         match self {
             InputSetup::File(path) => Some(path),
-            InputSetup::Generator(_) | InputSetup::Udp(_) => None,
+            InputSetup::Generator(_) | InputSetup::Udp(_) | InputSetup::Ring(_) => None,
         }
     }
 }
@@ -147,6 +180,61 @@ pub struct BuilderSetup {
     pub name: String,
     /// The target of the readout units' writes.
     pub landing: LandingTarget,
+    /// Its software trigger.
+    #[serde(default)]
+    pub trigger: Option<WorkersSetup>,
+}
+
+impl BuilderSetup {
+    /// Whether a kernel or the software trigger accepts events.
+    pub fn decides(&self) -> bool {
+        self.trigger.is_some() || self.kernel().is_some_and(KernelSetup::decides)
+    }
+
+    /// Whether events that are accepted and stored may be incomplete or corrupt.
+    pub fn accepts_incomplete(&self) -> bool {
+        match &self.trigger {
+            Some(trigger) if trigger.candidates == Candidates::All => true,
+            _ => self.kernel().is_some_and(KernelSetup::accepts_incomplete),
+        }
+    }
+
+    fn kernel(&self) -> Option<&KernelSetup> {
+        match &self.landing {
+            LandingTarget::Host => None,
+            LandingTarget::Card(card) => Some(&card.kernel),
+        }
+    }
+}
+
+/// Worker processes of a builder unit's software trigger.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WorkersSetup {
+    /// The program of the workers.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<String>,
+    /// Number of workers.
+    pub workers: NonZeroU16,
+    /// Batches that a worker may have at a time.
+    pub credits: NonZeroU16,
+    /// Time for the decisions on a batch.
+    pub timeout: Duration,
+    /// Processors of the workers, in turn; empty: any.
+    pub cpus: Vec<usize>,
+    /// The events that they decide on.
+    pub candidates: Candidates,
+}
+
+/// The events that a software trigger decides on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Candidates {
+    /// Those that the kernel accepts; built ones if no kernel decides.
+    #[default]
+    Accepted,
+    /// All events, also incomplete and corrupt ones.
+    All,
 }
 
 /// Where a builder unit's landing memory is.
@@ -166,6 +254,8 @@ pub struct CardSetup {
     pub name: String,
     /// Size of its memory, one bank.
     pub memory: Bytes,
+    /// Kind of its memory, `emulated`, `pci:ADDRESS/barN`, `cuda:N`.
+    pub kind: String,
     /// Its kernel.
     pub kernel: KernelSetup,
 }
@@ -189,6 +279,69 @@ pub enum KernelSetup {
         /// The camera's `patches.csv`.
         patches: PathBuf,
     },
+    /// A user's function for events, as a WebAssembly module.
+    Function {
+        /// The module.
+        module: PathBuf,
+        /// Its size.
+        image: Bytes,
+        /// Whether all fragments are checked as [`KernelSetup::Verify`] does.
+        verify: bool,
+        /// Its argument words.
+        arguments: Vec<u64>,
+    },
+}
+
+impl KernelSetup {
+    /// Its name in the configuration.
+    pub fn name(&self) -> &'static str {
+        match self {
+            KernelSetup::None => "none",
+            KernelSetup::Verify => "verify",
+            KernelSetup::Cluster7 { .. } => "cluster7",
+            KernelSetup::Function { .. } => "wasm",
+        }
+    }
+
+    /// Whether the kernel accepts events.
+    pub fn decides(&self) -> bool {
+        matches!(self, KernelSetup::Cluster7 { .. } | KernelSetup::Function { .. })
+    }
+
+    /// Whether the kernel compares every fragment with its checksum.
+    pub fn verifies_checksums(&self) -> bool {
+        match self {
+            KernelSetup::None => false,
+            KernelSetup::Verify => true,
+            KernelSetup::Cluster7 { verify, .. } | KernelSetup::Function { verify, .. } => *verify,
+        }
+    }
+
+    /// Whether incomplete and corrupt events that the kernel accepts are stored.
+    pub fn accepts_incomplete(&self) -> bool {
+        matches!(self, KernelSetup::Function { .. })
+    }
+
+    /// Size of its image in card memory.
+    pub fn image(&self) -> Bytes {
+        match self {
+            KernelSetup::Function { image, .. } => *image,
+            _ => Bytes(0),
+        }
+    }
+}
+
+/// Which fragments are compared with their checksums where no kernel does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ChecksumPolicy {
+    /// None.
+    None,
+    /// Those of one batch in 64.
+    #[default]
+    Sample,
+    /// All.
+    All,
 }
 
 /// Which events a run stores.
@@ -235,30 +388,34 @@ pub enum SyncPolicy {
 impl Setup {
     /// What is valid, but probably not intended.
     pub fn warnings(&self) -> Vec<String> {
-        let decides = |unit: &BuilderSetup| match &unit.landing {
-            LandingTarget::Card(card) => matches!(card.kernel, KernelSetup::Cluster7 { .. }),
-            LandingTarget::Host => false,
-        };
         let accepted_only =
             self.output.as_ref().is_some_and(|output| output.events == StoredEvents::Accepted);
-        let undecided = self.builders.iter().filter(|unit| accepted_only && !decides(unit));
+        let undecided = self.builders.iter().filter(|unit| accepted_only && !unit.decides());
         let warning = |unit: &BuilderSetup| {
             format!(
                 "builder {} stores no event: no kernel accepts any; set output.events = \"built\" or \"all\", or use \
-                 kernel = \"cluster7\"",
+                 kernel = \"cluster7\" or \"wasm\"",
                 unit.name
             )
         };
         undecided.map(warning).collect()
     }
 
+    /// Whether the kernel of a builder unit compares every fragment with its checksum.
+    pub fn verifies_checksums(&self, builder: usize) -> bool {
+        match &self.builders[builder].landing {
+            LandingTarget::Host => false,
+            LandingTarget::Card(card) => card.kernel.verifies_checksums(),
+        }
+    }
+
     /// Kernel areas of a builder unit's card; `None` without a kernel.
     pub fn kernel_areas(&self, builder: usize) -> Option<KernelAreas> {
         match &self.builders[builder].landing {
             LandingTarget::Host | LandingTarget::Card(CardSetup { kernel: KernelSetup::None, .. }) => None,
-            LandingTarget::Card(_) => {
+            LandingTarget::Card(card) => {
                 let slots = self.plan.slots[builder].get();
-                Some(KernelAreas::new(&self.layout, slots, self.plan.batch.get()))
+                Some(KernelAreas::new(&self.layout, slots, self.plan.batch.get(), card.kernel.image()))
             }
         }
     }

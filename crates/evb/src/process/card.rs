@@ -8,9 +8,22 @@ use super::ProcessError;
 use crate::config::{CardSetup, Setup};
 use crate::core::Bytes;
 
-/// Serves an emulated card with this name, memory and polling time until standard input closes. The event builder
-/// does not link the card server, so the program passes this function.
-pub type ServeCard<'a> = dyn Fn(&CardName, Bytes, Duration) -> Result<(), Box<dyn std::error::Error>> + 'a;
+/// A card to serve in this process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardProcess {
+    /// Its name on this host.
+    pub name: CardName,
+    /// Size of its memory.
+    pub memory: Bytes,
+    /// Kind of its memory.
+    pub kind: String,
+    /// How long it polls for commands before it blocks.
+    pub spin: Duration,
+}
+
+/// Serves a card until standard input closes. The event builder does not link the card server, so the program passes
+/// this function.
+pub type ServeCard<'a> = dyn Fn(&CardProcess) -> Result<(), Box<dyn std::error::Error>> + 'a;
 
 /// Name of a run's card on its host.
 ///

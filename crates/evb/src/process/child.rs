@@ -5,7 +5,7 @@
 //! errors to standard error. End of file on standard input means that the launcher ended.
 
 use super::builder::{self, BuilderEnd};
-use super::card::{ServeCard, unfit};
+use super::card::{CardProcess, ServeCard, unfit};
 use super::error::IoContext;
 use super::manager::{self, ManagerEvent};
 use super::sink::MakeSink;
@@ -14,7 +14,6 @@ use crate::config::Setup;
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, Bytes, RuIndex};
 use crate::source::SourceStatistics;
-use millstream_card_abi::CardName;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
@@ -39,15 +38,8 @@ pub enum Child {
         /// The manager's address.
         manager: String,
     },
-    /// An emulated card.
-    Card {
-        /// Its name on this host.
-        name: CardName,
-        /// Size of its memory.
-        memory: Bytes,
-        /// How long it polls for commands before it blocks.
-        spin: Duration,
-    },
+    /// A card.
+    Card(CardProcess),
 }
 
 /// A message of a child to the launcher.
@@ -87,9 +79,9 @@ impl Child {
             Child::Builder { index, manager } => {
                 vec!["builder".to_owned(), index.0.to_string(), manager.clone()]
             }
-            Child::Card { name, memory, spin } => {
+            Child::Card(CardProcess { name, memory, kind, spin }) => {
                 let micros = spin.as_micros().to_string();
-                vec!["card".to_owned(), name.to_string(), memory.0.to_string(), micros]
+                vec!["card".to_owned(), name.to_string(), memory.0.to_string(), kind.clone(), micros]
             }
         }
     }
@@ -111,11 +103,12 @@ impl Child {
                 index: BuIndex(index.parse().map_err(|_| bad())?),
                 manager: manager.to_owned(),
             }),
-            ["card", name, memory, micros] => Ok(Child::Card {
+            ["card", name, memory, kind, micros] => Ok(Child::Card(CardProcess {
                 name: name.parse().map_err(|_| bad())?,
                 memory: Bytes(memory.parse().map_err(|_| bad())?),
+                kind: kind.to_owned(),
                 spin: Duration::from_micros(micros.parse().map_err(|_| bad())?),
-            }),
+            })),
             _ => Err(bad()),
         }
     }
@@ -158,9 +151,8 @@ impl Child {
                 send_to_parent(&ChildMessage::Builder { end: Box::new(end), sink });
                 Ok(good)
             }
-            Child::Card { name, memory, spin } => {
-                let served = serve_card(name, *memory, *spin);
-                served.map_err(|error| unfit(name.as_str(), error.to_string()))?;
+            Child::Card(card) => {
+                serve_card(card).map_err(|error| unfit(card.name.as_str(), error.to_string()))?;
                 Ok(true)
             }
         }
@@ -194,11 +186,12 @@ mod tests {
             Child::Manager,
             Child::Readout { index: RuIndex(3), manager: manager.clone() },
             Child::Builder { index: BuIndex(0), manager },
-            Child::Card {
+            Child::Card(CardProcess {
                 name: "camera-77.card0".parse().unwrap(),
                 memory: Bytes(4096),
+                kind: "pci:0000:01:00.0/bar4".to_owned(),
                 spin: Duration::from_micros(20),
-            },
+            }),
         ] {
             assert_eq!(Child::from_arguments(&child.to_arguments()).unwrap(), child);
         }
@@ -206,7 +199,7 @@ mod tests {
 
     #[test]
     fn other_words_are_refused() {
-        for words in [&[][..], &["readout"], &["readout", "x", "y"], &["card", "a b", "1", "2"]] {
+        for words in [&[][..], &["readout"], &["readout", "x", "y"], &["card", "a b", "1", "emulated", "2"]] {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             assert!(Child::from_arguments(&words).is_err(), "{words:?}");
         }

@@ -44,6 +44,14 @@ pub enum ProcessError {
     /// Waiting failed.
     #[error(transparent)]
     Wait(#[from] WaitError),
+    /// A software trigger does not start.
+    #[error("cannot start the software trigger {}: {cause}", .program.display())]
+    SoftwareTrigger {
+        /// The program.
+        program: std::path::PathBuf,
+        /// The cause.
+        cause: io::Error,
+    },
     /// A unit's memory does not match its plan: a bug.
     #[error(transparent)]
     Bounds(#[from] millstream_rdma::memory::OutOfBounds),

@@ -6,7 +6,7 @@
 //! all have ended.
 
 use super::builder::{BuilderEnd, BuilderStatistics};
-use super::card;
+use super::card::{self, CardProcess};
 use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, PAUSE, ProgressSample, RESUME};
@@ -131,6 +131,8 @@ pub struct RunOutcome {
     pub totals: Vec<Option<Totals>>,
     /// Statistics of the builder units, by index; `None` for lost units.
     pub builders: Vec<Option<BuilderStatistics>>,
+    /// The largest fraction of corrupt fragments that the run permits of a source.
+    pub max_corrupt: f64,
     /// What live sources delivered.
     pub sources: Vec<SourceStatistics>,
     /// Results of the builder units' sinks.
@@ -154,7 +156,7 @@ pub struct ProcessFailure {
 
 impl RunOutcome {
     /// Whether the run succeeded: all events processed, all invariants hold, all decisions match, every process
-    /// succeeded except those that the run went on without.
+    /// succeeded except those that the run went on without, and no source is too corrupt.
     pub fn is_success(&self) -> bool {
         let Some(summary) = &self.summary else { return false };
         let recovered = |bu| summary.recovered.contains(&Unit::Builder(BuIndex(bu)));
@@ -165,6 +167,7 @@ impl RunOutcome {
         summary.is_success()
             && (0..).zip(&self.builders).all(agrees)
             && self.failures.iter().all(|failure| failure.is_recovered)
+            && self.too_corrupt().is_empty()
     }
 }
 
@@ -256,6 +259,7 @@ impl Launcher {
             readouts: vec![None; setup.plan.readouts()],
             totals: vec![None; setup.plan.builders()],
             builders: vec![None; setup.plan.builders()],
+            max_corrupt: setup.max_corrupt,
             sources: Vec::new(),
             sinks: Vec::new(),
             failures: Vec::new(),
@@ -286,7 +290,12 @@ impl LaunchedRun<'_, '_> {
         for unit in &self.setup.builders {
             if let LandingTarget::Card(setup) = &unit.landing {
                 let name = card::name(self.setup, setup)?;
-                let child = Child::Card { name, memory: setup.memory, spin: self.setup.spin };
+                let child = Child::Card(CardProcess {
+                    name,
+                    memory: setup.memory,
+                    kind: setup.kind.clone(),
+                    spin: self.setup.spin,
+                });
                 self.spawn(RunProcess::Card(setup.name.clone()), &child)?;
             }
         }

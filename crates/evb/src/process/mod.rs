@@ -20,6 +20,7 @@ pub mod card;
 pub mod child;
 mod clock;
 mod control;
+mod corruption;
 pub(crate) mod error;
 pub mod launcher;
 pub mod manager;

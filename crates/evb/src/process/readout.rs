@@ -1,8 +1,11 @@
 //! Process of a readout unit: writes packets from its input ([`source`]).
 //!
-//! A mapped file is registered once and never copied. The packet of a source is one RDMA WRITE: its first scatter/gather
-//! element is the packet's header, the others are extents of the file. Headers are built per batch in a registered
-//! pool; a batch owns its part of the pool until its last write completes.
+//! A mapped file is registered once. A long packet is one RDMA WRITE without a copy: its first scatter/gather element is the
+//! packet's header, the others are extents of the file. Headers are built per batch in a registered pool; a batch owns its
+//! part of the pool until its last write completes.
+//!
+//! Short packets ([`MAX_COPIED`]) are copied into the pool, which has them at the same distances as the slot. Then one
+//! RDMA WRITE carries the packets of many sources: for them, a work request costs more than the copy.
 
 use super::ProcessError;
 use super::clock::MonotonicClock;
@@ -19,8 +22,9 @@ use crate::source::{self, Source, SourceStatistics};
 use millstream_fragment::packetize::FileExtent;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
-use millstream_rdma::message::PreparedMessageChannel;
-use millstream_rdma::queue::{SendList, Signal};
+use millstream_rdma::memory::RemoteAddress;
+use millstream_rdma::message::{PreparedMessageChannel};
+use millstream_rdma::queue::{ListFull, SendList, Signal};
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, Region,
@@ -35,6 +39,13 @@ const POLL: usize = 32;
 const AVAILABLE_INTERVAL: Duration = Duration::from_millis(1);
 /// Maximum scatter/gather elements per work request; most adapters support about as many.
 const MAX_SGES: u32 = 16;
+
+/// Packet areas up to this size are copied into the pool. A work request costs as much as a copy of some KiB.
+const MAX_COPIED: u32 = 4096;
+/// Unused bytes between two packets that one write carries along.
+const MAX_GAP: u64 = 1024;
+/// Length of a write from which no further packet is added, so that the next packets are made while it is on its way.
+const MAX_COALESCED: u64 = 256 << 10;
 
 /// Runs a readout unit from joining the manager to the end of the run.
 ///
@@ -93,6 +104,28 @@ struct SourceArea {
     area: PacketArea,
     /// Offset of its header, or of its packet, in a batch's part of the pool.
     header_offset: u64,
+    /// Whether the pool holds the whole packet.
+    is_copied: bool,
+}
+
+/// Packets that one write will carry: a range of a batch's part of the pool.
+struct CoalescedWrite {
+    /// Offset of its start in a batch's part of the pool.
+    start: u64,
+    end: u64,
+    /// Offset of its start in the slot.
+    to: u64,
+}
+
+impl CoalescedWrite {
+    /// Whether the packet of `source` can follow, at the same distance as in the slot.
+    fn accepts(&self, source: &SourceArea) -> bool {
+        let distance = source.header_offset.wrapping_sub(self.start);
+        source.is_copied
+            && source.area.offset.wrapping_sub(self.to) == distance
+            && source.header_offset.wrapping_sub(self.end) <= MAX_GAP
+            && self.end - self.start < MAX_COALESCED
+    }
 }
 
 /// Completion queues to wait for.
@@ -282,6 +315,9 @@ impl ReadoutProcess {
             any = true;
             self.send(send)?;
         }
+        if let Some(error) = self.input.failure() {
+            return Err(error);
+        }
         if self.core.poll_timeout().is_some_and(|at| at <= now) {
             self.core.handle_timeout(now);
         }
@@ -336,8 +372,11 @@ impl ReadoutProcess {
             (builder.index() as u64 * self.window + peer.batches % self.window) * self.headers_per_batch;
         let slot_offset = u64::from(slot.0) * self.slot_bytes;
         let id = encode_wr_id(builder, slot);
+        let immediate = send.immediate.encode();
+        let full = |source: &SourceArea, full: ListFull| source.input_changed(full.to_string());
         let mut payload = BatchPayload::default();
         let mut left = self.sources.len();
+        let mut open: Option<CoalescedWrite> = None;
         for (position, source) in self.sources.iter().enumerate() {
             left -= 1;
             let room = &mut self.header[source.header_offset as usize..];
@@ -346,6 +385,35 @@ impl ReadoutProcess {
                 let (len, room) = (packet.total_len, source.area.capacity);
                 return Err(source.input_changed(format!("a packet has {len} B, its area {room} B")));
             }
+            payload.fragments += packet.n_fragments;
+            payload.bytes.0 += u64::from(packet.payload_len);
+
+            if source.is_copied {
+                let bytes = self.input.mapping().unwrap_or(&[]);
+                copy_extents(bytes, &self.extents, &mut room[packet.header_len as usize..]);
+                let end = source.header_offset + u64::from(packet.total_len);
+                match open.as_mut().filter(|write| write.accepts(source)) {
+                    Some(write) => write.end = end,
+                    None => {
+                        let next =
+                            CoalescedWrite { start: source.header_offset, end, to: source.area.offset };
+                        if let Some(write) = open.replace(next) {
+                            let (sge, remote) =
+                                place(&self.headers, &self.header, pool, &write, peer.landing, slot_offset)?;
+                            let added = peer.list.write(&[sge], remote, Signal::No, id);
+                            added.map_err(|error| full(source, error))?;
+                        }
+                    }
+                }
+                continue;
+            }
+            if let Some(write) = open.take() {
+                let (sge, remote) =
+                    place(&self.headers, &self.header, pool, &write, peer.landing, slot_offset)?;
+                let added = peer.list.write(&[sge], remote, Signal::No, id);
+                added.map_err(|error| full(source, error))?;
+            }
+            let room = &self.header[source.header_offset as usize..];
             let header_at = pool + source.header_offset;
             self.headers.copy_from_slice(header_at, &room[..packet.header_len as usize])?;
             self.sges.clear();
@@ -355,9 +423,6 @@ impl ReadoutProcess {
                     self.sges.push(mapping.sge(extent.offset, extent.len)?);
                 }
             }
-            payload.fragments += packet.n_fragments;
-            payload.bytes.0 += u64::from(packet.payload_len);
-
             let mut to = slot_offset + source.area.offset;
             let mut requests = self.sges.chunks(self.max_sges).peekable();
             while let Some(sges) = requests.next() {
@@ -365,14 +430,45 @@ impl ReadoutProcess {
                 let remote = peer.landing.at(to, len)?;
                 to += len;
                 let added = if left == 0 && requests.peek().is_none() {
-                    peer.list.write_imm(sges, remote, send.immediate.encode(), Signal::Yes, id)
+                    peer.list.write_imm(sges, remote, immediate, Signal::Yes, id)
                 } else {
                     peer.list.write(sges, remote, Signal::No, id)
                 };
-                added.map_err(|full| source.input_changed(full.to_string()))?;
+                added.map_err(|error| full(source, error))?;
             }
         }
+        if let (Some(write), Some(source)) = (open, self.sources.last()) {
+            let (sge, remote) = place(&self.headers, &self.header, pool, &write, peer.landing, slot_offset)?;
+            let added = peer.list.write_imm(&[sge], remote, immediate, Signal::Yes, id);
+            added.map_err(|error| full(source, error))?;
+        }
         Ok(payload)
+    }
+}
+
+/// Copies the packets of a write into the registered pool. Returns their place there and in the slot.
+fn place(
+    headers: &Region,
+    made: &[u8],
+    pool: u64,
+    write: &CoalescedWrite,
+    landing: RemoteMemory,
+    slot_offset: u64,
+) -> Result<(Sge, RemoteAddress), ProcessError> {
+    let len = write.end - write.start;
+    headers.copy_from_slice(pool + write.start, &made[write.start as usize..write.end as usize])?;
+    // Bounded by `MAX_COALESCED` and one area.
+    let sge = headers.sge(pool + write.start, len as u32)?;
+    Ok((sge, landing.at(slot_offset + write.to, len)?))
+}
+
+/// Appends the extents of a packet to its header.
+fn copy_extents(mapping: &[u8], extents: &[FileExtent], mut to: &mut [u8]) {
+    for extent in extents {
+        let from = &mapping[extent.offset as usize..][..extent.len as usize];
+        let (place, rest) = std::mem::take(&mut to).split_at_mut(from.len());
+        place.copy_from_slice(from);
+        to = rest;
     }
 }
 
@@ -429,15 +525,54 @@ fn decode_wr_id(id: WrId) -> (BuIndex, SlotIndex) {
     (BuIndex((id.0 >> 16) as u16), SlotIndex(id.0 as u16))
 }
 
-/// The unit's packet areas, with their room in a batch's part of the pool, and the size of that part. Without a mapping,
-/// the pool holds whole packets.
+/// The unit's packet areas, with their room in a batch's part of the pool, and the size of that part. The pool holds
+/// headers of long packets that are mapped, and whole packets otherwise.
 fn source_areas(setup: &Setup, ru: RuIndex, is_mapped: bool) -> (Vec<SourceArea>, u64) {
-    let mut header_offset = 0;
-    let mut sources = Vec::new();
+    let mut end = 0u64;
+    let mut sources: Vec<SourceArea> = Vec::new();
     for area in setup.layout.of_readout(ru) {
-        sources.push(SourceArea { area: *area, header_offset });
-        let len = if is_mapped { area.header_len } else { area.capacity };
-        header_offset += u64::from(len).next_multiple_of(mfp::HEADER_ALIGNMENT.into());
+        let is_copied = !is_mapped || area.capacity <= MAX_COPIED;
+        let aligned = end.next_multiple_of(mfp::HEADER_ALIGNMENT.into());
+        let header_offset = match sources.last().filter(|last| last.is_copied && is_copied) {
+            // At the same distance as in the slot.
+            Some(last) => last.header_offset + (area.offset - last.area.offset),
+            None => aligned,
+        };
+        let len = if is_copied { area.capacity } else { area.header_len };
+        end = header_offset + u64::from(len);
+        sources.push(SourceArea { area: *area, header_offset, is_copied });
     }
-    (sources, header_offset)
+    (sources, end.next_multiple_of(mfp::HEADER_ALIGNMENT.into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn source(offset: u64, capacity: u32, header_offset: u64, is_copied: bool) -> SourceArea {
+        let area = PacketArea { source: 1, kind: 1, readout: RuIndex(0), offset, capacity, header_len: 64 };
+        SourceArea { area, header_offset, is_copied }
+    }
+
+    #[test]
+    fn a_write_carries_packets_at_the_distances_of_the_slot() {
+        let write = CoalescedWrite { start: 1000, end: 1200, to: 5000 };
+        assert!(write.accepts(&source(5256, 256, 1256, true)));
+        // Another distance, too large a gap, not in the pool.
+        assert!(!write.accepts(&source(5320, 256, 1256, true)));
+        assert!(!write.accepts(&source(6456, 256, 2456, true)));
+        assert!(!write.accepts(&source(5256, 256, 1256, false)));
+        let long = CoalescedWrite { end: 1000 + MAX_COALESCED, ..write };
+        let next = long.end;
+        assert!(!long.accepts(&source(5000 + next - 1000, 256, next, true)));
+    }
+
+    #[test]
+    fn extents_follow_each_other() {
+        let mapping: Vec<u8> = (0..100).collect();
+        let mut to = [0; 5];
+        let extents = [FileExtent { offset: 7, len: 2 }, FileExtent { offset: 90, len: 3 }];
+        copy_extents(&mapping, &extents, &mut to);
+        assert_eq!(to, [7, 8, 90, 91, 92]);
+    }
 }

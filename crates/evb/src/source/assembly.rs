@@ -102,6 +102,22 @@ impl Assembly {
         true
     }
 
+    /// Whether a fragment of this event can be stored now: sources that can wait are asked to. Events that are not of the
+    /// run, or too late, need no room.
+    pub fn has_room(&self, event: u64) -> bool {
+        !self.run.contains(&event) || event < self.sent.saturating_add(self.depth)
+    }
+
+    /// A source that waits has a fragment of this event, for which there is no room: events before it are not to be
+    /// expected any longer than the limit.
+    pub fn note_waiting(&mut self, event: u64, now: Instant) {
+        let before = event.saturating_sub(self.depth).saturating_add(1);
+        if before > self.latest {
+            self.latest = before;
+            self.reached.push_back((now, before));
+        }
+    }
+
     /// Number of the run's events that are there, counted from the first.
     pub fn available(&mut self, now: Instant) -> u64 {
         while let Some(&(_, event)) = self.reached.front().filter(|(at, _)| now - *at >= self.limit) {
@@ -233,10 +249,28 @@ mod tests {
             duplicate: 1,
             overflow: 1,
             invalid: 1,
+            ..SourceStatistics::default()
         };
         assert_eq!(statistics, expected);
         let stranger = Datagram { source: SourceId(9), sequence: 0, fragment: Fragment::new(10, &[]) };
         assert!(!assembly.handle(&stranger, now));
+    }
+
+    #[test]
+    fn a_source_that_waits_behind_a_gap_goes_on() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        assert!(
+            assembly.has_room(25)
+                && !assembly.has_room(26)
+                && assembly.has_room(5)
+                && assembly.has_room(2000)
+        );
+        assembly.note_waiting(500, now);
+        assert_eq!(assembly.available(now + LIMIT / 2), 0);
+        assert_eq!(assembly.available(now + LIMIT), 500 - 16 + 1 - 10);
+        assembly.release(10..485);
+        assert!(assembly.has_room(500));
     }
 
     #[test]

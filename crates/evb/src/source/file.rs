@@ -5,9 +5,11 @@ use crate::config::Setup;
 use crate::core::plan::Batch;
 use crate::layout::PacketArea;
 use crate::process::ProcessError;
+use crate::process::error::IoContext;
 use millstream_fragment::SourceId;
 use millstream_fragment::packetize::{FileExtent, PacketLayout, Packetizer, Replay};
 use millstream_fragment::stream::Stream;
+use millstream_shm::truncation::TruncationWatch;
 use std::path::Path;
 use std::time::Instant;
 
@@ -15,6 +17,7 @@ use std::time::Instant;
 pub struct FileReplay {
     stream: &'static Stream,
     packetizers: Vec<Packetizer<'static>>,
+    watch: TruncationWatch,
 }
 
 impl FileReplay {
@@ -22,9 +25,10 @@ impl FileReplay {
     /// that no transfer waits for the disk.
     pub(super) fn open(setup: &Setup, areas: &[PacketArea], path: &Path) -> Result<FileReplay, ProcessError> {
         let stream: &'static Stream = Box::leak(Box::new(Stream::open(path)?));
+        let watch = TruncationWatch::of(stream.mapping()).context("watch the input for truncation")?;
         let packetizers = packetizers(setup, areas, stream)?;
         prefault(stream.mapping());
-        Ok(FileReplay { stream, packetizers })
+        Ok(FileReplay { stream, packetizers, watch })
     }
 }
 
@@ -41,6 +45,14 @@ impl Source for FileReplay {
         u64::MAX
     }
 
+    fn failure(&self) -> Option<ProcessError> {
+        self.watch.is_truncated().then(|| ProcessError::InputChanged {
+            input: self.stream.path().display().to_string(),
+            what: "it was truncated while the run reads it; write a new file and rename it instead"
+                .to_owned(),
+        })
+    }
+
     fn packet(
         &mut self,
         position: usize,
@@ -50,9 +62,12 @@ impl Source for FileReplay {
     ) -> Result<PacketLayout, ProcessError> {
         let packetizer = &self.packetizers[position];
         let made = packetizer.packet(batch.first_event.0, batch.events.into(), buffer, extents);
-        made.map_err(|error| ProcessError::InputChanged {
-            input: packetizer.source().id().to_string(),
-            what: error.to_string(),
+        // The index of a truncated file reads as zeros.
+        made.map_err(|error| {
+            self.failure().unwrap_or_else(|| ProcessError::InputChanged {
+                input: packetizer.source().id().to_string(),
+                what: error.to_string(),
+            })
         })
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! - [`mod@file`]: replays a stream file; its payload is sent from the mapping, without a copy.
 //! - [`generator`]: makes fragments by rate and size, for tests of a system without a detector.
+//! - [`ring`]: takes fragments from front-end processes of the same host, through shared memory.
 //! - [`udp`]: receives fragments as datagrams, whose format is in [`datagram`]; [`assembly`] sorts them by event.
 //!
 //! A live source (all but files) says which events it has; the manager assigns only batches that all readout units have.
@@ -10,6 +11,7 @@ pub mod assembly;
 pub mod datagram;
 pub mod file;
 pub mod generator;
+pub mod ring;
 pub mod udp;
 
 use crate::config::{InputSetup, Setup};
@@ -19,7 +21,7 @@ use crate::process::ProcessError;
 use millstream_fragment::packetize::{FileExtent, PacketLayout};
 use serde::{Deserialize, Serialize};
 use std::os::fd::BorrowedFd;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// The input of a readout unit.
 ///
@@ -67,6 +69,11 @@ pub trait Source {
     /// The batch is built: its packets will not be asked for again. Before, they may be asked for more than once.
     fn release(&mut self, _batch: &Batch) {}
 
+    /// Why the input cannot be used any more, although no call has failed.
+    fn failure(&self) -> Option<ProcessError> {
+        None
+    }
+
     /// What was received and lost, by source; empty for files.
     fn statistics(&self) -> Vec<SourceStatistics> {
         Vec::new()
@@ -90,6 +97,12 @@ pub struct SourceStatistics {
     pub overflow: u64,
     /// Datagrams or fragments that are invalid, such as longer than configured.
     pub invalid: u64,
+    /// Attempts of the front end that were refused because the unit was busy: back-pressure.
+    #[serde(default)]
+    pub refused: u64,
+    /// Time from a refused fragment to the next accepted one.
+    #[serde(default)]
+    pub dead_time: Duration,
 }
 
 /// Opens the input of a readout unit.
@@ -104,12 +117,23 @@ pub(crate) fn open(setup: &Setup, ru: RuIndex) -> Result<Box<dyn Source>, Proces
         InputSetup::Generator(generator) => {
             Box::new(generator::Generator::new(generator, areas, first_event))
         }
+        InputSetup::Ring(ring) => Box::new(ring::RingReceiver::bind(
+            ring,
+            areas,
+            first_event,
+            setup.plan.events.get(),
+            kept(setup),
+        )?),
         InputSetup::Udp(udp) => {
-            let plan = &setup.plan;
-            // One batch in each slot, one for each builder unit in the manager's round, and the next one.
-            let batches = plan.total_slots() + plan.builders() + 1;
-            let kept = batches as u64 * u64::from(plan.batch.get());
-            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, plan.events.get(), kept)?)
+            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, setup.plan.events.get(), kept(setup))?)
         }
     })
+}
+
+/// Events in batches that may be asked for again: one batch in each slot, one for each builder unit in the manager's round,
+/// and the next one.
+fn kept(setup: &Setup) -> u64 {
+    let plan = &setup.plan;
+    let batches = plan.total_slots() + plan.builders() + 1;
+    batches as u64 * u64::from(plan.batch.get())
 }

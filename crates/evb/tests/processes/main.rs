@@ -6,10 +6,13 @@
 #[allow(dead_code, reason = "its main is not used")]
 mod example;
 mod faults;
+mod function;
 mod input;
 mod live;
 mod recovery;
+mod ring;
 mod runs;
+mod software_trigger;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_evb::config::Setup;
@@ -23,7 +26,7 @@ use std::time::Duration;
 
 /// Runs one process of a run.
 fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
-    Ok(Child::from_arguments(words)?.run(&make_sink, &example::serve_card)?)
+    Ok(Child::from_arguments(words)?.run(&make_sink, &function::serve_card)?)
 }
 
 /// Output directory whose sinks take 30 ms for each event.
@@ -73,6 +76,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let process = match words.first().map(String::as_str) {
         Some("child") => Some(child(&words[1..])),
+        Some("worker") => Some(software_trigger::work(&words[1..])),
         Some("launch") => Some(example::run(Path::new(&words[1]))),
         _ => None,
     };
@@ -97,6 +101,8 @@ fn main() -> ExitCode {
     };
     let trials = runs::TESTS
         .iter()
+        .chain(software_trigger::TESTS)
+        .chain(ring::TESTS)
         .chain(live::TESTS)
         .chain(faults::TESTS)
         .chain(recovery::TESTS)

@@ -19,7 +19,13 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "missing_and_corrupt_fragments_are_accounted_by_cause",
         missing_and_corrupt_fragments_are_accounted_by_cause,
     ),
+    (
+        "a_source_with_too_many_corrupt_fragments_fails_the_run",
+        a_source_with_too_many_corrupt_fragments_fails_the_run,
+    ),
+    ("an_input_that_is_truncated_is_named", an_input_that_is_truncated_is_named),
     ("events_are_stored_without_a_kernel_when_asked_for", events_are_stored_without_a_kernel_when_asked_for),
+    ("a_function_for_events_decides_per_event", a_function_for_events_decides_per_event),
     ("a_run_waits_for_its_start_and_pauses", a_run_waits_for_its_start_and_pauses),
     ("a_wrong_decision_fails_the_run", a_wrong_decision_fails_the_run),
 ];
@@ -118,10 +124,55 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
         assert_eq!(summary.built, Counts { events: 3 * 80, fragments: 3 * 80 * 8 });
         assert_eq!(summary.fragments_read(), 3 * (800 - 20));
     }
-    // Without a kernel, corruption is not detected; missing fragments are.
-    let summary = succeed(&inputs.setup(2, &["host"], "batch = 16", "", "")).summary.unwrap();
-    assert_eq!(summary.incomplete.missing_at_source, Counts { events: 19, fragments: 18 * 7 + 6 });
-    assert_eq!(summary.built.events, 81);
+    // Without a kernel, corruption is found where the processor compares checksums: in the first of 64 batches, or in all.
+    for (checksums, corrupt) in [("sample", 0), ("all", 2)] {
+        let rest = format!("[check]\nchecksums = \"{checksums}\"\nmax_corrupt = 0.5\n");
+        let summary = succeed(&inputs.setup(2, &["host"], "batch = 16", "", &rest)).summary.unwrap();
+        assert_eq!(summary.discarded.corrupt.events, corrupt);
+        assert_eq!(summary.built.events, 81 - corrupt.min(1));
+    }
+}
+
+fn a_source_with_too_many_corrupt_fragments_fails_the_run() {
+    let inputs = TestInputs::made(2, 4, 0..100, |_, _| true);
+    (10..13).for_each(|event| inputs.damage(2, 102, event));
+    for (builders, kernel, checked) in [
+        (&["card", "card"][..], "kernel = \"verify\"", 300),
+        (&["host"], "", 300),
+        (&["host", "card"], "kernel = \"verify\"", 300),
+    ] {
+        let with = |most: &str| {
+            let rest = format!("[check]\nchecksums = \"all\"\n{most}\n");
+            run(&inputs.setup(2, builders, "batch = 16\nreplay = 3", kernel, &rest))
+        };
+        let outcome = with("");
+        let found: Vec<_> = outcome.too_corrupt();
+        assert_eq!(found.len(), 1, "{outcome:#?}");
+        assert_eq!((found[0].source, found[0].checked, found[0].corrupt), (102, checked, 9));
+        assert!(outcome.summary.as_ref().unwrap().is_success() && !outcome.is_success());
+        assert!(with("max_corrupt = 0.03").is_success());
+        assert!(!with("max_corrupt = 0.0299").is_success());
+    }
+}
+
+fn an_input_that_is_truncated_is_named() {
+    let inputs = TestInputs::made(1, 4, 0..2000, |_, _| true);
+    let path = inputs.folder.path().join("crate1.mfs");
+    let setup = inputs.setup(1, &["host"], "batch = 16\nreplay = 1000000", "", "");
+    let mut truncated = false;
+    let outcome = launcher().run(&setup, &mut |event| {
+        if matches!(event, RunEvent::Progress(sample) if sample.done.batches > 0) && !truncated {
+            truncated = true;
+            std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
+        }
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    let reasons: Vec<_> = outcome.failures.iter().map(|failure| failure.reason.clone()).collect();
+    assert!(
+        reasons.iter().any(|reason| reason.contains("crate1.mfs") && reason.contains("truncated")),
+        "{reasons:?}"
+    );
+    assert!(outcome.summary.as_ref().unwrap().is_balanced());
 }
 
 fn events_are_stored_without_a_kernel_when_asked_for() {
@@ -140,6 +191,31 @@ fn events_are_stored_without_a_kernel_when_asked_for() {
     assert_eq!(stored("host", "", "all"), 100);
     assert_eq!(stored("card", "kernel = \"verify\"", "built"), 89);
     assert_eq!(stored("card", "kernel = \"verify\"", "all"), 100);
+}
+
+fn a_function_for_events_decides_per_event() {
+    // Source 3 lacks events 40 to 49; the payload of source 0 is corrupt in event 55.
+    let inputs = TestInputs::made(2, 4, 0..100, |id, event| !(id == 3 && (40..50).contains(&event)));
+    inputs.damage(1, 0, 55);
+    std::fs::write(inputs.folder.path().join("filter.wat"), crate::function::IMAGE).unwrap();
+    let card = "kernel = \"wasm\"\nmodule = \"filter.wat\"\narguments = [7]";
+    let rest = "[output]\ndirectory = \"out\"\n";
+    let setup = inputs.setup(2, &["card", "card"], "batch = 16", card, rest);
+    assert!(setup.warnings().is_empty());
+    let outcome = succeed(&setup);
+    let summary = outcome.summary.as_ref().unwrap();
+    assert_eq!(summary.discarded.corrupt.events, 1);
+    assert_eq!(summary.incomplete.missing_at_source.events, 10);
+    // 0, 7, … 98 without 42 and 49, which are incomplete.
+    assert_eq!((summary.built.events, summary.accepted), (89, 13));
+    let mut stored: Vec<u64> = Vec::new();
+    for (_, path) in &outcome.sinks {
+        let list = std::fs::read_to_string(path).unwrap();
+        stored.extend(list.lines().map(|line| line.split(' ').next().unwrap().parse::<u64>().unwrap()));
+    }
+    stored.sort_unstable();
+    let expected = (0..100).filter(|event| event % 7 == 0 || (40..50).contains(event) || *event == 55);
+    assert_eq!(stored, expected.collect::<Vec<_>>());
 }
 
 /// Starts paused, is resumed, paused, resumed and stopped; each step waits for the effect of the last.

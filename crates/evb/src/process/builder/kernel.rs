@@ -14,7 +14,8 @@ use millstream_camera::trigger::TriggerGeometry;
 use millstream_card::{Card, Ring, RingError};
 use millstream_card_abi::command::{Descriptor, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{
-    CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, STATUS_BAD_PACKET, VERIFY, VerifyArgs,
+    CLUSTER7, Cluster7Args, EventSummary, FUNCTION_ARGUMENTS, FunctionArgs, PacketBuffer, STATUS_BAD_PACKET,
+    VERIFY, VerifyArgs,
 };
 use millstream_card_abi::{AccessError, MemoryRange};
 use std::time::Duration;
@@ -57,17 +58,27 @@ impl CardKernel {
         };
         let Some(areas) = setup.kernel_areas(bu.index()) else { return Ok(None) };
         let unfit = |what: String| unfit(name, what);
-        let kernel_name = match kernel {
+        let load = |name| card.load(REGION, name).map_err(|error| unfit(error.to_string()));
+        match kernel {
             KernelSetup::None => return Ok(None),
-            KernelSetup::Verify => VERIFY,
+            KernelSetup::Verify => load(VERIFY)?,
             KernelSetup::Cluster7 { patches, .. } => {
                 let geometry = TriggerGeometry::load(patches).map_err(|error| unfit(error.to_string()))?;
                 let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
                 written.map_err(|error| unfit(error.to_string()))?;
-                CLUSTER7
+                load(CLUSTER7)?;
             }
-        };
-        card.load(REGION, kernel_name).map_err(|error| unfit(error.to_string()))?;
+            KernelSetup::Function { module, .. } => {
+                let image = std::fs::read(module)
+                    .map_err(|cause| unfit(format!("cannot read {}: {cause}", module.display())))?;
+                let place = areas.image();
+                if image.len() as u64 != place.len {
+                    return Err(unfit(format!("{} has changed: {} B", module.display(), image.len())));
+                }
+                let loaded = card.load_image(REGION, &image, place.offset);
+                loaded.map_err(|error| unfit(format!("{}: {error}", module.display())))?;
+            }
+        }
         let batch = usize::from(setup.plan.batch.get());
         let mut kernel = CardKernel {
             ring: Ring::open(card, areas.rings())?,
@@ -102,6 +113,7 @@ impl CardKernel {
         let areas = self.areas.of_slot(slot);
         match self.setup {
             KernelSetup::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
+            KernelSetup::Function { .. } => self.function(0, 1).append_to(&places, &mut self.args),
             KernelSetup::None | KernelSetup::Verify => {
                 VerifyArgs { first_event: 0, n_events: 1, n_sources: 0 }.append_to(&places, &mut self.args);
             }
@@ -112,7 +124,7 @@ impl CardKernel {
     fn cluster7(&self, first_event: u64, n_events: u32, areas: SlotAreas) -> Cluster7Args {
         let (threshold, trace_sources) = match &self.setup {
             KernelSetup::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
-            KernelSetup::None | KernelSetup::Verify => (0, [0; 3]),
+            _ => (0, [0; 3]),
         };
         Cluster7Args {
             first_event,
@@ -126,6 +138,14 @@ impl CardKernel {
         }
     }
 
+    fn function(&self, first_event: u64, n_events: u32) -> FunctionArgs {
+        let mut arguments = [0; FUNCTION_ARGUMENTS];
+        if let KernelSetup::Function { arguments: given, .. } = &self.setup {
+            arguments.iter_mut().zip(given).for_each(|(word, given)| *word = *given);
+        }
+        FunctionArgs { first_event, n_events, n_sources: 0, arguments }
+    }
+
     /// Submits a batch.
     pub(super) fn submit(&mut self, slot: SlotIndex, batch: &Batch, sources: usize) -> Result<(), RingError> {
         let areas = self.areas.of_slot(slot);
@@ -137,6 +157,11 @@ impl CardKernel {
                 let args = Cluster7Args { n_sources, ..self.cluster7(first_event, n_events, areas) };
                 memory.write(areas.args, &args.to_bytes())?;
                 (Cluster7Args::BYTES, if verify { FLAG_VERIFY } else { 0 })
+            }
+            KernelSetup::Function { verify, .. } => {
+                let args = FunctionArgs { n_sources, ..self.function(first_event, n_events) };
+                memory.write(areas.args, &args.to_bytes())?;
+                (FunctionArgs::BYTES, if verify { FLAG_VERIFY } else { 0 })
             }
             KernelSetup::None | KernelSetup::Verify => {
                 memory.write(areas.args, &VerifyArgs { first_event, n_events, n_sources }.to_bytes())?;
@@ -226,7 +251,7 @@ impl CardKernel {
                 fragments: counts.fragments + contents.fragments(event),
             };
         }
-        if self.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {
+        if self.setup.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {
             let found = completion.fragments;
             return Err(InvalidSlotData::Kernel(format!(
                 "found {found} of {} fragments",
@@ -236,9 +261,14 @@ impl CardKernel {
         Ok(outcome)
     }
 
-    /// Whether the kernel reads every fragment.
-    fn verifies_checksums(&self) -> bool {
-        matches!(self.setup, KernelSetup::Verify | KernelSetup::Cluster7 { verify: true, .. })
+    /// Whether the kernel accepts events.
+    pub(super) fn decides(&self) -> bool {
+        self.setup.decides()
+    }
+
+    /// Whether incomplete and corrupt events that the kernel accepts are stored.
+    pub(super) fn accepts_incomplete(&self) -> bool {
+        self.setup.accepts_incomplete()
     }
 
     /// The summary of an event of the current batch.
@@ -253,7 +283,7 @@ impl CardKernel {
             KernelSetup::Cluster7 { .. } => {
                 &self.decisions[event * DECISION_BYTES..(event + 1) * DECISION_BYTES]
             }
-            KernelSetup::None | KernelSetup::Verify => &[],
+            _ => &[],
         }
     }
 

@@ -7,6 +7,7 @@ use crate::process::card;
 use millstream_card::Card;
 use millstream_card_abi::MemoryRange;
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// How long to wait for a card. Less than the time within which a run without a launcher has to end.
@@ -55,12 +56,7 @@ impl LandingMemory {
                 card.memory()
                     .prefault(MemoryRange::new(0, needed))
                     .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
-                let descriptor = card.memory_fd().try_clone_to_owned();
-                let descriptor = descriptor.map_err(|cause| ProcessError::Io {
-                    operation: "duplicate the descriptor of the card's memory",
-                    cause,
-                })?;
-                let slots = Region::dmabuf(device, descriptor, 0, len as usize, Access::REMOTE_WRITE)?;
+                let slots = register(device, &card, len as usize)?;
                 Ok(LandingMemory { memory: Memory::Card(card), slots })
             }
         }
@@ -89,6 +85,17 @@ impl LandingMemory {
         if written { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
     }
 
+    /// The file behind landing memory, which starts with the slots, for processes of this host.
+    pub(super) fn descriptor(&self) -> Result<BorrowedFd<'_>, ProcessError> {
+        match &self.memory {
+            Memory::Card(card) => Ok(card.memory_fd()),
+            Memory::Host => self.slots.landing_fd().ok_or(ProcessError::Io {
+                operation: "share the slots with the software trigger",
+                cause: std::io::ErrorKind::Unsupported.into(),
+            }),
+        }
+    }
+
     /// Copies bytes out of landing memory.
     pub(super) fn read(&self, offset: u64, to: &mut [u8]) -> Result<(), OutsideLandingMemory> {
         let len = to.len();
@@ -98,6 +105,22 @@ impl LandingMemory {
         };
         if read { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
     }
+}
+
+/// Registers the first bytes of a card's memory for the readout units.
+///
+/// The memory of an emulated card is no dma-buf: only the soft device takes its descriptor. An adapter gets the mapping,
+/// whose pages it pins.
+fn register(device: &Device, card: &Card, len: usize) -> Result<Region, ProcessError> {
+    if !device.is_soft() {
+        let mapping = card.memory().mapping().clone();
+        return Ok(Region::mapped(device, mapping, 0, len, Access::REMOTE_WRITE)?);
+    }
+    let descriptor = card.memory_fd().try_clone_to_owned().map_err(|cause| ProcessError::Io {
+        operation: "duplicate the descriptor of the card's memory",
+        cause,
+    })?;
+    Ok(Region::dmabuf(device, descriptor, 0, len, Access::REMOTE_WRITE)?)
 }
 
 fn check_memory(wanted: &CardSetup, card: &Card, needed: u64) -> Result<(), ProcessError> {

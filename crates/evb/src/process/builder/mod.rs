@@ -3,14 +3,18 @@
 //! The processor reads packet headers and the kernel's results. It reads payload only of events that are stored, on a
 //! thread of its own (`storage`).
 
+mod checksums;
 mod kernel;
 mod landing;
 mod reference;
 mod slot_contents;
 mod storage;
+mod workers;
 
+pub use checksums::SourceChecksums;
 pub use reference::DecisionComparison;
 pub use storage::StorageStatistics;
+pub use workers::WorkerCounts;
 
 use super::ProcessError;
 use super::clock::MonotonicClock;
@@ -18,13 +22,14 @@ use super::control::{Control, Received};
 use super::error::IoContext;
 use super::sink::MakeSink;
 use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
-use crate::config::{Setup, StoredEvents};
+use crate::config::{Candidates, Setup, StoredEvents};
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::plan::Batch;
 use crate::core::recovery::OnReadoutLoss;
 use crate::core::report::BuilderReport;
 use crate::core::types::Immediate;
 use crate::core::{BatchOutcome, BuIndex, Bytes, RuIndex, SlotIndex, Unit};
+use checksums::ChecksumChecker;
 use kernel::{CardKernel, KernelCompletion};
 use landing::LandingMemory;
 use millstream_card::Card;
@@ -45,6 +50,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use storage::{Storage, StorageError, StorageJob, StoredBatch, WakeFd};
+use workers::{DecidedBatch, WorkerFd, WorkerJob, Workers};
 
 /// Completions per poll.
 const POLL: usize = 64;
@@ -69,6 +75,15 @@ pub struct BuilderStatistics {
     pub decisions_set: u64,
     /// Time that the card was busy.
     pub card_busy: Duration,
+    /// Events that the output selects, also beyond the maximum to store.
+    #[serde(default)]
+    pub selected: u64,
+    /// Counts of the software trigger.
+    #[serde(default)]
+    pub workers: WorkerCounts,
+    /// Fragments compared with their checksums, by source.
+    #[serde(default)]
+    pub checksums: Vec<SourceChecksums>,
     /// Events in the sink, once it is closed.
     pub stored: u64,
     /// Counts of the storage thread.
@@ -106,6 +121,7 @@ struct LocalResources {
     kernel: Option<CardKernel>,
     reference: Option<ReferenceDecisions>,
     storage: Option<Storage>,
+    workers: Option<Workers>,
 }
 
 impl LocalResources {
@@ -127,7 +143,14 @@ impl LocalResources {
             }
             None => None,
         };
-        Ok(LocalResources { device, landing, kernel, reference, storage })
+        let workers = match &setup.builders[bu.index()].trigger {
+            Some(trigger) => {
+                let bytes = setup.layout.slot_offset(SlotIndex(setup.plan.slots[bu.index()].get()));
+                Some(Workers::start(trigger, &setup.layout, landing.descriptor()?, bytes)?)
+            }
+            None => None,
+        };
+        Ok(LocalResources { device, landing, kernel, reference, storage, workers })
     }
 }
 
@@ -163,7 +186,18 @@ struct ReadyDescriptors {
     storage: bool,
 }
 
+/// A processed batch that waits for the software trigger.
+struct UndecidedBatch {
+    complete: CompleteBatch,
+    outcome: BatchOutcome,
+    /// The candidates that are delivered: built, or lacking only lost readout units.
+    delivered: Vec<u16>,
+    /// Decision maps of the candidates, by event.
+    decisions: Vec<(u16, Vec<u8>)>,
+}
+
 struct BuilderProcess {
+    index: BuIndex,
     clock: MonotonicClock,
     core: Builder,
     setup: Setup,
@@ -180,8 +214,14 @@ struct BuilderProcess {
     /// The batch in the kernel, by slot.
     in_kernel: Vec<Option<CompleteBatch>>,
     reader: HeaderReader,
+    checksums: ChecksumChecker,
+    /// Corrupt fragments by event of the processed batch, if no kernel counts them.
+    corrupt: Vec<u32>,
     reference: Option<ReferenceDecisions>,
     storage: Option<Storage>,
+    workers: Option<Workers>,
+    /// Batches that wait for the software trigger, by slot.
+    in_workers: Vec<Option<UndecidedBatch>>,
     /// Outcomes of batches that wait for storage, by slot.
     in_storage: Vec<Option<BatchOutcome>>,
     statistics: BuilderStatistics,
@@ -198,7 +238,7 @@ impl BuilderProcess {
     ) -> Result<(BuilderProcess, WaitSet), ProcessError> {
         let JoinedRun { channel, setup, deadline, .. } = joined;
         let deadline = *deadline;
-        let LocalResources { device, landing, kernel, reference, storage } = local;
+        let LocalResources { device, landing, kernel, reference, storage, workers } = local;
         let mut waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
         let options = super::control_options(setup);
@@ -230,6 +270,7 @@ impl BuilderProcess {
         startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
         let process = BuilderProcess {
+            index: bu,
             clock,
             core: Builder::new(bu, setup.plan.clone(), clock.now()),
             control: Control::new(messages),
@@ -241,8 +282,16 @@ impl BuilderProcess {
             contents: (0..slots).map(|_| SlotContents::default()).collect(),
             in_kernel: vec![None; slots.into()],
             reader: HeaderReader::new(&setup.layout),
+            checksums: ChecksumChecker::new(
+                setup.checksums,
+                setup.verifies_checksums(bu.index()),
+                &setup.layout,
+            ),
+            corrupt: Vec::new(),
             reference,
             storage,
+            workers,
+            in_workers: (0..slots).map(|_| None).collect(),
             in_storage: vec![None; slots.into()],
             statistics: BuilderStatistics::default(),
             completions: [Completion::EMPTY; POLL],
@@ -285,6 +334,10 @@ impl BuilderProcess {
         if let Some(reference) = &self.reference {
             self.statistics.comparison = reference.comparison;
         }
+        self.statistics.checksums = self.checksums.counts();
+        if let Some(workers) = self.workers.take() {
+            self.statistics.workers = workers.finish();
+        }
         let mut end = BuilderEnd { report, statistics: self.statistics };
         // Errors are ignored: the parent gets the report, too.
         let _ = channel.send(&ToManager::Builder(Box::new(end.clone())));
@@ -305,13 +358,18 @@ impl BuilderProcess {
         let WaitSet { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
         let wake = self.storage.as_ref().map(|storage| WakeFd(storage.wake_fd()));
-        let mut others = Vec::with_capacity(4);
+        let workers = self.workers.as_ref().map_or_else(Vec::new, Workers::sockets);
+        let workers: Vec<WorkerFd> = workers.into_iter().map(WorkerFd).collect();
+        let mut others = Vec::with_capacity(4 + workers.len());
         others.extend(interrupt.as_ref().map(WaitFd::readable));
         others.extend(liveness.as_ref().map(WaitFd::readable));
         others.extend(wake.as_ref().map(WaitFd::readable));
         others.extend(manager.map(WaitFd::readable));
+        others.extend(workers.iter().map(WaitFd::readable));
         loop {
-            let deadline = self.clock.deadline(self.core.poll_timeout());
+            let decision =
+                self.workers.as_ref().and_then(Workers::timeout).map_or(Deadline::NEVER, Deadline::at);
+            let deadline = self.clock.deadline(self.core.poll_timeout()).earlier(decision);
             waiter.wait(&[control, data], &mut others, deadline, || self.progress(data))?;
             // A core that has reported has no timeout.
             if others.iter().any(WaitFd::is_ready) || self.core.poll_timeout().is_none() {
@@ -322,7 +380,7 @@ impl BuilderProcess {
                     interrupt: is_ready(of_card, 0),
                     card_gone: is_ready(of_card, 1),
                     storage: is_ready(of_storage, 0),
-                    manager: is_ready(of_manager, 0),
+                    manager: manager.is_some() && is_ready(of_manager, 0),
                 });
             }
         }
@@ -347,6 +405,7 @@ impl BuilderProcess {
             self.process(complete);
         }
         any |= self.take_kernel_completions();
+        any |= self.take_decided();
         any |= self.take_stored();
         if self.core.poll_timeout().is_some_and(|at| at <= now) {
             if self.core.is_draining() {
@@ -406,7 +465,8 @@ impl BuilderProcess {
         let index = self.storage.as_ref().is_some_and(|storage| !storage.is_full());
         let contents = &mut self.contents[slot.index()];
         let slot_offset = layout.slot_offset(slot);
-        match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, ru), index) {
+        let checksums = &mut self.checksums;
+        match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, ru), index, checksums) {
             Ok(fragments) => {
                 let _ = self.core.complete_arrival(arrival, fragments, self.clock.now());
             }
@@ -427,7 +487,15 @@ impl BuilderProcess {
         let sources = self.setup.layout.packets.len();
         match &mut self.kernel {
             None => {
-                let outcome = contents.outcome(&batch);
+                self.corrupt.clear();
+                if self.checksums.selects(&batch) {
+                    let places = (&*self.landing, &self.setup.layout, &mut self.reader);
+                    match self.checksums.check(places, slot, &batch, |_| true) {
+                        Ok(corrupt) => self.corrupt.extend(corrupt),
+                        Err(error) => return self.invalid_data(&error),
+                    }
+                }
+                let outcome = contents.outcome(&batch, &self.corrupt);
                 self.complete_batch(&complete, outcome);
             }
             Some(kernel) => match kernel.submit(slot, &batch, sources) {
@@ -444,7 +512,9 @@ impl BuilderProcess {
         for ru in (0..self.setup.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
             if self.core.is_absent(slot, ru) {
                 let slot_offset = layout.slot_offset(slot);
-                contents.add_absent(&mut self.reader, &self.landing, slot_offset, (layout, ru), batch)?;
+                let checksums = &mut self.checksums;
+                let area = (layout, ru);
+                contents.add_absent(&mut self.reader, &self.landing, slot_offset, area, batch, checksums)?;
             }
         }
         Ok(())
@@ -483,6 +553,13 @@ impl BuilderProcess {
             Ok(outcome) => outcome,
             Err(error) => return self.invalid_data(&error),
         };
+        if outcome.corrupt.events > 0 {
+            let places = (&*self.landing, &self.setup.layout, &mut self.reader);
+            let is_corrupt = |event| kernel.summary(event).corrupt > 0;
+            if let Err(error) = self.checksums.check(places, slot, &batch, is_corrupt) {
+                return self.invalid_data(&error);
+            }
+        }
         self.statistics.card_busy += completion.busy;
         self.statistics.decisions_set += completion.decisions_set;
         if let Some(reference) = &mut self.reference {
@@ -502,14 +579,105 @@ impl BuilderProcess {
         let built = (0..batch.events.into()).filter(|&event| self.is_built(slot, event));
         let payload: u64 = built.map(|event| contents.payload(event).0).sum();
         self.statistics.payload_built.0 += payload;
-        if !self.submit_to_storage(complete, outcome) {
+        if self.workers.is_some() {
+            return self.submit_to_workers(complete, outcome);
+        }
+        let events = self.setup.output.as_ref().map(|output| output.events);
+        let wanted = |event: &u16| events.is_some_and(|events| self.is_wanted(events, slot, (*event).into()));
+        let events: Vec<u16> = (0..batch.events).filter(wanted).collect();
+        let decisions = events.iter().flat_map(|&event| self.kernel_decisions(event)).copied().collect();
+        self.store_or_finish(complete, outcome, events, decisions);
+    }
+
+    /// Gives the batch to the software trigger.
+    fn submit_to_workers(&mut self, complete: &CompleteBatch, mut outcome: BatchOutcome) {
+        let CompleteBatch { slot, batch, .. } = *complete;
+        let candidates: Vec<u16> =
+            (0..batch.events).filter(|&event| self.is_candidate(slot, event.into())).collect();
+        // Counted again from its decisions.
+        outcome.accepted = 0;
+        if candidates.is_empty() {
+            return self.store_or_finish(complete, outcome, Vec::new(), Vec::new());
+        }
+        let delivered =
+            candidates.iter().copied().filter(|&event| self.is_delivered(slot, event.into())).collect();
+        let decisions =
+            candidates.iter().map(|&event| (event, self.kernel_decisions(event).to_vec())).collect();
+        self.in_workers[slot.index()] =
+            Some(UndecidedBatch { complete: *complete, outcome, delivered, decisions });
+        self.core.handle_storing(slot);
+        if let Some(workers) = &mut self.workers {
+            workers.submit(WorkerJob { slot, batch, candidates });
+        }
+    }
+
+    /// Whether the software trigger decides on an event of the processed batch in the slot.
+    fn is_candidate(&self, slot: SlotIndex, event: usize) -> bool {
+        let trigger = self.setup.builders[self.index.index()].trigger.as_ref();
+        match trigger.map(|trigger| trigger.candidates) {
+            Some(Candidates::All) => true,
+            Some(Candidates::Accepted) if self.kernel.as_ref().is_some_and(CardKernel::decides) => {
+                self.is_wanted(StoredEvents::Accepted, slot, event)
+            }
+            _ => self.is_delivered(slot, event),
+        }
+    }
+
+    /// Takes decisions of the software trigger. Returns whether there was one.
+    fn take_decided(&mut self) -> bool {
+        let mut any = false;
+        while let Some(workers) = &mut self.workers {
+            match workers.poll() {
+                Ok(Some(DecidedBatch { slot, accepted })) => {
+                    any = true;
+                    self.decided(slot, accepted);
+                }
+                Ok(None) => break,
+                Err(error) => {
+                    self.statistics.error.get_or_insert_with(|| error.to_string());
+                    self.core.handle_output_failed();
+                    self.statistics.workers = workers.counts();
+                    self.workers = None;
+                }
+            }
+        }
+        any
+    }
+
+    fn decided(&mut self, slot: SlotIndex, accepted: Vec<u16>) {
+        let Some(undecided) = self.in_workers[slot.index()].take() else { return };
+        let UndecidedBatch { complete, mut outcome, delivered, decisions } = undecided;
+        let accepted_and_delivered = accepted.iter().filter(|event| delivered.contains(event)).count();
+        // At most the events of a batch.
+        outcome.accepted = accepted_and_delivered as u16;
+        let maps = decisions.into_iter().filter(|(event, _)| accepted.contains(event));
+        let maps = maps.flat_map(|(_, map)| map).collect();
+        self.store_or_finish(&complete, outcome, accepted, maps);
+    }
+
+    /// Stores events of a processed batch, or finishes it if there are none to store.
+    fn store_or_finish(
+        &mut self,
+        complete: &CompleteBatch,
+        outcome: BatchOutcome,
+        events: Vec<u16>,
+        decisions: Vec<u8>,
+    ) {
+        let slot = complete.slot;
+        self.statistics.selected += events.len() as u64;
+        if !self.submit_to_storage(complete, outcome, events, decisions) {
             self.finish_batch(slot, outcome);
         }
     }
 
+    /// The kernel's decision map of an event of the processed batch; empty without a trigger kernel.
+    fn kernel_decisions(&self, event: u16) -> &[u8] {
+        self.kernel.as_ref().map_or(&[], |kernel| kernel.decisions(event.into()))
+    }
+
     /// Whether an event of the processed batch in the slot is complete and intact.
     fn is_built(&self, slot: SlotIndex, event: usize) -> bool {
-        self.contents[slot.index()].is_complete(event) && self.kernel_summary(event).corrupt == 0
+        self.contents[slot.index()].is_complete(event) && !self.is_corrupt(event)
     }
 
     /// Whether an event of the processed batch in the slot is built, or lacks only the sources of lost readout units and is
@@ -517,7 +685,15 @@ impl BuilderProcess {
     fn is_delivered(&self, slot: SlotIndex, event: usize) -> bool {
         let delivers = self.setup.plan.recovery.readout == OnReadoutLoss::Deliver;
         let is_present = self.contents[slot.index()].is_complete_but_lost(event);
-        self.is_built(slot, event) || delivers && is_present && self.kernel_summary(event).corrupt == 0
+        self.is_built(slot, event) || delivers && is_present && !self.is_corrupt(event)
+    }
+
+    /// Whether an event of the processed batch has a corrupt fragment.
+    fn is_corrupt(&self, event: usize) -> bool {
+        match &self.kernel {
+            Some(kernel) => kernel.summary(event).corrupt > 0,
+            None => self.corrupt.get(event).is_some_and(|&fragments| fragments > 0),
+        }
     }
 
     /// The kernel's summary of an event of the processed batch; zero without a kernel.
@@ -529,7 +705,8 @@ impl BuilderProcess {
     fn is_wanted(&self, wanted: StoredEvents, slot: SlotIndex, event: usize) -> bool {
         match wanted {
             StoredEvents::Accepted => {
-                self.is_delivered(slot, event) && self.kernel_summary(event).accepted != 0
+                let incomplete = self.kernel.as_ref().is_some_and(CardKernel::accepts_incomplete);
+                self.kernel_summary(event).accepted != 0 && (incomplete || self.is_delivered(slot, event))
             }
             StoredEvents::Built => self.is_delivered(slot, event),
             StoredEvents::All => {
@@ -539,20 +716,22 @@ impl BuilderProcess {
         }
     }
 
-    /// Queues the events of a processed batch that the run stores. False if there are none.
-    fn submit_to_storage(&mut self, complete: &CompleteBatch, outcome: BatchOutcome) -> bool {
+    /// Queues events of a processed batch for storage, with their decision maps. False if none is to be stored.
+    fn submit_to_storage(
+        &mut self,
+        complete: &CompleteBatch,
+        outcome: BatchOutcome,
+        mut events: Vec<u16>,
+        mut decisions: Vec<u8>,
+    ) -> bool {
         let CompleteBatch { slot, batch, again } = *complete;
-        let (Some(storage), Some(output)) = (&self.storage, &self.setup.output) else { return false };
-        let wanted = (0..batch.events).filter(|&event| self.is_wanted(output.events, slot, event.into()));
-        let mut events: Vec<u16> = wanted.collect();
+        let Some(storage) = &self.storage else { return false };
+        let map = decisions.len().checked_div(events.len()).unwrap_or(0);
         events.truncate(storage.admit(events.len()));
+        decisions.truncate(events.len() * map);
         if events.is_empty() {
             return false;
         }
-        let maps = events
-            .iter()
-            .flat_map(|&event| self.kernel.as_ref().map_or(&[][..], |kernel| kernel.decisions(event.into())));
-        let decisions = maps.copied().collect();
         let contents = std::mem::take(&mut self.contents[slot.index()]);
         self.in_storage[slot.index()] = Some(outcome);
         self.core.handle_storing(slot);

@@ -1,5 +1,6 @@
 //! Contents of a slot: the packets' headers, parsed once when they arrive. Payload is not read here.
 
+use super::checksums::ChecksumChecker;
 use super::landing::LandingMemory;
 use crate::core::plan::Batch;
 use crate::core::summary::{BatchCounts, BatchOutcome};
@@ -69,7 +70,7 @@ impl HeaderReader {
     /// Copies and parses the header of the packet in `area` of the slot at `slot_offset`.
     ///
     /// Peers can write the slot at any time, so the header is copied before it is checked.
-    fn read(
+    pub(super) fn read(
         &mut self,
         landing: &LandingMemory,
         slot_offset: u64,
@@ -118,6 +119,7 @@ impl SlotContents {
         slot_offset: u64,
         (layout, ru): (&SlotLayout, RuIndex),
         index: bool,
+        checksums: &mut ChecksumChecker,
     ) -> Result<u32, InvalidSlotData> {
         let mut fragments = 0;
         for position in layout.positions_of_readout(ru) {
@@ -135,6 +137,7 @@ impl SlotContents {
                 });
             }
             fragments += header.n_fragments();
+            checksums.note_arrived(position, header.n_fragments());
             self.packets += 1;
             self.payload.resize(events as usize, 0);
             let is_complete = header.n_fragments() == events;
@@ -171,6 +174,7 @@ impl SlotContents {
         slot_offset: u64,
         (layout, ru): (&SlotLayout, RuIndex),
         batch: &Batch,
+        checksums: &mut ChecksumChecker,
     ) -> Result<(), InvalidSlotData> {
         for area in layout.of_readout(ru) {
             let repr = Repr {
@@ -188,7 +192,7 @@ impl SlotContents {
             landing.write(slot_offset + area.offset, &header)?;
         }
         self.absent_packets += layout.of_readout(ru).len();
-        self.add(reader, landing, slot_offset, (layout, ru), false).map(drop)
+        self.add(reader, landing, slot_offset, (layout, ru), false, checksums).map(drop)
     }
 
     /// Removes everything, for the slot's next generation.
@@ -240,16 +244,23 @@ impl SlotContents {
         Some(entries[found])
     }
 
-    /// The outcome without a kernel: complete events are built, payload is not checked.
-    pub(super) fn outcome(&self, batch: &Batch) -> BatchOutcome {
+    /// The outcome without a kernel: complete events without corrupt fragments are built. `corrupt` counts these by event;
+    /// it is empty if payload was not checked.
+    pub(super) fn outcome(&self, batch: &Batch, corrupt: &[u32]) -> BatchOutcome {
         let mut outcome = BatchOutcome::default();
-        if self.partial.is_empty() {
+        if self.partial.is_empty() && corrupt.iter().all(|&fragments| fragments == 0) {
             let fragments = self.complete_packets * u32::from(batch.events);
             outcome.built = BatchCounts { events: batch.events, fragments };
             return outcome;
         }
         for event in 0..batch.events.into() {
-            let counts = if self.is_complete(event) { &mut outcome.built } else { &mut outcome.missing };
+            let counts = if corrupt.get(event).is_some_and(|&fragments| fragments > 0) {
+                &mut outcome.corrupt
+            } else if self.is_complete(event) {
+                &mut outcome.built
+            } else {
+                &mut outcome.missing
+            };
             counts.events += 1;
             counts.fragments += self.fragments(event);
         }

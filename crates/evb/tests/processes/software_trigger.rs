@@ -1,0 +1,126 @@
+//! Runs with worker processes that decide on events in landing memory.
+
+use crate::input::TestInputs;
+use crate::runs::run;
+use millstream_evb::config::Setup;
+use std::error::Error;
+use std::path::Path;
+
+/// Tests by name.
+pub(crate) const TESTS: &[(&str, fn())] = &[
+    ("worker_processes_decide_on_built_events", worker_processes_decide_on_built_events),
+    (
+        "worker_processes_see_incomplete_events_when_asked_for",
+        worker_processes_see_incomplete_events_when_asked_for,
+    ),
+    ("the_batches_of_a_worker_that_dies_go_to_another", the_batches_of_a_worker_that_dies_go_to_another),
+    ("an_event_that_kills_workers_ends_the_run", an_event_that_kills_workers_ends_the_run),
+    ("a_worker_that_hangs_is_killed", a_worker_that_hangs_is_killed),
+];
+
+/// A worker: `modulus N` accepts events that N divides and that are intact, `missing` accepts incomplete events,
+/// `die FILE` exits at event 50 unless FILE exists, and creates it; `die` exits at event 50; `hang` does not return.
+pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let number = words.get(1).and_then(|word| word.parse().ok()).unwrap_or(1);
+    millstream_software_trigger::serve(|event| {
+        let fragments = event.fragments();
+        assert!(fragments.iter().all(|fragment| {
+            fragment.is_missing()
+                || fragment.payload().starts_with(format!("source {} ", fragment.source()).as_bytes())
+        }));
+        match words[0] {
+            "missing" => !event.is_complete(),
+            "die" if event.number() == 50 && !words.get(1).is_some_and(|file| Path::new(file).exists()) => {
+                words.get(1).into_iter().for_each(|file| std::fs::write(file, "").unwrap());
+                std::process::exit(7);
+            }
+            "hang" => loop {
+                std::thread::park();
+            },
+            _ => event.number().is_multiple_of(number),
+        }
+    })?;
+    Ok(true)
+}
+
+/// A run of 100 events in which source 3 lacks events 40 to 49.
+fn setup(inputs: &TestInputs, builders: &[&str], trigger: &str, worker: &[&str]) -> Setup {
+    let program = std::env::current_exe().unwrap();
+    let arguments = [&["worker"], worker].concat();
+    let trigger = format!(
+        "\n[builder.trigger]\nprogram = {program:?}\narguments = {arguments:?}\ntimeout_ms = 400\n{trigger}\n"
+    );
+    let rest = "[output]\ndirectory = \"out\"\n";
+    inputs.setup(2, builders, "batch = 16", "kernel = \"verify\"", rest);
+    // The helper writes the tables of cards between those of builder units.
+    let path = inputs.folder.path().join("run.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let text =
+        text.replace("slots = 4\nlanding = \"host\"\n", &format!("slots = 4\nlanding = \"host\"\n{trigger}"));
+    let text = text.replace("\n[[card]]", &format!("{trigger}\n[[card]]"));
+    std::fs::write(&path, text).unwrap();
+    let setup = millstream_evb::config::Config::load(&path).and_then(|config| config.check()).unwrap();
+    assert!(setup.warnings().is_empty());
+    setup
+}
+
+fn inputs() -> TestInputs {
+    TestInputs::made(2, 4, 0..100, |id, event| !(id == 3 && (40..50).contains(&event)))
+}
+
+fn stored(outcome: &millstream_evb::process::RunOutcome) -> Vec<u64> {
+    let mut stored: Vec<u64> = Vec::new();
+    for (_, path) in &outcome.sinks {
+        let list = std::fs::read_to_string(path).unwrap();
+        stored.extend(list.lines().map(|line| line.split(' ').next().unwrap().parse::<u64>().unwrap()));
+    }
+    stored.sort_unstable();
+    stored
+}
+
+fn worker_processes_decide_on_built_events() {
+    let inputs = inputs();
+    for builders in [&["host"][..], &["card", "host"]] {
+        let outcome = run(&setup(&inputs, builders, "workers = 2", &["modulus", "7"]));
+        assert!(outcome.is_success(), "{outcome:#?}");
+        let expected = (0..100).filter(|event| event % 7 == 0 && !(40..50).contains(event));
+        assert_eq!(stored(&outcome), expected.collect::<Vec<_>>());
+        assert_eq!(outcome.summary.as_ref().unwrap().accepted, 13);
+        let counts: Vec<_> = outcome.builders.iter().flatten().map(|unit| unit.workers).collect();
+        assert_eq!(counts.iter().map(|counts| counts.events).sum::<u64>(), 90);
+        assert_eq!(counts.iter().map(|counts| counts.accepted).sum::<u64>(), 13);
+    }
+}
+
+fn worker_processes_see_incomplete_events_when_asked_for() {
+    let inputs = inputs();
+    let outcome = run(&setup(&inputs, &["host"], "events = \"all\"", &["missing"]));
+    assert!(outcome.is_success(), "{outcome:#?}");
+    assert_eq!(stored(&outcome), (40..50).collect::<Vec<_>>());
+    assert_eq!(outcome.summary.as_ref().unwrap().accepted, 0);
+}
+
+fn the_batches_of_a_worker_that_dies_go_to_another() {
+    let inputs = inputs();
+    let file = inputs.folder.path().join("died");
+    let outcome = run(&setup(&inputs, &["host"], "workers = 2", &["die", file.to_str().unwrap()]));
+    assert!(outcome.is_success(), "{outcome:#?}");
+    assert_eq!(stored(&outcome).len(), 90);
+    assert_eq!(outcome.builders[0].as_ref().unwrap().workers.lost, 1);
+}
+
+fn an_event_that_kills_workers_ends_the_run() {
+    let outcome = run(&setup(&inputs(), &["host"], "workers = 4", &["die"]));
+    assert!(!outcome.is_success());
+    let error = outcome.builders[0].as_ref().unwrap().error.clone().unwrap();
+    assert!(error.contains("batch 3 ended 2 workers") && error.contains("exit status: 7"), "{error}");
+    assert!(outcome.summary.as_ref().unwrap().is_balanced());
+}
+
+fn a_worker_that_hangs_is_killed() {
+    let outcome = run(&setup(&inputs(), &["host"], "workers = 1", &["hang"]));
+    assert!(!outcome.is_success());
+    let error = outcome.builders[0].as_ref().unwrap().error.clone().unwrap();
+    assert!(error.contains("did not decide on batch 0 in time"), "{error}");
+}
