@@ -7,12 +7,12 @@
 
 pub mod card;
 pub mod evb;
-pub mod faults;
 pub mod evb_load;
+pub mod faults;
 mod memcpy;
 pub mod model;
-pub mod neurons;
 pub mod mpi;
+pub mod neurons;
 pub mod report;
 pub mod results;
 pub mod scale;

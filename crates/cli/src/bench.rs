@@ -8,7 +8,9 @@ use millstream_bench::results::Results;
 use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
-use millstream_bench::{card, evb, evb_load, faults, model, mpi, neurons, report, scale, spin, torus, verbs, wire};
+use millstream_bench::{
+    card, evb, evb_load, faults, model, mpi, neurons, report, scale, spin, torus, verbs, wire,
+};
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;

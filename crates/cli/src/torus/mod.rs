@@ -1,10 +1,10 @@
 //! `millstream torus`: node processes, tori on this host, tori on one thread.
 
 mod application;
-mod neurons;
 mod bfs;
-mod nodes;
 mod join;
+mod neurons;
+mod nodes;
 mod run;
 mod shape;
 mod simulate;

@@ -23,7 +23,7 @@ use millstream_fragment::packetize::FileExtent;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
 use millstream_rdma::memory::RemoteAddress;
-use millstream_rdma::message::{PreparedMessageChannel};
+use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::queue::{ListFull, SendList, Signal};
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
