@@ -11,7 +11,7 @@ use millstream_job::agent::RankAddress;
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::application::ENV_RANK;
 
-use super::{TorusJoinOptions, run};
+use super::{Network, TorusJoinOptions, run};
 use crate::job;
 
 /// Role of an application; the other roles are subcommands of `millstream torus`.
@@ -23,6 +23,9 @@ pub(super) fn join(
 ) -> Result<ExitCode, Box<dyn Error>> {
     if options.run.launcher.is_some() {
         return Err("--launcher and a job exclude each other: the ranks run the processes".into());
+    }
+    if options.run.network == Network::Direct {
+        return Err("--network direct runs on one host; a job has a torus of node processes".into());
     }
     let rank = options.job.job()?;
     let program = options.run.program.clone();
