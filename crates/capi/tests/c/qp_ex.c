@@ -366,6 +366,24 @@ static void *writer(void *argument)
 	return NULL;
 }
 
+/* A queue pair number has 24 bits (IBTA volume 1, 9.2.2); the attribute has 32. */
+static void a_longer_queue_pair_number_is_refused(void)
+{
+	struct ibv_cq *cq = ibv_create_cq(context, 8, NULL, NULL, 0);
+	struct ibv_qp_init_attr_ex init = description(IBV_QPT_UC, cq, 0);
+	struct ibv_qp *qp = ibv_create_qp_ex(context, &init);
+	CHECK(qp);
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT, .port_num = 1 };
+	CHECK(ibv_modify_qp(qp, &attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) == 0);
+	attr = (struct ibv_qp_attr){ .qp_state = IBV_QPS_RTR, .path_mtu = IBV_MTU_1024, .ah_attr = address(),
+				     .dest_qp_num = 1 << 24 | qp->qp_num };
+	int mask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN;
+	CHECK(ibv_modify_qp(qp, &attr, mask) == EINVAL);
+	attr.dest_qp_num = qp->qp_num;
+	CHECK(ibv_modify_qp(qp, &attr, mask) == 0);
+	CHECK(ibv_destroy_qp(qp) == 0 && ibv_destroy_cq(cq) == 0);
+}
+
 static void threads_take_turns(void)
 {
 	pthread_t threads[3];
@@ -387,6 +405,7 @@ int main(void)
 	a_batch_is_posted_whole_or_not_at_all();
 	requests_wait_for_their_receives();
 	datagrams_go_where_they_are_addressed();
+	a_longer_queue_pair_number_is_refused();
 	threads_take_turns();
 	close_device();
 	puts("done");

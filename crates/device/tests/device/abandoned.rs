@@ -117,7 +117,7 @@ pub(crate) fn crashing_sender() {
         }
         [qpn, srqn] => {
             let qp = sender(&adapter, &cq, QpType::XrcSend);
-            send_to_parent(&qp.qpn().to_string());
+            send_to_parent(&qp.qpn().get().to_string());
             recv_from_parent().expect("the far end is connected");
             ready(&qp, qpn);
             (qp, SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() })
@@ -144,7 +144,7 @@ fn requests_taken_by_datagram_senders_are_returned() {
     ready(&receiver, 0);
     for _ in 1..REQUESTS {
         let mut process = Process::start("crashing_sender");
-        process.send_line(&receiver.qpn().to_string());
+        process.send_line(&receiver.qpn().get().to_string());
         dies(&mut process);
     }
     let sent = adapter.cq();
@@ -177,7 +177,7 @@ fn requests_taken_by_xrc_senders_are_returned() {
     for _ in 1..REQUESTS {
         let receiver = Qp::for_domain(&domain).expect("a queue pair");
         let mut process = Process::start("crashing_sender");
-        process.send_line(&format!("{} {}", receiver.qpn(), queue.srq.number()));
+        process.send_line(&format!("{} {}", receiver.qpn().get(), queue.srq.number()));
         ready(&receiver, process.recv_line().parse().expect("a number"));
         process.send_line("connected");
         dies(&mut process);

@@ -82,7 +82,7 @@ impl Objects {
     }
 
     fn addresses(&self) -> String {
-        let numbers: Vec<String> = self.qps.iter().map(|qp| qp.qpn().to_string()).collect();
+        let numbers: Vec<String> = self.qps.iter().map(|qp| qp.qpn().get().to_string()).collect();
         format!("{} {} {}", numbers.join(" "), self.mr.key(), self.start())
     }
 
@@ -270,7 +270,7 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
     pub(crate) fn run(&mut self, bytes: &[u8]) {
         let objects = Objects::new(&self.context, &self.pd);
         let home = Objects::new(&self.context, &self.pd);
-        let own: Vec<String> = objects.qps.iter().map(|qp| qp.qpn().to_string()).collect();
+        let own: Vec<String> = objects.qps.iter().map(|qp| qp.qpn().get().to_string()).collect();
         let addresses = numbers(&(self.request)(&own.join(" ")));
         let (theirs, &[key, start]) = addresses.split_at(KINDS.len()) else {
             panic!("{addresses:?} are no addresses")

@@ -413,7 +413,7 @@ impl Member {
 
     /// Connects the process's queue pair.
     fn connect(&mut self, sender: &Qp) {
-        self.process.send_line(&format!("connect {}", sender.qpn()));
+        self.process.send_line(&format!("connect {}", sender.qpn().get()));
         assert_eq!(self.process.recv_line(), "done");
     }
 
@@ -436,7 +436,7 @@ pub(crate) fn member() {
     let receiver = Qp::for_domain(&domain).expect("a queue pair");
     let queue = Queue::new(&adapter, &domain, &adapter.cq());
     queue.post(1);
-    send_to_parent(&receiver.qpn().to_string());
+    send_to_parent(&receiver.qpn().get().to_string());
     send_to_parent(&queue.srq.number().to_string());
     while let Some(line) = recv_from_parent() {
         if let Some(qpn) = line.strip_prefix("connect ") {

@@ -34,7 +34,7 @@ pub(crate) fn sender() {
     let qp = adapter.qp(&cq).expect("a queue pair");
     // SAFETY: plain system calls.
     let thread = unsafe { libc::syscall(libc::SYS_gettid) };
-    send_to_parent(&format!("{} {thread}", qp.qpn()));
+    send_to_parent(&format!("{} {thread}", qp.qpn().get()));
     let receiver = recv_from_parent().expect("a number").parse().expect("a number");
     connect_queue_pair(&qp, receiver, &attributes());
     let send = || qp.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
@@ -134,7 +134,7 @@ impl Receiver {
         connect_queue_pair(&qp, qpn.parse().expect("a number"), &attributes());
         self.post_receives(&qp);
         self.received.arm(false);
-        process.send_line(&qp.qpn().to_string());
+        process.send_line(&qp.qpn().get().to_string());
         assert_eq!(process.recv_line(), "sent");
         assert!(readable(&*self.channel, TEST_TIMEOUT), "the event of a new sender");
         self.take_event();
