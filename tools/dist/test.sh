@@ -37,6 +37,8 @@ inside() {
     cp "$packages"/*.{whl,deb,tar.gz} "$root/packages/"
     cp -r "$roots/wheels" "$root/packages/wheels"
     cp tools/dist/inside.sh python/README.md "$root/test/"
+    # A bare root has no file of host names.
+    echo "127.0.0.1 localhost" > "$root/etc/hosts"
     echo "test-dist: $2 in $1"
     # Own processes and mounts, which end with the test; an own network without interfaces other than `lo`.
     unshare --mount --pid --net --ipc --fork --kill-child sh -c '
