@@ -16,7 +16,7 @@ use millstream_torus_core::NodeNumber;
 use crate::median;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
-const COUNT: u32 = 2000;
+const COUNT: u32 = 500;
 const REPETITIONS: usize = 5;
 const RECEIVES: u32 = 64;
 

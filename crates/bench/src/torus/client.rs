@@ -18,6 +18,8 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const TIME: Duration = Duration::from_millis(40);
 /// Repetitions, of which the median counts.
 const REPETITIONS: usize = 5;
+/// Operations before the first measurement.
+const WARM_UPS: u32 = 4;
 const PING: u16 = 0;
 /// Counters of [`AllToAll`], behind those above.
 const ALL_TO_ALL: u16 = 8;
@@ -100,10 +102,8 @@ impl<F: Fabric> Client<'_, F> {
         hops: u32,
         values: &mut BTreeMap<String, f64>,
     ) -> Outcome<()> {
-        // Both ends use the same number, from a rate that any link reaches.
-        let count = (TIME.as_nanos() as u64 / (10_000 + 2 * size as u64)).max(4);
-        self.fabric.exchange(&[], TIMEOUT)?;
         let here = self.fabric.here();
+        let count = self.count(target, size)?;
         if size < LARGE {
             let half = match here {
                 NodeNumber(0) => timed(count, |count| self.ping(target, size, count, true))?,
@@ -126,6 +126,22 @@ impl<F: Fabric> Client<'_, F> {
             values.insert(name("get", size, hops), value);
         }
         Ok(())
+    }
+
+    /// How many operations take about [`TIME`], by node 0, so that both ends use the same number.
+    fn count(&mut self, target: NodeNumber, size: usize) -> Outcome<u64> {
+        let (mut count, here) = (0, self.fabric.here());
+        if here == NodeNumber(0) {
+            let mut bytes = vec![0; size];
+            let start = Instant::now();
+            for _ in 0..WARM_UPS {
+                self.fabric.get(target, self.regions[target.index()], 0, &mut bytes)?;
+            }
+            let one = start.elapsed().as_nanos() as u64 / u64::from(WARM_UPS);
+            count = (TIME.as_nanos() as u64 / one.max(1)).clamp(4, 4000);
+        }
+        let all = self.fabric.exchange(&u64::to_le_bytes(count), TIMEOUT)?;
+        Ok(u64::from_le_bytes(all[0][..].try_into()?))
     }
 
     /// Puts and answers in turn.

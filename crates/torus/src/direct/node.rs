@@ -36,8 +36,8 @@ const KIND: u64 = 15 << 60;
 
 /// Longest sleep without a look at lost peers.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// Polls before a node blocks.
-const SPINS: u32 = 400;
+/// Polls before a node polls on with its waiter, which lets other threads run, and then blocks.
+const SPINS: u32 = 32;
 
 /// What the end of a transfer does.
 #[derive(Clone, Copy, Debug)]
