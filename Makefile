@@ -236,7 +236,7 @@ crates: setup ## check that all crates can be published to crates.io, and that t
 lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --workspace --all-targets -- -D warnings
-	$(CARGO) clippy -p millstream --no-default-features --all-targets -- -D warnings
+	$(CARGO) clippy -p millstream --no-default-features --bins -- -D warnings
 
 rustdoc: setup ## build the documentation of all crates, warnings denied
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps

@@ -361,7 +361,6 @@ pub(crate) struct EvbRunOptions {
     pub(crate) launcher: Option<PathBuf>,
 }
 
-#[cfg(feature = "control")]
 #[derive(Debug, Args)]
 pub(crate) struct EvbJoinOptions {
     #[command(flatten)]
@@ -399,6 +398,7 @@ pub(crate) struct RelayOptions {
     pub(crate) words: Vec<String>,
 }
 
+#[cfg(feature = "control")]
 #[derive(Debug, Args)]
 pub(crate) struct EvbControlOptions {
     /// The configuration of the runs
