@@ -131,6 +131,8 @@ impl RegionMemory {
     fn export_file(&mut self, adapter: &LocalAdapter, stores: bool) -> bool {
         let Some((fd, offset)) = file_behind(self.range(), stores) else { return false };
         match file_len(fd.as_fd()) {
+            // Pages that another region moved go back to private memory when that region is deregistered.
+            _ if relocate::is_moved_file(fd.as_fd()) => false,
             Ok(len) if cannot_shrink(fd.as_fd()) && len as u64 >= offset + self.len => {
                 self.export(adapter, (fd, len), self.range(), offset)
             }
@@ -261,8 +263,10 @@ impl RegionPages for RegionState {
         if !memory.may_be_shared || !goes_on() {
             return Ok(None);
         }
-        // Kernels without a quick way to find the file leave this to the first time that it matters.
-        if !memory.export_file(self.adapter, true) {
+        if let Some(shared) = relocate::find_moved(memory.range()) {
+            memory.export_pages(self.adapter, shared);
+        } else if !memory.export_file(self.adapter, true) {
+            // Kernels without a quick way to find the file leave this to the first time that it matters.
             let shared = relocate::move_pages_while(memory.range(), goes_on)?;
             memory.export_pages(self.adapter, shared);
         }

@@ -49,7 +49,7 @@ mod fork;
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -106,6 +106,9 @@ fn begin_moving() -> SpinGuard<'static, ()> {
         std::thread::sleep(Duration::from_micros(100));
     }
 }
+
+/// Name of the files that pages move to.
+const FILE_NAME: &str = "millstream-moved";
 
 /// When pages may move (`MILLSTREAM_MOVE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -213,6 +216,19 @@ pub fn is_enabled() -> bool {
     MovePolicy::get() != MovePolicy::Never
 }
 
+/// Whether a descriptor is the file of moved pages, of this process or of another one. Such pages move back to private
+/// memory when nobody holds their [`SharedPages`], so the file alone does not stay the memory of an address.
+#[must_use]
+pub fn is_moved_file(fd: BorrowedFd<'_>) -> bool {
+    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    // Without /proc no file behind an address is found either.
+    std::fs::read_link(link).is_ok_and(|target| {
+        target.to_str().and_then(|name| name.strip_prefix("/memfd:")).is_some_and(|name| {
+            name.strip_suffix(" (deleted)").unwrap_or(name) == FILE_NAME
+        })
+    })
+}
+
 /// Whether pages move when they are registered (`MILLSTREAM_MOVE=register`).
 #[must_use]
 pub fn moves_at_registration() -> bool {
@@ -270,7 +286,7 @@ pub fn move_pages_while(range: Range<usize>, goes_on: impl Fn() -> bool) -> io::
         return Err(error(libc::EINVAL));
     }
     // Peers get the descriptor, and must not seal it against each other.
-    let memory = Memfd::sealed("millstream-moved", inner.len())?;
+    let memory = Memfd::sealed(FILE_NAME, inner.len())?;
     let moved = Arc::new(MovedRange {
         memory,
         range: inner.clone(),
