@@ -196,10 +196,7 @@ pub fn library_dir() -> Option<PathBuf> {
 /// The verbs library of this process.
 pub fn loaded() -> VerbsLibrary {
     let Some(path) = loaded_path() else { return VerbsLibrary::None };
-    match symbol(RDMA_CORE_ONLY) {
-        None => VerbsLibrary::Soft(path),
-        Some(_) => VerbsLibrary::System(path),
-    }
+    if is_rdma_core() { VerbsLibrary::System(path) } else { VerbsLibrary::Soft(path) }
 }
 
 /// Why the soft device is not used, for error messages.
@@ -281,6 +278,15 @@ fn open_library(name: &OsStr, extra_flags: libc::c_int) -> Option<*mut libc::c_v
     // SAFETY: `name` is a C string; the libraries concerned have no constructors with preconditions.
     let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL | extra_flags) };
     (!handle.is_null()).then_some(handle)
+}
+
+/// Whether the verbs library of this process is rdma-core's.
+fn is_rdma_core() -> bool {
+    // An old version of a symbol is found by its version only.
+    open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD).is_some_and(|handle| {
+        // SAFETY: a live handle and C strings.
+        !unsafe { libc::dlvsym(handle, RDMA_CORE_ONLY.as_ptr(), c"IBVERBS_1.1".as_ptr()) }.is_null()
+    })
 }
 
 /// A function of the verbs library.

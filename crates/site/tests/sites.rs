@@ -179,7 +179,7 @@ fn network_cards_have_names_and_addresses() {
         ("[[card]]\nname = \"a:b\"\naddress = \"h:1\"\n", 2, "card.name \"a:b\""),
         (two, 5, "two cards are named \"a\""),
         ("\n[[card]]\nname = \"a\"\n", 2, "address"),
-        ("[[card]]\nname = \"a\"\naddress = \"h:1\"\nbanks = 3\n", 4, "banks"),
+        ("[[card]]\nname = \"a\"\naddress = \"h:1\"\nbank = 3\n", 4, "bank"),
         ("nonsense", 1, "="),
     ] {
         let error = parse(text).unwrap_err();

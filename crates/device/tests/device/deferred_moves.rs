@@ -16,22 +16,19 @@ use millstream_quantity::Rkey;
 use millstream_shm::{Mapping, Memfd, PAGE};
 
 use crate::support::{
-    Adapter, Command, DEFERRED, End, Kind, Placement, Process, Region, Reply, Request, Setup,
-    connect_queue_pair, element, is_empty, next, pages_move, pair, pattern, recv_from_parent, request,
-    send_to_parent, wait_for,
+    Adapter, Command, End, Kind, Placement, Process, Region, Reply, Request, Setup, connect_queue_pair,
+    element, is_empty, next, pages_move, pair, pattern, recv_from_parent, request, send_to_parent, wait_for,
 };
 
 const ALL: u32 =
     ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC | ACCESS_MW_BIND;
 
-/// Runs a check of [`role`] in a process in which pages move as they do by default.
+/// Runs a check of [`role`] in a process in which pages move once peers have used them.
 fn run(check: &str) {
     if !pages_move() {
         return;
     }
-    let mut process = Process::start_with("deferred_moves", |command| {
-        command.env(DEFERRED, "1").env_remove("MILLSTREAM_MOVE")
-    });
+    let mut process = Process::start_with("deferred_moves", |command| command.env("MILLSTREAM_MOVE", "used"));
     process.send_line(check);
     assert_eq!(process.recv_line(), "done", "{check}");
     assert!(process.finish().success(), "{check}");

@@ -34,20 +34,6 @@ mod wire;
 mod wr_lists;
 mod xrc;
 
-/// Most tests need pages that peers can map at once. It runs before `main`, and other processes inherit the variable;
-/// tests of deferred moves remove it.
-#[used]
-#[unsafe(link_section = ".init_array")]
-static MOVE_AT_REGISTRATION: extern "C" fn() = {
-    extern "C" fn set() {
-        if std::env::var_os("MILLSTREAM_MOVE").is_none() && std::env::var_os(support::DEFERRED).is_none() {
-            // SAFETY: the process has one thread.
-            unsafe { std::env::set_var("MILLSTREAM_MOVE", "register") };
-        }
-    }
-    set
-};
-
 /// Entry point of the other processes of these tests; not a test.
 #[test]
 #[ignore = "started by the tests that need another process"]

@@ -86,7 +86,8 @@ pub(super) struct Ring {
     pub(super) name: Spanned<String>,
     pub(super) first_source: u32,
     pub(super) sources: Spanned<u64>,
-    #[serde(default = "default_kind")]
+    /// Kind of the sources; 0 is no detector's.
+    #[serde(default)]
     pub(super) kind: u32,
     pub(super) max_len: Spanned<Bytes>,
     pub(super) size: Option<Spanned<Bytes>>,
@@ -101,7 +102,8 @@ pub(super) struct Ring {
 pub(super) struct Generator {
     pub(super) first_source: u32,
     pub(super) sources: Spanned<u64>,
-    #[serde(default = "default_kind")]
+    /// Kind of the sources; 0 is no detector's.
+    #[serde(default)]
     pub(super) kind: u32,
     pub(super) size: Spanned<Bytes>,
     pub(super) size_distribution: Option<Spanned<String>>,
@@ -119,15 +121,12 @@ pub(super) struct Udp {
     pub(super) listen: Spanned<String>,
     pub(super) first_source: u32,
     pub(super) sources: Spanned<u64>,
-    #[serde(default = "default_kind")]
+    /// Kind of the sources; 0 is no detector's.
+    #[serde(default)]
     pub(super) kind: u32,
     pub(super) max_len: Spanned<Bytes>,
     pub(super) buffer_events: Option<Spanned<u64>>,
     pub(super) give_up_ms: Option<Spanned<u64>>,
-}
-
-fn default_kind() -> u32 {
-    1
 }
 
 #[derive(Debug, Deserialize)]

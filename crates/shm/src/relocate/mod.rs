@@ -115,11 +115,11 @@ const FILE_NAME: &str = "millstream-moved";
 enum MovePolicy {
     /// `0`: never.
     Never,
-    /// The default: when no access can be lost.
-    Safe,
-    /// `register`: likewise, and at registration instead of when peers have used the region much.
+    /// The default, and `register`: at registration, if no access can be lost.
     AtRegistration,
-    /// `always`: also when system calls of other threads can fail with EFAULT.
+    /// `used`: likewise, but when peers have used the region much.
+    OnceUsed,
+    /// `always`: at registration, also when system calls of other threads can fail with EFAULT.
     Always,
 }
 
@@ -130,8 +130,8 @@ impl MovePolicy {
         *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
             Ok("0") => Self::Never,
             Ok("always") => Self::Always,
-            Ok("register") => Self::AtRegistration,
-            _ => Self::Safe,
+            Ok("used") => Self::OnceUsed,
+            _ => Self::AtRegistration,
         })
     }
 }
@@ -205,7 +205,7 @@ pub fn find_moved(range: Range<usize>) -> Option<SharedPages> {
 pub fn is_available() -> bool {
     match MovePolicy::get() {
         MovePolicy::Never => false,
-        MovePolicy::Safe | MovePolicy::AtRegistration => Userfault::for_all_accesses().is_ok(),
+        MovePolicy::AtRegistration | MovePolicy::OnceUsed => Userfault::for_all_accesses().is_ok(),
         MovePolicy::Always => true,
     }
 }
@@ -223,16 +223,17 @@ pub fn is_moved_file(fd: BorrowedFd<'_>) -> bool {
     let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
     // Without /proc no file behind an address is found either.
     std::fs::read_link(link).is_ok_and(|target| {
-        target.to_str().and_then(|name| name.strip_prefix("/memfd:")).is_some_and(|name| {
-            name.strip_suffix(" (deleted)").unwrap_or(name) == FILE_NAME
-        })
+        target
+            .to_str()
+            .and_then(|name| name.strip_prefix("/memfd:"))
+            .is_some_and(|name| name.strip_suffix(" (deleted)").unwrap_or(name) == FILE_NAME)
     })
 }
 
-/// Whether pages move when they are registered (`MILLSTREAM_MOVE=register`).
+/// Whether pages move when they are registered (not with `MILLSTREAM_MOVE=used`).
 #[must_use]
 pub fn moves_at_registration() -> bool {
-    MovePolicy::get() == MovePolicy::AtRegistration
+    matches!(MovePolicy::get(), MovePolicy::AtRegistration | MovePolicy::Always)
 }
 
 /// The whole pages inside a range; empty or reversed if there is none.

@@ -19,7 +19,7 @@ pub(crate) use adapter::{
 pub(crate) use end::{End, Placement, Region, connect, pair, request};
 pub(crate) use memory::{GUARD, Kind, Memory};
 pub(crate) use network::own_network;
-pub(crate) use process::{DEFERRED, Process, recv_from_parent, send_to_parent};
+pub(crate) use process::{Process, recv_from_parent, send_to_parent};
 pub(crate) use random::{Random, from_environment};
 pub(crate) use usage::Usage;
 

@@ -11,9 +11,6 @@ use super::TEST_TIMEOUT;
 /// Environment variable with the role of the process.
 pub(crate) const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 
-/// Environment variable of processes in which pages move when peers have used them much, as they do by default.
-pub(crate) const DEFERRED: &str = "MILLSTREAM_TEST_DEFERRED";
-
 /// Marks lines to the parent among those of the test harness.
 const MARK: &str = "@@ ";
 
