@@ -1,6 +1,6 @@
 //! `millstream bench faults`: what a run of the event builder loses when one of its processes fails.
 //!
-//! Each case is a run of real processes ([`process`]) on generated events, with one fault in its middle. The figures come
+//! Each case is a run of real processes on generated events, with one fault in its middle. The figures come
 //! from the run's report and from its event files.
 
 mod process;

@@ -4,7 +4,7 @@
 //! packet's header, the others are extents of the file. Headers are built per batch in a registered pool; a batch owns its
 //! part of the pool until its last write completes.
 //!
-//! Short packets ([`MAX_COPIED`]) are copied into the pool, which has them at the same distances as the slot. Then one
+//! Short packets (`MAX_COPIED`) are copied into the pool, which has them at the same distances as the slot. Then one
 //! RDMA WRITE carries the packets of many sources: for them, a work request costs more than the copy.
 
 use super::ProcessError;
@@ -147,6 +147,8 @@ struct ReadoutProcess {
     available: u64,
     /// What the manager was told last, and when.
     available_sent: (u64, std::time::Instant),
+    /// Interval at which the manager is told without news, since it counts a silent unit as lost.
+    alive_interval: Duration,
     headers: Region,
     /// Size of a batch's part of the pool, in bytes.
     headers_per_batch: u64,
@@ -218,6 +220,7 @@ impl ReadoutProcess {
             available: 0,
             // The manager knows that all events of a file are there.
             available_sent: (if mapping.is_some() { u64::MAX } else { 0 }, std::time::Instant::now()),
+            alive_interval: setup.plan.timeout / 4,
             mapping,
             headers,
             headers_per_batch,
@@ -264,7 +267,7 @@ impl ReadoutProcess {
         others.extend(descriptor.as_ref().map(WaitFd::readable));
         loop {
             let core = self.clock.deadline(self.core.poll_timeout());
-            let input = self.input_timeout().map_or(Deadline::NEVER, Deadline::at);
+            let input = Deadline::at(self.input_timeout());
             waiter.wait(&[control, data], &mut others, core.earlier(input), || self.progress(data))?;
             let manager_readable = manager.is_some() && others.first().is_some_and(WaitFd::is_ready);
             // A core that has reported has no timeout.
@@ -275,23 +278,29 @@ impl ReadoutProcess {
     }
 
     /// When the input or the manager's knowledge of it has to be looked at next.
-    fn input_timeout(&self) -> Option<std::time::Instant> {
-        let news =
-            (self.available > self.available_sent.0).then(|| self.available_sent.1 + AVAILABLE_INTERVAL);
-        self.input.poll_timeout().into_iter().chain(news).min()
+    fn input_timeout(&self) -> std::time::Instant {
+        let news = self.news_due();
+        self.input.poll_timeout().map_or(news, |input| input.min(news))
     }
 
-    /// Whether the manager has to be told that events are there.
+    /// When the manager has to be told which events are there.
+    fn news_due(&self) -> std::time::Instant {
+        let (told, at) = self.available_sent;
+        at + if self.available > told { AVAILABLE_INTERVAL } else { self.alive_interval }
+    }
+
+    /// Whether the manager has to be told which events are there.
     fn is_news_due(&self) -> bool {
-        self.available > self.available_sent.0 && self.available_sent.1.elapsed() >= AVAILABLE_INTERVAL
+        self.news_due() <= std::time::Instant::now()
     }
 
     /// Tells the manager which events are there.
     fn announce_available(&mut self, channel: &mut Channel) {
         if self.is_news_due() {
-            self.available_sent = (self.available, std::time::Instant::now());
+            let events = self.available.max(self.available_sent.0);
+            self.available_sent = (events, std::time::Instant::now());
             // A manager that is gone is noticed by the end of its stream.
-            let _ = channel.send(&ToManager::Available { events: self.available });
+            let _ = channel.send(&ToManager::Available { events });
         }
     }
 

@@ -5,7 +5,7 @@
 //! decides. It is called for incomplete and corrupt events as well, with a map of what is there.
 //!
 //! Arguments: [`FunctionArgs`], followed by one [`PacketBuffer`] per source. Result: one
-//! [`EventSummary`] per event, in order. Flag [`FLAG_VERIFY`](millstream_card_abi::command::FLAG_VERIFY): verify the
+//! [`EventSummary`] per event, in order. Flag [`FLAG_VERIFY`]: verify the
 //! checksum of every fragment.
 
 use millstream_card_abi::command::{FLAG_VERIFY, Fault};
