@@ -15,7 +15,7 @@ use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
 use millstream_card_abi::{CardName, IoContext as _, MappedMemory, MemoryRange, SyscallError};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, own_uid};
-use millstream_shm::{EventFd, Mapping, Memfd, futex, is_sealed};
+use millstream_shm::{EventFd, Mapping, Memfd, file_len, futex, is_sealed, is_sysfs};
 
 /// Time between two attempts to connect to a card that is not running yet.
 const RETRY_PERIOD: Duration = Duration::from_millis(5);
@@ -86,8 +86,8 @@ struct Inner {
     name: CardName,
     registers: Registers,
     memory: MappedMemory,
-    memory_fd: Memfd,
-    bar0_fd: Memfd,
+    memory_fd: OwnedFd,
+    bar0_fd: OwnedFd,
     interrupt_fd: EventFd,
     connection: Connection,
     client: u32,
@@ -376,15 +376,18 @@ fn connect(name: &CardName, deadline: Instant) -> Result<Connection, OpenError> 
     }
 }
 
-/// Maps the first `bytes` bytes of a BAR, whose descriptor is a file of sysfs. The file cannot be sealed: an access after
-/// the device was removed raises SIGBUS, or reads all ones.
-fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(Memfd, Mapping), OpenError> {
-    let memory = Memfd::from_peer(fd).context("query the size of card memory")?;
-    if bytes == 0 || (memory.len() as u64) < bytes {
+/// Maps the first `bytes` bytes of a BAR, if nobody can shrink the file behind it. A file of sysfs cannot shrink, and takes
+/// no seals. After the device was removed, an access raises SIGBUS or reads all ones.
+fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(OwnedFd, Mapping), OpenError> {
+    if !is_sysfs(fd.as_fd()) && !is_sealed(fd.as_fd()) {
+        return Err(malformed(name, "the BAR is neither a file of sysfs nor sealed against shrinking"));
+    }
+    let len = file_len(fd.as_fd()).context("query the size of card memory")?;
+    if bytes == 0 || (len as u64) < bytes {
         return Err(malformed(name, "memory does not have the announced size"));
     }
-    let mapping = Mapping::new(memory.as_fd(), 0, bytes as usize, true).context("map card memory")?;
-    Ok((memory, mapping))
+    let mapping = Mapping::new(fd.as_fd(), 0, bytes as usize, true).context("map card memory")?;
+    Ok((fd, mapping))
 }
 
 fn malformed(name: &CardName, what: &'static str) -> OpenError {
@@ -392,7 +395,7 @@ fn malformed(name: &CardName, what: &'static str) -> OpenError {
 }
 
 /// Maps memory of `bytes` bytes that came with the reply, if accesses to it can never raise SIGBUS.
-fn map(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(Memfd, Mapping), OpenError> {
+fn map(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(OwnedFd, Mapping), OpenError> {
     if !is_sealed(fd.as_fd()) {
         return Err(malformed(name, "memory is not sealed against shrinking"));
     }
@@ -401,5 +404,5 @@ fn map(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(Memfd, Mapping), Ope
         return Err(malformed(name, "memory does not have the announced size"));
     }
     let mapping = memory.map().context("map card memory")?;
-    Ok((memory, mapping))
+    Ok((memory.into_fd(), mapping))
 }

@@ -51,7 +51,7 @@ pub use event::EventFd;
 pub use fault_in::{fault_in, populate, population_limit};
 pub use mapped::MappedRef;
 pub use mapped_file::file_behind;
-pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed};
+pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed, is_sysfs};
 pub use null::NullMemory;
 pub use poll::{poll, poll_readable};
 

@@ -351,6 +351,13 @@ pub fn cannot_shrink(fd: BorrowedFd<'_>) -> bool {
     has_seals(fd, SealFlags::SHRINK) && !is_hugetlb(fd)
 }
 
+/// Whether the file behind `fd` is a file of sysfs, such as a BAR of a PCIe device. Nobody can change its size. An access
+/// to a mapping of it faults only after the device was removed.
+#[must_use]
+pub fn is_sysfs(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(fd).is_ok_and(|stat| stat.f_type == libc::SYSFS_MAGIC)
+}
+
 fn is_hugetlb(fd: BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(fd).map_or(true, |stat| stat.f_type == libc::HUGETLBFS_MAGIC)
 }
@@ -484,6 +491,17 @@ mod tests {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK).unwrap();
         assert!(!cannot_shrink(fd.as_fd()));
         assert!(Memfd::from_peer(fd).is_err());
+    }
+
+    #[test]
+    fn files_of_sysfs_are_told_from_others() {
+        let other = File::open("/proc/self/exe").unwrap();
+        assert!(!is_sysfs(other.as_fd()));
+        assert!(!is_sysfs(Memfd::sealed("test", PAGE).unwrap().as_fd()));
+        match File::open("/sys/kernel") {
+            Ok(file) => assert!(is_sysfs(file.as_fd())),
+            Err(error) => eprintln!("skipped: no sysfs: {error}"),
+        }
     }
 
     #[test]

@@ -4,7 +4,10 @@
 //! and `cuda_driver.c` as CUDA driver. docs/cards.md lists the differences to real devices, and the test for
 //! a site that has them.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -20,6 +23,7 @@ use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_card_abi::ipc::Refusal;
 use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::{CardConfig, ServeError, serve};
+use millstream_shm::Memfd;
 use tempfile::TempDir;
 
 use crate::cards::{BANK, BANKS, NetworkCard};
@@ -62,6 +66,19 @@ fn machine() -> (TempDir, DevicePaths) {
     (folder, roots)
 }
 
+/// Replaces the file of the BAR by one that nobody can shrink, as no one can shrink a file of sysfs. It lives as long as
+/// the result.
+fn seal_bar(roots: &DevicePaths) -> Memfd {
+    let memory = Memfd::sealed("bar", MEMORY as usize).unwrap();
+    let file = format!("/proc/{}/fd/{}", std::process::id(), memory.as_fd().as_raw_fd());
+    let bytes = vec![0xaa; MEMORY as usize];
+    OpenOptions::new().write(true).open(&file).unwrap().write_all(&bytes).unwrap();
+    let bar = roots.sysfs.join("bus/pci/devices/0000:01:00.0/resource4");
+    fs::remove_file(&bar).unwrap();
+    symlink(file, bar).unwrap();
+    memory
+}
+
 fn pattern(seed: u64, len: usize) -> Vec<u8> {
     (0..len as u64).map(|at| ((at + seed * 1000).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
 }
@@ -81,10 +98,19 @@ fn expect(node: &RemoteCard, offset: u64, expected: &[u8]) {
     assert!(found == expected, "{} bytes at {offset:#x}", expected.len());
 }
 
-/// Tests a card with any kind of memory.
-fn check_memory_kind(kind: &str, number: &str, mapped: bool) {
-    let (_folder, roots) = machine();
-    let (card, neighbour) = (NetworkCard::of(kind, &roots), NetworkCard::start());
+/// What a local user gets who opens a card.
+#[derive(Clone, Copy, PartialEq)]
+enum Local {
+    Mapping,
+    /// The card refuses: the memory is not the host's to map.
+    NotMappable,
+    /// The client refuses: another process could shrink the memory.
+    Unsafe,
+}
+
+/// Tests a card with any kind of memory. Kernels run in place if it is `mapped` in the card's process.
+fn check_memory_kind(kind: &str, number: &str, roots: &DevicePaths, mapped: bool, local: Local) {
+    let (card, neighbour) = (NetworkCard::of(kind, roots), NetworkCard::start());
     let (node, other) = (card.connect(), neighbour.connect());
     let info = CardInfo::of(&node.snapshot().unwrap());
     assert_eq!((info.memory_kind.as_str(), info.memory_bytes), (number, MEMORY));
@@ -177,18 +203,21 @@ fn check_memory_kind(kind: &str, number: &str, mapped: bool) {
     };
     assert_eq!(cause(other.run_dma(&[stale], TIMEOUT)), Cause::DmaRemoteAccess);
 
-    // A local user can map host memory and BARs.
+    // A local user can map host memory and BARs that cannot shrink.
     let name = format!("net-{}", card.process.id()).parse().unwrap();
     match Card::open(&name, TIMEOUT) {
         Ok(open) => {
-            assert!(mapped && open.memory().size() == MEMORY);
-            node.write(BANK - 8, &pattern(5, 16)).unwrap();
+            assert!(local == Local::Mapping && open.memory().size() == MEMORY);
+            next.write(BANK - 8, &pattern(5, 16)).unwrap();
             let mut found = [0; 16];
             open.memory().read(BANK - 8, &mut found).unwrap();
             assert_eq!(&found[..], pattern(5, 16));
         }
         Err(OpenError::Refused { refusal, .. }) => {
-            assert!(!mapped && refusal == Refusal::NotMappable, "{refusal}");
+            assert!(local == Local::NotMappable && refusal == Refusal::NotMappable, "{refusal}");
+        }
+        Err(OpenError::Malformed { what, .. }) => {
+            assert!(local == Local::Unsafe && what.contains("sealed against shrinking"), "{what}");
         }
         Err(other) => panic!("{other}"),
     }
@@ -196,17 +225,27 @@ fn check_memory_kind(kind: &str, number: &str, mapped: bool) {
 
 #[test]
 fn host_memory_passes_the_memory_suite() {
-    check_memory_kind("emulated", "Emulated", true);
+    let (_folder, roots) = machine();
+    check_memory_kind("emulated", "Emulated", &roots, true, Local::Mapping);
 }
 
 #[test]
 fn a_bar_is_a_cards_memory() {
-    check_memory_kind("pci:0000:01:00.0", "Pci", true);
+    let (_folder, roots) = machine();
+    let _bar = seal_bar(&roots);
+    check_memory_kind("pci:0000:01:00.0", "Pci", &roots, true, Local::Mapping);
+}
+
+#[test]
+fn a_local_user_does_not_map_a_bar_whose_file_can_shrink() {
+    let (_folder, roots) = machine();
+    check_memory_kind("pci:0000:01:00.0", "Pci", &roots, true, Local::Unsafe);
 }
 
 #[test]
 fn gpu_memory_is_a_cards() {
-    check_memory_kind("cuda:0", "Cuda", false);
+    let (_folder, roots) = machine();
+    check_memory_kind("cuda:0", "Cuda", &roots, false, Local::NotMappable);
 }
 
 #[test]
