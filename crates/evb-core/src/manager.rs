@@ -284,7 +284,7 @@ impl Manager {
         self.stop(StopCause::Protocol { by: from, error: ProtocolError::Malformed }, now);
     }
 
-    /// A unit died. No effect if the unit has reported, because it may then exit.
+    /// A unit died, or is silent and counts as dead. No effect if the unit has reported, because it may then exit.
     pub fn handle_lost(&mut self, unit: Unit, now: Instant) {
         if self.phase == Phase::Finished {
             return;

@@ -122,6 +122,9 @@ struct ManagerProcess {
     first_assigned: Option<Instant>,
     /// Events that each readout unit has, counted from the run's first.
     available: Vec<u64>,
+    /// When the last frame of each readout unit arrived, and how long one may be silent.
+    heard: Vec<Instant>,
+    timeout: Duration,
     /// Events of the run, and of a batch.
     events: u64,
     batch: u16,
@@ -189,6 +192,8 @@ impl ManagerProcess {
                 .iter()
                 .map(|unit| if unit.input.file().is_some() { u64::MAX } else { 0 })
                 .collect(),
+            heard: vec![clock.now(); readouts],
+            timeout: setup.plan.timeout,
             events: setup.plan.events.get(),
             batch: setup.plan.batch.get(),
             last_done: Instant::default(),
@@ -215,6 +220,8 @@ impl ManagerProcess {
             for at in 0..queues.channels.len() {
                 self.receive(at, &mut queues.channels[at]);
             }
+            // After the frames that arrived while this process itself was stopped.
+            self.exclude_silent_readouts();
             // Sends the messages that the frames caused.
             self.progress(&queues.control)?;
             while let Some(unit) = self.core.poll_excluded() {
@@ -288,6 +295,7 @@ impl ManagerProcess {
                 TryReceive::Pending => return,
                 TryReceive::Frame(ToManager::Available { events }) if at < self.readouts => {
                     self.available[at] = events;
+                    self.heard[at] = self.now;
                     self.update_available();
                 }
                 TryReceive::Frame(ToManager::Readout(report)) if at < self.readouts => {
@@ -304,6 +312,16 @@ impl ManagerProcess {
                     self.controls[at].close();
                     self.core.handle_lost(self.units[at], self.now);
                 }
+            }
+        }
+    }
+
+    /// Handles readout units that are silent as lost. No other timeout notices one whose input is live once the batches of
+    /// all its events are done: without its events, no further batch is assigned.
+    fn exclude_silent_readouts(&mut self) {
+        for (ru, &heard) in (0..).map(RuIndex).zip(&self.heard) {
+            if self.now >= heard + self.timeout {
+                self.core.handle_lost(Unit::Readout(ru), self.now);
             }
         }
     }

@@ -59,7 +59,7 @@ pub(super) enum ToManager {
     Failed(String),
     /// All connections are made.
     Ready,
-    /// Events that a readout unit has, counted from the run's first.
+    /// Events that a readout unit has, counted from the run's first. Repeated without news: a silent unit counts as lost.
     Available {
         /// Their number.
         events: u64,
