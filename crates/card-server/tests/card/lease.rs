@@ -162,6 +162,11 @@ fn an_invalid_lease_word_is_restored() {
             assert!(std::time::Instant::now() < until, "the word stays forged");
         }
     }
+    // The card counts a word after it has restored it.
+    let until = std::time::Instant::now() + TIMEOUT;
+    while one.register(at::lease_rejects).unwrap() < 3 {
+        assert!(std::time::Instant::now() < until, "a forged word is not counted");
+    }
     assert_eq!(one.register(at::lease_rejects).unwrap(), 3);
     one.acquire(SECOND, TIMEOUT).unwrap();
 }
