@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use millstream_card_abi::codes::{
@@ -252,7 +252,7 @@ impl LeaseController {
             (None, None) => LeaseState::Free,
         };
         registers.lease_epoch().store(self.lease.epoch().into(), Ordering::Relaxed);
-        registers.lease_holder().store(self.lease.holder().unwrap_or(0), Ordering::Relaxed);
+        registers.lease_holder().store(self.lease.holder().unwrap_or(0), Ordering::Release);
         let expires = self.lease.expires().map_or(0, nanos);
         registers.lease_expires_ns().store(expires, Ordering::Relaxed);
         registers.card_state().store(self.state as u32, Ordering::Relaxed);
@@ -320,6 +320,9 @@ impl LeaseController {
         self.resources.context.queue.close();
         self.resources.dma.start_reset();
         self.ended_lease = Some(EndedLease { client, epoch, cause, since: Instant::now() });
+        // A process that has mapped the memory either finds this state, or `finish_end` finds its access.
+        self.publish();
+        fence(Ordering::SeqCst);
     }
 
     /// Frees the card once nothing of the ended lease runs any more.
@@ -330,11 +333,13 @@ impl LeaseController {
         let generation = hardware.generation();
         let queue_busy = context.queue.is_busy_on(generation);
         let queue_hung = context.queue.is_hung_on(generation);
-        let in_grace = !queue_hung
-            && self.ended_lease.as_ref().is_some_and(|ended| ended.since.elapsed() < self.resources.grace);
+        let in_grace =
+            self.ended_lease.as_ref().is_some_and(|ended| ended.since.elapsed() < self.resources.grace);
+        let is_accessed = hardware.registers.lease_accesses().load(Ordering::SeqCst) != 0;
         let is_quiet = regions.iter().all(|region| region.is_reset() || is_hung(region))
             && self.resources.dma.is_reset()
-            && !(queue_busy && in_grace);
+            && !(queue_busy && !queue_hung && in_grace)
+            && !(is_accessed && in_grace);
         if !is_quiet {
             return;
         }

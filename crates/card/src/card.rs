@@ -3,10 +3,10 @@
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use millstream_card_abi::codes::{MemoryKind, RegionCommand};
+use millstream_card_abi::codes::{LeaseState, MemoryKind, RegionCommand};
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_abi::image::image_hash;
 use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
@@ -209,6 +209,21 @@ impl Card {
         Ok(epoch)
     }
 
+    /// Begins an access to mapped card memory under the lease of this client with this epoch; none if the lease has
+    /// ended. The card does not clear its memory for the next holder during the access, unless it lasts longer than
+    /// the grace period.
+    #[must_use]
+    pub fn access(&self, epoch: u32) -> Option<MemoryAccess<'_>> {
+        let registers = self.registers();
+        registers.lease_accesses().fetch_add(1, Ordering::SeqCst);
+        let access = MemoryAccess { registers };
+        // The card stores its state, and then reads the number of accesses.
+        fence(Ordering::SeqCst);
+        let is_clearing = registers.lease_state().load(Ordering::Acquire) == LeaseState::Clearing as u32;
+        let is_held = registers.lease_word().load(Ordering::Acquire) == lease::pack(epoch, self.inner.client);
+        (is_held && !is_clearing).then_some(access)
+    }
+
     /// Loads a kernel of the directory into a region.
     ///
     /// # Errors
@@ -347,6 +362,23 @@ impl Card {
         if registers.sleeping().load(Ordering::SeqCst) != 0 {
             futex::wake_all(registers.doorbell());
         }
+    }
+}
+
+/// An access to mapped card memory, from [`Card::access`]; it ends when this is dropped.
+#[derive(Debug)]
+#[must_use]
+pub struct MemoryAccess<'a> {
+    registers: &'a Registers,
+}
+
+impl Drop for MemoryAccess<'_> {
+    fn drop(&mut self) {
+        // After the grace period the card has set the count to zero.
+        let _ = self
+            .registers
+            .lease_accesses()
+            .fetch_update(Ordering::AcqRel, Ordering::Relaxed, |count| count.checked_sub(1));
     }
 }
 

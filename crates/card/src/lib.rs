@@ -15,7 +15,7 @@ pub mod map;
 pub mod remote;
 mod ring;
 
-pub use card::{Card, CommandError, NoSuchKernel, OpenError};
+pub use card::{Card, CommandError, MemoryAccess, NoSuchKernel, OpenError};
 pub use map::RemoteMap;
 pub use remote::{HeldLease, LeaseToken, RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions, Snapshot};
 pub use ring::{Ring, RingError, RingLayout};

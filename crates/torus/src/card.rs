@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use millstream_card::Card;
+use millstream_card::{Card, MemoryAccess};
 use millstream_card_abi::CardName;
 
 /// How long a card that is starting is waited for, and a lease that another client holds.
@@ -15,8 +15,8 @@ const ACQUIRE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct LeasedCard {
     card: Card,
-    /// The lease word while the lease lasts.
-    lease: u64,
+    /// Epoch of the lease.
+    epoch: u32,
     ended: AtomicBool,
 }
 
@@ -27,16 +27,23 @@ impl LeasedCard {
     /// There is no such card, it is leased, or it does not answer.
     pub fn acquire(name: &CardName) -> io::Result<LeasedCard> {
         let card = Card::open(name, ACQUIRE).map_err(io::Error::other)?;
-        card.acquire(ACQUIRE).map_err(io::Error::other)?;
-        let lease = card.registers().lease_word().load(Ordering::Acquire);
-        Ok(LeasedCard { card, lease, ended: AtomicBool::new(false) })
+        let epoch = card.acquire(ACQUIRE).map_err(io::Error::other)?;
+        Ok(LeasedCard { card, epoch, ended: AtomicBool::new(false) })
     }
 
     /// Whether the lease lasts. Its memory belongs to others afterwards.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        let word = self.card.registers().lease_word().load(Ordering::Acquire);
-        word == self.lease && !self.ended.load(Ordering::Acquire)
+        self.access().is_some()
+    }
+
+    /// Begins an access to the card's memory, which the card does not clear for the next holder meanwhile. None if the
+    /// lease has ended.
+    pub fn access(&self) -> Option<MemoryAccess<'_>> {
+        if self.ended.load(Ordering::Acquire) {
+            return None;
+        }
+        self.card.access(self.epoch)
     }
 
     /// The card has ended or died: [`LeasedCard::liveness`] hung up.

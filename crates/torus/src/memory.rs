@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
+use millstream_card::MemoryAccess;
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::{Mapping, Memfd, PAGE};
@@ -21,6 +22,13 @@ pub struct OutOfRange {
     pub length: u64,
     /// Size of the memory (bytes).
     pub size: u64,
+}
+
+/// An access to [`Memory`] in progress.
+#[derive(Debug)]
+#[must_use]
+pub struct AccessGuard<'a> {
+    _card: Option<MemoryAccess<'a>>,
 }
 
 /// Shared memory. Other processes may write it at any time, so it is only copied.
@@ -97,6 +105,15 @@ impl Memory {
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.card.as_ref().is_none_or(|card| card.is_leased())
+    }
+
+    /// Begins an access to the memory, which is this process's until the guard is dropped. None if the lease of the card
+    /// whose memory this is has ended.
+    pub fn access(&self) -> Option<AccessGuard<'_>> {
+        match &self.card {
+            None => Some(AccessGuard { _card: None }),
+            Some(card) => card.access().map(|access| AccessGuard { _card: Some(access) }),
+        }
     }
 
     /// Size (bytes).

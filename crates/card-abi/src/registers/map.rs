@@ -269,6 +269,8 @@ register_map! { REGISTERS for Registers, at {
         0x7018 lease_transfer: U64 User = "Id of the client that holds the lease from now on, zero: no transfer. "
             "Any process with the control key may write it; messages go to the new holder.";
         0x7020 lease_detached: U64 User = "Non-zero: the lease outlives the connection of its holder.";
+        0x7028 lease_accesses: U64 User = "Accesses to mapped card memory in progress, counted by processes of the "
+            "card's host. The card clears memory when it is zero, or after the grace period.";
         0x7040 card_command: U64 User = "Low 8 bits: see Card commands; the rest: an unused sequence number. "
             "The card answers in `card_command_ack`.";
         0x7080 dma_producer: U64 User = "DMA descriptors written.";

@@ -13,7 +13,7 @@ use millstream_card_server::{CardConfig, ServeError, serve};
 use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, own_uid};
 
-use crate::host::{ENDED, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
+use crate::host::{ENDED, GRACE, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
 
 const INPUT: u64 = 64 << 10;
 const OUTPUT: u64 = 128 << 10;
@@ -116,6 +116,39 @@ fn a_bad_command_fails_alone_and_names_its_cause() {
     match card.load(0, "cluster8") {
         Err(CommandError::NoSuchKernel(missing)) => assert!(missing.available.contains(&"sum".to_owned())),
         other => panic!("{other:?}"),
+    }
+}
+
+/// The card waits for an access that its holder counts, but for no longer than the grace period.
+#[test]
+fn memory_is_cleared_after_the_access_in_progress() {
+    let process = Process::start("access", "unbound");
+    let (card, other) = (process.open(), process.open());
+    for is_endless in [false, true] {
+        let epoch = card.acquire(TIMEOUT).unwrap();
+        let access = card.access(epoch).expect("the lease is held");
+        assert!(other.access(epoch).is_none(), "another client's lease");
+        other.registers().lease_revoke().store(epoch.into(), Ordering::Release);
+        let start = Instant::now();
+        while card.access(epoch).is_some() {
+            assert!(start.elapsed() < TIMEOUT, "the lease does not end");
+        }
+        // A store that began before the end of the lease.
+        card.memory().write(INPUT, b"late").unwrap();
+        if is_endless {
+            other.acquire(TIMEOUT).unwrap();
+            assert!(start.elapsed() >= GRACE / 2, "the card did not wait");
+        } else {
+            std::thread::sleep(GRACE / 3);
+            assert_eq!(card.memory().read_array(INPUT).unwrap(), *b"late", "cleared during the access");
+            assert_eq!(card.registers().lease_accesses().load(Ordering::Acquire), 1);
+            drop(access);
+            other.acquire(TIMEOUT).unwrap();
+        }
+        assert_eq!(other.memory().read_array(INPUT).unwrap(), [0; 4]);
+        assert_eq!(card.registers().lease_accesses().load(Ordering::Acquire), 0);
+        let next = other.registers().lease_epoch().load(Ordering::Acquire);
+        other.registers().lease_release().store(next, Ordering::Release);
     }
 }
 

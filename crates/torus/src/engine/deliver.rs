@@ -85,6 +85,7 @@ impl Engine {
         let whole = u64::from(header.total).max(before + u64::from(header.length));
         let start = header.offset.checked_sub(before).ok_or(Failure::Bounds(0))?;
         let memory = Arc::clone(self.regions.range(region, start, whole)?);
+        let _access = memory.access().ok_or(RegionError::Gone)?;
         if !self.copy_payload(arrived, &memory, header.offset, header.length) {
             return Ok(());
         }
@@ -128,6 +129,7 @@ impl Engine {
             return Err(Failure::Access);
         }
         let change = AtomicOperation::decode(&bytes).ok_or(Failure::Access)?;
+        let _access = memory.access().ok_or(RegionError::Gone)?;
         let old = memory
             .update(header.offset, |old| change.apply(old))
             .map_err(|range| Failure::Bounds(range.size))?;
@@ -145,7 +147,8 @@ impl Engine {
                 }
                 return;
             };
-            if self.copy_payload(arrived, &memory, at, header.length) {
+            let access = memory.access();
+            if access.is_some() && self.copy_payload(arrived, &memory, at, header.length) {
                 self.counters.delivered_bytes += u64::from(header.length);
             }
             self.operations.data_arrived(header, &mut self.events);
