@@ -1,7 +1,7 @@
 //! The commit record: how many events of a file are complete.
 //!
 //! ```text
-//!   0            8            16                 512
+//!   0            8            16                 4096
 //! ┌────────────┬────────────┬──────────────────┬──────────
 //! │ "MSEVENTS" │ events u64 │ zeros            │ HDF5 …
 //! └────────────┴────────────┴──────────────────┴──────────
@@ -14,8 +14,12 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
 
-/// Length of the user block.
-pub(crate) const USER_BLOCK: u64 = 512;
+/// Length of the user block: a page, so that the pages of the HDF5 file are pages of the page cache.
+pub(crate) const USER_BLOCK: u64 = PAGE;
+
+/// A signal that kills a process in a `write` can cut the write at a page of the page cache. HDF5 keeps metadata that is
+/// smaller than a page of its file inside such a page, so a kill leaves it old or new, and its checksum right.
+pub(crate) const PAGE: u64 = 4096;
 
 const MAGIC: &[u8; 8] = b"MSEVENTS";
 

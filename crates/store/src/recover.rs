@@ -14,7 +14,7 @@ use hdf5_metno::{Dataset, Group};
 use millstream_fragment::file::{IoError, sync_name};
 
 use crate::FileError;
-use crate::commit_record::{self, USER_BLOCK};
+use crate::commit_record::{self, PAGE, USER_BLOCK};
 use crate::error::error_text;
 use crate::partial::{EXTENSION, SUFFIX, is_named, lock, unlock};
 use crate::superblock::{self, Superblock};
@@ -102,15 +102,28 @@ fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
 
 /// Marks the file as closed.
 fn close_superblock(file: &File) -> io::Result<()> {
-    let mut bytes = [0; superblock::LEN];
-    file.read_exact_at(&mut bytes, USER_BLOCK)?;
-    let superblock = Superblock::parse(bytes).ok_or(ErrorKind::InvalidData)?;
+    let (at, superblock) = find_superblock(file)?.ok_or(ErrorKind::InvalidData)?;
     let len = file.metadata()?.len();
     // Space that was allocated, but not written, needs no blocks on the disk.
-    if len < superblock.end() {
-        file.set_len(superblock.end())?;
+    let end = len.max(superblock.end()).next_multiple_of(PAGE);
+    if len < end {
+        file.set_len(end)?;
     }
-    file.write_all_at(&superblock.closed(len.max(superblock.end())), USER_BLOCK)
+    file.write_all_at(&superblock.closed(end), at)
+}
+
+/// The superblock, and its place: behind the user block, whose length is a power of two (files of earlier versions: 512).
+fn find_superblock(file: &File) -> io::Result<Option<(u64, Superblock)>> {
+    let mut at = 512;
+    while at <= USER_BLOCK {
+        let mut bytes = [0; superblock::LEN];
+        file.read_exact_at(&mut bytes, at)?;
+        if let Some(superblock) = Superblock::parse(bytes) {
+            return Ok(Some((at, superblock)));
+        }
+        at *= 2;
+    }
+    Ok(None)
 }
 
 /// Shortens all datasets to the events that are complete.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use hdf5_metno::plist::file_create::FileSpaceStrategy;
 use hdf5_metno::{File, Group};
 use millstream_fragment::{Fragment, SourceId};
 use millstream_quantity::Bytes;
@@ -139,7 +140,10 @@ impl EventWriter {
         // The partial file has its own lock.
         let file = File::with_options()
             .with_fapl(|access| access.file_locking(false).libver_v110())
-            .with_fcpl(|create| create.userblock(commit_record::USER_BLOCK))
+            .with_fcpl(|create| {
+                create.userblock(commit_record::USER_BLOCK);
+                create.file_space_strategy(paged()).file_space_page_size(commit_record::PAGE)
+            })
             .create(partial.path());
         let file = file.map_err(|cause| create(("file".into(), cause)))?;
         metadata::write(&file, schema, &layout).map_err(create)?;
@@ -255,6 +259,11 @@ impl ClosedFile {
         self.stored.path = self.partial.commit()?;
         Ok(self.stored)
     }
+}
+
+/// Allocates metadata and small data in pages of their own.
+fn paged() -> FileSpaceStrategy {
+    FileSpaceStrategy::FreeSpaceManager { paged: true, persist: false, threshold: 1 }
 }
 
 fn hdf5_error(
