@@ -14,16 +14,18 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
+use std::time::Duration;
 
 use millstream_link::Port;
 use millstream_quantity::Qpn;
 use millstream_shm::{Arena, socket};
 
 use crate::caps::MAX_MULTICAST;
+use crate::clock;
 use crate::errno::{Errno, Result};
 use crate::gid;
 use crate::ipc;
-use crate::layout::{self, Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
+use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
 use crate::path::{self, PathPreference};
 use crate::peer::Peer;
 use crate::peer_table::PeerTable;
@@ -76,8 +78,17 @@ pub(crate) struct MulticastTable {
     handled: AtomicU64,
     /// Held while announcements are handled.
     handling: Mutex<()>,
+    /// When processes that have not answered are asked again, nanoseconds; zero if all have answered.
+    ask_again_at: AtomicU64,
     members: Mutex<Vec<Arc<Peer>>>,
 }
+
+/// Longest wait for the answers of all processes together. Stopped processes and full queues of names, which any user can
+/// hold, must not delay the others.
+const ANSWER_TIME: Duration = Duration::from_millis(100);
+
+/// Time after which processes that have not answered are asked again, without a wait.
+const ASK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Default)]
 struct Attachments {
@@ -175,6 +186,7 @@ impl MulticastTable {
             announcements: AtomicU64::new(1),
             handled: AtomicU64::new(0),
             handling: Mutex::default(),
+            ask_again_at: AtomicU64::new(0),
             members: Mutex::default(),
         }
     }
@@ -215,11 +227,9 @@ impl MulticastTable {
         };
         if first {
             self.announce(self.qpn_prefix);
-            for prefix in processes().filter(|prefix| *prefix != self.qpn_prefix) {
-                if let Ok(peer) = self.peers.owner_of(layout::qpn(prefix, 0)) {
-                    peer.announce_multicast(self.qpn_prefix);
-                }
-            }
+            let others = processes().filter(|prefix| *prefix != self.qpn_prefix).collect();
+            let (peers, _unanswered) = self.peers.owners_of(others, ANSWER_TIME);
+            Peer::announce_multicast(&peers, self.qpn_prefix, ANSWER_TIME);
         }
         Ok(())
     }
@@ -280,33 +290,47 @@ impl MulticastTable {
     /// The queue pairs of this host that belong to a group.
     pub(crate) fn members(&self, group: &Group) -> Vec<Qpn> {
         if self.handled.load(Ordering::Acquire) != self.announcements.load(Ordering::Acquire) {
-            self.handle_announcements();
+            self.handle_announcements(ANSWER_TIME);
+        } else if matches!(self.ask_again_at.load(Ordering::Relaxed), at if at != 0 && at <= clock::monotonic())
+        {
+            self.handle_announcements(Duration::ZERO);
         }
         let mut peers = self.members.lock().expect("no panic under this lock");
         peers.retain(|peer| peer.alive());
         peers.iter().flat_map(|peer| members_in(peer, group)).collect()
     }
 
+    /// Connects to the processes that have announced themselves. Those that do not answer within `wait` stay announced.
     #[cold]
-    fn handle_announcements(&self) {
+    fn handle_announcements(&self, wait: Duration) {
         let _handling = self.handling.lock().expect("no panic under this lock");
         if self.handled.load(Ordering::Acquire) == 0 {
             processes().for_each(|prefix| self.announce(prefix));
         }
         let announcements = self.announcements.load(Ordering::Acquire);
+        let mut announced = Vec::new();
         for (index, word) in self.announced.iter().enumerate() {
             let mut bits = word.swap(0, Ordering::AcqRel);
             while bits != 0 {
-                let prefix = index as u32 * 64 + bits.trailing_zeros();
+                announced.push(index as u32 * 64 + bits.trailing_zeros());
                 bits &= bits - 1;
-                // A process that has exited meanwhile has no queue pairs.
-                let Ok(peer) = self.peers.owner_of(layout::qpn(prefix, 0)) else { continue };
-                let mut peers = self.members.lock().expect("no panic under this lock");
-                if !peers.iter().any(|known| Arc::ptr_eq(known, &peer)) {
-                    peers.push(peer);
+            }
+        }
+        // A process that has exited meanwhile has no queue pairs.
+        let (peers, unanswered) = self.peers.owners_of(announced, wait);
+        {
+            let mut members = self.members.lock().expect("no panic under this lock");
+            for peer in peers {
+                if !members.iter().any(|known| Arc::ptr_eq(known, &peer)) {
+                    members.push(peer);
                 }
             }
         }
+        for prefix in &unanswered {
+            self.announced[*prefix as usize / 64].fetch_or(1 << (prefix % 64), Ordering::AcqRel);
+        }
+        let again = clock::monotonic() + ASK_INTERVAL.as_nanos() as u64;
+        self.ask_again_at.store(if unanswered.is_empty() { 0 } else { again }, Ordering::Relaxed);
         self.handled.store(announcements, Ordering::Release);
     }
 }

@@ -261,10 +261,19 @@ impl Peer {
         }
     }
 
-    /// Tells the peer that the process with this prefix has queue pairs in multicast groups, and waits for the answer.
-    pub(crate) fn announce_multicast(&self, qpn_prefix: u32) {
-        // A stopped process searches for members when it sends to its first group.
-        let _ = self.request(Message::new(Op::MulticastMember, [qpn_prefix]));
+    /// Tells the peers that the process with this prefix has queue pairs in multicast groups, and waits for their answers, all
+    /// of them together no longer than `wait`. A stopped process reads the message when it continues.
+    pub(crate) fn announce_multicast(peers: &[Arc<Self>], qpn_prefix: u32, wait: Duration) {
+        let message = Message::new(Op::MulticastMember, [qpn_prefix]);
+        let deadline = Instant::now() + wait;
+        peers.iter().for_each(|peer| peer.send(message));
+        for peer in peers {
+            let left = deadline.saturating_duration_since(Instant::now());
+            // A process is silent only if it had the time to answer.
+            if left >= wait / 4 {
+                let _ = peer.request_within(message, left);
+            }
+        }
     }
 
     /// Sends a request and returns its answer, which has the request's operation or [`Op::Refused`].
@@ -272,6 +281,11 @@ impl Peer {
     /// # Errors
     /// TimedOut without an answer in [`ANSWER_TIME`], and at once for a while afterwards.
     fn request(&self, message: Message) -> io::Result<(Message, Option<OwnedFd>)> {
+        self.request_within(message, ANSWER_TIME)
+    }
+
+    /// As [`request`](Self::request), for an answer within `time`.
+    fn request_within(&self, message: Message, time: Duration) -> io::Result<(Message, Option<OwnedFd>)> {
         let PeerLink::Remote { connection, request, silent_until, .. } = &self.link else {
             return Err(io::ErrorKind::Unsupported.into());
         };
@@ -279,7 +293,7 @@ impl Peer {
         if self.is_silent() {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        let result = exchange(connection, message, Instant::now() + ANSWER_TIME);
+        let result = exchange(connection, message, Instant::now() + time);
         let until = result.is_err().then(|| Instant::now() + SILENCE);
         *silent_until.lock().expect("no panic under this lock") = until;
         result
@@ -338,7 +352,18 @@ impl HalfOpen {
     /// What the socket reports; ConnectionRefused if the process has exited; Unsupported for a process in another PID
     /// namespace.
     pub(crate) fn open(me: LocalId, qpn_prefix: u32) -> io::Result<Self> {
-        let connection = Connection::open(&ipc::socket_name(qpn_prefix), ipc::TIMEOUT)?;
+        Self::over(me, Connection::open(&ipc::socket_name(qpn_prefix), ipc::TIMEOUT)?)
+    }
+
+    /// As [`open`](Self::open), without a wait for a full queue.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open); WouldBlock if the queue is full.
+    pub(crate) fn open_at_once(me: LocalId, qpn_prefix: u32) -> io::Result<Self> {
+        Self::over(me, Connection::open_at_once(&ipc::socket_name(qpn_prefix), ipc::TIMEOUT)?)
+    }
+
+    fn over(me: LocalId, connection: Connection) -> io::Result<Self> {
         let pid = connection.peer().pid;
         if pid == 0 {
             return Err(other_pid_namespace());
@@ -359,6 +384,14 @@ impl HalfOpen {
     /// TimedOut without an answer: the connection stays open, for another attempt.
     pub(crate) fn wait(&mut self) -> io::Result<()> {
         let wait = std::mem::replace(&mut self.wait, Duration::from_millis(1));
+        self.wait_for(wait)
+    }
+
+    /// Waits for the answer for the time `wait`.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    pub(crate) fn wait_for(&self, wait: Duration) -> io::Result<()> {
         wait_readable(&self.connection, Instant::now() + wait)
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
 
 use millstream_quantity::Qpn;
 
@@ -44,17 +45,26 @@ impl PeerTable {
     /// # Errors
     /// As [`HalfOpen::open`], [`HalfOpen::wait`] and [`HalfOpen::finish`]. After TimedOut, a later call takes the answer.
     pub(crate) fn owner_of(&self, qpn: Qpn) -> io::Result<Arc<Peer>> {
-        let qpn_prefix = layout::qpn_prefix(qpn);
+        self.connect(layout::qpn_prefix(qpn), None)
+    }
+
+    /// The process with this prefix. Its answer is waited for as long as `wait`, else as long as [`HalfOpen::wait`] does.
+    fn connect(&self, qpn_prefix: u32, wait: Option<Duration>) -> io::Result<Arc<Peer>> {
         if let Some(peer) = self.connected(qpn_prefix) {
             return Ok(peer);
         }
-        let half_open = self.lock_half_open().entry(qpn_prefix).or_default().clone();
-        let mut half_open = half_open.lock().expect("no panic under this lock");
+        let entry = self.lock_half_open().entry(qpn_prefix).or_default().clone();
+        let mut half_open = if wait.is_none() {
+            entry.lock().expect("no panic under this lock")
+        } else {
+            // Another thread waits for the process.
+            entry.try_lock().map_err(|_| io::Error::from(io::ErrorKind::WouldBlock))?
+        };
         // Another thread may have connected while this one waited for the lock.
         if let Some(peer) = self.connected(qpn_prefix) {
             return Ok(peer);
         }
-        let finished = self.finish(&mut half_open, qpn_prefix);
+        let finished = self.finish(&mut half_open, qpn_prefix, wait);
         if !matches!(&finished, Err(error) if error.kind() == io::ErrorKind::TimedOut) {
             *half_open = None;
             self.lock_half_open().remove(&qpn_prefix);
@@ -64,6 +74,50 @@ impl PeerTable {
         self.watched.lock().expect("no panic under this lock").push(peer.clone());
         self.tasks.wake();
         Ok(peer)
+    }
+
+    /// The processes with these queue pair number prefixes that answer within `wait`, which is for all of them together; and
+    /// the prefixes of those that may answer later. Stopped processes and full queues of socket names delay no other process.
+    pub(crate) fn owners_of(&self, prefixes: Vec<u32>, wait: Duration) -> (Vec<Arc<Peer>>, Vec<u32>) {
+        let deadline = Instant::now() + wait;
+        let has_begun = |prefix: &u32| match self.begin(*prefix) {
+            Ok(()) => true,
+            // Another thread waits for the process, or its queue is full.
+            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+        };
+        // All are asked before any answer is waited for.
+        let begun: Vec<u32> = prefixes.into_iter().filter(has_begun).collect();
+        let (mut peers, mut unanswered) = (Vec::new(), Vec::new());
+        for prefix in begun {
+            match self.connect(prefix, Some(deadline.saturating_duration_since(Instant::now()))) {
+                Ok(peer) => peers.push(peer),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                    unanswered.push(prefix);
+                }
+                Err(_) => {}
+            }
+        }
+        (peers, unanswered)
+    }
+
+    /// Says hello to the process with this prefix, without waiting for anything.
+    fn begin(&self, qpn_prefix: u32) -> io::Result<()> {
+        if self.connected(qpn_prefix).is_some() {
+            return Ok(());
+        }
+        let entry = self.lock_half_open().entry(qpn_prefix).or_default().clone();
+        let Ok(mut half_open) = entry.try_lock() else { return Err(io::ErrorKind::WouldBlock.into()) };
+        if half_open.is_some() {
+            return Ok(());
+        }
+        match HalfOpen::open_at_once(self.me, qpn_prefix) {
+            Ok(opened) => *half_open = Some(opened),
+            Err(error) => {
+                self.lock_half_open().remove(&qpn_prefix);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The process with this prefix, if it is connected.
@@ -76,11 +130,21 @@ impl PeerTable {
         self.half_open.lock().expect("no panic under this lock")
     }
 
-    fn finish(&self, half_open: &mut Option<HalfOpen>, qpn_prefix: u32) -> io::Result<Peer> {
-        if half_open.is_none() {
-            *half_open = Some(HalfOpen::open(self.me, qpn_prefix)?);
+    fn finish(
+        &self,
+        half_open: &mut Option<HalfOpen>,
+        qpn_prefix: u32,
+        wait: Option<Duration>,
+    ) -> io::Result<Peer> {
+        let opened = match half_open {
+            Some(opened) => opened,
+            None if wait.is_some() => half_open.insert(HalfOpen::open_at_once(self.me, qpn_prefix)?),
+            None => half_open.insert(HalfOpen::open(self.me, qpn_prefix)?),
+        };
+        match wait {
+            Some(wait) => opened.wait_for(wait)?,
+            None => opened.wait()?,
         }
-        half_open.as_mut().expect("just set").wait()?;
         half_open.take().expect("just set").finish(self.tasks)
     }
 

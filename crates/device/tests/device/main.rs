@@ -57,6 +57,8 @@ fn other_process() {
         Ok("stranger") => hostile_socket::stranger(),
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),
+        Ok("mcast_sender") => multicast::sender(),
+        Ok("full_queues") => other_users::full_queues(),
         Ok("xrc_member") => xrc::member(),
         Ok("peer") => operations::peer(support::send_to_parent, support::recv_from_parent),
         Ok("crashing_sender") => abandoned::crashing_sender(),

@@ -1,6 +1,7 @@
 //! Multicast groups: every member on the host gets a copy, in every process and whenever it joined.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpType, RecvSource};
@@ -9,9 +10,10 @@ use millstream_device::types::{WC_FLAG_GRH, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Cq, Errno, MAX_MULTICAST, Mr};
 use millstream_quantity::{Qkey, Qpn};
 
+use crate::other_users;
 use crate::support::{
     Adapter, Process, Setup, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
-    send_to_parent,
+    send_to_parent, wait_for,
 };
 
 const QKEY: u32 = 0x1234;
@@ -223,8 +225,14 @@ fn start_listener() -> Process {
     process
 }
 
+/// Environment variable of a process that becomes another user at first.
+const AS_OWNER: &str = "MILLSTREAM_TEST_AS_OWNER";
+
 /// The other process: reports the datagrams that arrive.
 pub(crate) fn listener() {
+    if std::env::var_os(AS_OWNER).is_some() {
+        other_users::become_user(other_users::OWNER);
+    }
     let adapter = Adapter::open();
     let member = Member::of(&adapter, group(6));
     send_to_parent("ready");
@@ -279,4 +287,87 @@ fn members_of_other_processes_get_copies_too() {
     // The member that left has only the datagrams sent before.
     early.send_line("count");
     assert_eq!(early.recv_line(), "0");
+}
+
+/// A process that has not searched for members yet.
+fn start_sender(owner: bool) -> Process {
+    let run = std::env::var(RUN).unwrap_or_else(|_| std::process::id().to_string());
+    Process::start_with("mcast_sender", |command| {
+        if owner {
+            command.env(AS_OWNER, "1");
+        }
+        command.env(RUN, run)
+    })
+}
+
+/// In another process: attaches a queue pair and sends; reports how long each took \[ms\]. Later lines send again.
+pub(crate) fn sender() {
+    if std::env::var_os(AS_OWNER).is_some() {
+        other_users::become_user(other_users::OWNER);
+    }
+    let adapter = Adapter::open();
+    let sender = Member::new(&adapter, QKEY);
+    while recv_from_parent().is_some() {
+        let start = Instant::now();
+        sender.send(to(group(6), QKEY));
+        let sent = start.elapsed();
+        let start = Instant::now();
+        if !sender.qp.is_attached() {
+            sender.qp.attach(group(7)).expect("a group");
+        }
+        send_to_parent(&format!("{} {}", sent.as_millis(), start.elapsed().as_millis()));
+    }
+}
+
+/// Makes the sender send once; the times it took.
+fn times(sender: &mut Process) -> [u64; 2] {
+    sender.send_line("send");
+    let line = sender.recv_line();
+    let (sent, attached) = line.split_once(' ').expect("two times");
+    [sent, attached].map(|time| time.parse().expect("milliseconds"))
+}
+
+/// Far below half a second for each stopped process.
+const SOON_MS: u64 = 900;
+
+#[test]
+fn stopped_processes_delay_no_multicast_datagram() {
+    if by_packets() {
+        // Each process gets its own packets.
+        return;
+    }
+    let mut stopped = [(); 4].map(|()| start_listener());
+    let mut live = start_listener();
+    stopped.iter().for_each(Process::stop);
+    let mut sender = start_sender(false);
+    let [sent, attached] = times(&mut sender);
+    assert!(sent < SOON_MS && attached < SOON_MS, "{sent} ms, {attached} ms");
+    hears(&mut live);
+    // They are found when they continue.
+    stopped.iter().for_each(|process| process.signal(libc::SIGCONT));
+    for process in &mut stopped {
+        wait_for("the member that was stopped", || {
+            times(&mut sender);
+            process.send_line("count");
+            process.recv_line() != "0"
+        });
+    }
+}
+
+#[test]
+fn full_queues_of_another_user_delay_no_multicast_datagram() {
+    if by_packets() || !other_users::is_root("full_queues_of_another_user_delay_no_multicast_datagram") {
+        return;
+    }
+    let mut squatter = Process::start("full_queues");
+    assert_eq!(squatter.recv_line(), "full");
+    let run = std::process::id().to_string();
+    let mut member =
+        Process::start_with("mcast_listener", |command| command.env(RUN, run).env(AS_OWNER, "1"));
+    assert_eq!(member.recv_line(), "ready");
+    let mut sender = start_sender(true);
+    // 300 queues, 20 ms each, would take six seconds.
+    let [sent, attached] = times(&mut sender);
+    assert!(sent < SOON_MS && attached < SOON_MS, "{sent} ms, {attached} ms");
+    hears(&mut member);
 }

@@ -3,7 +3,7 @@
 //! The tests switch to both users, which requires root. Without root they report that they were skipped.
 
 use std::io::ErrorKind;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use millstream_device::types::{WC_OP_RDMA_WRITE, WC_RETRY_EXC_ERR};
@@ -20,7 +20,7 @@ use crate::support::{pattern, recv_from_parent, send_to_parent, serve};
 pub(crate) const OWNER: u32 = 65533;
 pub(crate) const STRANGER: u32 = 65532;
 
-fn is_root(test: &str) -> bool {
+pub(crate) fn is_root(test: &str) -> bool {
     // SAFETY: a plain system call.
     let root = unsafe { libc::geteuid() } == 0;
     if !root {
@@ -196,4 +196,44 @@ pub(crate) fn squatter() {
     }
     assert_ne!(calls, 0);
     send_to_parent("calls without a word");
+}
+
+/// In another process: another user, which holds socket names of the owner whose queues of connections are full.
+pub(crate) fn full_queues() {
+    become_user(STRANGER);
+    let mut held = Vec::new();
+    for block in 1..4000 {
+        if held.len() == 600 {
+            break;
+        }
+        held.extend(full_queue(&format!("millstream/{OWNER}/{block:03x}")).into_iter().flatten());
+    }
+    assert_eq!(held.len(), 600, "300 names are free");
+    send_to_parent("full");
+    recv_from_parent();
+}
+
+/// A listener without room in its queue, and the client that waits there. None if the name is taken.
+fn full_queue(name: &str) -> Option<[OwnedFd; 2]> {
+    // SAFETY: plain system calls with local variables; the descriptors are new.
+    unsafe {
+        let [listener, client] = [(); 2].map(|()| {
+            let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
+            assert!(fd >= 0);
+            OwnedFd::from_raw_fd(fd)
+        });
+        let mut address: libc::sockaddr_un = std::mem::zeroed();
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        for (to, from) in address.sun_path[1..].iter_mut().zip(name.bytes()) {
+            *to = from as libc::c_char;
+        }
+        let len = (size_of::<libc::sa_family_t>() + 1 + name.len()) as libc::socklen_t;
+        let address = (&raw const address).cast();
+        if libc::bind(listener.as_raw_fd(), address, len) != 0 {
+            return None;
+        }
+        assert_eq!(libc::listen(listener.as_raw_fd(), 0), 0);
+        assert_eq!(libc::connect(client.as_raw_fd(), address, len), 0);
+        Some([listener, client])
+    }
 }
