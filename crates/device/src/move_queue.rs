@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 pub(crate) enum Job {
     /// Moves the pages of the region that has this key, or a window with this key.
     Share { key: u32 },
-    /// Waits for the operations in flight, and ends the locking of atomic operations on these regions.
-    Settle { keys: Vec<u32> },
+    /// Lets peers map the regions around the region `key` as well, and ends the locking of atomic operations on them.
+    Settle { key: u32 },
 }
 
 /// The jobs, and the regions whose pages move when the application's only thread is in the device.

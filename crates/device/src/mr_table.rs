@@ -91,13 +91,13 @@ impl ExportedRange {
 
 /// The pages of a region, as the thread that lets peers map them sees them.
 pub(crate) trait RegionPages: Debug + Send + Sync {
-    /// Moves the pages into a file, or finds the file that they belong to, and promotes the entry of the region `key`. The
-    /// addresses that are mappable now; None if there is nothing to do.
+    /// Moves the pages into a file, or finds the file that they belong to, and promotes the entry of the region `key`. False
+    /// if there is nothing to do.
     ///
     /// # Errors
     /// EPERM if pages cannot move while other threads run. EBUSY, EAGAIN or ENOMEM if they may move later. Others if they
     /// never can.
-    fn share(&self, key: u32) -> io::Result<Option<Range<usize>>>;
+    fn share(&self, key: u32) -> io::Result<bool>;
 
     /// Promotes the entry of the region `key` if its pages were moved for another region; true if they were.
     fn adopt(&self, key: u32) -> bool;
@@ -244,19 +244,32 @@ impl MrTable {
 
     /// Makes a region valid, here and for peers. Peers tell when copies through the kernel have cost as much as moving the
     /// `pages` would.
+    ///
+    /// False if peers can map the region while they still reach its memory through the kernel by another key: atomic
+    /// operations on it are locked until [`settle`](Self::settle).
     pub(crate) fn publish(
         &self,
         local: LocalMr,
         exported: &ExportedRange,
         pages: Option<(Weak<dyn RegionPages>, u64)>,
-    ) {
+    ) -> bool {
         let mut slots = self.lock();
-        let tag = slots.publish(self.arena, local, exported, Qpn::default());
+        let is_mapped = exported.file.generation != 0;
+        let is_settled = !is_mapped
+            || slots
+                .around(&local)
+                .all(|(_, other)| other.pages.is_none() && Stage::of(other.tag) != Stage::Promoted);
+        let shown = if is_settled { exported } else { &ExportedRange::NONE };
+        let mut tag = slots.publish(self.arena, local, shown, Qpn::default());
+        if !is_settled {
+            tag = entry(self.arena, local.key >> 16).promote(tag, &exported.mapped_file()).unwrap_or(tag);
+        }
         if let Some((_, cost)) = pages {
             entry(self.arena, local.key >> 16).set_move_cost(cost);
         }
         let exported = exported.clone();
         slots.regions.insert(local.key, Region { local, tag, exported, pages, windows: Vec::new() });
+        is_settled
     }
 
     /// The region that a peer has named by its key or by that of a window on it, and its pages.
@@ -267,13 +280,12 @@ impl MrTable {
         Some((region, pages.upgrade()?))
     }
 
-    /// The regions whose memory overlaps `range`, if peers may be able to map it later.
-    pub(crate) fn overlapping(&self, range: &Range<usize>) -> Vec<(u32, Arc<dyn RegionPages>)> {
-        let (start, end) = (range.start as u64, range.end as u64);
-        let overlaps = |mr: &LocalMr| mr.va < end && start < mr.va.saturating_add(mr.len);
+    /// The regions whose memory overlaps that of the region `key`, if peers may be able to map it later.
+    pub(crate) fn overlapping(&self, key: u32) -> Vec<(u32, Arc<dyn RegionPages>)> {
         let slots = self.lock();
-        let regions = slots.regions.iter().filter(|(_, region)| overlaps(&region.local));
-        regions.filter_map(|(key, region)| Some((*key, region.pages.as_ref()?.0.upgrade()?))).collect()
+        let Some(region) = slots.regions.get(&key) else { return Vec::new() };
+        let others = slots.around(&region.local);
+        others.filter_map(|(key, other)| Some((*key, other.pages.as_ref()?.0.upgrade()?))).collect()
     }
 
     /// Stops peers from telling that copies through the kernel are expensive: the pages cannot move. They may still be
@@ -314,9 +326,23 @@ impl MrTable {
         }
     }
 
-    /// Ends the locking of atomic operations on a region that was promoted, and on its windows.
+    /// The regions around a region, itself included, that were promoted and that [`settle`](Self::settle) may settle when no
+    /// operation is in flight that began before this call.
+    pub(crate) fn unsettled_around(&self, key: u32) -> Vec<u32> {
+        let slots = self.lock();
+        let Some(region) = slots.regions.get(&key) else { return Vec::new() };
+        let others = slots.around(&region.local);
+        let promoted = others.filter(|(_, other)| Stage::of(other.tag) == Stage::Promoted);
+        promoted.filter(|(_, other)| slots.is_mapped_around(&other.local)).map(|(key, _)| *key).collect()
+    }
+
+    /// Ends the locking of atomic operations on a region that was promoted, and on its windows. A region that overlaps memory
+    /// which peers reach through the kernel by another key stays as it is.
     pub(crate) fn settle(&self, key: u32) {
         let mut slots = self.lock();
+        if !slots.regions.get(&key).is_some_and(|region| slots.is_mapped_around(&region.local)) {
+            return;
+        }
         let Slots { regions, windows, .. } = &mut *slots;
         let Some(region) = regions.get_mut(&key) else { return };
         let settle = |slot: u32, tag: &mut u64| {
@@ -490,6 +516,18 @@ impl Slots {
         preferred.or_else(|| (random..random + MAX_MR).map(|slot| slot % MAX_MR).find(is_free))
     }
 
+    /// The regions whose memory overlaps that of `mr`, which may be one of them.
+    fn around(&self, mr: &LocalMr) -> impl Iterator<Item = (&u32, &Region)> {
+        let (start, end) = (mr.va, mr.va.saturating_add(mr.len));
+        let overlaps = move |other: &LocalMr| other.va < end && start < other.va.saturating_add(other.len);
+        self.regions.iter().filter(move |(_, region)| overlaps(&region.local))
+    }
+
+    /// Whether peers reach no region around `mr` through the kernel only because its pages have not moved.
+    fn is_mapped_around(&self, mr: &LocalMr) -> bool {
+        self.around(mr).all(|(_, other)| other.pages.is_none())
+    }
+
     /// Publishes an entry that has no tag, under a new one.
     fn publish(&mut self, arena: &Arena, local: LocalMr, exported: &ExportedRange, qpn: Qpn) -> u64 {
         let slot = local.key >> 16;
@@ -534,4 +572,86 @@ impl Slots {
 
 fn entry(arena: &Arena, slot: u32) -> &MrEntry {
     arena.get(MR_TABLE + slot as usize * size_of::<MrEntry>())
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_shm::PAGE;
+
+    use super::*;
+    use crate::layout::{ARENA_LEN, HEAP};
+
+    /// Pages that never move.
+    #[derive(Debug)]
+    struct Pages;
+
+    impl RegionPages for Pages {
+        fn share(&self, _: u32) -> io::Result<bool> {
+            Ok(false)
+        }
+
+        fn adopt(&self, _: u32) -> bool {
+            false
+        }
+    }
+
+    fn table() -> MrTable {
+        let arena = Arena::new("millstream-test", ARENA_LEN, HEAP).unwrap();
+        MrTable::new(Box::leak(Box::new(arena)))
+    }
+
+    /// Adds a region over the pages `pages` of some memory; its key.
+    fn add(
+        table: &MrTable,
+        pages: Range<u64>,
+        exported: bool,
+        may_move: Option<&Arc<dyn RegionPages>>,
+    ) -> (u32, bool) {
+        let page = PAGE as u64;
+        let key = table.new_key(KeyKind::Region).unwrap();
+        let (start, len) = (pages.start * page, (pages.end - pages.start) * page);
+        let local = LocalMr { key, access: ACCESS_REMOTE_ATOMIC, pd: 1, start, len, va: start };
+        let exported = if exported { file(start..start + len) } else { ExportedRange::NONE };
+        (key, table.publish(local, &exported, may_move.map(|pages| (Arc::downgrade(pages), 1))))
+    }
+
+    fn file(range: Range<u64>) -> ExportedRange {
+        ExportedRange { file: FileId { slot: 1, generation: 1 }, offset: range.start, range }
+    }
+
+    fn locks_atomics(table: &MrTable, key: u32) -> bool {
+        let (_, shown) = entry(table.arena, key >> 16).read(key).unwrap();
+        assert_eq!(shown.file.1, 1, "peers can map it");
+        shown.locks_atomics
+    }
+
+    /// Peers reach a word by one key through the kernel, and by another key in memory that they map: each operation on it
+    /// takes the lock, from the registration of the second key until no peer uses the first way.
+    #[test]
+    fn atomics_are_locked_while_memory_is_reached_in_two_ways() {
+        let table = table();
+        let pages: Arc<dyn RegionPages> = Arc::new(Pages);
+        let (old, settled) = add(&table, 0..8, false, Some(&pages));
+        assert!(settled);
+        // The pages have moved, and the old entry is not promoted yet.
+        let (early, settled) = add(&table, 2..3, true, None);
+        assert!(!settled && locks_atomics(&table, early));
+        let (elsewhere, settled) = add(&table, 8..9, true, None);
+        assert!(settled && !locks_atomics(&table, elsewhere));
+        table.settle(early);
+        assert!(locks_atomics(&table, early), "the old region is still reached through the kernel");
+        table.promote(old, &file(0..8 * PAGE as u64));
+        // Operations that began before the promotion are still in flight.
+        let (late, settled) = add(&table, 3..4, true, None);
+        assert!(!settled && locks_atomics(&table, late) && locks_atomics(&table, old));
+        let mut unsettled = table.unsettled_around(old);
+        unsettled.sort_unstable();
+        let mut all = [old, early, late];
+        all.sort_unstable();
+        assert_eq!(unsettled, all);
+        all.iter().for_each(|key| table.settle(*key));
+        assert!(all.iter().all(|key| !locks_atomics(&table, *key)));
+        let (last, settled) = add(&table, 0..8, true, None);
+        assert!(settled && !locks_atomics(&table, last));
+    }
 }

@@ -26,14 +26,15 @@ fn run(adapter: &'static LocalAdapter) {
     while let Some(job) = adapter.moves.next() {
         match job {
             Job::Share { key } => match share(adapter, key) {
-                Ok(keys) => settle(adapter, &keys),
+                Ok(Some(key)) => settle(adapter, key),
+                Ok(None) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EPERM) => {
                     adapter.moves.defer(key);
                     adapter.qps.all().iter().for_each(|qp| qp.request_move());
                 }
                 Err(error) => give_up_for_good(adapter, key, &error),
             },
-            Job::Settle { keys } => settle(adapter, &keys),
+            Job::Settle { key } => settle(adapter, key),
         }
     }
 }
@@ -44,8 +45,8 @@ pub(crate) fn move_deferred(adapter: &'static LocalAdapter) {
     for key in adapter.moves.take_deferred() {
         match share(adapter, key) {
             // A stopped peer must not delay the application.
-            Ok(keys) if !keys.is_empty() => add(adapter, Job::Settle { keys }),
-            Ok(_) => {}
+            Ok(Some(key)) => add(adapter, Job::Settle { key }),
+            Ok(None) => {}
             // Other threads run now. Peers tell again when their costs have doubled.
             Err(error) if error.raw_os_error() == Some(libc::EPERM) => {}
             Err(error) => give_up_for_good(adapter, key, &error),
@@ -53,17 +54,19 @@ pub(crate) fn move_deferred(adapter: &'static LocalAdapter) {
     }
 }
 
-/// Lets peers map the pages of a region, and of all regions that overlap them: atomic operations through one key and
-/// through another one must take the same way. The keys of the regions.
-fn share(adapter: &'static LocalAdapter, key: u32) -> io::Result<Vec<u32>> {
-    let Some((key, pages)) = adapter.mrs.pages_of(key) else { return Ok(Vec::new()) };
-    let Some(range) = pages.share(key)? else { return Ok(Vec::new()) };
-    let others = adapter.mrs.overlapping(&range).into_iter();
-    let adopted = others.filter(|(other, pages)| pages.adopt(*other));
-    Ok(adopted.map(|(other, _)| other).chain([key]).collect())
+/// Lets peers map the pages of a region. Its key; None if there was nothing to do.
+fn share(adapter: &'static LocalAdapter, key: u32) -> io::Result<Option<u32>> {
+    let Some((key, pages)) = adapter.mrs.pages_of(key) else { return Ok(None) };
+    Ok(pages.share(key)?.then_some(key))
 }
 
-fn settle(adapter: &'static LocalAdapter, keys: &[u32]) {
+/// Lets peers map all regions that overlap the region `key`, and ends the locking of atomic operations on them: operations
+/// through one key and through another one must take the same way.
+fn settle(adapter: &'static LocalAdapter, key: u32) {
+    for (other, pages) in adapter.mrs.overlapping(key) {
+        pages.adopt(other);
+    }
+    let keys = adapter.mrs.unsettled_around(key);
     // If a peer was stopped in the middle of an operation, atomic operations stay locked.
     if !keys.is_empty() && adapter.quiesce() {
         keys.iter().for_each(|key| adapter.mrs.settle(*key));

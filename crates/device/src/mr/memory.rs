@@ -12,7 +12,9 @@ use millstream_shm::{Mapping, PAGE, cannot_shrink, file_behind, file_len, popula
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
+use crate::move_queue::Job;
 use crate::mr_table::{ExportedRange, LocalMr, RegionPages};
+use crate::region_mover;
 use crate::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_OPTIONAL,
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, ACCESS_ZERO_BASED,
@@ -247,21 +249,38 @@ impl RegionState {
     }
 
     /// Publishes the region, with the way to let peers map it later.
-    pub(super) fn publish(self: &Arc<Self>, memory: &RegionMemory, local: LocalMr) {
+    pub(super) fn publish(self: &Arc<Self>, memory: &mut RegionMemory, local: LocalMr) {
         let pages = memory.may_be_shared.then(|| {
             let pages: Weak<dyn RegionPages> = Arc::downgrade(&(self.clone() as Arc<dyn RegionPages>));
             (pages, move_cost(memory.len))
         });
-        self.adapter.mrs.publish(local, &memory.exported, pages);
+        let adapter = self.adapter;
+        let mut is_settled = adapter.mrs.publish(local, &memory.exported, pages);
+        // Pages that another thread has moved since they were looked for: no peer knows the key yet, so none uses it through
+        // the kernel.
+        if memory.may_be_shared && self.adopt_locked(memory, local.key) {
+            is_settled = false;
+        }
+        if !is_settled {
+            region_mover::add(adapter, Job::Settle { key: local.key });
+        }
+    }
+
+    /// Promotes the entry of the region `key` if its pages were moved for another region; true if they were.
+    fn adopt_locked(&self, memory: &mut RegionMemory, key: u32) -> bool {
+        let Some(shared) = relocate::find_moved(memory.range()) else { return false };
+        memory.export_pages(self.adapter, shared);
+        self.adapter.mrs.promote(key, &memory.exported);
+        true
     }
 }
 
 impl RegionPages for RegionState {
-    fn share(&self, key: u32) -> io::Result<Option<Range<usize>>> {
+    fn share(&self, key: u32) -> io::Result<bool> {
         let mut memory = self.lock();
         let goes_on = || !self.ends.load(Ordering::Relaxed);
         if !memory.may_be_shared || !goes_on() {
-            return Ok(None);
+            return Ok(false);
         }
         if let Some(shared) = relocate::find_moved(memory.range()) {
             memory.export_pages(self.adapter, shared);
@@ -271,18 +290,12 @@ impl RegionPages for RegionState {
             memory.export_pages(self.adapter, shared);
         }
         self.adapter.mrs.promote(key, &memory.exported);
-        Ok(Some(memory.range()))
+        Ok(true)
     }
 
     fn adopt(&self, key: u32) -> bool {
         let mut memory = self.lock();
-        if !memory.may_be_shared {
-            return false;
-        }
-        let Some(shared) = relocate::find_moved(memory.range()) else { return false };
-        memory.export_pages(self.adapter, shared);
-        self.adapter.mrs.promote(key, &memory.exported);
-        true
+        memory.may_be_shared && self.adopt_locked(&mut memory, key)
     }
 }
 

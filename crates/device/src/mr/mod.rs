@@ -146,7 +146,7 @@ impl Mr {
         let key = adapter.mrs.new_key(KeyKind::Region).inspect_err(|_| memory.release(adapter))?;
         let local = memory.region(key, pd.id, access);
         let state = RegionState::new(adapter, memory);
-        state.publish(&state.lock(), local);
+        state.publish(&mut state.lock(), local);
         pd.attach();
         Ok(Self { deregistered: false, pd: pd.clone(), local, state })
     }
@@ -217,7 +217,7 @@ impl Mr {
             std::mem::replace(&mut *memory, fresh).release(adapter);
         }
         self.local = memory.region(self.local.key, pd.id, access);
-        self.state.publish(&memory, self.local);
+        self.state.publish(&mut memory, self.local);
         drop(memory);
         pd.attach();
         std::mem::replace(&mut self.pd, pd).detach();

@@ -15,7 +15,7 @@ use millstream_device::{Cq, Errno, Mr, Srq, Xrcd};
 use millstream_quantity::{Qkey, Qpn, Srqn};
 use millstream_shm::{Mapping, PAGE, round_up};
 
-use crate::support::pages_move;
+use crate::support::runs_with_moved_pages;
 use crate::support::{
     Adapter, Process, Setup, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
 };
@@ -134,7 +134,7 @@ pub(crate) fn crashing_sender() {
 
 #[test]
 fn requests_taken_by_datagram_senders_are_returned() {
-    if !pages_move() {
+    if runs_with_moved_pages("abandoned::requests_taken_by_datagram_senders_are_returned") {
         return;
     }
     let adapter = Adapter::open();
@@ -168,7 +168,7 @@ fn requests_taken_by_datagram_senders_are_returned() {
 
 #[test]
 fn requests_taken_by_xrc_senders_are_returned() {
-    if !pages_move() {
+    if runs_with_moved_pages("abandoned::requests_taken_by_xrc_senders_are_returned") {
         return;
     }
     let adapter = Adapter::open();

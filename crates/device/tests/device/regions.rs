@@ -14,7 +14,7 @@ use millstream_device::types::{
 use millstream_device::{Dm, Errno, MAX_DM, Mr, Pd};
 use millstream_shm::{Memfd, PAGE};
 
-use crate::support::pages_move;
+use crate::support::runs_with_moved_pages;
 use crate::support::{
     Command, End, Kind, POISON, Placement, Region, Reply, Setup, connect, has_begun, pair, pattern, poison,
     request, wait_for,
@@ -385,7 +385,7 @@ fn on_demand_regions_follow_their_memory() {
 
 #[test]
 fn on_demand_can_be_changed_into_ordinary_and_back() {
-    if !pages_move() {
+    if runs_with_moved_pages("regions::on_demand_can_be_changed_into_ordinary_and_back") {
         return;
     }
     let mut fixture = MrFixture::new(Placement::OtherProcess);

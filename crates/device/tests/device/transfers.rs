@@ -7,7 +7,7 @@ use millstream_device::types::{
 };
 use millstream_shm::PAGE;
 
-use crate::support::pages_move;
+use crate::support::runs_with_moved_pages;
 use crate::support::{
     Command, Completion, CqKind, End, GUARD, Kind, Placement, Region, Reply, Request, Setup, pair, pattern,
     request,
@@ -116,7 +116,7 @@ fn writes_and_reads_reach_every_kind_of_memory() {
 
 #[test]
 fn whole_pages_of_plain_memory_can_be_mapped() {
-    if !pages_move() {
+    if runs_with_moved_pages("transfers::whole_pages_of_plain_memory_can_be_mapped") {
         return;
     }
     let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
@@ -428,7 +428,7 @@ fn an_atomic_write_stores_eight_bytes() {
 /// Concurrent atomic additions of two processes to shared words, through regions of every type.
 #[test]
 fn no_count_is_lost_between_initiators() {
-    if !pages_move() {
+    if runs_with_moved_pages("transfers::no_count_is_lost_between_initiators") {
         return;
     }
     const EACH: u64 = 3000;

@@ -115,10 +115,10 @@ const FILE_NAME: &str = "millstream-moved";
 enum MovePolicy {
     /// `0`: never.
     Never,
-    /// The default, and `register`: at registration, if no access can be lost.
-    AtRegistration,
-    /// `used`: likewise, but when peers have used the region much.
+    /// The default, and `used`: when peers have used the region much, if no access can be lost.
     OnceUsed,
+    /// `register`: likewise, but at registration.
+    AtRegistration,
     /// `always`: at registration, also when system calls of other threads can fail with EFAULT.
     Always,
 }
@@ -130,8 +130,8 @@ impl MovePolicy {
         *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
             Ok("0") => Self::Never,
             Ok("always") => Self::Always,
-            Ok("used") => Self::OnceUsed,
-            _ => Self::AtRegistration,
+            Ok("register") => Self::AtRegistration,
+            _ => Self::OnceUsed,
         })
     }
 }
@@ -230,7 +230,7 @@ pub fn is_moved_file(fd: BorrowedFd<'_>) -> bool {
     })
 }
 
-/// Whether pages move when they are registered (not with `MILLSTREAM_MOVE=used`).
+/// Whether pages move when they are registered (`MILLSTREAM_MOVE=register` or `always`).
 #[must_use]
 pub fn moves_at_registration() -> bool {
     matches!(MovePolicy::get(), MovePolicy::AtRegistration | MovePolicy::Always)

@@ -48,6 +48,21 @@ pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
+/// Runs the test `name` in a process of its own, in which pages move at registration. False in that process: the test goes
+/// on there. True in all others, where it has been run, or skipped with a printed reason.
+pub(crate) fn runs_with_moved_pages(name: &str) -> bool {
+    if millstream_shm::relocate::moves_at_registration() || !pages_move() {
+        return !pages_move();
+    }
+    let mut command = std::process::Command::new(std::env::current_exe().expect("a test program has a path"));
+    command.args(["--exact", name, "--nocapture"]).env("MILLSTREAM_MOVE", "register");
+    let output = command.output().expect("this program starts again");
+    let text = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("1 passed"), "{name}: {text}\n{errors}");
+    true
+}
+
 /// False, with a printed reason, where registered pages do not move, so that peers cannot map them.
 pub(crate) fn pages_move() -> bool {
     let moves = millstream_shm::relocate::is_available();
