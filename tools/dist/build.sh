@@ -24,11 +24,19 @@ export BINDGEN_EXTRA_CLANG_ARGS
 say() { printf 'dist: %s\n' "$*"; }
 
 program() {
-    say "the program, with its own HDF5 and zlib, and libmillstream_fabric.so"
+    say "the program, with its own HDF5 and zlib, libmillstream_fabric.so and the libfabric provider"
     # zlib is found by pkg-config unless its build from source is asked for.
-    LIBZ_SYS_STATIC=1 cargo-zigbuild zigbuild --profile dist --target "$triple.$glibc" -p millstream -p millstream-fabric-capi --features millstream/static-hdf5
-    install -D -m 755 "$CARGO_TARGET_DIR/$triple/dist/millstream" "$stage/bin/millstream"
-    install -D -m 755 "$CARGO_TARGET_DIR/$triple/dist/libmillstream_fabric_capi.so" "$stage/lib/millstream/libmillstream_fabric.so"
+    LIBZ_SYS_STATIC=1 cargo-zigbuild zigbuild --profile dist --target "$triple.$glibc" -p millstream -p millstream-fabric-capi \
+        -p millstream-libfabric --features millstream/static-hdf5
+    local built=$CARGO_TARGET_DIR/$triple/dist
+    install -D -m 755 "$built/millstream" "$stage/bin/millstream"
+    install -D -m 755 "$built/libmillstream_fabric_capi.so" "$stage/lib/millstream/libmillstream_fabric.so"
+    install -D -m 755 "$built/libmillstream_libfabric.so" "$stage/lib/millstream/libmillstream-fi.so"
+    say "libmillstream_memory.so.1"
+    cargo-zigbuild rustc --profile dist --target "$triple.$glibc" -p millstream-card-capi --lib --crate-type cdylib -- \
+        -C link-arg=-Wl,-soname=libmillstream_memory.so.1
+    install -D -m 755 "$built/libmillstream_memory.so" "$stage/lib/millstream/libmillstream_memory.so.1"
+    ln -s libmillstream_memory.so.1 "$stage/lib/millstream/libmillstream_memory.so"
 }
 
 # link OUT SONAME MAP ARCHIVE. gcc's libgcc_s.so.1, not the unwinder of zig: the C library loads it, too, to cancel threads, and

@@ -55,7 +55,9 @@ finish millstream
 root=$work/millstream-dev/usr
 mkdir -p "$root/include" "$root/share/pkgconfig"
 cp -r "$stage/include/millstream" "$root/include/"
-sed "s/@VERSION@/${version%-*}/" $description/millstream.pc > "$root/share/pkgconfig/millstream.pc"
+for name in millstream millstream-memory; do
+    sed "s/@VERSION@/${version%-*}/" "$description/$name.pc" > "$root/share/pkgconfig/$name.pc"
+done
 finish millstream-dev
 
 root=$work/python3-millstream/usr/lib/python3/dist-packages

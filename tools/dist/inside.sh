@@ -58,6 +58,42 @@ verbs_programs() {
     grep -q '65536 .* 200 ' client.txt || { cat client.txt; exit 1; }
 }
 
+# The C library of cards, by Python's ctypes: no compiler is here.
+memory_library() {
+    say "libmillstream_memory.so.1"
+    millstream card serve ctypes --memory 64MiB > /dev/null &
+    local card=$!
+    python3 - "$1" <<'PYTHON'
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1] + "/libmillstream_memory.so.1")
+library.millstream_error.restype = ctypes.c_char_p
+for name in ("msm_open", "msm_alloc", "msm_base"):
+    getattr(library, name).restype = ctypes.c_void_p
+for name in ("msm_size", "msm_offset"):
+    getattr(library, name).restype = ctypes.c_uint64
+assert library.msm_open(b"none", 10) is None
+assert b"none" in library.millstream_error(), library.millstream_error()
+memory = ctypes.c_void_p(library.msm_open(b"ctypes", 10000))
+assert memory.value, library.millstream_error()
+assert library.msm_size(memory) == 64 << 20
+block = library.msm_alloc(memory, ctypes.c_uint64(1 << 20), ctypes.c_uint64(4096))
+assert library.msm_offset(memory, ctypes.c_void_p(block)) % 4096 == 0
+ctypes.memset(block, 7, 1 << 20)
+assert ctypes.string_at(block, 1 << 20) == b"\7" * (1 << 20)
+assert library.msm_check(memory) == 0
+library.msm_close(memory)
+PYTHON
+    kill -INT $card
+    wait $card
+}
+
+# libfabric over a torus of two nodes.
+libfabric_provider() {
+    say "libfabric provider"
+    FI_PROVIDER_PATH=$1 millstream torus run --dimensions 2x1x1 -- fi_info -p millstream > fi_info.txt 2>&1 || { cat fi_info.txt; exit 1; }
+    [ "$(grep -c 'provider: millstream' fi_info.txt)" -ge 2 ] || { cat fi_info.txt; exit 1; }
+}
+
 manual() {
     local pages
     pages=$(find "$1/share/man" -name 'millstream*.1*' | wc -l)
@@ -86,6 +122,9 @@ debian-programs)
     dpkg -i /packages/millstream_*.deb /packages/python3-millstream_*.deb > /dev/null
     cd "$(mktemp -d)"
     verbs_programs millstream
+    for library in /usr/lib/millstream/*.so*; do libraries_are_there "$library"; done
+    memory_library /usr/lib/millstream
+    libfabric_provider /usr/lib/millstream
     say "the Python API of the Debian package"
     python3 - /test/README.md <<'PYTHON'
 import re, sys

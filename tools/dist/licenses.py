@@ -48,7 +48,10 @@ def main():
     (out,) = sys.argv[1:]
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", "millstream/static-hdf5"]
     metadata = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    keys = linked(metadata, {"millstream", "millstream-capi", "millstream-cm", "millstream-python"})
+    keys = linked(metadata, {
+        "millstream", "millstream-capi", "millstream-card-capi", "millstream-cm", "millstream-fabric-capi",
+        "millstream-libfabric", "millstream-python",
+    })
     packages = [p for p in metadata["packages"] if p["id"] in keys and p["source"]]
     users, lines = {}, ["Libraries of others in Millstream's programs, with their licences.", ""]
     for package in sorted(packages, key=lambda p: (p["name"], p["version"])):

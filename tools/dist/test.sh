@@ -9,7 +9,7 @@ mkdir -p "$2"
 roots=$(realpath "$2")
 release=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
 # Verbs programs to run, and the Python of the release. Nothing of Millstream needs more than python3 and python3-numpy.
-programs=perftest,ibverbs-utils,python3-venv,python3-numpy,python3-pytest
+programs=perftest,ibverbs-utils,libfabric-bin,python3-venv,python3-numpy,python3-pytest
 
 [ "$(id -u)" = 0 ] || { echo "test-dist: root is needed, to make root file systems and to enter them" >&2; exit 1; }
 ls "$packages"/*.whl > /dev/null 2>&1 || { echo "test-dist: $packages has no packages; \`make dist\` builds them" >&2; exit 1; }
