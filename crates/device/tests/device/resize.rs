@@ -1,6 +1,6 @@
 //! Completion queues in use: resizing, event moderation and timestamps.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
 
 use millstream_device::types::{
@@ -129,17 +129,15 @@ fn resizing_under_load_loses_nothing() {
     };
     post(32);
     there.begin(&Command::Hammer(request(0, WR_SEND_WITH_IMM, &[source.part(0, 8)], (0, 0))));
-    let ended = AtomicBool::new(false);
-    let resizes = std::thread::scope(|scope| {
+    let (ended, resizes) = (AtomicBool::new(false), AtomicU32::new(0));
+    std::thread::scope(|scope| {
         let resizer = scope.spawn(|| {
-            let mut done = 0;
             while !ended.load(Ordering::Acquire) {
                 for size in [32, 4096, 64, 128] {
                     cq.resize(size).expect("no more than the receives can wait");
-                    done += 1;
+                    resizes.fetch_add(1, Ordering::Relaxed);
                 }
             }
-            done
         });
         let mut expected = 0;
         wait_for("the messages", || {
@@ -152,12 +150,11 @@ fn resizing_under_load_loses_nothing() {
                 }
                 post(n);
             }
-            expected > 100_000
+            expected > 20_000 && resizes.load(Ordering::Relaxed) > 100
         });
         ended.store(true, Ordering::Release);
-        resizer.join().expect("it went well")
+        resizer.join().expect("it went well");
     });
-    assert!(resizes > 100, "{resizes} changes of size");
     here.destroy();
     assert!(matches!(there.answer(), crate::support::Reply::Completions(_)));
 }
