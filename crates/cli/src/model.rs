@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use millstream_model::calibrate::{CalibrationReport, fit, residuals};
 use millstream_model::compare::{Candidate, compare};
 use millstream_model::explain::{Flow, explain, explain_sweep};
+use millstream_model::flows::{self, concurrent};
 use millstream_model::interval::leave_out::{LeaveOutReport, leave_out};
 use millstream_model::measure::{Benchmark, measure};
 use millstream_model::predict::{predict, to_csv};
@@ -18,6 +19,9 @@ use crate::args::model::{ModelCommand, ResultOptions, Settings};
 
 mod calibrate_site;
 mod event_builder;
+
+/// More flows are summed up by what limits them.
+const MOST_FLOWS_SHOWN: usize = 40;
 
 fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
     sweep::parameters(&sweep::settings(&settings.set)?)
@@ -102,6 +106,31 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 }
                 write(output, &table, (x, settings.len()), &series_columns)?;
             }
+        }
+        ModelCommand::Flows { site, flows, pattern, bytes, routing, settings, output } => {
+            let (name, text) = read(site)?;
+            let settings = sweep::settings(&settings.set)?;
+            let points = sweep::combinations(&settings)?;
+            let [point] = points.as_slice() else {
+                return Err("`model flows` takes one value per --set".into());
+            };
+            let (site, parameters) = sweep::apply(&name, &text, point)?;
+            let mut all = flows.iter().map(|flow| flow.parse()).collect::<Result<Vec<Flow>, String>>()?;
+            if let Some(pattern) = pattern {
+                all.extend(pattern.flows(&site, *bytes)?);
+            }
+            let rates = concurrent(&site, &parameters, &all, *routing)?;
+            let table = flows::table(&name, &rates);
+            if rates.len() <= MOST_FLOWS_SHOWN {
+                print!("{table}");
+            }
+            if rates.len() > 1 {
+                print!("{}", flows::summary(&name, &rates));
+            }
+            if output.svg.is_some() {
+                return Err("`model flows` draws nothing: use --csv or --json".into());
+            }
+            write(output, &table, (0, 2), &[])?;
         }
         ModelCommand::Compare { first, second, client, server, samples, settings } => {
             let [first, second] =

@@ -120,3 +120,38 @@ fn site_check_names_the_line_and_site_show_draws() {
     succeeds(&["site", "show", "sites/apenet-torus.toml", "--out", &picture.display().to_string()]);
     assert!(std::fs::read_to_string(picture).unwrap().contains("4 × 4 × 4"));
 }
+
+#[test]
+fn flows_of_a_fat_tree_share_its_links() {
+    let site = "sites/ndr-fat-tree.toml";
+    let two = succeeds(&["model", "flows", site, "write node1 node0", "write node40 node0"]);
+    assert!(two.contains("fabric-leaf0 to node0.hca") && two.contains("all flows"), "{two}");
+    let folder = tempfile::tempdir().unwrap();
+    let csv = folder.path().join("flows.csv").display().to_string();
+    let all = succeeds(&[
+        "model",
+        "flows",
+        site,
+        "--pattern",
+        "all-to-all",
+        "--routing",
+        "adaptive",
+        "--csv",
+        &csv,
+    ]);
+    // 64 × 63 flows are summed up, and listed in the file.
+    assert!(all.contains("4032") && all.lines().count() < 40, "{all}");
+    assert_eq!(std::fs::read_to_string(csv).unwrap().lines().count(), 4033);
+    for (arguments, words) in [
+        (&["--pattern", "ring"][..], "one of all-to-all, shift:N"),
+        (&["--pattern", "incast:nobody"][..], "hosts: node0, node1"),
+        (&["write node0 node99"][..], "node99"),
+        (&["write node0 node1", "--routing", "valiant"][..], "one of deterministic, adaptive"),
+        (&[][..], "required"),
+    ] {
+        let error = fails(&[&["model", "flows", site][..], arguments].concat());
+        assert!(error.contains(words), "{arguments:?}: {error}");
+    }
+    let hops = succeeds(&["model", "explain", site, "write node0 node63", "--samples", "0"]);
+    assert!(hops.contains("fabric-leaf0 to fabric-spine"), "{hops}");
+}

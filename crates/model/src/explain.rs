@@ -5,7 +5,7 @@ use crate::engine::BytesPerSecond;
 use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::path::{DataPath, PathError, TargetMemory, Verb, data_path, pcie_line_rate};
+use crate::path::{DataPath, Hop, PathError, TargetMemory, Verb, data_path, hops, pcie_line_rate};
 use crate::precision::Precision;
 use crate::result_table::{ResultTable, TableValue};
 use crate::rows::Category;
@@ -82,6 +82,8 @@ pub struct Explanation {
     pub rate: BytesPerSecond,
     /// Ends of its 90 % interval, if samples were asked for.
     pub interval: Option<[BytesPerSecond; 2]>,
+    /// Everything between the two memories, from client to server.
+    pub hops: Vec<Hop>,
     /// Channels, busiest first.
     pub channels: Vec<ChannelLoad>,
     /// Parameters with an effect, largest first.
@@ -129,7 +131,8 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result
     sensitivities.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     let interval = (samples > 0).then(|| interval(site, p, flow, &path, rate, samples));
     let interval = interval.map(|interval| [interval.low, interval.high].map(BytesPerSecond));
-    Ok(Explanation { rate, interval, channels, sensitivities })
+    let hops = hops(site, p, &flow.client, &flow.server)?;
+    Ok(Explanation { rate, interval, hops, channels, sensitivities })
 }
 
 /// The interval of a flow's bandwidth.
@@ -203,6 +206,14 @@ impl fmt::Display for Explanation {
             .map(|s| format!("{} ({:.2} GB/s)", s.name, s.ceiling.as_gigabytes()))
             .collect();
         writeln!(f, "next: {}", if next.is_empty() { "none".to_owned() } else { next.join(", ") })?;
+        writeln!(f, "\n  {:<56}  largest rate    latency", "hop")?;
+        for hop in &self.hops {
+            let rate = match hop.rate.as_gigabytes() {
+                rate if rate.is_finite() => format!("{rate:.2} GB/s"),
+                _ => "-".to_owned(),
+            };
+            writeln!(f, "  {:<56}  {rate:>12}  {:>6.0} ns", hop.name, hop.latency.nanos())?;
+        }
         writeln!(f, "\n  {:<36}   busy   blocked   limit", "channel")?;
         for s in &self.channels {
             let ceiling = match s.ceiling.as_gigabytes() {

@@ -22,6 +22,7 @@ pub mod explain;
 pub mod figures;
 pub mod fit_site;
 pub mod flow;
+pub mod flows;
 pub mod interval;
 pub mod measure;
 pub mod measurements;

@@ -34,6 +34,7 @@ sites!(
     "roce40-cx3",
     "roce200-gb10",
     "fdr-snb",
+    "ndr-fat-tree",
 );
 
 /// A shipped site.

@@ -30,7 +30,7 @@ pub fn draw(site: &Site) -> String {
         }
     }
     let rows = groups.iter().map(|(h, _, _)| h.sockets.len() + h.devices.len()).max().unwrap_or(1);
-    let networks = site.switches.len() + site.tori.len();
+    let networks = networks(site).len();
     let bottom = TOP + rows as f64 * (BOX.1 + GAP) + 40.0;
     // Labels of the last column extend to its right.
     let width = (groups.len().max(networks).max(1) as f64 * (COLUMN + MARGIN) + MARGIN + 190.0).max(620.0);
@@ -81,6 +81,7 @@ pub fn draw(site: &Site) -> String {
                 let (colour, note) = match &device.kind {
                     DeviceKind::Switch(_) => ("#fff8c5", device.name.clone()),
                     DeviceKind::Adapter => ("#dafbe1", device.name.clone()),
+                    DeviceKind::Ssd => ("#f6f8fa", device.name.clone()),
                     DeviceKind::Card(memory) => (
                         "#fbefff",
                         memory.as_ref().map_or(device.name.clone(), |m| {
@@ -146,12 +147,30 @@ fn draw_box(svg: &mut Svg, at: &Position, fill: &str, title: &str, note: &str) {
     svg.text((at.x + 8.0, at.y + 35.0), Anchor::Start, Font::new(11.0, "#1f2328"), note);
 }
 
+/// A box below the hosts.
+#[derive(Clone, Copy, PartialEq)]
+enum Network {
+    /// A switch that belongs to no fabric.
+    Switch(usize),
+    Torus(usize),
+    Fabric(usize),
+}
+
+/// All boxes below the hosts.
+fn networks(site: &Site) -> Vec<Network> {
+    let alone = (0..site.switches.len()).filter(|&i| site.switches[i].fabric.is_none());
+    (alone.map(Network::Switch))
+        .chain((0..site.tori.len()).map(Network::Torus))
+        .chain((0..site.fabrics.len()).map(Network::Fabric))
+        .collect()
+}
+
 /// One or more identical links between drawn devices.
 struct Cable {
     /// Indices of drawn adapters.
     adapters: Vec<usize>,
-    /// Index of the network box, if the link leads to one.
-    network: Option<usize>,
+    /// The network box, if the link leads to one.
+    network: Option<Network>,
     /// Label.
     label: String,
 }
@@ -187,7 +206,11 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
             (LinkEnd::Adapter(host, device), LinkEnd::Switch(switch))
             | (LinkEnd::Switch(switch), LinkEnd::Adapter(host, device)) => {
                 let Some(from) = drawn(host.0, device.0) else { continue };
-                add(Cable { adapters: vec![from], network: Some(switch), label: rate });
+                let network = match site.switches[switch].fabric {
+                    Some(fabric) => Network::Fabric(fabric),
+                    None => Network::Switch(switch),
+                };
+                add(Cable { adapters: vec![from], network: Some(network), label: rate });
             }
             (LinkEnd::Switch(_), LinkEnd::Switch(_)) => {}
         }
@@ -197,7 +220,7 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
         ends.sort_unstable();
         ends.dedup();
         let label = format!("{} links a node, {} each", 2 * torus.dimensions.len(), torus.rate);
-        add(Cable { adapters: ends, network: Some(site.switches.len() + i), label });
+        add(Cable { adapters: ends, network: Some(Network::Torus(i)), label });
     }
     cables
 }
@@ -207,7 +230,7 @@ const CABLE_SPACING: f64 = 22.0;
 
 /// Height of the area below the hosts.
 fn network_height(site: &Site, cables: usize) -> f64 {
-    let boxes = if site.switches.is_empty() && site.tori.is_empty() { 0.0 } else { BOX.1 + 24.0 };
+    let boxes = if networks(site).is_empty() { 0.0 } else { BOX.1 + 24.0 };
     if cables == 0 { boxes } else { boxes + cables as f64 * CABLE_SPACING + 24.0 }
 }
 
@@ -215,13 +238,21 @@ fn network_height(site: &Site, cables: usize) -> f64 {
 fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Position], bottom: f64) {
     let boxes = bottom + 10.0 + cables.len() as f64 * CABLE_SPACING;
     let place = |i: usize| Position { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: boxes };
-    for (i, switch) in site.switches.iter().enumerate() {
-        let note = format!("{} ports, {}", switch.ports, switch.latency);
-        draw_box(svg, &place(i), "#ffebe9", &switch.name, &note);
-    }
-    for (i, torus) in site.tori.iter().enumerate() {
-        let size = torus.dimensions.iter().map(u32::to_string).collect::<Vec<_>>().join(" × ");
-        draw_box(svg, &place(site.switches.len() + i), "#ffebe9", &torus.name, &format!("torus {size}"));
+    let networks = networks(site);
+    for (i, network) in networks.iter().enumerate() {
+        let (name, note) = match *network {
+            Network::Switch(i) => {
+                let switch = &site.switches[i];
+                (&switch.name, format!("{} ports, {}", switch.ports, switch.latency))
+            }
+            Network::Torus(i) => {
+                let torus = &site.tori[i];
+                let size = torus.dimensions.iter().map(u32::to_string).collect::<Vec<_>>().join(" × ");
+                (&torus.name, format!("torus {size}"))
+            }
+            Network::Fabric(i) => (&site.fabrics[i].name, site.fabrics[i].shape.clone()),
+        };
+        draw_box(svg, &place(i), "#ffebe9", name, &note);
     }
     let stroke: [(&'static str, &dyn std::fmt::Display); 2] =
         [("stroke", &"#0969da"), ("stroke-width", &"1.5")];
@@ -238,7 +269,8 @@ fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Pos
             svg.line((down, at.y + BOX.1 / 2.0), (down, across), &stroke);
             ends.push(down);
         }
-        if let Some(network) = cable.network {
+        let network = networks.iter().position(|network| Some(*network) == cable.network);
+        if let Some(network) = network {
             let to = place(network);
             let x = to.x + BOX.0 / 2.0;
             svg.line((x, across), (x, to.y), &stroke);

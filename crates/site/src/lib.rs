@@ -1,4 +1,4 @@
-//! Site files: hosts with sockets and PCIe trees, adapters, cards, network links and tori.
+//! Site files: hosts with sockets and PCIe trees, adapters, cards, network links, fat trees, dragonflies and tori.
 //!
 //! The model predicts the performance of a site, and nodes find network cards by their names in it. A site file describes
 //! hardware and the event builders that run on it; model parameters are elsewhere. `docs/site.md` is the format reference.
@@ -18,6 +18,7 @@ pub mod draw;
 pub mod edit;
 mod error;
 mod event_builder;
+mod fabric;
 pub mod network_card;
 pub mod schema;
 pub mod unit;
@@ -26,7 +27,9 @@ pub mod validate;
 pub use error::SiteError;
 pub use event_builder::EventBuilder;
 pub use network_card::{NetworkCard, UnknownCard};
-pub use validate::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, NetworkSwitch, Site, SocketId};
+pub use validate::{
+    Device, DeviceId, DeviceKind, Fabric, Host, HostId, NetworkLink, NetworkSwitch, Site, SocketId,
+};
 
 use std::path::Path;
 

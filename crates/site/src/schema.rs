@@ -31,6 +31,15 @@ pub struct SiteFile {
     /// Tori of adapters.
     #[serde(default)]
     pub torus: Vec<Spanned<Torus>>,
+    /// Fat trees of identical switches.
+    #[serde(default, rename = "fat-tree")]
+    pub fat_tree: Vec<FatTree>,
+    /// Dragonflies of identical switches.
+    #[serde(default)]
+    pub dragonfly: Vec<Dragonfly>,
+    /// Links that carry nothing.
+    #[serde(default, rename = "failed-link")]
+    pub failed_link: Vec<FailedLink>,
     /// Cards that nodes reach over the network.
     #[serde(default)]
     pub card: Vec<NetworkCard>,
@@ -98,6 +107,64 @@ pub struct Host {
     /// Accelerator cards.
     #[serde(default)]
     pub card: Vec<Spanned<PcieDevice>>,
+    /// Solid-state disks.
+    #[serde(default)]
+    pub ssd: Vec<Spanned<PcieDevice>>,
+    /// Links between cards beside the PCIe tree.
+    #[serde(default, rename = "card-link")]
+    pub card_link: Vec<CardLink>,
+}
+
+/// Links between two cards of a host beside the PCIe tree.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CardLink {
+    /// A card of the host.
+    pub from: Spanned<String>,
+    /// Another card of the host.
+    pub to: Spanned<String>,
+    /// Generation of the links.
+    pub kind: CardLinkKind,
+    /// Number of links between the two cards.
+    pub links: Spanned<NonZeroU32>,
+}
+
+/// A link between cards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CardLinkKind {
+    /// `NVLink` generation, 1 to 5.
+    pub nvlink: u8,
+}
+
+impl CardLinkKind {
+    /// Rate of one direction of one link: 8 lanes of 20 Gb/s, 8 of 25, 4 of 50, 2 of 100, 2 of 200.
+    #[must_use]
+    pub fn rate(self) -> Rate {
+        Rate(match self.nvlink {
+            1 => 20e9,
+            2..=4 => 25e9,
+            _ => 50e9,
+        })
+    }
+
+    /// Share of payload in the longest packets: 16 flits of data after one of header.
+    #[must_use]
+    pub fn payload_share(self) -> f64 {
+        16.0 / 17.0
+    }
+}
+
+impl<'de> Deserialize<'de> for CardLinkKind {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let generation = text.strip_prefix("NVLink").and_then(|digits| digits.parse().ok());
+        match generation {
+            Some(nvlink @ 1..=5) => Ok(Self { nvlink }),
+            _ => Err(de::Error::custom(format!(
+                "card-link of kind {text:?}: must be NVLink1, NVLink2, NVLink3, NVLink4 or NVLink5"
+            ))),
+        }
+    }
 }
 
 /// A processor socket with its memory.
@@ -379,6 +446,115 @@ pub struct Link {
     /// Headers of its packets.
     #[serde(default)]
     pub protocol: Protocol,
+    /// Share of packets that the link loses.
+    #[serde(default)]
+    pub loss: Loss,
+}
+
+/// Share of packets that a link loses: 0 to 0.1.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Loss(pub f64);
+
+impl<'de> Deserialize<'de> for Loss {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match f64::deserialize(deserializer)? {
+            share if (0.0..=0.1).contains(&share) => Ok(Self(share)),
+            other => Err(de::Error::custom(format!("loss of {other}: must be a share of packets, 0 to 0.1"))),
+        }
+    }
+}
+
+/// A fat tree: a folded Clos network of switches with the same number of ports.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FatTree {
+    /// Name; switches are `NAME-leaf0`, `NAME-spine0` and so on.
+    pub name: Spanned<String>,
+    /// `host*.adapter`: each has a link to a leaf.
+    pub adapters: Spanned<String>,
+    /// Ports of a switch.
+    pub ports: Spanned<NonZeroU32>,
+    /// Levels of switches: 2 or 3.
+    pub levels: Option<Spanned<u8>>,
+    /// Adapters of a leaf: half of its ports by default.
+    pub down: Option<Spanned<NonZeroU32>>,
+    /// Spines of two levels: as many as a leaf has other ports by default; they divide these.
+    pub spines: Option<Spanned<NonZeroU32>>,
+    /// Switch model: a name of the device library.
+    pub model: Option<Spanned<String>>,
+    /// Port-to-port latency of a switch.
+    pub latency: Time,
+    /// Signalling rate of a lane.
+    pub rate: Signalling,
+    /// Line code, unless the rate implies it.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// Lanes of a link.
+    #[serde(default)]
+    pub lanes: Lanes,
+    /// Largest payload of a packet.
+    #[serde(default)]
+    pub mtu: Mtu,
+    /// Length of a cable.
+    pub length: Option<Length>,
+    /// Headers of its packets.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// Share of packets that a link loses.
+    #[serde(default)]
+    pub loss: Loss,
+}
+
+/// A dragonfly: groups of fully connected switches, with links between all groups.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dragonfly {
+    /// Name; switches are `NAME-group0-router0` and so on.
+    pub name: Spanned<String>,
+    /// `host*.adapter`: each has a link to a router.
+    pub adapters: Spanned<String>,
+    /// Routers of a group.
+    pub routers: Spanned<NonZeroU32>,
+    /// Adapters of a router.
+    pub hosts: Spanned<NonZeroU32>,
+    /// Links of a router to other groups.
+    pub global: Spanned<NonZeroU32>,
+    /// Switch model: a name of the device library.
+    pub model: Option<Spanned<String>>,
+    /// Port-to-port latency of a router.
+    pub latency: Time,
+    /// Signalling rate of a lane.
+    pub rate: Signalling,
+    /// Line code, unless the rate implies it.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// Lanes of a link.
+    #[serde(default)]
+    pub lanes: Lanes,
+    /// Largest payload of a packet.
+    #[serde(default)]
+    pub mtu: Mtu,
+    /// Length of a cable within a group.
+    pub length: Option<Length>,
+    /// Length of a cable between groups.
+    #[serde(rename = "global-length")]
+    pub global_length: Option<Length>,
+    /// Headers of its packets.
+    #[serde(default)]
+    pub protocol: Protocol,
+    /// Share of packets that a link loses.
+    #[serde(default)]
+    pub loss: Loss,
+}
+
+/// A link that carries nothing: all links between two ends.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FailedLink {
+    /// A switch, or `host.adapter`.
+    pub from: Spanned<String>,
+    /// A switch, or `host.adapter`.
+    pub to: Spanned<String>,
 }
 
 /// Network protocol of a link, which sets the headers of its packets.

@@ -3,6 +3,7 @@
 use crate::device::{DeviceModel, Kind as LibraryKind, Library};
 use crate::error::SiteError;
 use crate::event_builder::{self, EventBuilder};
+use crate::fabric;
 use crate::network_card::{self, NetworkCard};
 use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, SiteFile, data_rate};
 use crate::unit::{Length, Rate, Size, Time};
@@ -40,6 +41,8 @@ pub enum DeviceKind {
     Adapter,
     /// Accelerator card, with its memory.
     Card(Option<CardMemory>),
+    /// Solid-state disk.
+    Ssd,
 }
 
 /// Memory of a card.
@@ -102,6 +105,19 @@ pub struct Host {
     pub sockets: Vec<Socket>,
     /// Devices; parents precede their children.
     pub devices: Vec<Device>,
+    /// Links between cards beside the PCIe tree.
+    pub card_links: Vec<CardLink>,
+}
+
+/// Links between two cards.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CardLink {
+    /// The two cards.
+    pub ends: [DeviceId; 2],
+    /// Payload rate of one direction of all links together.
+    pub rate: Rate,
+    /// What they are, for example `12 links NVLink3`.
+    pub what: String,
 }
 
 /// One end of a network link.
@@ -132,6 +148,10 @@ pub struct NetworkLink {
     pub buffer: Option<Size>,
     /// Torus dimension of the link.
     pub dimension: Option<u8>,
+    /// Share of packets that the link loses.
+    pub loss: f64,
+    /// Whether the link carries nothing.
+    pub failed: bool,
 }
 
 /// A network switch.
@@ -145,6 +165,17 @@ pub struct NetworkSwitch {
     pub ports: u32,
     /// Port-to-port latency.
     pub latency: Time,
+    /// Fabric that the switch belongs to, by its index in [`Site::fabrics`].
+    pub fabric: Option<usize>,
+}
+
+/// A fat tree or dragonfly.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fabric {
+    /// Name of the fabric.
+    pub name: String,
+    /// What it is, in a few words.
+    pub shape: String,
 }
 
 /// A torus.
@@ -177,6 +208,8 @@ pub struct Site {
     pub links: Vec<NetworkLink>,
     /// Tori.
     pub tori: Vec<Torus>,
+    /// Fat trees and dragonflies; their switches and links are among those of the site.
+    pub fabrics: Vec<Fabric>,
     /// Cards that nodes reach over the network.
     pub cards: Vec<NetworkCard>,
     /// Event builders.
@@ -196,19 +229,19 @@ impl Site {
     }
 }
 
-struct Validator<'a> {
+pub(crate) struct Validator<'a> {
     file: &'a str,
     text: &'a str,
     library: Library,
 }
 
 impl Validator<'_> {
-    fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, SiteError> {
+    pub(crate) fn fail<T>(&self, span: &Range<usize>, message: impl Into<String>) -> Result<T, SiteError> {
         Err(SiteError::at(self.file, self.text, span, message.into()))
     }
 
     /// Id of the device that a name of the file means.
-    fn library_id(&self, kind: LibraryKind, name: &Spanned<String>) -> Result<String, SiteError> {
+    pub(crate) fn library_id(&self, kind: LibraryKind, name: &Spanned<String>) -> Result<String, SiteError> {
         let id = self.library.find(kind, name.get_ref()).map(str::to_owned);
         id.or_else(|error| self.fail(&name.span(), error.to_string()))
     }
@@ -234,10 +267,51 @@ impl Validator<'_> {
         });
         let sockets = sockets.collect::<Result<Vec<Socket>, SiteError>>()?;
         let devices = self.tree(host, sockets.len())?;
-        Ok(Host { name: name.clone(), group: name.clone(), sockets, devices })
+        let card_links = self.card_links(host, &devices)?;
+        Ok(Host { name: name.clone(), group: name.clone(), sockets, devices, card_links })
     }
 
-    fn name(&self, field: &str, name: &Spanned<String>) -> Result<(), SiteError> {
+    fn card_links(&self, host: &schema::Host, devices: &[Device]) -> Result<Vec<CardLink>, SiteError> {
+        let mut found: Vec<CardLink> = Vec::new();
+        for link in &host.card_link {
+            let card = |field: &str, name: &Spanned<String>| {
+                let is_card = |d: &Device| matches!(d.kind, DeviceKind::Card(_));
+                let text = name.get_ref();
+                let place = devices.iter().position(|d| d.name == *text && is_card(d));
+                place.map(DeviceId).map_or_else(
+                    || {
+                        let cards = devices.iter().filter(|d| is_card(d)).map(|d| d.name.as_str());
+                        let cards = cards.collect::<Vec<_>>().join(", ");
+                        let host = host.name.get_ref();
+                        let message = format!("card-link.{field} {text:?}: cards of host {host:?}: {cards}");
+                        self.fail(&name.span(), message)
+                    },
+                    Ok,
+                )
+            };
+            let ends = [card("from", &link.from)?, card("to", &link.to)?];
+            if ends[0] == ends[1] {
+                return self
+                    .fail(&link.to.span(), format!("card-link from {:?} to itself", link.to.get_ref()));
+            }
+            let links = link.links.get_ref().get();
+            if links > 72 {
+                return self.fail(&link.links.span(), format!("card-link.links = {links}: must be 1 to 72"));
+            }
+            let is_known = |known: &CardLink| known.ends == ends || known.ends == [ends[1], ends[0]];
+            if found.iter().any(is_known) {
+                let (from, to) = (link.from.get_ref(), link.to.get_ref());
+                let message = format!("two card-links between {from:?} and {to:?}: give one with more links");
+                return self.fail(&link.from.span(), message);
+            }
+            let rate = Rate(link.kind.rate().0 * link.kind.payload_share() * f64::from(links));
+            let what = format!("{links} links NVLink{}", link.kind.nvlink);
+            found.push(CardLink { ends, rate, what });
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn name(&self, field: &str, name: &Spanned<String>) -> Result<(), SiteError> {
         let text = name.get_ref();
         let good =
             !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_');
@@ -255,12 +329,14 @@ impl Validator<'_> {
             Switch,
             Adapter,
             Card,
+            Ssd,
         }
         let name = host.name.get_ref();
         let all: Vec<(Kind, &schema::PcieDevice)> =
             (host.pcie_switch.iter().map(|d| (Kind::Switch, d.get_ref())))
                 .chain(host.adapter.iter().map(|d| (Kind::Adapter, d.get_ref())))
                 .chain(host.card.iter().map(|d| (Kind::Card, d.get_ref())))
+                .chain(host.ssd.iter().map(|d| (Kind::Ssd, d.get_ref())))
                 .collect();
         let mut index: HashMap<&str, usize> = HashMap::new();
         for (i, (_, device)) in all.iter().enumerate() {
@@ -345,11 +421,13 @@ impl Validator<'_> {
                     Kind::Switch => LibraryKind::PcieSwitch,
                     Kind::Adapter => LibraryKind::Adapter,
                     Kind::Card => LibraryKind::Card,
+                    Kind::Ssd => LibraryKind::Ssd,
                 };
                 let id = self.library_id(library_kind, &device.model)?;
                 let kind = match kind {
                     Kind::Switch => DeviceKind::Switch(device.latency),
                     Kind::Adapter => DeviceKind::Adapter,
+                    Kind::Ssd => DeviceKind::Ssd,
                     Kind::Card => DeviceKind::Card(device.memory.as_ref().map(card_memory)),
                 };
                 place[i] = Some(DeviceId(placed.len()));
@@ -367,7 +445,12 @@ impl Validator<'_> {
     }
 
     /// The link ends that a name denotes.
-    fn ends(&self, field: &str, name: &Spanned<String>, site: &Site) -> Result<Vec<LinkEnd>, SiteError> {
+    pub(crate) fn ends(
+        &self,
+        field: &str,
+        name: &Spanned<String>,
+        site: &Site,
+    ) -> Result<Vec<LinkEnd>, SiteError> {
         let text = name.get_ref();
         if let Some(switch) = site.switches.iter().position(|s| s.name == *text) {
             return Ok(vec![LinkEnd::Switch(switch)]);
@@ -425,6 +508,8 @@ impl Validator<'_> {
                 protocol: link.protocol,
                 buffer: None,
                 dimension: None,
+                loss: link.loss.0,
+                failed: false,
             })
             .collect())
     }
@@ -488,6 +573,8 @@ impl Validator<'_> {
                     protocol: Protocol::InfiniBand,
                     buffer: Some(torus.buffer),
                     dimension: Some(d as u8),
+                    loss: 0.0,
+                    failed: false,
                 });
             }
             stride *= length;
@@ -565,6 +652,7 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         switches: Vec::new(),
         links: Vec::new(),
         tori: Vec::new(),
+        fabrics: Vec::new(),
         cards: Vec::new(),
         event_builders: Vec::new(),
         devices: (file.device.keys())
@@ -607,6 +695,7 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
             model: switch.model.as_ref().map(|model| model.get_ref().clone()).unwrap_or_default(),
             ports: switch.ports.get(),
             latency: switch.latency,
+            fabric: None,
         });
     }
     let mut used = vec![0u32; site.switches.len()];
@@ -630,6 +719,15 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         let (torus, links) = validator.torus(torus, &site)?;
         site.tori.push(torus);
         site.links.extend(links);
+    }
+    for tree in &file.fat_tree {
+        fabric::add_fat_tree(&validator, tree, &mut site)?;
+    }
+    for dragonfly in &file.dragonfly {
+        fabric::add_dragonfly(&validator, dragonfly, &mut site)?;
+    }
+    for failed in &file.failed_link {
+        fabric::fail_links(&validator, failed, &mut site)?;
     }
     for entry in &file.card {
         validator.name("card.name", &entry.name)?;

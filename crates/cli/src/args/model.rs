@@ -120,6 +120,35 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         output: ResultOptions,
     },
+    /// Predict the bandwidths of flows that run at the same time
+    ///
+    /// A flow is VERB CLIENT SERVER [BYTES], or one of --pattern; its ends are hosts, cards (host.card) and disks (host.ssd),
+    /// also of one host. Flows share links, PCIe ports, memory (memory-bandwidth) and disks max-min fairly:
+    ///
+    ///     millstream model flows my.toml "write node0 node2" "write node1 node2"
+    ///     millstream model flows my.toml --pattern all-to-all --routing adaptive
+    ///     millstream model flows my.toml "write node0.ssd node1.gpu" --csv flows.csv
+    #[command(verbatim_doc_comment)]
+    Flows {
+        /// The site file
+        site: PathBuf,
+        /// Flows
+        #[arg(required_unless_present = "pattern")]
+        flows: Vec<String>,
+        /// Also WRITEs between all hosts: all-to-all, shift:N, incast:HOST
+        #[arg(long)]
+        pattern: Option<millstream_model::flows::Pattern>,
+        /// Message size of the pattern
+        #[arg(long, default_value_t = 1 << 20, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..=1 << 30))]
+        bytes: u32,
+        /// Shortest routes over switches: deterministic (by destination) or adaptive (all equally)
+        #[arg(long, default_value = "deterministic")]
+        routing: millstream_model::flows::Routing,
+        #[command(flatten)]
+        settings: Settings,
+        #[command(flatten)]
+        output: ResultOptions,
+    },
     /// Compare two sites: bandwidth and latency between two memories with intervals, power, energy and price
     ///
     /// Prices come from `price` values of [device.ID] in the site files.

@@ -6,15 +6,14 @@
 //! ```
 
 use crate::component::completer::{Completer, read_tag};
-use crate::component::pcie::{self, MEMORY_READ, MEMORY_WRITE};
+use crate::component::pcie::{self, LinkChannels, MEMORY_READ, MEMORY_WRITE};
 use crate::component::tlb::Tlb;
 use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
     Picos, Route, Simulation,
 };
-use crate::path::{
-    Adapter, AddressTranslation, DataPath, NetworkHop, PathEnd, PeerRoute, TargetMemory, Verb,
-};
+use crate::path::{Adapter, AddressTranslation, DataPath, PathEnd, PeerRoute, TargetMemory, Uplink, Verb};
+use millstream_site::schema::PcieLink;
 use std::collections::VecDeque;
 
 // Kinds of network packets; the low two bits select the header overhead.
@@ -334,14 +333,38 @@ struct PciePath {
     from_memory: Vec<ChannelId<Pcie>>,
 }
 
+/// Adds a device's link and the uplinks of the switches above it; channels in the order towards the root complex.
+fn device_links(
+    simulation: &mut Simulation,
+    name: &str,
+    device: &PcieLink,
+    uplinks: &[Uplink],
+    (efficiency, latency): (f64, Picos),
+) -> Vec<LinkChannels> {
+    let rate = |link: &PcieLink| pcie::raw_rate(link.generation.0, link.lanes.0).0;
+    let first = (name.to_owned(), *device, Picos::ZERO);
+    let above = uplinks
+        .iter()
+        .map(|uplink| (format!("{name} uplink of {}", uplink.name), uplink.pcie, uplink.latency));
+    let all: Vec<(String, PcieLink, Picos)> = std::iter::once(first).chain(above).collect();
+    let links = all.iter().enumerate().map(|(i, (name, link, of_switch))| {
+        let up = all.get(i + 1).is_some_and(|(_, next, _)| rate(next) <= rate(link));
+        let down = i > 0 && rate(&all[i - 1].1) <= rate(link);
+        let latency = latency + *of_switch;
+        pcie::add_cut_through_link(simulation, name, link, efficiency, latency, 4096, [up, down])
+    });
+    links.collect()
+}
+
 fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &DataPath) -> PciePath {
-    let (efficiency, latency) = (end.pcie_efficiency, path.pcie_latency);
-    let nic =
-        pcie::add_link(simulation, &format!("{name} adapter pcie"), &end.pcie, efficiency, latency, 4096);
+    let timing = (end.pcie_efficiency, path.pcie_latency);
+    let nic = device_links(simulation, &format!("{name} adapter pcie"), &end.pcie, &end.uplinks, timing);
+    let up = |links: &[LinkChannels]| links.iter().map(|link| link.upstream).collect::<Vec<_>>();
+    let down = |links: &[LinkChannels]| links.iter().rev().map(|link| link.downstream).collect::<Vec<_>>();
     let TargetMemory::Card(card) = &end.target else {
-        return PciePath { to_memory: vec![nic.upstream], from_memory: vec![nic.downstream] };
+        return PciePath { to_memory: up(&nic), from_memory: down(&nic) };
     };
-    let far = pcie::add_link(simulation, &format!("{name} card pcie"), &card.pcie, efficiency, latency, 4096);
+    let far = device_links(simulation, &format!("{name} card pcie"), &card.pcie, &card.uplinks, timing);
     // GPUs before 2013 answer reads of a peer more slowly than their memory could.
     let answers = simulation.add_channel(
         Channel::new(format!("{name} card, peer read completions"), card.read_rate).capacity(4096),
@@ -349,47 +372,47 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
     let between = |simulation: &mut Simulation, what: &str, rate: BytesPerSecond, latency: Picos| {
         simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(4096))
     };
-    match card.route {
-        PeerRoute::RootComplex { write, read, latency } => {
-            let there = between(simulation, "root complex, peer writes", write, latency);
-            let back = between(simulation, "root complex, peer reads", read, latency);
-            PciePath {
-                to_memory: vec![nic.upstream, there, far.downstream],
-                from_memory: vec![answers, far.upstream, back, nic.downstream],
-            }
-        }
+    let (there, back) = match card.route {
+        PeerRoute::RootComplex { write, read, latency } => (
+            between(simulation, "root complex, peer writes", write, latency),
+            between(simulation, "root complex, peer reads", read, latency),
+        ),
         PeerRoute::Switch { latency } => {
             let fast = BytesPerSecond(f64::INFINITY);
-            let there = between(simulation, "switch, writes", fast, latency);
-            let back = between(simulation, "switch, read completions", fast, latency);
-            PciePath {
-                to_memory: vec![nic.upstream, there, far.downstream],
-                from_memory: vec![answers, far.upstream, back, nic.downstream],
-            }
+            (
+                between(simulation, "switch, writes", fast, latency),
+                between(simulation, "switch, read completions", fast, latency),
+            )
         }
+    };
+    PciePath {
+        to_memory: [up(&nic), vec![there], down(&far)].concat(),
+        from_memory: [vec![answers], up(&far), vec![back], down(&nic)].concat(),
     }
 }
 
 /// Channels of the network route; the receiving port is behind the last.
 fn network_channels(
     simulation: &mut Simulation,
-    name: &str,
     path: &DataPath,
-    later_hops: &[NetworkHop],
+    direction: usize,
     rx_latency: Picos,
+    part: u32,
 ) -> Vec<ChannelId<Network>> {
-    let arrives = |is_last: bool| if is_last { rx_latency } else { Picos::ZERO };
-    let alone = later_hops.is_empty();
-    let first = Channel { overhead: path.overhead, ..Channel::new(format!("{name} link"), path.rate) };
-    let first = Channel { cut_through: !alone, ..first.latency(path.latency + arrives(alone)) };
-    let mut lines = vec![simulation.add_channel(first)];
-    for (i, hops) in later_hops.iter().enumerate() {
-        let last = i + 1 == later_hops.len();
-        let line = Channel { overhead: path.overhead, ..Channel::new(hops.name.clone(), hops.rate) };
-        let line = line.latency(hops.latency + arrives(last)).capacity(hops.buffer);
-        lines.push(simulation.add_channel(Channel { cut_through: !last, ..line }));
-    }
-    lines
+    let hops = path.network_hops(direction);
+    let lost = path.loss_detection();
+    let lines = hops.iter().enumerate().map(|(i, hop)| {
+        let next = hops.get(i + 1);
+        let arrives = if next.is_none() { rx_latency } else { Picos::ZERO };
+        let line = Channel { overhead: path.overhead, ..Channel::new(hop.name.clone(), hop.rate) };
+        // Go-back-N: what was sent until the loss is known is sent again. Each part of a packet has its share of the mean.
+        let repeated = lost.0 as f64 * hop.loss / (1.0 - hop.loss) * f64::from(part) / f64::from(path.mtu);
+        let line = line.latency(hop.latency + arrives).capacity(hop.buffer).gap(Picos(repeated as u64));
+        // A switch stores a packet that continues on a faster link.
+        let cut_through = next.is_some_and(|next| next.rate.0 <= hop.rate.0);
+        simulation.add_channel(Channel { cut_through, ..line })
+    });
+    lines.collect()
 }
 
 /// Adds both adapters with their surroundings. `programs` receive completions and messages at port 0; they post a
@@ -415,7 +438,8 @@ pub(crate) fn connect(
         let writes = simulation.bounded_port(memory, 1, window);
         let from_memory = simulation.port(nics[i], FROM_MEMORY);
         let placed = simulation.port(nics[i], PLACED);
-        let wire = network_channels(simulation, name, path, &path.later_hops[i], far.rx_latency);
+        let part = far.rx_unit.clamp(1, path.mtu);
+        let wire = network_channels(simulation, path, i, far.rx_latency, part);
         let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, far.rx_buffer);
         let software = simulation.port(nics[i], FROM_SOFTWARE);
         let software_port = simulation.port(programs[i], 0);

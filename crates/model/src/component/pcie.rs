@@ -86,14 +86,29 @@ pub fn add_link(
     latency: Picos,
     buffer: u64,
 ) -> LinkChannels {
+    add_cut_through_link(simulation, name, link, efficiency, latency, buffer, [false; 2])
+}
+
+/// [`add_link`] of a switch's port: a packet enters the next link before its tail has arrived. `cut_through` is for the
+/// upstream and the downstream direction; the next link must not be faster.
+pub fn add_cut_through_link(
+    simulation: &mut Simulation,
+    name: &str,
+    link: &PcieLink,
+    efficiency: f64,
+    latency: Picos,
+    buffer: u64,
+    cut_through: [bool; 2],
+) -> LinkChannels {
     let raw = raw_rate(link.generation.0, link.lanes.0);
     let rate = BytesPerSecond(raw.0 * efficiency);
-    let channel = |direction: &str| Channel {
+    let channel = |direction: &str, cut_through: bool| Channel {
         overhead: overhead(link.generation.0),
+        cut_through,
         ..Channel::new(format!("{name} {direction}"), rate).latency(latency).capacity(buffer)
     };
     LinkChannels {
-        upstream: simulation.add_channel(channel("upstream")),
-        downstream: simulation.add_channel(channel("downstream")),
+        upstream: simulation.add_channel(channel("upstream", cut_through[0])),
+        downstream: simulation.add_channel(channel("downstream", cut_through[1])),
     }
 }

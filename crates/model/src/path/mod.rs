@@ -6,8 +6,11 @@ use crate::component::completer::CompleterTiming;
 use crate::engine::{BytesPerSecond, ChannelReport, Picos};
 use millstream_site::schema::PcieLink;
 
+mod hops;
 mod resolve;
+pub mod route;
 
+pub use hops::{Hop, hops};
 pub use resolve::*;
 
 /// Memory that an adapter accesses.
@@ -32,6 +35,19 @@ pub struct PeerCard {
     pub write_window: u64,
     /// Route between the two PCIe links.
     pub route: PeerRoute,
+    /// Links of the switches above the card, below the turning point of the route; the nearest first.
+    pub uplinks: Vec<Uplink>,
+}
+
+/// Link of a PCIe switch to its parent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Uplink {
+    /// Name of the switch.
+    pub name: String,
+    /// The link, with the payload that both of its ends accept.
+    pub pcie: PcieLink,
+    /// Latency of the switch, unless the route between two devices includes it.
+    pub latency: Picos,
 }
 
 /// Route between two devices of one PCIe tree.
@@ -58,6 +74,9 @@ pub enum PeerRoute {
 pub struct PathEnd {
     /// PCIe link of the adapter.
     pub pcie: PcieLink,
+    /// Links of the switches above the adapter, up to the socket or to the turning point of a route to a card; the nearest
+    /// first.
+    pub uplinks: Vec<Uplink>,
     /// Memory that the adapter accesses.
     pub target: TargetMemory,
     /// Timing of host memory and root complex.
@@ -120,7 +139,7 @@ pub struct AddressTranslation {
     pub page: u32,
 }
 
-/// A torus link after the first one of a route.
+/// A link of a route.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NetworkHop {
     /// Name of the link.
@@ -129,8 +148,10 @@ pub struct NetworkHop {
     pub rate: BytesPerSecond,
     /// Latency from one node's output to the next node's.
     pub latency: Picos,
-    /// Receive buffer of the link in bytes.
+    /// Buffer in front of the link in bytes.
     pub buffer: u64,
+    /// Share of packets that the link loses.
+    pub loss: f64,
 }
 
 /// A data path from client to server, with everything that benchmarks need.
@@ -148,10 +169,57 @@ pub struct DataPath {
     pub overhead: [u32; 4],
     /// Latency of cable, serialisers and switches.
     pub latency: Picos,
-    /// Torus links after the first, from client to server and back.
+    /// Share of packets that the link loses.
+    pub loss: f64,
+    /// First link of each direction, if a route has several links of its own.
+    pub first_hops: Option<[NetworkHop; 2]>,
+    /// Links after the first, from client to server and back.
     pub later_hops: [Vec<NetworkHop>; 2],
     /// Latency of one PCIe link direction.
     pub pcie_latency: Picos,
+}
+
+impl DataPath {
+    /// Links of one direction: 0 from client to server, 1 back.
+    #[must_use]
+    pub fn network_hops(&self, direction: usize) -> Vec<NetworkHop> {
+        let first = match &self.first_hops {
+            Some(first) => first[direction].clone(),
+            None => NetworkHop {
+                name: format!("{} link", ["client", "server"][direction]),
+                rate: self.rate,
+                latency: self.latency,
+                buffer: u64::MAX,
+                loss: self.loss,
+            },
+        };
+        [vec![first], self.later_hops[direction].clone()].concat()
+    }
+
+    /// This path without names: paths that differ in names only behave alike.
+    #[must_use]
+    pub fn without_names(&self) -> DataPath {
+        let mut path = self.clone();
+        let [there, back] = &mut path.later_hops;
+        let hops = there.iter_mut().chain(back).chain(path.first_hops.iter_mut().flatten());
+        hops.for_each(|hop| hop.name.clear());
+        for end in &mut path.ends {
+            let card = if let TargetMemory::Card(card) = &mut end.target { Some(card) } else { None };
+            let below = card.into_iter().flat_map(|card| &mut card.uplinks);
+            end.uplinks.iter_mut().chain(below).for_each(|uplink| uplink.name.clear());
+        }
+        path
+    }
+
+    /// Time from the start of a packet until the sender knows that it was lost: the next packet arrives, and the responder's
+    /// NAK comes back.
+    #[must_use]
+    pub fn loss_detection(&self) -> Picos {
+        let way = |i: usize| self.network_hops(i).iter().fold(Picos::ZERO, |sum, hop| sum + hop.latency);
+        let packet = self.rate.time(u64::from(self.mtu + self.overhead[0]));
+        let [client, server] = &self.ends;
+        way(0) + way(1) + client.adapter.rx_latency + server.adapter.rx_latency + packet * 2
+    }
 }
 
 /// A verb.

@@ -9,12 +9,14 @@ use crate::component::completer::CompleterTiming;
 use crate::component::pcie;
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
+use crate::path::route::{Network, Route, RouteLink};
 use crate::path::{
     Adapter, AddressTranslation, DataPath, IB_HEADERS, NetworkHop, PathEnd, PeerCard, PeerRoute,
-    ROCE_V2_HEADERS, TargetMemory, Verb, overhead,
+    ROCE_V2_HEADERS, TargetMemory, Uplink, Verb, overhead,
 };
+use millstream_site::device::{Kind, Library};
 use millstream_site::schema::{PcieLink, Protocol};
-use millstream_site::validate::{CardMemory, LinkEnd, Parent};
+use millstream_site::validate::{CardMemory, LinkEnd, Parent, link_end_name};
 use millstream_site::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, Site, SocketId};
 
 /// A data path that a site does not have.
@@ -24,11 +26,35 @@ pub enum PathError {
     #[error("{0:?}: the site has no host or host.card of this name")]
     Unknown(String),
     /// Both names are on one host.
-    #[error("{0:?} and {1:?} are on one host: name two hosts")]
+    #[error("{0:?} and {1:?} are on one host: name two hosts, or use `millstream model flows`")]
     SameHost(String, String),
+    /// A flow from a place to itself.
+    #[error("{0:?}: a flow has two different ends")]
+    SamePlace(String),
+    /// The library has no such value for a device.
+    #[error("{device} is a {model:?}, whose {value} is not known: add it to a [device.ID] of the site file")]
+    NoValue {
+        /// Host and name of the device.
+        device: String,
+        /// Its model.
+        model: String,
+        /// Name of the value.
+        value: String,
+    },
     /// No link connects the hosts.
-    #[error("no network link connects {0:?} and {1:?}")]
-    NoLink(String, String),
+    #[error("no network link connects {client:?} and {server:?}{}", failed_links(*failed))]
+    NoLink {
+        /// Client.
+        client: String,
+        /// Server.
+        server: String,
+        /// Failed links of the site.
+        failed: usize,
+    },
+}
+
+fn failed_links(links: usize) -> String {
+    if links == 0 { String::new() } else { format!(": {links} links of the site have failed (failed-link)") }
 }
 
 /// Memory at one end of a path.
@@ -57,38 +83,6 @@ fn locate(site: &Site, name: &str) -> Result<MemoryLocation, PathError> {
     }
 }
 
-/// A link, or two links over one switch, between two hosts.
-struct HostLink<'a> {
-    link: &'a NetworkLink,
-    adapters: [DeviceId; 2],
-    switch: Option<usize>,
-}
-
-fn host_link(site: &Site, from: HostId, to: HostId) -> Option<HostLink<'_>> {
-    let ends = |link: &NetworkLink, host: HostId| match (link.from, link.to) {
-        (LinkEnd::Adapter(a, d), other) if a == host => Some((d, other)),
-        (other, LinkEnd::Adapter(b, d)) if b == host => Some((d, other)),
-        _ => None,
-    };
-    site.links.iter().find_map(|link| {
-        let (mine, other) = ends(link, from)?;
-        match other {
-            LinkEnd::Adapter(host, device) if host == to => {
-                Some(HostLink { link, adapters: [mine, device], switch: None })
-            }
-            LinkEnd::Adapter(..) => None,
-            LinkEnd::Switch(switch) => site.links.iter().find_map(|second| {
-                let (theirs, other) = ends(second, to)?;
-                (other == LinkEnd::Switch(switch)).then_some(HostLink {
-                    link,
-                    adapters: [mine, theirs],
-                    switch: Some(switch),
-                })
-            }),
-        }
-    })
-}
-
 /// HBM timing from the parameters, for a port of the card's clock and width.
 #[must_use]
 pub fn hbm(p: &Parameters, memory: Option<&CardMemory>) -> HbmTiming {
@@ -106,7 +100,7 @@ pub fn hbm(p: &Parameters, memory: Option<&CardMemory>) -> HbmTiming {
 }
 
 /// A value of a device. Devices that lack it have a shipped default of their kind: a test looks up all of them.
-fn fact(p: &Parameters, id: &str, kind: &str, value: &str) -> f64 {
+pub(crate) fn fact(p: &Parameters, id: &str, kind: &str, value: &str) -> f64 {
     p.device(id, value).unwrap_or_else(|| p.get(&format!("{kind}.{value}")))
 }
 
@@ -220,7 +214,7 @@ fn fpga_adapter(p: &Parameters) -> Adapter {
 }
 
 /// PCIe switches above a device, the nearest first, and the socket above them.
-fn ancestors(host: &Host, mut parent: Parent) -> (Vec<DeviceId>, SocketId) {
+pub(crate) fn ancestors(host: &Host, mut parent: Parent) -> (Vec<DeviceId>, SocketId) {
     let mut switches = Vec::new();
     loop {
         match parent {
@@ -233,8 +227,19 @@ fn ancestors(host: &Host, mut parent: Parent) -> (Vec<DeviceId>, SocketId) {
     }
 }
 
+/// Links of PCIe switches to their parents, with the payload that their ports accept. A switch's latency is zero if a route
+/// between devices includes it.
+fn uplinks(p: &Parameters, host: &Host, switches: &[DeviceId], with_latency: bool) -> Vec<Uplink> {
+    let uplink = |&switch: &DeviceId| {
+        let device = &host.devices[switch.0];
+        let latency = if with_latency { switch_latency(p, host, switch) } else { Picos::ZERO };
+        Uplink { name: device.name.clone(), pcie: negotiated_link(host, device), latency }
+    };
+    switches.iter().map(uplink).collect()
+}
+
 /// PCIe link of a device with the payload that all ports up to the socket accept: Max_Payload_Size is that of the smallest.
-fn negotiated_link(host: &Host, device: &Device) -> PcieLink {
+pub(crate) fn negotiated_link(host: &Host, device: &Device) -> PcieLink {
     let (switches, _) = ancestors(host, device.parent);
     let ports = switches.iter().map(|switch| host.devices[switch.0].pcie.max_payload);
     let max_payload = ports.fold(device.pcie.max_payload, std::cmp::Ord::min);
@@ -250,7 +255,7 @@ fn switch_latency(p: &Parameters, host: &Host, switch: DeviceId) -> Picos {
 }
 
 /// Route between two devices of one host: over their nearest common switch, one root complex, or two sockets.
-fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Device) -> PeerRoute {
+pub(crate) fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Device) -> PeerRoute {
     let ((above_nic, near), (above_card, far)) = (ancestors(host, nic.parent), ancestors(host, card.parent));
     let latency = |switches: &[DeviceId]| {
         switches.iter().fold(Picos::ZERO, |sum, &switch| sum + switch_latency(p, host, switch))
@@ -289,6 +294,9 @@ fn path_end(
     let host = &site.hosts[place.host.0];
     let nic = &host.devices[nic.0];
     let mut nic_link = negotiated_link(host, nic);
+    let (above, socket) = ancestors(host, nic.parent);
+    // The published latency of APEnet+ reads includes the switch.
+    let mut nic_uplinks = if nic.id == APENET { Vec::new() } else { uplinks(p, host, &above, true) };
     let target = match place.card {
         None => TargetMemory::Host,
         Some(id) => {
@@ -297,16 +305,30 @@ fn path_end(
                 return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
             };
             let route = peer_route(p, host, nic, card);
+            let (above_card, _) = ancestors(host, card.parent);
+            // Switches below the nearest common one; all without one.
+            let below = |of: &[DeviceId], other: &[DeviceId]| {
+                let common = of.iter().position(|switch| other.contains(switch));
+                uplinks(p, host, &of[..common.unwrap_or(of.len())], false)
+            };
+            nic_uplinks = below(&above, &above_card);
+            let card_uplinks = below(&above_card, &above);
             // Packets between peers have the payload that both accept.
             let mut link = negotiated_link(host, card);
             link.max_payload = link.max_payload.min(nic_link.max_payload);
             nic_link.max_payload = link.max_payload;
             let (timing, write_window) = card_timing(p, &card.id, memory, link.max_payload.0);
             let read_rate = peer_read_rate(p, &card.id, link_rate);
-            TargetMemory::Card(PeerCard { pcie: link, timing, read_rate, write_window, route })
+            TargetMemory::Card(PeerCard {
+                pcie: link,
+                timing,
+                read_rate,
+                write_window,
+                route,
+                uplinks: card_uplinks,
+            })
         }
     };
-    let (_, socket) = ancestors(host, nic.parent);
     let processor = host.sockets.get(socket.0).map_or("processor", |socket| socket.id.as_str());
     let memory = host_completer(p, processor);
     let read_latency = match nic.id.as_str() {
@@ -322,6 +344,7 @@ fn path_end(
     };
     Ok(PathEnd {
         pcie: nic_link,
+        uplinks: nic_uplinks,
         target,
         host: CompleterTiming { read_latency, max_completion, ..memory },
         pcie_efficiency: p.device(&nic.id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency")),
@@ -330,14 +353,14 @@ fn path_end(
 }
 
 /// A route through a torus: its first link and the hops of both directions.
-struct TorusPath<'a> {
-    link: &'a NetworkLink,
-    adapters: [DeviceId; 2],
-    hops: [Vec<TorusHop>; 2],
-    torus: usize,
+pub(crate) struct TorusPath<'a> {
+    pub(crate) link: &'a NetworkLink,
+    pub(crate) adapters: [DeviceId; 2],
+    pub(crate) hops: [Vec<TorusHop>; 2],
+    pub(crate) torus: usize,
 }
 
-fn torus_path(site: &Site, from: HostId, to: HostId) -> Option<TorusPath<'_>> {
+pub(crate) fn torus_path(site: &Site, from: HostId, to: HostId) -> Option<TorusPath<'_>> {
     site.tori.iter().enumerate().find_map(|(torus, t)| {
         let position = |host: HostId| t.nodes.iter().position(|(h, _)| *h == host);
         let (a, b) = (position(from)?, position(to)?);
@@ -370,7 +393,13 @@ fn later_hops(
             let host = &site.hosts[nodes[hop.node].0.0].name;
             let direction = if hop.positive { '+' } else { '-' };
             let dimension = ["x", "y", "z"][hop.dimension];
-            NetworkHop { name: format!("{host} link {direction}{dimension}"), rate, latency, buffer }
+            NetworkHop {
+                name: format!("{host} link {direction}{dimension}"),
+                rate,
+                latency,
+                buffer,
+                loss: 0.0,
+            }
         })
         .collect()
 }
@@ -411,6 +440,8 @@ fn data_path_over_torus(
         // The shares of the rate include headers and stuffing.
         overhead: [0; 4],
         latency: hop_latency,
+        loss: 0.0,
+        first_hops: None,
         later_hops: [0, 1].map(|i| later_hops(site, torus_path, &torus_path.hops[i], rate, hop_latency)),
         pcie_latency: p.nanos("pcie.link.latency"),
     };
@@ -443,39 +474,50 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
     if let Some(torus_path) = torus_path(site, a.host, b.host) {
         return data_path_over_torus(site, p, &torus_path, a, b);
     }
-    let hop = host_link(site, a.host, b.host)
-        .ok_or_else(|| PathError::NoLink(client.to_owned(), server.to_owned()))?;
-    let metres = hop.link.length.map_or(1.0, |length| length.0);
-    let switch = hop.switch.map_or(0.0, |switch| site.switches[switch].latency.0);
-    let link_rate = hop.link.rate.0;
+    let routes = [(a.host, b.host), (b.host, a.host)];
+    let network = Network::new(site);
+    let [Some(there), Some(back)] = routes.map(|(from, to)| network.route(from, to)) else {
+        let failed = site.links.iter().filter(|link| link.failed).count();
+        return Err(PathError::NoLink { client: client.to_owned(), server: server.to_owned(), failed });
+    };
+    let links: Vec<&NetworkLink> = there.links.iter().map(|hop| &site.links[hop.link]).collect();
+    let link_rate = links.iter().map(|link| link.rate.0).fold(f64::INFINITY, f64::min);
     let ends = [
-        path_end(site, p, a, hop.adapters[0], BytesPerSecond(link_rate))?,
-        path_end(site, p, b, hop.adapters[1], BytesPerSecond(link_rate))?,
+        path_end(site, p, a, there.adapters[0], BytesPerSecond(link_rate))?,
+        path_end(site, p, b, there.adapters[1], BytesPerSecond(link_rate))?,
     ];
-    let nic = &site.hosts[a.host.0].devices[hop.adapters[0].0].id;
+    let nic = &site.hosts[a.host.0].devices[there.adapters[0].0].id;
     let extoll = nic == EXTOLL;
     // With the 8b/10b line code, flow control packets take a larger share than with 64b/66b.
     let efficiency = match p.device(nic, "link.efficiency.8b10b") {
         Some(efficiency) if link_rate < 5e9 => efficiency,
         _ => fact(p, nic, "connectx", "link.efficiency"),
     };
-    let headers = match hop.link.protocol {
+    let headers = match links[0].protocol {
         Protocol::InfiniBand => IB_HEADERS,
         Protocol::RoceV2 => ROCE_V2_HEADERS,
     };
+    let share = if extoll { p.get("extoll.payload.efficiency") } else { efficiency };
     let mut path = DataPath {
         ends,
         link_rate: BytesPerSecond(link_rate),
-        rate: BytesPerSecond(
-            link_rate * if extoll { p.get("extoll.payload.efficiency") } else { efficiency },
-        ),
-        mtu: hop.link.mtu.0,
+        rate: BytesPerSecond(link_rate * share),
+        mtu: links.iter().map(|link| link.mtu.0).min().unwrap_or(4096),
         overhead: if extoll { [0; 4] } else { overhead(headers) },
-        // 5 ns per metre of copper or fibre.
-        latency: Picos::from_seconds(metres * 5e-9 + switch),
+        latency: Picos::ZERO,
+        loss: 1.0 - links.iter().map(|link| 1.0 - link.loss).product::<f64>(),
+        first_hops: None,
         later_hops: [Vec::new(), Vec::new()],
         pcie_latency: p.nanos("pcie.link.latency"),
     };
+    if is_one_line(site, &there) {
+        let switch = there.links[0].target(site);
+        path.latency = cable(links[0]) + switch_of(site, switch);
+    } else {
+        let [mut there, mut back] = [there, back].map(|route| network_hops(site, p, &route, share));
+        path.first_hops = Some([there.remove(0), back.remove(0)]);
+        path.later_hops = [there, back];
+    }
     if extoll {
         // The published value is the minimum of osu_latency.
         let published = Picos::from_nanos(p.get("extoll.latency") * 1e3);
@@ -483,6 +525,52 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
         split_residual_latency(&mut path, published, |path| osu::latency(path, &mpi, SMALL));
     }
     Ok(path)
+}
+
+/// Delay of a cable: 5 ns per metre of copper or fibre.
+fn cable(link: &NetworkLink) -> Picos {
+    Picos::from_seconds(link.length.map_or(1.0, |length| length.0) * 5e-9)
+}
+
+/// Latency of the switch at a link's end.
+fn switch_of(site: &Site, end: LinkEnd) -> Picos {
+    match end {
+        LinkEnd::Switch(switch) => Picos::from_seconds(site.switches[switch].latency.0),
+        LinkEnd::Adapter(..) => Picos::ZERO,
+    }
+}
+
+/// Whether a route is one cable, or two equal ones at a switch that describes the whole network: one channel represents both.
+fn is_one_line(site: &Site, route: &Route) -> bool {
+    let links: Vec<&NetworkLink> = route.links.iter().map(|hop| &site.links[hop.link]).collect();
+    match links.as_slice() {
+        [_] => true,
+        [first, second] => first.rate == second.rate && first.loss + second.loss == 0.0,
+        _ => false,
+    }
+}
+
+/// The links of a route as hops, each with its cable and the switch behind it.
+fn network_hops(site: &Site, p: &Parameters, route: &Route, share: f64) -> Vec<NetworkHop> {
+    let hop = |(i, hop): (usize, &RouteLink)| {
+        let link = &site.links[hop.link];
+        let (from, to) = (hop.source(site), hop.target(site));
+        NetworkHop {
+            name: format!("{} to {}", link_end_name(site, from), link_end_name(site, to)),
+            rate: BytesPerSecond(link.rate.0 * share),
+            latency: cable(link) + switch_of(site, to),
+            buffer: if i == 0 { u64::MAX } else { switch_buffer(p, site, from) },
+            loss: link.loss,
+        }
+    };
+    route.links.iter().enumerate().map(hop).collect()
+}
+
+/// Payload that a switch buffers in front of an output.
+fn switch_buffer(p: &Parameters, site: &Site, end: LinkEnd) -> u64 {
+    let LinkEnd::Switch(switch) = end else { return u64::MAX };
+    let id = Library::shipped().find(Kind::NetworkSwitch, &site.switches[switch].model);
+    fact(p, id.unwrap_or("network-switch"), "network-switch", "buffer") as u64
 }
 
 /// Bandwidth of one direction of the stencil kernel in one memory bank; none if `card` has no memory.

@@ -1,0 +1,95 @@
+//! The hops of a data path by name, from memory to memory.
+
+use crate::component::pcie;
+use crate::engine::{BytesPerSecond, Picos};
+use crate::parameters::Parameters;
+use crate::path::{DataPath, PathEnd, PathError, PeerRoute, TargetMemory, data_path};
+use millstream_site::Site;
+use millstream_site::schema::PcieLink;
+
+/// One hop of a data path.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hop {
+    /// What it is.
+    pub name: String,
+    /// Largest rate of payload; infinite if the hop only delays.
+    pub rate: BytesPerSecond,
+    /// One-way latency; of memory, that of a read.
+    pub latency: Picos,
+}
+
+fn link_hop(name: &str, link: &PcieLink, efficiency: f64, latency: Picos) -> Hop {
+    let raw = pcie::raw_rate(link.generation.0, link.lanes.0).0 * efficiency;
+    let payload = u64::from(link.max_payload.0);
+    Hop {
+        name: format!(
+            "{name}: PCIe Gen{} x{}, MPS {}, MRRS {}",
+            link.generation.0, link.lanes.0, link.max_payload.0, link.max_read_request.0
+        ),
+        rate: pcie::write_ceiling(BytesPerSecond(raw), payload, payload),
+        latency,
+    }
+}
+
+/// Hops of one end, from memory to the adapter.
+fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
+    let host = place.split('.').next().unwrap_or(place);
+    let efficiency = end.pcie_efficiency;
+    let device = |name: String, link: &PcieLink| link_hop(&name, link, efficiency, link_latency);
+    let mut hops = Vec::new();
+    match &end.target {
+        TargetMemory::Host => {
+            let (rate, latency) = (end.host.rate, end.host.read_latency);
+            hops.push(Hop { name: format!("{host} memory"), rate, latency });
+        }
+        TargetMemory::Card(card) => {
+            let (rate, latency) = (card.timing.rate, card.timing.read_latency);
+            hops.push(Hop { name: format!("{place} memory"), rate, latency });
+            hops.push(device(place.to_owned(), &card.pcie));
+            for uplink in &card.uplinks {
+                hops.push(device(format!("{host}.{} uplink", uplink.name), &uplink.pcie));
+            }
+            hops.push(match card.route {
+                PeerRoute::RootComplex { write, latency, .. } => {
+                    Hop { name: format!("{host} root complex, peer to peer"), rate: write, latency }
+                }
+                PeerRoute::Switch { latency } => Hop {
+                    name: format!("{host} PCIe switch, peer to peer"),
+                    rate: BytesPerSecond(f64::INFINITY),
+                    latency,
+                },
+            });
+        }
+    }
+    for uplink in end.uplinks.iter().rev() {
+        let name = format!("{host}.{} uplink", uplink.name);
+        hops.push(link_hop(&name, &uplink.pcie, efficiency, link_latency + uplink.latency));
+    }
+    hops.push(device(format!("{host} adapter"), &end.pcie));
+    hops
+}
+
+/// Names, rates and latencies of everything between two memories.
+///
+/// # Errors
+/// [`PathError`] if the site has no path between them.
+pub fn hops(site: &Site, p: &Parameters, client: &str, server: &str) -> Result<Vec<Hop>, PathError> {
+    let path = data_path(site, p, client, server)?;
+    Ok(path_hops(&path, client, server))
+}
+
+pub(crate) fn path_hops(path: &DataPath, client: &str, server: &str) -> Vec<Hop> {
+    let mut all = end_hops(client, &path.ends[0], path.pcie_latency);
+    let network = path.network_hops(0).into_iter().map(|hop| {
+        let payload = f64::from(path.mtu);
+        let share = payload / (payload + f64::from(path.overhead[0]));
+        let lost =
+            if hop.loss > 0.0 { format!(", loses {} of its packets", hop.loss) } else { String::new() };
+        Hop { name: hop.name + &lost, rate: BytesPerSecond(hop.rate.0 * share), latency: hop.latency }
+    });
+    all.extend(network);
+    let mut far = end_hops(server, &path.ends[1], path.pcie_latency);
+    far.reverse();
+    all.extend(far);
+    all
+}

@@ -1,0 +1,349 @@
+//! Networks of several switches, PCIe uplinks, loss, and concurrent flows, against values computed by hand.
+
+use millstream_model::Parameters;
+use millstream_model::benchmarks::perftest::{bandwidth, latency};
+use millstream_model::explain::{Flow, explain};
+use millstream_model::flows::{FlowRate, Pattern, Routing, concurrent};
+use millstream_model::path::{PathError, Verb, data_path, hops};
+use millstream_site::{Site, parse};
+
+fn near(a: f64, b: f64, part: f64) -> bool {
+    (a / b - 1.0).abs() <= part
+}
+
+fn hosts(count: u32) -> String {
+    format!(
+        r#"name = "s"
+[[host]]
+name = "node"
+count = {count}
+[[host.socket]]
+processor = "EPYC 7742"
+cores = 64
+clock = "2.25 GHz"
+[[host.adapter]]
+name = "hca"
+model = "ConnectX-6"
+parent = "socket0"
+pcie = {{ generation = 4, lanes = 16 }}
+"#
+    )
+}
+
+fn tree(count: u32, fields: &str) -> Site {
+    let text = hosts(count)
+        + "[[fat-tree]]\nname = \"ft\"\nadapters = \"node*.hca\"\nlatency = \"130 ns\"\nrate = \"HDR\"\nlength = \"2 m\"\n"
+        + fields;
+    parse("tree.toml", &text).unwrap()
+}
+
+fn pair(fields: &str) -> Site {
+    let text = hosts(2)
+        + "[[link]]\nfrom = \"node0.hca\"\nto = \"node1.hca\"\nrate = \"HDR\"\nlength = \"2 m\"\n"
+        + fields;
+    parse("pair.toml", &text).unwrap()
+}
+
+/// Payload rate of a link of `gigabits` with a MTU of 4096 and 26 bytes of headers, as ConnectX-6 uses it.
+fn payload(p: &Parameters, gigabits: f64) -> f64 {
+    gigabits / 8.0 * p.device("connectx-6", "link.efficiency").unwrap() * 4096.0 / 4122.0
+}
+
+fn rates(site: &Site, flows: &[&str], routing: Routing) -> Vec<FlowRate> {
+    let flows: Vec<Flow> = flows.iter().map(|flow| flow.parse().unwrap()).collect();
+    concurrent(site, &Parameters::shipped(), &flows, routing).unwrap()
+}
+
+#[test]
+fn every_switch_and_cable_of_a_route_adds_its_latency() {
+    let p = Parameters::shipped();
+    let one =
+        |site: &Site, to: &str| latency(&data_path(site, &p, "node0", to).unwrap(), Verb::Write, 8).nanos();
+    let direct = one(&pair(""), "node1");
+    let site = tree(32, "ports = 8\n");
+    // Hosts 0 to 3 share a leaf; host 31 is three switches and four cables of 10 ns away. Packets cut through.
+    let (same_leaf, far) = (one(&site, "node1") - direct, one(&site, "node31") - direct);
+    assert!(near(same_leaf, 130.0, 0.01), "{same_leaf}");
+    assert!(near(far, 3.0 * 130.0 + 3.0 * 10.0, 0.01), "{far}");
+}
+
+#[test]
+fn hops_of_a_route_have_names_rates_and_latencies() {
+    let p = Parameters::shipped();
+    let site = tree(32, "ports = 8\n");
+    let all = hops(&site, &p, "node0", "node31").unwrap();
+    let names: Vec<&str> = all.iter().map(|hop| hop.name.as_str()).collect();
+    assert_eq!(
+        names,
+        [
+            "node0 memory",
+            "node0 adapter: PCIe Gen4 x16, MPS 256, MRRS 512",
+            "node0.hca to ft-leaf0",
+            "ft-leaf0 to ft-spine3",
+            "ft-spine3 to ft-leaf7",
+            "ft-leaf7 to node31.hca",
+            "node31 adapter: PCIe Gen4 x16, MPS 256, MRRS 512",
+            "node31 memory",
+        ]
+    );
+    assert!(near(all[2].rate.as_gigabytes(), payload(&p, 200.0), 1e-9), "{:?}", all[2]);
+    assert!(near(all[2].latency.nanos(), 140.0, 1e-9) && near(all[5].latency.nanos(), 10.0, 1e-9));
+    let report = explain(&site, &p, &"write node0 node31".parse().unwrap(), 0).unwrap().to_string();
+    assert!(report.contains("ft-leaf0 to ft-spine3"), "{report}");
+}
+
+#[test]
+fn a_slower_link_behind_a_switch_limits_the_path() {
+    let p = Parameters::shipped();
+    let text = hosts(2)
+        + "[[switch]]\nname = \"s\"\nports = 4\nlatency = \"130 ns\"\n[[link]]\nfrom = \"node0.hca\"\nto = \"s\"\nrate = \"HDR\"\n\
+           [[link]]\nfrom = \"node1.hca\"\nto = \"s\"\nrate = \"EDR\"\n";
+    let site = parse("mixed.toml", &text).unwrap();
+    for (client, server) in [("node0", "node1"), ("node1", "node0")] {
+        let path = data_path(&site, &p, client, server).unwrap();
+        let rate = bandwidth(&path, Verb::Write, 1 << 20, 128, false).rate.as_gigabytes();
+        assert!(near(rate, payload(&p, 100.0), 0.005), "{client}: {rate}");
+    }
+}
+
+#[test]
+fn a_pcie_uplink_narrower_than_the_adapter_limits_host_memory() {
+    let p = Parameters::shipped();
+    let below = |uplink: &str| {
+        let switch = format!(
+            "[[host.pcie-switch]]\nname = \"sw\"\nmodel = \"PEX88096\"\nparent = \"socket0\"\npcie = {uplink}\n[[host.adapter]]"
+        );
+        let text = hosts(2).replace("[[host.adapter]]", &switch);
+        let text = text.replace(
+            "model = \"ConnectX-6\"\nparent = \"socket0\"",
+            "model = \"ConnectX-6\"\nparent = \"sw\"",
+        ) + "[[link]]\nfrom = \"node0.hca\"\nto = \"node1.hca\"\nrate = \"HDR\"\n";
+        let site = parse("uplink.toml", &text).unwrap();
+        let path = data_path(&site, &p, "node0", "node1").unwrap();
+        let rate = bandwidth(&path, Verb::Write, 1 << 20, 128, false).rate.as_gigabytes();
+        (rate, latency(&path, Verb::Write, 8).nanos())
+    };
+    // Gen3 x8: 8 GT/s, 128b/130b, TLPs of 256 + 24 B; writes of the receiver are the limit.
+    let (rate, narrow_latency) = below("{ generation = 3, lanes = 8 }");
+    let share = p.device("connectx-6", "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency"));
+    let expected = 8.0 * 8.0 / 8.0 * 128.0 / 130.0 * 256.0 / 280.0 * share;
+    assert!(near(rate, expected, 0.01), "{rate} of {expected}");
+    let (rate, wide_latency) = below("{ generation = 4, lanes = 16 }");
+    assert!(rate > 2.0 * expected, "{rate}");
+    assert!(narrow_latency > wide_latency);
+    // The switch of both hosts: 105 ns and a link of 60 ns each, on the doorbell's way to the adapter not counted.
+    let direct = latency(&data_path(&pair(""), &p, "node0", "node1").unwrap(), Verb::Write, 8).nanos();
+    let added = wide_latency - direct;
+    assert!((150.0..=170.0).contains(&added), "{added}");
+}
+
+#[test]
+fn loss_costs_a_round_trip_per_lost_packet() {
+    let p = Parameters::shipped();
+    let rate = |site: &Site| {
+        let path = data_path(site, &p, "node0", "node1").unwrap();
+        (bandwidth(&path, Verb::Write, 1 << 20, 128, false).rate.0, path)
+    };
+    let ((without, _), (with, path)) = (rate(&pair("")), rate(&pair("loss = 0.01\n")));
+    // Go-back-N: of 100 packets one is lost, and what was sent until the NAK arrives is sent again.
+    let packet = 4122.0 / path.rate.0;
+    let expected = packet / (packet + path.loss_detection().seconds() * 0.01 / 0.99);
+    assert!(expected < 0.97, "{expected}");
+    assert!(near(with / without, expected, 0.002), "{} of {expected}", with / without);
+}
+
+#[test]
+fn failed_links_are_avoided_or_named() {
+    let p = Parameters::shipped();
+    let names = |site: &Site| -> Vec<String> {
+        hops(site, &p, "node0", "node31").unwrap().into_iter().map(|hop| hop.name).collect()
+    };
+    let failed = |from: &str, to: &str| format!("[[failed-link]]\nfrom = \"{from}\"\nto = \"{to}\"\n");
+    let site = tree(32, &("ports = 8\n".to_owned() + &failed("ft-leaf7", "ft-spine3")));
+    let around = names(&site);
+    assert!(around.len() == 8 && !around.iter().any(|name| name.contains("spine3")), "{around:?}");
+    let site = tree(32, &("ports = 8\n".to_owned() + &failed("node31.hca", "ft-leaf7")));
+    let error = data_path(&site, &p, "node0", "node31").unwrap_err();
+    assert!(matches!(error, PathError::NoLink { failed: 1, .. }), "{error}");
+    assert!(error.to_string().contains("1 links of the site have failed"), "{error}");
+}
+
+#[test]
+fn flows_to_one_host_share_its_link() {
+    let p = Parameters::shipped();
+    let site = tree(32, "ports = 8\n");
+    let all = rates(
+        &site,
+        &["write node1 node0", "write node8 node0", "read node16 node4"],
+        Routing::Deterministic,
+    );
+    let link = payload(&p, 200.0);
+    for rate in &all[..2] {
+        assert!(near(rate.together.as_gigabytes(), link / 2.0, 0.001), "{rate:?}");
+        assert_eq!(rate.limit, "ft-leaf0 to node0.hca");
+    }
+    // The READ has its links for itself.
+    assert!(near(all[2].together.0, all[2].alone.0, 1e-9), "{:?}", all[2]);
+    let incast = Pattern::Incast("node3".to_owned()).flows(&site, 1 << 20).unwrap();
+    let all = concurrent(&site, &p, &incast, Routing::Deterministic).unwrap();
+    assert_eq!(all.len(), 31);
+    let total: f64 = all.iter().map(|rate| rate.together.as_gigabytes()).sum();
+    assert!(near(total, link, 0.001), "{total}");
+}
+
+#[test]
+fn oversubscription_divides_the_uplinks() {
+    // Leaves of 6 hosts and 2 uplinks: a shift by one leaf sends 6 flows over 2 links.
+    let p = Parameters::shipped();
+    let site = tree(12, "ports = 8\ndown = 6\n");
+    let shift: Vec<Flow> = "shift:6".parse::<Pattern>().unwrap().flows(&site, 1 << 20).unwrap();
+    for routing in [Routing::Deterministic, Routing::Adaptive] {
+        for rate in concurrent(&site, &p, &shift, routing).unwrap() {
+            assert!(
+                near(rate.together.as_gigabytes(), payload(&p, 200.0) / 3.0, 0.001),
+                "{routing:?}: {rate:?}"
+            );
+            assert!(rate.limit.contains("spine"), "{rate:?}");
+        }
+    }
+    // A non-blocking tree carries every shift at full rate with D-mod-k routing.
+    let site = tree(16, "ports = 8\n");
+    for by in 1..16 {
+        let flows = Pattern::Shift(by).flows(&site, 1 << 20).unwrap();
+        for rate in concurrent(&site, &p, &flows, Routing::Deterministic).unwrap() {
+            assert!(near(rate.together.0, rate.alone.0, 1e-6), "shift {by}: {rate:?}");
+        }
+    }
+}
+
+#[test]
+fn a_dragonfly_has_one_minimal_link_between_two_groups() {
+    // Groups of 4 hosts; all hosts of group 0 send to group 1: one global link.
+    let p = Parameters::shipped();
+    let text = hosts(12)
+        + "[[dragonfly]]\nname = \"df\"\nadapters = \"node*.hca\"\nrouters = 2\nhosts = 2\nglobal = 1\nlatency = \"150 ns\"\nrate = \"HDR\"\n";
+    let site = parse("dragonfly.toml", &text).unwrap();
+    let flows = ["write node0 node4", "write node1 node5", "write node2 node6", "write node3 node7"];
+    for rate in rates(&site, &flows, Routing::Deterministic) {
+        assert!(near(rate.together.as_gigabytes(), payload(&p, 200.0) / 4.0, 0.001), "{rate:?}");
+        assert_eq!(rate.limit, "df-group0-router0 to df-group1-router1");
+    }
+}
+
+const NODE: &str = r#"[[host]]
+name = "a"
+[[host.socket]]
+processor = "EPYC 7742"
+cores = 64
+clock = "2.25 GHz"
+memory = "256 GiB"
+memory-bandwidth = "30 GB/s"
+[[host.adapter]]
+name = "hca"
+model = "ConnectX-6"
+parent = "socket0"
+pcie = { generation = 4, lanes = 16 }
+[[host.card]]
+name = "gpu0"
+model = "A100"
+parent = "socket0"
+pcie = { generation = 4, lanes = 16 }
+memory = { kind = "HBM2", size = "40 GiB", channels = 40, width = 256, clock = "1215 MHz" }
+[[host.card]]
+name = "gpu1"
+model = "A100"
+parent = "socket0"
+pcie = { generation = 4, lanes = 16 }
+memory = { kind = "HBM2", size = "40 GiB", channels = 40, width = 256, clock = "1215 MHz" }
+[[host.ssd]]
+name = "disk"
+model = "PM1753"
+parent = "socket0"
+pcie = { generation = 5, lanes = 4 }
+[[host.card-link]]
+from = "gpu0"
+to = "gpu1"
+kind = "NVLink3"
+links = 12
+[[host]]
+name = "b"
+[[host.socket]]
+processor = "EPYC 7742"
+cores = 64
+clock = "2.25 GHz"
+[[host.adapter]]
+name = "hca"
+model = "ConnectX-6"
+parent = "socket0"
+pcie = { generation = 4, lanes = 16 }
+[[link]]
+from = "a.hca"
+to = "b.hca"
+rate = "HDR"
+"#;
+
+#[test]
+fn flows_within_a_host_use_its_links_memory_and_disks() {
+    let p = Parameters::shipped();
+    let site = parse("node.toml", NODE).unwrap();
+    let one = |flow: &str| rates(&site, &[flow], Routing::Deterministic).remove(0);
+    let gigabytes = |flow: &str| one(flow).together.as_gigabytes();
+    // NVLink3: twelve links of 25 GB/s, 16 of 17 flits are data.
+    assert!(near(gigabytes("write a.gpu0 a.gpu1"), 300.0 * 16.0 / 17.0, 1e-9));
+    // Without them, the root complex between two ports limits.
+    let without =
+        parse("node.toml", &NODE.replace("to = \"gpu1\"\nkind", "to = \"gpu0\"\nkind")).unwrap_err();
+    assert!(without.message.contains("to itself"));
+    let start = NODE.find("[[host.card-link]]").unwrap();
+    let end = NODE[start..].find("[[host]]").unwrap() + start;
+    let tree = parse("node.toml", &(NODE[..start].to_owned() + &NODE[end..])).unwrap();
+    let peer = rates(&tree, &["write a.gpu0 a.gpu1"], Routing::Deterministic).remove(0);
+    assert!(peer.limit.starts_with("a root ports"), "{peer:?}");
+    // A card writes to host memory over Gen4 x16: 31.5 GB/s less headers and DLLPs.
+    let pcie = 16.0 * 16.0 / 8.0 * 128.0 / 130.0 * 256.0 / 280.0 * p.get("pcie.efficiency");
+    assert!(near(gigabytes("write a.gpu0 a"), pcie, 1e-9), "{}", gigabytes("write a.gpu0 a"));
+    // Disks: the slower of the disk and Gen5 x4.
+    let (read, write) = (p.get("pm1753.read.rate"), p.get("pm1753.write.rate"));
+    let slot = 32.0 * 4.0 / 8.0 * 128.0 / 130.0 * 256.0 / 280.0 * p.get("pcie.efficiency");
+    assert!(near(gigabytes("write a.disk a"), read.min(slot), 1e-9));
+    assert!(near(gigabytes("write a a.disk"), write.min(slot), 1e-9));
+    assert!(near(gigabytes("write b a.disk"), write.min(slot), 1e-9), "{:?}", one("write b a.disk"));
+    assert!(near(gigabytes("read b a.disk"), read.min(slot), 1e-9), "{:?}", one("read b a.disk"));
+    // Host memory of 30 GB/s carries two transfers of 15 GB/s.
+    let both = rates(&site, &["write a.gpu0 a", "write a.gpu1 a"], Routing::Deterministic);
+    for rate in &both {
+        assert!(
+            near(rate.together.as_gigabytes(), 15.0, 1e-9) && rate.limit == "a.socket0 memory",
+            "{rate:?}"
+        );
+    }
+}
+
+#[test]
+fn flows_without_a_path_are_errors() {
+    let p = Parameters::shipped();
+    let site = parse("node.toml", NODE).unwrap();
+    for (flow, words) in
+        [("write a a", "two different ends"), ("write a c", "\"c\""), ("write a.hca b", "\"a.hca\"")]
+    {
+        let error = concurrent(&site, &p, &[flow.parse().unwrap()], Routing::Deterministic).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
+    }
+    for (pattern, words) in [("shift:0", "N from 1"), ("ring", "all-to-all"), ("incast:", "incast:HOST")] {
+        assert!(pattern.parse::<Pattern>().unwrap_err().contains(words));
+    }
+    assert!(Pattern::Shift(2).flows(&site, 64).unwrap_err().contains("sends to itself"));
+    assert!(Pattern::Incast("x".to_owned()).flows(&site, 64).unwrap_err().contains("hosts: a, b"));
+}
+
+#[test]
+fn a_torus_shares_its_links() {
+    let p = Parameters::shipped();
+    let site = millstream_model::sites::shipped("apenet-torus");
+    // Both flows leave node 0 in direction +x.
+    let both = rates(&site, &["write node0 node1", "write node0 node2"], Routing::Deterministic);
+    let link = 28.0 / 8.0 * 0.8 * p.get("apenet.payload.efficiency") * p.get("apenet.protocol.efficiency");
+    let total: f64 = both.iter().map(|rate| rate.together.as_gigabytes()).sum();
+    assert!(total <= link * 1.001, "{total} of {link}: {both:?}");
+    assert!(both[0].together.0 < both[0].alone.0 && both[0].together.0 > 0.4 * both[0].alone.0, "{both:?}");
+}
