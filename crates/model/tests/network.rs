@@ -207,11 +207,13 @@ fn oversubscription_divides_the_uplinks() {
         }
     }
     // A non-blocking tree carries every shift at full rate with D-mod-k routing.
-    let site = tree(16, "ports = 8\n");
-    for by in 1..16 {
-        let flows = Pattern::Shift(by).flows(&site, 1 << 20).unwrap();
-        for rate in concurrent(&site, &p, &flows, Routing::Deterministic).unwrap() {
-            assert!(near(rate.together.0, rate.alone.0, 1e-6), "shift {by}: {rate:?}");
+    for fields in ["ports = 8\n", "ports = 8\nspines = 2\n", "ports = 4\nlevels = 3\n"] {
+        let site = tree(16, fields);
+        for by in 1..16 {
+            let flows = Pattern::Shift(by).flows(&site, 1 << 20).unwrap();
+            for rate in concurrent(&site, &p, &flows, Routing::Deterministic).unwrap() {
+                assert!(near(rate.together.0, rate.alone.0, 1e-6), "{fields}, shift {by}: {rate:?}");
+            }
         }
     }
 }

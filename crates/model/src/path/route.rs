@@ -132,8 +132,17 @@ impl<'a> Network<'a> {
         let mut destination = to.0;
         while let LinkEnd::Switch(switch) = links.last()?.target(self.site) {
             let next = self.candidates(&self.from_switch[switch], to, &distances);
-            let chosen = if self.leads_to(*next.first()?, to) { 0 } else { destination % next.len() };
-            destination /= next.len();
+            let first = next.first()?.target(self.site);
+            let chosen = if self.leads_to(next[0], to) {
+                0
+            } else if next.iter().all(|link| link.target(self.site) == first) {
+                // Parallel links to one switch: on the way down, the same ones as on the way up.
+                to.0 % next.len()
+            } else {
+                let chosen = destination % next.len();
+                destination /= next.len();
+                chosen
+            };
             links.push(next[chosen]);
         }
         self.finished(links)
