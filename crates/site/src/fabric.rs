@@ -118,7 +118,7 @@ pub(crate) fn add_fat_tree(
     let name = tree.name.get_ref();
     let ports = count(&tree.ports);
     let levels = tree.levels.as_ref().map_or(2, |levels| *levels.get_ref());
-    if ports < 2 || ports > 4096 {
+    if !(2..=4096).contains(&ports) {
         let message = format!("fat-tree {name:?}: ports = {ports}: must be 2 to 4096");
         return validator.fail(&tree.ports.span(), message);
     }
@@ -155,7 +155,7 @@ pub(crate) fn add_fat_tree(
     match levels {
         2 => {
             let spines = tree.spines.as_ref().map_or(up, count);
-            if up % spines != 0 {
+            if !up.is_multiple_of(spines) {
                 let message =
                     format!("fat-tree {name:?}: spines = {spines}: must divide the {up} uplinks of a leaf");
                 let span = tree.spines.as_ref().map_or(tree.ports.span(), Spanned::span);
@@ -277,7 +277,7 @@ pub(crate) fn add_dragonfly(
     // Port j of group g leads to group g + j + 1, whose port to group g is the j-th from the end. Ports that are left over
     // form further rounds.
     let others = groups - 1;
-    let rounds = if others == 0 { 0 } else { routers * global / others };
+    let rounds = (routers * global).checked_div(others).unwrap_or(0);
     for round in 0..rounds {
         for group in 0..groups {
             for j in 0..others {
