@@ -1,6 +1,6 @@
 //! Builds events from the program's own data: `build-events DIRECTORY`. See README.md.
 
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
@@ -75,9 +75,9 @@ fn build(directory: &Path) -> Result<bool, Box<dyn Error>> {
     let configuration = directory.join("run.toml");
     std::fs::write(&configuration, CONFIGURATION)?;
 
-    let setup = Config::load(&configuration)?.check()?;
+    let config = ConfigFile::load(&configuration)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
-    let outcome = launcher.run(&setup, &mut |_| {})?;
+    let outcome = launcher.run(&config, &mut |_| {})?;
     if let Some(summary) = &outcome.summary {
         println!("{summary}");
     }
@@ -108,6 +108,6 @@ fn waveform(source: SourceId, event: u64) -> Vec<u8> {
 }
 
 /// Accepted events are not stored.
-fn no_sink(_: &Setup, _: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+fn no_sink(_: &RunConfig, _: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     Ok(None)
 }

@@ -8,7 +8,7 @@ use millstream_camera::PixelGeometry;
 use millstream_camera::columns::WAVEFORMS_DATASET;
 use millstream_camera::format::SAMPLES;
 use millstream_camera::picture::{self, Decision, Event};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::unpack::unpack;
 use millstream_report::{RunReport, Style, save, table, throughput};
@@ -40,7 +40,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     );
     println!("   trigger in card memory, and compare it with the recorded trigger decisions.\n");
     let first = Pass { name: "camera", replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
-    let (setup, report) = first.run(&out)?;
+    let (config, report) = first.run(&out)?;
     let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.decisions_compared);
     if report.derived().success && compared != DECISIONS {
         return Err(format!("{compared} decisions were compared, expected {DECISIONS}").into());
@@ -48,7 +48,7 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     if !report.derived().success {
         return Ok(evb::exit_code(&report));
     }
-    let display = draw_brightest(&setup, &data, &out)?;
+    let display = draw_brightest(&config, &data, &out)?;
 
     println!(
         "\n2. Build the events {} times with consecutive event numbers, for throughput.\n",
@@ -98,14 +98,14 @@ struct Pass {
 }
 
 impl Pass {
-    fn run(&self, out: &Path) -> Result<(Setup, RunReport), Box<dyn Error>> {
+    fn run(&self, out: &Path) -> Result<(RunConfig, RunReport), Box<dyn Error>> {
         let path = out.join(format!("{}.toml", self.name));
         save(&path, &self.configuration())?;
-        let setup = evb::load(&path, None)?;
-        let report = evb::run_setup(&setup)?;
+        let config = evb::load(&path, None)?;
+        let report = evb::run_checked(&config)?;
         print!("{}", table::render(&report, Style::of(&std::io::stdout())));
         save(&out.join(format!("{}.json", self.name)), &report.to_json())?;
-        Ok((setup, report))
+        Ok((config, report))
     }
 
     fn configuration(&self) -> String {
@@ -135,10 +135,10 @@ impl Pass {
 }
 
 /// Draws the stored event with the most decision bits set.
-fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
+fn draw_brightest(config: &RunConfig, data: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
     let mut best: Option<(usize, u64, Vec<i16>, Vec<Decision>)> = None;
-    let builders = (0..setup.builders.len()).map(|bu| BuIndex(bu as u16));
-    for path in builders.flat_map(|bu| evb::stored(setup, bu).paths) {
+    let builders = (0..config.builders.len()).map(|bu| BuIndex(bu as u16));
+    for path in builders.flat_map(|bu| evb::stored(config, bu).paths) {
         let file = EventReader::open(&path)?;
         for (row, &number) in file.numbers().iter().enumerate() {
             let Some(trigger) = file.trigger(row)? else { continue };
@@ -151,7 +151,7 @@ fn draw_brightest(setup: &Setup, data: &Path, out: &Path) -> Result<PathBuf, Box
     }
     let (_, number, waveforms, triggered) = best.ok_or("no event was stored")?;
     let event =
-        Event { run: &setup.name, number, waveforms: &waveforms, samples: SAMPLES, triggered: &triggered };
+        Event { run: &config.name, number, waveforms: &waveforms, samples: SAMPLES, triggered: &triggered };
     let svg = picture::draw(&PixelGeometry::load(&data.join("pixels.csv"))?, &event)?;
     let path = out.join(format!("event-{number}.svg"));
     save(&path, &svg)?;

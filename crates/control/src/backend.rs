@@ -1,6 +1,6 @@
 //! What carries out runs: processes, or a simulation in tests.
 
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
 use millstream_report::{Bytes, RunReport};
 
@@ -12,13 +12,13 @@ pub trait Backend: Send + Sync + 'static {
     /// The run could not be started.
     fn run(
         &self,
-        setup: &Setup,
+        config: &RunConfig,
         commands: CommandReceiver,
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String>;
 
     /// Mean payload of an event of the inputs.
-    fn payload_per_event(&self, setup: &Setup) -> Bytes;
+    fn payload_per_event(&self, config: &RunConfig) -> Bytes;
 }
 
 /// The end of a run.

@@ -1,7 +1,7 @@
 //! The configuration of the next run: the file, and settings that operators changed.
 
 use crate::error::ControlError;
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use serde_json::Value as Json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -24,8 +24,8 @@ pub struct Configuration {
     pub sha256: String,
     /// Settings that differ from the file.
     pub settings: BTreeMap<String, Json>,
-    /// The checked setup of a run.
-    pub setup: Setup,
+    /// The checked configuration of a run.
+    pub config: RunConfig,
 }
 
 impl Configuration {
@@ -60,11 +60,11 @@ impl Configuration {
         text: String,
         settings: BTreeMap<String, Json>,
     ) -> Result<Configuration, ControlError> {
-        let setup = Config::parse(path, &text)
+        let config = ConfigFile::parse(path, &text)
             .and_then(|config| config.check())
             .map_err(|error| ControlError::Configuration(error.to_string()))?;
         let sha256 = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Configuration { path: path.to_owned(), text, sha256, settings, setup })
+        Ok(Configuration { path: path.to_owned(), text, sha256, settings, config })
     }
 }
 

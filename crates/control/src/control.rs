@@ -7,14 +7,14 @@ use crate::configuration::Configuration;
 use crate::directory::{Directory, RunNumber};
 use crate::display;
 use crate::error::ControlError;
-use crate::live_run::{LiveRun, setup_of_run};
+use crate::live_run::{LiveRun, config_of_run};
 use crate::logbook::{Entry, EntryKind, RunResult, now};
 use crate::machine::{Action, Command, Machine, RunInput, State};
 use crate::power::{PowerMeter, PowerReading};
 use crate::request::Request;
 use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitStatus};
 use crate::totals::{Totals, account};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::process::launcher::{self, CommandReceiver, RunCommand, RunEvent};
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, VecDeque};
@@ -196,32 +196,32 @@ impl RunControl {
         let entry = Entry::now(number, begin);
         inner.directory.logbook().append(&entry)?;
         inner.machine.handle_command(command)?;
-        let setup = setup_of_run(&configuration.setup, number);
+        let config = config_of_run(&configuration.config, number);
         let (commands, receiver) = launcher::commands();
-        inner.output = setup.output.as_ref().map(|output| output.directory.clone());
+        inner.output = config.output.as_ref().map(|output| output.directory.clone());
         inner.run = Some(LiveRun::new(number, request, entry.time, commands));
         drop(inner);
         self.changed();
         let control = self.clone();
         // A thread that cannot be started ends the process: nothing else could be done either.
-        std::thread::spawn(move || control.carry_out(number, &setup, receiver));
+        std::thread::spawn(move || control.carry_out(number, &config, receiver));
         Ok(())
     }
 
-    fn carry_out(&self, number: RunNumber, setup: &Setup, commands: CommandReceiver) {
-        let payload = self.shared.backend.payload_per_event(setup);
+    fn carry_out(&self, number: RunNumber, config: &RunConfig, commands: CommandReceiver) {
+        let payload = self.shared.backend.payload_per_event(config);
         if let Some(run) = &mut self.lock().run {
             run.payload_per_event = payload;
         }
         let before = self.shared.power.read();
-        let finished = self.shared.backend.run(setup, commands, &mut |event| {
-            self.observe(setup, event);
+        let finished = self.shared.backend.run(config, commands, &mut |event| {
+            self.observe(config, event);
             ControlFlow::Continue(())
         });
         self.end(number, &finished, &before);
     }
 
-    fn observe(&self, setup: &Setup, event: &RunEvent) {
+    fn observe(&self, config: &RunConfig, event: &RunEvent) {
         let mut inner = self.lock();
         let input = match event {
             RunEvent::Started => Some(RunInput::UnitsReady),
@@ -231,9 +231,9 @@ impl RunControl {
         let stopping = inner.machine.state() == State::Stopping;
         let Some(run) = &mut inner.run else { return };
         let number = run.number;
-        run.observe(setup, event, Instant::now());
+        run.observe(config, event, Instant::now());
         if !stopping {
-            for name in run.take_lost(setup) {
+            for name in run.take_lost(config) {
                 inner.fault(number, format!("{name} ended during the run"));
             }
         }
@@ -328,10 +328,10 @@ impl RunControl {
             configuration: inner.configuration.as_ref().map(|configuration| ConfigurationStatus {
                 file: configuration.path.clone(),
                 sha256: configuration.sha256.clone(),
-                name: configuration.setup.name.clone(),
+                name: configuration.config.name.clone(),
                 settings: configuration.settings.clone(),
-                events: configuration.setup.plan.events.get(),
-                warnings: configuration.setup.warnings(),
+                events: configuration.config.plan.events.get(),
+                warnings: configuration.config.warnings(),
             }),
             units: inner.run.as_ref().map_or_else(|| inner.units.clone(), LiveRun::units),
             run: inner.run.as_ref().map(LiveRun::status),

@@ -3,7 +3,7 @@
 use crate::directory::RunNumber;
 use crate::request::Request;
 use crate::status::{RunProgress, RunStatus, UnitState, UnitStatus};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::Unit;
 use millstream_evb::process::launcher::{RunCommands, RunEvent, RunProcess};
 use millstream_evb::process::manager::ProgressSample;
@@ -52,11 +52,11 @@ impl LiveRun {
         }
     }
 
-    pub(crate) fn observe(&mut self, setup: &Setup, event: &RunEvent, now: Instant) {
+    pub(crate) fn observe(&mut self, config: &RunConfig, event: &RunEvent, now: Instant) {
         match event {
             RunEvent::Spawned { process, pid } => {
                 let unit = UnitStatus {
-                    name: unit_name(setup, process),
+                    name: unit_name(config, process),
                     role: role(process).to_owned(),
                     pid: *pid,
                     state: UnitState::Starting,
@@ -75,7 +75,7 @@ impl LiveRun {
             RunEvent::Ended { process } => {
                 let ended = self.units.iter_mut().filter(|(known, _)| known == process);
                 ended.for_each(|(_, unit)| unit.state = UnitState::Ended);
-                self.ended.push((unit_name(setup, process), 0));
+                self.ended.push((unit_name(config, process), 0));
             }
             RunEvent::Paused(_) => {}
         }
@@ -110,8 +110,8 @@ impl LiveRun {
     /// Takes the processes that ended while the run goes on.
     ///
     /// Messages of different processes overtake each other: the first sample after an end may be older than the end.
-    pub(crate) fn take_lost(&mut self, setup: &Setup) -> Vec<String> {
-        if self.is_complete(setup) {
+    pub(crate) fn take_lost(&mut self, config: &RunConfig) -> Vec<String> {
+        if self.is_complete(config) {
             return Vec::new();
         }
         let lost: Vec<_> = self.ended.extract_if(.., |(_, samples)| *samples >= 2).collect();
@@ -124,8 +124,8 @@ impl LiveRun {
     }
 
     /// Whether all events of the run are processed. Units may then end.
-    fn is_complete(&self, setup: &Setup) -> bool {
-        self.samples.back().is_some_and(|last| last.done.events() >= setup.plan.events.get())
+    fn is_complete(&self, config: &RunConfig) -> bool {
+        self.samples.back().is_some_and(|last| last.done.events() >= config.plan.events.get())
     }
 
     pub(crate) fn units(&self) -> Vec<UnitStatus> {
@@ -172,24 +172,24 @@ fn role(process: &RunProcess) -> &'static str {
     }
 }
 
-/// The setup of one run: it waits for its start, and has its own output directory.
-pub(crate) fn setup_of_run(setup: &Setup, number: RunNumber) -> Setup {
-    let mut setup = setup.clone();
-    setup.starts_paused = true;
-    if let Some(output) = &mut setup.output {
+/// The configuration of one run: it waits for its start, and has its own output directory.
+pub(crate) fn config_of_run(config: &RunConfig, number: RunNumber) -> RunConfig {
+    let mut config = config.clone();
+    config.starts_paused = true;
+    if let Some(output) = &mut config.output {
         output.directory.push(format!("run-{number}"));
     }
-    setup
+    config
 }
 
 /// The name of a process in the configuration.
-pub(crate) fn unit_name(setup: &Setup, process: &RunProcess) -> String {
+pub(crate) fn unit_name(config: &RunConfig, process: &RunProcess) -> String {
     use millstream_evb::core::Unit;
     let name = match process {
         RunProcess::Card(name) => Some(name.clone()),
         RunProcess::Unit(Unit::Manager) => Some("manager".to_owned()),
-        RunProcess::Unit(Unit::Readout(ru)) => setup.readouts.get(ru.index()).map(|unit| unit.name.clone()),
-        RunProcess::Unit(Unit::Builder(bu)) => setup.builders.get(bu.index()).map(|unit| unit.name.clone()),
+        RunProcess::Unit(Unit::Readout(ru)) => config.readouts.get(ru.index()).map(|unit| unit.name.clone()),
+        RunProcess::Unit(Unit::Builder(bu)) => config.builders.get(bu.index()).map(|unit| unit.name.clone()),
     };
     name.unwrap_or_else(|| "unknown unit".to_owned())
 }

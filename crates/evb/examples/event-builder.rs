@@ -4,7 +4,7 @@
 //! builder unit lists them in a text file.
 
 use millstream_card_server::{CardConfig, serve};
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
@@ -35,9 +35,9 @@ fn main() -> ExitCode {
 
 /// Launches a run and prints its summary.
 pub(crate) fn run(config: &Path) -> Result<bool, Box<dyn Error>> {
-    let setup = Config::load(config)?.check()?;
+    let config = ConfigFile::load(config)?.check()?;
     let launcher = Launcher { program: std::env::current_exe()?, arguments: vec!["child".into()] };
-    let outcome = launcher.run(&setup, &mut |event| {
+    let outcome = launcher.run(&config, &mut |event| {
         if let RunEvent::Spawned { process, pid } = event {
             eprintln!("process {pid}: {process:?}");
         }
@@ -79,10 +79,10 @@ struct List {
 }
 
 /// Makes the sink of a builder unit.
-pub(crate) fn list(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    let Some(output) = &setup.output else { return Ok(None) };
+pub(crate) fn list(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let Some(output) = &config.output else { return Ok(None) };
     std::fs::create_dir_all(&output.directory)?;
-    let path = output.directory.join(format!("{}.txt", setup.builders[bu.index()].name));
+    let path = output.directory.join(format!("{}.txt", config.builders[bu.index()].name));
     let out = BufWriter::new(File::create(&path)?);
     Ok(Some(Box::new(List { path, out })))
 }

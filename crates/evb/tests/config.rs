@@ -1,6 +1,6 @@
 //! Invalid configurations: errors name line, field and value.
 
-use millstream_evb::config::{CardField, Config, KernelSetup, LandingTarget, RefusedCard, Setup};
+use millstream_evb::config::{CardField, ConfigFile, KernelConfig, LandingTarget, RefusedCard, RunConfig};
 use millstream_evb::core::{EventNumber, RuIndex};
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
@@ -74,13 +74,13 @@ fn folder() -> TempDir {
     folder
 }
 
-fn check(folder: &TempDir, text: &str) -> Result<Setup, String> {
+fn check(folder: &TempDir, text: &str) -> Result<RunConfig, String> {
     let path = folder.path().join("run.toml");
     std::fs::write(&path, text).unwrap();
     let shown = |error: &dyn std::fmt::Display| {
         error.to_string().replace(&format!("{}/", folder.path().display()), "")
     };
-    Config::load(&path).and_then(|config| config.check()).map_err(|error| shown(&error))
+    ConfigFile::load(&path).and_then(|config| config.check()).map_err(|error| shown(&error))
 }
 
 /// The error after replacing `from` by `to` in the whole configuration.
@@ -90,32 +90,32 @@ fn refused(from: &str, to: &str) -> String {
 }
 
 #[test]
-fn a_whole_configuration_becomes_a_setup() {
+fn a_whole_file_becomes_a_run_configuration() {
     let folder = folder();
-    let setup = check(&folder, WHOLE).unwrap();
-    let plan = &setup.plan;
+    let config = check(&folder, WHOLE).unwrap();
+    let plan = &config.plan;
     assert_eq!((plan.first_event, plan.events.get(), plan.batch.get()), (EventNumber(100), 96, 8));
     assert_eq!(plan.timeout, Duration::from_millis(700));
     assert_eq!(plan.sources.iter().map(|n| n.get()).collect::<Vec<_>>(), [2, 2]);
     assert_eq!(plan.slots.iter().map(|n| n.get()).collect::<Vec<_>>(), [4, 6]);
-    assert_eq!((setup.file_first, setup.file_events), (EventNumber(100), 32));
-    assert_eq!(setup.layout.of_readout(RuIndex(1)).len(), 2);
-    assert_eq!(setup.readouts[1].input.file(), Some(&*folder.path().join("crate2.mfs")));
-    let LandingTarget::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
-    let KernelSetup::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
+    assert_eq!((config.file_first, config.file_events), (EventNumber(100), 32));
+    assert_eq!(config.layout.of_readout(RuIndex(1)).len(), 2);
+    assert_eq!(config.readouts[1].input.file(), Some(&*folder.path().join("crate2.mfs")));
+    let LandingTarget::Card(card) = &config.builders[0].landing else { panic!("bu1 lands on a card") };
+    let KernelConfig::Cluster7 { threshold, verify, traces, .. } = &card.kernel else { panic!("cluster7") };
     assert_eq!((*threshold, *verify, *traces), (336, true, [0x10f, 0x20f, 0x30f]));
-    assert_eq!(setup.builders[1].landing, LandingTarget::Host);
-    assert_eq!(setup.output.as_ref().map(|output| output.max_events), Some(5));
+    assert_eq!(config.builders[1].landing, LandingTarget::Host);
+    assert_eq!(config.output.as_ref().map(|output| output.max_events), Some(5));
     // Slots on the host, and slots with kernel areas on the card.
-    assert_eq!(setup.landing_bytes(1).0, 6 * setup.layout.slot_bytes.0);
-    assert!(setup.landing_bytes(0).0 > 4 * setup.layout.slot_bytes.0 + 4 * 8 * 2700);
+    assert_eq!(config.landing_bytes(1).0, 6 * config.layout.slot_bytes.0);
+    assert!(config.landing_bytes(0).0 > 4 * config.layout.slot_bytes.0 + 4 * 8 * 2700);
 
-    let mut config = Config::load(&folder.path().join("run.toml")).unwrap();
-    config.set_replay(7);
-    assert_eq!(config.check().unwrap().plan.events.get(), 7 * 32);
+    let mut file = ConfigFile::load(&folder.path().join("run.toml")).unwrap();
+    file.set_replay(7);
+    assert_eq!(file.check().unwrap().plan.events.get(), 7 * 32);
 
-    let json = serde_json::to_string(&setup).unwrap();
-    assert_eq!(serde_json::from_str::<Setup>(&json).unwrap(), setup);
+    let json = serde_json::to_string(&config).unwrap();
+    assert_eq!(serde_json::from_str::<RunConfig>(&json).unwrap(), config);
 }
 
 #[test]
@@ -130,7 +130,7 @@ fn invalid_toml_and_unknown_keys_are_refused() {
     assert!(refused("batch = 8\n", "").contains("missing field `batch`"));
     assert!(refused("batch = 8", "batch = = 8").starts_with("run.toml:4: "));
     assert!(refused("\"8MiB\"", "\"8MB\"").starts_with("run.toml:22: \"8MB\" is not a size"));
-    let missing = Config::load(Path::new("/nonexistent/run.toml")).unwrap_err().to_string();
+    let missing = ConfigFile::load(Path::new("/nonexistent/run.toml")).unwrap_err().to_string();
     assert!(missing.starts_with("/nonexistent/run.toml: cannot read: "), "{missing}");
 }
 
@@ -225,8 +225,8 @@ fn kernels_have_to_fit_their_inputs() {
 #[test]
 fn memory_that_does_not_hold_the_slots_is_refused() {
     let folder = folder();
-    let setup = check(&folder, WHOLE).unwrap();
-    let (slot, needed) = (setup.layout.slot_bytes.0, setup.landing_bytes(0).0);
+    let config = check(&folder, WHOLE).unwrap();
+    let (slot, needed) = (config.layout.slot_bytes.0, config.landing_bytes(0).0);
     assert_eq!(
         check(&folder, &WHOLE.replace("8MiB", "1MiB")).unwrap_err(),
         format!(
@@ -272,8 +272,8 @@ fn reference_decisions_must_match_the_inputs_and_the_kernels() {
     );
 
     let one_builder = with_check.replace("[[builder]]\nname = \"bu2\"\nlanding = \"host\"\nslots = 6\n", "");
-    let setup = check(&folder, &one_builder).unwrap();
-    assert_eq!(setup.reference_decisions, Some(folder.path().join("decisions.mfs")));
+    let config = check(&folder, &one_builder).unwrap();
+    assert_eq!(config.reference_decisions, Some(folder.path().join("decisions.mfs")));
     let error = check(&folder, &one_builder.replace("decisions.mfs", "crate1.mfs")).unwrap_err();
     assert!(error.ends_with("the file must have exactly one source, the trigger decisions"), "{error}");
     stream(&folder.path().join("decisions.mfs"), 100..132, &[(0xf00, 3, 2699)]);
@@ -309,7 +309,7 @@ fn live_sources_are_checked() {
              [[builder]]\nname = \"bu1\"\nlanding = \"host\"\nslots = 4\n"
         );
         let path = Path::new("live.toml");
-        let checked = Config::parse(path, &text).and_then(|config| config.check());
+        let checked = ConfigFile::parse(path, &text).and_then(|config| config.check());
         checked.map(drop).unwrap_err().to_string()
     };
     let generator =
@@ -358,9 +358,9 @@ fn functions_for_events_need_a_module_and_at_most_eight_arguments() {
     let absent = with(wasm).unwrap_err();
     assert!(absent.starts_with("run.toml:24: card.module: cannot read filter.wat"), "{absent}");
     std::fs::write(folder.path().join("filter.wat"), "(module)").unwrap();
-    let setup = with(&format!("{wasm}\narguments = [-1, 7]\nverify = false")).unwrap();
-    let LandingTarget::Card(card) = &setup.builders[0].landing else { panic!("bu1 lands on a card") };
-    let KernelSetup::Function { image, verify, arguments, .. } = &card.kernel else { panic!("a function") };
+    let config = with(&format!("{wasm}\narguments = [-1, 7]\nverify = false")).unwrap();
+    let LandingTarget::Card(card) = &config.builders[0].landing else { panic!("bu1 lands on a card") };
+    let KernelConfig::Function { image, verify, arguments, .. } = &card.kernel else { panic!("a function") };
     assert_eq!((image.0, *verify, arguments.as_slice()), (8, false, &[u64::MAX, 7][..]));
     let many = with(&format!("{wasm}\narguments = [1, 2, 3, 4, 5, 6, 7, 8, 9]")).unwrap_err();
     assert!(many.contains("card.arguments: 9 argument words: must be at most 8"), "{many}");
@@ -373,7 +373,7 @@ fn the_program_can_refuse_a_card() {
     let folder = folder();
     let path = folder.path().join("run.toml");
     std::fs::write(&path, WHOLE.replacen("memory =", "kind = \"pci:0000:99:00.0\"\nmemory =", 1)).unwrap();
-    let config = Config::load(&path).unwrap();
+    let config = ConfigFile::load(&path).unwrap();
     let error = config.check_with(&|card| {
         assert_eq!(card.kind, "pci:0000:99:00.0");
         Err(RefusedCard { field: CardField::Kind, problem: "no PCI device 0000:99:00.0".to_owned() })

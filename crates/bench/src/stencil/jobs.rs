@@ -89,7 +89,7 @@ impl CoreAssignment {
 }
 
 /// A grid, and leased cards in separate processes.
-struct JobSetup {
+struct PreparedJob {
     plan: Plan,
     grid: Grid,
     // Before the processes: a lease is released before its card ends.
@@ -97,8 +97,8 @@ struct JobSetup {
     _processes: Vec<CardProcess>,
 }
 
-impl JobSetup {
-    fn new(program: &Path, side: u64, cards: usize, cores: &CoreAssignment) -> Outcome<JobSetup> {
+impl PreparedJob {
+    fn new(program: &Path, side: u64, cards: usize, cores: &CoreAssignment) -> Outcome<PreparedJob> {
         let shape = Shape { rows: side, columns: side, double: false };
         let device = device::open(&DeviceSelector::from_environment())?;
         let plan = Plan::new(shape, ITERATIONS, &vec![u64::MAX; cards], None)?;
@@ -109,7 +109,7 @@ impl JobSetup {
         let plan = Plan::new(shape, ITERATIONS, &memories, None)?;
         let mut grid = Grid::zeros(shape, Some(&device))?;
         grid.generate(0);
-        Ok(JobSetup { plan, grid, cards, _processes: processes })
+        Ok(PreparedJob { plan, grid, cards, _processes: processes })
     }
 
     /// Runs the job once. Returns its time (s), from the first byte written to the last byte read.
@@ -132,15 +132,15 @@ fn measure(
 ) -> Outcome<()> {
     let points = (side * side * ITERATIONS) as f64;
     let mut kernel = thread::with_affinity(&cores.compute, || BareKernel::native(side, ITERATIONS))??;
-    let setups = cards.iter().map(|&cards| JobSetup::new(program, side, cards, cores));
-    let mut setups = setups.collect::<Outcome<Vec<_>>>()?;
+    let prepared = cards.iter().map(|&cards| PreparedJob::new(program, side, cards, cores));
+    let mut prepared = prepared.collect::<Outcome<Vec<_>>>()?;
     let (mut kernel_rates, mut copy_shares) = (Vec::new(), Vec::new());
-    let mut job_rates = vec![Vec::new(); setups.len()];
+    let mut job_rates = vec![Vec::new(); prepared.len()];
     let mut overheads = job_rates.clone();
     // The first round is a warm-up.
     for round in 0..=table.rounds() {
         let alone = points / thread::with_affinity(&cores.compute, || kernel.points_per_second())??;
-        let jobs = setups.iter_mut().map(|setup| setup.seconds(cores)).collect::<Outcome<Vec<_>>>()?;
+        let jobs = prepared.iter_mut().map(|job| job.seconds(cores)).collect::<Outcome<Vec<_>>>()?;
         let copied = thread::with_affinity(&cores.copy, || copy_seconds(side))??;
         if round > 0 {
             kernel_rates.push(points / alone / 1e9);

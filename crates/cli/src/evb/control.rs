@@ -11,7 +11,7 @@ use millstream_control::http::{Server, ServerLimits};
 use millstream_control::power::PowerMeter;
 use millstream_control::token::Token;
 use millstream_control::{Backend, FinishedRun, RunControl};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::StopCause;
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
@@ -64,33 +64,33 @@ struct Processes {
 impl Backend for Processes {
     fn run(
         &self,
-        setup: &Setup,
+        config: &RunConfig,
         commands: CommandReceiver,
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
-        make_output_directory(setup).map_err(|error| error.to_string())?;
+        make_output_directory(config).map_err(|error| error.to_string())?;
         let launcher = launcher(self.process_launcher.as_deref())?;
         let mut usages = Usages::default();
-        let outcome = launcher.run_with_commands(setup, commands, &mut |event| {
+        let outcome = launcher.run_with_commands(config, commands, &mut |event| {
             usages.watch(event);
             observe(event)
         });
-        if let Some(output) = &setup.output {
-            keep_partials(setup, &output.directory).map_err(|error| error.to_string())?;
+        if let Some(output) = &config.output {
+            keep_partials(config, &output.directory).map_err(|error| error.to_string())?;
         }
         let outcome = outcome.map_err(|error| error.to_string())?;
         let stopped_cleanly = stopped_cleanly(&outcome);
-        Ok(FinishedRun { report: outcome::report(setup, &outcome, &usages, None), stopped_cleanly })
+        Ok(FinishedRun { report: outcome::report(config, &outcome, &usages, None), stopped_cleanly })
     }
 
-    fn payload_per_event(&self, setup: &Setup) -> Bytes {
-        Bytes(outcome::payload_per_event(setup) as u64)
+    fn payload_per_event(&self, config: &RunConfig) -> Bytes {
+        Bytes(outcome::payload_per_event(config) as u64)
     }
 }
 
 /// Completes the files of killed builder units.
-fn keep_partials(setup: &Setup, directory: &Path) -> Result<(), Box<dyn Error>> {
-    files::index_recovered(setup, &files::recover(directory)?)?;
+fn keep_partials(config: &RunConfig, directory: &Path) -> Result<(), Box<dyn Error>> {
+    files::index_recovered(config, &files::recover(directory)?)?;
     Ok(())
 }
 

@@ -12,7 +12,7 @@ use millstream_camera::format::{PATCHES, SAMPLES, WAVEFORMS};
 use millstream_camera::picture::{self, Decision};
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_control::display;
-use millstream_evb::config::{KernelSetup, LandingTarget, Setup};
+use millstream_evb::config::{KernelConfig, LandingTarget, RunConfig};
 use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::SourceId;
@@ -39,30 +39,30 @@ trait Detector: Send {
 }
 
 /// Shows the events that pass through a sink, if the run is under run control.
-pub(super) fn wrap(setup: &Setup, bu: BuIndex, sink: Option<Box<dyn Sink>>) -> Option<Box<dyn Sink>> {
-    let (sink, output) = (sink?, setup.output.as_ref()?);
+pub(super) fn wrap(config: &RunConfig, bu: BuIndex, sink: Option<Box<dyn Sink>>) -> Option<Box<dyn Sink>> {
+    let (sink, output) = (sink?, config.output.as_ref()?);
     // Only run control starts runs that wait.
-    if !setup.starts_paused {
+    if !config.starts_paused {
         return Some(sink);
     }
-    let path = display::file(&output.directory, &setup.builders.get(bu.index())?.name);
+    let path = display::file(&output.directory, &config.builders.get(bu.index())?.name);
     let (events, received) = sync_channel(0);
-    let (detector, run) = (detector(setup, bu), setup.name.clone());
+    let (detector, run) = (detector(config, bu), config.name.clone());
     let file = path.clone();
     std::thread::spawn(move || draw_all(&received, &*detector, &run, &file));
     Some(Box::new(Displayed { sink, events, next: Instant::now(), path }))
 }
 
 /// The camera, if the builder unit's card runs its trigger and its geometry is there; any other detector otherwise.
-fn detector(setup: &Setup, bu: BuIndex) -> Box<dyn Detector> {
-    camera(setup, bu).map_or_else(|| Box::new(AnyDetector) as Box<dyn Detector>, |camera| Box::new(camera))
+fn detector(config: &RunConfig, bu: BuIndex) -> Box<dyn Detector> {
+    camera(config, bu).map_or_else(|| Box::new(AnyDetector) as Box<dyn Detector>, |camera| Box::new(camera))
 }
 
-fn camera(setup: &Setup, bu: BuIndex) -> Option<Camera> {
-    let LandingTarget::Card(card) = &setup.builders[bu.index()].landing else { return None };
-    let KernelSetup::Cluster7 { patches, .. } = &card.kernel else { return None };
+fn camera(config: &RunConfig, bu: BuIndex) -> Option<Camera> {
+    let LandingTarget::Card(card) = &config.builders[bu.index()].landing else { return None };
+    let KernelConfig::Cluster7 { patches, .. } = &card.kernel else { return None };
     let pixels = PixelGeometry::load(&pixels_beside(patches)).ok()?;
-    let mut boards: Vec<SourceId> = setup
+    let mut boards: Vec<SourceId> = config
         .layout
         .packets
         .iter()

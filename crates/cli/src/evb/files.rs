@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
 use millstream_store::{
@@ -14,9 +14,9 @@ use millstream_store::{
 };
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
-pub(crate) fn event_files(setup: &Setup, bu: BuIndex) -> Option<PathBuf> {
-    let builder = setup.builders.get(bu.index())?;
-    Some(setup.output.as_ref()?.directory.join(format!("{}.{}", setup.name, builder.name)))
+pub(crate) fn event_files(config: &RunConfig, bu: BuIndex) -> Option<PathBuf> {
+    let builder = config.builders.get(bu.index())?;
+    Some(config.output.as_ref()?.directory.join(format!("{}.{}", config.name, builder.name)))
 }
 
 /// What the files of a builder unit hold.
@@ -32,9 +32,9 @@ pub(crate) struct StoredFiles {
 }
 
 /// Opens the files that the index of a builder unit lists, and counts their events.
-pub(crate) fn stored(setup: &Setup, bu: BuIndex) -> StoredFiles {
+pub(crate) fn stored(config: &RunConfig, bu: BuIndex) -> StoredFiles {
     let mut stored = StoredFiles::default();
-    let Some(base) = event_files(setup, bu) else { return stored };
+    let Some(base) = event_files(config, bu) else { return stored };
     let entries = match read_index(&index_path(&base)) {
         Ok(entries) => entries,
         Err(error) => {
@@ -150,8 +150,8 @@ pub(crate) fn recover(directory: &Path) -> Result<Vec<Recovered>, FileError> {
 }
 
 /// Adds the recovered files of a run to the indexes of its builder units.
-pub(crate) fn index_recovered(setup: &Setup, recovered: &[Recovered]) -> Result<(), FileError> {
-    for base in (0..setup.builders.len()).filter_map(|bu| event_files(setup, BuIndex(bu as u16))) {
+pub(crate) fn index_recovered(config: &RunConfig, recovered: &[Recovered]) -> Result<(), FileError> {
+    for base in (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16))) {
         let prefix = format!("{}.", base.file_name().unwrap_or_default().to_string_lossy());
         let is_of_base = |path: &&PathBuf| {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))

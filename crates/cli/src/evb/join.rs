@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use millstream_evb::config::{LandingTarget, Setup};
+use millstream_evb::config::{LandingTarget, RunConfig};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::Launcher;
 use millstream_job::StartRequest;
@@ -25,18 +25,18 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
     if rank.rank != 0 {
         return job::serve(&rank, make);
     }
-    let mut setup = load(&options.run.config, options.run.replay)?;
-    let placement = Placement::of(&setup, rank.ranks);
+    let mut config = load(&options.run.config, options.run.replay)?;
+    let placement = Placement::of(&config, rank.ranks);
     let hub = job::gather(&rank, move |request| placement.rank(&request.arguments), make)?;
     if let Some(own) = hub.own_address()
-        && setup.listen.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
+        && config.listen.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
     {
         // Units of other hosts cannot reach the default address.
-        setup.listen = SocketAddr::new(own, 0).to_string();
+        config.listen = SocketAddr::new(own, 0).to_string();
     }
     let launcher =
         Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub, &rank) };
-    let report = launch(&setup, &launcher)?;
+    let report = launch(&config, &launcher)?;
     hub.finish();
     print!("{}", table::render(&report, Style::of(&std::io::stdout())));
     write_results(&report, &options.run)?;
@@ -62,12 +62,12 @@ struct Placement {
 }
 
 impl Placement {
-    fn of(setup: &Setup, ranks: usize) -> Placement {
-        let cards = setup.builders.iter().map(|unit| match &unit.landing {
+    fn of(config: &RunConfig, ranks: usize) -> Placement {
+        let cards = config.builders.iter().map(|unit| match &unit.landing {
             LandingTarget::Card(card) => Some(card.name.clone()),
             LandingTarget::Host => None,
         });
-        Placement { ranks, readouts: setup.plan.readouts(), cards: cards.collect() }
+        Placement { ranks, readouts: config.plan.readouts(), cards: cards.collect() }
     }
 
     /// The manager is at rank 0. Readout units, then builder units take the other ranks in turn. A card is at the rank of

@@ -20,7 +20,9 @@ use std::time::Duration;
 
 use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::{CardConfig, serve};
-use millstream_evb::config::{CardField, CardSetup, Config, KernelSetup, LandingTarget, RefusedCard, Setup};
+use millstream_evb::config::{
+    CardField, ConfigFile, KernelConfig, LandingCard, LandingTarget, RefusedCard, RunConfig,
+};
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
@@ -42,17 +44,17 @@ use usage::Usages;
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
-            let setup = load(&options.config, options.replay)?;
-            let report = launch(&setup, &launcher(options.launcher.as_deref())?)?;
+            let config = load(&options.config, options.replay)?;
+            let report = launch(&config, &launcher(options.launcher.as_deref())?)?;
             print!("{}", table::render(&report, Style::of(&std::io::stdout())));
             write_results(&report, options)?;
             Ok(exit_code(&report))
         }
         EvbCommand::Join(options) => join::join(options),
         EvbCommand::Check { config } => {
-            let setup = load(config, None)?;
-            check_device(&setup)?;
-            describe(&setup);
+            let config = load(config, None)?;
+            check_device(&config)?;
+            describe(&config);
             Ok(ExitCode::SUCCESS)
         }
         EvbCommand::Files { directory, recover } => files::list(directory, *recover),
@@ -88,10 +90,10 @@ fn worker(busy: &str) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Makes the sink of a builder unit, which shows its events under run control.
-fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    let sink = sink::make(setup, bu)?;
+fn make_sink(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let sink = sink::make(config, bu)?;
     #[cfg(feature = "control")]
-    let sink = display::wrap(setup, bu, sink);
+    let sink = display::wrap(config, bu, sink);
     Ok(sink)
 }
 
@@ -117,7 +119,7 @@ fn check_function(_image: &[u8]) -> Result<(), String> {
 }
 
 /// Refuses a card whose device is absent on this host, or whose module is no function for events.
-fn inspect_card(card: &CardSetup) -> Result<(), RefusedCard> {
+fn inspect_card(card: &LandingCard) -> Result<(), RefusedCard> {
     let refuse = |field, problem: String| Err(RefusedCard { field, problem });
     let kind: BackingKind = match card.kind.parse() {
         Ok(kind) => kind,
@@ -128,7 +130,7 @@ fn inspect_card(card: &CardSetup) -> Result<(), RefusedCard> {
                        of kind \"emulated\" or \"pci:…\"";
         return refuse(CardField::Kind, format!("{kind}: {problem}"));
     }
-    let is_function = matches!(card.kernel, KernelSetup::Function { .. });
+    let is_function = matches!(card.kernel, KernelConfig::Function { .. });
     if is_function && kind != BackingKind::Emulated {
         let problem = "the system does not map device memory into a module; use a card of kind \"emulated\"";
         return refuse(CardField::Kind, format!("{kind}: {problem}"));
@@ -143,7 +145,7 @@ fn inspect_card(card: &CardSetup) -> Result<(), RefusedCard> {
         }
         Ok(_) => {}
     }
-    if let KernelSetup::Function { module, .. } = &card.kernel {
+    if let KernelConfig::Function { module, .. } = &card.kernel {
         let checked =
             std::fs::read(module).map_err(|cause| cause.to_string()).and_then(|image| check_function(&image));
         if let Err(problem) = checked {
@@ -159,8 +161,8 @@ pub(crate) fn exit_code(report: &RunReport) -> ExitCode {
 }
 
 /// Reads and checks a configuration. `replay` overrides its value.
-pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Error>> {
-    let mut config = Config::load(path)?;
+pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dyn Error>> {
+    let mut config = ConfigFile::load(path)?;
     if let Some(replay) = replay {
         config.set_replay(replay);
     }
@@ -168,23 +170,23 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<Setup, Box<dyn Er
 }
 
 /// Runs a checked configuration on this host and reports on it.
-pub(crate) fn run_setup(setup: &Setup) -> Result<RunReport, Box<dyn Error>> {
-    launch(setup, &launcher(None)?)
+pub(crate) fn run_checked(config: &RunConfig) -> Result<RunReport, Box<dyn Error>> {
+    launch(config, &launcher(None)?)
 }
 
 /// Runs a checked configuration with each process started by `launcher`.
-fn launch(setup: &Setup, launcher: &Launcher) -> Result<RunReport, Box<dyn Error>> {
-    make_output_directory(setup)?;
-    for warning in setup.warnings() {
+fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn Error>> {
+    make_output_directory(config)?;
+    for warning in config.warnings() {
         eprintln!("warning: {warning}");
     }
-    let baseline = baseline(setup)?;
-    let progress = Progress::new(&setup.name, setup.plan.events.get());
+    let baseline = baseline(config)?;
+    let progress = Progress::new(&config.name, config.plan.events.get());
     let mut usages = Usages::default();
-    let bytes_per_event = outcome::payload_per_event(setup);
+    let bytes_per_event = outcome::payload_per_event(config);
     let interrupt =
         Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
-    let result = launcher.run_while(setup, &mut |event| {
+    let result = launcher.run_while(config, &mut |event| {
         usages.watch(event);
         if let RunEvent::Progress(sample) = event {
             let events = sample.done.events();
@@ -194,14 +196,14 @@ fn launch(setup: &Setup, launcher: &Launcher) -> Result<RunReport, Box<dyn Error
         interrupt.flow()
     });
     drop(progress);
-    if let Some(output) = &setup.output {
-        files::index_recovered(setup, &files::recover(&output.directory)?)?;
+    if let Some(output) = &config.output {
+        files::index_recovered(config, &files::recover(&output.directory)?)?;
     }
-    Ok(outcome::report(setup, &result?, &usages, Some(baseline)))
+    Ok(outcome::report(config, &result?, &usages, Some(baseline)))
 }
 
-fn make_output_directory(setup: &Setup) -> Result<(), Box<dyn Error>> {
-    let Some(output) = &setup.output else { return Ok(()) };
+fn make_output_directory(config: &RunConfig) -> Result<(), Box<dyn Error>> {
+    let Some(output) = &config.output else { return Ok(()) };
     std::fs::create_dir_all(&output.directory)
         .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
     // Left by an earlier run whose launcher was killed as well.
@@ -222,14 +224,14 @@ fn launcher(process_launcher: Option<&Path>) -> Result<Launcher, String> {
 
 /// Rate of memcpy for comparison. A block is one source's part of a batch. The source buffer is as large as
 /// an input, the destination as large as the slots.
-fn baseline(setup: &Setup) -> Result<MemcpyBaseline, Box<dyn Error>> {
+fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
-    let batch = u64::from(setup.plan.batch.get());
-    let inputs: u64 = outcome::input_bytes(setup);
-    let fragment = outcome::payload_per_event(setup) / setup.layout.packets.len().max(1) as f64;
+    let batch = u64::from(config.plan.batch.get());
+    let inputs: u64 = outcome::input_bytes(config);
+    let fragment = outcome::payload_per_event(config) / config.layout.packets.len().max(1) as f64;
     let block = (fragment as u64 * batch).max(64) as usize;
-    let slots: u64 = (0..setup.plan.builders()).map(|bu| setup.landing_bytes(bu).0).sum();
-    let source = (inputs as usize / setup.readouts.len().max(1)).max(block);
+    let slots: u64 = (0..config.plan.builders()).map(|bu| config.landing_bytes(bu).0).sum();
+    let source = (inputs as usize / config.readouts.len().max(1)).max(block);
     let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;
     Ok(MemcpyBaseline { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
 }
@@ -251,8 +253,8 @@ fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<
 }
 
 /// Opens the run's RDMA device and closes it: `--device`, or `run.device` of the configuration.
-fn check_device(setup: &Setup) -> Result<(), Box<dyn Error>> {
-    let selector = match setup.device.as_str() {
+fn check_device(config: &RunConfig) -> Result<(), Box<dyn Error>> {
+    let selector = match config.device.as_str() {
         "auto" => DeviceSelector::from_environment(),
         name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
     };
@@ -263,18 +265,18 @@ fn check_device(setup: &Setup) -> Result<(), Box<dyn Error>> {
 }
 
 /// Prints the units and memory of a run without starting it.
-fn describe(setup: &Setup) {
+fn describe(config: &RunConfig) {
     let units = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     println!(
         "{}: {}, {}, {} sources, {} events in batches of {}",
-        setup.name,
-        units(setup.readouts.len(), "readout unit"),
-        units(setup.builders.len(), "builder unit"),
-        setup.layout.packets.len(),
-        setup.plan.events.get(),
-        setup.plan.batch,
+        config.name,
+        units(config.readouts.len(), "readout unit"),
+        units(config.builders.len(), "builder unit"),
+        config.layout.packets.len(),
+        config.plan.events.get(),
+        config.plan.batch,
     );
-    for (index, builder) in setup.builders.iter().enumerate() {
+    for (index, builder) in config.builders.iter().enumerate() {
         let place = match &builder.landing {
             LandingTarget::Host => "host memory".to_owned(),
             LandingTarget::Card(card) => format!("{} of {} B", card.name, card.memory.0),
@@ -282,12 +284,12 @@ fn describe(setup: &Setup) {
         println!(
             "  {}: {} slots of {} B, {} B of {place}",
             builder.name,
-            setup.plan.slots[index],
-            setup.layout.slot_bytes.0,
-            setup.landing_bytes(index).0,
+            config.plan.slots[index],
+            config.layout.slot_bytes.0,
+            config.landing_bytes(index).0,
         );
     }
-    for warning in setup.warnings() {
+    for warning in config.warnings() {
         println!("warning: {warning}");
     }
     println!("configuration is valid");

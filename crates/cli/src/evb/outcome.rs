@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use millstream_evb::config::{
-    BuilderSetup, InputSetup, KernelSetup, LandingTarget, OutputSetup, Setup, StoredEvents,
+    BuilderConfig, InputConfig, KernelConfig, LandingTarget, OutputConfig, RunConfig, StoredEvents,
 };
 use millstream_evb::core::summary::{Counts, Totals};
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
@@ -20,43 +20,43 @@ use millstream_report::{
 use super::usage::Usages;
 
 /// Payload of all input files. Inputs were checked before; one that cannot be opened now counts 0 here and fails the run.
-pub(super) fn input_bytes(setup: &Setup) -> u64 {
+pub(super) fn input_bytes(config: &RunConfig) -> u64 {
     let payload = |stream: Stream| -> u64 {
         stream
             .sources()
             .flat_map(|source| source.entries(0..source.len()).map(|entry| u64::from(entry.len)))
             .sum()
     };
-    let files = setup.readouts.iter().filter_map(|readout| readout.input.file());
+    let files = config.readouts.iter().filter_map(|readout| readout.input.file());
     files.filter_map(|input| Stream::open(input).ok()).map(payload).sum()
 }
 
 /// Expected payload of an event. For datagrams, that of the longest fragments.
-pub(super) fn payload_per_event(setup: &Setup) -> f64 {
-    let live = setup.readouts.iter().map(|readout| match &readout.input {
-        InputSetup::File(_) => 0.0,
-        InputSetup::Generator(generator) => f64::from(generator.size) * f64::from(generator.sources),
-        InputSetup::Udp(udp) => f64::from(udp.max_len) * f64::from(udp.sources),
-        InputSetup::Ring(ring) => f64::from(ring.max_len) * f64::from(ring.sources),
+pub(super) fn payload_per_event(config: &RunConfig) -> f64 {
+    let live = config.readouts.iter().map(|readout| match &readout.input {
+        InputConfig::File(_) => 0.0,
+        InputConfig::Generator(generator) => f64::from(generator.size) * f64::from(generator.sources),
+        InputConfig::Udp(udp) => f64::from(udp.max_len) * f64::from(udp.sources),
+        InputConfig::Ring(ring) => f64::from(ring.max_len) * f64::from(ring.sources),
     });
-    live.sum::<f64>() + input_bytes(setup) as f64 / setup.file_events.max(1) as f64
+    live.sum::<f64>() + input_bytes(config) as f64 / config.file_events.max(1) as f64
 }
 
 pub(super) fn report(
-    setup: &Setup,
+    config: &RunConfig,
     outcome: &RunOutcome,
     usages: &Usages,
     memcpy: Option<MemcpyBaseline>,
 ) -> RunReport {
-    let per_event = payload_per_event(setup);
+    let per_event = payload_per_event(config);
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
     let mut report = RunReport {
-        name: setup.name.clone(),
+        name: config.name.clone(),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         memcpy_baseline: memcpy,
         duration_s: Seconds(outcome.elapsed.unwrap_or_default().as_secs_f64()),
-        selected_events: selects_more(setup).then(|| selected(setup, outcome).sum()),
-        not_stored_events: not_stored(setup, outcome),
+        selected_events: selects_more(config).then(|| selected(config, outcome).sum()),
+        not_stored_events: not_stored(config, outcome),
         samples: outcome
             .samples
             .iter()
@@ -67,12 +67,12 @@ pub(super) fn report(
             })
             .collect(),
         corrupt_sources: corrupt_sources(outcome),
-        storage: storage(setup, outcome),
+        storage: storage(config, outcome),
         live_sources: outcome.sources.iter().map(live_source).collect(),
-        units: units(setup, outcome, usages),
+        units: units(config, outcome, usages),
         ..RunReport::default()
     };
-    if let (Some(kernel), Some(_)) = (kernel_name(setup), &setup.reference_decisions) {
+    if let (Some(kernel), Some(_)) = (kernel_name(config), &config.reference_decisions) {
         report.trigger = Some(TriggerComparison {
             kernel: kernel.to_owned(),
             decisions_compared: statistics.iter().map(|s| s.comparison.compared).sum(),
@@ -81,13 +81,13 @@ pub(super) fn report(
         });
     }
     let stopped = match &outcome.summary {
-        Some(summary) => add_summary(setup, &mut report, summary),
+        Some(summary) => add_summary(config, &mut report, summary),
         None => Some("the run did not start".to_owned()),
     };
-    report.payload_bytes = (0..setup.builders.len()).map(|bu| payload_built(setup, outcome, bu)).sum();
+    report.payload_bytes = (0..config.builders.len()).map(|bu| payload_built(config, outcome, bu)).sum();
     let mut all_numbers: HashSet<u64> = HashSet::new();
-    for (bu, builder) in setup.builders.iter().enumerate() {
-        let files = super::stored(setup, BuIndex(bu as u16));
+    for (bu, builder) in config.builders.iter().enumerate() {
+        let files = super::stored(config, BuIndex(bu as u16));
         let before = all_numbers.len() as u64;
         all_numbers.extend(&files.numbers);
         let twice = before + files.events - all_numbers.len() as u64;
@@ -117,7 +117,7 @@ pub(super) fn report(
     let builders = outcome.builders.iter().enumerate().filter(|(bu, _)| !recovered(*bu));
     let seen = builders.filter_map(|(_, statistics)| statistics.as_ref()?.error.clone());
     let failures = outcome.failures.iter().filter(|failure| !failure.is_recovered).map(|failure| {
-        let failed = format!("{}: {}", name(setup, &failure.process), failure.status);
+        let failed = format!("{}: {}", name(config, &failure.process), failure.status);
         match failure.reason.trim() {
             "" => failed,
             reason => format!("{failed}: {reason}"),
@@ -163,8 +163,8 @@ fn live_source(statistics: &SourceStatistics) -> LiveSource {
 }
 
 /// Storage of the builder units that stored events.
-fn storage(setup: &Setup, outcome: &RunOutcome) -> Vec<StorageReport> {
-    let statistics = setup.builders.iter().zip(&outcome.builders);
+fn storage(config: &RunConfig, outcome: &RunOutcome) -> Vec<StorageReport> {
+    let statistics = config.builders.iter().zip(&outcome.builders);
     let storage = statistics.filter_map(|(builder, statistics)| {
         let storage = statistics.as_ref()?.storage;
         (storage.batches > 0).then(|| StorageReport {
@@ -181,19 +181,19 @@ fn storage(setup: &Setup, outcome: &RunOutcome) -> Vec<StorageReport> {
 }
 
 /// Payload of a builder unit's built events. For a lost unit, the mean payload of an event times its built events.
-fn payload_built(setup: &Setup, outcome: &RunOutcome, bu: usize) -> Bytes {
+fn payload_built(config: &RunConfig, outcome: &RunOutcome, bu: usize) -> Bytes {
     match (&outcome.builders[bu], &outcome.totals[bu]) {
         (Some(statistics), _) => statistics.payload_built,
         (None, totals) => {
             let events = totals.map_or(0, |totals| totals.built.events);
-            Bytes((events as f64 * payload_per_event(setup)) as u64)
+            Bytes((events as f64 * payload_per_event(config)) as u64)
         }
     }
 }
 
 /// Why the run ended, with the units' names in the configuration.
-fn cause(setup: &Setup, cause: StopCause) -> String {
-    let unit = |unit| name(setup, &RunProcess::Unit(unit));
+fn cause(config: &RunConfig, cause: StopCause) -> String {
+    let unit = |unit| name(config, &RunProcess::Unit(unit));
     let builder = |bu| unit(Unit::Builder(bu));
     match cause {
         StopCause::EndOfRun | StopCause::Requested => cause.to_string(),
@@ -213,7 +213,7 @@ fn cause(setup: &Setup, cause: StopCause) -> String {
 }
 
 /// Adds the run summary to the report. Returns why the run stopped early, if it did.
-fn add_summary(setup: &Setup, report: &mut RunReport, summary: &RunSummary) -> Option<String> {
+fn add_summary(config: &RunConfig, report: &mut RunReport, summary: &RunSummary) -> Option<String> {
     report.events = summary.built.events;
     report.fragments = summary.built.fragments;
     report.accepted_events = summary.accepted;
@@ -240,20 +240,20 @@ fn add_summary(setup: &Setup, report: &mut RunReport, summary: &RunSummary) -> O
         outcomes,
         inconsistencies: summary.violations.iter().map(ToString::to_string).collect(),
     };
-    let unit_name = |unit: &Unit| name(setup, &RunProcess::Unit(*unit));
+    let unit_name = |unit: &Unit| name(config, &RunProcess::Unit(*unit));
     report.recovered = summary.recovered.iter().map(unit_name).collect();
     let lost: Vec<&Unit> = summary.lost.iter().filter(|unit| !summary.recovered.contains(unit)).collect();
     (!summary.cause.is_success() || !lost.is_empty()).then(|| {
         let lost: Vec<String> = lost.into_iter().map(unit_name).collect();
         let lost = if lost.is_empty() { String::new() } else { format!(" (lost: {})", lost.join(", ")) };
-        format!("the run was stopped: {}{lost}", cause(setup, summary.cause))
+        format!("the run was stopped: {}{lost}", cause(config, summary.cause))
     })
 }
 
 /// Events of each builder unit that the output selects. Without an output, the accepted ones.
-fn selected<'a>(setup: &'a Setup, outcome: &'a RunOutcome) -> impl Iterator<Item = u64> + 'a {
-    let events = setup.output.as_ref().map(|output| output.events).unwrap_or_default();
-    let units = setup.builders.iter().zip(&outcome.builders).zip(&outcome.totals);
+fn selected<'a>(config: &'a RunConfig, outcome: &'a RunOutcome) -> impl Iterator<Item = u64> + 'a {
+    let events = config.output.as_ref().map(|output| output.events).unwrap_or_default();
+    let units = config.builders.iter().zip(&outcome.builders).zip(&outcome.totals);
     units.filter_map(move |((builder, statistics), totals)| match (events, statistics) {
         (StoredEvents::All, _) => totals.as_ref().map(Totals::events),
         (_, Some(statistics)) if builder.accepts_incomplete() => Some(statistics.selected),
@@ -262,35 +262,35 @@ fn selected<'a>(setup: &'a Setup, outcome: &'a RunOutcome) -> impl Iterator<Item
 }
 
 /// Whether the output selects other events than accepted ones that are built.
-fn selects_more(setup: &Setup) -> bool {
-    let all = |output: &OutputSetup| output.events == StoredEvents::All;
-    setup
+fn selects_more(config: &RunConfig) -> bool {
+    let all = |output: &OutputConfig| output.events == StoredEvents::All;
+    config
         .output
         .as_ref()
-        .is_some_and(|output| all(output) || setup.builders.iter().any(BuilderSetup::accepts_incomplete))
+        .is_some_and(|output| all(output) || config.builders.iter().any(BuilderConfig::accepts_incomplete))
 }
 
 /// Selected events beyond the configured maximum to store.
-fn not_stored(setup: &Setup, outcome: &RunOutcome) -> u64 {
-    let most = setup.output.as_ref().map_or(0, |output| output.max_events);
-    selected(setup, outcome).map(|events| events.saturating_sub(most)).sum()
+fn not_stored(config: &RunConfig, outcome: &RunOutcome) -> u64 {
+    let most = config.output.as_ref().map_or(0, |output| output.max_events);
+    selected(config, outcome).map(|events| events.saturating_sub(most)).sum()
 }
 
-fn kernel_name(setup: &Setup) -> Option<&'static str> {
-    setup.builders.iter().find_map(|builder| match &builder.landing {
-        LandingTarget::Card(card) => Some(card.kernel.name()).filter(|_| card.kernel != KernelSetup::None),
+fn kernel_name(config: &RunConfig) -> Option<&'static str> {
+    config.builders.iter().find_map(|builder| match &builder.landing {
+        LandingTarget::Card(card) => Some(card.kernel.name()).filter(|_| card.kernel != KernelConfig::None),
         LandingTarget::Host => None,
     })
 }
 
-fn name(setup: &Setup, process: &RunProcess) -> String {
+fn name(config: &RunConfig, process: &RunProcess) -> String {
     match process {
         RunProcess::Unit(Unit::Manager) => "event manager".to_owned(),
-        RunProcess::Unit(Unit::Readout(ru)) => setup
+        RunProcess::Unit(Unit::Readout(ru)) => config
             .readouts
             .get(ru.index())
             .map_or_else(|| ru.to_string(), |unit| format!("readout {}", unit.name)),
-        RunProcess::Unit(Unit::Builder(bu)) => setup
+        RunProcess::Unit(Unit::Builder(bu)) => config
             .builders
             .get(bu.index())
             .map_or_else(|| bu.to_string(), |unit| format!("builder {}", unit.name)),
@@ -298,10 +298,10 @@ fn name(setup: &Setup, process: &RunProcess) -> String {
     }
 }
 
-fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport> {
-    let readouts = (0..setup.readouts.len()).map(|i| RunProcess::Unit(Unit::Readout(RuIndex(i as u16))));
-    let builders = (0..setup.builders.len()).map(|i| RunProcess::Unit(Unit::Builder(BuIndex(i as u16))));
-    let cards = setup.builders.iter().filter_map(|builder| match &builder.landing {
+fn units(config: &RunConfig, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport> {
+    let readouts = (0..config.readouts.len()).map(|i| RunProcess::Unit(Unit::Readout(RuIndex(i as u16))));
+    let builders = (0..config.builders.len()).map(|i| RunProcess::Unit(Unit::Builder(BuIndex(i as u16))));
+    let cards = config.builders.iter().filter_map(|builder| match &builder.landing {
         LandingTarget::Card(card) => Some(RunProcess::Card(card.name.clone())),
         LandingTarget::Host => None,
     });
@@ -311,9 +311,9 @@ fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport
         .iter()
         .map(|process| {
             let failure = outcome.failures.iter().find(|failure| failure.process == *process);
-            let [events, fragments, bytes] = handled(setup, outcome, process);
+            let [events, fragments, bytes] = handled(config, outcome, process);
             UnitReport {
-                name: name(setup, process),
+                name: name(config, process),
                 events,
                 fragments,
                 payload_bytes: Bytes(bytes),
@@ -326,10 +326,10 @@ fn units(setup: &Setup, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport
 }
 
 /// Events, fragments and payload bytes of one unit.
-fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3] {
+fn handled(config: &RunConfig, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3] {
     let builder = |bu: usize| {
         let done = outcome.totals.get(bu).copied().flatten().unwrap_or_default();
-        [done.events(), done.fragments(), payload_built(setup, outcome, bu).0]
+        [done.events(), done.fragments(), payload_built(config, outcome, bu).0]
     };
     match process {
         RunProcess::Unit(Unit::Readout(ru)) => match outcome.readouts.get(ru.index()) {
@@ -343,8 +343,9 @@ fn handled(setup: &Setup, outcome: &RunOutcome, process: &RunProcess) -> [u64; 3
         // The manager handles no payload; a card handles its builder unit's.
         RunProcess::Unit(Unit::Manager) => [outcome.summary.as_ref().map_or(0, |a| a.built.events), 0, 0],
         RunProcess::Card(name) => {
-            let of = |b: &BuilderSetup| matches!(&b.landing, LandingTarget::Card(card) if card.name == *name);
-            setup.builders.iter().position(of).map_or([0; 3], builder)
+            let of =
+                |b: &BuilderConfig| matches!(&b.landing, LandingTarget::Card(card) if card.name == *name);
+            config.builders.iter().position(of).map_or([0; 3], builder)
         }
     }
 }

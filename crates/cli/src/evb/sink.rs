@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_evb::config::{KernelSetup, LandingTarget, Setup, SyncPolicy};
+use millstream_evb::config::{KernelConfig, LandingTarget, RunConfig, SyncPolicy};
 use millstream_evb::core::{BuIndex, EventNumber, RuIndex};
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
 use millstream_fragment::stream::Stream;
@@ -20,15 +20,15 @@ use millstream_store::{
 use super::files::event_files;
 
 /// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
-pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    let (Some(base), Some(output)) = (event_files(setup, bu), &setup.output) else { return Ok(None) };
+pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let (Some(base), Some(output)) = (event_files(config, bu), &config.output) else { return Ok(None) };
     let mut inputs = Vec::new();
     let mut sources = Vec::new();
-    for (index, readout) in setup.readouts.iter().enumerate() {
+    for (index, readout) in config.readouts.iter().enumerate() {
         let Some(path) = readout.input.file() else {
             // A live source has neither names nor a checksum.
             inputs.push(InputFile { name: readout.name.clone(), ..InputFile::default() });
-            let areas = setup.layout.of_readout(RuIndex(index as u16));
+            let areas = config.layout.of_readout(RuIndex(index as u16));
             sources.extend(areas.iter().map(|area| Source {
                 id: SourceId(area.source),
                 kind: SourceKind(area.kind),
@@ -45,13 +45,13 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
         sources.extend(stream.sources().map(Source::from));
     }
     let mut run = Run {
-        name: setup.name.clone(),
-        replay: setup.plan.events.get().checked_div(setup.file_events).unwrap_or(1),
+        name: config.name.clone(),
+        replay: config.plan.events.get().checked_div(config.file_events).unwrap_or(1),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         inputs,
         attributes: Vec::new(),
     };
-    let (trigger, pixels) = camera_geometry(setup, bu, &mut run)?;
+    let (trigger, pixels) = camera_geometry(config, bu, &mut run)?;
     let write = WriteOptions { replace: true, ..WriteOptions::default() };
     let options = SequenceOptions {
         rotate_size: output.rotate_size,
@@ -59,19 +59,19 @@ pub(crate) fn make(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, 
         sync_on_flush: output.sync == SyncPolicy::Batch,
     };
     let schema = schema(run, sources, trigger.as_ref(), pixels.as_ref());
-    let others = OtherFiles::new(setup, bu);
+    let others = OtherFiles::new(config, bu);
     let sequence = EventFileSequence::create(base, schema, write, options)?;
     Ok(Some(Box::new(EventFiles { sequence, others })))
 }
 
 /// The camera's geometry, if the builder unit's card runs the trigger.
 fn camera_geometry(
-    setup: &Setup,
+    config: &RunConfig,
     bu: BuIndex,
     run: &mut Run,
 ) -> Result<(Option<TriggerGeometry>, Option<PixelGeometry>), SinkError> {
-    let LandingTarget::Card(card) = &setup.builders[bu.index()].landing else { return Ok((None, None)) };
-    let KernelSetup::Cluster7 { threshold, patches, .. } = &card.kernel else { return Ok((None, None)) };
+    let LandingTarget::Card(card) = &config.builders[bu.index()].landing else { return Ok((None, None)) };
+    let KernelConfig::Cluster7 { threshold, patches, .. } = &card.kernel else { return Ok((None, None)) };
     run.attributes.push(("trigger_kernel".to_owned(), Attribute::Text("cluster7".to_owned())));
     run.attributes.push(("trigger_threshold".to_owned(), Attribute::Integer(i64::from(*threshold))));
     let pixels = pixels_beside(patches);
@@ -101,10 +101,10 @@ struct OtherFiles {
 }
 
 impl OtherFiles {
-    fn new(setup: &Setup, bu: BuIndex) -> OtherFiles {
+    fn new(config: &RunConfig, bu: BuIndex) -> OtherFiles {
         let others =
-            (0..setup.builders.len()).map(|other| BuIndex(other as u16)).filter(|other| *other != bu);
-        let bases = others.filter_map(|other| event_files(setup, other)).collect();
+            (0..config.builders.len()).map(|other| BuIndex(other as u16)).filter(|other| *other != bu);
+        let bases = others.filter_map(|other| event_files(config, other)).collect();
         OtherFiles { bases, since: SystemTime::now(), read: HashMap::new() }
     }
 

@@ -7,7 +7,7 @@ use millstream_control::power::PowerMeter;
 use millstream_control::status::Status;
 use millstream_control::token::Token;
 use millstream_control::{Backend, FinishedRun, RunControl};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::process::launcher::{CommandReceiver, RunCommand, RunEvent, RunObserver};
 use millstream_evb::process::manager::ProgressSample;
 use millstream_fragment::stream::StreamWriter;
@@ -48,11 +48,11 @@ struct Simulated;
 impl Backend for Simulated {
     fn run(
         &self,
-        setup: &Setup,
+        config: &RunConfig,
         commands: CommandReceiver,
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
-        assert!(setup.starts_paused);
+        assert!(config.starts_paused);
         let _ = observe(&RunEvent::Started);
         let mut sample = ProgressSample::default();
         let mut paused = true;
@@ -73,7 +73,7 @@ impl Backend for Simulated {
                 sample.done.batches += 1;
             }
             let _ = observe(&RunEvent::Progress(sample));
-            if setup.plan.batch.get() == 13 {
+            if config.plan.batch.get() == 13 {
                 return Err("the simulated run failed".to_owned());
             }
         }
@@ -85,7 +85,7 @@ impl Backend for Simulated {
         Ok(FinishedRun { report, stopped_cleanly: true })
     }
 
-    fn payload_per_event(&self, _: &Setup) -> Bytes {
+    fn payload_per_event(&self, _: &RunConfig) -> Bytes {
         Bytes(1000)
     }
 }

@@ -1,11 +1,11 @@
-//! Checks that need the inputs and the host, and the resulting setup.
+//! Checks that need the inputs and the host, and the resulting configuration.
 
 use super::error::{ConfigError, Problem};
-use super::file::{Builder, Card, Config, Recovery, Trigger};
+use super::file::{Builder, Card, ConfigFile, Recovery, Trigger};
 use super::input::Inputs;
-use super::setup::{
-    BuilderSetup, Candidates, CardSetup, ChecksumPolicy, KernelSetup, LandingTarget, OutputSetup,
-    ReadoutSetup, Setup, StoredEvents, SyncPolicy, WorkersSetup,
+use super::run_config::{
+    BuilderConfig, Candidates, ChecksumPolicy, KernelConfig, LandingCard, LandingTarget, OutputConfig,
+    ReadoutConfig, RunConfig, StoredEvents, SyncPolicy, WorkersConfig,
 };
 use crate::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use crate::core::shaping::TrafficShaping;
@@ -56,17 +56,17 @@ pub struct RefusedCard {
 }
 
 /// Inspects the card of a checked configuration.
-pub type InspectCard<'a> = dyn Fn(&CardSetup) -> Result<(), RefusedCard> + 'a;
+pub type InspectCard<'a> = dyn Fn(&LandingCard) -> Result<(), RefusedCard> + 'a;
 
-impl Config {
-    /// Checks everything that can be checked before a run starts, and returns the setup of the run.
+impl ConfigFile {
+    /// Checks everything that can be checked before a run starts, and returns the configuration of the run.
     ///
     /// Opens the inputs and checks them, except their payload. Binds the listen address and releases it. Creates and removes a
     /// file where the output directory is or will be; nothing stays.
     ///
     /// # Errors
     /// The first problem.
-    pub fn check(&self) -> Result<Setup, ConfigError> {
+    pub fn check(&self) -> Result<RunConfig, ConfigError> {
         self.check_with(&|_| Ok(()))
     }
 
@@ -75,7 +75,7 @@ impl Config {
     ///
     /// # Errors
     /// The first problem.
-    pub fn check_with(&self, inspect: &InspectCard<'_>) -> Result<Setup, ConfigError> {
+    pub fn check_with(&self, inspect: &InspectCard<'_>) -> Result<RunConfig, ConfigError> {
         let tables = &self.tables;
         let run = &tables.run;
         let inputs = self.inputs()?;
@@ -83,18 +83,18 @@ impl Config {
         let layout = SlotLayout::new(&inputs.sources, batch.get())
             .map_err(|error| self.packet_too_long(error, &inputs))?;
         let plan = self.plan(&inputs, batch)?;
-        let cards: Vec<CardSetup> =
+        let cards: Vec<LandingCard> =
             tables.card.iter().map(|card| self.card(card, &inputs, inspect)).collect::<Result<_, _>>()?;
-        let builders: Vec<BuilderSetup> = tables
+        let builders: Vec<BuilderConfig> = tables
             .builder
             .iter()
             .zip(&plan.slots)
             .map(|(unit, slots)| self.builder(unit, *slots, &cards, &layout, batch))
             .collect::<Result<_, _>>()?;
-        let readouts = tables.readout.iter().zip(&inputs.setups);
+        let readouts = tables.readout.iter().zip(&inputs.configs);
         let readouts = readouts
-            .map(|(unit, input)| ReadoutSetup { name: unit.name.get_ref().clone(), input: input.clone() });
-        Ok(Setup {
+            .map(|(unit, input)| ReadoutConfig { name: unit.name.get_ref().clone(), input: input.clone() });
+        Ok(RunConfig {
             name: run.name.get_ref().clone(),
             instance: run.name.get_ref().clone(),
             spin: run.spin_us.as_ref().map_or_else(|| self.spin(), |us| Duration::from_micros(*us.get_ref())),
@@ -198,16 +198,16 @@ impl Config {
         card: &Card,
         inputs: &Inputs,
         inspect: &InspectCard<'_>,
-    ) -> Result<CardSetup, ConfigError> {
+    ) -> Result<LandingCard, ConfigError> {
         let kernel = match card.kernel.get_ref().as_str() {
             "cluster7" => self.cluster7(card, inputs)?,
-            "verify" => KernelSetup::Verify,
+            "verify" => KernelConfig::Verify,
             "wasm" => self.function(card)?,
-            _ => KernelSetup::None,
+            _ => KernelConfig::None,
         };
         let most = u64::from(MAX_SOURCES);
         let sources = inputs.sources.len() as u64;
-        if kernel != KernelSetup::None && sources > most {
+        if kernel != KernelConfig::None && sources > most {
             let problem = Problem::Conflict(format!(
                 "a kernel supports up to {most} sources, the inputs have {sources}; use kernel = \"none\""
             ));
@@ -215,8 +215,8 @@ impl Config {
         }
         let memory = *card.memory.get_ref();
         let kind = card.kind.as_ref().map_or("emulated", |kind| kind.get_ref().as_str()).to_owned();
-        let setup = CardSetup { name: card.name.get_ref().clone(), memory, kind, kernel };
-        inspect(&setup).map_err(|refused| {
+        let config = LandingCard { name: card.name.get_ref().clone(), memory, kind, kernel };
+        inspect(&config).map_err(|refused| {
             let problem = Problem::Conflict(refused.problem);
             match (refused.field, &card.kind, &card.module) {
                 (CardField::Kind, Some(kind), _) => self.at(kind, "card.kind", problem),
@@ -225,10 +225,10 @@ impl Config {
                 _ => self.at(&card.name, "card", problem),
             }
         })?;
-        Ok(setup)
+        Ok(config)
     }
 
-    fn function(&self, card: &Card) -> Result<KernelSetup, ConfigError> {
+    fn function(&self, card: &Card) -> Result<KernelConfig, ConfigError> {
         let Some(module) = &card.module else {
             let problem = Problem::Conflict("kernel \"wasm\" needs module = \"FILE.wasm\"".into());
             return Err(self.at(&card.kernel, "card.kernel", problem));
@@ -247,7 +247,7 @@ impl Config {
             return Err(self.at(module, "card.module", problem));
         }
         let arguments = card.arguments.as_ref().map_or(&[][..], |arguments| arguments.get_ref());
-        Ok(KernelSetup::Function {
+        Ok(KernelConfig::Function {
             module: path,
             image: Bytes(found.len()),
             verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
@@ -255,7 +255,7 @@ impl Config {
         })
     }
 
-    fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<KernelSetup, ConfigError> {
+    fn cluster7(&self, card: &Card, inputs: &Inputs) -> Result<KernelConfig, ConfigError> {
         let traces: Vec<_> = inputs.sources.iter().filter(|source| source.kind == TRIGGER_TRACES).collect();
         let refuse = |what: String| self.at(&card.kernel, "card.kernel", Problem::Conflict(what));
         if traces.len() != CRATES {
@@ -282,7 +282,7 @@ impl Config {
         let path = self.locate(patches.get_ref());
         TriggerGeometry::load(&path).map_err(|error| self.at(patches, "card.patches", error))?;
         let threshold = card.threshold.as_ref().map_or(TRIGGER_THRESHOLD.into(), |value| *value.get_ref());
-        Ok(KernelSetup::Cluster7 {
+        Ok(KernelConfig::Cluster7 {
             threshold: u32::try_from(threshold).unwrap_or(u32::MAX),
             verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),
             traces: [crate1, crate2, crate3],
@@ -294,17 +294,17 @@ impl Config {
         &self,
         unit: &Builder,
         slots: NonZeroU16,
-        cards: &[CardSetup],
+        cards: &[LandingCard],
         layout: &SlotLayout,
         batch: NonZeroU16,
-    ) -> Result<BuilderSetup, ConfigError> {
+    ) -> Result<BuilderConfig, ConfigError> {
         let name = unit.name.get_ref().clone();
         let trigger = unit.trigger.as_ref().map(|trigger| self.trigger(trigger)).transpose()?;
         let wanted = unit.card.as_ref().map(|card| card.get_ref());
         let Some(card) = wanted.and_then(|wanted| cards.iter().find(|card| card.name == *wanted)) else {
-            return Ok(BuilderSetup { name, landing: LandingTarget::Host, trigger });
+            return Ok(BuilderConfig { name, landing: LandingTarget::Host, trigger });
         };
-        let areas = (card.kernel != KernelSetup::None)
+        let areas = (card.kernel != KernelConfig::None)
             .then(|| KernelAreas::new(layout, slots.get(), batch.get(), card.kernel.image()));
         let needed = landing_bytes(layout, slots.get(), areas.as_ref()).0;
         if needed > card.memory.0 {
@@ -320,10 +320,10 @@ impl Config {
                 None => self.about("card.memory", problem),
             });
         }
-        Ok(BuilderSetup { name, landing: LandingTarget::Card(card.clone()), trigger })
+        Ok(BuilderConfig { name, landing: LandingTarget::Card(card.clone()), trigger })
     }
 
-    fn trigger(&self, trigger: &Trigger) -> Result<WorkersSetup, ConfigError> {
+    fn trigger(&self, trigger: &Trigger) -> Result<WorkersConfig, ConfigError> {
         let number = |given: &Option<Spanned<u64>>, default: u64| {
             let value = given.as_ref().map_or(default, |value| *value.get_ref());
             u16::try_from(value).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MIN)
@@ -335,7 +335,7 @@ impl Config {
             let problem = Problem::Conflict(format!("{} is not a file", program.display()));
             return Err(self.at(&trigger.program, "builder.trigger.program", problem));
         }
-        Ok(WorkersSetup {
+        Ok(WorkersConfig {
             program: if is_path { program } else { trigger.program.get_ref().clone() },
             arguments: trigger.arguments.clone(),
             workers: number(&trigger.workers, 1),
@@ -375,7 +375,7 @@ impl Config {
         }
     }
 
-    fn output(&self) -> Result<Option<OutputSetup>, ConfigError> {
+    fn output(&self) -> Result<Option<OutputConfig>, ConfigError> {
         let Some(output) = &self.tables.output else { return Ok(None) };
         let path = self.locate(output.directory.get_ref());
         let refuse = |cause| {
@@ -386,7 +386,7 @@ impl Config {
             Ok(found) if !found.is_dir() => Err(refuse(std::io::ErrorKind::NotADirectory.into())),
             Err(cause) if cause.kind() != std::io::ErrorKind::NotFound => Err(refuse(cause)),
             _ => writable(&path).map_err(refuse).map(|()| {
-                Some(OutputSetup {
+                Some(OutputConfig {
                     directory: path.clone(),
                     events: match output.events.as_ref().map(|events| events.get_ref().as_str()) {
                         Some("built") => StoredEvents::Built,
@@ -426,7 +426,7 @@ impl Config {
     fn reference_decisions(
         &self,
         inputs: &Inputs,
-        builders: &[BuilderSetup],
+        builders: &[BuilderConfig],
     ) -> Result<Option<PathBuf>, ConfigError> {
         let given = self.tables.check.as_ref().and_then(|check| check.reference_decisions.as_ref());
         let Some(reference) = given else { return Ok(None) };
@@ -463,10 +463,10 @@ impl Config {
             let first = first.map_or_else(PathBuf::new, |input| self.locate(input.get_ref()));
             return Err(refuse(Problem::DuplicateSource { id, first, second: path }));
         }
-        let decides = |unit: &BuilderSetup| {
+        let decides = |unit: &BuilderConfig| {
             matches!(
                 &unit.landing,
-                LandingTarget::Card(CardSetup { kernel: KernelSetup::Cluster7 { .. }, .. })
+                LandingTarget::Card(LandingCard { kernel: KernelConfig::Cluster7 { .. }, .. })
             )
         };
         if !builders.iter().all(decides) {

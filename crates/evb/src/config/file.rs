@@ -30,7 +30,7 @@ const MAX_SPIN: u64 = 1_000_000;
 
 /// A configuration that was read and is consistent.
 #[derive(Debug)]
-pub struct Config {
+pub struct ConfigFile {
     pub(super) path: PathBuf,
     /// Byte offset of each line.
     lines: Vec<usize>,
@@ -194,26 +194,26 @@ pub(super) struct Check {
     pub(super) max_corrupt: Option<Spanned<f64>>,
 }
 
-impl Config {
+impl ConfigFile {
     /// Reads a configuration.
     ///
     /// # Errors
     /// The line and the field with the problem.
-    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+    pub fn load(path: &Path) -> Result<ConfigFile, ConfigError> {
         let text = std::fs::read_to_string(path).map_err(|cause| ConfigError {
             file: path.to_owned(),
             line: None,
             field: String::new(),
             problem: Box::new(Problem::Unreadable(cause)),
         })?;
-        Config::parse(path, &text)
+        ConfigFile::parse(path, &text)
     }
 
     /// Parses the text of a configuration. `path` names it in errors; relative paths in it start there.
     ///
     /// # Errors
-    /// As [`Config::load`].
-    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+    /// As [`ConfigFile::load`].
+    pub fn parse(path: &Path, text: &str) -> Result<ConfigFile, ConfigError> {
         let breaks = text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(at, _)| at + 1);
         let lines: Vec<usize> = std::iter::once(0).chain(breaks).collect();
         let tables = toml::from_str(text).map_err(|error| ConfigError {
@@ -222,7 +222,7 @@ impl Config {
             field: String::new(),
             problem: Box::new(Problem::Syntax(error.message().to_owned())),
         })?;
-        let config = Config { path: path.to_owned(), lines, tables };
+        let config = ConfigFile { path: path.to_owned(), lines, tables };
         config.check_consistency()?;
         Ok(config)
     }

@@ -1,8 +1,8 @@
 //! Checks of the readout units' inputs.
 
 use super::error::{ConfigError, Problem};
-use super::file::{Config, Generator, Readout, Ring, Udp};
-use super::setup::{Arrival, GeneratorSetup, InputSetup, RingSetup, SizeDistribution, UdpSetup};
+use super::file::{ConfigFile, Generator, Readout, Ring, Udp};
+use super::run_config::{Arrival, GeneratorConfig, InputConfig, RingConfig, SizeDistribution, UdpConfig};
 use crate::core::Bytes;
 use crate::core::RuIndex;
 use crate::layout::SourceInfo;
@@ -36,7 +36,7 @@ pub(super) struct Inputs {
     pub(super) sources: Vec<SourceInfo>,
     /// By readout unit.
     pub(super) counts: Vec<NonZeroU16>,
-    pub(super) setups: Vec<InputSetup>,
+    pub(super) configs: Vec<InputConfig>,
     /// What each readout unit reads, for messages.
     names: Vec<String>,
 }
@@ -53,7 +53,7 @@ impl Inputs {
     }
 
     pub(super) fn is_live(&self) -> bool {
-        self.setups.iter().any(|setup| setup.file().is_none())
+        self.configs.iter().any(|config| config.file().is_none())
     }
 
     /// Refuses the stream file `second` if its events differ from those of the other files.
@@ -80,7 +80,7 @@ impl Inputs {
     }
 }
 
-impl Config {
+impl ConfigFile {
     /// Opens and checks the inputs of all readout units.
     pub(super) fn inputs(&self) -> Result<Inputs, ConfigError> {
         let mut inputs = Inputs::default();
@@ -88,7 +88,7 @@ impl Config {
             // The number of readout units was checked to fit.
             let readout = RuIndex(index as u16);
             let before = inputs.sources.len();
-            let setup = match (&unit.input, &unit.generator, &unit.udp, &unit.ring) {
+            let config = match (&unit.input, &unit.generator, &unit.udp, &unit.ring) {
                 (Some(input), None, None, None) => self.file_input(&mut inputs, input, readout)?,
                 (None, Some(generator), None, None) => {
                     self.generator_input(&mut inputs, unit, generator, readout)?
@@ -103,7 +103,7 @@ impl Config {
                     return Err(self.at(&unit.name, "readout", problem));
                 }
             };
-            inputs.setups.push(setup);
+            inputs.configs.push(config);
             let count = (inputs.sources.len() - before) as u64;
             let counted = u16::try_from(count).ok().and_then(NonZeroU16::new);
             let limit = Problem::OutOfRange { value: count, least: 1, most: u16::MAX.into() };
@@ -122,7 +122,7 @@ impl Config {
         inputs: &mut Inputs,
         input: &Spanned<PathBuf>,
         readout: RuIndex,
-    ) -> Result<InputSetup, ConfigError> {
+    ) -> Result<InputConfig, ConfigError> {
         let refuse = |problem| self.at(input, "readout.input", problem);
         let path = self.locate(input.get_ref());
         let stream = Stream::open(&path).map_err(|error| refuse(error.into()))?;
@@ -140,7 +140,7 @@ impl Config {
             inputs.add_source(source, &name).map_err(refuse)?;
         }
         inputs.names.push(name);
-        Ok(InputSetup::File(path))
+        Ok(InputConfig::File(path))
     }
 
     fn generator_input(
@@ -149,7 +149,7 @@ impl Config {
         unit: &Readout,
         generator: &Spanned<Generator>,
         readout: RuIndex,
-    ) -> Result<InputSetup, ConfigError> {
+    ) -> Result<InputConfig, ConfigError> {
         let table = generator.get_ref();
         if let Some(size_distribution) = &table.size_distribution {
             let known = &["fixed", "uniform", "exponential"];
@@ -163,7 +163,7 @@ impl Config {
                 Problem::Conflict(format!("{} is out of range: must be 0.001 to 1e9", rate.get_ref()));
             return Err(self.at(rate, "readout.generator.rate_hz", problem));
         }
-        let setup = GeneratorSetup {
+        let config = GeneratorConfig {
             first_source: table.first_source,
             sources: self.sources("readout.generator.sources", table.first_source, &table.sources)?,
             kind: table.kind,
@@ -182,9 +182,9 @@ impl Config {
             missing: self.fraction("readout.generator.missing", table.missing.as_ref())?,
             corrupt: self.fraction("readout.generator.corrupt", table.corrupt.as_ref())?,
         };
-        let sources = (setup.first_source, setup.sources);
-        self.add_live(inputs, unit, readout, (sources, setup.kind, setup.max_len()))?;
-        Ok(InputSetup::Generator(setup))
+        let sources = (config.first_source, config.sources);
+        self.add_live(inputs, unit, readout, (sources, config.kind, config.max_len()))?;
+        Ok(InputConfig::Generator(config))
     }
 
     fn udp_input(
@@ -193,7 +193,7 @@ impl Config {
         unit: &Readout,
         udp: &Spanned<Udp>,
         readout: RuIndex,
-    ) -> Result<InputSetup, ConfigError> {
+    ) -> Result<InputConfig, ConfigError> {
         let table = udp.get_ref();
         let listen = table.listen.get_ref();
         let bound = listen
@@ -206,7 +206,7 @@ impl Config {
         let (buffer, give_up) = (table.buffer_events.as_ref(), table.give_up_ms.as_ref());
         self.check_range("readout.udp.buffer_events", buffer, 1..=MAX_BUFFER_EVENTS)?;
         self.check_range("readout.udp.give_up_ms", give_up, 1..=600_000)?;
-        let setup = UdpSetup {
+        let config = UdpConfig {
             listen: listen.clone(),
             first_source: table.first_source,
             sources: self.sources("readout.udp.sources", table.first_source, &table.sources)?,
@@ -215,10 +215,10 @@ impl Config {
             buffer_events: buffer.map_or(DEFAULT_BUFFER_EVENTS, |events| *events.get_ref()),
             give_up: Duration::from_millis(give_up.map_or(DEFAULT_GIVE_UP_MS, |ms| *ms.get_ref())),
         };
-        self.check_buffer("readout.udp.buffer_events", buffer, setup.buffer_events)?;
-        let sources = (setup.first_source, setup.sources);
-        self.add_live(inputs, unit, readout, (sources, setup.kind, setup.max_len))?;
-        Ok(InputSetup::Udp(setup))
+        self.check_buffer("readout.udp.buffer_events", buffer, config.buffer_events)?;
+        let sources = (config.first_source, config.sources);
+        self.add_live(inputs, unit, readout, (sources, config.kind, config.max_len))?;
+        Ok(InputConfig::Udp(config))
     }
 
     fn ring_input(
@@ -227,7 +227,7 @@ impl Config {
         unit: &Readout,
         ring: &Spanned<Ring>,
         readout: RuIndex,
-    ) -> Result<InputSetup, ConfigError> {
+    ) -> Result<InputConfig, ConfigError> {
         let table = ring.get_ref();
         self.check_name("readout.ring.name", &table.name)?;
         let (buffer, give_up) = (table.buffer_events.as_ref(), table.give_up_ms.as_ref());
@@ -237,7 +237,7 @@ impl Config {
             let value = self.fraction(field, given)?;
             Ok(if given.is_some() { value } else { default })
         };
-        let setup = RingSetup {
+        let config = RingConfig {
             name: table.name.get_ref().clone(),
             first_source: table.first_source,
             sources: self.sources("readout.ring.sources", table.first_source, &table.sources)?,
@@ -252,17 +252,17 @@ impl Config {
             buffer_events: buffer.map_or(DEFAULT_BUFFER_EVENTS, |events| *events.get_ref()),
             give_up: Duration::from_millis(give_up.map_or(DEFAULT_GIVE_UP_MS, |ms| *ms.get_ref())),
         };
-        if setup.busy_below >= setup.busy_above {
+        if config.busy_below >= config.busy_above {
             let problem = Problem::Conflict(format!(
                 "busy_below = {} must be less than busy_above = {}",
-                setup.busy_below, setup.busy_above
+                config.busy_below, config.busy_above
             ));
             return Err(self.at(ring, "readout.ring.busy_below", problem));
         }
-        self.check_buffer("readout.ring.buffer_events", buffer, setup.buffer_events)?;
-        let sources = (setup.first_source, setup.sources);
-        self.add_live(inputs, unit, readout, (sources, setup.kind, setup.max_len))?;
-        Ok(InputSetup::Ring(setup))
+        self.check_buffer("readout.ring.buffer_events", buffer, config.buffer_events)?;
+        let sources = (config.first_source, config.sources);
+        self.add_live(inputs, unit, readout, (sources, config.kind, config.max_len))?;
+        Ok(InputConfig::Ring(config))
     }
 
     /// A batch whose events do not fit into the buffer would never be there.

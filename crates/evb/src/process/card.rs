@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_card_abi::CardName;
 
 use super::ProcessError;
-use crate::config::{CardSetup, Setup};
+use crate::config::{LandingCard, RunConfig};
 use crate::core::Bytes;
 
 /// A card to serve in this process.
@@ -29,8 +29,10 @@ pub type ServeCard<'a> = dyn Fn(&CardProcess) -> Result<(), Box<dyn std::error::
 ///
 /// # Errors
 /// The name is invalid; a checked configuration has none.
-pub(super) fn name(setup: &Setup, card: &CardSetup) -> Result<CardName, ProcessError> {
-    format!("{}.{}", setup.instance, card.name).parse().map_err(|error| unfit(&card.name, format!("{error}")))
+pub(super) fn name(config: &RunConfig, card: &LandingCard) -> Result<CardName, ProcessError> {
+    format!("{}.{}", config.instance, card.name)
+        .parse()
+        .map_err(|error| unfit(&card.name, format!("{error}")))
 }
 
 /// Error: a card does not meet the run's requirements.

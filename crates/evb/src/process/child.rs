@@ -1,6 +1,6 @@
 //! A process of a run as a child of the launcher.
 //!
-//! The launcher passes the role as arguments ([`Child::to_arguments`]). The manager also reads the setup from the
+//! The launcher passes the role as arguments ([`Child::to_arguments`]). The manager also reads the configuration from the
 //! first line of standard input. A child writes [`ChildMessage`]s to standard output, one line of JSON each, and
 //! errors to standard error. End of file on standard input means that the launcher ended.
 
@@ -10,7 +10,7 @@ use super::error::IoContext;
 use super::manager::{self, ManagerEvent};
 use super::sink::MakeSink;
 use super::{ProcessError, readout};
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, Bytes, RuIndex};
 use crate::source::SourceStatistics;
@@ -129,9 +129,9 @@ impl Child {
     fn run_role(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
         match self {
             Child::Manager => {
-                let setup = read_setup()?;
+                let config = read_config()?;
                 let stop = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
-                let finished = manager::run(&setup, stop.as_fd(), |event| {
+                let finished = manager::run(&config, stop.as_fd(), |event| {
                     send_to_parent(&ChildMessage::Manager(event.clone()));
                 })?;
                 Ok(finished.summary.is_success())
@@ -160,10 +160,10 @@ impl Child {
 }
 
 /// Reads the first line of standard input. Reads nothing behind it, so that its end can be polled.
-fn read_setup() -> Result<Setup, ProcessError> {
+fn read_config() -> Result<RunConfig, ProcessError> {
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).context("read the setup")?;
-    serde_json::from_str(&line).map_err(std::io::Error::from).context("read the setup")
+    std::io::stdin().lock().read_line(&mut line).context("read the configuration")?;
+    serde_json::from_str(&line).map_err(std::io::Error::from).context("read the configuration")
 }
 
 /// Errors are ignored: a launcher that ended needs no messages.

@@ -10,7 +10,7 @@ use super::card::{self, CardProcess};
 use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, PAUSE, ProgressSample, RESUME};
-use crate::config::{LandingTarget, Setup};
+use crate::config::{LandingTarget, RunConfig};
 use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
@@ -199,7 +199,7 @@ struct ChildProcess {
 /// State of a launched run.
 struct LaunchedRun<'a, 'w> {
     launcher: &'a Launcher,
-    setup: &'a Setup,
+    config: &'a RunConfig,
     watch: &'a mut RunObserver<'w>,
     running: HashMap<RunProcess, ChildProcess>,
     outputs: Receiver<ChildOutput>,
@@ -217,59 +217,67 @@ struct LaunchedRun<'a, 'w> {
 }
 
 impl Launcher {
-    /// Runs the setup on this host, one process for each card, manager, readout unit and builder unit.
+    /// Starts the run on this host, one process for each card, manager, readout unit and builder unit.
     ///
     /// `watch` is called for each event. Returns when all processes have ended.
     ///
     /// # Errors
     /// A process could not be started. Later failures are in the outcome.
-    pub fn run(&self, setup: &Setup, watch: &mut dyn FnMut(&RunEvent)) -> Result<RunOutcome, ProcessError> {
-        self.run_while(setup, &mut |event| {
+    pub fn run(
+        &self,
+        config: &RunConfig,
+        watch: &mut dyn FnMut(&RunEvent),
+    ) -> Result<RunOutcome, ProcessError> {
+        self.run_while(config, &mut |event| {
             watch(event);
             ControlFlow::Continue(())
         })
     }
 
-    /// Runs the setup as [`run`](Self::run) does; `watch` may request the stop. The run then ends with its
+    /// Runs as [`run`](Self::run) does; `watch` may request the stop. The run then ends with its
     /// summary. `watch` is called for progress every 100 ms.
     ///
     /// # Errors
     /// A process could not be started.
-    pub fn run_while(&self, setup: &Setup, watch: &mut RunObserver<'_>) -> Result<RunOutcome, ProcessError> {
-        self.run_with_commands(setup, commands().1, watch)
+    pub fn run_while(
+        &self,
+        config: &RunConfig,
+        watch: &mut RunObserver<'_>,
+    ) -> Result<RunOutcome, ProcessError> {
+        self.run_with_commands(config, commands().1, watch)
     }
 
-    /// Runs the setup as [`run_while`](Self::run_while) does, under the commands of an operator.
+    /// Runs as [`run_while`](Self::run_while) does, under the commands of an operator.
     ///
     /// # Errors
     /// A process could not be started.
     pub fn run_with_commands(
         &self,
-        setup: &Setup,
+        config: &RunConfig,
         commands: CommandReceiver,
         watch: &mut RunObserver<'_>,
     ) -> Result<RunOutcome, ProcessError> {
-        let mut setup = setup.clone();
-        setup.instance = format!("{}-{}", setup.name, std::process::id());
+        let mut config = config.clone();
+        config.instance = format!("{}-{}", config.name, std::process::id());
         let CommandReceiver { sender: output_sender, receiver: outputs } = commands;
         let outcome = RunOutcome {
             summary: None,
             elapsed: None,
             samples: Vec::new(),
-            readouts: vec![None; setup.plan.readouts()],
-            totals: vec![None; setup.plan.builders()],
-            builders: vec![None; setup.plan.builders()],
-            max_corrupt: setup.max_corrupt,
+            readouts: vec![None; config.plan.readouts()],
+            totals: vec![None; config.plan.builders()],
+            builders: vec![None; config.plan.builders()],
+            max_corrupt: config.max_corrupt,
             sources: Vec::new(),
             sinks: Vec::new(),
             failures: Vec::new(),
         };
         let mut run = LaunchedRun {
             launcher: self,
-            reports: RunReports::none(setup.plan.readouts(), setup.plan.builders()),
+            reports: RunReports::none(config.plan.readouts(), config.plan.builders()),
             cause: None,
             superseded: Vec::new(),
-            setup: &setup,
+            config: &config,
             watch,
             running: HashMap::new(),
             outputs,
@@ -287,27 +295,28 @@ impl Launcher {
 impl LaunchedRun<'_, '_> {
     /// Starts the cards and the manager. The units follow when the manager listens.
     fn start(&mut self) -> Result<(), ProcessError> {
-        for unit in &self.setup.builders {
-            if let LandingTarget::Card(setup) = &unit.landing {
-                let name = card::name(self.setup, setup)?;
+        for unit in &self.config.builders {
+            if let LandingTarget::Card(config) = &unit.landing {
+                let name = card::name(self.config, config)?;
                 let child = Child::Card(CardProcess {
                     name,
-                    memory: setup.memory,
-                    kind: setup.kind.clone(),
-                    spin: self.setup.spin,
+                    memory: config.memory,
+                    kind: config.kind.clone(),
+                    spin: self.config.spin,
                 });
-                self.spawn(RunProcess::Card(setup.name.clone()), &child)?;
+                self.spawn(RunProcess::Card(config.name.clone()), &child)?;
             }
         }
         let manager = RunProcess::Unit(Unit::Manager);
         self.spawn(manager.clone(), &Child::Manager)?;
-        let mut line =
-            serde_json::to_vec(self.setup).map_err(std::io::Error::from).context("write the setup")?;
+        let mut line = serde_json::to_vec(self.config)
+            .map_err(std::io::Error::from)
+            .context("write the configuration")?;
         line.push(b'\n');
         if let Some(parent_pipe) =
             self.running.get_mut(&manager).and_then(|running| running.parent_pipe.as_mut())
         {
-            parent_pipe.write_all(&line).context("hand the setup to the manager")?;
+            parent_pipe.write_all(&line).context("hand the configuration to the manager")?;
         }
         Ok(())
     }
@@ -315,8 +324,8 @@ impl LaunchedRun<'_, '_> {
     fn spawn(&mut self, role: RunProcess, child: &Child) -> Result<(), ProcessError> {
         let mut command = Command::new(&self.launcher.program);
         command.args(&self.launcher.arguments).args(child.to_arguments());
-        if self.setup.device != "auto" {
-            command.env(millstream_rdma::loader::ENV_DEVICE, &self.setup.device);
+        if self.config.device != "auto" {
+            command.env(millstream_rdma::loader::ENV_DEVICE, &self.config.device);
         }
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -380,7 +389,7 @@ impl LaunchedRun<'_, '_> {
     fn supervise(&mut self) -> Result<(), ProcessError> {
         let mut give_up_at: Option<Instant> = None;
         while self.units_running() {
-            let silent_at = self.manager_alive + self.setup.plan.timeout + self.grace();
+            let silent_at = self.manager_alive + self.config.plan.timeout + self.grace();
             let wait = give_up_at
                 .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
                 .saturating_duration_since(Instant::now());
@@ -426,7 +435,7 @@ impl LaunchedRun<'_, '_> {
     /// Kills the manager if it is silent: it reports progress many times in its timeout, so it is stopped or hangs. Its end
     /// is handled as any other.
     fn end_silent_manager(&mut self) {
-        let silent = self.manager_alive.elapsed() >= self.setup.plan.timeout + self.grace();
+        let silent = self.manager_alive.elapsed() >= self.config.plan.timeout + self.grace();
         if let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
             && self.started
             && silent
@@ -446,12 +455,12 @@ impl LaunchedRun<'_, '_> {
 
     /// Time for units to stop after the manager is lost.
     fn grace(&self) -> Duration {
-        4 * self.setup.plan.drain_timeout + Duration::from_millis(500)
+        4 * self.config.plan.drain_timeout + Duration::from_millis(500)
     }
 
     /// Time for builder units to close their files.
     fn closing(&self) -> Duration {
-        if self.setup.output.is_some() { Duration::from_secs(60) } else { self.grace() }
+        if self.config.output.is_some() { Duration::from_secs(60) } else { self.grace() }
     }
 
     fn take(&mut self, role: &RunProcess, message: ChildMessage) -> Result<(), ProcessError> {
@@ -478,7 +487,7 @@ impl LaunchedRun<'_, '_> {
                 }
                 ManagerEvent::Finished(finished) => {
                     let recovered = &finished.summary.recovered;
-                    for bu in (0..self.setup.builders.len()).map(|bu| BuIndex(bu as u16)) {
+                    for bu in (0..self.config.builders.len()).map(|bu| BuIndex(bu as u16)) {
                         let has_no_report =
                             finished.reports.builders.get(bu.index()).is_none_or(Option::is_none);
                         if has_no_report && recovered.contains(&Unit::Builder(bu)) {
@@ -530,11 +539,11 @@ impl LaunchedRun<'_, '_> {
     }
 
     fn spawn_units(&mut self, manager: &str) -> Result<(), ProcessError> {
-        for index in (0..self.setup.plan.readouts()).map(|index| RuIndex(index as u16)) {
+        for index in (0..self.config.plan.readouts()).map(|index| RuIndex(index as u16)) {
             let child = Child::Readout { index, manager: manager.to_owned() };
             self.spawn(RunProcess::Unit(Unit::Readout(index)), &child)?;
         }
-        for index in (0..self.setup.plan.builders()).map(|index| BuIndex(index as u16)) {
+        for index in (0..self.config.plan.builders()).map(|index| BuIndex(index as u16)) {
             let child = Child::Builder { index, manager: manager.to_owned() };
             self.spawn(RunProcess::Unit(Unit::Builder(index)), &child)?;
         }
@@ -576,8 +585,8 @@ impl LaunchedRun<'_, '_> {
         for failure in &mut self.outcome.failures {
             failure.is_recovered = match &failure.process {
                 RunProcess::Unit(unit) => recovered.contains(unit),
-                RunProcess::Card(card) => (0..).zip(&self.setup.builders).any(|(bu, builder)| {
-                    matches!(&builder.landing, LandingTarget::Card(setup) if setup.name == *card)
+                RunProcess::Card(card) => (0..).zip(&self.config.builders).any(|(bu, builder)| {
+                    matches!(&builder.landing, LandingTarget::Card(config) if config.name == *card)
                         && recovered.contains(&Unit::Builder(BuIndex(bu)))
                 }),
             };
@@ -597,7 +606,7 @@ impl LaunchedRun<'_, '_> {
         self.outcome.totals =
             own.enumerate().map(|(bu, own)| own.or(known.get(bu).copied().flatten())).collect();
         self.outcome.readouts.clone_from(&self.reports.readouts);
-        let merger = ReportMerger::of(self.setup.plan.clone(), self.reports.clone());
+        let merger = ReportMerger::of(self.config.plan.clone(), self.reports.clone());
         self.outcome.summary = Some(merger.summary(cause));
     }
 

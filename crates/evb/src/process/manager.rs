@@ -7,7 +7,7 @@ use super::control::{Control, Received};
 use super::error::IoContext;
 use super::rendezvous::Rendezvous;
 use super::startup::{Channel, FromManager, ToManager, TryReceive};
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::manager::{Manager, Transmit};
 use crate::core::report::RunReports;
 use crate::core::summary::Totals;
@@ -86,14 +86,14 @@ pub struct RunResult {
 /// # Errors
 /// The startup or the RDMA device failed.
 pub fn run(
-    setup: &Setup,
+    config: &RunConfig,
     commands: BorrowedFd<'_>,
     mut notify: impl FnMut(&ManagerEvent),
 ) -> Result<RunResult, ProcessError> {
-    setup.plan.check()?;
-    let listener = listen(&setup.listen)?;
+    config.plan.check()?;
+    let listener = listen(&config.listen)?;
     notify(&ManagerEvent::Listening { address: listener.address().to_string() });
-    let (process, queues) = ManagerProcess::start(setup, &listener, commands)?;
+    let (process, queues) = ManagerProcess::start(config, &listener, commands)?;
     notify(&ManagerEvent::Started);
     let finished = process.work(queues, commands, &mut notify)?;
     notify(&ManagerEvent::Finished(Box::new(finished.clone())));
@@ -136,25 +136,25 @@ struct ManagerProcess {
 impl ManagerProcess {
     /// The startup, up to the start of the run.
     fn start(
-        setup: &Setup,
+        config: &RunConfig,
         listener: &Listener,
         stop: BorrowedFd<'_>,
     ) -> Result<(ManagerProcess, WaitSet), ProcessError> {
-        let device = super::open_device(setup)?;
-        let readouts = setup.plan.readouts();
-        let units = readouts + setup.plan.builders();
+        let device = super::open_device(config)?;
+        let readouts = config.plan.readouts();
+        let units = readouts + config.plan.builders();
         let waiter =
-            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let mut rendezvous = Rendezvous::new(setup, waiter);
+            CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
+        let mut rendezvous = Rendezvous::new(config, waiter);
         rendezvous.admit_all(listener, stop)?;
         let builders: Vec<String> =
             rendezvous.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
-        let welcome = FromManager::Welcome { setup: Box::new(setup.clone()), builders };
+        let welcome = FromManager::Welcome { config: Box::new(config.clone()), builders };
         for (channel, _) in rendezvous.joined.iter_mut().flatten() {
-            channel.send(&welcome).context("send the setup to a unit")?;
+            channel.send(&welcome).context("send the configuration to a unit")?;
         }
         rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
-        let options = super::control_options(setup);
+        let options = super::control_options(config);
         let depth = options.completions().saturating_mul(units as u32);
         let control = rendezvous.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);
@@ -175,27 +175,27 @@ impl ManagerProcess {
             channels.push(Some(channel));
         }
         let clock = MonotonicClock::start();
-        let mut core = Manager::new(setup.plan.clone(), clock.now());
-        core.handle_pause(setup.starts_paused);
+        let mut core = Manager::new(config.plan.clone(), clock.now());
+        core.handle_pause(config.starts_paused);
         let mut process = ManagerProcess {
             clock,
             core,
             control_of: controls.iter().enumerate().map(|(at, control)| (control.qpn(), at)).collect(),
-            statistics: vec![None; setup.plan.builders()],
+            statistics: vec![None; config.plan.builders()],
             units,
             controls,
             readouts,
             now: Instant::default(),
             first_assigned: None,
-            available: setup
+            available: config
                 .readouts
                 .iter()
                 .map(|unit| if unit.input.file().is_some() { u64::MAX } else { 0 })
                 .collect(),
             heard: vec![clock.now(); readouts],
-            timeout: setup.plan.timeout,
-            events: setup.plan.events.get(),
-            batch: setup.plan.batch.get(),
+            timeout: config.plan.timeout,
+            events: config.plan.events.get(),
+            batch: config.plan.batch.get(),
             last_done: Instant::default(),
             batches_done: 0,
             completions: [Completion::EMPTY; POLL],

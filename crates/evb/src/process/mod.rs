@@ -30,7 +30,7 @@ pub mod sink;
 mod startup;
 pub mod usage;
 
-use crate::config::Setup;
+use crate::config::RunConfig;
 use millstream_rdma::connect::{AckTimeout, RcOptions};
 use millstream_rdma::message::MessageChannelOptions;
 use millstream_rdma::{Device, DeviceSelector, device};
@@ -41,25 +41,25 @@ pub use sink::{AcceptedEvent, Sink, SinkError};
 
 /// Options of the run's connections: a link that is cut for less than the run's timeout does not break them. All retries
 /// together take that long; with adapters that wait longer than their ACK timeout, more.
-fn connection_options(setup: &Setup) -> RcOptions {
+fn connection_options(config: &RunConfig) -> RcOptions {
     let options = RcOptions::default();
     let attempts = u32::from(options.retries) + 1;
-    let wanted = AckTimeout::at_least(setup.plan.timeout / attempts);
+    let wanted = AckTimeout::at_least(config.plan.timeout / attempts);
     let ack_timeout = if wanted.time() > options.ack_timeout.time() { wanted } else { options.ack_timeout };
     RcOptions { ack_timeout, ..options }
 }
 
 /// Options of the control connections.
-fn control_options(setup: &Setup) -> MessageChannelOptions {
+fn control_options(config: &RunConfig) -> MessageChannelOptions {
     MessageChannelOptions {
-        connection: RcOptions { max_inline: 0, ..connection_options(setup) },
+        connection: RcOptions { max_inline: 0, ..connection_options(config) },
         ..MessageChannelOptions::default()
     }
 }
 
 /// Opens the run's RDMA device. `auto` uses the environment.
-fn open_device(setup: &Setup) -> Result<Device, ProcessError> {
-    let choice = match setup.device.as_str() {
+fn open_device(config: &RunConfig) -> Result<Device, ProcessError> {
+    let choice = match config.device.as_str() {
         "auto" => DeviceSelector::from_environment(),
         name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
     };

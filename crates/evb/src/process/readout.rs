@@ -12,7 +12,7 @@ use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::message::Assignment;
 use crate::core::readout::{BatchPayload, BatchSend, Readout};
 use crate::core::report::ReadoutReport;
@@ -59,7 +59,7 @@ pub fn run(
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
     let mut joined = startup::join(manager, Unit::Readout(ru), None, parent_pipe)?;
-    let local = LocalResources::open(&joined.setup, ru);
+    let local = LocalResources::open(&joined.config, ru);
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = ReadoutProcess::connect(local, &mut joined, ru)?;
     process.work(queues, joined.channel)
@@ -77,12 +77,12 @@ struct LocalResources {
 
 impl LocalResources {
     /// Maps and registers the input, and allocates the pool of headers.
-    fn open(setup: &Setup, ru: RuIndex) -> Result<LocalResources, ProcessError> {
-        let device = super::open_device(setup)?;
-        let input = source::open(setup, ru)?;
+    fn open(config: &RunConfig, ru: RuIndex) -> Result<LocalResources, ProcessError> {
+        let device = super::open_device(config)?;
+        let input = source::open(config, ru)?;
         let mapping = input.mapping().map(|bytes| Region::source(&device, bytes, false)).transpose()?;
-        let (sources, headers_per_batch) = source_areas(setup, ru, mapping.is_some());
-        let batches = u64::from(setup.plan.window.get()) * setup.plan.builders() as u64;
+        let (sources, headers_per_batch) = source_areas(config, ru, mapping.is_some());
+        let batches = u64::from(config.plan.window.get()) * config.plan.builders() as u64;
         let pool = headers_per_batch * batches;
         let headers = Region::landing(&device, c"millstream-headers", pool as usize, Access::SOURCE)?;
         headers.populate().context("allocate the pool of packet headers")?;
@@ -170,21 +170,21 @@ impl ReadoutProcess {
         joined: &mut JoinedRun,
         ru: RuIndex,
     ) -> Result<(ReadoutProcess, WaitSet), ProcessError> {
-        let JoinedRun { channel, setup, builders, deadline } = joined;
+        let JoinedRun { channel, config, builders, deadline } = joined;
         let deadline = *deadline;
         let LocalResources { device, sources, input, mapping, headers, headers_per_batch } = local;
-        let window = u64::from(setup.plan.window.get());
+        let window = u64::from(config.plan.window.get());
         let waiter =
-            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = super::control_options(setup);
+            CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
+        let options = super::control_options(config);
         let control_queue = waiter.completion_queue(options.completions())?;
         let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
         let (messages, _) =
             messages.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
         let requests_per_batch =
-            BatchRequests::of(sources.len(), input.as_ref(), setup, device.limits().sges);
-        let connection = requests_per_batch.connection(window, super::connection_options(setup));
+            BatchRequests::of(sources.len(), input.as_ref(), config, device.limits().sges);
+        let connection = requests_per_batch.connection(window, super::connection_options(config));
         // When a connection fails, every request on it completes.
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(builders.len() as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
@@ -213,19 +213,19 @@ impl ReadoutProcess {
         let clock = MonotonicClock::start();
         let process = ReadoutProcess {
             clock,
-            core: Readout::new(ru, setup.plan.clone(), clock.now()),
+            core: Readout::new(ru, config.plan.clone(), clock.now()),
             control: Control::new(messages),
             peers,
             input,
             available: 0,
             // The manager knows that all events of a file are there.
             available_sent: (if mapping.is_some() { u64::MAX } else { 0 }, std::time::Instant::now()),
-            alive_interval: setup.plan.timeout / 4,
+            alive_interval: config.plan.timeout / 4,
             mapping,
             headers,
             headers_per_batch,
             window,
-            slot_bytes: setup.layout.slot_bytes.0,
+            slot_bytes: config.layout.slot_bytes.0,
             max_sges: requests_per_batch.sges_per_request,
             header: vec![0; headers_per_batch as usize],
             extents: Vec::with_capacity(requests_per_batch.extents_per_packet),
@@ -499,8 +499,8 @@ struct BatchRequests {
 }
 
 impl BatchRequests {
-    fn of(sources: usize, input: &dyn Source, setup: &Setup, max_sges: u32) -> BatchRequests {
-        let extents = input.max_extents(setup.plan.batch.get().into());
+    fn of(sources: usize, input: &dyn Source, config: &RunConfig, max_sges: u32) -> BatchRequests {
+        let extents = input.max_extents(config.plan.batch.get().into());
         let extents_per_packet = usize::try_from(extents).unwrap_or(usize::MAX);
         let per_packet = 1 + extents_per_packet;
         let sges_per_request = per_packet.min(max_sges.clamp(2, MAX_SGES) as usize);
@@ -536,10 +536,10 @@ fn decode_wr_id(id: WrId) -> (BuIndex, SlotIndex) {
 
 /// The unit's packet areas, with their room in a batch's part of the pool, and the size of that part. The pool holds
 /// headers of long packets that are mapped, and whole packets otherwise.
-fn source_areas(setup: &Setup, ru: RuIndex, is_mapped: bool) -> (Vec<SourceArea>, u64) {
+fn source_areas(config: &RunConfig, ru: RuIndex, is_mapped: bool) -> (Vec<SourceArea>, u64) {
     let mut end = 0u64;
     let mut sources: Vec<SourceArea> = Vec::new();
-    for area in setup.layout.of_readout(ru) {
+    for area in config.layout.of_readout(ru) {
         let is_copied = !is_mapped || area.capacity <= MAX_COPIED;
         let aligned = end.next_multiple_of(mfp::HEADER_ALIGNMENT.into());
         let header_offset = match sources.last().filter(|last| last.is_copied && is_copied) {

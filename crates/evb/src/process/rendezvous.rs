@@ -4,7 +4,7 @@
 
 use super::ProcessError;
 use super::startup::{self, Channel, ToManager, TryReceive};
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
 use millstream_rdma::wait::CompletionWaiter;
@@ -20,7 +20,7 @@ const MAX_UNIDENTIFIED: usize = 1024;
 
 /// The units that have joined, by position: readout units, then builder units.
 pub(super) struct Rendezvous<'a> {
-    setup: &'a Setup,
+    config: &'a RunConfig,
     pub(super) waiter: CompletionWaiter,
     /// Each unit's stream, and the address for data connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
@@ -32,12 +32,12 @@ pub(super) struct Rendezvous<'a> {
 
 impl<'a> Rendezvous<'a> {
     /// Starts without units.
-    pub(super) fn new(setup: &'a Setup, waiter: CompletionWaiter) -> Rendezvous<'a> {
-        let units = setup.plan.readouts() + setup.plan.builders();
+    pub(super) fn new(config: &'a RunConfig, waiter: CompletionWaiter) -> Rendezvous<'a> {
+        let units = config.plan.readouts() + config.plan.builders();
         let joined = (0..units).map(|_| None).collect();
-        let timeout = startup::timeout(setup);
+        let timeout = startup::timeout(config);
         Rendezvous {
-            setup,
+            config,
             waiter,
             joined,
             deadline: Deadline::after(timeout),
@@ -48,7 +48,7 @@ impl<'a> Rendezvous<'a> {
 
     /// The unit at a position.
     pub(super) fn unit(&self, position: usize) -> Unit {
-        let readouts = self.setup.plan.readouts();
+        let readouts = self.config.plan.readouts();
         match position.checked_sub(readouts) {
             None => Unit::Readout(RuIndex(position as u16)),
             Some(builder) => Unit::Builder(BuIndex(builder as u16)),
@@ -56,7 +56,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     fn position(&self, unit: Unit) -> Option<usize> {
-        let readouts = self.setup.plan.readouts();
+        let readouts = self.config.plan.readouts();
         let position = match unit {
             Unit::Manager => None,
             Unit::Readout(ru) => (ru.index() < readouts).then_some(ru.index()),

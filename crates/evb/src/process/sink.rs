@@ -1,6 +1,6 @@
 //! Sinks for accepted events.
 
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::{BatchId, BuIndex, EventNumber};
 use millstream_fragment::{Fragment, SourceId};
 
@@ -53,4 +53,4 @@ pub trait Sink: Send {
 }
 
 /// Makes a builder unit's sink; `None` if accepted events are only counted.
-pub type MakeSink<'a> = dyn Fn(&Setup, BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> + 'a;
+pub type MakeSink<'a> = dyn Fn(&RunConfig, BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> + 'a;

@@ -3,7 +3,7 @@
 //! ```text
 //! unit                                manager
 //!  │ ── Join: unit, address ───────────► │  waits for all
-//!  │ ◄── Welcome: setup, addresses ───── │
+//!  │ ◄── Welcome: config, addresses ───── │
 //!  │ ── Prepared, or Failed ───────────► │  waits for all
 //!  │ ═══ control connection ════════════ │
 //!  │ ═══ readout to builder: data ═══    │
@@ -19,7 +19,7 @@
 use super::ProcessError;
 use super::builder::BuilderEnd;
 use super::error::IoContext;
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::report::ReadoutReport;
 use crate::core::{StopCause, Unit};
 use millstream_rdma::Deadline;
@@ -75,7 +75,7 @@ pub(super) enum ToManager {
 pub(super) enum FromManager {
     /// All units have joined.
     Welcome {
-        setup: Box<Setup>,
+        config: Box<RunConfig>,
         /// Where the builder units accept data connections, by index.
         builders: Vec<String>,
     },
@@ -228,19 +228,19 @@ impl AsFd for Channel {
 /// A unit that has joined the run.
 pub(super) struct JoinedRun {
     pub(super) channel: Channel,
-    pub(super) setup: Setup,
+    pub(super) config: RunConfig,
     /// Where the builder units accept data connections.
     pub(super) builders: Vec<String>,
     pub(super) deadline: Deadline,
 }
 
 /// Timeout of the startup of a run.
-pub(super) fn timeout(setup: &Setup) -> Duration {
-    let landing: u64 = (0..setup.plan.builders()).map(|builder| setup.landing_bytes(builder).0).sum();
+pub(super) fn timeout(config: &RunConfig) -> Duration {
+    let landing: u64 = (0..config.plan.builders()).map(|builder| config.landing_bytes(builder).0).sum();
     STARTUP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
 }
 
-/// Joins the manager and waits for the setup. The manager may start after the unit. Gives up if `parent_pipe`
+/// Joins the manager and waits for the configuration. The manager may start after the unit. Gives up if `parent_pipe`
 /// becomes readable or is closed, because the launcher ended.
 pub(super) fn join(
     manager: &str,
@@ -252,10 +252,10 @@ pub(super) fn join(
     let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
     channel.send(&ToManager::join(unit, data)).context("join the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
-        FromManager::Welcome { setup, builders } => {
-            setup.plan.check()?;
-            let deadline = Deadline::after(timeout(&setup));
-            Ok(JoinedRun { channel, setup: *setup, builders, deadline })
+        FromManager::Welcome { config, builders } => {
+            config.plan.check()?;
+            let deadline = Deadline::after(timeout(&config));
+            Ok(JoinedRun { channel, config: *config, builders, deadline })
         }
         FromManager::Start => Err(unexpected_frame(Unit::Manager)),
     }

@@ -1,7 +1,7 @@
 //! Replay of a stream file.
 
 use super::Source;
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::core::plan::Batch;
 use crate::layout::PacketArea;
 use crate::process::ProcessError;
@@ -23,10 +23,14 @@ pub struct FileReplay {
 impl FileReplay {
     /// Maps the file, whose sources must match the packet areas of the checked configuration, and reads every page, so
     /// that no transfer waits for the disk.
-    pub(super) fn open(setup: &Setup, areas: &[PacketArea], path: &Path) -> Result<FileReplay, ProcessError> {
+    pub(super) fn open(
+        config: &RunConfig,
+        areas: &[PacketArea],
+        path: &Path,
+    ) -> Result<FileReplay, ProcessError> {
         let stream: &'static Stream = Box::leak(Box::new(Stream::open(path)?));
         let watch = TruncationWatch::of(stream.mapping()).context("watch the input for truncation")?;
-        let packetizers = packetizers(setup, areas, stream)?;
+        let packetizers = packetizers(config, areas, stream)?;
         prefault(stream.mapping());
         Ok(FileReplay { stream, packetizers, watch })
     }
@@ -74,7 +78,7 @@ impl Source for FileReplay {
 
 /// The sources of the file in the order of their packet areas.
 fn packetizers(
-    setup: &Setup,
+    config: &RunConfig,
     areas: &[PacketArea],
     stream: &'static Stream,
 ) -> Result<Vec<Packetizer<'static>>, ProcessError> {
@@ -83,14 +87,14 @@ fn packetizers(
         ProcessError::InputChanged { input, what }
     };
     let events = stream.events();
-    if events.start != setup.file_first.0 || events.end - events.start != setup.file_events {
+    if events.start != config.file_first.0 || events.end - events.start != config.file_events {
         return Err(changed(format!("events {events:?}")));
     }
-    let replay = Replay::new(events, setup.plan.first_event.0).ok_or_else(|| changed("no events".into()))?;
+    let replay = Replay::new(events, config.plan.first_event.0).ok_or_else(|| changed("no events".into()))?;
     if areas.len() != stream.sources().len() {
         return Err(changed(format!("{} sources", stream.sources().len())));
     }
-    let batch = u32::from(setup.plan.batch.get());
+    let batch = u32::from(config.plan.batch.get());
     let packetizer = |area: &PacketArea| {
         let id = SourceId(area.source);
         let source = stream.source(id).ok_or_else(|| changed(format!("no {id}")))?;

@@ -1,7 +1,7 @@
 //! Generated fragments: size distribution, rate and faults from a seed.
 
 use super::{Source, SourceStatistics};
-use crate::config::{Arrival, GeneratorSetup, SizeDistribution};
+use crate::config::{Arrival, GeneratorConfig, SizeDistribution};
 use crate::core::plan::Batch;
 use crate::layout::PacketArea;
 use crate::process::ProcessError;
@@ -17,7 +17,7 @@ const PAYLOAD_BLOCK: usize = 1 << 16;
 
 /// Makes the fragments of a readout unit. A fragment depends only on seed, source and event.
 pub struct Generator {
-    setup: GeneratorSetup,
+    config: GeneratorConfig,
     first_event: u64,
     sources: Vec<SourceId>,
     payload: Vec<u8>,
@@ -26,30 +26,30 @@ pub struct Generator {
 }
 
 impl Generator {
-    pub(super) fn new(setup: &GeneratorSetup, areas: &[PacketArea], first_event: u64) -> Generator {
-        let len = PAYLOAD_BLOCK + setup.max_len() as usize;
-        let mut random = Random(setup.seed);
+    pub(super) fn new(config: &GeneratorConfig, areas: &[PacketArea], first_event: u64) -> Generator {
+        let len = PAYLOAD_BLOCK + config.max_len() as usize;
+        let mut random = Random(config.seed);
         let words = std::iter::repeat_with(|| random.next().to_le_bytes());
         Generator {
             first_event,
             sources: areas.iter().map(|area| SourceId(area.source)).collect(),
             payload: words.flatten().take(len).collect(),
-            clock: setup.rate_hz.map(|rate| EventClock::new(rate, setup.arrival, setup.seed)),
+            clock: config.rate_hz.map(|rate| EventClock::new(rate, config.arrival, config.seed)),
             made: 0,
-            setup: setup.clone(),
+            config: config.clone(),
         }
     }
 
     /// The fragment of a source and an event; `None` if it is missing on purpose.
     fn fragment(&self, source: SourceId, event: u64) -> Option<Fragment<'_>> {
-        let mut random = Random::of(self.setup.seed, source, event);
-        if random.unit() < self.setup.missing {
+        let mut random = Random::of(self.config.seed, source, event);
+        if random.unit() < self.config.missing {
             return None;
         }
-        let len = self.setup.len(random.unit());
+        let len = self.config.len(random.unit());
         let start = random.next() as usize % PAYLOAD_BLOCK;
         let mut fragment = Fragment::new(event, &self.payload[start..start + len as usize]);
-        if random.unit() < self.setup.corrupt {
+        if random.unit() < self.config.corrupt {
             fragment.crc ^= 1;
         }
         Some(fragment)
@@ -77,7 +77,7 @@ impl Source for Generator {
         let events = batch.first_event.0..batch.first_event.0 + u64::from(batch.events);
         debug_assert!(events.start >= self.first_event);
         let fragments: Vec<Fragment<'_>> = events.filter_map(|event| self.fragment(source, event)).collect();
-        let packet = packet(source, self.setup.kind, batch, &fragments, buffer)?;
+        let packet = packet(source, self.config.kind, batch, &fragments, buffer)?;
         self.made += u64::from(packet.n_fragments);
         Ok(packet)
     }
@@ -112,7 +112,7 @@ pub(super) fn packet(
     Ok(PacketLayout { header_len: total_len, total_len, n_fragments: repr.n_fragments, payload_len })
 }
 
-impl GeneratorSetup {
+impl GeneratorConfig {
     /// Length of the longest fragment, in bytes.
     pub(crate) fn max_len(&self) -> u32 {
         match self.size_distribution {
@@ -203,8 +203,8 @@ impl Random {
 mod tests {
     use super::*;
 
-    fn setup() -> GeneratorSetup {
-        GeneratorSetup {
+    fn config() -> GeneratorConfig {
+        GeneratorConfig {
             first_source: 1,
             sources: 1,
             kind: 1,
@@ -228,7 +228,7 @@ mod tests {
             capacity: 1 << 20,
             header_len: 64,
         }];
-        let make = || Generator::new(&setup(), &areas, 0);
+        let make = || Generator::new(&config(), &areas, 0);
         let (first, second) = (make(), make());
         let (mut missing, mut corrupt, mut bytes) = (0, 0, 0);
         for event in 0..10_000 {

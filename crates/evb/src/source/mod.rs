@@ -14,7 +14,7 @@ pub mod generator;
 pub mod ring;
 pub mod udp;
 
-use crate::config::{InputSetup, Setup};
+use crate::config::{InputConfig, RunConfig};
 use crate::core::RuIndex;
 use crate::core::plan::Batch;
 use crate::process::ProcessError;
@@ -109,31 +109,31 @@ pub struct SourceStatistics {
 ///
 /// # Errors
 /// The input cannot be opened, or differs from the checked configuration.
-pub(crate) fn open(setup: &Setup, ru: RuIndex) -> Result<Box<dyn Source>, ProcessError> {
-    let areas = setup.layout.of_readout(ru);
-    let first_event = setup.plan.first_event.0;
-    Ok(match &setup.readouts[ru.index()].input {
-        InputSetup::File(path) => Box::new(file::FileReplay::open(setup, areas, path)?),
-        InputSetup::Generator(generator) => {
+pub(crate) fn open(config: &RunConfig, ru: RuIndex) -> Result<Box<dyn Source>, ProcessError> {
+    let areas = config.layout.of_readout(ru);
+    let first_event = config.plan.first_event.0;
+    Ok(match &config.readouts[ru.index()].input {
+        InputConfig::File(path) => Box::new(file::FileReplay::open(config, areas, path)?),
+        InputConfig::Generator(generator) => {
             Box::new(generator::Generator::new(generator, areas, first_event))
         }
-        InputSetup::Ring(ring) => Box::new(ring::RingReceiver::bind(
+        InputConfig::Ring(ring) => Box::new(ring::RingReceiver::bind(
             ring,
             areas,
             first_event,
-            setup.plan.events.get(),
-            kept(setup),
+            config.plan.events.get(),
+            kept(config),
         )?),
-        InputSetup::Udp(udp) => {
-            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, setup.plan.events.get(), kept(setup))?)
+        InputConfig::Udp(udp) => {
+            Box::new(udp::UdpReceiver::bind(udp, areas, first_event, config.plan.events.get(), kept(config))?)
         }
     })
 }
 
 /// Events in batches that may be asked for again: one batch in each slot, one for each builder unit in the manager's round,
 /// and the next one.
-fn kept(setup: &Setup) -> u64 {
-    let plan = &setup.plan;
+fn kept(config: &RunConfig) -> u64 {
+    let plan = &config.plan;
     let batches = plan.total_slots() + plan.builders() + 1;
     batches as u64 * u64::from(plan.batch.get())
 }

@@ -7,7 +7,7 @@ use super::assembly::Assembly;
 use super::datagram::Datagram;
 use super::generator::packet;
 use super::{Source, SourceStatistics};
-use crate::config::RingSetup;
+use crate::config::RingConfig;
 use crate::core::plan::Batch;
 use crate::layout::PacketArea;
 use crate::process::ProcessError;
@@ -46,22 +46,22 @@ pub struct RingReceiver {
 impl RingReceiver {
     /// Takes `events` events. `kept` of them may be in batches that are not released.
     pub(super) fn bind(
-        setup: &RingSetup,
+        config: &RingConfig,
         areas: &[PacketArea],
         first_event: u64,
         events: u64,
         kept: u64,
     ) -> Result<RingReceiver, ProcessError> {
         let options = RingOptions {
-            first_source: setup.first_source,
-            sources: setup.sources.into(),
-            max_len: setup.max_len,
-            capacity: setup.size.0,
-            high: setup.busy_above,
-            low: setup.busy_below,
+            first_source: config.first_source,
+            sources: config.sources.into(),
+            max_len: config.max_len,
+            capacity: config.size.0,
+            high: config.busy_above,
+            low: config.busy_below,
         };
         let listener =
-            RingListener::bind(&setup.name, options).context("wait for front ends (readout.ring.name)")?;
+            RingListener::bind(&config.name, options).context("wait for front ends (readout.ring.name)")?;
         let poll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(std::io::Error::from)
             .context("wait for front ends")?;
@@ -72,11 +72,17 @@ impl RingReceiver {
             listener,
             poll,
             rings: Vec::new(),
-            assembly: Assembly::new(&ids, run, setup.buffer_events.max(kept), setup.max_len, setup.give_up),
+            assembly: Assembly::new(
+                &ids,
+                run,
+                config.buffer_events.max(kept),
+                config.max_len,
+                config.give_up,
+            ),
             sequences: vec![0; ids.len()],
             refused: vec![(0, Duration::ZERO); ids.len()],
             sources: ids.into_iter().map(SourceId).collect(),
-            kind: setup.kind,
+            kind: config.kind,
             sleeps: false,
         })
     }

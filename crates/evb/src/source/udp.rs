@@ -4,7 +4,7 @@ use super::assembly::Assembly;
 use super::datagram::{Datagram, HEADER_LEN};
 use super::generator::packet;
 use super::{Source, SourceStatistics};
-use crate::config::UdpSetup;
+use crate::config::UdpConfig;
 use crate::core::plan::Batch;
 use crate::layout::PacketArea;
 use crate::process::ProcessError;
@@ -33,25 +33,31 @@ pub struct UdpReceiver {
 impl UdpReceiver {
     /// Receives `events` events. `kept` of them may be in batches that are not released.
     pub(super) fn bind(
-        setup: &UdpSetup,
+        config: &UdpConfig,
         areas: &[PacketArea],
         first_event: u64,
         events: u64,
         kept: u64,
     ) -> Result<UdpReceiver, ProcessError> {
-        let socket = UdpSocket::bind(&setup.listen).context("bind the socket of the UDP source")?;
+        let socket = UdpSocket::bind(&config.listen).context("bind the socket of the UDP source")?;
         socket.set_nonblocking(true).context("configure the socket of the UDP source")?;
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER);
         let ids: Vec<u32> = areas.iter().map(|area| area.source).collect();
         let run = first_event..first_event.saturating_add(events);
         Ok(UdpReceiver {
             socket,
-            assembly: Assembly::new(&ids, run, setup.buffer_events.max(kept), setup.max_len, setup.give_up),
+            assembly: Assembly::new(
+                &ids,
+                run,
+                config.buffer_events.max(kept),
+                config.max_len,
+                config.give_up,
+            ),
             sources: ids.into_iter().map(SourceId).collect(),
-            kind: setup.kind,
+            kind: config.kind,
             first_event,
             // One byte more than valid, so that longer datagrams are not cut to a valid length.
-            buffer: vec![0; HEADER_LEN + setup.max_len as usize + 1],
+            buffer: vec![0; HEADER_LEN + config.max_len as usize + 1],
         })
     }
 }

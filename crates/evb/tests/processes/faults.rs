@@ -3,7 +3,7 @@
 use crate::SLOW_OUTPUT;
 use crate::input::{TestInputs, launcher};
 use crate::runs::run;
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
@@ -49,10 +49,10 @@ pub(crate) fn is_there(process: u32) -> bool {
 }
 
 /// Runs until some batches are done, sends the signal to one process, and waits for the end.
-fn run_with_signal(setup: &Setup, victim: &RunProcess, signal: Signal) -> RunOutcome {
+fn run_with_signal(config: &RunConfig, victim: &RunProcess, signal: Signal) -> RunOutcome {
     let mut processes = Vec::new();
     let mut signalled: Option<Instant> = None;
-    let outcome = launcher().run(setup, &mut |event| match event {
+    let outcome = launcher().run(config, &mut |event| match event {
         RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
         RunEvent::Progress(sample) if signalled.is_none() && sample.done.batches > 0 => {
             let (_, process) =
@@ -78,7 +78,7 @@ fn summary_after_signal(victim: &RunProcess, signal: Signal) -> (RunSummary, Run
     let rest = "[check]\nreference_decisions = \"decisions.mfs\"\n[recovery]\nbuilder_loss = \"stop\"\n";
     let with = |replay: u64| {
         let run = format!("batch = 8\nreplay = {replay}\ntimeout_ms = 500\ndrain_timeout_ms = 300");
-        inputs.setup(3, &["card", "card"], &run, kernel, rest)
+        inputs.config(3, &["card", "card"], &run, kernel, rest)
     };
     let outcome = run_with_signal(&with(1_000_000), victim, signal);
     assert!(!outcome.is_success());
@@ -140,9 +140,9 @@ fn a_stopped_manager_does_not_hang_the_run() {
 
 fn connections_that_are_no_units_are_ignored() {
     let inputs = TestInputs::camera();
-    let mut setup = inputs.setup(1, &["host"], "batch = 8", "", "");
-    setup.listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let address = setup.listen.clone();
+    let mut config = inputs.config(1, &["host"], "batch = 8", "", "");
+    config.listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let address = config.listen.clone();
     let (connected, connections) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
         let until = Instant::now() + BOUND;
@@ -157,7 +157,7 @@ fn connections_that_are_no_units_are_ignored() {
             }
         }
     });
-    let outcome = run(&setup);
+    let outcome = run(&config);
     assert!(outcome.is_success(), "{outcome:#?}");
     assert_eq!(connections.try_iter().count(), 1, "nothing connected before the run ended");
 }
@@ -165,11 +165,11 @@ fn connections_that_are_no_units_are_ignored() {
 fn the_report_of_a_readout_unit_that_was_stopped_for_a_while_counts() {
     let inputs = TestInputs::camera();
     let run = "batch = 8\nreplay = 1000000\ntimeout_ms = 500\ndrain_timeout_ms = 300";
-    let setup = inputs.setup(3, &["host", "host"], run, "", "");
+    let config = inputs.config(3, &["host", "host"], run, "", "");
     let victim = RunProcess::Unit(Unit::Readout(RuIndex(1)));
     let mut process = None;
     let mut stopped = false;
-    let outcome = launcher().run(&setup, &mut |event| match event {
+    let outcome = launcher().run(&config, &mut |event| match event {
         RunEvent::Spawned { process: role, pid: id } if *role == victim => process = Some(pid(*id)),
         RunEvent::Progress(sample) if !stopped && sample.done.batches > 0 => {
             stopped = true;
@@ -197,8 +197,8 @@ fn a_stop_with_slow_storage_counts_all_stored_events() {
     let card = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     let run = "batch = 8\nreplay = 1000000\ndrain_timeout_ms = 50";
     let rest = format!("[output]\ndirectory = \"{SLOW_OUTPUT}\"\n");
-    let setup = inputs.setup(3, &["card"], run, card, &rest);
-    let outcome = launcher().run_while(&setup, &mut |event| match event {
+    let config = inputs.config(3, &["card"], run, card, &rest);
+    let outcome = launcher().run_while(&config, &mut |event| match event {
         RunEvent::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     });
@@ -214,8 +214,8 @@ fn a_stop_with_slow_storage_counts_all_stored_events() {
 
 fn a_run_that_is_asked_to_stop_closes_its_account() {
     let inputs = TestInputs::camera();
-    let setup = inputs.setup(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
-    let outcome = launcher().run_while(&setup, &mut |event| match event {
+    let config = inputs.config(3, &["host", "host"], "batch = 8\nreplay = 1000000", "", "");
+    let outcome = launcher().run_while(&config, &mut |event| match event {
         RunEvent::Progress(sample) if sample.done.batches > 0 => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     });
@@ -229,7 +229,7 @@ fn a_run_that_is_asked_to_stop_closes_its_account() {
 fn a_killed_launcher_leaves_nothing_behind() {
     let inputs = TestInputs::camera();
     let kernel = "kernel = \"verify\"";
-    inputs.setup(3, &["card", "host"], "batch = 8\nreplay = 1000000", kernel, "");
+    inputs.config(3, &["card", "host"], "batch = 8\nreplay = 1000000", kernel, "");
     let mut launcher = Command::new(std::env::current_exe().unwrap())
         .arg("launch")
         .arg(inputs.folder.path().join("run.toml"))
@@ -254,10 +254,10 @@ fn a_killed_launcher_leaves_nothing_behind() {
 
 fn a_unit_that_does_not_come_up_is_named() {
     let inputs = TestInputs::camera();
-    let setup = inputs.setup(3, &["host"], "batch = 8", "", "");
+    let config = inputs.config(3, &["host"], "batch = 8", "", "");
     std::fs::remove_file(inputs.folder.path().join("crate2.mfs")).unwrap();
     let started = Instant::now();
-    let outcome = run(&setup);
+    let outcome = run(&config);
     assert!(started.elapsed() < BOUND, "{:?}", started.elapsed());
     assert!(outcome.summary.is_none() && !outcome.is_success());
     // The first failure is the cause of the others.
@@ -276,14 +276,14 @@ fn a_unit_that_does_not_come_up_is_named() {
 
 fn a_port_taken_after_the_check_is_named() {
     let inputs = TestInputs::camera();
-    let mut setup = inputs.setup(1, &["host"], "batch = 8", "", "");
+    let mut config = inputs.config(1, &["host"], "batch = 8", "", "");
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
-    setup.listen = taken.local_addr().unwrap().to_string();
-    let outcome = run(&setup);
+    config.listen = taken.local_addr().unwrap().to_string();
+    let outcome = run(&config);
     assert!(outcome.summary.is_none());
     let failure = &outcome.failures[0];
     assert!(
-        failure.process == RunProcess::Unit(Unit::Manager) && failure.reason.contains(&setup.listen),
+        failure.process == RunProcess::Unit(Unit::Manager) && failure.reason.contains(&config.listen),
         "{failure:?}"
     );
 }

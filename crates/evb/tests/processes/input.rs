@@ -1,6 +1,6 @@
 //! Inputs and configurations for runs.
 
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::process::Launcher;
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::unpack::unpack;
@@ -66,14 +66,14 @@ impl TestInputs {
 
     /// Writes and checks a configuration. `run` and `card` are lines for these tables; `builders` is `card` or `host` for each
     /// builder unit.
-    pub(crate) fn setup(
+    pub(crate) fn config(
         &self,
         readouts: usize,
         builders: &[&str],
         run: &str,
         card: &str,
         rest: &str,
-    ) -> Setup {
+    ) -> RunConfig {
         let mut text = format!("[run]\nname = \"test\"\n{run}\n");
         for readout in 1..=readouts {
             write!(text, "[[readout]]\nname = \"ru{readout}\"\ninput = \"crate{readout}.mfs\"\n").unwrap();
@@ -92,7 +92,7 @@ impl TestInputs {
         text.push_str(rest);
         let path = self.folder.path().join("run.toml");
         std::fs::write(&path, text).unwrap();
-        Config::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
+        ConfigFile::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs from live sources: generators and datagrams.
 
 use crate::input::{TestInputs, launcher};
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunEvent;
@@ -19,14 +19,14 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("datagrams_are_built_and_lost_ones_are_counted", datagrams_are_built_and_lost_ones_are_counted),
 ];
 
-fn setup(folder: &Path, text: &str) -> Setup {
+fn config(folder: &Path, text: &str) -> RunConfig {
     let path = folder.join("live.toml");
     std::fs::write(&path, text).unwrap();
-    Config::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
+    ConfigFile::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn succeed(setup: &Setup, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
-    let outcome = launcher().run(setup, watch).unwrap_or_else(|error| panic!("{error}"));
+fn succeed(config: &RunConfig, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
+    let outcome = launcher().run(config, watch).unwrap_or_else(|error| panic!("{error}"));
     assert!(outcome.is_success(), "{outcome:#?}");
     outcome
 }
@@ -64,7 +64,7 @@ slots = 4
 directory = "out"
 events = "all"
 "#;
-    let outcome = succeed(&setup(folder.path(), text), &mut |_| {});
+    let outcome = succeed(&config(folder.path(), text), &mut |_| {});
     let summary = outcome.summary.as_ref().unwrap();
     let incomplete = summary.incomplete.missing_at_source;
     assert_eq!(summary.built.events + incomplete.events, 400, "{summary}");
@@ -101,7 +101,7 @@ name = "bu0"
 landing = "host"
 slots = 4
 "#;
-    let outcome = succeed(&setup(inputs.folder.path(), text), &mut |_| {});
+    let outcome = succeed(&config(inputs.folder.path(), text), &mut |_| {});
     assert_eq!(outcome.summary.unwrap().built, Counts { events: 35, fragments: 140 });
 }
 
@@ -163,12 +163,12 @@ directory = "out"
 events = "all"
 "#
     );
-    let setup = setup(folder.path(), &text);
+    let config = config(folder.path(), &text);
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     socket.connect(("127.0.0.1", port)).unwrap();
     let mut front_end = FrontEnd { socket, sequence: [0; 2] };
     let mut sent = 0;
-    let outcome = succeed(&setup, &mut |event| {
+    let outcome = succeed(&config, &mut |event| {
         // The next burst goes when the last one is built: no datagram is lost but those that are not sent.
         let is_ready = match event {
             RunEvent::Started => true,

@@ -15,7 +15,7 @@ mod runs;
 mod software_trigger;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
@@ -63,9 +63,9 @@ impl Sink for SlowSink {
 }
 
 /// Makes the sink of a builder unit.
-fn make_sink(setup: &Setup, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
-    let sink = example::list(setup, bu)?;
-    let is_in = |name| setup.output.as_ref().is_some_and(|output| output.directory.ends_with(name));
+fn make_sink(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
+    let sink = example::list(config, bu)?;
+    let is_in = |name| config.output.as_ref().is_some_and(|output| output.directory.ends_with(name));
     let (is_slow, is_eager) = (is_in(SLOW_OUTPUT), is_in(EAGER_OUTPUT));
     let time = Duration::from_millis(if is_slow { 30 } else { 1 });
     let slow = |sink| -> Box<dyn Sink> { Box::new(SlowSink { sink, time, is_eager }) };

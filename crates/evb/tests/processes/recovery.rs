@@ -2,7 +2,7 @@
 
 use crate::faults::{is_there, pid};
 use crate::input::launcher;
-use millstream_evb::config::Config;
+use millstream_evb::config::ConfigFile;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
@@ -86,11 +86,12 @@ impl TestRun {
     fn run(&self, victim: &RunProcess, signal: Signal, resume: Option<Duration>) -> (RunSummary, RunOutcome) {
         let path = self.folder.path().join("run.toml");
         std::fs::write(&path, &self.text).unwrap();
-        let setup =
-            Config::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"));
+        let config = ConfigFile::load(&path)
+            .and_then(|config| config.check())
+            .unwrap_or_else(|error| panic!("{error}"));
         let mut processes = Vec::new();
         let mut signalled = false;
-        let outcome = launcher().run(&setup, &mut |event| match event {
+        let outcome = launcher().run(&config, &mut |event| match event {
             RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
             RunEvent::Progress(sample) if !signalled && sample.done.batches > 0 => {
                 signalled = true;

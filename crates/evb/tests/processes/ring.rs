@@ -1,7 +1,7 @@
 //! Runs from front-end processes on the same host.
 
 use crate::input::launcher;
-use millstream_evb::config::{Config, Setup};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunEvent;
 use millstream_front_end::{FrontEnd, Push};
@@ -16,7 +16,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 ];
 
 /// A run with a ring of two sources, 0x300 and 0x301.
-fn setup(folder: &Path, name: &str, events: u64, ring: &str) -> Setup {
+fn config(folder: &Path, name: &str, events: u64, ring: &str) -> RunConfig {
     let path = folder.join("ring.toml");
     let text = format!(
         "[run]\nname = \"ring\"\nbatch = 16\nevents = {events}\ntimeout_ms = 10000\n\
@@ -25,11 +25,11 @@ fn setup(folder: &Path, name: &str, events: u64, ring: &str) -> Setup {
          [output]\ndirectory = \"out\"\nevents = \"built\"\n[check]\nchecksums = \"all\"\n"
     );
     std::fs::write(&path, text).unwrap();
-    Config::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
+    ConfigFile::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-fn succeed(setup: &Setup, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
-    let outcome = launcher().run(setup, watch).unwrap_or_else(|error| panic!("{error}"));
+fn succeed(config: &RunConfig, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
+    let outcome = launcher().run(config, watch).unwrap_or_else(|error| panic!("{error}"));
     assert!(outcome.is_success(), "{outcome:#?}");
     outcome
 }
@@ -45,9 +45,9 @@ fn a_front_end_in_c_pushes_fragments() {
     assert!(cc.status().expect("run cc").success(), "cc cannot compile the front end");
 
     let name = format!("c-{}", std::process::id());
-    let setup = setup(folder.path(), &name, 3000, "");
+    let config = config(folder.path(), &name, 3000, "");
     let mut front_end = None;
-    let outcome = succeed(&setup, &mut |event| {
+    let outcome = succeed(&config, &mut |event| {
         if matches!(event, RunEvent::Started) {
             let started = Command::new(&program).args([&name, "3000"]).stdout(Stdio::piped()).spawn();
             front_end = Some(started.expect("it was compiled"));
@@ -69,7 +69,7 @@ fn a_front_end_is_told_to_wait_and_nothing_is_lost() {
     let name = format!("busy-{}", std::process::id());
     // Room for 32 events of each source: the front end is faster than the run starts.
     let ring = "size = 4096\nbuffer_events = 32\ngive_up_ms = 20000";
-    let setup = setup(folder.path(), &name, 2000, ring);
+    let config = config(folder.path(), &name, 2000, ring);
     let pushing = std::thread::spawn(move || {
         let mut front_end = FrontEnd::connect(&name, Duration::from_secs(30)).unwrap();
         for event in 0..2000u64 {
@@ -78,7 +78,7 @@ fn a_front_end_is_told_to_wait_and_nothing_is_lost() {
             }
         }
     });
-    let outcome = succeed(&setup, &mut |_| {});
+    let outcome = succeed(&config, &mut |_| {});
     pushing.join().unwrap();
     assert_eq!(outcome.summary.as_ref().unwrap().built.events, 2000);
     let refused: u64 = outcome.sources.iter().map(|source| source.refused).sum();

@@ -2,7 +2,7 @@
 
 use crate::example;
 use crate::input::{TestInputs, launcher};
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use millstream_evb::core::StopCause;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::process::RunOutcome;
@@ -33,13 +33,13 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
 const REFERENCE: &str = "[check]\nreference_decisions = \"decisions.mfs\"\n";
 
-pub(crate) fn run(setup: &Setup) -> RunOutcome {
-    launcher().run(setup, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
+pub(crate) fn run(config: &RunConfig) -> RunOutcome {
+    launcher().run(config, &mut |_| {}).unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// A run that must succeed.
-fn succeed(setup: &Setup) -> RunOutcome {
-    let outcome = run(setup);
+fn succeed(config: &RunConfig) -> RunOutcome {
+    let outcome = run(config);
     assert!(outcome.is_success(), "{outcome:#?}");
     outcome
 }
@@ -47,8 +47,8 @@ fn succeed(setup: &Setup) -> RunOutcome {
 fn camera_events_are_built_decided_and_stored() {
     let inputs = TestInputs::camera();
     let rest = format!("[output]\ndirectory = \"out\"\n{REFERENCE}");
-    let setup = inputs.setup(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
-    let outcome = succeed(&setup);
+    let config = inputs.config(3, &["card", "card"], "batch = 2", CLUSTER7, &rest);
+    let outcome = succeed(&config);
     let summary = outcome.summary.as_ref().unwrap();
     assert_eq!(summary.built, Counts { events: 32, fragments: 960 });
     assert_eq!((summary.accepted, summary.read.bytes.0), (30, 5_068_800));
@@ -75,7 +75,7 @@ fn camera_events_are_built_decided_and_stored() {
 
 fn the_example_runs() {
     let inputs = TestInputs::camera();
-    inputs.setup(1, &["host"], "batch = 32", "", "");
+    inputs.config(1, &["host"], "batch = 32", "", "");
     assert!(example::run(&inputs.folder.path().join("run.toml")).unwrap());
 }
 
@@ -84,8 +84,8 @@ fn a_replay_repeats_the_decisions() {
     // 5 does not divide 32: batches go past the end of the file.
     for verify in ["true", "false"] {
         let card = format!("{CLUSTER7}\nverify = {verify}");
-        let setup = inputs.setup(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
-        let outcome = succeed(&setup);
+        let config = inputs.config(3, &["card", "card"], "batch = 5\nreplay = 20", &card, REFERENCE);
+        let outcome = succeed(&config);
         let summary = outcome.summary.unwrap();
         assert_eq!((summary.built.events, summary.accepted), (640, 600));
         let equal: u64 = outcome.builders.iter().flatten().map(|unit| unit.comparison.equal).sum();
@@ -103,7 +103,7 @@ fn any_batch_size_and_landing_builds_all_events() {
             (&["card", "host", "host"], "kernel = \"none\""),
             (&["card", "card"], "kernel = \"verify\""),
         ] {
-            let summary = succeed(&inputs.setup(3, builders, &run, card, "")).summary.unwrap();
+            let summary = succeed(&inputs.config(3, builders, &run, card, "")).summary.unwrap();
             assert_eq!(summary.built, Counts { events: 320, fragments: 9600 });
         }
     }
@@ -116,8 +116,8 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
     inputs.damage(1, 0, 55);
     inputs.damage(2, 102, 40);
     for builders in [&["card", "card"][..], &["card"]] {
-        let setup = inputs.setup(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
-        let summary = succeed(&setup).summary.unwrap();
+        let config = inputs.config(2, builders, "batch = 16\nreplay = 3", "kernel = \"verify\"", "");
+        let summary = succeed(&config).summary.unwrap();
         // Events 0, 10, … 90 and 40 to 49; event 40 is corrupt as well, and lacks two fragments.
         assert_eq!(summary.discarded.corrupt, Counts { events: 3 * 2, fragments: 3 * (8 + 6) });
         assert_eq!(summary.incomplete.missing_at_source, Counts { events: 3 * 18, fragments: 3 * 18 * 7 });
@@ -127,7 +127,7 @@ fn missing_and_corrupt_fragments_are_accounted_by_cause() {
     // Without a kernel, corruption is found where the processor compares checksums: in the first of 64 batches, or in all.
     for (checksums, corrupt) in [("sample", 0), ("all", 2)] {
         let rest = format!("[check]\nchecksums = \"{checksums}\"\nmax_corrupt = 0.5\n");
-        let summary = succeed(&inputs.setup(2, &["host"], "batch = 16", "", &rest)).summary.unwrap();
+        let summary = succeed(&inputs.config(2, &["host"], "batch = 16", "", &rest)).summary.unwrap();
         assert_eq!(summary.discarded.corrupt.events, corrupt);
         assert_eq!(summary.built.events, 81 - corrupt.min(1));
     }
@@ -143,7 +143,7 @@ fn a_source_with_too_many_corrupt_fragments_fails_the_run() {
     ] {
         let with = |most: &str| {
             let rest = format!("[check]\nchecksums = \"all\"\n{most}\n");
-            run(&inputs.setup(2, builders, "batch = 16\nreplay = 3", kernel, &rest))
+            run(&inputs.config(2, builders, "batch = 16\nreplay = 3", kernel, &rest))
         };
         let outcome = with("");
         let found: Vec<_> = outcome.too_corrupt();
@@ -158,9 +158,9 @@ fn a_source_with_too_many_corrupt_fragments_fails_the_run() {
 fn an_input_that_is_truncated_is_named() {
     let inputs = TestInputs::made(1, 4, 0..2000, |_, _| true);
     let path = inputs.folder.path().join("crate1.mfs");
-    let setup = inputs.setup(1, &["host"], "batch = 16\nreplay = 1000000", "", "");
+    let config = inputs.config(1, &["host"], "batch = 16\nreplay = 1000000", "", "");
     let mut truncated = false;
-    let outcome = launcher().run(&setup, &mut |event| {
+    let outcome = launcher().run(&config, &mut |event| {
         if matches!(event, RunEvent::Progress(sample) if sample.done.batches > 0) && !truncated {
             truncated = true;
             std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(4096).unwrap();
@@ -181,9 +181,9 @@ fn events_are_stored_without_a_kernel_when_asked_for() {
     inputs.damage(1, 0, 55);
     let stored = |landing: &str, kernel: &str, events: &str| {
         let rest = format!("[output]\ndirectory = \"out\"\nevents = \"{events}\"\n");
-        let setup = inputs.setup(2, &[landing], "batch = 16", kernel, &rest);
-        assert_eq!(setup.warnings().len(), usize::from(events == "accepted"));
-        let outcome = succeed(&setup);
+        let config = inputs.config(2, &[landing], "batch = 16", kernel, &rest);
+        assert_eq!(config.warnings().len(), usize::from(events == "accepted"));
+        let outcome = succeed(&config);
         std::fs::read_to_string(&outcome.sinks[0].1).unwrap().lines().count()
     };
     assert_eq!(stored("host", "", "accepted"), 0);
@@ -200,9 +200,9 @@ fn a_function_for_events_decides_per_event() {
     std::fs::write(inputs.folder.path().join("filter.wat"), crate::function::IMAGE).unwrap();
     let card = "kernel = \"wasm\"\nmodule = \"filter.wat\"\narguments = [7]";
     let rest = "[output]\ndirectory = \"out\"\n";
-    let setup = inputs.setup(2, &["card", "card"], "batch = 16", card, rest);
-    assert!(setup.warnings().is_empty());
-    let outcome = succeed(&setup);
+    let config = inputs.config(2, &["card", "card"], "batch = 16", card, rest);
+    assert!(config.warnings().is_empty());
+    let outcome = succeed(&config);
     let summary = outcome.summary.as_ref().unwrap();
     assert_eq!(summary.discarded.corrupt.events, 1);
     assert_eq!(summary.incomplete.missing_at_source.events, 10);
@@ -221,13 +221,13 @@ fn a_function_for_events_decides_per_event() {
 /// Starts paused, is resumed, paused, resumed and stopped; each step waits for the effect of the last.
 fn a_run_waits_for_its_start_and_pauses() {
     let inputs = TestInputs::camera();
-    let mut setup = inputs.setup(3, &["host"], "batch = 8\nreplay = 1000000", "", "");
-    setup.starts_paused = true;
+    let mut config = inputs.config(3, &["host"], "batch = 8\nreplay = 1000000", "", "");
+    config.starts_paused = true;
     let (commands, receiver) = launcher::commands();
     let mut steps = [RunCommand::Resume, RunCommand::Pause, RunCommand::Resume, RunCommand::Stop].into_iter();
     let (mut paused, mut is_commanded) = (true, false);
     let (mut assigned, mut unchanged) = (0, 0);
-    let outcome = launcher().run_with_commands(&setup, receiver, &mut |event| {
+    let outcome = launcher().run_with_commands(&config, receiver, &mut |event| {
         match event {
             // A command may have passed a sample that is still in the pipe.
             RunEvent::Paused(now) => (paused, is_commanded, unchanged) = (*now, false, 0),
@@ -254,7 +254,7 @@ fn a_run_waits_for_its_start_and_pauses() {
 fn a_wrong_decision_fails_the_run() {
     let inputs = TestInputs::camera();
     let card = format!("{CLUSTER7}\nthreshold = 335");
-    let outcome = run(&inputs.setup(3, &["card"], "batch = 8", &card, REFERENCE));
+    let outcome = run(&inputs.config(3, &["card"], "batch = 8", &card, REFERENCE));
     let comparison = outcome.builders[0].as_ref().unwrap().comparison;
     assert!(comparison.compared == 691_200 && comparison.equal < 691_200, "{comparison:?}");
     assert!(outcome.summary.as_ref().unwrap().is_success() && !outcome.is_success());

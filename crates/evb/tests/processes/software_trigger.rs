@@ -2,7 +2,7 @@
 
 use crate::input::TestInputs;
 use crate::runs::run;
-use millstream_evb::config::Setup;
+use millstream_evb::config::RunConfig;
 use std::error::Error;
 use std::path::Path;
 
@@ -45,14 +45,14 @@ pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
 }
 
 /// A run of 100 events in which source 3 lacks events 40 to 49.
-fn setup(inputs: &TestInputs, builders: &[&str], trigger: &str, worker: &[&str]) -> Setup {
+fn config(inputs: &TestInputs, builders: &[&str], trigger: &str, worker: &[&str]) -> RunConfig {
     let program = std::env::current_exe().unwrap();
     let arguments = [&["worker"], worker].concat();
     let trigger = format!(
         "\n[builder.trigger]\nprogram = {program:?}\narguments = {arguments:?}\ntimeout_ms = 400\n{trigger}\n"
     );
     let rest = "[output]\ndirectory = \"out\"\n";
-    inputs.setup(2, builders, "batch = 16", "kernel = \"verify\"", rest);
+    inputs.config(2, builders, "batch = 16", "kernel = \"verify\"", rest);
     // The helper writes the tables of cards between those of builder units.
     let path = inputs.folder.path().join("run.toml");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -60,9 +60,9 @@ fn setup(inputs: &TestInputs, builders: &[&str], trigger: &str, worker: &[&str])
         text.replace("slots = 4\nlanding = \"host\"\n", &format!("slots = 4\nlanding = \"host\"\n{trigger}"));
     let text = text.replace("\n[[card]]", &format!("{trigger}\n[[card]]"));
     std::fs::write(&path, text).unwrap();
-    let setup = millstream_evb::config::Config::load(&path).and_then(|config| config.check()).unwrap();
-    assert!(setup.warnings().is_empty());
-    setup
+    let config = millstream_evb::config::ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
+    assert!(config.warnings().is_empty());
+    config
 }
 
 fn inputs() -> TestInputs {
@@ -82,7 +82,7 @@ fn stored(outcome: &millstream_evb::process::RunOutcome) -> Vec<u64> {
 fn worker_processes_decide_on_built_events() {
     let inputs = inputs();
     for builders in [&["host"][..], &["card", "host"]] {
-        let outcome = run(&setup(&inputs, builders, "workers = 2", &["modulus", "7"]));
+        let outcome = run(&config(&inputs, builders, "workers = 2", &["modulus", "7"]));
         assert!(outcome.is_success(), "{outcome:#?}");
         let expected = (0..100).filter(|event| event % 7 == 0 && !(40..50).contains(event));
         assert_eq!(stored(&outcome), expected.collect::<Vec<_>>());
@@ -95,7 +95,7 @@ fn worker_processes_decide_on_built_events() {
 
 fn worker_processes_see_incomplete_events_when_asked_for() {
     let inputs = inputs();
-    let outcome = run(&setup(&inputs, &["host"], "events = \"all\"", &["missing"]));
+    let outcome = run(&config(&inputs, &["host"], "events = \"all\"", &["missing"]));
     assert!(outcome.is_success(), "{outcome:#?}");
     assert_eq!(stored(&outcome), (40..50).collect::<Vec<_>>());
     assert_eq!(outcome.summary.as_ref().unwrap().accepted, 0);
@@ -104,14 +104,14 @@ fn worker_processes_see_incomplete_events_when_asked_for() {
 fn the_batches_of_a_worker_that_dies_go_to_another() {
     let inputs = inputs();
     let file = inputs.folder.path().join("died");
-    let outcome = run(&setup(&inputs, &["host"], "workers = 2", &["die", file.to_str().unwrap()]));
+    let outcome = run(&config(&inputs, &["host"], "workers = 2", &["die", file.to_str().unwrap()]));
     assert!(outcome.is_success(), "{outcome:#?}");
     assert_eq!(stored(&outcome).len(), 90);
     assert_eq!(outcome.builders[0].as_ref().unwrap().workers.lost, 1);
 }
 
 fn an_event_that_kills_workers_ends_the_run() {
-    let outcome = run(&setup(&inputs(), &["host"], "workers = 4", &["die"]));
+    let outcome = run(&config(&inputs(), &["host"], "workers = 4", &["die"]));
     assert!(!outcome.is_success());
     let error = outcome.builders[0].as_ref().unwrap().error.clone().unwrap();
     assert!(error.contains("batch 3 ended 2 workers") && error.contains("exit status: 7"), "{error}");
@@ -119,7 +119,7 @@ fn an_event_that_kills_workers_ends_the_run() {
 }
 
 fn a_worker_that_hangs_is_killed() {
-    let outcome = run(&setup(&inputs(), &["host"], "workers = 1", &["hang"]));
+    let outcome = run(&config(&inputs(), &["host"], "workers = 1", &["hang"]));
     assert!(!outcome.is_success());
     let error = outcome.builders[0].as_ref().unwrap().error.clone().unwrap();
     assert!(error.contains("did not decide on batch 0 in time"), "{error}");

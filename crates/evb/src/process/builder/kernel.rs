@@ -2,7 +2,7 @@
 
 use super::reference::ReferenceDecisions;
 use super::slot_contents::{InvalidSlotData, SlotContents};
-use crate::config::{CardSetup, KernelSetup, Setup};
+use crate::config::{KernelConfig, LandingCard, RunConfig};
 use crate::core::plan::Batch;
 use crate::core::summary::{BatchCounts, BatchOutcome};
 use crate::core::{BuIndex, SlotIndex};
@@ -38,7 +38,7 @@ pub(super) struct KernelCompletion {
 /// A kernel on the builder unit's card.
 pub(super) struct CardKernel {
     ring: Ring,
-    setup: KernelSetup,
+    config: KernelConfig,
     areas: KernelAreas,
     armed: bool,
     /// Summaries of the current batch.
@@ -50,25 +50,29 @@ pub(super) struct CardKernel {
 
 impl CardKernel {
     /// Loads the kernel on the builder unit's card; `None` without a kernel.
-    pub(super) fn open(setup: &Setup, bu: BuIndex, card: &Card) -> Result<Option<CardKernel>, ProcessError> {
-        let crate::config::LandingTarget::Card(CardSetup { name, kernel, .. }) =
-            &setup.builders[bu.index()].landing
+    pub(super) fn open(
+        config: &RunConfig,
+        bu: BuIndex,
+        card: &Card,
+    ) -> Result<Option<CardKernel>, ProcessError> {
+        let crate::config::LandingTarget::Card(LandingCard { name, kernel, .. }) =
+            &config.builders[bu.index()].landing
         else {
             return Ok(None);
         };
-        let Some(areas) = setup.kernel_areas(bu.index()) else { return Ok(None) };
+        let Some(areas) = config.kernel_areas(bu.index()) else { return Ok(None) };
         let unfit = |what: String| unfit(name, what);
         let load = |name| card.load(REGION, name).map_err(|error| unfit(error.to_string()));
         match kernel {
-            KernelSetup::None => return Ok(None),
-            KernelSetup::Verify => load(VERIFY)?,
-            KernelSetup::Cluster7 { patches, .. } => {
+            KernelConfig::None => return Ok(None),
+            KernelConfig::Verify => load(VERIFY)?,
+            KernelConfig::Cluster7 { patches, .. } => {
                 let geometry = TriggerGeometry::load(patches).map_err(|error| unfit(error.to_string()))?;
                 let written = card.memory().write(areas.geometry(), &geometry.to_bytes());
                 written.map_err(|error| unfit(error.to_string()))?;
                 load(CLUSTER7)?;
             }
-            KernelSetup::Function { module, .. } => {
+            KernelConfig::Function { module, .. } => {
                 let image = std::fs::read(module)
                     .map_err(|cause| unfit(format!("cannot read {}: {cause}", module.display())))?;
                 let place = areas.image();
@@ -79,26 +83,26 @@ impl CardKernel {
                 loaded.map_err(|error| unfit(format!("{}: {error}", module.display())))?;
             }
         }
-        let batch = usize::from(setup.plan.batch.get());
+        let batch = usize::from(config.plan.batch.get());
         let mut kernel = CardKernel {
             ring: Ring::open(card, areas.rings())?,
-            setup: kernel.clone(),
+            config: kernel.clone(),
             areas,
             armed: false,
             summaries: vec![0; batch * EventSummary::BYTES],
             decisions: vec![0; batch * DECISION_BYTES],
             args: Vec::new(),
         };
-        for slot in 0..setup.plan.slots[bu.index()].get() {
-            kernel.write_args(setup, SlotIndex(slot)).map_err(|error| unfit(error.to_string()))?;
+        for slot in 0..config.plan.slots[bu.index()].get() {
+            kernel.write_args(config, SlotIndex(slot)).map_err(|error| unfit(error.to_string()))?;
         }
         Ok(Some(kernel))
     }
 
     /// Writes a slot's arguments with its packet areas. Only their header changes from batch to batch.
-    fn write_args(&mut self, setup: &Setup, slot: SlotIndex) -> Result<(), AccessError> {
-        let start = setup.layout.slot_offset(slot);
-        let places: Vec<_> = setup
+    fn write_args(&mut self, config: &RunConfig, slot: SlotIndex) -> Result<(), AccessError> {
+        let start = config.layout.slot_offset(slot);
+        let places: Vec<_> = config
             .layout
             .packets
             .iter()
@@ -111,10 +115,10 @@ impl CardKernel {
             .collect();
         self.args.clear();
         let areas = self.areas.of_slot(slot);
-        match self.setup {
-            KernelSetup::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
-            KernelSetup::Function { .. } => self.function(0, 1).append_to(&places, &mut self.args),
-            KernelSetup::None | KernelSetup::Verify => {
+        match self.config {
+            KernelConfig::Cluster7 { .. } => self.cluster7(0, 1, areas).append_to(&places, &mut self.args),
+            KernelConfig::Function { .. } => self.function(0, 1).append_to(&places, &mut self.args),
+            KernelConfig::None | KernelConfig::Verify => {
                 VerifyArgs { first_event: 0, n_events: 1, n_sources: 0 }.append_to(&places, &mut self.args);
             }
         }
@@ -122,8 +126,8 @@ impl CardKernel {
     }
 
     fn cluster7(&self, first_event: u64, n_events: u32, areas: SlotAreas) -> Cluster7Args {
-        let (threshold, trace_sources) = match &self.setup {
-            KernelSetup::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
+        let (threshold, trace_sources) = match &self.config {
+            KernelConfig::Cluster7 { threshold, traces, .. } => (*threshold, *traces),
             _ => (0, [0; 3]),
         };
         Cluster7Args {
@@ -140,7 +144,7 @@ impl CardKernel {
 
     fn function(&self, first_event: u64, n_events: u32) -> FunctionArgs {
         let mut arguments = [0; FUNCTION_ARGUMENTS];
-        if let KernelSetup::Function { arguments: given, .. } = &self.setup {
+        if let KernelConfig::Function { arguments: given, .. } = &self.config {
             arguments.iter_mut().zip(given).for_each(|(word, given)| *word = *given);
         }
         FunctionArgs { first_event, n_events, n_sources: 0, arguments }
@@ -152,18 +156,18 @@ impl CardKernel {
         let (first_event, n_events) = (batch.first_event.0, u32::from(batch.events));
         let n_sources = sources as u32;
         let memory = self.ring.card().memory();
-        let (head, flags) = match self.setup {
-            KernelSetup::Cluster7 { verify, .. } => {
+        let (head, flags) = match self.config {
+            KernelConfig::Cluster7 { verify, .. } => {
                 let args = Cluster7Args { n_sources, ..self.cluster7(first_event, n_events, areas) };
                 memory.write(areas.args, &args.to_bytes())?;
                 (Cluster7Args::BYTES, if verify { FLAG_VERIFY } else { 0 })
             }
-            KernelSetup::Function { verify, .. } => {
+            KernelConfig::Function { verify, .. } => {
                 let args = FunctionArgs { n_sources, ..self.function(first_event, n_events) };
                 memory.write(areas.args, &args.to_bytes())?;
                 (FunctionArgs::BYTES, if verify { FLAG_VERIFY } else { 0 })
             }
-            KernelSetup::None | KernelSetup::Verify => {
+            KernelConfig::None | KernelConfig::Verify => {
                 memory.write(areas.args, &VerifyArgs { first_event, n_events, n_sources }.to_bytes())?;
                 (VerifyArgs::BYTES, 0)
             }
@@ -223,7 +227,7 @@ impl CardKernel {
         let outside = |error: AccessError| InvalidSlotData::Kernel(error.to_string());
         let memory = self.ring.card().memory();
         memory.read(areas.summaries, &mut self.summaries[..events * EventSummary::BYTES]).map_err(outside)?;
-        if let KernelSetup::Cluster7 { .. } = self.setup {
+        if let KernelConfig::Cluster7 { .. } = self.config {
             memory.read(areas.decisions, &mut self.decisions[..events * DECISION_BYTES]).map_err(outside)?;
         }
         let mut outcome = BatchOutcome::default();
@@ -251,7 +255,7 @@ impl CardKernel {
                 fragments: counts.fragments + contents.fragments(event),
             };
         }
-        if self.setup.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {
+        if self.config.verifies_checksums() && u64::from(completion.fragments) != outcome.fragments() {
             let found = completion.fragments;
             return Err(InvalidSlotData::Kernel(format!(
                 "found {found} of {} fragments",
@@ -263,12 +267,12 @@ impl CardKernel {
 
     /// Whether the kernel accepts events.
     pub(super) fn decides(&self) -> bool {
-        self.setup.decides()
+        self.config.decides()
     }
 
     /// Whether incomplete and corrupt events that the kernel accepts are stored.
     pub(super) fn accepts_incomplete(&self) -> bool {
-        self.setup.accepts_incomplete()
+        self.config.accepts_incomplete()
     }
 
     /// The summary of an event of the current batch.
@@ -279,8 +283,8 @@ impl CardKernel {
 
     /// The decision map of an event of the current batch; empty without a trigger kernel.
     pub(super) fn decisions(&self, event: usize) -> &[u8] {
-        match self.setup {
-            KernelSetup::Cluster7 { .. } => {
+        match self.config {
+            KernelConfig::Cluster7 { .. } => {
                 &self.decisions[event * DECISION_BYTES..(event + 1) * DECISION_BYTES]
             }
             _ => &[],

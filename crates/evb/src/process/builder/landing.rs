@@ -1,6 +1,6 @@
 //! Landing memory of a builder unit: slots on the host or on a card.
 
-use crate::config::{CardSetup, LandingTarget, Setup};
+use crate::config::{LandingCard, LandingTarget, RunConfig};
 use crate::core::{BuIndex, SlotIndex};
 use crate::process::ProcessError;
 use crate::process::card;
@@ -35,10 +35,14 @@ pub(super) struct OutsideLandingMemory {
 
 impl LandingMemory {
     /// Opens the card if there is one, registers the slots, and allocates all pages.
-    pub(super) fn open(setup: &Setup, bu: BuIndex, device: &Device) -> Result<LandingMemory, ProcessError> {
-        let slots = setup.plan.slots[bu.index()].get();
-        let len = setup.layout.slot_offset(SlotIndex(slots));
-        match &setup.builders[bu.index()].landing {
+    pub(super) fn open(
+        config: &RunConfig,
+        bu: BuIndex,
+        device: &Device,
+    ) -> Result<LandingMemory, ProcessError> {
+        let slots = config.plan.slots[bu.index()].get();
+        let len = config.layout.slot_offset(SlotIndex(slots));
+        match &config.builders[bu.index()].landing {
             LandingTarget::Host => {
                 let slots = Region::landing(device, c"millstream-slots", len as usize, Access::REMOTE_WRITE)?;
                 slots.populate().map_err(|cause| ProcessError::Io {
@@ -48,10 +52,10 @@ impl LandingMemory {
                 Ok(LandingMemory { memory: Memory::Host, slots })
             }
             LandingTarget::Card(wanted) => {
-                let card = Card::open(&card::name(setup, wanted)?, CARD_TIMEOUT)?;
+                let card = Card::open(&card::name(config, wanted)?, CARD_TIMEOUT)?;
                 // The card is leased to this process until it ends.
                 card.acquire(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
-                let needed = setup.landing_bytes(bu.index()).0;
+                let needed = config.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()
                     .prefault(MemoryRange::new(0, needed))
@@ -123,7 +127,7 @@ fn register(device: &Device, card: &Card, len: usize) -> Result<Region, ProcessE
     Ok(Region::dmabuf(device, descriptor, 0, len, Access::REMOTE_WRITE)?)
 }
 
-fn check_memory(wanted: &CardSetup, card: &Card, needed: u64) -> Result<(), ProcessError> {
+fn check_memory(wanted: &LandingCard, card: &Card, needed: u64) -> Result<(), ProcessError> {
     let size = card.memory().size();
     if size < needed {
         return Err(card::unfit(&wanted.name, format!("has {size} B of memory, needs {needed} B")));

@@ -22,7 +22,7 @@ use super::control::{Control, Received};
 use super::error::IoContext;
 use super::sink::MakeSink;
 use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
-use crate::config::{Candidates, Setup, StoredEvents};
+use crate::config::{Candidates, RunConfig, StoredEvents};
 use crate::core::builder::{Builder, CompleteBatch};
 use crate::core::plan::Batch;
 use crate::core::recovery::OnReadoutLoss;
@@ -108,7 +108,7 @@ pub fn run(
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
     let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), parent_pipe)?;
-    let local = LocalResources::open(&joined.setup, bu, make_sink);
+    let local = LocalResources::open(&joined.config, bu, make_sink);
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = BuilderProcess::connect(local, &mut joined, bu, &listener)?;
     process.work(queues, joined.channel)
@@ -126,27 +126,31 @@ struct LocalResources {
 
 impl LocalResources {
     /// Opens the card, registers landing memory, and makes the sink.
-    fn open(setup: &Setup, bu: BuIndex, make_sink: &MakeSink<'_>) -> Result<LocalResources, ProcessError> {
-        let device = super::open_device(setup)?;
-        let landing = Arc::new(LandingMemory::open(setup, bu, &device)?);
+    fn open(
+        config: &RunConfig,
+        bu: BuIndex,
+        make_sink: &MakeSink<'_>,
+    ) -> Result<LocalResources, ProcessError> {
+        let device = super::open_device(config)?;
+        let landing = Arc::new(LandingMemory::open(config, bu, &device)?);
         let kernel = match landing.card() {
-            Some(card) => CardKernel::open(setup, bu, card)?,
+            Some(card) => CardKernel::open(config, bu, card)?,
             None => None,
         };
-        let reference = ReferenceDecisions::open(setup)?;
-        let storage = match &setup.output {
+        let reference = ReferenceDecisions::open(config)?;
+        let storage = match &config.output {
             Some(output) => {
-                let sink = make_sink(setup, bu).map_err(ProcessError::Sink)?;
-                let place = || (Arc::clone(&landing), setup.layout.clone());
-                let slots = setup.plan.slots[bu.index()].get();
+                let sink = make_sink(config, bu).map_err(ProcessError::Sink)?;
+                let place = || (Arc::clone(&landing), config.layout.clone());
+                let slots = config.plan.slots[bu.index()].get();
                 sink.map(|sink| Storage::start(sink, output.max_events, place(), slots)).transpose()?
             }
             None => None,
         };
-        let workers = match &setup.builders[bu.index()].trigger {
+        let workers = match &config.builders[bu.index()].trigger {
             Some(trigger) => {
-                let bytes = setup.layout.slot_offset(SlotIndex(setup.plan.slots[bu.index()].get()));
-                Some(Workers::start(trigger, &setup.layout, landing.descriptor()?, bytes)?)
+                let bytes = config.layout.slot_offset(SlotIndex(config.plan.slots[bu.index()].get()));
+                Some(Workers::start(trigger, &config.layout, landing.descriptor()?, bytes)?)
             }
             None => None,
         };
@@ -200,7 +204,7 @@ struct BuilderProcess {
     index: BuIndex,
     clock: MonotonicClock,
     core: Builder,
-    setup: Setup,
+    config: RunConfig,
     control: Control,
     /// By readout unit; `None` once the run goes on without it.
     peers: Vec<Option<QueuePair>>,
@@ -236,20 +240,20 @@ impl BuilderProcess {
         bu: BuIndex,
         listener: &Listener,
     ) -> Result<(BuilderProcess, WaitSet), ProcessError> {
-        let JoinedRun { channel, setup, deadline, .. } = joined;
+        let JoinedRun { channel, config, deadline, .. } = joined;
         let deadline = *deadline;
         let LocalResources { device, landing, kernel, reference, storage, workers } = local;
         let mut waiter =
-            CompletionWaiter::new(&device, WaitOptions { spin: setup.spin, ..WaitOptions::default() })?;
-        let options = super::control_options(setup);
+            CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
+        let options = super::control_options(config);
         let control_queue = waiter.completion_queue(options.completions())?;
         let messages = PreparedMessageChannel::new(&device, &control_queue, &options)?;
         let (messages, _) =
             messages.connect(channel.stream().context("use the manager's TCP stream")?, &[], deadline)?;
 
-        let slots = setup.plan.slots[bu.index()].get();
-        let readouts = setup.plan.readouts();
-        let connection = connection(slots, super::connection_options(setup));
+        let slots = config.plan.slots[bu.index()].get();
+        let readouts = config.plan.readouts();
+        let connection = connection(slots, super::connection_options(config));
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(readouts as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers: Vec<Option<QueuePair>> = (0..readouts).map(|_| None).collect();
@@ -272,7 +276,7 @@ impl BuilderProcess {
         let process = BuilderProcess {
             index: bu,
             clock,
-            core: Builder::new(bu, setup.plan.clone(), clock.now()),
+            core: Builder::new(bu, config.plan.clone(), clock.now()),
             control: Control::new(messages),
             readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.qpn(), ru)).collect(),
             peers: peers.into_iter().map(Some).collect(),
@@ -281,11 +285,11 @@ impl BuilderProcess {
             card_lost: false,
             contents: (0..slots).map(|_| SlotContents::default()).collect(),
             in_kernel: vec![None; slots.into()],
-            reader: HeaderReader::new(&setup.layout),
+            reader: HeaderReader::new(&config.layout),
             checksums: ChecksumChecker::new(
-                setup.checksums,
-                setup.verifies_checksums(bu.index()),
-                &setup.layout,
+                config.checksums,
+                config.verifies_checksums(bu.index()),
+                &config.layout,
             ),
             corrupt: Vec::new(),
             reference,
@@ -295,7 +299,7 @@ impl BuilderProcess {
             in_storage: vec![None; slots.into()],
             statistics: BuilderStatistics::default(),
             completions: [Completion::EMPTY; POLL],
-            setup: setup.clone(),
+            config: config.clone(),
         };
         Ok((process, WaitSet { waiter, control: control_queue, data: data_queue }))
     }
@@ -461,7 +465,7 @@ impl BuilderProcess {
         // The core counts and reports a violation of the protocol.
         let Ok(arrival) = self.core.begin_arrival(ru, immediate) else { return };
         let slot = arrival.slot();
-        let layout = &self.setup.layout;
+        let layout = &self.config.layout;
         let index = self.storage.as_ref().is_some_and(|storage| !storage.is_full());
         let contents = &mut self.contents[slot.index()];
         let slot_offset = layout.slot_offset(slot);
@@ -484,12 +488,12 @@ impl BuilderProcess {
         if !contents.is_of(&batch) {
             return self.invalid_data(&InvalidSlotData::WrongBatch { slot, batch: batch.id });
         }
-        let sources = self.setup.layout.packets.len();
+        let sources = self.config.layout.packets.len();
         match &mut self.kernel {
             None => {
                 self.corrupt.clear();
                 if self.checksums.selects(&batch) {
-                    let places = (&*self.landing, &self.setup.layout, &mut self.reader);
+                    let places = (&*self.landing, &self.config.layout, &mut self.reader);
                     match self.checksums.check(places, slot, &batch, |_| true) {
                         Ok(corrupt) => self.corrupt.extend(corrupt),
                         Err(error) => return self.invalid_data(&error),
@@ -507,9 +511,9 @@ impl BuilderProcess {
 
     /// Puts empty packets into the slot where those of lost readout units are missing.
     fn fill_absent(&mut self, slot: SlotIndex, batch: &Batch) -> Result<(), InvalidSlotData> {
-        let layout = &self.setup.layout;
+        let layout = &self.config.layout;
         let contents = &mut self.contents[slot.index()];
-        for ru in (0..self.setup.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
+        for ru in (0..self.config.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
             if self.core.is_absent(slot, ru) {
                 let slot_offset = layout.slot_offset(slot);
                 let checksums = &mut self.checksums;
@@ -548,13 +552,13 @@ impl BuilderProcess {
         };
         let CompleteBatch { slot, batch, .. } = complete;
         let contents = &self.contents[slot.index()];
-        let delivers = self.setup.plan.recovery.readout == OnReadoutLoss::Deliver;
+        let delivers = self.config.plan.recovery.readout == OnReadoutLoss::Deliver;
         let outcome = match kernel.outcome(completion, &batch, contents, delivers) {
             Ok(outcome) => outcome,
             Err(error) => return self.invalid_data(&error),
         };
         if outcome.corrupt.events > 0 {
-            let places = (&*self.landing, &self.setup.layout, &mut self.reader);
+            let places = (&*self.landing, &self.config.layout, &mut self.reader);
             let is_corrupt = |event| kernel.summary(event).corrupt > 0;
             if let Err(error) = self.checksums.check(places, slot, &batch, is_corrupt) {
                 return self.invalid_data(&error);
@@ -571,7 +575,7 @@ impl BuilderProcess {
     /// Counts the payload of a processed batch, and stores its events before it frees its slot.
     fn complete_batch(&mut self, complete: &CompleteBatch, mut outcome: BatchOutcome) {
         let CompleteBatch { slot, batch, .. } = *complete;
-        if self.setup.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
+        if self.config.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
             let delivered = (0..batch.events).filter(|&event| self.is_delivered(slot, event.into()));
             outcome.accepted = delivered.count() as u16;
         }
@@ -582,7 +586,7 @@ impl BuilderProcess {
         if self.workers.is_some() {
             return self.submit_to_workers(complete, outcome);
         }
-        let events = self.setup.output.as_ref().map(|output| output.events);
+        let events = self.config.output.as_ref().map(|output| output.events);
         let wanted = |event: &u16| events.is_some_and(|events| self.is_wanted(events, slot, (*event).into()));
         let events: Vec<u16> = (0..batch.events).filter(wanted).collect();
         let decisions = events.iter().flat_map(|&event| self.kernel_decisions(event)).copied().collect();
@@ -613,7 +617,7 @@ impl BuilderProcess {
 
     /// Whether the software trigger decides on an event of the processed batch in the slot.
     fn is_candidate(&self, slot: SlotIndex, event: usize) -> bool {
-        let trigger = self.setup.builders[self.index.index()].trigger.as_ref();
+        let trigger = self.config.builders[self.index.index()].trigger.as_ref();
         match trigger.map(|trigger| trigger.candidates) {
             Some(Candidates::All) => true,
             Some(Candidates::Accepted) if self.kernel.as_ref().is_some_and(CardKernel::decides) => {
@@ -683,7 +687,7 @@ impl BuilderProcess {
     /// Whether an event of the processed batch in the slot is built, or lacks only the sources of lost readout units and is
     /// delivered all the same.
     fn is_delivered(&self, slot: SlotIndex, event: usize) -> bool {
-        let delivers = self.setup.plan.recovery.readout == OnReadoutLoss::Deliver;
+        let delivers = self.config.plan.recovery.readout == OnReadoutLoss::Deliver;
         let is_present = self.contents[slot.index()].is_complete_but_lost(event);
         self.is_built(slot, event) || delivers && is_present && !self.is_corrupt(event)
     }
@@ -710,7 +714,7 @@ impl BuilderProcess {
             }
             StoredEvents::Built => self.is_delivered(slot, event),
             StoredEvents::All => {
-                let discards = self.setup.plan.recovery.readout == OnReadoutLoss::Discard;
+                let discards = self.config.plan.recovery.readout == OnReadoutLoss::Discard;
                 !discards || !self.contents[slot.index()].lacks_readout_unit()
             }
         }

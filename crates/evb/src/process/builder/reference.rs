@@ -1,6 +1,6 @@
 //! Comparison of a kernel's trigger decisions with recorded ones.
 
-use crate::config::Setup;
+use crate::config::RunConfig;
 use crate::process::ProcessError;
 use millstream_fragment::packetize::Replay;
 use millstream_fragment::stream::Stream;
@@ -39,10 +39,10 @@ pub(super) struct ReferenceDecisions {
 
 impl ReferenceDecisions {
     /// Opens the run's reference decisions, if it has any.
-    pub(super) fn open(setup: &Setup) -> Result<Option<ReferenceDecisions>, ProcessError> {
-        let Some(path) = &setup.reference_decisions else { return Ok(None) };
+    pub(super) fn open(config: &RunConfig) -> Result<Option<ReferenceDecisions>, ProcessError> {
+        let Some(path) = &config.reference_decisions else { return Ok(None) };
         let stream = Stream::open(path)?;
-        let replay = Replay::new(stream.events(), setup.plan.first_event.0);
+        let replay = Replay::new(stream.events(), config.plan.first_event.0);
         let replay = replay.ok_or_else(|| ProcessError::InputChanged {
             input: path.display().to_string(),
             what: "no events".to_owned(),

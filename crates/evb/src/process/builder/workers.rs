@@ -4,7 +4,7 @@
 //! batches of a worker that ends or does not answer in time go to the others, each at most once more; the run stops if no
 //! worker is left, or if a batch has ended two.
 
-use crate::config::WorkersSetup;
+use crate::config::WorkersConfig;
 use crate::core::SlotIndex;
 use crate::core::plan::Batch;
 use crate::layout::SlotLayout;
@@ -100,7 +100,7 @@ pub(super) struct Workers {
 impl Workers {
     /// Starts the workers, which map landing memory through `memory`.
     pub(super) fn start(
-        setup: &WorkersSetup,
+        config: &WorkersConfig,
         layout: &SlotLayout,
         memory: BorrowedFd<'_>,
         memory_bytes: u64,
@@ -115,7 +115,7 @@ impl Workers {
         let areas: Vec<Area> = layout.packets.iter().map(area).collect();
         let memory = read_only(memory).context("open landing memory for the software trigger")?;
         let mut workers = Vec::new();
-        for index in 0..usize::from(setup.workers.get()) {
+        for index in 0..usize::from(config.workers.get()) {
             let hello = Hello {
                 // At most the 1024 of the configuration.
                 worker: index as u32,
@@ -123,11 +123,11 @@ impl Workers {
                 memory_bytes,
                 areas: areas.clone(),
             };
-            workers.push(Worker::start(setup, index, &hello, memory.as_fd())?);
+            workers.push(Worker::start(config, index, &hello, memory.as_fd())?);
         }
         Ok(Workers {
-            credits: setup.credits.get().into(),
-            timeout: setup.timeout,
+            credits: config.credits.get().into(),
+            timeout: config.timeout,
             workers,
             waiting: VecDeque::new(),
             next: 0,
@@ -234,7 +234,7 @@ impl Workers {
 
 impl Worker {
     fn start(
-        setup: &WorkersSetup,
+        config: &WorkersConfig,
         index: usize,
         hello: &Hello,
         memory: BorrowedFd<'_>,
@@ -243,21 +243,21 @@ impl Worker {
         let (own, others) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
             .map_err(io::Error::from)
             .context("create a socket to a software trigger")?;
-        let mut command = Command::new(&setup.program);
-        command.args(&setup.arguments).stdin(Stdio::from(others)).stdout(Stdio::null());
+        let mut command = Command::new(&config.program);
+        command.args(&config.arguments).stdin(Stdio::from(others)).stdout(Stdio::null());
         let process = command
             .spawn()
-            .map_err(|cause| ProcessError::SoftwareTrigger { program: setup.program.clone(), cause })?;
-        if !setup.cpus.is_empty() {
+            .map_err(|cause| ProcessError::SoftwareTrigger { program: config.program.clone(), cause })?;
+        if !config.cpus.is_empty() {
             let mut set = CpuSet::new();
-            set.set(setup.cpus[index % setup.cpus.len()]);
+            set.set(config.cpus[index % config.cpus.len()]);
             sched_setaffinity(pid(&process), &set)
                 .map_err(io::Error::from)
                 .context("pin a software trigger to builder.trigger.cpus")?;
         }
         send(&own, &hello.encode(), Some(memory)).context("start a software trigger")?;
         rustix::io::ioctl_fionbio(&own, true).map_err(io::Error::from).context("start a software trigger")?;
-        Ok(Worker { index, process, socket: Arc::new(own), timeout: setup.timeout, open: VecDeque::new() })
+        Ok(Worker { index, process, socket: Arc::new(own), timeout: config.timeout, open: VecDeque::new() })
     }
 
     fn give(&mut self, open: OpenJob) {

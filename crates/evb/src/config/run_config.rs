@@ -9,7 +9,7 @@ use std::time::Duration;
 
 /// A checked run. The manager sends it to every unit at startup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct RunConfig {
     /// Name of the run.
     pub name: String,
     /// Distinguishes the cards of this run from those of other runs on the same host. The run's name by default; the
@@ -33,11 +33,11 @@ pub struct Setup {
     /// Number of events of the inputs. A replay repeats them under consecutive numbers.
     pub file_events: u64,
     /// The readout units.
-    pub readouts: Vec<ReadoutSetup>,
+    pub readouts: Vec<ReadoutConfig>,
     /// The builder units.
-    pub builders: Vec<BuilderSetup>,
+    pub builders: Vec<BuilderConfig>,
     /// Where accepted events are stored; `None` if they are only counted.
-    pub output: Option<OutputSetup>,
+    pub output: Option<OutputConfig>,
     /// Which fragments a builder unit without a verifying kernel compares with their checksums.
     #[serde(default)]
     pub checksums: ChecksumPolicy,
@@ -49,30 +49,30 @@ pub struct Setup {
 
 /// A readout unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct ReadoutSetup {
+pub struct ReadoutConfig {
     /// Its name.
     pub name: String,
     /// Where its fragments come from.
-    pub input: InputSetup,
+    pub input: InputConfig,
 }
 
 /// Where the fragments of a readout unit come from.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum InputSetup {
+pub enum InputConfig {
     /// A stream file with its sources.
     File(PathBuf),
     /// Generated fragments.
-    Generator(GeneratorSetup),
+    Generator(GeneratorConfig),
     /// Datagrams from a front end.
-    Udp(UdpSetup),
+    Udp(UdpConfig),
     /// Shared memory of front-end processes on the same host.
-    Ring(RingSetup),
+    Ring(RingConfig),
 }
 
 /// A shared-memory ring.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RingSetup {
+pub struct RingConfig {
     /// Name by which front ends find the unit.
     pub name: String,
     /// Id of the first source.
@@ -97,7 +97,7 @@ pub struct RingSetup {
 
 /// A generator of fragments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GeneratorSetup {
+pub struct GeneratorConfig {
     /// Id of the first source.
     pub first_source: u32,
     /// Number of sources, with consecutive ids.
@@ -146,7 +146,7 @@ pub enum Arrival {
 
 /// A receiver of datagrams.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct UdpSetup {
+pub struct UdpConfig {
     /// Address and port.
     pub listen: String,
     /// Id of the first source.
@@ -163,43 +163,43 @@ pub struct UdpSetup {
     pub give_up: Duration,
 }
 
-impl InputSetup {
+impl InputConfig {
     /// The stream file, if it is one.
     pub fn file(&self) -> Option<&std::path::Path> {
         match self {
-            InputSetup::File(path) => Some(path),
-            InputSetup::Generator(_) | InputSetup::Udp(_) | InputSetup::Ring(_) => None,
+            InputConfig::File(path) => Some(path),
+            InputConfig::Generator(_) | InputConfig::Udp(_) | InputConfig::Ring(_) => None,
         }
     }
 }
 
 /// A builder unit.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct BuilderSetup {
+pub struct BuilderConfig {
     /// Its name.
     pub name: String,
     /// The target of the readout units' writes.
     pub landing: LandingTarget,
     /// Its software trigger.
     #[serde(default)]
-    pub trigger: Option<WorkersSetup>,
+    pub trigger: Option<WorkersConfig>,
 }
 
-impl BuilderSetup {
+impl BuilderConfig {
     /// Whether a kernel or the software trigger accepts events.
     pub fn decides(&self) -> bool {
-        self.trigger.is_some() || self.kernel().is_some_and(KernelSetup::decides)
+        self.trigger.is_some() || self.kernel().is_some_and(KernelConfig::decides)
     }
 
     /// Whether events that are accepted and stored may be incomplete or corrupt.
     pub fn accepts_incomplete(&self) -> bool {
         match &self.trigger {
             Some(trigger) if trigger.candidates == Candidates::All => true,
-            _ => self.kernel().is_some_and(KernelSetup::accepts_incomplete),
+            _ => self.kernel().is_some_and(KernelConfig::accepts_incomplete),
         }
     }
 
-    fn kernel(&self) -> Option<&KernelSetup> {
+    fn kernel(&self) -> Option<&KernelConfig> {
         match &self.landing {
             LandingTarget::Host => None,
             LandingTarget::Card(card) => Some(&card.kernel),
@@ -209,7 +209,7 @@ impl BuilderSetup {
 
 /// Worker processes of a builder unit's software trigger.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct WorkersSetup {
+pub struct WorkersConfig {
     /// The program of the workers.
     pub program: PathBuf,
     /// Its arguments.
@@ -244,12 +244,12 @@ pub enum LandingTarget {
     /// In host memory.
     Host,
     /// In a card's memory.
-    Card(CardSetup),
+    Card(LandingCard),
 }
 
 /// A card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CardSetup {
+pub struct LandingCard {
     /// Its name in the configuration.
     pub name: String,
     /// Size of its memory, one bank.
@@ -257,13 +257,13 @@ pub struct CardSetup {
     /// Kind of its memory, `emulated`, `pci:ADDRESS/barN`, `cuda:N`.
     pub kind: String,
     /// Its kernel.
-    pub kernel: KernelSetup,
+    pub kernel: KernelConfig,
 }
 
 /// The kernel that a card runs on each batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum KernelSetup {
+pub enum KernelConfig {
     /// None: the card is used as memory.
     None,
     /// Checks presence and checksum of all fragments.
@@ -272,7 +272,7 @@ pub enum KernelSetup {
     Cluster7 {
         /// A decision bit is set if the sum of a cluster exceeds this.
         threshold: u32,
-        /// Whether it also checks all fragments as [`KernelSetup::Verify`] does.
+        /// Whether it also checks all fragments as [`KernelConfig::Verify`] does.
         verify: bool,
         /// Sources with the trigger traces of crates 1, 2 and 3.
         traces: [u32; 3],
@@ -285,47 +285,47 @@ pub enum KernelSetup {
         module: PathBuf,
         /// Its size.
         image: Bytes,
-        /// Whether all fragments are checked as [`KernelSetup::Verify`] does.
+        /// Whether all fragments are checked as [`KernelConfig::Verify`] does.
         verify: bool,
         /// Its argument words.
         arguments: Vec<u64>,
     },
 }
 
-impl KernelSetup {
+impl KernelConfig {
     /// Its name in the configuration.
     pub fn name(&self) -> &'static str {
         match self {
-            KernelSetup::None => "none",
-            KernelSetup::Verify => "verify",
-            KernelSetup::Cluster7 { .. } => "cluster7",
-            KernelSetup::Function { .. } => "wasm",
+            KernelConfig::None => "none",
+            KernelConfig::Verify => "verify",
+            KernelConfig::Cluster7 { .. } => "cluster7",
+            KernelConfig::Function { .. } => "wasm",
         }
     }
 
     /// Whether the kernel accepts events.
     pub fn decides(&self) -> bool {
-        matches!(self, KernelSetup::Cluster7 { .. } | KernelSetup::Function { .. })
+        matches!(self, KernelConfig::Cluster7 { .. } | KernelConfig::Function { .. })
     }
 
     /// Whether the kernel compares every fragment with its checksum.
     pub fn verifies_checksums(&self) -> bool {
         match self {
-            KernelSetup::None => false,
-            KernelSetup::Verify => true,
-            KernelSetup::Cluster7 { verify, .. } | KernelSetup::Function { verify, .. } => *verify,
+            KernelConfig::None => false,
+            KernelConfig::Verify => true,
+            KernelConfig::Cluster7 { verify, .. } | KernelConfig::Function { verify, .. } => *verify,
         }
     }
 
     /// Whether incomplete and corrupt events that the kernel accepts are stored.
     pub fn accepts_incomplete(&self) -> bool {
-        matches!(self, KernelSetup::Function { .. })
+        matches!(self, KernelConfig::Function { .. })
     }
 
     /// Size of its image in card memory.
     pub fn image(&self) -> Bytes {
         match self {
-            KernelSetup::Function { image, .. } => *image,
+            KernelConfig::Function { image, .. } => *image,
             _ => Bytes(0),
         }
     }
@@ -359,7 +359,7 @@ pub enum StoredEvents {
 
 /// Storage of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OutputSetup {
+pub struct OutputConfig {
     /// The directory.
     pub directory: PathBuf,
     /// The events to store.
@@ -385,13 +385,13 @@ pub enum SyncPolicy {
     Batch,
 }
 
-impl Setup {
+impl RunConfig {
     /// What is valid, but probably not intended.
     pub fn warnings(&self) -> Vec<String> {
         let accepted_only =
             self.output.as_ref().is_some_and(|output| output.events == StoredEvents::Accepted);
         let undecided = self.builders.iter().filter(|unit| accepted_only && !unit.decides());
-        let warning = |unit: &BuilderSetup| {
+        let warning = |unit: &BuilderConfig| {
             format!(
                 "builder {} stores no event: no kernel accepts any; set output.events = \"built\" or \"all\", or use \
                  kernel = \"cluster7\" or \"wasm\"",
@@ -412,7 +412,7 @@ impl Setup {
     /// Kernel areas of a builder unit's card; `None` without a kernel.
     pub fn kernel_areas(&self, builder: usize) -> Option<KernelAreas> {
         match &self.builders[builder].landing {
-            LandingTarget::Host | LandingTarget::Card(CardSetup { kernel: KernelSetup::None, .. }) => None,
+            LandingTarget::Host | LandingTarget::Card(LandingCard { kernel: KernelConfig::None, .. }) => None,
             LandingTarget::Card(card) => {
                 let slots = self.plan.slots[builder].get();
                 Some(KernelAreas::new(&self.layout, slots, self.plan.batch.get(), card.kernel.image()))
