@@ -17,7 +17,7 @@ use millstream_shm::{Mapping, PAGE, round_up};
 
 use crate::support::runs_with_moved_pages;
 use crate::support::{
-    Adapter, Process, Setup, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
+    Adapter, Process, QpConfig, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
 };
 
 const QKEY: u32 = 0x1234;
@@ -35,7 +35,7 @@ fn ready(qp: &Qp, dest: u32) {
             // The initiator of an XRC connection ignores the attributes that its target needs.
             _ => mask(state),
         };
-        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&QpConfig::default(), state, dest) };
         qp.modify(&all, attr::STATE | needed).expect("the usual way");
     }
 }
@@ -213,7 +213,7 @@ fn completed_srq_requests_are_not_returned() {
         sender.post_send(&datagram(receiver.qpn().get())).expect("room");
         assert_eq!(next(&sent).status, WC_SUCCESS);
     }
-    receiver.modify(&attributes(&Setup::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
+    receiver.modify(&attributes(&QpConfig::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
     assert_eq!(queue.post(0), Err(Errno::NOMEM));
     assert_eq!([next(&queue.cq).wr_id, next(&queue.cq).wr_id], [0, 1]);
     queue.is_whole(2);

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::support::wire::{CHANNEL, FILE, ask, connect_to_owner, exchange_hello};
 use crate::support::{
-    Adapter, End, GUARD, Kind, Memory, Placement, Process, Random, Setup, attributes, connect,
+    Adapter, End, GUARD, Kind, Memory, Placement, Process, QpConfig, Random, attributes, connect,
     connect_queue_pair, from_environment, next, pattern, readable, recv_from_parent, send_to_parent,
 };
 
@@ -121,7 +121,7 @@ fn a_corrupted_arena_causes_errors_only() {
     assert!(victim.finish().success());
     // The device of this process is not affected either.
     let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
-    connect(&mut a, &mut b, &Setup::default());
+    connect(&mut a, &mut b, &QpConfig::default());
     let (source, target) = (a.hold(&pattern(1, 5000)), b.register(Kind::Anonymous, 5000, 0));
     a.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(a.sent(1)[0].status, 0);
@@ -509,7 +509,7 @@ fn ready(qp: &Qp, dest: u32) {
         return connect_queue_pair(
             qp,
             dest,
-            &Setup { timeout: 8, retry_cnt: 1, rnr_retry: 1, ..Setup::default() },
+            &QpConfig { timeout: 8, retry_cnt: 1, rnr_retry: 1, ..QpConfig::default() },
         );
     }
     for (state, needs) in [
@@ -517,7 +517,7 @@ fn ready(qp: &Qp, dest: u32) {
         (QpState::Rtr, 0),
         (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&Setup::default(), state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&QpConfig::default(), state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }

@@ -16,7 +16,7 @@ use millstream_quantity::Rkey;
 use millstream_shm::{Mapping, Memfd, PAGE};
 
 use crate::support::{
-    Adapter, Command, End, Kind, Placement, Process, Region, Reply, Request, Setup, connect_queue_pair,
+    Adapter, Command, End, Kind, Placement, Process, QpConfig, Region, Reply, Request, connect_queue_pair,
     element, is_empty, next, pages_move, pair, pattern, recv_from_parent, request, send_to_parent, wait_for,
 };
 
@@ -59,7 +59,7 @@ struct Fixture {
 
 impl Fixture {
     fn new(pages: usize) -> Self {
-        let (owner, mut peer) = pair(Placement::OtherProcess, &Setup::default());
+        let (owner, mut peer) = pair(Placement::OtherProcess, &QpConfig::default());
         let local = peer.register(Kind::Anonymous, PAGE, 0);
         let pages = Pages::anonymous(pages);
         let mr = register(&owner, &pages);
@@ -192,7 +192,7 @@ fn keeps_counts() {
         Mr::register(fixture.owner.actor().pd(), at, 64, at, ALL).expect("registered")
     };
     assert_eq!(overlapping.mapped_len(), 0);
-    let (mut second_owner, mut second) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut second_owner, mut second) = pair(Placement::OtherProcess, &QpConfig::default());
     // The second peer's queue pair belongs to another domain of this process.
     let second_local = second.register(Kind::Anonymous, 8, 0);
     let word = start + PAGE as u64 + 8;
@@ -379,7 +379,7 @@ fn moves_in_the_only_thread() {
         return;
     }
     let (mut to_parent, mut to_child) = (std::io::pipe().expect("a pipe"), std::io::pipe().expect("a pipe"));
-    let setup = Setup::default();
+    let config = QpConfig::default();
     // SAFETY: the child uses the C library, whose locks a fork keeps usable, and ends with `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -397,7 +397,7 @@ fn moves_in_the_only_thread() {
             to_parent.1.write_all(&words).expect("the parent reads");
             let mut number = [0; 4];
             to_child.0.read_exact(&mut number).expect("the parent writes");
-            connect_queue_pair(&qp, u32::from_ne_bytes(number), &setup);
+            connect_queue_pair(&qp, u32::from_ne_bytes(number), &config);
             to_parent.1.write_all(b"c").expect("the parent reads");
             wait_for("the move", || {
                 assert!(is_empty(&cq));
@@ -418,7 +418,7 @@ fn moves_in_the_only_thread() {
     let mut source = vec![7u8; 64];
     let mr = adapter.register(&mut source);
     to_child.1.write_all(&qp.qpn().get().to_ne_bytes()).expect("the child reads");
-    connect_queue_pair(&qp, word(0) as u32, &setup);
+    connect_queue_pair(&qp, word(0) as u32, &config);
     to_parent.0.read_exact(&mut [0]).expect("the child is connected");
     let mut status = 0;
     let sges = [element(&source, &mr)];

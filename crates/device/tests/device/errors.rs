@@ -11,7 +11,7 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Completion, CqKind, End, Kind, Placement, Region, Request, Setup, pair, pattern, request, wait_for,
+    Completion, CqKind, End, Kind, Placement, QpConfig, Region, Request, pair, pattern, request, wait_for,
 };
 
 /// `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_ACCESS_ERR`
@@ -40,8 +40,8 @@ enum ResponderEffect {
 }
 
 impl ConnectionFixture {
-    fn new(place: Placement, setup: &Setup) -> Self {
-        let (mut a, mut b) = pair(place, setup);
+    fn new(place: Placement, config: &QpConfig) -> Self {
+        let (mut a, mut b) = pair(place, config);
         let source = a.hold(&pattern(1, LEN));
         let target = b.register(Kind::Anonymous, LEN, 16);
         b.store(&target, 0, &pattern(2, LEN));
@@ -108,7 +108,7 @@ impl ConnectionFixture {
 fn a_key_that_is_not_valid() {
     for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let (addr, key) = fixture.to(0);
             let wrong = request(1, opcode, &[fixture.source.part(0, 8)], (addr, key ^ 1));
             fixture.expect_failure(
@@ -118,12 +118,12 @@ fn a_key_that_is_not_valid() {
                 ResponderEffect::QpFails(ACCESS_ERR),
             );
 
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let zero = request(1, opcode, &[fixture.source.part(0, 8)], (addr, 0));
             fixture.expect_failure("key zero", zero, WC_REM_ACCESS_ERR, ResponderEffect::QpFails(ACCESS_ERR));
 
             // Used once, so that the sender caches the key, and then deregistered.
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let stale = fixture.b.register(Kind::Anonymous, LEN, 0);
             let use_it = request(1, opcode, &[fixture.source.part(0, 8)], (stale.addr, stale.key));
             fixture.a.store(&fixture.source, 0, &[0; 8]);
@@ -152,13 +152,13 @@ fn a_range_that_leaves_the_region() {
                 ("starts past the end", LEN as i64 + 1, 1),
                 ("ends past the end", LEN as i64 - 7, 8),
             ] {
-                let fixture = ConnectionFixture::new(place, &Setup::default());
+                let fixture = ConnectionFixture::new(place, &QpConfig::default());
                 let (start, key) = fixture.to(0);
                 let to = (start.wrapping_add_signed(offset), key);
                 let wrong = request(1, opcode, &[fixture.source.part(0, len)], to);
                 fixture.expect_failure(what, wrong, WC_REM_ACCESS_ERR, ResponderEffect::QpFails(ACCESS_ERR));
             }
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             // The end wraps around to an address below the start.
             let to = (u64::MAX - 3, fixture.target.key);
             let wrong = request(1, opcode, &[fixture.source.part(0, 8)], to);
@@ -179,7 +179,7 @@ fn access_that_was_not_granted() {
             let all = L | ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
             let lacking = all & !enough | L;
 
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let region = fixture.b.register_as(Kind::Anonymous, LEN, 0, lacking);
             let denied = request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key));
             fixture.expect_failure(
@@ -189,8 +189,8 @@ fn access_that_was_not_granted() {
                 ResponderEffect::QpFails(ACCESS_ERR),
             );
 
-            let setup = Setup { access: lacking & !L, ..Setup::default() };
-            let fixture = ConnectionFixture::new(place, &setup);
+            let config = QpConfig { access: lacking & !L, ..QpConfig::default() };
+            let fixture = ConnectionFixture::new(place, &config);
             let denied = request(1, opcode, &[fixture.source.part(0, 8)], fixture.to(0));
             fixture.expect_failure(
                 "by the queue pair",
@@ -200,8 +200,8 @@ fn access_that_was_not_granted() {
             );
 
             // The minimum of access rights suffices.
-            let setup = Setup { access: enough & !L, ..Setup::default() };
-            let mut fixture = ConnectionFixture::new(place, &setup);
+            let config = QpConfig { access: enough & !L, ..QpConfig::default() };
+            let mut fixture = ConnectionFixture::new(place, &config);
             let region = fixture.b.register_as(Kind::Anonymous, LEN, 0, enough);
             fixture.a.post(request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key)));
             assert_eq!(fixture.a.sent(1)[0].status, WC_SUCCESS);
@@ -213,7 +213,7 @@ fn access_that_was_not_granted() {
 fn memory_of_another_protection_domain() {
     for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let region = fixture.b.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
             let foreign = request(1, opcode, &[fixture.source.part(0, 8)], (region.addr, region.key));
             fixture.expect_failure(
@@ -223,7 +223,7 @@ fn memory_of_another_protection_domain() {
                 ResponderEffect::QpFails(ACCESS_ERR),
             );
 
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let own = fixture.a.try_register(Kind::Anonymous, LEN, 0, 15, true).expect("registered");
             let foreign = request(1, opcode, &[own.part(0, 8)], fixture.to(0));
             fixture.expect_failure("local", foreign, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
@@ -235,27 +235,27 @@ fn memory_of_another_protection_domain() {
 fn local_memory_that_is_not_there() {
     for place in Placement::BOTH {
         for opcode in [WR_SEND, WR_RDMA_WRITE, WR_RDMA_READ] {
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let (addr, len, key) = fixture.source.part(0, 8);
             let wrong = request(1, opcode, &[(addr, len, key ^ 1)], fixture.to(0));
             fixture.expect_failure("wrong key", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let wrong = request(1, opcode, &[fixture.source.part(LEN - 7, 8)], fixture.to(0));
             fixture.expect_failure("bounds", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let wrong = request(1, opcode, &[(u64::MAX - 3, 8, fixture.source.key)], fixture.to(0));
             fixture.expect_failure("wraps", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
 
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let gone = fixture.a.register(Kind::Anonymous, 64, 0);
             fixture.a.deregister(&gone);
             let wrong = request(1, opcode, &[gone.part(0, 8)], fixture.to(0));
             fixture.expect_failure("deregistered", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
         }
         for opcode in [WR_RDMA_READ, WR_ATOMIC_FETCH_AND_ADD] {
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let fixed = fixture.a.register_as(Kind::Anonymous, 64, 0, 0);
             let wrong = request(1, opcode, &[fixed.part(0, 8)], fixture.to(0));
             fixture.expect_failure("not for writing", wrong, WC_LOC_PROT_ERR, ResponderEffect::Unaffected);
@@ -267,7 +267,7 @@ fn local_memory_that_is_not_there() {
 fn a_message_longer_than_the_receive() {
     for place in Placement::BOTH {
         for (room, len) in [(8, 9), (0, 1), (4096, 4097)] {
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let region = fixture.b.register(Kind::Anonymous, LEN, 0);
             fixture.b.recv(30, &[region.part(0, room / 2), region.part(room / 2, room - room / 2)]);
             fixture.b.recv(31, &[region.all()]);
@@ -283,7 +283,7 @@ fn a_message_longer_than_the_receive() {
 fn a_receive_whose_memory_is_wrong() {
     for place in Placement::BOTH {
         for case in ["wrong key", "bounds", "not for writing", "foreign", "deregistered"] {
-            let mut fixture = ConnectionFixture::new(place, &Setup::default());
+            let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
             let b = &mut fixture.b;
             let good = b.register(Kind::Anonymous, 64, 0);
             let bad = match case {
@@ -314,7 +314,7 @@ fn a_receive_whose_memory_is_wrong() {
 #[test]
 fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
         b.recv(1, &[(0, 0, 1), target.all(), (12, 99, 77)]);
         a.send(2, &[source.all()]);
@@ -326,11 +326,11 @@ fn memory_of_a_receive_that_the_message_does_not_reach_is_not_looked_at() {
 #[test]
 fn an_atomic_operation_on_no_word() {
     for place in Placement::BOTH {
-        let fixture = ConnectionFixture::new(place, &Setup::default());
+        let fixture = ConnectionFixture::new(place, &QpConfig::default());
         let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, 8)], fixture.to(4));
         fixture.expect_failure("alignment", odd, WC_REM_INV_REQ_ERR, ResponderEffect::QpFails(REQ_ERR));
         for len in [0, 7, 9] {
-            let fixture = ConnectionFixture::new(place, &Setup::default());
+            let fixture = ConnectionFixture::new(place, &QpConfig::default());
             let odd = request(1, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, len)], fixture.to(0));
             fixture.expect_failure("length", odd, WC_LOC_LEN_ERR, ResponderEffect::Unaffected);
         }
@@ -340,7 +340,7 @@ fn an_atomic_operation_on_no_word() {
 #[test]
 fn earlier_requests_complete_before_a_failing_one() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         // The first request waits for a receive; the others wait behind it.
@@ -368,9 +368,9 @@ fn earlier_requests_complete_before_a_failing_one() {
 #[test]
 fn a_request_to_a_queue_pair_in_error() {
     for place in Placement::BOTH {
-        let mut fixture = ConnectionFixture::new(place, &Setup::default());
+        let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
         fixture.b.recv(1, &[fixture.target.all()]);
-        fixture.b.modify(QpState::Err, &Setup::default());
+        fixture.b.modify(QpState::Err, &QpConfig::default());
         assert_eq!(fixture.b.received(1)[0].status, WC_WR_FLUSH_ERR);
         fixture.a.send(2, &[fixture.source.all()]);
         assert_eq!(fixture.a.sent(1)[0].status, millstream_device::types::WC_RETRY_EXC_ERR);

@@ -17,7 +17,7 @@ use millstream_quantity::Qkey;
 use millstream_shm::poll_readable;
 
 use crate::support::{
-    Adapter, Command, Completion, End, Kind, Placement, Setup, attributes, connect_queue_pair, element,
+    Adapter, Command, Completion, End, Kind, Placement, QpConfig, attributes, connect_queue_pair, element,
     event, next, pattern, request, wait_for,
 };
 
@@ -49,13 +49,13 @@ fn make_nonblocking(fd: BorrowedFd<'_>) {
 /// A queue pair in transition to SQD, which will raise SQ_DRAINED.
 fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
     let qp = adapter.qp(cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     drain(&qp);
     qp
 }
 
 fn drain(qp: &Qp) {
-    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&Setup::default(), QpState::Sqd, 0) };
+    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&QpConfig::default(), QpState::Sqd, 0) };
     qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
 }
 
@@ -93,7 +93,7 @@ fn objects_end_after_their_events_are_acknowledged() {
 
     let small = Cq::new(&adapter.context, 1, None).expect("a queue");
     let qp = adapter.qp(&small).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
     wait_for("the failure", || qp.state() == QpState::Err);
@@ -110,7 +110,7 @@ fn a_queue_that_overflowed_ends_after_the_acknowledgement() {
     let adapter = Adapter::open();
     let small = Cq::new(&adapter.context, 1, None).expect("a queue");
     let qp = adapter.qp(&small).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     (0..2).for_each(|_| qp.post_send(&nothing).expect("room"));
     wait_for("the failure", || qp.state() == QpState::Err);
@@ -173,12 +173,12 @@ fn a_queued_event_is_not_repeated() {
     let cq = adapter.cq();
     let qp = drains(&adapter, &cq);
     for _ in 0..3 {
-        qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
+        qp.modify(&attributes(&QpConfig::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
         drain(&qp);
     }
     assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(SQ_DRAINED));
     assert_eq!(event(&adapter.context, A_WHILE), None);
-    qp.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
+    qp.modify(&attributes(&QpConfig::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
     drain(&qp);
     assert_eq!(
         event(&adapter.context, TEST_TIMEOUT),
@@ -190,25 +190,25 @@ fn a_queued_event_is_not_repeated() {
 #[test]
 fn the_first_request_to_a_queue_pair_in_rtr_is_reported_once() {
     for place in Placement::BOTH {
-        let setup = Setup::default();
+        let config = QpConfig::default();
         let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
-        let (to_b, to_a) = (b.open(&setup), a.open(&setup));
-        a.connect_to(to_b, &setup);
-        b.modify(QpState::Init, &setup);
+        let (to_b, to_a) = (b.open(&config), a.open(&config));
+        a.connect_to(to_b, &config);
+        b.modify(QpState::Init, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         b.recv(1, &[target.all()]);
         // Sent before the receiver is ready: it is retried, and raises the event when it arrives.
         a.send(1, &[source.all()]);
         assert_eq!(b.async_event(A_WHILE), None);
-        b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
+        b.attempt(Command::Connect(to_a, config.clone())).expect("to RTR");
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_SEND, 0)]);
         assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
         assert_eq!(b.async_event(TEST_TIMEOUT), Some(COMM_EST), "{place:?}");
         a.post(request(2, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key)));
         assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
         assert_eq!(b.async_event(A_WHILE), None, "{place:?}");
-        b.modify(QpState::Rts, &setup);
+        b.modify(QpState::Rts, &config);
         // In the other direction the peer is in RTS already.
         b.post(request(3, WR_RDMA_WRITE, &[target.all()], (source.addr, source.key)));
         assert_eq!(b.sent(1)[0].status, WC_SUCCESS);
@@ -223,7 +223,7 @@ fn a_datagram_that_overflows_the_completion_queue_is_reported() {
     let [sender, receiver] =
         [&sent, &received].map(|cq| adapter.qp_with(cq, QpType::Ud, RecvSource::Own).expect("a queue pair"));
     for qp in [&sender, &receiver] {
-        let all = |state| QpAttr { qkey: Qkey::new(7), ..attributes(&Setup::default(), state, 0) };
+        let all = |state| QpAttr { qkey: Qkey::new(7), ..attributes(&QpConfig::default(), state, 0) };
         qp.modify(&all(QpState::Init), attr::STATE | attr::PKEY_INDEX | attr::PORT | attr::QKEY)
             .expect("to INIT");
         qp.modify(&all(QpState::Rtr), attr::STATE).expect("to RTR");
@@ -255,7 +255,7 @@ fn arming_a_queue_that_holds_completions_raises_an_event() {
     let capacity = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
     let qp = Qp::new(&adapter.pd, &sent, &received, capacity, true, QpType::Rc, RecvSource::Own)
         .expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     let exchange = |flags: u32| {
         qp.post_recv(1, &[]).expect("room");
         qp.post_send(&SendWr { opcode: WR_SEND, flags, ..SendWr::default() }).expect("room");
@@ -311,7 +311,7 @@ fn arming_a_queue_that_holds_completions_raises_an_event() {
     (0..4).for_each(|i| assert_eq!(next([&sent, &received][i % 2]).status, WC_SUCCESS));
     // An error is solicited.
     qp.post_recv(2, &[]).expect("room");
-    qp.modify(&attributes(&Setup::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
+    qp.modify(&attributes(&QpConfig::default(), QpState::Err, 0), attr::STATE).expect("to ERR");
     received.arm(true);
     has_event(Some(&received));
     assert_eq!(next(&received).status, WC_WR_FLUSH_ERR);
@@ -325,7 +325,7 @@ fn one_poll_for_each_event_finds_every_completion_once() {
     let channel = Channel::new(&adapter.context).expect("a channel");
     let cq = Cq::new(&adapter.context, 64, Some(channel.clone())).expect("a queue");
     let qp = adapter.qp(&cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     cq.arm(false);
     for turn in 0..30 {
         // The first raises an event. Arming finds the others.
@@ -355,7 +355,7 @@ fn arming_a_moderated_queue_that_holds_completions_raises_an_event_later() {
     let channel = Channel::new(&adapter.context).expect("a channel");
     let cq = Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue");
     let qp = adapter.qp(&cq).expect("a queue pair");
-    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
     qp.post_send(&SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() }).expect("room");
     cq.moderate(4, Duration::from_millis(1));
     cq.arm(false);
@@ -371,7 +371,7 @@ fn a_destroyed_completion_queue_leaves_no_signal_behind() {
     let nothing = SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() };
     let complete = |cq: &Arc<Cq>| {
         let qp = adapter.qp(cq).expect("a queue pair");
-        connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+        connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
         cq.arm(false);
         qp.post_send(&nothing).expect("room");
         qp.destroy();

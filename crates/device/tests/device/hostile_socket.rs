@@ -11,14 +11,14 @@ use crate::support::wire::{
     self, ABANDONED, CHANNEL, CONTACT, FAULT, FILE, HELLO, LIMIT_REACHED, MEMBER, OVERRUN, REFUSED,
     REGION_BUSY, SHARED, ask, connect_to_owner, exchange_hello, message,
 };
-use crate::support::{Completion, End, Kind, Placement, Setup, connect, pair, pattern};
+use crate::support::{Completion, End, Kind, Placement, QpConfig, connect, pair, pattern};
 
 /// Checks that the device behind this end answers hellos, and moves data to known and to new peers.
 fn still_works(victim: &mut End) {
     exchange_hello(&connect_to_owner(victim.number()));
     victim.keep();
     let mut friend = End::new(Placement::SameProcess);
-    connect(&mut friend, victim, &Setup::default());
+    connect(&mut friend, victim, &QpConfig::default());
     let (source, target) = (friend.hold(&pattern(1, 5000)), victim.register(Kind::Anonymous, 5000, 0));
     friend.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(friend.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
@@ -39,7 +39,7 @@ fn is_over(connection: &Connection) -> bool {
 
 #[test]
 fn malformed_messages_close_their_connection_only() {
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let number = victim.number();
     let mut seeds = 0..;
     for len in [1, 3, 4, 20, 23, 25, 64, 1000, 60_000].into_iter().chain([24; 40]) {
@@ -62,7 +62,7 @@ fn malformed_messages_close_their_connection_only() {
 
 #[test]
 fn unrequested_descriptors_are_closed() {
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let open = |victim: &mut End| {
         let folder = format!("/proc/{}/fd", victim.process().id());
         std::fs::read_dir(folder).expect("our child").count()
@@ -80,7 +80,7 @@ fn unrequested_descriptors_are_closed() {
 
 #[test]
 fn unknown_objects_are_refused() {
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     victim.register(Kind::Anonymous, 1 << 16, 0);
     let connection = connect_to_owner(victim.number());
     for (op, request) in [
@@ -101,7 +101,7 @@ fn unknown_objects_are_refused() {
 fn forged_reports_raise_no_impossible_events() {
     /// A revision of the entry of a new queue pair that no earlier connection had.
     const NOW: u32 = 1000;
-    let (mut near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let (theirs, ours) = (victim.number(), near.number());
     let connection = connect_to_owner(theirs);
     let tell = |op, words: &[u32]| connection.send(&message(op, words), &[]).expect("the device listens");
@@ -148,7 +148,7 @@ fn forged_reports_raise_no_impossible_events() {
 
 #[test]
 fn a_client_that_reads_no_answers_does_not_block_the_server() {
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let number = victim.number();
     let rude = connect_to_owner(number);
     rude.set_timeout(Duration::from_millis(100)).expect("our own socket");
@@ -171,7 +171,7 @@ fn processor_time(id: u32) -> Duration {
 
 #[test]
 fn the_server_recovers_from_descriptor_exhaustion() {
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let (id, number) = (victim.process().id(), victim.number());
     let limit = libc::rlimit { rlim_cur: 60, rlim_max: 60 };
     // SAFETY: limits our own child; the struct is on the stack.
@@ -197,7 +197,7 @@ fn another_user_is_refused() {
         eprintln!("not run: becoming another user takes root");
         return;
     }
-    let (_near, mut victim) = pair(Placement::OtherProcess, &Setup::default());
+    let (_near, mut victim) = pair(Placement::OtherProcess, &QpConfig::default());
     let name = wire::socket_name(victim.number());
     let mut stranger = crate::support::Process::start("stranger");
     stranger.send_line(&name);

@@ -12,7 +12,7 @@ use millstream_device::{Errno, MAX_MR, MAX_QP, Mr};
 use millstream_quantity::Rkey;
 
 use crate::support::{
-    Adapter, Command, End, Kind, POISON, Placement, Reply, Setup, TEST_TIMEOUT, attributes,
+    Adapter, Command, End, Kind, POISON, Placement, QpConfig, Reply, TEST_TIMEOUT, attributes,
     connect_queue_pair, element, has_begun, next, pair, peek, poison, request, run_role, wait_for,
 };
 
@@ -37,7 +37,7 @@ pub(crate) fn concurrent_creation() {
                 let (source, target) = (adapter.register(&mut from), adapter.register(&mut to));
                 for round in 0..500u64 {
                     let qp = adapter.qp(&cq).expect("a number is left");
-                    connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+                    connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
                     to.fill(0xff);
                     for i in 0..8 {
                         qp.post_recv(round * 8 + i, &[element(&to, &target)]).expect("room");
@@ -92,14 +92,14 @@ fn a_reused_qpn_has_no_former_state() {
 /// In another process: a queue pair number is reused.
 pub(crate) fn qpn_reuse() {
     const LEN: usize = 96 << 20;
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let adapter = Adapter::open();
     let (cq, sender_cq) = (adapter.cq(), adapter.cq());
     let former = adapter.qp(&cq).expect("a queue pair");
     let number = former.qpn();
     let sender = adapter.qp(&sender_cq).expect("a queue pair");
-    connect_queue_pair(&sender, number.get(), &setup);
-    connect_queue_pair(&former, sender.qpn().get(), &setup);
+    connect_queue_pair(&sender, number.get(), &config);
+    connect_queue_pair(&former, sender.qpn().get(), &config);
     // Its sender has cached it, and one of its completions is not polled.
     former.post_recv(77, &[]).expect("room");
     sender.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
@@ -114,8 +114,8 @@ pub(crate) fn qpn_reuse() {
         others.push(qp);
     };
     let peer = others.pop().expect("numbers rest as long as possible");
-    connect_queue_pair(&reused, peer.qpn().get(), &setup);
-    connect_queue_pair(&peer, number.get(), &setup);
+    connect_queue_pair(&reused, peer.qpn().get(), &config);
+    connect_queue_pair(&peer, number.get(), &config);
     reused.post_recv(88, &[]).expect("room");
     assert_eq!(cq.poll(&mut [Wc::default()]), Ok(0), "the completion of a former life");
 
@@ -153,8 +153,8 @@ fn no_write_after_deregistration_or_destruction() {
     for (len, skew) in [(64 * 4096, 0), (2000, 100)] {
         for destroy in [false, true] {
             for round in 0..12u64 {
-                let setup = Setup { send_wr: 1, send_cqe: 1, ..Setup::default() };
-                let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+                let config = QpConfig { send_wr: 1, send_cqe: 1, ..QpConfig::default() };
+                let (mut a, mut b) = pair(Placement::OtherProcess, &config);
                 let source = b.hold(&vec![1; len]);
                 let target = a.register(Kind::Anonymous, len, skew);
                 let write = request(1, WR_RDMA_WRITE, &[source.all()], (target.addr, target.key));
@@ -185,7 +185,7 @@ fn no_write_after_deregistration_or_destruction() {
 fn no_read_response_is_stored_after_deregistration() {
     const LEN: usize = 48 << 20;
     let adapter = Adapter::open();
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let mut to = vec![0u8; LEN];
     let mut far = End::new(Placement::OtherProcess);
     let source = far.register(Kind::Anonymous, LEN, 0);
@@ -194,8 +194,8 @@ fn no_read_response_is_stored_after_deregistration() {
         let mut target = adapter.register(&mut to);
         let cq = adapter.cq();
         let near = adapter.qp(&cq).expect("a queue pair");
-        connect_queue_pair(&near, far.open(&setup), &setup);
-        far.modify(QpState::Init, &setup);
+        connect_queue_pair(&near, far.open(&config), &config);
+        far.modify(QpState::Init, &config);
         let sges = [element(&to, &target)];
         let (remote_addr, rkey) = (source.addr, source.key);
         let wr = SendWr {
@@ -207,7 +207,7 @@ fn no_read_response_is_stored_after_deregistration() {
         };
         near.post_send(&wr).expect("room");
         // The progress thread executes it once the peer is ready.
-        far.attempt(Command::Connect(near.qpn().get(), setup.clone())).expect("to RTR");
+        far.attempt(Command::Connect(near.qpn().get(), config.clone())).expect("to RTR");
         let deadline = Instant::now() + TEST_TIMEOUT;
         while !has_begun(&to, 0) {
             assert!(Instant::now() < deadline, "the READ does not begin");
@@ -224,7 +224,7 @@ fn no_read_response_is_stored_after_deregistration() {
 #[test]
 fn deregistration_does_not_wait_for_transfers_to_come() {
     let (mut a, mut b) =
-        pair(Placement::OtherProcess, &Setup { send_wr: 1, send_cqe: 1, ..Setup::default() });
+        pair(Placement::OtherProcess, &QpConfig { send_wr: 1, send_cqe: 1, ..QpConfig::default() });
     let len = 1 << 20;
     let source = b.register(Kind::Anonymous, len, 0);
     let target = a.register(Kind::Anonymous, len, 0);
@@ -244,14 +244,14 @@ fn deregistration_does_not_wait_for_transfers_to_come() {
 fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     const LEN: usize = 96 << 20;
     let adapter = Adapter::open();
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let cq = adapter.cq();
     let receiver = adapter.qp(&cq).expect("a queue pair");
     let mut memory = vec![1u8; LEN];
     let mut mr = adapter.register(&mut memory);
     let mut dying = End::new(Placement::OtherProcess);
-    connect_queue_pair(&receiver, dying.open(&setup), &setup);
-    dying.connect_to(receiver.qpn().get(), &setup);
+    connect_queue_pair(&receiver, dying.open(&config), &config);
+    dying.connect_to(receiver.qpn().get(), &config);
     let source = dying.register(Kind::Anonymous, LEN, 0);
     let to = (memory.as_ptr() as u64, mr.key());
     dying.begin(&Command::Send(request(1, WR_RDMA_WRITE, &[source.all()], to)));
@@ -259,8 +259,8 @@ fn an_operation_of_an_exited_peer_does_not_delay_the_next_peer() {
     dying.process().kill();
 
     let mut next = End::new(Placement::OtherProcess);
-    let number = next.open(&setup);
-    receiver.modify(&attributes(&setup, QpState::Reset, 0), attr::STATE).expect("to RESET");
-    connect_queue_pair(&receiver, number, &setup);
+    let number = next.open(&config);
+    receiver.modify(&attributes(&config, QpState::Reset, 0), attr::STATE).expect("to RESET");
+    connect_queue_pair(&receiver, number, &config);
     assert_eq!(mr.deregister(), Ok(()));
 }

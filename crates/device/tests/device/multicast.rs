@@ -12,7 +12,7 @@ use millstream_quantity::{Qkey, Qpn};
 
 use crate::other_users;
 use crate::support::{
-    Adapter, Process, Setup, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
+    Adapter, Process, QpConfig, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
     send_to_parent, wait_for,
 };
 
@@ -70,7 +70,7 @@ impl Member {
             (QpState::Rtr, 0),
             (QpState::Rts, attr::SQ_PSN),
         ] {
-            let all = QpAttr { qkey: Qkey::new(qkey), ..attributes(&Setup::default(), state, 0) };
+            let all = QpAttr { qkey: Qkey::new(qkey), ..attributes(&QpConfig::default(), state, 0) };
             qp.modify(&all, attr::STATE | needs).expect("the usual way");
         }
         let mut memory = vec![0; 256];

@@ -15,8 +15,8 @@ use millstream_quantity::Rkey;
 use millstream_shm::poll_readable;
 
 use crate::support::{
-    Adapter, End, Kind, Placement, Random, Setup, TEST_TIMEOUT, Usage, connect, connect_queue_pair, element,
-    from_environment, next, run_role, wait_for,
+    Adapter, End, Kind, Placement, QpConfig, Random, TEST_TIMEOUT, Usage, connect, connect_queue_pair,
+    element, from_environment, next, run_role, wait_for,
 };
 
 #[test]
@@ -32,7 +32,7 @@ fn ten_thousand_connections_come_and_go() {
 
 /// Connects and disconnects two processes, and sometimes replaces one of them.
 fn come_and_go(cycles: u64) {
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(Placement::OtherProcess));
     let source = a.register(Kind::Anonymous, 1 << 16, 0);
     let mut target = b.register(Kind::Anonymous, 1 << 16, 0);
@@ -40,7 +40,7 @@ fn come_and_go(cycles: u64) {
     let born = Usage::of(a_id);
     let mut early = 0;
     for cycle in 0..cycles {
-        connect(&mut a, &mut b, &setup);
+        connect(&mut a, &mut b, &config);
         b.recv(1, &[target.part(0, 64)]);
         a.send(2, &[source.part(0, 64)]);
         a.write(3, &[source.all()], (target.addr, target.key));
@@ -152,9 +152,9 @@ fn make_and_end(
     let cq = Cq::new(&adapter.context, 64, Some(channel.clone())).expect("a queue");
     let own = adapter.qp(&cq).expect("a queue pair");
     let other = adapter.qp_with(shared, QpType::Rc, RecvSource::Shared(srq.clone())).expect("a queue pair");
-    let setup = Setup::default();
-    connect_queue_pair(&own, other.qpn().get(), &setup);
-    connect_queue_pair(&other, own.qpn().get(), &setup);
+    let config = QpConfig::default();
+    connect_queue_pair(&own, other.qpn().get(), &config);
+    connect_queue_pair(&other, own.qpn().get(), &config);
     let mut memory = vec![1u8; 4096 * (1 + random.below(4) as usize)];
     let mut mr = adapter.register(&mut memory);
     let sges = [element(&memory, &mr)];
@@ -215,7 +215,7 @@ fn fork(turn: u32) {
                         let adapter = Adapter::open();
                         let cq = adapter.cq();
                         let qp = adapter.qp(&cq).expect("a queue pair");
-                        connect_queue_pair(&qp, qp.qpn().get(), &Setup::default());
+                        connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
                         qp.post_recv(1, &[]).expect("room");
                         qp.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
                         assert_eq!((next(&cq).status, next(&cq).status), (WC_SUCCESS, WC_SUCCESS));

@@ -13,7 +13,7 @@ use millstream_shm::socket::{Connection, Listener};
 use serde::{Deserialize, Serialize};
 
 use crate::support::wire::{HELLO, message};
-use crate::support::{Adapter, Completion, End, Kind, Process, Setup, connect, connect_queue_pair, next};
+use crate::support::{Adapter, Completion, End, Kind, Process, QpConfig, connect, connect_queue_pair, next};
 use crate::support::{pattern, recv_from_parent, send_to_parent, serve};
 
 /// User ids of the two processes. Most systems have no such users.
@@ -66,8 +66,8 @@ fn another_user_reaches_nothing() {
         return;
     }
     let (mut near, mut owner) = (of_owner(), of_owner());
-    let setup = Setup::default();
-    connect(&mut near, &mut owner, &setup);
+    let config = QpConfig::default();
+    connect(&mut near, &mut owner, &config);
     let bytes = pattern(1, 10_000);
     let (source, target) = (near.hold(&bytes), owner.register(Kind::Anonymous, 10_000, 0));
     let write = |near: &mut End| {
@@ -132,8 +132,8 @@ pub(crate) fn trespasser() {
     let adapter = Adapter::open();
     let cq = adapter.cq();
     let qp = adapter.qp(&cq).expect("a queue pair");
-    let setup = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
-    connect_queue_pair(&qp, aim.number, &setup);
+    let config = QpConfig { timeout: 8, retry_cnt: 1, ..QpConfig::default() };
+    connect_queue_pair(&qp, aim.number, &config);
     let mut memory = vec![0xffu8; 8];
     let mr = adapter.register(&mut memory);
     let sges = [crate::support::element(&memory, &mr)];
@@ -158,16 +158,16 @@ fn socket_names_of_another_user_do_not_delay() {
     let taken: u32 = squatter.recv_line().parse().expect("a number");
     // New devices take other names.
     let (mut a, mut b) = (of_owner(), of_owner());
-    let setup = Setup { timeout: 10, retry_cnt: 2, ..Setup::default() };
-    connect(&mut a, &mut b, &setup);
+    let config = QpConfig { timeout: 10, retry_cnt: 2, ..QpConfig::default() };
+    connect(&mut a, &mut b, &config);
     let (source, target) = (a.hold(&[1; 64]), b.register(Kind::Anonymous, 64, 0));
     a.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     // A process that connects to one of the squatter's numbers sends it nothing.
     let mut lost = of_owner();
-    lost.open(&setup);
+    lost.open(&config);
     let start = Instant::now();
-    lost.connect_to(taken << 12 | 1, &setup);
+    lost.connect_to(taken << 12 | 1, &config);
     let source = lost.hold(&[1; 64]);
     lost.send(1, &[source.all()]);
     assert_eq!(lost.sent(1)[0].status, WC_RETRY_EXC_ERR);

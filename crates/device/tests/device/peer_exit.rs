@@ -14,7 +14,7 @@ use millstream_device::types::{
 use millstream_quantity::Rkey;
 
 use crate::support::{
-    Adapter, Command, Completion, CqKind, End, Kind, Placement, Reply, Setup, TEST_TIMEOUT, connect,
+    Adapter, Command, Completion, CqKind, End, Kind, Placement, QpConfig, Reply, TEST_TIMEOUT, connect,
     connect_queue_pair, element, next, pair, pattern, peek, request, run_role, wait_for,
 };
 
@@ -35,8 +35,8 @@ fn expect_errors_in_order(a: &mut End, first: u64, count: usize) {
 #[test]
 fn pending_requests_fail_when_the_peer_is_killed() {
     // ACK timers of minutes.
-    let setup = Setup { timeout: 24, ..Setup::default() };
-    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+    let config = QpConfig { timeout: 24, ..QpConfig::default() };
+    let (mut a, mut b) = pair(Placement::OtherProcess, &config);
     let source = a.hold(&pattern(1, 64));
     a.recv(10, &[source.all()]);
     a.recv(11, &[source.all()]);
@@ -63,8 +63,8 @@ fn a_peer_that_exits_or_disconnects_fails_the_stream() {
         [(true, WR_RDMA_WRITE), (true, WR_RDMA_READ), (true, WR_SEND), (false, WR_RDMA_WRITE)]
     {
         for (kind, len) in [(Kind::Anonymous, 1 << 16), (Kind::Data, 3000)] {
-            let setup = Setup { send_wr: 8, send_cqe: 8, timeout: 24, ..Setup::default() };
-            let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+            let config = QpConfig { send_wr: 8, send_cqe: 8, timeout: 24, ..QpConfig::default() };
+            let (mut a, mut b) = pair(Placement::OtherProcess, &config);
             let source = a.register(Kind::Anonymous, len, 0);
             let target = b.register(kind, len, 0);
             let stream = request(7, opcode, &[source.all()], (target.addr, target.key));
@@ -95,17 +95,17 @@ fn a_peer_that_exits_or_disconnects_fails_the_stream() {
 fn a_lock_of_a_killed_producer_does_not_block_others() {
     let adapter = Adapter::open();
     let cq = Cq::new(&adapter.context, 8192, None).expect("a queue");
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let mut survivor = End::new(Placement::OtherProcess);
     let from_survivor = adapter.qp_sized(&cq, 64, QpType::Rc, RecvSource::Own).expect("a queue pair");
-    connect_queue_pair(&from_survivor, survivor.open(&setup), &setup);
-    survivor.connect_to(from_survivor.qpn().get(), &setup);
+    connect_queue_pair(&from_survivor, survivor.open(&config), &config);
+    survivor.connect_to(from_survivor.qpn().get(), &config);
     for round in 0..10u64 {
         // Another peer completes into the same queue all the time, until it exits.
         let mut dying = End::new(Placement::OtherProcess);
         let from_dying = adapter.qp_sized(&cq, 4096, QpType::Rc, RecvSource::Own).expect("a queue pair");
-        connect_queue_pair(&from_dying, dying.open(&setup), &setup);
-        dying.connect_to(from_dying.qpn().get(), &setup);
+        connect_queue_pair(&from_dying, dying.open(&config), &config);
+        dying.connect_to(from_dying.qpn().get(), &config);
         (0..4096).for_each(|wr_id| from_dying.post_recv(wr_id, &[]).expect("room"));
         dying.begin(&Command::Hammer(request(1, WR_SEND, &[], (0, 0))));
         assert_eq!(next(&cq).wr_id, 0);
@@ -130,8 +130,8 @@ fn a_lock_of_a_killed_producer_does_not_block_others() {
 
 #[test]
 fn a_child_does_not_keep_its_dead_parent_alive() {
-    let setup = Setup { timeout: 24, ..Setup::default() };
-    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+    let config = QpConfig { timeout: 24, ..QpConfig::default() };
+    let (mut a, mut b) = pair(Placement::OtherProcess, &config);
     let number = b.number();
     let source = a.hold(&[1; 64]);
     a.send(0, &[source.all()]);
@@ -143,7 +143,7 @@ fn a_child_does_not_keep_its_dead_parent_alive() {
     assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
     // Its socket still exists but has no reader. That is detected at once, too.
     let mut late = End::new(Placement::SameProcess);
-    let short = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
+    let short = QpConfig { timeout: 8, retry_cnt: 1, ..QpConfig::default() };
     late.open(&short);
     let start = Instant::now();
     late.connect_to(number, &short);
@@ -162,7 +162,7 @@ fn a_forked_child_has_a_device_of_its_own() {
 /// In another process: parent and child both use the device.
 pub(crate) fn fork_tree() {
     let adapter = Adapter::open();
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let mut inherited = vec![1u8; 3 << 20];
     let _registered = adapter.register(&mut inherited);
     let cq = adapter.cq();
@@ -187,7 +187,7 @@ pub(crate) fn fork_tree() {
     let (key, number) = rest.split_first_chunk::<4>().expect("eight bytes");
     let number = u32::from_ne_bytes(number.try_into().expect("four bytes"));
     assert_ne!(number >> 12, parent.qpn().get() >> 12, "a device of its own");
-    connect_queue_pair(&parent, number, &setup);
+    connect_queue_pair(&parent, number, &config);
     let mut data = pattern(1, 10_000);
     let source = adapter.register(&mut data);
     let sges = [element(&data, &source)];
@@ -213,7 +213,7 @@ fn be_a_child(parent: u32, inherited: &[u8], mut from_parent: PipeReader, mut to
     let qp = adapter.qp(&cq).expect("a queue pair");
     let mut memory = vec![0u8; 10_000];
     let target = adapter.register(&mut memory);
-    connect_queue_pair(&qp, parent, &Setup::default());
+    connect_queue_pair(&qp, parent, &QpConfig::default());
     let mut message = (memory.as_ptr() as u64).to_ne_bytes().to_vec();
     message.extend(target.key().to_ne_bytes());
     message.extend(qp.qpn().get().to_ne_bytes());
@@ -230,11 +230,11 @@ fn exited_peers_are_removed() {
         let maps = std::fs::read_to_string(format!("/proc/{}/maps", a.process().id())).expect("our child");
         maps.matches("/memfd:millstream-arena").count()
     };
-    let setup = Setup::default();
+    let config = QpConfig::default();
     for round in 0..6 {
         a.keep();
         let mut b = End::new(Placement::OtherProcess);
-        connect(&mut a, &mut b, &setup);
+        connect(&mut a, &mut b, &config);
         assert!(arenas(&mut a) >= 2);
         b.process().kill();
         a.destroy();
@@ -245,7 +245,7 @@ fn exited_peers_are_removed() {
 
 #[test]
 fn messages_to_a_stopped_peer_arrive_when_it_continues() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let source = a.hold(&pattern(1, 1 << 16));
     let [first, second] = [(); 2].map(|()| b.register(Kind::Anonymous, 1 << 16, 0));
     b.process().stop();
@@ -262,7 +262,7 @@ fn messages_to_a_stopped_peer_arrive_when_it_continues() {
 
 #[test]
 fn a_stopped_process_is_signalled_when_it_continues() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
     b.recv(1, &[target.all()]);
     b.arm(CqKind::Recv, false);

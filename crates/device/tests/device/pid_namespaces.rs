@@ -4,7 +4,7 @@ use std::os::unix::process::CommandExt;
 
 use millstream_device::types::{WC_OP_RDMA_READ, WC_OP_RDMA_WRITE, WC_OP_RECV};
 
-use crate::support::{Completion, End, Kind, Placement, Process, Setup, connect, pattern};
+use crate::support::{Completion, End, Kind, Placement, Process, QpConfig, connect, pattern};
 
 /// In a child before `exec`: continues as the first process of a new PID namespace, and waits for that process outside.
 fn enter_pid_namespace() -> std::io::Result<()> {
@@ -39,7 +39,7 @@ fn processes_of_two_pid_namespaces_exchange_packets() {
     // SAFETY: the function makes system calls only.
     let inner = Process::start_with("actor", |command| unsafe { command.pre_exec(enter_pid_namespace) });
     let (mut near, mut inner) = (End::new(Placement::SameProcess), End::OtherProcess(Box::new(inner)));
-    connect(&mut near, &mut inner, &Setup::default());
+    connect(&mut near, &mut inner, &QpConfig::default());
     let (source, target) = (near.hold(&pattern(1, 5000)), inner.register(Kind::Anonymous, 5000, 0));
     near.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(near.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);

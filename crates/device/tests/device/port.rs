@@ -10,7 +10,7 @@ use millstream_device::types::WC_SUCCESS;
 
 use crate::other_users::{OWNER, STRANGER, become_user};
 use crate::support::{
-    Command, CqKind, End, Kind, Placement, Process, Region, Setup, connect, own_network, pair, pattern,
+    Command, CqKind, End, Kind, Placement, Process, QpConfig, Region, connect, own_network, pair, pattern,
     send_to_parent,
 };
 
@@ -23,9 +23,9 @@ fn on_the_wire(role: &str) {
 
 /// Two ends, each in its own process.
 fn elsewhere() -> [End; 2] {
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let [mut a, mut b] = [(); 2].map(|()| End::new(Placement::OtherProcess));
-    connect(&mut a, &mut b, &setup);
+    connect(&mut a, &mut b, &config);
     [a, b]
 }
 
@@ -53,10 +53,10 @@ fn other_processes_keep_the_port_when_one_exits() {
 /// In another process.
 pub(crate) fn survivors() {
     if own_network("other_processes_keep_the_port_when_one_exits") {
-        let setup = Setup::default();
+        let config = QpConfig::default();
         // The first process on the port also binds the socket that all of them read.
         let [mut first, mut second] = elsewhere();
-        let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+        let (mut a, mut b) = pair(Placement::OtherProcess, &config);
         let [mut third, mut fourth] = elsewhere();
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || first.process().kill());
@@ -101,15 +101,15 @@ pub(crate) fn users() {
         let folder = tempfile::tempdir().expect("a folder");
         let said = |name: &str| folder.path().join(name);
         let [mut a, mut b] = ["a", "b"].map(|name| of("owner", &said(name)));
-        let setup = Setup::default();
-        connect(&mut a, &mut b, &setup);
+        let config = QpConfig::default();
+        connect(&mut a, &mut b, &config);
         let regions = [a.register(Kind::Anonymous, LEN, 0), b.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut a, &mut b, 1, &regions, || {});
         // Another user's error names the user that has the port.
         let mut other = of("other_user", &said("other"));
-        let number = other.open(&setup);
-        other.modify(millstream_device::qp::state::QpState::Init, &setup);
-        let refused = other.attempt(Command::Connect(number, setup.clone()));
+        let number = other.open(&config);
+        other.modify(millstream_device::qp::state::QpState::Init, &config);
+        let refused = other.attempt(Command::Connect(number, config.clone()));
         assert_eq!(refused.err(), Some(libc::EADDRINUSE));
         let words = fs::read_to_string(said("other")).expect("what it said");
         let expected =
@@ -120,7 +120,7 @@ pub(crate) fn users() {
         a.process().kill();
         b.process().kill();
         let [mut c, mut d] = ["c", "d"].map(|name| of("other_user", &said(name)));
-        connect(&mut c, &mut d, &setup);
+        connect(&mut c, &mut d, &config);
         let regions = [c.register(Kind::Anonymous, LEN, 0), d.register(Kind::Anonymous, LEN, 0)];
         write_during(&mut c, &mut d, 3, &regions, || {});
     }
@@ -157,7 +157,7 @@ pub(crate) fn parent() {
 
 /// In another process: has a child that outlives it.
 pub(crate) fn forker() {
-    let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
+    let (mut a, _b) = pair(Placement::SameProcess, &QpConfig::default());
     a.has_nothing(CqKind::Send);
     // SAFETY: the child does nothing but sleep.
     let child = unsafe { libc::fork() };

@@ -16,7 +16,7 @@ use millstream_device::{
 };
 
 use crate::support::{
-    Command, Completion, CqKind, End, Kind, Placement, Setup, connect, pair, pattern, wait_for,
+    Command, Completion, CqKind, End, Kind, Placement, QpConfig, connect, pair, pattern, wait_for,
 };
 
 /// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
@@ -66,7 +66,7 @@ fn sizes_beyond_the_devices_are_refused() {
 fn a_full_queue_accepts_requests_again_after_polling() {
     for place in Placement::BOTH {
         // Not powers of two: the device may round up, but must count the granted capacity exactly.
-        let (mut a, mut b) = pair(place, &Setup { send_wr: 5, recv_wr: 3, ..Setup::default() });
+        let (mut a, mut b) = pair(place, &QpConfig { send_wr: 5, recv_wr: 3, ..QpConfig::default() });
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         let recv = Command::Recv { wr_id: 9, sges: vec![target.all()] };
@@ -102,8 +102,8 @@ fn a_full_queue_accepts_requests_again_after_polling() {
 #[test]
 fn completions_come_once_and_in_order_around_the_rings() {
     for place in Placement::BOTH {
-        let setup = Setup { send_wr: 8, recv_wr: 8, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { send_wr: 8, recv_wr: 8, send_cqe: 8, recv_cqe: 8, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.register(Kind::Anonymous, 64, 0);
         let target = b.register(Kind::Anonymous, 64, 0);
         let mut next = 0;
@@ -137,8 +137,8 @@ fn completions_come_once_and_in_order_around_the_rings() {
 #[test]
 fn each_message_meets_its_own_receive() {
     for place in Placement::BOTH {
-        let setup = Setup { send_wr: 64, recv_wr: 21, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { send_wr: 64, recv_wr: 21, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let to_a = a.number();
         let source = a.register(Kind::Anonymous, 4096, 0);
         let target = b.register(Kind::Anonymous, 4096, 0);
@@ -176,8 +176,8 @@ fn each_message_meets_its_own_receive() {
             a.sent(messages as usize);
             if round % 7 == 3 {
                 // RESET drops pending receives; the sender, which has cached the queue pair, is unaffected.
-                b.modify(QpState::Reset, &setup);
-                b.connect_to(to_a, &setup);
+                b.modify(QpState::Reset, &config);
+                b.connect_to(to_a, &config);
                 let waiting = posted - taken;
                 taken = posted;
                 post(&mut b, posted..posted + waiting);
@@ -189,7 +189,7 @@ fn each_message_meets_its_own_receive() {
 
 #[test]
 fn a_full_completion_queue_of_the_sender_is_fatal() {
-    let (mut a, mut b) = pair(Placement::SameProcess, &Setup { send_cqe: 4, ..Setup::default() });
+    let (mut a, mut b) = pair(Placement::SameProcess, &QpConfig { send_cqe: 4, ..QpConfig::default() });
     let source = a.hold(&[1; 64]);
     let target = b.register(Kind::Anonymous, 64, 0);
     a.recv(50, &[source.all()]);
@@ -213,7 +213,7 @@ fn a_full_completion_queue_of_the_sender_is_fatal() {
 #[test]
 fn a_full_completion_queue_of_the_receiver_is_fatal() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup { recv_cqe: 4, ..Setup::default() });
+        let (mut a, mut b) = pair(place, &QpConfig { recv_cqe: 4, ..QpConfig::default() });
         let source = a.hold(&[1; 64]);
         let target = b.register(Kind::Anonymous, 64, 0);
         (0..8).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
@@ -234,8 +234,8 @@ fn a_full_completion_queue_of_the_receiver_is_fatal() {
 #[test]
 fn err_flushes_both_queues_in_order() {
     for place in Placement::BOTH {
-        let setup = Setup { signal_all: false, ..Setup::default() };
-        let (mut a, _b) = pair(place, &setup);
+        let config = QpConfig { signal_all: false, ..QpConfig::default() };
+        let (mut a, _b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         // Only the second is signalled; flushed requests complete in any case.
         for wr_id in 0..4 {
@@ -245,7 +245,7 @@ fn err_flushes_both_queues_in_order() {
             a.post(request);
             a.recv(10 + wr_id, &[source.all()]);
         }
-        a.modify(QpState::Err, &setup);
+        a.modify(QpState::Err, &config);
         let expected: Vec<_> = (0..4).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
         assert_eq!(statuses(&a.sent(4)), expected);
         let expected: Vec<_> = (10..14).map(|wr_id| (wr_id, WC_WR_FLUSH_ERR)).collect();
@@ -260,8 +260,8 @@ fn err_flushes_both_queues_in_order() {
 #[test]
 fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
     for place in Placement::BOTH {
-        let setup = Setup { send_wr: 8, recv_wr: 8, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { send_wr: 8, recv_wr: 8, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.register(Kind::Anonymous, 64, 0);
         let target = b.register(Kind::Anonymous, 64, 0);
         let (to_b, to_a) = (b.number(), a.number());
@@ -275,16 +275,16 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
             }
             (3..6).for_each(|i| a.send(id + 20 + i, &[source.all()]));
             if round % 2 == 1 {
-                a.modify(QpState::Err, &setup);
+                a.modify(QpState::Err, &config);
             }
-            a.modify(QpState::Reset, &setup);
-            b.modify(QpState::Reset, &setup);
+            a.modify(QpState::Reset, &config);
+            b.modify(QpState::Reset, &config);
             for end in [&mut a, &mut b] {
                 end.has_nothing(CqKind::Send);
                 end.has_nothing(CqKind::Recv);
             }
-            a.connect_to(to_b, &setup);
-            b.connect_to(to_a, &setup);
+            a.connect_to(to_b, &config);
+            b.connect_to(to_a, &config);
             // All slots are free again.
             for i in 0..8 {
                 a.store(&source, 0, &pattern(id + i, 64));
@@ -301,14 +301,14 @@ fn reset_forgets_everything_and_the_queue_pair_is_as_new() {
 #[test]
 fn a_reset_queue_pair_can_get_another_peer() {
     for place in Placement::BOTH {
-        let setup = Setup::default();
-        let (mut a, b) = pair(place, &setup);
+        let config = QpConfig::default();
+        let (mut a, b) = pair(place, &config);
         drop(b);
         let mut c = End::new(place);
-        let (to_c, to_a) = (c.open(&setup), a.number());
-        a.modify(QpState::Reset, &setup);
-        a.connect_to(to_c, &setup);
-        c.connect_to(to_a, &setup);
+        let (to_c, to_a) = (c.open(&config), a.number());
+        a.modify(QpState::Reset, &config);
+        a.connect_to(to_c, &config);
+        c.connect_to(to_a, &config);
         let (source, target) = (a.hold(&pattern(1, 64)), c.register(Kind::Anonymous, 64, 0));
         a.write(1, &[source.all()], (target.addr, target.key));
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
@@ -341,8 +341,8 @@ impl Drop for BusyThreads {
 fn a_failure_of_the_last_connection_does_not_fail_the_next_one() {
     // They delay the device's threads.
     let _busy = BusyThreads::start(4);
-    let setup = Setup::default();
-    let (mut a, mut b) = pair(Placement::SameProcess, &setup);
+    let config = QpConfig::default();
+    let (mut a, mut b) = pair(Placement::SameProcess, &config);
     let (to_a, to_b) = (a.number(), b.number());
     let (source, target) = (a.hold(&pattern(1, 64)), b.register(Kind::Anonymous, 64, 0));
     for round in 0..200 {
@@ -350,10 +350,10 @@ fn a_failure_of_the_last_connection_does_not_fail_the_next_one() {
         a.send(2, &[source.all()]);
         assert_eq!(statuses(&a.sent(1)), [(2, WC_REM_OP_ERR)], "round {round}");
         for end in [&mut b, &mut a] {
-            end.modify(QpState::Reset, &setup);
+            end.modify(QpState::Reset, &config);
         }
-        b.connect_to(to_a, &setup);
-        a.connect_to(to_b, &setup);
+        b.connect_to(to_a, &config);
+        a.connect_to(to_b, &config);
         for i in 10..20 {
             b.recv(i, &[target.all()]);
             a.send(i, &[source.all()]);
@@ -374,7 +374,7 @@ fn destruction_takes_completions_along_but_not_those_of_others() {
     };
     let (first, second) = (make(), make());
     for qp in [&first, &second] {
-        crate::support::connect_queue_pair(qp, qp.qpn().get(), &Setup::default());
+        crate::support::connect_queue_pair(qp, qp.qpn().get(), &QpConfig::default());
     }
     for i in 0..4 {
         for (qp, base) in [(&first, 0), (&second, 100)] {
@@ -444,7 +444,7 @@ fn numbers_and_keys_differ_and_cannot_be_guessed() {
     let mut steps = HashSet::new();
     let mut last = 0;
     for _ in 0..64 {
-        let qpn = end.open(&Setup::default());
+        let qpn = end.open(&QpConfig::default());
         assert!(qpn > 1 && qpn < 0xff_ffff, "{qpn:#x} is special");
         assert!(numbers.insert(qpn), "{qpn:#x} came twice");
         steps.insert(qpn.wrapping_sub(last));
@@ -458,14 +458,14 @@ fn numbers_and_keys_differ_and_cannot_be_guessed() {
     assert!(steps.len() > 50, "the indices follow a pattern: {keys:x?}");
     let tags: HashSet<u32> = keys.iter().map(|key| key & 0xffff).collect();
     assert!(tags.len() > 60 && keys.iter().all(|key| *key != 0), "{keys:x?}");
-    let other = End::new(Placement::OtherProcess).open(&Setup::default());
+    let other = End::new(Placement::OtherProcess).open(&QpConfig::default());
     assert_ne!(other >> 12, last >> 12, "two processes have different numbers");
 }
 
 #[test]
 fn five_hundred_queue_pairs_between_two_processes() {
     const COUNT: usize = 512;
-    let setup = Setup { send_wr: 4, recv_wr: 4, send_cqe: 8, recv_cqe: 8, ..Setup::default() };
+    let config = QpConfig { send_wr: 4, recv_wr: 4, send_cqe: 8, recv_cqe: 8, ..QpConfig::default() };
     let mut b = End::new(Placement::OtherProcess);
     let target = b.register(Kind::Anonymous, COUNT, 0);
     let mut ends = Vec::new();
@@ -473,7 +473,7 @@ fn five_hundred_queue_pairs_between_two_processes() {
         let mut a = End::new(Placement::SameProcess);
         // The queue pairs opened before live on beside it.
         b.keep();
-        connect(&mut a, &mut b, &setup);
+        connect(&mut a, &mut b, &config);
         let source = a.hold(&[i as u8 ^ 0x5a]);
         ends.push((a, source));
     }

@@ -16,8 +16,8 @@ use millstream_shm::{Memfd, PAGE};
 
 use crate::support::runs_with_moved_pages;
 use crate::support::{
-    Command, End, Kind, POISON, Placement, Region, Reply, Setup, connect, has_begun, pair, pattern, poison,
-    request, wait_for,
+    Command, End, Kind, POISON, Placement, QpConfig, Region, Reply, connect, has_begun, pair, pattern,
+    poison, request, wait_for,
 };
 
 const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
@@ -90,7 +90,7 @@ struct MrFixture {
 
 impl MrFixture {
     fn new(place: Placement) -> Self {
-        let (owner, mut peer) = pair(place, &Setup::default());
+        let (owner, mut peer) = pair(place, &QpConfig::default());
         let local = peer.hold(&pattern(3, LEN));
         Self { owner, peer, local }
     }
@@ -130,7 +130,7 @@ impl MrFixture {
 
     fn reconnect_after(&mut self, status: u32) -> u32 {
         if status != WC_SUCCESS {
-            connect(&mut self.owner, &mut self.peer, &Setup::default());
+            connect(&mut self.owner, &mut self.peer, &QpConfig::default());
         }
         status
     }

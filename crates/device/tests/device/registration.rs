@@ -9,7 +9,7 @@ use millstream_device::types::{
 use millstream_shm::PAGE;
 use millstream_shm::thread::{affinity, with_affinity};
 
-use crate::support::{Adapter, Placement, Setup, pair, pattern, request, run_role};
+use crate::support::{Adapter, Placement, QpConfig, pair, pattern, request, run_role};
 
 const ACCESS: u32 = ACCESS_LOCAL_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_WRITE;
 
@@ -126,7 +126,7 @@ pub(crate) fn registers_under_stores() {
 fn no_write_fails_while_the_region_around_its_target_is_registered() {
     const SMALL: usize = 64;
     const WRITES: u64 = 400;
-    let (owner, mut peer) = pair(Placement::OtherProcess, &Setup::default());
+    let (owner, mut peer) = pair(Placement::OtherProcess, &QpConfig::default());
     let memory = Counters::new(64);
     let pd = owner.actor().pd().clone();
     let at = (memory.base + 3 * PAGE + 8) as u64;

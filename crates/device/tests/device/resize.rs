@@ -9,7 +9,7 @@ use millstream_device::types::{
 use millstream_device::{Channel, Cq, Errno, MAX_CQE, Timestamp, WallClock};
 
 use crate::support::{
-    Adapter, Command, Completion, CqKind, End, Kind, Placement, Region, Setup, connect_queue_pair, pair,
+    Adapter, Command, Completion, CqKind, End, Kind, Placement, QpConfig, Region, connect_queue_pair, pair,
     readable, request, wait_for,
 };
 
@@ -33,8 +33,8 @@ fn sent(numbers: std::ops::Range<u64>) -> Vec<Completion> {
 #[test]
 fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
     for place in Placement::BOTH {
-        let setup = Setup { send_cqe: 8, recv_cqe: 8, ..Setup::default() };
-        let (mut here, mut there) = pair(place, &setup);
+        let config = QpConfig { send_cqe: 8, recv_cqe: 8, ..QpConfig::default() };
+        let (mut here, mut there) = pair(place, &config);
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         let mut next = 0;
         // The odd counts shift the positions at which the rings begin.
@@ -75,7 +75,7 @@ fn waiting_completions_stay_when_the_queue_grows_and_shrinks() {
 #[test]
 fn resizing_below_pending_completions_is_refused() {
     for place in Placement::BOTH {
-        let (mut here, mut there) = pair(place, &Setup::default());
+        let (mut here, mut there) = pair(place, &QpConfig::default());
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         for which in [CqKind::Recv, CqKind::Send] {
             let cq = here.actor().cq(which).clone();
@@ -100,7 +100,7 @@ fn resizing_below_pending_completions_is_refused() {
 #[test]
 fn a_peer_keeps_to_the_new_size() {
     for place in Placement::BOTH {
-        let (mut here, mut there) = pair(place, &Setup::default());
+        let (mut here, mut there) = pair(place, &QpConfig::default());
         let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
         exchange(&mut there, &mut here, &theirs, &ours, 0..3);
         assert_eq!(here.received(3), received(0..3));
@@ -115,7 +115,8 @@ fn a_peer_keeps_to_the_new_size() {
 
 #[test]
 fn resizing_under_load_loses_nothing() {
-    let (mut here, mut there) = pair(Placement::OtherProcess, &Setup { recv_cqe: 64, ..Setup::default() });
+    let (mut here, mut there) =
+        pair(Placement::OtherProcess, &QpConfig { recv_cqe: 64, ..QpConfig::default() });
     let target = here.register(Kind::Anonymous, 64, 0);
     let source = there.register(Kind::Anonymous, 64, 0);
     let (qp, cq) = (here.actor().qp().clone(), here.actor().cq(CqKind::Recv).clone());
@@ -182,7 +183,7 @@ impl Loop {
         });
         use millstream_device::Qp;
         for (qp, peer) in [(&qps[0], &qps[1]), (&qps[1], &qps[0])] {
-            connect_queue_pair(qp, peer.qpn().get(), &Setup::default());
+            connect_queue_pair(qp, peer.qpn().get(), &QpConfig::default());
         }
         Self { adapter, channel, cq, sends, qps }
     }
@@ -255,7 +256,7 @@ fn moderated_events_come_for_many_completions_or_after_their_time() {
 
 #[test]
 fn a_peer_counts_for_moderated_events() {
-    let (mut here, mut there) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut here, mut there) = pair(Placement::OtherProcess, &QpConfig::default());
     let [ours, theirs] = [here.register(Kind::Anonymous, 64, 0), there.register(Kind::Anonymous, 64, 0)];
     let cq = here.actor().cq(CqKind::Recv).clone();
     let soon = Duration::from_secs(20);

@@ -10,7 +10,7 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Command, Completion, CqKind, End, Kind, Placement, Setup, pair, pattern, request, wait_for,
+    Command, Completion, CqKind, End, Kind, Placement, QpConfig, pair, pattern, request, wait_for,
 };
 
 /// Long enough for a wrong timeout to occur.
@@ -19,7 +19,7 @@ const A_WHILE: Duration = Duration::from_millis(150);
 #[test]
 fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup { rnr_retry: 0, ..Setup::default() });
+        let (mut a, mut b) = pair(place, &QpConfig { rnr_retry: 0, ..QpConfig::default() });
         let source = a.hold(&[1; 64]);
         a.send(1, &[source.all()]);
         a.send(2, &[source.all()]);
@@ -34,8 +34,8 @@ fn without_rnr_retries_an_empty_receive_queue_is_an_error() {
 fn rnr_retries_take_the_receivers_time() {
     for place in Placement::BOTH {
         // Code 22: 20.48 ms; three times.
-        let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
-        let (mut a, _b) = pair(place, &setup);
+        let config = QpConfig { rnr_retry: 3, min_rnr_timer: 22, ..QpConfig::default() };
+        let (mut a, _b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         let start = Instant::now();
         a.send(1, &[source.all()]);
@@ -47,9 +47,9 @@ fn rnr_retries_take_the_receivers_time() {
 #[test]
 fn rnr_retry_seven_retries_forever_without_polling() {
     // The shortest ACK timeout has no effect on RNR retries.
-    let setup = Setup { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..Setup::default() };
+    let config = QpConfig { rnr_retry: 7, timeout: 1, retry_cnt: 0, min_rnr_timer: 1, ..QpConfig::default() };
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &setup);
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         for wr_id in 1..=3 {
@@ -73,7 +73,7 @@ fn rnr_retry_seven_retries_forever_without_polling() {
 #[test]
 fn a_sleeping_sender_is_woken_by_its_channel() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         for round in 0..20 {
@@ -93,8 +93,8 @@ fn a_sleeping_sender_is_woken_by_its_channel() {
 fn retries_expire_while_both_sides_sleep() {
     for place in Placement::BOTH {
         // No receive: three times 20.48 ms.
-        let setup = Setup { rnr_retry: 3, min_rnr_timer: 22, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { rnr_retry: 3, min_rnr_timer: 22, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         a.arm(CqKind::Send, false);
         (1..=3).for_each(|wr_id| a.send(wr_id, &[source.all()]));
@@ -105,8 +105,8 @@ fn retries_expire_while_both_sides_sleep() {
         assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Rts));
 
         // Not ready: 4.096 µs × 2¹², three times.
-        let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
-        let (mut a, _b, _) = not_ready(place, &setup);
+        let config = QpConfig { timeout: 12, retry_cnt: 2, ..QpConfig::default() };
+        let (mut a, _b, _) = not_ready(place, &config);
         let source = a.hold(&[1; 64]);
         a.arm(CqKind::Send, false);
         a.send(1, &[source.all()]);
@@ -114,8 +114,8 @@ fn retries_expire_while_both_sides_sleep() {
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
 
         // The peer's queue pair is destroyed while the sender sleeps.
-        let setup = Setup { timeout: 21, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { timeout: 21, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         a.arm(CqKind::Send, false);
         a.send(1, &[source.all()]);
@@ -128,7 +128,7 @@ fn retries_expire_while_both_sides_sleep() {
 #[test]
 fn requests_behind_a_pending_request_wait() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         a.send(1, &[source.part(0, 1)]);
@@ -145,25 +145,25 @@ fn requests_behind_a_pending_request_wait() {
 }
 
 /// An end in RTS, its peer in INIT, and the number that the peer has to connect to.
-fn not_ready(place: Placement, setup: &Setup) -> (End, End, u32) {
+fn not_ready(place: Placement, config: &QpConfig) -> (End, End, u32) {
     let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
-    let (to_b, to_a) = (b.open(setup), a.open(setup));
-    a.connect_to(to_b, setup);
-    b.modify(QpState::Init, setup);
+    let (to_b, to_a) = (b.open(config), a.open(config));
+    a.connect_to(to_b, config);
+    b.modify(QpState::Init, config);
     (a, b, to_a)
 }
 
 /// Takes the peer from INIT to RTS.
-fn becomes_ready(b: &mut End, to_a: u32, setup: &Setup) {
-    b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
-    b.modify(QpState::Rts, setup);
+fn becomes_ready(b: &mut End, to_a: u32, config: &QpConfig) {
+    b.attempt(Command::Connect(to_a, config.clone())).expect("to RTR");
+    b.modify(QpState::Rts, config);
 }
 
 #[test]
 fn a_peer_that_becomes_ready_gets_the_request() {
     for place in Placement::BOTH {
-        let setup = Setup::default();
-        let (mut a, mut b, to_a) = not_ready(place, &setup);
+        let config = QpConfig::default();
+        let (mut a, mut b, to_a) = not_ready(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         a.write(1, &[source.all()], (target.addr, target.key));
@@ -172,7 +172,7 @@ fn a_peer_that_becomes_ready_gets_the_request() {
         std::thread::sleep(Duration::from_millis(50));
         a.has_nothing(CqKind::Send);
         assert_ne!(b.load(&target, 0, 64), pattern(1, 64));
-        becomes_ready(&mut b, to_a, &setup);
+        becomes_ready(&mut b, to_a, &config);
         // Without polling.
         wait_for("the WRITE", || b.load(&target, 0, 64) == pattern(1, 64));
         assert_eq!(a.sent(2), [Completion::ok(1, WC_OP_RDMA_WRITE, 0), Completion::ok(2, WC_OP_SEND, 0)]);
@@ -184,8 +184,8 @@ fn a_peer_that_becomes_ready_gets_the_request() {
 fn a_peer_that_stays_silent_costs_the_retries() {
     for place in Placement::BOTH {
         // 4.096 µs × 2¹², three times: 50 ms.
-        let setup = Setup { timeout: 12, retry_cnt: 2, ..Setup::default() };
-        let (mut a, _b, _) = not_ready(place, &setup);
+        let config = QpConfig { timeout: 12, retry_cnt: 2, ..QpConfig::default() };
+        let (mut a, _b, _) = not_ready(place, &config);
         let source = a.hold(&[1; 64]);
         let start = Instant::now();
         a.send(1, &[source.all()]);
@@ -199,50 +199,50 @@ fn a_peer_that_stays_silent_costs_the_retries() {
 #[test]
 fn held_back_requests_resume_with_the_send_queue() {
     for place in Placement::BOTH {
-        let setup = Setup::default();
-        let (mut a, mut b, to_a) = not_ready(place, &setup);
+        let config = QpConfig::default();
+        let (mut a, mut b, to_a) = not_ready(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
-        a.modify(QpState::Sqd, &setup);
+        a.modify(QpState::Sqd, &config);
         a.write(1, &[source.all()], (target.addr, target.key));
-        a.modify(QpState::Rts, &setup);
-        becomes_ready(&mut b, to_a, &setup);
+        a.modify(QpState::Rts, &config);
+        becomes_ready(&mut b, to_a, &config);
         wait_for("the WRITE", || b.load(&target, 0, 64) == pattern(1, 64));
 
-        let setup = Setup { rnr_retry: 1, ..setup };
-        let (mut a, _b) = pair(place, &setup);
+        let config = QpConfig { rnr_retry: 1, ..config };
+        let (mut a, _b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
-        a.modify(QpState::Sqd, &setup);
+        a.modify(QpState::Sqd, &config);
         a.send(1, &[source.all()]);
-        a.modify(QpState::Rts, &setup);
+        a.modify(QpState::Rts, &config);
         assert_eq!(a.sent(1)[0].status, WC_RNR_RETRY_EXC_ERR);
     }
 }
 
 #[test]
 fn timeout_zero_is_infinite() {
-    let setup = Setup { timeout: 0, retry_cnt: 0, ..Setup::default() };
-    let (mut a, mut b, to_a) = not_ready(Placement::OtherProcess, &setup);
+    let config = QpConfig { timeout: 0, retry_cnt: 0, ..QpConfig::default() };
+    let (mut a, mut b, to_a) = not_ready(Placement::OtherProcess, &config);
     let source = a.hold(&pattern(1, 64));
     let target = b.register(Kind::Anonymous, 64, 0);
     a.write(1, &[source.all()], (target.addr, target.key));
     std::thread::sleep(A_WHILE);
     a.has_nothing(CqKind::Send);
-    becomes_ready(&mut b, to_a, &setup);
+    becomes_ready(&mut b, to_a, &config);
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
 }
 
 #[test]
 fn a_peer_that_never_existed_costs_the_retries() {
-    let setup = Setup { timeout: 10, retry_cnt: 1, ..Setup::default() };
+    let config = QpConfig { timeout: 10, retry_cnt: 1, ..QpConfig::default() };
     let mut a = End::new(Placement::SameProcess);
-    let me = a.open(&setup);
+    let me = a.open(&config);
     // Another queue pair number prefix; most are unused.
     let nobody = (1..0xfff).map(|i| (me ^ (i << 12)) & 0xff_f000).find(|qpn| {
         let name = format!("@millstream/{}/{:03x}", user(), qpn >> 12);
         !std::fs::read_to_string("/proc/net/unix").expect("this is Linux").contains(&name)
     });
-    a.connect_to(nobody.expect("4,095 processes are not running here"), &setup);
+    a.connect_to(nobody.expect("4,095 processes are not running here"), &config);
     let source = a.hold(&[1; 64]);
     a.send(1, &[source.all()]);
     assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
@@ -257,15 +257,15 @@ fn user() -> u32 {
 fn a_destroyed_peer_is_not_waited_for() {
     for place in Placement::BOTH {
         // Eight times 8.6 s.
-        let setup = Setup { timeout: 21, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { timeout: 21, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         // One is pending already, one is posted later.
         a.send(1, &[source.all()]);
         b.destroy();
         assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);
 
-        let (mut a, mut b) = pair(place, &setup);
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&[1; 64]);
         b.destroy();
         a.send(1, &[source.all()]);

@@ -11,7 +11,7 @@ use millstream_device::types::{
 };
 use millstream_device::{MAX_MSG, MAX_SGE};
 
-use crate::support::{Command, CqKind, End, Kind, Placement, Setup, pair, request};
+use crate::support::{Command, CqKind, End, Kind, Placement, QpConfig, pair, request};
 
 /// Each rule with its tests, as `file::test` of this crate's tests, or a path below `crates`.
 const RULES: &[(&str, &[&str])] = &[
@@ -237,13 +237,13 @@ fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
             (WR_RDMA_READ, u64::MAX - 62, 64),
             (WR_RDMA_READ, 0u64.wrapping_sub(32), 64),
         ] {
-            let (mut a, mut b) = pair(place, &Setup::default());
+            let (mut a, mut b) = pair(place, &QpConfig::default());
             let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
             a.post(request(1, opcode, &[source.part(0, len)], (at, target.key)));
             assert_eq!(a.sent(1)[0].status, WC_REM_ACCESS_ERR, "{len} bytes at {at:#x}");
         }
         // Local memory likewise.
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
         a.write(1, &[(u64::MAX - 7, 8, source.key)], (target.addr, target.key));
         assert_eq!(a.sent(1)[0].status, WC_LOC_PROT_ERR);
@@ -252,7 +252,7 @@ fn ranges_at_the_end_of_the_address_space_do_not_wrap() {
 
 #[test]
 fn sums_of_lengths_do_not_wrap() {
-    let (mut a, mut b) = pair(Placement::SameProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::SameProcess, &QpConfig::default());
     let (source, target) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
     b.recv(7, &[target.all()]);
     // 2^32 and 2^32 + 32 bytes: truncated to 32 bits they would fit inline data and the receive.
@@ -274,8 +274,8 @@ fn sums_of_lengths_do_not_wrap() {
 
 #[test]
 fn the_longest_message_is_accepted_and_no_longer_one() {
-    let setup = Setup { sges: MAX_SGE, ..Setup::default() };
-    let (mut a, _b) = pair(Placement::SameProcess, &setup);
+    let config = QpConfig { sges: MAX_SGE, ..QpConfig::default() };
+    let (mut a, _b) = pair(Placement::SameProcess, &config);
     let part = u32::try_from(MAX_MSG / u64::from(MAX_SGE)).expect("a part of it");
     let source = a.register(Kind::Anonymous, part as usize + 1, 0);
     let mut sges = vec![source.part(0, part as usize); MAX_SGE as usize];
@@ -289,11 +289,11 @@ fn the_longest_message_is_accepted_and_no_longer_one() {
 #[test]
 fn timers_die_with_their_queue_pair() {
     // 67 ms, with one retry.
-    let setup = Setup { timeout: 14, retry_cnt: 1, ..Setup::default() };
+    let config = QpConfig { timeout: 14, retry_cnt: 1, ..QpConfig::default() };
     for destroyed in [false, true] {
         let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
-        let (to_a, to_b) = (a.open(&setup), b.open(&setup));
-        a.connect_to(to_b, &setup);
+        let (to_a, to_b) = (a.open(&config), b.open(&config));
+        a.connect_to(to_b, &config);
         let source = a.hold(&[1; 64]);
         // The peer is not ready: the request is retried until its retries are exhausted.
         a.send(1, &[source.all()]);
@@ -303,11 +303,11 @@ fn timers_die_with_their_queue_pair() {
             assert_eq!(a.async_event(Duration::from_millis(250)), None);
             continue;
         }
-        a.modify(QpState::Reset, &setup);
+        a.modify(QpState::Reset, &config);
         // Connected again: the old connection's timer must not fire now.
-        a.connect_to(to_b, &setup);
-        b.modify(QpState::Init, &setup);
-        b.attempt(Command::Connect(to_a, setup.clone())).expect("to RTR");
+        a.connect_to(to_b, &config);
+        b.modify(QpState::Init, &config);
+        b.attempt(Command::Connect(to_a, config.clone())).expect("to RTR");
         b.recv(2, &[]);
         std::thread::sleep(Duration::from_millis(250));
         a.has_nothing(CqKind::Send);
@@ -316,10 +316,10 @@ fn timers_die_with_their_queue_pair() {
         assert_eq!(a.sent(1)[0].wr_id, 3);
         // The timer of the new connection does fire.
         let mut lonely = End::new(Placement::SameProcess);
-        lonely.open(&setup);
+        lonely.open(&config);
         let mut silent = End::new(Placement::OtherProcess);
-        let number = silent.open(&setup);
-        lonely.connect_to(number, &setup);
+        let number = silent.open(&config);
+        lonely.connect_to(number, &config);
         lonely.send(4, &[]);
         assert_eq!(lonely.sent(1)[0].status, WC_RETRY_EXC_ERR);
     }
@@ -328,10 +328,10 @@ fn timers_die_with_their_queue_pair() {
 #[test]
 fn retry_count_seven_is_finite() {
     // 4.19 ms, with seven retries.
-    let setup = Setup { timeout: 10, retry_cnt: 7, ..Setup::default() };
+    let config = QpConfig { timeout: 10, retry_cnt: 7, ..QpConfig::default() };
     let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(Placement::OtherProcess));
-    a.open(&setup);
-    a.connect_to(b.open(&setup), &setup);
+    a.open(&config);
+    a.connect_to(b.open(&config), &config);
     let start = Instant::now();
     a.send(1, &[]);
     assert_eq!(a.sent(1)[0].status, WC_RETRY_EXC_ERR);

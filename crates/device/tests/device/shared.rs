@@ -12,7 +12,7 @@ use millstream_device::{Cq, Errno, Srq};
 use millstream_quantity::Rkey;
 
 use crate::support::{
-    Adapter, Command, End, Kind, Placement, Setup, TEST_TIMEOUT, attributes, connect_queue_pair, element,
+    Adapter, Command, End, Kind, Placement, QpConfig, TEST_TIMEOUT, attributes, connect_queue_pair, element,
     event, has_begun, is_empty, next, request, wait_for,
 };
 
@@ -45,8 +45,8 @@ impl SrqFixture {
         let shared = RecvSource::Shared(self.srq.clone());
         let receiver = self.adapter.qp_with(&self.received, QpType::Rc, shared).expect("a queue pair");
         let sender = self.adapter.qp(&self.sent).expect("a queue pair");
-        connect_queue_pair(&sender, receiver.qpn().get(), &Setup::default());
-        connect_queue_pair(&receiver, sender.qpn().get(), &Setup::default());
+        connect_queue_pair(&sender, receiver.qpn().get(), &QpConfig::default());
+        connect_queue_pair(&receiver, sender.qpn().get(), &QpConfig::default());
         self.pairs.push((sender, receiver));
     }
 
@@ -114,7 +114,7 @@ fn a_destroyed_queue_pair_returns_unpolled_srq_requests() {
             "destroyed" => receiver.destroy(),
             "dropped" => {}
             _ => {
-                let reset = attributes(&Setup::default(), QpState::Reset, 0);
+                let reset = attributes(&QpConfig::default(), QpState::Reset, 0);
                 receiver.modify(&reset, attr::STATE).expect("to RESET");
             }
         }
@@ -200,7 +200,7 @@ fn a_failing_queue_pair_leaves_the_queue_to_the_others() {
     events.sort_unstable();
     assert_eq!(events, [Some(ACCESS_ERR), Some(LAST_WQE_REACHED)]);
     // Requests of a shared queue are not flushed. A second transition to ERR raises no second event.
-    let error = attributes(&Setup::default(), QpState::Err, 0);
+    let error = attributes(&QpConfig::default(), QpState::Err, 0);
     fixture.pairs[1].1.modify(&error, attr::STATE).expect("to ERR");
     assert!(is_empty(&fixture.received));
     assert_eq!(event(&fixture.adapter.context, Duration::from_millis(30)), None);
@@ -219,14 +219,14 @@ fn a_request_taken_by_an_exited_sender_is_returned() {
 /// Kills the sender during a message and destroys the receiver. False if the message completed first.
 fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
     const LEN: usize = 64 << 20;
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let (cq, srq) = (adapter.cq(), Srq::new(&adapter.pd, 2, 1).expect("a shared queue"));
     let shared = RecvSource::Shared(srq.clone());
     let receiver = adapter.qp_with(&cq, QpType::Rc, shared).expect("a queue pair");
     let mut sender = End::new(Placement::OtherProcess);
-    let to = sender.open(&setup);
-    connect_queue_pair(&receiver, to, &setup);
-    sender.connect_to(receiver.qpn().get(), &setup);
+    let to = sender.open(&config);
+    connect_queue_pair(&receiver, to, &config);
+    sender.connect_to(receiver.qpn().get(), &config);
     let source = sender.register(Kind::Anonymous, LEN, 0);
     let mut memory = vec![1u8; LEN];
     let mr = adapter.register(&mut memory);
@@ -239,8 +239,8 @@ fn exits_within_a_message(adapter: &Adapter, ends: &str) -> bool {
         return false;
     }
     match ends {
-        "error" => receiver.modify(&attributes(&setup, QpState::Err, 0), attr::STATE).expect("to ERR"),
-        "reset" => receiver.modify(&attributes(&setup, QpState::Reset, 0), attr::STATE).expect("to RESET"),
+        "error" => receiver.modify(&attributes(&config, QpState::Err, 0), attr::STATE).expect("to ERR"),
+        "reset" => receiver.modify(&attributes(&config, QpState::Reset, 0), attr::STATE).expect("to RESET"),
         _ => receiver.destroy(),
     }
     assert!(is_empty(&cq), "the message was not whole");

@@ -7,7 +7,7 @@ use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
 use millstream_device::{Errno, Qp};
 
 use crate::support::{
-    Command, Completion, CqKind, End, Kind, Placement, Setup, attributes, mask, pair, pattern, request,
+    Command, Completion, CqKind, End, Kind, Placement, QpConfig, attributes, mask, pair, pattern, request,
 };
 
 /// `IBV_EVENT_SQ_DRAINED`
@@ -15,7 +15,7 @@ const SQ_DRAINED: u32 = 5;
 
 fn open() -> End {
     let mut end = End::new(Placement::SameProcess);
-    end.open(&Setup::default());
+    end.open(&QpConfig::default());
     end
 }
 
@@ -23,7 +23,7 @@ fn open() -> End {
 fn walk(qp: &Qp, to: QpState) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd] {
         let dest = qp.qpn();
-        qp.modify(&attributes(&Setup::default(), state, dest.get()), mask(state)).expect("the usual way");
+        qp.modify(&attributes(&QpConfig::default(), state, dest.get()), mask(state)).expect("the usual way");
         if state == to {
             return;
         }
@@ -43,7 +43,7 @@ fn each_step_needs_exactly_its_attributes() {
         if from != QpState::Reset {
             walk(qp, from);
         }
-        let all = attributes(&Setup::default(), to, qp.qpn().get());
+        let all = attributes(&QpConfig::default(), to, qp.qpn().get());
         let needed = mask(to);
         for bit in (0..21).map(|i| 1 << i).filter(|bit| needed & bit != 0 && *bit != attr::STATE) {
             assert_eq!(qp.modify(&all, needed & !bit), Err(Errno::INVAL), "{to:?} without {bit:#x}");
@@ -80,7 +80,7 @@ fn only_transitions_of_the_specification_exist() {
                 Reset => {}
                 Err => {
                     walk(qp, Init);
-                    qp.modify(&attributes(&Setup::default(), Err, 0), attr::STATE).expect("to ERR");
+                    qp.modify(&attributes(&QpConfig::default(), Err, 0), attr::STATE).expect("to ERR");
                 }
                 other => walk(qp, other),
             }
@@ -89,7 +89,7 @@ fn only_transitions_of_the_specification_exist() {
             let exists = to == Reset || (to == Err && from != Reset) || ways.contains(&(from, to));
             let went = masks
                 .iter()
-                .any(|mask| qp.modify(&attributes(&Setup::default(), to, qp.qpn().get()), *mask).is_ok());
+                .any(|mask| qp.modify(&attributes(&QpConfig::default(), to, qp.qpn().get()), *mask).is_ok());
             assert_eq!(went, exists, "{from:?} to {to:?}");
             assert_eq!(qp.state(), if exists { to } else { from });
         }
@@ -117,7 +117,7 @@ fn values_out_of_range_are_refused() {
     let end = open();
     let qp = end.actor().qp();
     for (to, changes) in [(QpState::Init, &init[..]), (QpState::Rtr, &rtr[..]), (QpState::Rts, &rts[..])] {
-        let good = attributes(&Setup::default(), to, qp.qpn().get());
+        let good = attributes(&QpConfig::default(), to, qp.qpn().get());
         for (what, change) in changes {
             let mut bad = good.clone();
             change(&mut bad);
@@ -132,7 +132,7 @@ fn the_state_that_the_caller_believes_in_is_compared() {
     let end = open();
     let qp = end.actor().qp();
     walk(qp, QpState::Rts);
-    let mut change = attributes(&Setup::default(), QpState::Rts, 0);
+    let mut change = attributes(&QpConfig::default(), QpState::Rts, 0);
     change.cur_state = QpState::Rtr;
     assert_eq!(qp.modify(&change, attr::STATE | attr::CUR_STATE), Err(Errno::INVAL));
     change.cur_state = QpState::Rts;
@@ -144,10 +144,10 @@ fn attributes_read_back_as_they_were_set() {
     let end = open();
     let qp = end.actor().qp();
     walk(qp, QpState::Rts);
-    let set = attributes(&Setup::default(), QpState::Rts, qp.qpn().get());
+    let set = attributes(&QpConfig::default(), QpState::Rts, qp.qpn().get());
     let read = qp.attributes();
     assert_eq!(QpAttr { cur_state: set.cur_state, ..read }, set);
-    qp.modify(&attributes(&Setup::default(), QpState::Reset, 0), attr::STATE).expect("to RESET");
+    qp.modify(&attributes(&QpConfig::default(), QpState::Reset, 0), attr::STATE).expect("to RESET");
     assert_eq!(qp.attributes(), QpAttr::default());
 }
 
@@ -157,7 +157,7 @@ fn posting_depends_on_the_qp_state() {
     let region = end.register(Kind::Anonymous, 64, 0);
     let send = Command::Send(request(1, WR_SEND, &[region.all()], (0, 0)));
     let recv = Command::Recv { wr_id: 2, sges: vec![region.all()] };
-    let setup = Setup::default();
+    let config = QpConfig::default();
     for (state, sends, receives) in [
         (QpState::Reset, false, false),
         (QpState::Init, false, true),
@@ -170,9 +170,9 @@ fn posting_depends_on_the_qp_state() {
         match state {
             QpState::Reset => {}
             QpState::Rtr => {
-                end.actor().qp().modify(&attributes(&setup, state, me.get()), mask(state)).expect("RTR")
+                end.actor().qp().modify(&attributes(&config, state, me.get()), mask(state)).expect("RTR")
             }
-            _ => end.modify(state, &setup),
+            _ => end.modify(state, &config),
         }
         let expect = |ok: bool| if ok { Ok(()) } else { Err(libc::EINVAL) };
         assert_eq!(end.attempt(recv.clone()).map(drop), expect(receives), "receive in {state:?}");
@@ -183,20 +183,20 @@ fn posting_depends_on_the_qp_state() {
 #[test]
 fn a_drained_queue_keeps_its_requests() {
     for place in Placement::BOTH {
-        let setup = Setup::default();
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig::default();
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
-        a.modify(QpState::Sqd, &setup);
+        a.modify(QpState::Sqd, &config);
         a.write(1, &[source.all()], (target.addr, target.key));
         a.has_nothing(CqKind::Send);
         assert_ne!(b.load(&target, 0, 100), pattern(1, 100));
-        a.modify(QpState::Rts, &setup);
+        a.modify(QpState::Rts, &config);
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
         assert_eq!(b.load(&target, 0, 100), pattern(1, 100));
         // The queue pair still receives.
         let back = b.hold(&pattern(2, 100));
-        a.modify(QpState::Sqd, &setup);
+        a.modify(QpState::Sqd, &config);
         a.recv(2, &[source.all()]);
         b.send(3, &[back.all()]);
         assert_eq!(b.sent(1), [Completion::ok(3, WC_OP_SEND, 0)]);
@@ -208,8 +208,8 @@ fn a_drained_queue_keeps_its_requests() {
 fn sq_drained_is_reported_on_request() {
     let mut end = open();
     walk(end.actor().qp(), QpState::Rts);
-    let drain = attributes(&Setup::default(), QpState::Sqd, 0);
-    let resume = attributes(&Setup::default(), QpState::Rts, 0);
+    let drain = attributes(&QpConfig::default(), QpState::Sqd, 0);
+    let resume = attributes(&QpConfig::default(), QpState::Rts, 0);
     let qp = end.actor().qp().clone();
     qp.modify(&drain, attr::STATE).expect("to SQD");
     assert_eq!(end.async_event(Duration::from_millis(20)), None);
@@ -225,11 +225,11 @@ fn sq_drained_is_reported_on_request() {
 #[test]
 fn access_rights_change_while_the_queue_pair_runs() {
     for place in Placement::BOTH {
-        let shut = Setup { access: 0, ..Setup::default() };
+        let shut = QpConfig { access: 0, ..QpConfig::default() };
         let (mut a, mut b) = pair(place, &shut);
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
-        b.modify(QpState::Rts, &Setup::default());
+        b.modify(QpState::Rts, &QpConfig::default());
         a.write(1, &[source.all()], (target.addr, target.key));
         assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     }

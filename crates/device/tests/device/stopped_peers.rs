@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_RECV};
 
-use crate::support::{Completion, CqKind, End, Kind, Placement, Setup, connect_queue_pair, pair, pattern};
+use crate::support::{Completion, CqKind, End, Kind, Placement, QpConfig, connect_queue_pair, pair, pattern};
 
 /// Far below the two seconds for which a stopped process used to be waited for.
 const SOON: Duration = Duration::from_millis(1500);
@@ -12,7 +12,7 @@ const SOON: Duration = Duration::from_millis(1500);
 /// A SEND whose receiver waits for an event, before this process knows how to signal the receiver.
 #[test]
 fn a_stopped_receiver_delays_no_send() {
-    let (mut near, mut stopped) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut near, mut stopped) = pair(Placement::OtherProcess, &QpConfig::default());
     let source = near.hold(&pattern(1, 64));
     let target = stopped.register(Kind::Anonymous, 64, 0);
     stopped.recv(1, &[target.all()]);
@@ -29,7 +29,7 @@ fn a_stopped_receiver_delays_no_send() {
 /// A WRITE to memory that this process has not mapped yet goes through the kernel.
 #[test]
 fn a_stopped_owner_delays_no_write() {
-    let (mut near, mut stopped) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut near, mut stopped) = pair(Placement::OtherProcess, &QpConfig::default());
     let source = near.hold(&pattern(2, 5000));
     let target = stopped.register(Kind::Anonymous, 5000, 0);
     stopped.process().stop();
@@ -44,27 +44,27 @@ fn a_stopped_owner_delays_no_write() {
 /// A connection to a stopped process is made when it continues; connections to others are made at once.
 #[test]
 fn a_stopped_process_delays_no_connection_to_another() {
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let (mut stopped, mut live) = (End::new(Placement::OtherProcess), End::new(Placement::OtherProcess));
-    let (number, live_number) = (stopped.open(&setup), live.open(&setup));
+    let (number, live_number) = (stopped.open(&config), live.open(&config));
     stopped.process().stop();
     let (mut to_stopped, mut near) = (End::new(Placement::SameProcess), End::new(Placement::SameProcess));
-    let (own, near_number) = (to_stopped.open(&setup), near.open(&setup));
+    let (own, near_number) = (to_stopped.open(&config), near.open(&config));
     std::thread::scope(|scope| {
-        let (qp, setup) = (to_stopped.actor().qp().clone(), &setup);
-        scope.spawn(move || connect_queue_pair(&qp, number, setup));
+        let (qp, config) = (to_stopped.actor().qp().clone(), &config);
+        scope.spawn(move || connect_queue_pair(&qp, number, config));
         // The other thread waits for the stopped process meanwhile.
         std::thread::sleep(Duration::from_millis(20));
         let start = Instant::now();
-        near.connect_to(live_number, setup);
+        near.connect_to(live_number, config);
         assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
-        live.connect_to(near_number, setup);
+        live.connect_to(near_number, config);
         let (source, target) = (near.hold(&pattern(3, 100)), live.register(Kind::Anonymous, 100, 0));
         near.write(1, &[source.all()], (target.addr, target.key));
         assert_eq!(near.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     });
     stopped.process().signal(libc::SIGCONT);
-    stopped.connect_to(own, &setup);
+    stopped.connect_to(own, &config);
     let (source, target) = (to_stopped.hold(&pattern(4, 100)), stopped.register(Kind::Anonymous, 100, 0));
     to_stopped.write(2, &[source.all()], (target.addr, target.key));
     assert_eq!(to_stopped.sent(1), [Completion::ok(2, WC_OP_RDMA_WRITE, 0)]);

@@ -9,8 +9,8 @@ use millstream_shm::PAGE;
 
 use crate::support::runs_with_moved_pages;
 use crate::support::{
-    Command, Completion, CqKind, End, GUARD, Kind, Placement, Region, Reply, Request, Setup, pair, pattern,
-    request,
+    Command, Completion, CqKind, End, GUARD, Kind, Placement, QpConfig, Region, Reply, Request, pair,
+    pattern, request,
 };
 
 /// A region and its expected contents, guard bytes included.
@@ -104,7 +104,7 @@ fn writes_then_reads(a: &mut End, b: &mut End, kind: Kind) {
 #[test]
 fn writes_and_reads_reach_every_kind_of_memory() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         for kind in Kind::WRITABLE {
             writes_then_reads(&mut a, &mut b, kind);
         }
@@ -119,7 +119,7 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
     if runs_with_moved_pages("transfers::whole_pages_of_plain_memory_can_be_mapped") {
         return;
     }
-    let (mut a, _b) = pair(Placement::SameProcess, &Setup::default());
+    let (mut a, _b) = pair(Placement::SameProcess, &QpConfig::default());
     for kind in Kind::WRITABLE {
         let expected = match kind {
             Kind::Anonymous | Kind::Malloc | Kind::Brk | Kind::ThreadStack | Kind::Bss => 2 * PAGE,
@@ -135,7 +135,7 @@ fn whole_pages_of_plain_memory_can_be_mapped() {
 
 #[test]
 fn write_sealed_memory_is_written_through_the_kernel() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let region = b.register(Kind::NoNewWriters, LEN, SKEW);
     b.forbid_new_writers(&region);
     let mut far = ExpectedMemory::new(&mut b, region, 1);
@@ -183,7 +183,7 @@ fn gathered(end: &mut End, region: &Region, sges: &[(u64, u32, u32)]) -> Vec<u8>
 #[test]
 fn messages_are_gathered_and_scattered() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.register(Kind::Anonymous, 4 * PAGE, 5);
         let target = b.register(Kind::Anonymous, 4 * PAGE, 9);
         for seed in 0..40u64 {
@@ -218,7 +218,7 @@ fn messages_are_gathered_and_scattered() {
 
 #[test]
 fn receivers_memory_of_every_kind_takes_messages() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     for kind in Kind::WRITABLE {
         let region = b.register(kind, LEN, SKEW);
         let mut far = ExpectedMemory::new(&mut b, region, 1);
@@ -235,7 +235,7 @@ fn receivers_memory_of_every_kind_takes_messages() {
 
 #[test]
 fn the_senders_memory_may_be_of_every_kind_too() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let target = b.register(Kind::Anonymous, LEN, SKEW);
     let readable = Kind::WRITABLE.into_iter().chain([Kind::ReadOnly]);
     for kind in readable {
@@ -254,7 +254,7 @@ fn the_senders_memory_may_be_of_every_kind_too() {
 #[test]
 fn inline_data_is_taken_when_posted() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.register(Kind::Anonymous, 256, 0);
         let target = b.register(Kind::Anonymous, 256, 1);
         // Without a key, in pieces, and overwritten before the receiver can have read it.
@@ -283,7 +283,7 @@ fn inline_data_is_taken_when_posted() {
 #[test]
 fn immediate_data_arrives_with_its_message() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.hold(&pattern(1, 100));
         let target = b.register(Kind::Anonymous, 100, 0);
         let to = (target.addr, target.key);
@@ -317,7 +317,7 @@ fn immediate_data_arrives_with_its_message() {
 #[test]
 fn a_zero_length_transfer_checks_no_key() {
     for place in Placement::BOTH {
-        let (mut a, _b) = pair(place, &Setup::default());
+        let (mut a, _b) = pair(place, &QpConfig::default());
         let empty = [(0xdead_0000, 0, 0x1234_5678)];
         a.write(1, &empty, (0xdead_0000, 0x1234_5678));
         a.read(2, &empty, (0xdead_0000, 0x1234_5678));
@@ -335,9 +335,9 @@ fn a_zero_length_transfer_checks_no_key() {
 
 #[test]
 fn unsignalled_requests_complete_silently() {
-    let setup = Setup { signal_all: false, send_wr: 4, ..Setup::default() };
+    let config = QpConfig { signal_all: false, send_wr: 4, ..QpConfig::default() };
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &setup);
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&pattern(1, 64));
         let target = b.register(Kind::Anonymous, 64, 0);
         let to = (target.addr, target.key);
@@ -357,7 +357,7 @@ fn unsignalled_requests_complete_silently() {
 #[test]
 fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let old = a.register(Kind::Anonymous, 8, 0);
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile, Kind::NoNewWriters] {
             let region = b.register(kind, LEN, 8);
@@ -398,7 +398,7 @@ fn atomic_operations_change_eight_bytes_and_return_what_was_there() {
 #[test]
 fn an_atomic_write_stores_eight_bytes() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup { inline: 0, ..Setup::default() });
+        let (mut a, mut b) = pair(place, &QpConfig { inline: 0, ..QpConfig::default() });
         let source = a.hold(&pattern(5, 64));
         for kind in [Kind::Anonymous, Kind::Dmabuf, Kind::SharedFile] {
             let region = b.register(kind, LEN, 8);
@@ -432,7 +432,7 @@ fn no_count_is_lost_between_initiators() {
         return;
     }
     const EACH: u64 = 3000;
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let old = a.register(Kind::Anonymous, 8, 0);
     let theirs = b.register(Kind::Anonymous, 8, 0);
     // The counters' owner is this process; both ends add to them.
@@ -445,7 +445,7 @@ fn no_count_is_lost_between_initiators() {
             .expect("registered")
     };
     assert_eq!(part.mapped_len(), 8, "a part of what is mapped is mapped");
-    let itself = Setup::default();
+    let itself = QpConfig::default();
     a.keep();
     let me = a.open(&itself);
     a.connect_to(me, &itself);
@@ -472,10 +472,10 @@ fn no_count_is_lost_between_initiators() {
 
 #[test]
 fn a_queue_pair_can_be_connected_to_itself() {
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let mut a = End::new(Placement::SameProcess);
-    let me = a.open(&setup);
-    a.connect_to(me, &setup);
+    let me = a.open(&config);
+    a.connect_to(me, &config);
     let source = a.hold(&pattern(1, 1000));
     let target = a.register(Kind::Anonymous, 1000, 0);
     a.recv(1, &[target.all()]);
@@ -491,7 +491,7 @@ fn a_queue_pair_can_be_connected_to_itself() {
 
 #[test]
 fn flags_of_the_wrong_operation_are_refused() {
-    let (mut a, mut b) = pair(Placement::SameProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::SameProcess, &QpConfig::default());
     let source = a.hold(&[0; 300]);
     let target = b.register(Kind::Anonymous, 300, 0);
     let to = (target.addr, target.key);

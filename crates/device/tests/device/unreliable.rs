@@ -13,19 +13,19 @@ use millstream_device::types::{
 use millstream_device::{Errno, Srq};
 use millstream_quantity::{Qkey, Rkey};
 
-use crate::support::{Adapter, Setup, attributes, element, event, is_empty, next, pattern};
+use crate::support::{Adapter, QpConfig, attributes, element, event, is_empty, next, pattern};
 
 const QKEY: u32 = 0x1234;
 
 fn ready(qp: &Qp, dest: u32) {
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let ud = qp.kind() == QpType::Ud;
     for (state, needs) in [
         (QpState::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
         (QpState::Rtr, if ud { 0 } else { attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN }),
         (QpState::Rts, attr::SQ_PSN),
     ] {
-        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&setup, state, dest) };
+        let all = QpAttr { qkey: Qkey::new(QKEY), ..attributes(&config, state, dest) };
         qp.modify(&all, attr::STATE | needs).expect("the usual way");
     }
 }
@@ -124,7 +124,7 @@ fn the_senders_own_fault_stops_its_send_queue_only() {
     near.post_recv(7, &[]).expect("room");
     far.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!((next(&sent).wr_id, next(&received).status), (7, WC_SUCCESS));
-    near.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("SQE to RTS");
+    near.modify(&attributes(&QpConfig::default(), QpState::Rts, 0), attr::STATE).expect("SQE to RTS");
     far.post_recv(8, &[]).expect("room");
     near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
     assert_eq!((next(&sent).status, next(&received).wr_id), (WC_SUCCESS, 8));
@@ -242,10 +242,10 @@ fn a_fault_of_a_held_back_request_stops_the_send_queue_only() {
     let source = adapter.register(&mut from);
     let mut bad = element(&from, &source);
     bad.lkey ^= 1;
-    near.modify(&attributes(&Setup::default(), QpState::Sqd, 0), attr::STATE).expect("to SQD");
+    near.modify(&attributes(&QpConfig::default(), QpState::Sqd, 0), attr::STATE).expect("to SQD");
     near.post_send(&SendWr { wr_id: 1, opcode: WR_SEND, sges: &[bad], ..SendWr::default() }).expect("room");
     near.post_send(&SendWr { wr_id: 2, opcode: WR_SEND, ..SendWr::default() }).expect("room");
-    near.modify(&attributes(&Setup::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
+    near.modify(&attributes(&QpConfig::default(), QpState::Rts, 0), attr::STATE).expect("to RTS");
     assert_eq!((next(&sent).status, next(&sent).status), (WC_LOC_PROT_ERR, WC_WR_FLUSH_ERR));
     assert_eq!((near.state(), far.state()), (QpState::Sqe, QpState::Rts));
 }

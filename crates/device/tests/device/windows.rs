@@ -17,8 +17,8 @@ use millstream_device::{Errno, Mr, Mw, Qp};
 use millstream_shm::PAGE;
 
 use crate::support::{
-    Adapter, Command, Completion, CqKind, End, Placement, Region, Reply, Request, Setup, connect, has_begun,
-    next, pair, pattern, poison, request,
+    Adapter, Command, Completion, CqKind, End, Placement, QpConfig, Region, Reply, Request, connect,
+    has_begun, next, pair, pattern, poison, request,
 };
 
 const LEN: usize = 5 * PAGE;
@@ -47,7 +47,7 @@ impl MwFixture {
     }
 
     fn with_access(place: Placement, access: u32) -> Self {
-        let (owner, mut peer) = pair(place, &Setup::default());
+        let (owner, mut peer) = pair(place, &QpConfig::default());
         let mut memory = pattern(9, LEN + PAGE);
         // At a page boundary, so that inner pages can be mapped.
         let start = memory.as_ptr().align_offset(PAGE);
@@ -110,7 +110,7 @@ impl MwFixture {
 
     /// Replaces the queue pairs. Windows of type 2 become invalid with the old ones.
     fn reconnect(&mut self) {
-        connect(&mut self.owner, &mut self.peer, &Setup::default());
+        connect(&mut self.owner, &mut self.peer, &QpConfig::default());
     }
 
     /// Invalidates a key as its owner, and returns the status.
@@ -372,7 +372,7 @@ fn binds_that_are_refused_when_they_are_posted() {
                     | attr::RNR_RETRY
                     | attr::MAX_QP_RD_ATOMIC;
                 for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-                    let all = crate::support::attributes(&Setup::default(), state, to);
+                    let all = crate::support::attributes(&QpConfig::default(), state, to);
                     qp.modify(&all, crate::support::mask(state) & !reliable).expect("the usual way");
                 }
             };
@@ -531,14 +531,14 @@ fn a_bind_keeps_its_place_in_the_queue() {
     let mut fixture = MwFixture::new(Placement::SameProcess);
     let mw = fixture.window(MwType::Type2);
     let bind = fixture.part(&mw, REMOTE);
-    fixture.owner.modify(QpState::Sqd, &Setup::default());
+    fixture.owner.modify(QpState::Sqd, &QpConfig::default());
     fixture.qp().post_bind(1, SEND_SIGNALED, &bind).expect("kept while the queue is drained");
     fixture.owner.has_nothing(CqKind::Send);
     fixture
         .mr
         .rereg(&ReregMr { access: Some(BINDABLE | REMOTE), ..ReregMr::default() })
         .expect("not bound yet");
-    fixture.owner.modify(QpState::Rts, &Setup::default());
+    fixture.owner.modify(QpState::Rts, &QpConfig::default());
     assert_eq!(fixture.owner.sent(1), [Completion::ok(1, WC_OP_BIND_MW, 0)]);
     assert_eq!(fixture.try_op(WR_RDMA_WRITE, bind.key, bind.addr, 8), WC_SUCCESS);
 }

@@ -19,8 +19,8 @@ use millstream_wire::{
 };
 
 use crate::support::{
-    Command as Order, CqKind, End, Kind, Placement, Process, Setup, TEST_TIMEOUT, own_network, pair, pattern,
-    request,
+    Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, own_network, pair,
+    pattern, request,
 };
 
 /// Modules whose tests apply to both paths.
@@ -132,8 +132,8 @@ fn a_peer_that_was_killed_does_not_answer_and_its_retries_run_out() {
 /// In another process.
 pub(crate) fn killed_peer() {
     // 16.8 ms, with three retries.
-    let setup = Setup { timeout: 12, retry_cnt: 3, ..Setup::default() };
-    let (mut a, mut b) = pair(Placement::OtherProcess, &setup);
+    let config = QpConfig { timeout: 12, retry_cnt: 3, ..QpConfig::default() };
+    let (mut a, mut b) = pair(Placement::OtherProcess, &config);
     let source = a.hold(&pattern(1, 10_000));
     let target = b.register(Kind::Anonymous, 10_000, 0);
     a.write(1, &[source.all()], (target.addr, target.key));
@@ -158,7 +158,7 @@ fn a_receiver_that_stops_polling_has_acknowledged() {
 
 /// In another process.
 pub(crate) fn prompt_ack() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let mut waits: Vec<Duration> = (0..TIMES)
         .map(|wr_id| {
@@ -191,7 +191,7 @@ fn a_busy_receiver_acknowledges_first() {
 
 /// In another process, which captures its packets.
 pub(crate) fn busy_receiver() {
-    let (mut a, mut b) = pair(Placement::OtherProcess, &Setup::default());
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
     let capture = format!("{}.pcap", std::process::id());
     let captured = || std::fs::metadata(&capture).expect("a capture").len();
@@ -228,7 +228,7 @@ pub(crate) fn stray_disconnect() {
     if !own_network("a_disconnect_request_to_an_exited_manager_is_answered") {
         return;
     }
-    let (_a, _b) = pair(Placement::SameProcess, &Setup::default());
+    let (_a, _b) = pair(Placement::SameProcess, &QpConfig::default());
     // Another loopback address stands for another host.
     let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
     let elsewhere = second_socket(there);
@@ -315,8 +315,8 @@ fn unexpected_packets(qpn: u32, psn: u32) -> impl Iterator<Item = Vec<u8>> {
 
 /// In another process.
 pub(crate) fn invalid_datagrams() {
-    let setup = Setup::default();
-    let (mut a, mut b) = pair(Placement::SameProcess, &setup);
+    let config = QpConfig::default();
+    let (mut a, mut b) = pair(Placement::SameProcess, &config);
     let source = a.hold(&pattern(1, 3000));
     let target = b.register(Kind::Anonymous, 3000, 0);
     b.store(&target, 0, &pattern(2, 3000));

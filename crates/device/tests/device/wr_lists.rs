@@ -7,7 +7,7 @@ use millstream_device::types::{
 };
 
 use crate::support::{
-    Command, Completion, CqKind, Kind, Placement, Random, Setup, from_environment, pair, pattern, request,
+    Command, Completion, CqKind, Kind, Placement, QpConfig, Random, from_environment, pair, pattern, request,
 };
 
 /// Most requests of a list.
@@ -22,8 +22,8 @@ fn everything_arrives_once_and_in_order() {
     let mut random = Random::new(from_environment("MILLSTREAM_SEED", 1));
     for place in Placement::BOTH {
         for signal_all in [false, true] {
-            let setup = Setup { signal_all, ..Setup::default() };
-            let (mut a, mut b) = pair(place, &setup);
+            let config = QpConfig { signal_all, ..QpConfig::default() };
+            let (mut a, mut b) = pair(place, &config);
             let data = pattern(random.next(), LARGEST as usize * 2);
             let source = a.hold(&data);
             let places = b.register(Kind::Anonymous, (MOST * LARGEST) as usize, 0);
@@ -48,7 +48,7 @@ fn everything_arrives_once_and_in_order() {
                     if !writes && random.once_in(8) {
                         one.flags |= SEND_SOLICITED;
                     }
-                    if len <= setup.inline as usize && random.once_in(2) {
+                    if len <= config.inline as usize && random.once_in(2) {
                         one = one.inline();
                     }
                     if signal_all || one.flags & SEND_SIGNALED != 0 {
@@ -98,7 +98,7 @@ fn everything_arrives_once_and_in_order() {
 fn completions_that_fit_are_delivered_despite_overrun() {
     for place in Placement::BOTH {
         for room in 1..=8 {
-            let (mut a, mut b) = pair(place, &Setup { recv_cqe: 8, ..Setup::default() });
+            let (mut a, mut b) = pair(place, &QpConfig { recv_cqe: 8, ..QpConfig::default() });
             let source = a.hold(&[1; 64]);
             let target = b.register(Kind::Anonymous, 64, 0);
             (0..20).for_each(|wr_id| b.recv(wr_id, &[target.all()]));
@@ -124,8 +124,8 @@ fn completions_that_fit_are_delivered_despite_overrun() {
 #[test]
 fn a_batch_is_posted_whole_or_not_at_all() {
     for place in Placement::BOTH {
-        let setup = Setup { send_wr: 16, sges: 8, signal_all: false, ..Setup::default() };
-        let (mut a, mut b) = pair(place, &setup);
+        let config = QpConfig { send_wr: 16, sges: 8, signal_all: false, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
         let source = a.hold(&[7; 64]);
         let target = b.hold(&[0; 64]);
         let write =
@@ -163,7 +163,7 @@ fn a_batch_is_posted_whole_or_not_at_all() {
 #[test]
 fn a_failure_flushes_the_rest_of_the_batch() {
     for place in Placement::BOTH {
-        let (mut a, mut b) = pair(place, &Setup::default());
+        let (mut a, mut b) = pair(place, &QpConfig::default());
         let source = a.hold(&[7; 64]);
         let target = b.hold(&[0; 64]);
         let write = |wr_id, key| request(wr_id, WR_RDMA_WRITE, &[source.part(0, 8)], (target.addr, key));

@@ -15,7 +15,7 @@ use millstream_device::{Context, Cq, Errno, Mr, Srq, Xrcd, XrcdOpenFlags};
 use millstream_quantity::{Qpn, Rkey, Srqn};
 
 use crate::support::{
-    Adapter, Process, Setup, attributes, element, event, is_empty, next, pattern, recv_from_parent,
+    Adapter, Process, QpConfig, attributes, element, event, is_empty, next, pattern, recv_from_parent,
     send_to_parent, wait_for,
 };
 
@@ -31,10 +31,10 @@ const A_WHILE: Duration = Duration::from_millis(30);
 
 /// Takes a queue pair from RESET to RTS with the attributes that its type requires.
 fn connect(qp: &Qp, dest: u32) {
-    connect_with(qp, dest, &Setup::default());
+    connect_with(qp, dest, &QpConfig::default());
 }
 
-fn connect_with(qp: &Qp, dest: u32, setup: &Setup) {
+fn connect_with(qp: &Qp, dest: u32, config: &QpConfig) {
     let sends = qp.kind() == QpType::XrcSend;
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rts = attr::TIMEOUT | attr::SQ_PSN;
@@ -46,7 +46,7 @@ fn connect_with(qp: &Qp, dest: u32, setup: &Setup) {
             rts | if sends { attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC } else { 0 },
         ),
     ] {
-        qp.modify(&attributes(setup, state, dest), attr::STATE | needs).expect("the usual way");
+        qp.modify(&attributes(config, state, dest), attr::STATE | needs).expect("the usual way");
     }
 }
 
@@ -359,7 +359,7 @@ fn a_queue_pair_lives_until_its_last_handle_is_closed() {
     handle.set_pointer(2);
     fixture.receiver.handle().set_pointer(1);
     let notify = attr::STATE | attr::EN_SQD_ASYNC_NOTIFY;
-    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&Setup::default(), QpState::Sqd, 0) };
+    let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&QpConfig::default(), QpState::Sqd, 0) };
     opened.modify(&sqd, notify).expect("to SQD");
     let mut events = [(); 2].map(|()| {
         let event = fixture.adapter.context.next_event().expect("one for each handle");
@@ -505,12 +505,12 @@ fn the_first_message_is_reported_to_the_receiver_in_rtr() {
     let queue = Queue::new(&adapter, &domain, &adapter.cq());
     queue.post(1);
     connect(&from, to.qpn().get());
-    let setup = Setup::default();
+    let config = QpConfig::default();
     let init = attr::PKEY_INDEX | attr::PORT | attr::ACCESS_FLAGS;
-    to.modify(&attributes(&setup, QpState::Init, 0), attr::STATE | init).expect("to INIT");
+    to.modify(&attributes(&config, QpState::Init, 0), attr::STATE | init).expect("to INIT");
     let rtr = attr::AV | attr::PATH_MTU | attr::DEST_QPN | attr::RQ_PSN;
     let rtr = rtr | attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER;
-    to.modify(&attributes(&setup, QpState::Rtr, from.qpn().get()), attr::STATE | rtr).expect("to RTR");
+    to.modify(&attributes(&config, QpState::Rtr, from.qpn().get()), attr::STATE | rtr).expect("to RTR");
     from.post_send(&queue.send()).expect("room");
     assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
     assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(COMM_EST));

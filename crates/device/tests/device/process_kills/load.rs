@@ -18,7 +18,7 @@ use millstream_shm::poll_readable;
 use serde::{Deserialize, Serialize};
 
 use crate::support::{
-    Adapter, Kind, Memory, Random, Setup, TEST_TIMEOUT, Usage, connect_queue_pair, recv_from_parent,
+    Adapter, Kind, Memory, QpConfig, Random, TEST_TIMEOUT, Usage, connect_queue_pair, recv_from_parent,
     send_to_parent,
 };
 
@@ -262,9 +262,9 @@ impl<'a> Load<'a> {
     }
 
     fn run(mut self, peer: &Addresses) -> Reply {
-        let setup = Setup { timeout: TIMEOUT, ..Setup::default() };
+        let config = QpConfig { timeout: TIMEOUT, ..QpConfig::default() };
         for (connection, number) in self.connections.iter().zip(peer.numbers) {
-            connect_queue_pair(&connection.qp, number, &setup);
+            connect_queue_pair(&connection.qp, number, &config);
         }
         for connection in 0..CONNECTIONS {
             (0..RECEIVES).for_each(|slot| self.receive(connection, slot));

@@ -13,7 +13,7 @@ use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WR_SEND, Wc};
 use millstream_device::{Channel, Cq, Srq};
 
 use crate::support::{
-    Adapter, Process, Random, Setup, TEST_TIMEOUT, connect_queue_pair, event, from_environment, next,
+    Adapter, Process, QpConfig, Random, TEST_TIMEOUT, connect_queue_pair, event, from_environment, next,
     readable, recv_from_parent, send_to_parent, wait_for,
 };
 
@@ -23,8 +23,8 @@ const LIMIT_REACHED: u32 = 15;
 const RECEIVES: u32 = 4;
 
 /// ACK timers of milliseconds: the error that reports the exit comes soon.
-fn attributes() -> Setup {
-    Setup { timeout: 8, ..Setup::default() }
+fn attributes() -> QpConfig {
+    QpConfig { timeout: 8, ..QpConfig::default() }
 }
 
 /// Entry point of the sender. Signals mark the instructions between them for the tracer.

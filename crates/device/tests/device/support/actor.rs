@@ -20,7 +20,7 @@ use super::process;
 
 /// The parameters of an end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Setup {
+pub(crate) struct QpConfig {
     pub(crate) send_wr: u32,
     pub(crate) recv_wr: u32,
     pub(crate) sges: u32,
@@ -35,7 +35,7 @@ pub(crate) struct Setup {
     pub(crate) rnr_retry: u8,
 }
 
-impl Default for Setup {
+impl Default for QpConfig {
     fn default() -> Self {
         Self {
             send_wr: 128,
@@ -105,11 +105,11 @@ pub(crate) enum CqKind {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Command {
     /// Creates a queue pair in RESET. Answers with its number.
-    Open(Setup),
+    Open(QpConfig),
     /// Modifies the queue pair to a state, with the attributes that the transition requires.
-    Modify(u32, Setup),
+    Modify(u32, QpConfig),
     /// Modifies the queue pair to RTR, connected to another one.
-    Connect(u32, Setup),
+    Connect(u32, QpConfig),
     /// Allocates memory and registers it; answers with the region.
     Register {
         kind: Kind,
@@ -213,21 +213,21 @@ struct Queues {
 }
 
 impl Queues {
-    fn new(context: &Arc<Context>, pd: &Arc<Pd>, setup: &Setup) -> Result<Self, Errno> {
+    fn new(context: &Arc<Context>, pd: &Arc<Pd>, config: &QpConfig) -> Result<Self, Errno> {
         let queue = |entries| -> Result<_, Errno> {
             let channel = Channel::new(context)?;
             Ok((Cq::new(context, entries, Some(channel.clone()))?, channel))
         };
-        let (send, recv) = (queue(setup.send_cqe)?, queue(setup.recv_cqe)?);
+        let (send, recv) = (queue(config.send_cqe)?, queue(config.recv_cqe)?);
         let capacity = QpCap {
-            max_send_wr: setup.send_wr,
-            max_recv_wr: setup.recv_wr,
-            max_send_sge: setup.sges,
-            max_recv_sge: setup.sges,
-            max_inline_data: setup.inline,
+            max_send_wr: config.send_wr,
+            max_recv_wr: config.recv_wr,
+            max_send_sge: config.sges,
+            max_recv_sge: config.sges,
+            max_inline_data: config.inline,
         };
         let (kind, receives) = (QpType::Rc, RecvSource::Own);
-        let qp = Qp::new(pd, &send.0, &recv.0, capacity, setup.signal_all, kind, receives)?;
+        let qp = Qp::new(pd, &send.0, &recv.0, capacity, config.signal_all, kind, receives)?;
         Ok(Self { qp, send, recv })
     }
 
@@ -240,19 +240,19 @@ impl Queues {
 }
 
 /// The attributes of an end for the transition to `state`.
-pub(crate) fn attributes(setup: &Setup, state: QpState, dest_qpn: u32) -> QpAttr {
+pub(crate) fn attributes(config: &QpConfig, state: QpState, dest_qpn: u32) -> QpAttr {
     QpAttr {
         state,
-        access: setup.access,
+        access: config.access,
         port: 1,
         path_mtu: 5,
         dest_qpn: Qpn::new(dest_qpn),
         max_rd_atomic: 16,
         max_dest_rd_atomic: 16,
-        min_rnr_timer: setup.min_rnr_timer,
-        timeout: setup.timeout,
-        retry_cnt: setup.retry_cnt,
-        rnr_retry: setup.rnr_retry,
+        min_rnr_timer: config.min_rnr_timer,
+        timeout: config.timeout,
+        retry_cnt: config.retry_cnt,
+        rnr_retry: config.rnr_retry,
         path: AddressVector {
             is_global: true,
             dgid: LOOPBACK,
@@ -294,9 +294,9 @@ pub(crate) fn mask(state: QpState) -> u32 {
 }
 
 /// Takes a queue pair from RESET to RTS.
-pub(crate) fn connect_queue_pair(qp: &Qp, dest: u32, setup: &Setup) {
+pub(crate) fn connect_queue_pair(qp: &Qp, dest: u32, config: &QpConfig) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
-        qp.modify(&attributes(setup, state, dest), mask(state)).expect("the usual way");
+        qp.modify(&attributes(config, state, dest), mask(state)).expect("the usual way");
     }
 }
 
@@ -353,23 +353,23 @@ impl Actor {
 
     fn try_to(&mut self, command: Command) -> Result<Reply, Errno> {
         match command {
-            Command::Open(setup) => {
-                let queues = Queues::new(&self.context, &self.pd, &setup)?;
+            Command::Open(config) => {
+                let queues = Queues::new(&self.context, &self.pd, &config)?;
                 let number = queues.qp.qpn();
                 self.queues = Some(queues);
                 return Ok(Reply::Number(number.get()));
             }
-            Command::Modify(state, setup) => {
+            Command::Modify(state, config) => {
                 let state = QpState::from_raw(state).expect("a state");
-                let attributes = attributes(&setup, state, 0);
+                let attributes = attributes(&config, state, 0);
                 // A change without a transition sets only attributes that may change in every state.
                 let same = self.qp().state() == state && state != QpState::Reset;
                 let mask = if same { attr::STATE | attr::ACCESS_FLAGS } else { mask(state) };
                 let resumes = self.qp().state() == QpState::Sqd && state == QpState::Rts;
                 self.qp().modify(&attributes, if resumes { attr::STATE } else { mask })?;
             }
-            Command::Connect(dest_qpn, setup) => {
-                self.qp().modify(&attributes(&setup, QpState::Rtr, dest_qpn), mask(QpState::Rtr))?;
+            Command::Connect(dest_qpn, config) => {
+                self.qp().modify(&attributes(&config, QpState::Rtr, dest_qpn), mask(QpState::Rtr))?;
             }
             Command::Register { kind, len, skew, access, foreign } => {
                 return self.register(kind, len, skew, access, foreign);

@@ -9,7 +9,7 @@ use millstream_device::types::{
 };
 
 use super::TEST_TIMEOUT;
-use super::actor::{ALL_ACCESS, Actor, Command, Completion, CqKind, Reply, Request, Setup};
+use super::actor::{ALL_ACCESS, Actor, Command, Completion, CqKind, QpConfig, Reply, Request};
 use super::memory::Kind;
 use super::process::Process;
 
@@ -112,8 +112,8 @@ impl End {
     }
 
     /// Creates the queue pair in state RESET, and returns its number.
-    pub(crate) fn open(&mut self, setup: &Setup) -> u32 {
-        match self.run(Command::Open(setup.clone())) {
+    pub(crate) fn open(&mut self, config: &QpConfig) -> u32 {
+        match self.run(Command::Open(config.clone())) {
             Reply::Number(number) => number,
             other => panic!("{other:?}"),
         }
@@ -132,15 +132,15 @@ impl End {
         self.run(Command::Keep);
     }
 
-    pub(crate) fn modify(&mut self, state: QpState, setup: &Setup) {
-        self.run(Command::Modify(state as u32, setup.clone()));
+    pub(crate) fn modify(&mut self, state: QpState, config: &QpConfig) {
+        self.run(Command::Modify(state as u32, config.clone()));
     }
 
     /// Takes the queue pair from RESET to RTS, connected to `dest`.
-    pub(crate) fn connect_to(&mut self, dest: u32, setup: &Setup) {
-        self.modify(QpState::Init, setup);
-        self.run(Command::Connect(dest, setup.clone()));
-        self.modify(QpState::Rts, setup);
+    pub(crate) fn connect_to(&mut self, dest: u32, config: &QpConfig) {
+        self.modify(QpState::Init, config);
+        self.run(Command::Connect(dest, config.clone()));
+        self.modify(QpState::Rts, config);
     }
 
     /// Registers a region with all access rights.
@@ -337,15 +337,15 @@ impl Completion {
 }
 
 /// Two connected ends; the first one is in this process.
-pub(crate) fn pair(place: Placement, setup: &Setup) -> (End, End) {
+pub(crate) fn pair(place: Placement, config: &QpConfig) -> (End, End) {
     let (mut a, mut b) = (End::new(Placement::SameProcess), End::new(place));
-    connect(&mut a, &mut b, setup);
+    connect(&mut a, &mut b, config);
     (a, b)
 }
 
 /// Makes queue pairs and connects them.
-pub(crate) fn connect(a: &mut End, b: &mut End, setup: &Setup) {
-    let (to_b, to_a) = (b.open(setup), a.open(setup));
-    a.connect_to(to_b, setup);
-    b.connect_to(to_a, setup);
+pub(crate) fn connect(a: &mut End, b: &mut End, config: &QpConfig) {
+    let (to_b, to_a) = (b.open(config), a.open(config));
+    a.connect_to(to_b, config);
+    b.connect_to(to_a, config);
 }

@@ -11,7 +11,8 @@ mod usage;
 pub(crate) mod wire;
 
 pub(crate) use actor::{
-    Command, Completion, CqKind, Reply, Request, Setup, attributes, connect_queue_pair, mask, readable, serve,
+    Command, Completion, CqKind, QpConfig, Reply, Request, attributes, connect_queue_pair, mask, readable,
+    serve,
 };
 pub(crate) use adapter::{
     Adapter, POISON, element, event, has_begun, is_empty, next, peek, poison, run_role,
