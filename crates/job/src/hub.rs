@@ -14,7 +14,7 @@ use crate::frame::{Frame, Hello, Peer, StartRequest};
 const HELLO: Duration = Duration::from_secs(10);
 
 /// Chooses the rank of a process.
-type Place = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
+type Placement = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
 
 /// The meeting point of a job, open at rank 0. Dropping it ends all agents.
 pub struct Hub {
@@ -26,7 +26,7 @@ pub struct Hub {
 struct Shared {
     key: String,
     ranks: usize,
-    place: Place,
+    placement: Placement,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -81,7 +81,7 @@ impl Hub {
         let shared = Arc::new(Shared {
             key: job.key.clone(),
             ranks: job.ranks,
-            place: Box::new(place),
+            placement: Box::new(place),
             state: Mutex::new(state),
             changed: Condvar::new(),
         });
@@ -202,7 +202,7 @@ impl Shared {
 
     /// Requests the process of a relay from its rank.
     fn relay(&self, request: &StartRequest, mut stream: TcpStream) {
-        let rank = (self.place)(request);
+        let rank = (self.placement)(request);
         let mut state = self.state();
         let number = state.next;
         state.next += 1;

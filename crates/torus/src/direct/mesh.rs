@@ -19,7 +19,7 @@ use super::node::{Node, Peer, RECEIVE, RECEIVES, SENDS};
 use crate::memory::Memory;
 
 /// First bytes of a connection between two nodes.
-const MARK: [u8; 8] = *b"mdirect1";
+const MAGIC: [u8; 8] = *b"mdirect1";
 /// Longest line at a rendezvous: the addresses of all nodes.
 const MAX_LINE: u64 = 4 << 20;
 
@@ -105,7 +105,7 @@ impl Rendezvous {
             let missing = self.torus.all().find(|node| !arrived.contains_key(&node.0)).unwrap_or_default();
             let failed = |cause| MeshError::Connect { what: format!("waiting for {missing}"), cause };
             let (stream, address) = self.listener.accept(deadline).map_err(failed)?;
-            match self.greet(&stream) {
+            match self.exchange_hello(&stream) {
                 Ok(arrival) => {
                     arrived.insert(arrival.node, (stream, arrival.address));
                 }
@@ -120,7 +120,7 @@ impl Rendezvous {
         Ok(())
     }
 
-    fn greet(&self, stream: &TcpStream) -> io::Result<Arrival> {
+    fn exchange_hello(&self, stream: &TcpStream) -> io::Result<Arrival> {
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let arrival: Arrival = read_line(stream)?;
         let known = self.torus.contains(NodeNumber(arrival.node));
@@ -177,7 +177,7 @@ pub(super) fn connect(
     for lower in torus.all().take(options.node.index()) {
         let to = || format!("connecting {} with {lower}", options.node);
         let mut stream = dial(&addresses[lower.index()], deadline).map_err(failed(to()))?;
-        let mut hello = MARK.to_vec();
+        let mut hello = MAGIC.to_vec();
         hello.extend(options.key.to_le_bytes());
         hello.extend(options.node.0.to_le_bytes());
         stream.write_all(&hello)?;
@@ -187,7 +187,7 @@ pub(super) fn connect(
     while node.peers_connected() < torus.nodes() - 1 {
         let (mut stream, address) =
             listener.accept(deadline).map_err(failed("waiting for nodes".to_owned()))?;
-        match greeted(&mut stream, options).and_then(|higher| {
+        match receive_hello(&mut stream, options).and_then(|higher| {
             if node.has_peer(higher) { Err(io::Error::other("it is connected already")) } else { Ok(higher) }
         }) {
             Ok(higher) => {
@@ -202,12 +202,12 @@ pub(super) fn connect(
 }
 
 /// Reads which node dialled.
-fn greeted(stream: &mut TcpStream, options: &DirectOptions) -> io::Result<NodeNumber> {
+fn receive_hello(stream: &mut TcpStream, options: &DirectOptions) -> io::Result<NodeNumber> {
     let mut hello = [0; 18];
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
     stream.read_exact(&mut hello)?;
     let node = NodeNumber(u16::from_le_bytes([hello[16], hello[17]]));
-    let same = hello[..8] == MARK && hello[8..16] == options.key.to_le_bytes();
+    let same = hello[..8] == MAGIC && hello[8..16] == options.key.to_le_bytes();
     let is_higher = node > options.node && options.dimensions.contains(node);
     if same && is_higher { Ok(node) } else { Err(io::Error::other("it has another key or number")) }
 }

@@ -1,9 +1,9 @@
 //! A torus on this host: one process for each node, and one application beside each.
 
 mod applications;
-mod attendant;
 mod child;
 mod direct;
+mod service_process;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -17,9 +17,9 @@ use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET, ENV_SOC
 use crate::node::{NodeCommand, NodeMessage, socket_names};
 use crate::service::TorusState;
 use applications::Applications;
-use attendant::Attendant;
 use child::NodeChild;
 pub use direct::{DirectError, run_direct};
+use service_process::ServiceProcess;
 
 /// How long the nodes may take to find each other.
 const START: Duration = Duration::from_secs(90);
@@ -66,9 +66,9 @@ pub struct LaunchedTorus {
     addresses: Vec<String>,
     watched: String,
     // Dropped in this order: monitors leave before their nodes end.
-    monitors: Vec<Attendant>,
+    monitors: Vec<ServiceProcess>,
     nodes: Vec<NodeChild>,
-    supervisors: Vec<Attendant>,
+    supervisors: Vec<ServiceProcess>,
     sockets: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ impl Launcher {
                 command.args(["--lower", &addresses.join(",")]);
             }
             command.args(["--period-factor", &self.period_factor.to_string()]);
-            let mut supervisor = Attendant::start(command)?;
+            let mut supervisor = ServiceProcess::start(command)?;
             addresses.push(supervisor.address(index, deadline)?);
             torus.supervisors.push(supervisor);
         }
@@ -176,7 +176,7 @@ impl Launcher {
             let mut command = self.command(Some(node), "monitor", key);
             command.args(["--node", &node.0.to_string()]);
             self.watch(&mut command, &watched);
-            torus.monitors.push(Attendant::start(command)?);
+            torus.monitors.push(ServiceProcess::start(command)?);
         }
         Ok(torus)
     }
@@ -239,19 +239,19 @@ impl LaunchedTorus {
     /// Addresses of the supervisors, and the run's key, for watchers.
     #[must_use]
     pub fn watched_at(&self) -> (Vec<String>, u64) {
-        (self.supervisors.iter().filter_map(Attendant::listening).collect(), self.key)
+        (self.supervisors.iter().filter_map(ServiceProcess::listening).collect(), self.key)
     }
 
     /// Process id of a node's host monitor.
     #[must_use]
     pub fn monitor_pid(&self, node: NodeNumber) -> Option<u32> {
-        self.monitors.get(node.index()).map(Attendant::pid)
+        self.monitors.get(node.index()).map(ServiceProcess::pid)
     }
 
     /// Process id of a supervisor.
     #[must_use]
     pub fn supervisor_pid(&self, index: usize) -> Option<u32> {
-        self.supervisors.get(index).map(Attendant::pid)
+        self.supervisors.get(index).map(ServiceProcess::pid)
     }
 
     /// The newest state of the torus from the acting supervisor; `None` without one.

@@ -32,7 +32,7 @@ use crate::card::LeasedCard;
 use crate::engine::{Engine, EngineOptions};
 use crate::health_page::HealthPage;
 use crate::service::{FromSupervisor, ToSupervisor};
-use crate::verbs::{Connections, LinkError, LinkEvent, LinkSetup, LinkStream, VerbsLinks, connect_all};
+use crate::verbs::{Connections, LinkConnector, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
 use monitor::AdapterMonitor;
 use port::Port;
 use reconnect::{Outcome, Reconnector};
@@ -280,7 +280,7 @@ impl Node {
         if peers.len() != torus.nodes() {
             return Err(NodeError::Peers { given: peers.len(), dimensions: torus });
         }
-        let setup = Connections {
+        let connections = Connections {
             device: &device,
             queue: &queue,
             torus,
@@ -291,11 +291,11 @@ impl Node {
             peers: &peers,
             deadline: Deadline::after(START),
         };
-        let reconnector = LinkSetup::new(&links, &setup)
+        let reconnector = LinkConnector::new(&links, &connections)
             .map_err(NodeError::from)
             .and_then(|link| Reconnector::new(link, peers.clone()).map_err(context("connect links again")))?;
         let streams: Vec<LinkStream> =
-            if options.rejoin { Vec::new() } else { connect_all(&mut links, &setup)? };
+            if options.rejoin { Vec::new() } else { connect_all(&mut links, &connections)? };
         streams.iter().for_each(|&(direction, _)| engine.set_link(direction, true));
         say(&NodeMessage::Ready);
         let (page, health) = HealthPage::create().map_err(context("memory for the health page"))?;
@@ -511,7 +511,7 @@ impl Node {
     fn reconnect(&mut self) {
         while let Some(outcome) = self.reconnector.poll() {
             match outcome {
-                Outcome::Greeted(direction, stream) => self.greeted(direction, stream),
+                Outcome::Accepted(direction, stream) => self.link_accepted(direction, stream),
                 Outcome::Connected(direction, incarnation, connected) => {
                     // Only a node of this run gets this far; the old connection is dead for it.
                     self.state.fail_link(direction, "the neighbour connected anew");
@@ -546,7 +546,7 @@ impl Node {
     }
 
     /// The neighbour in a negative direction connects again.
-    fn greeted(&mut self, direction: Direction, stream: std::net::TcpStream) {
+    fn link_accepted(&mut self, direction: Direction, stream: std::net::TcpStream) {
         if self.reconnector.is_busy(direction) || self.state.finishing {
             return;
         }

@@ -11,7 +11,7 @@ use millstream_shm::EventFd;
 use millstream_torus_core::topology::DIRECTIONS;
 use millstream_torus_core::{Direction, Sign};
 
-use crate::verbs::{Connected, LinkError, LinkSetup};
+use crate::verbs::{Connected, LinkConnector, LinkError};
 
 /// Longest time of an attempt.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const LONGEST_BACK_OFF: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// A neighbour wants to connect this link.
-    Greeted(Direction, TcpStream),
+    Accepted(Direction, TcpStream),
     /// A link is connected.
     Connected(Direction, u8, Box<Connected>),
     /// It cannot be connected.
@@ -39,7 +39,7 @@ struct Attempt {
 /// Attempts to connect links, each on a thread of its own.
 #[derive(Debug)]
 pub(super) struct Reconnector {
-    setup: Arc<LinkSetup>,
+    connector: Arc<LinkConnector>,
     peers: Vec<String>,
     attempts: [Attempt; DIRECTIONS],
     sender: Sender<Outcome>,
@@ -48,11 +48,11 @@ pub(super) struct Reconnector {
 }
 
 impl Reconnector {
-    pub(super) fn new(setup: LinkSetup, peers: Vec<String>) -> std::io::Result<Reconnector> {
+    pub(super) fn new(connector: LinkConnector, peers: Vec<String>) -> std::io::Result<Reconnector> {
         let (sender, outcomes) = mpsc::channel();
         let attempt = Attempt { busy: false, retry_at: Instant::now(), back_off: FIRST_BACK_OFF };
         Ok(Reconnector {
-            setup: Arc::new(setup),
+            connector: Arc::new(connector),
             peers,
             attempts: [attempt; DIRECTIONS],
             sender,
@@ -70,7 +70,7 @@ impl Reconnector {
     pub(super) fn poll(&mut self) -> Option<Outcome> {
         let outcome = self.outcomes.try_recv().ok()?;
         match &outcome {
-            Outcome::Greeted(..) => {}
+            Outcome::Accepted(..) => {}
             Outcome::Connected(direction, ..) => {
                 self.attempts[direction.index()].busy = false;
                 self.attempts[direction.index()].back_off = FIRST_BACK_OFF;
@@ -91,7 +91,7 @@ impl Reconnector {
         direction.sign == Sign::Plus
             && !attempt.busy
             && Instant::now() >= attempt.retry_at
-            && self.setup.torus.neighbour(self.setup.here, direction).is_some()
+            && self.connector.torus.neighbour(self.connector.here, direction).is_some()
     }
 
     /// Tries this link later.
@@ -101,17 +101,17 @@ impl Reconnector {
 
     /// Dials a neighbour.
     pub(super) fn dial(&mut self, direction: Direction, incarnation: u8) {
-        let neighbour = self.setup.torus.neighbour(self.setup.here, direction);
+        let neighbour = self.connector.torus.neighbour(self.connector.here, direction);
         let Some(address) = neighbour.and_then(|node| self.peers.get(node.index()).cloned()) else { return };
-        self.attempt(direction, incarnation, move |setup| {
-            setup.dial(direction, &address, incarnation, Deadline::after(ATTEMPT))
+        self.attempt(direction, incarnation, move |connector| {
+            connector.dial(direction, &address, incarnation, Deadline::after(ATTEMPT))
         });
     }
 
     /// Finishes what a neighbour began.
     pub(super) fn finish(&mut self, direction: Direction, incarnation: u8, stream: TcpStream) {
-        self.attempt(direction, incarnation, move |setup| {
-            setup.finish(direction, stream, incarnation, Deadline::after(ATTEMPT))
+        self.attempt(direction, incarnation, move |connector| {
+            connector.finish(direction, stream, incarnation, Deadline::after(ATTEMPT))
         });
     }
 
@@ -124,15 +124,16 @@ impl Reconnector {
         &mut self,
         direction: Direction,
         incarnation: u8,
-        work: impl FnOnce(&LinkSetup) -> Result<Connected, LinkError> + Send + 'static,
+        work: impl FnOnce(&LinkConnector) -> Result<Connected, LinkError> + Send + 'static,
     ) {
         self.attempts[direction.index()].busy = true;
-        let (setup, sender, wake) = (Arc::clone(&self.setup), self.sender.clone(), Arc::clone(&self.wake));
+        let (connector, sender, wake) =
+            (Arc::clone(&self.connector), self.sender.clone(), Arc::clone(&self.wake));
         std::thread::spawn(move || {
-            let outcome = match work(&setup) {
+            let outcome = match work(&connector) {
                 Ok(connected) => Outcome::Connected(direction, incarnation, Box::new(connected)),
                 Err(error) => {
-                    tracing::debug!("{}: {error}", setup.here);
+                    tracing::debug!("{}: {error}", connector.here);
                     Outcome::Failed(direction)
                 }
             };
@@ -144,10 +145,11 @@ impl Reconnector {
     /// Accepts a connection and reads which link it is, without waiting here.
     pub(super) fn accept(&self, listener: &Listener) {
         let Ok((mut stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        let (setup, sender, wake) = (Arc::clone(&self.setup), self.sender.clone(), Arc::clone(&self.wake));
-        std::thread::spawn(move || match setup.greeted(&mut stream) {
+        let (connector, sender, wake) =
+            (Arc::clone(&self.connector), self.sender.clone(), Arc::clone(&self.wake));
+        std::thread::spawn(move || match connector.receive_hello(&mut stream) {
             Ok(direction) => {
-                let _ = sender.send(Outcome::Greeted(direction, stream));
+                let _ = sender.send(Outcome::Accepted(direction, stream));
                 wake.signal();
             }
             Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),

@@ -11,12 +11,12 @@ use millstream_rdma::{
 };
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
-use super::handshake::{Identity, Mismatch, Place};
+use super::handshake::{Identity, LocalEnd, Mismatch};
 use super::{PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
 
-/// First bytes of a link's stream: mark and direction of the dialling node.
-const MARK: [u8; 7] = *b"mtorus1";
+/// First bytes of a link's stream: hello and direction of the dialling node.
+const MAGIC: [u8; 7] = *b"mtorus1";
 
 /// Why links cannot be connected.
 #[derive(Debug, thiserror::Error)]
@@ -92,9 +92,9 @@ pub struct Links<'a> {
     pub deadline: Deadline,
 }
 
-/// What one connection needs.
+/// Connects links, the first time and after a loss.
 #[derive(Clone, Debug)]
-pub(crate) struct LinkSetup {
+pub(crate) struct LinkConnector {
     pub(crate) device: Device,
     pub(crate) queue: CompletionQueue,
     pub(crate) torus: Dimensions,
@@ -105,16 +105,16 @@ pub(crate) struct LinkSetup {
     credits: RemoteMemory,
 }
 
-impl LinkSetup {
-    pub(crate) fn new(links: &VerbsLinks, setup: &Links<'_>) -> Result<LinkSetup, LinkError> {
+impl LinkConnector {
+    pub(crate) fn new(links: &VerbsLinks, parts: &Links<'_>) -> Result<LinkConnector, LinkError> {
         let (slots, credits) = remote(links)?;
-        Ok(LinkSetup {
-            device: setup.device.clone(),
-            queue: setup.queue.clone(),
-            torus: setup.torus,
-            here: setup.here,
-            key: setup.key,
-            options: setup.options,
+        Ok(LinkConnector {
+            device: parts.device.clone(),
+            queue: parts.queue.clone(),
+            torus: parts.torus,
+            here: parts.here,
+            key: parts.key,
+            options: parts.options,
             slots,
             credits,
         })
@@ -131,14 +131,14 @@ impl LinkSetup {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
         let failed = |cause| LinkError::Connect { direction, node, cause };
         let mut stream = dial(address, deadline).map_err(failed)?;
-        stream.write_all(&MARK)?;
+        stream.write_all(&MAGIC)?;
         stream.write_all(&[direction.index() as u8])?;
         self.finish(direction, stream, incarnation, deadline)
     }
 
     /// The link that a neighbour wants to connect, as this node sees it.
-    pub(crate) fn greeted(&self, stream: &mut TcpStream) -> io::Result<Direction> {
-        let mine = greeted(stream)?.reversed();
+    pub(crate) fn receive_hello(&self, stream: &mut TcpStream) -> io::Result<Direction> {
+        let mine = receive_hello(stream)?.reversed();
         match self.torus.neighbour(self.here, mine) {
             Some(_) => Ok(mine),
             None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("there is no link {mine}"))),
@@ -153,18 +153,18 @@ pub(crate) type LinkStream = (Direction, TcpStream);
 ///
 /// # Errors
 /// [`LinkError`].
-pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<Vec<LinkStream>, LinkError> {
+pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<Vec<LinkStream>, LinkError> {
     let neighbours: Vec<_> = (Direction::ALL.into_iter())
-        .filter_map(|direction| Some((direction, setup.torus.neighbour(setup.here, direction)?)))
+        .filter_map(|direction| Some((direction, parts.torus.neighbour(parts.here, direction)?)))
         .collect();
-    let link = &LinkSetup::new(links, setup)?;
+    let link = &LinkConnector::new(links, parts)?;
     let mut connected = Vec::new();
     std::thread::scope(|scope| -> Result<(), LinkError> {
         let mut threads = Vec::new();
         for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
             let work = move || -> Result<_, LinkError> {
-                let address = setup.peers.get(node.index()).map_or("", String::as_str);
-                link.dial(direction, address, 0, setup.deadline)
+                let address = parts.peers.get(node.index()).map_or("", String::as_str);
+                link.dial(direction, address, 0, parts.deadline)
             };
             threads.push(scope.spawn(work));
         }
@@ -172,8 +172,8 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
             neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
         while let Some(&(direction, node)) = waiting.first() {
             let missing = |cause| LinkError::Missing { direction, node, cause };
-            let (mut stream, address) = setup.listener.accept(setup.deadline).map_err(missing)?;
-            match greeted(&mut stream) {
+            let (mut stream, address) = parts.listener.accept(parts.deadline).map_err(missing)?;
+            match receive_hello(&mut stream) {
                 Ok(theirs) => {
                     let mine = theirs.reversed();
                     let Some(at) = waiting.iter().position(|&(direction, _)| direction == mine) else {
@@ -181,7 +181,7 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
                         return Err(LinkError::Stranger { address: address.to_string(), cause });
                     };
                     let (direction, _) = waiting.remove(at);
-                    threads.push(scope.spawn(move || link.finish(direction, stream, 0, setup.deadline)));
+                    threads.push(scope.spawn(move || link.finish(direction, stream, 0, parts.deadline)));
                 }
                 // A stranger must not keep the neighbours out.
                 Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
@@ -204,7 +204,7 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, setup: &Links<'_>) -> Result<V
 }
 
 impl VerbsLinks {
-    /// Takes a connection that [`LinkSetup`] made into use. Returns its stream.
+    /// Takes a connection that [`LinkConnector`] made into use. Returns its stream.
     pub(crate) fn take(&mut self, connected: Connected, incarnation: u8) -> LinkStream {
         let (direction, pair, slots, credits, stream) = connected;
         self.connected(direction, incarnation, pair.pair, slots, credits);
@@ -220,19 +220,19 @@ fn remote(links: &VerbsLinks) -> Result<(RemoteMemory, RemoteMemory), LinkError>
 }
 
 /// Reads which link a neighbour wants to connect.
-fn greeted(stream: &mut TcpStream) -> io::Result<Direction> {
-    let mut mark = [0; 8];
+fn receive_hello(stream: &mut TcpStream) -> io::Result<Direction> {
+    let mut hello = [0; 8];
     stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.read_exact(&mut mark)?;
-    let direction = Direction::from_index(mark[7].into()).filter(|direction| direction.sign == Sign::Plus);
+    stream.read_exact(&mut hello)?;
+    let direction = Direction::from_index(hello[7].into()).filter(|direction| direction.sign == Sign::Plus);
     direction
-        .filter(|_| mark[..7] == MARK)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it sent {mark:02x?}")))
+        .filter(|_| hello[..7] == MAGIC)
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it sent {hello:02x?}")))
 }
 
 pub(crate) type Connected = (Direction, ConnectedQueuePair, RemoteMemory, RemoteMemory, TcpStream);
 
-impl LinkSetup {
+impl LinkConnector {
     /// Connects over a stream whose direction both ends know.
     pub(crate) fn finish(
         &self,
@@ -241,10 +241,9 @@ impl LinkSetup {
         incarnation: u8,
         deadline: Deadline,
     ) -> Result<Connected, LinkError> {
-        let (setup, slots, credits) = (self, self.slots, self.credits);
-        let node = setup.torus.neighbour(setup.here, direction).unwrap_or_default();
-        let place = Place { torus: setup.torus, here: setup.here, key: setup.key, options: setup.options };
-        let receives = VerbsLinks::receives(&setup.options);
+        let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
+        let local = LocalEnd { torus: self.torus, here: self.here, key: self.key, options: self.options };
+        let receives = VerbsLinks::receives(&self.options);
         let options = RcOptions {
             send_depth: PLACES.into(),
             recv_depth: receives,
@@ -253,19 +252,19 @@ impl LinkSetup {
             access: Access::REMOTE_WRITE,
             ..RcOptions::default()
         };
-        let prepared = PreparedQueuePair::new(&setup.device, &setup.queue, &setup.queue, &options)?;
+        let prepared = PreparedQueuePair::new(&self.device, &self.queue, &self.queue, &options)?;
         for _ in 0..receives {
             let posted = prepared.post_recv(&[], WrId(RECEIVE | link_bits(direction, incarnation)));
             posted.map_err(|error| io::Error::other(error.to_string()))?;
         }
-        let mine =
-            serde_json::to_vec(&Identity::new(&place, direction, slots, credits)).map_err(io::Error::from)?;
+        let mine = serde_json::to_vec(&Identity::new(&local, direction, self.slots, self.credits))
+            .map_err(io::Error::from)?;
         let address = stream.peer_addr().map_or_else(|_| "(unconnected)".to_owned(), |peer| peer.to_string());
         let failed = |cause| LinkError::Connect { direction, node, cause };
         let connected = prepared.connect(&mut stream, &mine, deadline).map_err(failed)?;
         let theirs: Identity = serde_json::from_slice(&connected.private_data)
             .map_err(|cause| LinkError::Stranger { address: address.clone(), cause: cause.to_string() })?;
-        let (slots, credits) = theirs.check(&place, direction).map_err(|cause| LinkError::Refused {
+        let (slots, credits) = theirs.check(&local, direction).map_err(|cause| LinkError::Refused {
             direction,
             node,
             address,

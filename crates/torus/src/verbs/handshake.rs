@@ -38,7 +38,7 @@ pub struct Mismatch {
 
 /// A torus and a node of it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place {
+pub(super) struct LocalEnd {
     pub(super) torus: Dimensions,
     pub(super) here: NodeNumber,
     pub(super) key: u64,
@@ -47,19 +47,19 @@ pub(super) struct Place {
 
 impl Identity {
     pub(super) fn new(
-        place: &Place,
+        local: &LocalEnd,
         direction: Direction,
         slots: RemoteMemory,
         credits: RemoteMemory,
     ) -> Identity {
         Identity {
             version: VERSION,
-            dimensions: place.torus.to_string(),
-            key: place.key,
-            node: place.here.0,
+            dimensions: local.torus.to_string(),
+            key: local.key,
+            node: local.here.0,
             direction: direction.index() as u8,
-            packet: place.options.packet,
-            slots: place.options.slots,
+            packet: local.options.packet,
+            slots: local.options.slots,
             slot_memory: slots.encode().to_vec(),
             credit_memory: credits.encode().to_vec(),
         }
@@ -68,18 +68,18 @@ impl Identity {
     /// Checks the neighbour in a direction. Returns its slots and credits.
     pub(super) fn check(
         &self,
-        place: &Place,
+        local: &LocalEnd,
         direction: Direction,
     ) -> Result<(RemoteMemory, RemoteMemory), Mismatch> {
-        let neighbour = place.torus.neighbour(place.here, direction).unwrap_or_default();
+        let neighbour = local.torus.neighbour(local.here, direction).unwrap_or_default();
         let fields: [(&'static str, String, String); 7] = [
             ("version", self.version.to_string(), VERSION.to_string()),
-            ("dimensions", self.dimensions.clone(), place.torus.to_string()),
-            ("key", format!("{:016x}", self.key), format!("{:016x}", place.key)),
+            ("dimensions", self.dimensions.clone(), local.torus.to_string()),
+            ("key", format!("{:016x}", self.key), format!("{:016x}", local.key)),
             ("node", self.node.to_string(), neighbour.0.to_string()),
             ("direction", self.direction.to_string(), direction.reversed().index().to_string()),
-            ("packet", self.packet.to_string(), place.options.packet.to_string()),
-            ("slots", self.slots.to_string(), place.options.slots.to_string()),
+            ("packet", self.packet.to_string(), local.options.packet.to_string()),
+            ("slots", self.slots.to_string(), local.options.slots.to_string()),
         ];
         for (field, found, expected) in fields {
             if found != expected {

@@ -11,7 +11,7 @@
 mod connect;
 mod handshake;
 
-pub(crate) use connect::{Connected, LinkSetup, LinkStream, connect_all};
+pub(crate) use connect::{Connected, LinkConnector, LinkStream, connect_all};
 pub use connect::{LinkError, Links as Connections};
 pub use handshake::{Identity, Mismatch};
 

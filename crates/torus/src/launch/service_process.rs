@@ -15,17 +15,17 @@ const END: Duration = Duration::from_secs(2);
 const STATE: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) struct Attendant {
+pub(super) struct ServiceProcess {
     process: Child,
     address: Option<String>,
 }
 
-impl Attendant {
-    pub(super) fn start(mut command: Command) -> Result<Attendant, LaunchError> {
+impl ServiceProcess {
+    pub(super) fn start(mut command: Command) -> Result<ServiceProcess, LaunchError> {
         let program = command.get_program().to_owned();
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let process = command.spawn().map_err(|cause| LaunchError::Start { program, cause })?;
-        Ok(Attendant { process, address: None })
+        Ok(ServiceProcess { process, address: None })
     }
 
     pub(super) fn pid(&self) -> u32 {
@@ -69,7 +69,7 @@ impl Attendant {
     }
 }
 
-impl Drop for Attendant {
+impl Drop for ServiceProcess {
     fn drop(&mut self) {
         self.process.stdin = None;
         let deadline = Instant::now() + END;
