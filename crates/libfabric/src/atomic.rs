@@ -2,9 +2,9 @@
 
 use crate::sys;
 
-/// What an operation gives back.
+/// What an atomic operation returns: `fi_atomic`, `fi_fetch_atomic` or `fi_compare_atomic`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flavour {
+pub enum AtomicKind {
     /// Nothing.
     Write,
     /// The previous values.
@@ -27,12 +27,12 @@ pub fn size_of(datatype: u32) -> Option<usize> {
 
 /// Whether an operation exists for a type.
 #[must_use]
-pub fn is_supported(datatype: u32, operation: u32, flavour: Flavour) -> bool {
+pub fn is_supported(datatype: u32, operation: u32, kind: AtomicKind) -> bool {
     let is_compare = (sys::FI_CSWAP..=sys::FI_MSWAP).contains(&operation);
-    let fits = match flavour {
-        Flavour::Compare => is_compare,
-        Flavour::Write => !is_compare && operation != sys::FI_ATOMIC_READ,
-        Flavour::Fetch => !is_compare,
+    let fits = match kind {
+        AtomicKind::Compare => is_compare,
+        AtomicKind::Write => !is_compare && operation != sys::FI_ATOMIC_READ,
+        AtomicKind::Fetch => !is_compare,
     };
     let mut value = [0; 8];
     fits && size_of(datatype).is_some_and(|size| {
@@ -71,7 +71,7 @@ pub fn apply(datatype: u32, operation: u32, value: &mut [u8], operand: &[u8], co
     macro_rules! integer {
         ($type:ty, $operation:expr, $old:expr, $operand:expr, $compare:expr) => {{
             let (old, operand, compare): ($type, $type, $type) = ($old, $operand, $compare);
-            let truth = |holds: bool| <$type>::from(holds);
+            let logical = |holds: bool| <$type>::from(holds);
             common!(
                 $type,
                 $operation,
@@ -81,9 +81,9 @@ pub fn apply(datatype: u32, operation: u32, value: &mut [u8], operand: &[u8], co
                 match $operation {
                     sys::FI_SUM => old.wrapping_add(operand),
                     sys::FI_PROD => old.wrapping_mul(operand),
-                    sys::FI_LOR => truth(old != 0 || operand != 0),
-                    sys::FI_LAND => truth(old != 0 && operand != 0),
-                    sys::FI_LXOR => truth((old != 0) != (operand != 0)),
+                    sys::FI_LOR => logical(old != 0 || operand != 0),
+                    sys::FI_LAND => logical(old != 0 && operand != 0),
+                    sys::FI_LXOR => logical((old != 0) != (operand != 0)),
                     sys::FI_BOR => old | operand,
                     sys::FI_BAND => old & operand,
                     sys::FI_BXOR => old ^ operand,
@@ -96,7 +96,7 @@ pub fn apply(datatype: u32, operation: u32, value: &mut [u8], operand: &[u8], co
     macro_rules! float {
         ($type:ty, $operation:expr, $old:expr, $operand:expr, $compare:expr) => {{
             let (old, operand, compare): ($type, $type, $type) = ($old, $operand, $compare);
-            let truth = |holds: bool| if holds { 1.0 } else { 0.0 };
+            let logical = |holds: bool| if holds { 1.0 } else { 0.0 };
             common!(
                 $type,
                 $operation,
@@ -106,9 +106,9 @@ pub fn apply(datatype: u32, operation: u32, value: &mut [u8], operand: &[u8], co
                 match $operation {
                     sys::FI_SUM => old + operand,
                     sys::FI_PROD => old * operand,
-                    sys::FI_LOR => truth(old != 0.0 || operand != 0.0),
-                    sys::FI_LAND => truth(old != 0.0 && operand != 0.0),
-                    sys::FI_LXOR => truth((old != 0.0) != (operand != 0.0)),
+                    sys::FI_LOR => logical(old != 0.0 || operand != 0.0),
+                    sys::FI_LAND => logical(old != 0.0 && operand != 0.0),
+                    sys::FI_LXOR => logical((old != 0.0) != (operand != 0.0)),
                     _ => return None,
                 }
             )
@@ -176,10 +176,10 @@ mod tests {
 
     #[test]
     fn floating_point_values_have_no_bits() {
-        assert!(is_supported(sys::FI_DOUBLE, sys::FI_SUM, Flavour::Write));
-        assert!(!is_supported(sys::FI_DOUBLE, sys::FI_BXOR, Flavour::Write));
-        assert!(!is_supported(sys::FI_UINT64, sys::FI_CSWAP, Flavour::Fetch));
-        assert!(is_supported(sys::FI_UINT64, sys::FI_MSWAP, Flavour::Compare));
-        assert!(!is_supported(99, sys::FI_SUM, Flavour::Write));
+        assert!(is_supported(sys::FI_DOUBLE, sys::FI_SUM, AtomicKind::Write));
+        assert!(!is_supported(sys::FI_DOUBLE, sys::FI_BXOR, AtomicKind::Write));
+        assert!(!is_supported(sys::FI_UINT64, sys::FI_CSWAP, AtomicKind::Fetch));
+        assert!(is_supported(sys::FI_UINT64, sys::FI_MSWAP, AtomicKind::Compare));
+        assert!(!is_supported(99, sys::FI_SUM, AtomicKind::Write));
     }
 }

@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use millstream_fabric::{Fabric, FabricError};
 use millstream_torus_core::NodeNumber;
 
-use crate::atomic::{self, Flavour};
+use crate::atomic::{self, AtomicKind};
 use crate::header::{Header, Kind};
-use crate::matching::{Matcher, Message, Pattern, Place, Receive, Received};
+use crate::matching::{Matcher, Message, Pattern, Receive, ReceiveBuffer, Received};
 use crate::memory::{Refused, Regions, UserBuffer};
 use crate::ring::{Address, PAYLOAD, Rings};
 use crate::sys;
@@ -29,7 +29,7 @@ pub enum Side {
 pub struct Completion {
     /// Its queue.
     pub side: Side,
-    /// The application's mark.
+    /// Context of the operation.
     pub context: usize,
     /// What completed: `FI_SEND`, `FI_RECV`, `FI_TAGGED` and so on.
     pub flags: u64,
@@ -45,8 +45,8 @@ pub struct Completion {
     pub error: u32,
     /// Bytes that did not fit.
     pub overflow: u64,
-    /// Whether the application wants to see it. Counters count it in any case, and errors are always shown.
-    pub shown: bool,
+    /// Whether it is written to the queue. Errors are always written, and counters count all completions.
+    pub signaled: bool,
 }
 
 impl Completion {
@@ -63,7 +63,7 @@ impl Completion {
             source: None,
             error: 0,
             overflow: 0,
-            shown: true,
+            signaled: true,
         }
     }
 }
@@ -103,12 +103,12 @@ struct Outgoing {
     completion: Option<Completion>,
 }
 
-/// What waits for an answer of another node.
+/// A request that waits for the reply of another node.
 #[derive(Debug)]
 struct Request {
     node: NodeNumber,
-    /// Where the answer's data go.
-    place: UserBuffer,
+    /// Memory for the reply's data.
+    reply: UserBuffer,
     completion: Completion,
 }
 
@@ -175,7 +175,7 @@ impl<F: Fabric> Endpoint<F> {
         header.total = source.size();
         let completion = if acknowledged {
             header.wants_acknowledgement = true;
-            header.request = self.request(to.node, UserBuffer::default(), completion);
+            header.request = self.add_request(to.node, UserBuffer::default(), completion);
             None
         } else {
             Some(completion)
@@ -183,24 +183,24 @@ impl<F: Fabric> Endpoint<F> {
         self.submit(to, Outgoing { header, source, sent: 0, completion });
     }
 
-    /// Asks for data, which go to `place`.
-    pub fn ask(
+    /// Sends a request. The target's reply is written to `reply`.
+    pub fn send_request(
         &mut self,
         to: Address,
         mut header: Header,
         source: Source,
-        place: UserBuffer,
+        reply: UserBuffer,
         completion: Completion,
     ) {
         header.total = source.size();
-        header.request = self.request(to.node, place, completion);
+        header.request = self.add_request(to.node, reply, completion);
         self.submit(to, Outgoing { header, source, sent: 0, completion: None });
     }
 
-    fn request(&mut self, node: NodeNumber, place: UserBuffer, completion: Completion) -> u64 {
+    fn add_request(&mut self, node: NodeNumber, reply: UserBuffer, completion: Completion) -> u64 {
         let number = self.next_request;
         self.next_request += 1;
-        self.requests.insert(number, Request { node, place, completion });
+        self.requests.insert(number, Request { node, reply, completion });
         number
     }
 
@@ -276,8 +276,8 @@ impl<F: Fabric> Endpoint<F> {
         let flags = sys::MS_FI_RECV | kind_flag(message.tagged);
         let mut completion = Completion::new(Side::Receive, receive.context, flags);
         describe(&mut completion, &message);
-        completion.shown = receive.completes;
-        let size = receive.place.size();
+        completion.signaled = receive.signaled;
+        let size = receive.buffer.size();
         if message.total > size {
             completion.error = sys::FI_ETRUNC;
             (completion.length, completion.overflow) = (size, message.total - size);
@@ -290,10 +290,10 @@ impl<F: Fabric> Endpoint<F> {
 
     fn acknowledge(&mut self, node: NodeNumber, request: u64, error: u32) {
         let header = Header { request, data: error.into(), ..Header::new(Kind::Acknowledge) };
-        self.answer(node, header, Vec::new());
+        self.reply(node, header, Vec::new());
     }
 
-    fn answer(&mut self, node: NodeNumber, mut header: Header, bytes: Vec<u8>) {
+    fn reply(&mut self, node: NodeNumber, mut header: Header, bytes: Vec<u8>) {
         header.total = bytes.len() as u64;
         self.queues[node.index()].push_back(Outgoing {
             header,
@@ -332,7 +332,7 @@ impl<F: Fabric> Endpoint<F> {
             let result = self.rings.send(node, header, |slot| source.read(offset, length as usize, slot));
             outgoing.sent += length;
             if let Err(error) = result {
-                self.lose(node, error);
+                self.fail_node(node, error);
                 return true;
             }
             if outgoing.sent == outgoing.header.total
@@ -345,7 +345,7 @@ impl<F: Fabric> Endpoint<F> {
     }
 
     /// A node is lost: all that waits for it fails.
-    fn lose(&mut self, node: NodeNumber, error: FabricError) {
+    fn fail_node(&mut self, node: NodeNumber, error: FabricError) {
         let code = match error {
             FabricError::NoRoute { .. } => sys::FI_EHOSTUNREACH,
             _ => sys::FI_ECONNABORTED,
@@ -383,8 +383,8 @@ impl<F: Fabric> Endpoint<F> {
     fn handle_write(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
         let whole = lock(&self.regions).range(header.key, header.tag, header.total, true);
         let error = match whole {
-            Ok(mut place) => {
-                place.write(header.offset, data);
+            Ok(mut target) => {
+                target.write(header.offset, data);
                 0
             }
             Err(refused) => error_of(refused),
@@ -406,57 +406,57 @@ impl<F: Fabric> Endpoint<F> {
     fn handle_read(&mut self, node: NodeNumber, header: &Header) {
         let range = lock(&self.regions).range(header.key, header.tag, header.data, false);
         match range {
-            Ok(place) => {
+            Ok(target) => {
                 let mut bytes = Vec::new();
-                place.read(0, header.data as usize, &mut bytes);
-                self.answer(node, Header { request: header.request, ..Header::new(Kind::Reply) }, bytes);
+                target.read(0, header.data as usize, &mut bytes);
+                self.reply(node, Header { request: header.request, ..Header::new(Kind::Reply) }, bytes);
             }
             Err(refused) => self.acknowledge(node, header.request, error_of(refused)),
         }
     }
 
     fn handle_atomic(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
-        let flavour = match header.data {
-            0 => Flavour::Write,
-            1 => Flavour::Fetch,
-            _ => Flavour::Compare,
+        let kind = match header.data {
+            0 => AtomicKind::Write,
+            1 => AtomicKind::Fetch,
+            _ => AtomicKind::Compare,
         };
-        match self.change(header, data, flavour) {
-            Ok(_) if flavour == Flavour::Write => self.acknowledge(node, header.request, 0),
-            Ok(old) => self.answer(node, Header { request: header.request, ..Header::new(Kind::Reply) }, old),
+        match self.apply_atomic(header, data, kind) {
+            Ok(_) if kind == AtomicKind::Write => self.acknowledge(node, header.request, 0),
+            Ok(old) => self.reply(node, Header { request: header.request, ..Header::new(Kind::Reply) }, old),
             Err(error) => self.acknowledge(node, header.request, error),
         }
     }
 
     /// Carries out an atomic operation. The data are operands, then values to compare with. Returns the previous values.
-    fn change(&self, header: &Header, data: &[u8], flavour: Flavour) -> Result<Vec<u8>, u32> {
+    fn apply_atomic(&self, header: &Header, data: &[u8], kind: AtomicKind) -> Result<Vec<u8>, u32> {
         let (datatype, operation) = (header.datatype.into(), header.operation.into());
-        if !atomic::is_supported(datatype, operation, flavour) {
+        if !atomic::is_supported(datatype, operation, kind) {
             return Err(sys::FI_EOPNOTSUPP);
         }
         let size = atomic::size_of(datatype).ok_or(sys::FI_EOPNOTSUPP)?;
-        let operands = if flavour == Flavour::Compare { data.len() / 2 } else { data.len() };
+        let operands = if kind == AtomicKind::Compare { data.len() / 2 } else { data.len() };
         if header.total != data.len() as u64 || operands % size != 0 {
             return Err(sys::FI_EINVAL);
         }
-        let mut place =
+        let mut target =
             lock(&self.regions).range(header.key, header.tag, operands as u64, true).map_err(error_of)?;
         let mut old = Vec::new();
-        place.read(0, operands, &mut old);
+        target.read(0, operands, &mut old);
         let mut new = old.clone();
-        let compare = if flavour == Flavour::Compare { &data[operands..] } else { data };
+        let compare = if kind == AtomicKind::Compare { &data[operands..] } else { data };
         let values = new.chunks_exact_mut(size).zip(data.chunks_exact(size)).zip(compare.chunks_exact(size));
         for ((value, operand), compare) in values {
             atomic::apply(datatype, operation, value, operand, compare).ok_or(sys::FI_EOPNOTSUPP)?;
         }
-        place.write(0, &new);
+        target.write(0, &new);
         Ok(old)
     }
 
     fn handle_reply(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
         let Some(request) = self.requests.get_mut(&header.request) else { return };
         if request.node == node {
-            request.place.write(header.offset, data);
+            request.reply.write(header.offset, data);
             if header.is_last() {
                 self.end_request(node, header.request, 0);
             }

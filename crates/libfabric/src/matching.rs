@@ -8,8 +8,8 @@ use millstream_torus_core::NodeNumber;
 
 use crate::header::{Header, Kind};
 
-/// Memory that gets the bytes of a message.
-pub trait Place {
+/// Memory of a receive.
+pub trait ReceiveBuffer {
     /// Its size (bytes).
     fn size(&self) -> u64;
     /// Writes bytes. Those beyond the size are dropped.
@@ -41,11 +41,11 @@ impl Pattern {
 #[derive(Debug)]
 pub struct Receive<B> {
     /// Where the message goes.
-    pub place: B,
-    /// The application's mark.
+    pub buffer: B,
+    /// Context of the operation.
     pub context: usize,
-    /// Whether the application wants a completion.
-    pub completes: bool,
+    /// Whether its completion is written to the queue.
+    pub signaled: bool,
     /// What it accepts.
     pub pattern: Pattern,
 }
@@ -80,7 +80,7 @@ impl Message {
     }
 }
 
-/// A message in its place.
+/// A message and the receive that it matched.
 #[derive(Debug)]
 pub struct Received<B> {
     /// The message.
@@ -115,7 +115,7 @@ pub struct Matcher<B> {
     next: u64,
 }
 
-impl<B: Place> Matcher<B> {
+impl<B: ReceiveBuffer> Matcher<B> {
     /// For messages of this many nodes.
     #[must_use]
     pub fn new(nodes: usize) -> Matcher<B> {
@@ -148,7 +148,7 @@ impl<B: Place> Matcher<B> {
     /// Gives an unexpected message to a receive.
     fn take(&mut self, at: usize, mut receive: Receive<B>) -> Option<Received<B>> {
         let unexpected = self.unexpected.remove(at)?;
-        receive.place.write(0, &unexpected.bytes);
+        receive.buffer.write(0, &unexpected.bytes);
         let message = unexpected.message;
         if unexpected.bytes.len() as u64 == message.total {
             return Some(Received { message, receive });
@@ -204,17 +204,17 @@ impl<B: Place> Matcher<B> {
 
     /// A part of a message arrived. Returns the message when it is whole and expected.
     pub fn arrive(&mut self, source: NodeNumber, header: &Header, bytes: &[u8]) -> Option<Received<B>> {
-        let place = self.arriving.get_mut(source.index())?;
+        let current = self.arriving.get_mut(source.index())?;
         let arriving = if header.offset == 0 {
             // Whatever was under way ended with its endpoint.
-            *place = None;
+            *current = None;
             self.begin(Message::of(source, header))
         } else {
-            place.take()?
+            current.take()?
         };
         match arriving {
             Arriving::Matched(message, mut receive) => {
-                receive.place.write(header.offset, bytes);
+                receive.buffer.write(header.offset, bytes);
                 if header.is_last() {
                     return Some(Received { message, receive });
                 }
@@ -255,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    impl Place for Vec<u8> {
+    impl ReceiveBuffer for Vec<u8> {
         fn size(&self) -> u64 {
             self.len() as u64
         }
@@ -269,7 +269,7 @@ mod tests {
 
     fn receive(context: usize, source: Option<u16>, tag: u64, ignore: u64) -> Receive<Vec<u8>> {
         let pattern = Pattern { tagged: true, source: source.map(NodeNumber), tag, ignore };
-        Receive { place: vec![0; 64], context, completes: true, pattern }
+        Receive { buffer: vec![0; 64], context, signaled: true, pattern }
     }
 
     fn header(tag: u64, total: u64, offset: u64, length: u32) -> Header {
@@ -323,7 +323,7 @@ mod tests {
                     matcher.post(receive(number, source, tag, ignore))
                 };
                 pairs.extend(done.map(|done| {
-                    let id = u64::from_le_bytes(done.receive.place[..8].try_into().unwrap());
+                    let id = u64::from_le_bytes(done.receive.buffer[..8].try_into().unwrap());
                     (done.receive.context, id)
                 }));
             }
@@ -338,7 +338,7 @@ mod tests {
         assert!(matcher.post(receive(7, None, 1, 0)).is_none());
         assert!(matcher.arrive(NodeNumber(0), &header(1, 6, 2, 2), b"cd").is_none());
         let done = matcher.arrive(NodeNumber(0), &header(1, 6, 4, 2), b"ef").unwrap();
-        assert_eq!((&done.receive.place[..6], done.receive.context), (&b"abcdef"[..], 7));
+        assert_eq!((&done.receive.buffer[..6], done.receive.context), (&b"abcdef"[..], 7));
     }
 
     #[test]
@@ -352,7 +352,7 @@ mod tests {
         assert!(matcher.post(receive(6, None, 1, 0)).is_none());
         assert!(matcher.post_claimed(receive(4, None, 1, 0)).is_err());
         let done = matcher.post_claimed(receive(5, None, 1, 0)).unwrap().unwrap();
-        assert_eq!(&done.receive.place[..2], b"ab");
+        assert_eq!(&done.receive.buffer[..2], b"ab");
         assert_eq!(matcher.cancel(6).map(|receive| receive.context), Some(6));
         assert!(matcher.cancel(6).is_none());
     }

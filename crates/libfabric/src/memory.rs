@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::matching::Place;
+use crate::matching::ReceiveBuffer;
 
 /// Buffers of one operation, in order. The application keeps them until the operation completes.
 #[derive(Debug, Default)]
@@ -51,7 +51,7 @@ impl UserBuffer {
     }
 }
 
-impl Place for UserBuffer {
+impl ReceiveBuffer for UserBuffer {
     fn size(&self) -> u64 {
         self.parts.iter().map(|&(_, size)| size as u64).sum()
     }

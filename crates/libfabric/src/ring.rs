@@ -59,8 +59,8 @@ struct Peer {
     inbox: Option<RegionId>,
     sent: u64,
     received: u64,
-    /// Freed slots as last told.
-    told: u64,
+    /// Freed slots that the peer knows of.
+    returned: u64,
 }
 
 /// The rings of a node.
@@ -97,7 +97,7 @@ impl<F: Fabric> Rings<F> {
         let inbox = fabric.register(nodes * (SLOTS as usize * SLOT + 8));
         // All of these counters exist.
         let counted = (0..nodes).map(|node| fabric.counter(node as u16).unwrap_or(0)).collect();
-        let peers = vec![Peer { inbox: None, sent: 0, received: 0, told: 0 }; nodes];
+        let peers = vec![Peer { inbox: None, sent: 0, received: 0, returned: 0 }; nodes];
         Ok(Rings { fabric, inbox, peers, counted, scratch: Vec::with_capacity(SLOT) })
     }
 
@@ -135,7 +135,7 @@ impl<F: Fabric> Rings<F> {
                 let _ = self.fabric.store(self.inbox, word, &[0; 8]);
             }
             let received = if peer.inbox.is_none() { peer.received } else { 0 };
-            *peer = Peer { inbox: Some(address.inbox), sent: 0, received, told: 0 };
+            *peer = Peer { inbox: Some(address.inbox), sent: 0, received, returned: 0 };
         }
     }
 
@@ -207,13 +207,13 @@ impl<F: Fabric> Rings<F> {
         self.fabric.load(self.inbox, offset, into)
     }
 
-    /// Frees the slot of the message that [`Rings::peek`] found, and tells its node when half of the ring is free.
+    /// Frees the slot of the message that [`Rings::peek`] found, and returns slots to its node when half of the ring is free.
     pub fn free(&mut self, node: NodeNumber) {
         let word = self.freed_word(self.fabric.here());
         let Some(peer) = self.peers.get_mut(node.index()) else { return };
         peer.received += 1;
-        let Some(inbox) = peer.inbox.filter(|_| peer.received - peer.told >= SLOTS / 2) else { return };
-        peer.told = peer.received;
+        let Some(inbox) = peer.inbox.filter(|_| peer.received - peer.returned >= SLOTS / 2) else { return };
+        peer.returned = peer.received;
         // A node that is lost needs no slots.
         let _ = self.fabric.put(node, inbox, word, &peer.received.to_le_bytes(), Notification::None);
     }

@@ -2,11 +2,11 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::ep::{Core, operate};
-use super::error;
+use super::ep::{CallFlags, operate};
 use super::rma::Remote;
-use crate::atomic::{Flavour, is_supported, size_of as value_size};
-use crate::endpoint::{Side, Source};
+use super::{array, error, error_size};
+use crate::atomic::{AtomicKind, is_supported, size_of as value_size};
+use crate::endpoint::Source;
 use crate::header::{Header, Kind};
 use crate::memory::UserBuffer;
 use crate::ring::PAYLOAD;
@@ -29,133 +29,126 @@ pub(super) static OPS: sys::fi_ops_atomic = sys::fi_ops_atomic {
     compwritevalid: Some(compare_valid),
 };
 
-/// Values that one operation changes at most: operands and values to compare with are in one slot.
-fn most_values(datatype: u32, flavour: Flavour) -> usize {
-    let bytes = if flavour == Flavour::Compare { PAYLOAD / 2 } else { PAYLOAD };
+/// Maximum number of values of one operation, whose operands and values to compare with fit one slot.
+fn max_values(datatype: u32, kind: AtomicKind) -> usize {
+    let bytes = if kind == AtomicKind::Compare { PAYLOAD / 2 } else { PAYLOAD };
     value_size(datatype).map_or(0, |size| bytes / size)
 }
 
-/// An operation on values.
-struct Change {
+/// An atomic operation, and its values in the application's memory.
+struct Operation<'v> {
     datatype: u32,
     operation: u32,
-    flavour: Flavour,
+    kind: AtomicKind,
+    operands: &'v [sys::fi_ioc],
+    /// Values to compare with.
+    compared: &'v [sys::fi_ioc],
+    /// Where the previous values go.
+    results: &'v [sys::fi_ioc],
+}
+
+impl Operation<'_> {
+    /// The values that the target needs: operands, then values to compare with.
+    ///
+    /// # Safety
+    /// Each part has its number of values of the type.
+    unsafe fn values(&self, size: usize) -> Result<Vec<u8>, u32> {
+        let mut values = Vec::new();
+        if self.operation == sys::FI_ATOMIC_READ {
+            // A read has no operands, only results.
+            values.resize(self.results.iter().map(|part| part.count * size).sum(), 0);
+        } else {
+            // SAFETY: the caller's values.
+            unsafe { append(self.operands, size, &mut values) };
+        }
+        if self.kind == AtomicKind::Compare {
+            let operands = values.len();
+            // SAFETY: as above.
+            unsafe { append(self.compared, size, &mut values) };
+            if values.len() != 2 * operands {
+                return Err(sys::FI_EINVAL);
+            }
+        }
+        if values.len() > PAYLOAD { Err(sys::FI_EMSGSIZE) } else { Ok(values) }
+    }
+
+    /// Sends the operation to the target.
+    ///
+    /// # Safety
+    /// An open endpoint. Each part has its number of values of the type; the results live until the completion.
+    unsafe fn submit(&self, ep: *mut sys::fid_ep, remote: Remote) -> isize {
+        // SAFETY: the caller's.
+        unsafe {
+            operate(ep, |core| {
+                let size = value_size(self.datatype).ok_or(sys::FI_EOPNOTSUPP)?;
+                if !is_supported(self.datatype, self.operation, self.kind) {
+                    return Err(sys::FI_EOPNOTSUPP);
+                }
+                let values = self.values(size)?;
+                let results = self.results.iter().map(|part| (part.addr.cast(), part.count * size));
+                let results = UserBuffer::new(results);
+                let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
+                let header = Header {
+                    tag: remote.address,
+                    key: remote.key,
+                    datatype: self.datatype as u8,
+                    operation: self.operation as u8,
+                    data: match self.kind {
+                        AtomicKind::Write => 0,
+                        AtomicKind::Fetch => 1,
+                        AtomicKind::Compare => 2,
+                    },
+                    ..Header::new(Kind::Atomic)
+                };
+                let access = if self.kind == AtomicKind::Write { sys::MS_FI_WRITE } else { sys::MS_FI_READ };
+                let completion = core.completion(remote.context, sys::MS_FI_ATOMIC | access, remote.flags);
+                core.endpoint.send_request(to, header, Source::Owned(values), results, completion);
+                Ok(())
+            })
+        }
+    }
 }
 
 /// Appends values of the application.
 ///
 /// # Safety
-/// Each part has that many values of the type.
-unsafe fn gather(parts: &[sys::fi_ioc], size: usize, into: &mut Vec<u8>) {
+/// Each part has its number of values of that size.
+unsafe fn append(parts: &[sys::fi_ioc], size: usize, to: &mut Vec<u8>) {
     for part in parts {
         // SAFETY: the caller's values.
         let buffer = unsafe { UserBuffer::new([(part.addr.cast(), part.count * size)]) };
-        buffer.read(0, part.count * size, into);
+        buffer.read(0, part.count * size, to);
     }
-}
-
-fn submit(
-    core: &mut Core,
-    change: &Change,
-    values: Vec<u8>,
-    place: UserBuffer,
-    remote: Remote,
-    shown: bool,
-) -> Result<(), u32> {
-    if !is_supported(change.datatype, change.operation, change.flavour) {
-        return Err(sys::FI_EOPNOTSUPP);
-    }
-    if values.len() > PAYLOAD {
-        return Err(sys::FI_EMSGSIZE);
-    }
-    let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
-    let header = Header {
-        tag: remote.address,
-        key: remote.key,
-        datatype: change.datatype as u8,
-        operation: change.operation as u8,
-        data: match change.flavour {
-            Flavour::Write => 0,
-            Flavour::Fetch => 1,
-            Flavour::Compare => 2,
-        },
-        ..Header::new(Kind::Atomic)
-    };
-    let what =
-        sys::MS_FI_ATOMIC | if change.flavour == Flavour::Write { sys::MS_FI_WRITE } else { sys::MS_FI_READ };
-    let mut completion = core.completion(Side::Transmit, remote.context, what, remote.flags);
-    completion.shown &= shown;
-    core.endpoint.ask(to, header, Source::Owned(values), place, completion);
-    Ok(())
-}
-
-/// # Safety
-/// Parts with values of the type: operands, values to compare with, places for results.
-unsafe fn operate_on(
-    ep: *mut sys::fid_ep,
-    change: Change,
-    operands: &[sys::fi_ioc],
-    compared: &[sys::fi_ioc],
-    results: &[sys::fi_ioc],
-    remote: Remote,
-    mode: Mode,
-) -> isize {
-    // SAFETY: the caller's.
-    unsafe {
-        operate(ep, |core| {
-            let size = value_size(change.datatype).ok_or(sys::FI_EOPNOTSUPP)?;
-            let flags = if mode == Mode::Default { core.default_flags(Side::Transmit) } else { 0 };
-            let remote = Remote { flags: remote.flags | flags, ..remote };
-            let mut values = Vec::new();
-            if change.operation == sys::FI_ATOMIC_READ {
-                // A read has no operands, only places.
-                values.resize(results.iter().map(|part| part.count * size).sum(), 0);
-            } else {
-                gather(operands, size, &mut values);
-            }
-            let before = values.len();
-            if change.flavour == Flavour::Compare {
-                gather(compared, size, &mut values);
-                if values.len() != 2 * before {
-                    return Err(sys::FI_EINVAL);
-                }
-            }
-            let place = UserBuffer::new(results.iter().map(|part| (part.addr.cast(), part.count * size)));
-            submit(core, &change, values, place, remote, mode != Mode::Inject)
-        })
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Mode {
-    /// With the endpoint's flags.
-    Default,
-    /// With the flags of the call.
-    Given,
-    /// Without a completion.
-    Inject,
 }
 
 fn part(values: *const c_void, count: usize) -> [sys::fi_ioc; 1] {
     [sys::fi_ioc { addr: values.cast_mut(), count }]
 }
 
+/// Submits the operation of a message.
+///
 /// # Safety
-/// `count` parts, or none.
-unsafe fn parts<'p>(parts: *const sys::fi_ioc, count: usize) -> &'p [sys::fi_ioc] {
-    if parts.is_null() || count == 0 {
-        return &[];
-    }
-    // SAFETY: the caller's array.
-    unsafe { std::slice::from_raw_parts(parts, count) }
-}
-
-/// # Safety
-/// A valid message.
-unsafe fn remote_of(message: &sys::fi_msg_atomic, flags: u64) -> Option<Remote> {
+/// As for [`Operation::submit`], and a valid message.
+unsafe fn submit_message(
+    ep: *mut sys::fid_ep,
+    message: *const sys::fi_msg_atomic,
+    flags: u64,
+    kind: AtomicKind,
+    compared: &[sys::fi_ioc],
+    results: &[sys::fi_ioc],
+) -> isize {
     // SAFETY: the caller's message.
-    let place = unsafe { message.rma_iov.as_ref() }.filter(|_| message.rma_iov_count == 1)?;
-    Some(Remote { at: message.addr, address: place.addr, key: place.key, context: message.context, flags })
+    unsafe {
+        let message = &*message;
+        let Some(target) = message.rma_iov.as_ref().filter(|_| message.rma_iov_count == 1) else {
+            return error_size(sys::FI_EINVAL);
+        };
+        let (at, context, flags) = (message.addr, message.context, CallFlags::Given(flags));
+        let remote = Remote { at, address: target.addr, key: target.key, context, flags };
+        let operands = array(message.msg_iov, message.iov_count);
+        let (datatype, operation) = (message.datatype, message.op);
+        Operation { datatype, operation, kind, operands, compared, results }.submit(ep, remote)
+    }
 }
 
 // Each function below passes on its arguments, which libfabric defines: open endpoints, values that live until the
@@ -173,10 +166,12 @@ unsafe extern "C" fn write(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Write };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let (kind, operands) = (AtomicKind::Write, &part(values, count));
     // SAFETY: see above.
-    unsafe { operate_on(ep, change, &part(values, count), &[], &[], remote, Mode::Default) }
+    unsafe {
+        Operation { datatype, operation, kind, operands, compared: &[], results: &[] }.submit(ep, remote)
+    }
 }
 
 unsafe extern "C" fn write_parts(
@@ -191,10 +186,13 @@ unsafe extern "C" fn write_parts(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Write };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let kind = AtomicKind::Write;
     // SAFETY: see above.
-    unsafe { operate_on(ep, change, parts(values, count), &[], &[], remote, Mode::Default) }
+    unsafe {
+        let operands = array(values, count);
+        Operation { datatype, operation, kind, operands, compared: &[], results: &[] }.submit(ep, remote)
+    }
 }
 
 unsafe extern "C" fn write_message(
@@ -203,13 +201,7 @@ unsafe extern "C" fn write_message(
     flags: u64,
 ) -> isize {
     // SAFETY: see above.
-    unsafe {
-        let message = &*message;
-        let Some(remote) = remote_of(message, flags) else { return error(sys::FI_EINVAL) as isize };
-        let change = Change { datatype: message.datatype, operation: message.op, flavour: Flavour::Write };
-        let values = parts(message.msg_iov, message.iov_count);
-        operate_on(ep, change, values, &[], &[], remote, Mode::Given)
-    }
+    unsafe { submit_message(ep, message, flags, AtomicKind::Write, &[], &[]) }
 }
 
 unsafe extern "C" fn inject(
@@ -222,10 +214,12 @@ unsafe extern "C" fn inject(
     datatype: sys::fi_datatype,
     operation: sys::fi_op,
 ) -> isize {
-    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Write };
+    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: CallFlags::Inject };
+    let (kind, operands) = (AtomicKind::Write, &part(values, count));
     // SAFETY: see above.
-    unsafe { operate_on(ep, change, &part(values, count), &[], &[], remote, Mode::Inject) }
+    unsafe {
+        Operation { datatype, operation, kind, operands, compared: &[], results: &[] }.submit(ep, remote)
+    }
 }
 
 unsafe extern "C" fn fetch(
@@ -242,11 +236,10 @@ unsafe extern "C" fn fetch(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Fetch };
-    let (values, results) = (part(values, count), part(result, count));
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let (kind, operands, results) = (AtomicKind::Fetch, &part(values, count), &part(result, count));
     // SAFETY: see above.
-    unsafe { operate_on(ep, change, &values, &[], &results, remote, Mode::Default) }
+    unsafe { Operation { datatype, operation, kind, operands, compared: &[], results }.submit(ep, remote) }
 }
 
 unsafe extern "C" fn fetch_parts(
@@ -264,12 +257,12 @@ unsafe extern "C" fn fetch_parts(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Fetch };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let kind = AtomicKind::Fetch;
     // SAFETY: see above.
     unsafe {
-        let (values, results) = (parts(values, count), parts(results, result_count));
-        operate_on(ep, change, values, &[], results, remote, Mode::Default)
+        let (operands, results) = (array(values, count), array(results, result_count));
+        Operation { datatype, operation, kind, operands, compared: &[], results }.submit(ep, remote)
     }
 }
 
@@ -282,13 +275,7 @@ unsafe extern "C" fn fetch_message(
     flags: u64,
 ) -> isize {
     // SAFETY: see above.
-    unsafe {
-        let message = &*message;
-        let Some(remote) = remote_of(message, flags) else { return error(sys::FI_EINVAL) as isize };
-        let change = Change { datatype: message.datatype, operation: message.op, flavour: Flavour::Fetch };
-        let (values, results) = (parts(message.msg_iov, message.iov_count), parts(results, result_count));
-        operate_on(ep, change, values, &[], results, remote, Mode::Given)
-    }
+    unsafe { submit_message(ep, message, flags, AtomicKind::Fetch, &[], array(results, result_count)) }
 }
 
 unsafe extern "C" fn compare(
@@ -307,11 +294,11 @@ unsafe extern "C" fn compare(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Compare };
-    let (values, compared, results) = (part(values, count), part(compared, count), part(result, count));
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let (kind, operands) = (AtomicKind::Compare, &part(values, count));
+    let (compared, results) = (&part(compared, count), &part(result, count));
     // SAFETY: see above.
-    unsafe { operate_on(ep, change, &values, &compared, &results, remote, Mode::Default) }
+    unsafe { Operation { datatype, operation, kind, operands, compared, results }.submit(ep, remote) }
 }
 
 unsafe extern "C" fn compare_parts(
@@ -332,12 +319,13 @@ unsafe extern "C" fn compare_parts(
     operation: sys::fi_op,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
-    let change = Change { datatype, operation, flavour: Flavour::Compare };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
+    let kind = AtomicKind::Compare;
     // SAFETY: see above.
     unsafe {
-        let (values, compared) = (parts(values, count), parts(compared, compared_count));
-        operate_on(ep, change, values, compared, parts(results, result_count), remote, Mode::Default)
+        let (operands, compared) = (array(values, count), array(compared, compared_count));
+        let results = array(results, result_count);
+        Operation { datatype, operation, kind, operands, compared, results }.submit(ep, remote)
     }
 }
 
@@ -354,24 +342,20 @@ unsafe extern "C" fn compare_message(
 ) -> isize {
     // SAFETY: see above.
     unsafe {
-        let message = &*message;
-        let Some(remote) = remote_of(message, flags) else { return error(sys::FI_EINVAL) as isize };
-        let change = Change { datatype: message.datatype, operation: message.op, flavour: Flavour::Compare };
-        let values = parts(message.msg_iov, message.iov_count);
-        let (compared, results) = (parts(compared, compared_count), parts(results, result_count));
-        operate_on(ep, change, values, compared, results, remote, Mode::Given)
+        let (compared, results) = (array(compared, compared_count), array(results, result_count));
+        submit_message(ep, message, flags, AtomicKind::Compare, compared, results)
     }
 }
 
 /// # Safety
-/// `count` is null or a place.
-unsafe fn valid(datatype: u32, operation: u32, flavour: Flavour, count: *mut usize) -> c_int {
-    if !is_supported(datatype, operation, flavour) {
+/// `count` is null or writable.
+unsafe fn valid(datatype: u32, operation: u32, kind: AtomicKind, count: *mut usize) -> c_int {
+    if !is_supported(datatype, operation, kind) {
         return error(sys::FI_EOPNOTSUPP);
     }
-    // SAFETY: the caller's place.
+    // SAFETY: the caller's pointer.
     if let Some(count) = unsafe { count.as_mut() } {
-        *count = most_values(datatype, flavour);
+        *count = max_values(datatype, kind);
     }
     0
 }
@@ -383,7 +367,7 @@ unsafe extern "C" fn write_valid(
     count: *mut usize,
 ) -> c_int {
     // SAFETY: see above.
-    unsafe { valid(datatype, operation, Flavour::Write, count) }
+    unsafe { valid(datatype, operation, AtomicKind::Write, count) }
 }
 
 unsafe extern "C" fn fetch_valid(
@@ -393,7 +377,7 @@ unsafe extern "C" fn fetch_valid(
     count: *mut usize,
 ) -> c_int {
     // SAFETY: see above.
-    unsafe { valid(datatype, operation, Flavour::Fetch, count) }
+    unsafe { valid(datatype, operation, AtomicKind::Fetch, count) }
 }
 
 unsafe extern "C" fn compare_valid(
@@ -403,7 +387,7 @@ unsafe extern "C" fn compare_valid(
     count: *mut usize,
 ) -> c_int {
     // SAFETY: see above.
-    unsafe { valid(datatype, operation, Flavour::Compare, count) }
+    unsafe { valid(datatype, operation, AtomicKind::Compare, count) }
 }
 
 pub(super) unsafe extern "C" fn query(
@@ -413,20 +397,20 @@ pub(super) unsafe extern "C" fn query(
     attributes: *mut sys::fi_atomic_attr,
     flags: u64,
 ) -> c_int {
-    let flavour = if flags & sys::MS_FI_COMPARE_ATOMIC != 0 {
-        Flavour::Compare
+    let kind = if flags & sys::MS_FI_COMPARE_ATOMIC != 0 {
+        AtomicKind::Compare
     } else if flags & sys::MS_FI_FETCH_ATOMIC != 0 {
-        Flavour::Fetch
+        AtomicKind::Fetch
     } else {
-        Flavour::Write
+        AtomicKind::Write
     };
-    if !is_supported(datatype, operation, flavour) {
+    if !is_supported(datatype, operation, kind) {
         return error(sys::FI_EOPNOTSUPP);
     }
-    // SAFETY: libfabric's place.
+    // SAFETY: libfabric's pointer.
     if let Some(attributes) = unsafe { attributes.as_mut() } {
         attributes.size = value_size(datatype).unwrap_or(0);
-        attributes.count = most_values(datatype, flavour);
+        attributes.count = max_values(datatype, kind);
     }
     0
 }

@@ -1,12 +1,12 @@
 //! Counters of completions. Reading one makes progress.
 
 use std::ffi::{c_int, c_void};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-use super::ep::EndpointState;
-use super::{error, fid, give, lock, object, ops, table};
+use super::ep::BoundEndpoints;
+use super::{error, fid, give, object, ops, table};
 use crate::sys;
 
 /// A counter, as endpoints see it.
@@ -14,18 +14,7 @@ use crate::sys;
 pub(super) struct Counts {
     pub(super) done: AtomicU64,
     pub(super) failed: AtomicU64,
-    endpoints: Mutex<Vec<Weak<EndpointState>>>,
-}
-
-impl Counts {
-    pub(super) fn attach(&self, endpoint: &Arc<EndpointState>) {
-        lock(&self.endpoints).push(Arc::downgrade(endpoint));
-    }
-
-    fn progress(&self) -> bool {
-        let endpoints: Vec<_> = lock(&self.endpoints).iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().fold(false, |worked, endpoint| endpoint.progress() | worked)
-    }
+    pub(super) endpoints: BoundEndpoints,
 }
 
 #[repr(C)]
@@ -75,7 +64,7 @@ unsafe fn counts<'c>(cntr: *mut sys::fid_cntr) -> &'c Arc<Counts> {
 unsafe extern "C" fn read(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: an open counter, here and below.
     let counts = unsafe { counts(cntr) };
-    if !counts.progress() {
+    if !counts.endpoints.progress() {
         std::thread::yield_now();
     }
     counts.done.load(Ordering::Relaxed)

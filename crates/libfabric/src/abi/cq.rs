@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::ep::EndpointState;
+use super::ep::BoundEndpoints;
 use super::{error, error_size, fid, give, lock, no_bind, object, table};
 use crate::endpoint::Completion;
 use crate::sys;
@@ -18,22 +18,12 @@ type Entry = (Completion, u64);
 pub(super) struct Queue {
     format: u32,
     entries: Mutex<VecDeque<Entry>>,
-    endpoints: Mutex<Vec<Weak<EndpointState>>>,
+    pub(super) endpoints: BoundEndpoints,
 }
 
 impl Queue {
     pub(super) fn push(&self, completion: Completion, source: u64) {
         lock(&self.entries).push_back((completion, source));
-    }
-
-    pub(super) fn attach(&self, endpoint: &Arc<EndpointState>) {
-        lock(&self.endpoints).push(Arc::downgrade(endpoint));
-    }
-
-    /// Lets all endpoints work. Returns whether anything happened.
-    fn progress(&self) -> bool {
-        let endpoints: Vec<_> = lock(&self.endpoints).iter().filter_map(Weak::upgrade).collect();
-        endpoints.iter().fold(false, |worked, endpoint| endpoint.progress() | worked)
     }
 }
 
@@ -85,7 +75,8 @@ pub(super) unsafe extern "C" fn open(
             given.format = sys::FI_CQ_FORMAT_CONTEXT;
         }
         let fid = fid(sys::FI_CLASS_CQ, context, &CQ);
-        let queue = Queue { format: given.format, entries: Mutex::default(), endpoints: Mutex::default() };
+        let queue =
+            Queue { format: given.format, entries: Mutex::default(), endpoints: BoundEndpoints::default() };
         give(CompletionQueue { fid: sys::fid_cq { fid, ops: table(&CQ_OPS) }, queue: Arc::new(queue) }, cq)
     }
 }
@@ -127,7 +118,7 @@ unsafe extern "C" fn read_from(
     // SAFETY: an open queue, and places for `count` entries and sources.
     unsafe {
         let queue = &object::<CompletionQueue, _>(cq).queue;
-        let worked = queue.progress();
+        let worked = queue.endpoints.progress();
         let mut entries = lock(&queue.entries);
         let mut taken = 0;
         while taken < count

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use millstream_torus::TorusNode;
 use millstream_torus_core::NodeNumber;
@@ -15,6 +15,22 @@ use super::{atomic, error, error_size, fid, give, lock, msg, object, rma, table}
 use crate::endpoint::{Completion, Endpoint, Side};
 use crate::ring::{Address, Rings};
 use crate::sys;
+
+/// The endpoints that a completion queue or a counter is bound to. Reading it makes their progress.
+#[derive(Debug, Default)]
+pub(super) struct BoundEndpoints(Mutex<Vec<Weak<EndpointState>>>);
+
+impl BoundEndpoints {
+    pub(super) fn add(&self, endpoint: &Arc<EndpointState>) {
+        lock(&self.0).push(Arc::downgrade(endpoint));
+    }
+
+    /// Returns whether any endpoint had something to do.
+    pub(super) fn progress(&self) -> bool {
+        let endpoints: Vec<_> = lock(&self.0).iter().filter_map(Weak::upgrade).collect();
+        endpoints.iter().fold(false, |worked, endpoint| endpoint.progress() | worked)
+    }
+}
 
 /// A queue, and whether it gets all completions or only those that ask for it.
 type Bound = Option<(Arc<Queue>, bool)>;
@@ -63,7 +79,7 @@ impl Core {
                 }
             }
             let bound = if done.side == Side::Transmit { &self.transmit } else { &self.receive };
-            if let Some((queue, _)) = bound.as_ref().filter(|_| done.shown || done.error != 0) {
+            if let Some((queue, _)) = bound.as_ref().filter(|_| done.signaled || done.error != 0) {
                 let source = done.source.and_then(|node| self.number(node)).unwrap_or(u64::MAX);
                 queue.push(done, source);
             }
@@ -87,8 +103,8 @@ impl Core {
         self.address(number).map(|address| Some(address.node)).ok_or(())
     }
 
-    /// Whether an operation with these flags gets an entry in its queue.
-    pub(super) fn shows(&self, side: Side, flags: u64) -> bool {
+    /// Whether an operation with these flags writes an entry to its queue.
+    pub(super) fn is_signaled(&self, side: Side, flags: u64) -> bool {
         let bound = if side == Side::Transmit { &self.transmit } else { &self.receive };
         let selective = bound.as_ref().is_some_and(|&(_, selective)| selective);
         !selective || flags & sys::MS_FI_COMPLETION != 0
@@ -99,9 +115,32 @@ impl Core {
         if side == Side::Transmit { self.transmit_flags } else { self.receive_flags }
     }
 
-    /// The completion of an operation.
-    pub(super) fn completion(&self, side: Side, context: *mut c_void, kind: u64, flags: u64) -> Completion {
-        Completion { shown: self.shows(side, flags), ..Completion::new(side, context as usize, kind) }
+    /// The completion of an operation that transmits.
+    pub(super) fn completion(&self, context: *mut c_void, kind: u64, flags: CallFlags) -> Completion {
+        let signaled =
+            flags != CallFlags::Inject && self.is_signaled(Side::Transmit, flags.of(self, Side::Transmit));
+        Completion { signaled, ..Completion::new(Side::Transmit, context as usize, kind) }
+    }
+}
+
+/// The flags of an operation, by the form of its call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CallFlags {
+    /// A call without flags: the endpoint's default flags.
+    Default,
+    /// A call with a message struct and flags, which replace the default flags.
+    Given(u64),
+    /// An inject call: the data is copied, and nothing is written to the queue.
+    Inject,
+}
+
+impl CallFlags {
+    pub(super) fn of(self, core: &Core, side: Side) -> u64 {
+        match self {
+            CallFlags::Default => core.default_flags(side),
+            CallFlags::Given(flags) => flags,
+            CallFlags::Inject => sys::MS_FI_INJECT,
+        }
     }
 }
 
@@ -229,12 +268,12 @@ unsafe extern "C" fn bind(fid: *mut sys::fid, other: *mut sys::fid, flags: u64) 
                 if flags & sys::MS_FI_RECV != 0 {
                     core.receive = Some(bound);
                 }
-                queue.attach(state);
+                queue.endpoints.add(state);
             }
             sys::FI_CLASS_CNTR => {
                 let counts = object::<Counter, _>(other).counts();
                 core.counters.push((flags, Arc::clone(counts)));
-                counts.attach(state);
+                counts.endpoints.add(state);
             }
             sys::FI_CLASS_EQ => {}
             _ => return error(sys::FI_EINVAL),

@@ -94,16 +94,28 @@ const fn ops<T>() -> sys::fi_ops {
     }
 }
 
-/// The parts of an array of `iovec`.
+/// An array of libfabric, which is null if it is empty.
 ///
 /// # Safety
-/// `parts` points to `count` of them, or is null.
+/// `first` points to `count` elements, or is null.
+unsafe fn array<'a, T>(first: *const T, count: usize) -> &'a [T] {
+    if first.is_null() || count == 0 {
+        return &[];
+    }
+    // SAFETY: the caller's array.
+    unsafe { std::slice::from_raw_parts(first, count) }
+}
+
+/// One buffer, as [`iovecs`] gives several.
+fn iovec(buffer: *const c_void, length: usize) -> impl Iterator<Item = (*mut u8, usize)> {
+    std::iter::once((buffer.cast_mut().cast(), length))
+}
+
+/// The buffers of an array of `iovec`.
+///
+/// # Safety
+/// As for [`array`].
 unsafe fn iovecs<'p>(parts: *const sys::iovec, count: usize) -> impl Iterator<Item = (*mut u8, usize)> + 'p {
-    let parts = if parts.is_null() || count == 0 {
-        &[]
-    } else {
-        // SAFETY: the caller's array.
-        unsafe { std::slice::from_raw_parts(parts, count) }
-    };
-    parts.iter().map(|part| (part.iov_base.cast(), part.iov_len))
+    // SAFETY: the caller's.
+    unsafe { array(parts, count) }.iter().map(|part| (part.iov_base.cast(), part.iov_len))
 }

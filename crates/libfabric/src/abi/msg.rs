@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use super::ep::{Core, operate};
-use super::{info, iovecs};
+use super::ep::{CallFlags, Core, operate};
+use super::{info, iovec, iovecs};
 use crate::endpoint::{Side, Source};
 use crate::header::{Header, Kind};
-use crate::matching::{Pattern, Receive};
+use crate::matching::{Pattern, Receive, ReceiveBuffer};
 use crate::memory::UserBuffer;
 use crate::sys;
 
@@ -35,31 +35,46 @@ pub(super) static TAGGED_OPS: sys::fi_ops_tagged = sys::fi_ops_tagged {
     injectdata: Some(tagged_inject_data),
 };
 
-/// A message to send: where, what, and how.
-pub(super) struct Sending {
-    pub(super) to: u64,
-    pub(super) tag: Option<u64>,
-    pub(super) data: Option<u64>,
-    pub(super) context: *mut c_void,
-    pub(super) flags: u64,
+/// Target, tag and completion of a message.
+struct Sending {
+    to: u64,
+    tag: Option<u64>,
+    data: Option<u64>,
+    context: *mut c_void,
+    flags: CallFlags,
 }
 
-/// Sends the bytes of a buffer.
-fn send_buffer(core: &mut Core, buffer: UserBuffer, sending: &Sending) -> Result<(), u32> {
-    let to = core.address(sending.to).ok_or(sys::FI_EADDRNOTAVAIL)?;
-    let kind = if sending.tag.is_some() { Kind::Tagged } else { Kind::Message };
-    let header = Header {
-        tag: sending.tag.unwrap_or(0),
-        has_data: sending.data.is_some(),
-        data: sending.data.unwrap_or(0),
-        ..Header::new(kind)
-    };
-    let what = sys::MS_FI_SEND | if sending.tag.is_some() { sys::MS_FI_TAGGED } else { sys::MS_FI_MSG };
-    let completion = core.completion(Side::Transmit, sending.context, what, sending.flags);
-    let source = copied_if_injected(buffer, sending.flags)?;
-    let acknowledged = sending.flags & sys::MS_FI_DELIVERY_COMPLETE != 0;
-    core.endpoint.send(to, header, source, completion, acknowledged);
-    Ok(())
+/// Sends the parts as one message.
+///
+/// # Safety
+/// An open endpoint, and parts that live until the completion.
+unsafe fn send_parts_of(
+    ep: *mut sys::fid_ep,
+    parts: impl Iterator<Item = (*mut u8, usize)>,
+    sending: Sending,
+) -> isize {
+    // SAFETY: the caller's.
+    unsafe {
+        operate(ep, |core| {
+            let to = core.address(sending.to).ok_or(sys::FI_EADDRNOTAVAIL)?;
+            let (kind, capability) = match sending.tag {
+                Some(_) => (Kind::Tagged, sys::MS_FI_TAGGED),
+                None => (Kind::Message, sys::MS_FI_MSG),
+            };
+            let header = Header {
+                tag: sending.tag.unwrap_or(0),
+                has_data: sending.data.is_some(),
+                data: sending.data.unwrap_or(0),
+                ..Header::new(kind)
+            };
+            let completion = core.completion(sending.context, sys::MS_FI_SEND | capability, sending.flags);
+            let flags = sending.flags.of(core, Side::Transmit);
+            let source = copied_if_injected(UserBuffer::new(parts), flags)?;
+            let acknowledged = flags & sys::MS_FI_DELIVERY_COMPLETE != 0;
+            core.endpoint.send(to, header, source, completion, acknowledged);
+            Ok(())
+        })
+    }
 }
 
 /// With `FI_INJECT` the application may reuse the buffer at once.
@@ -67,26 +82,13 @@ pub(super) fn copied_if_injected(buffer: UserBuffer, flags: u64) -> Result<Sourc
     if flags & sys::MS_FI_INJECT == 0 {
         return Ok(Source::User(buffer));
     }
-    let size = crate::matching::Place::size(&buffer) as usize;
+    let size = buffer.size() as usize;
     if size > info::INJECT {
         return Err(sys::FI_EMSGSIZE);
     }
     let mut bytes = Vec::with_capacity(size);
     buffer.read(0, size, &mut bytes);
     Ok(Source::Owned(bytes))
-}
-
-/// # Safety
-/// An open endpoint, and a buffer that lives until the completion.
-unsafe fn send_one(ep: *mut sys::fid_ep, buffer: *const c_void, length: usize, sending: Sending) -> isize {
-    // SAFETY: the caller's.
-    unsafe {
-        operate(ep, |core| {
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            let flags = core.default_flags(Side::Transmit) | sending.flags;
-            send_buffer(core, buffer, &Sending { flags, ..sending })
-        })
-    }
 }
 
 /// Sends a copy, without a completion.
@@ -101,37 +103,25 @@ unsafe fn inject_one(
     tag: Option<u64>,
     data: Option<u64>,
 ) -> isize {
+    let sending = Sending { to, tag, data, context: std::ptr::null_mut(), flags: CallFlags::Inject };
     // SAFETY: the caller's.
-    unsafe {
-        operate(ep, |core| {
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            let to = core.address(to).ok_or(sys::FI_EADDRNOTAVAIL)?;
-            let kind = if tag.is_some() { Kind::Tagged } else { Kind::Message };
-            let (has_data, data) = (data.is_some(), data.unwrap_or(0));
-            let header = Header { tag: tag.unwrap_or(0), has_data, data, ..Header::new(kind) };
-            let what = sys::MS_FI_SEND | if tag.is_some() { sys::MS_FI_TAGGED } else { sys::MS_FI_MSG };
-            let mut completion = core.completion(Side::Transmit, std::ptr::null_mut(), what, 0);
-            completion.shown = false;
-            let source = copied_if_injected(buffer, sys::MS_FI_INJECT)?;
-            core.endpoint.send(to, header, source, completion, false);
-            Ok(())
-        })
-    }
+    unsafe { send_parts_of(ep, iovec(buffer, length), sending) }
 }
 
-/// What a receive is.
+/// Source, tag and completion of a receive.
 struct Receiving {
     from: u64,
+    /// The tag, and its ignored bits.
     tag: Option<(u64, u64)>,
     context: *mut c_void,
-    flags: u64,
+    flags: CallFlags,
 }
 
 fn receive_buffer(core: &mut Core, buffer: UserBuffer, receiving: &Receiving) -> Result<(), u32> {
     let source = core.source(receiving.from).map_err(|()| sys::FI_EADDRNOTAVAIL)?;
     let (tag, ignore) = receiving.tag.unwrap_or((0, 0));
     let pattern = Pattern { tagged: receiving.tag.is_some(), source, tag, ignore };
-    let (context, flags) = (receiving.context as usize, receiving.flags);
+    let (context, flags) = (receiving.context as usize, receiving.flags.of(core, Side::Receive));
     let (claim, discard) = (flags & sys::MS_FI_CLAIM != 0, flags & sys::MS_FI_DISCARD != 0);
     if flags & sys::MS_FI_PEEK != 0 {
         core.endpoint.peek(&pattern, context, claim, discard);
@@ -140,8 +130,8 @@ fn receive_buffer(core: &mut Core, buffer: UserBuffer, receiving: &Receiving) ->
     if claim && discard {
         return if core.endpoint.discard_claimed(&pattern, context) { Ok(()) } else { Err(sys::FI_EINVAL) };
     }
-    let completes = core.shows(Side::Receive, flags);
-    let receive = Receive { place: buffer, context, completes, pattern };
+    let signaled = core.is_signaled(Side::Receive, flags);
+    let receive = Receive { buffer, context, signaled, pattern };
     if !claim {
         core.endpoint.receive(receive);
         return Ok(());
@@ -149,22 +139,17 @@ fn receive_buffer(core: &mut Core, buffer: UserBuffer, receiving: &Receiving) ->
     if core.endpoint.receive_claimed(receive) { Ok(()) } else { Err(sys::FI_EINVAL) }
 }
 
+/// Receives a message into the parts.
+///
 /// # Safety
-/// An open endpoint, and buffers that live until the completion.
+/// An open endpoint, and parts that live until the completion.
 unsafe fn receive_parts_of(
     ep: *mut sys::fid_ep,
     parts: impl Iterator<Item = (*mut u8, usize)>,
     receiving: Receiving,
-    default_flags: bool,
 ) -> isize {
     // SAFETY: the caller's.
-    unsafe {
-        operate(ep, |core| {
-            let flags = if default_flags { core.default_flags(Side::Receive) } else { 0 };
-            let flags = flags | receiving.flags;
-            receive_buffer(core, UserBuffer::new(parts), &Receiving { flags, ..receiving })
-        })
-    }
+    unsafe { operate(ep, |core| receive_buffer(core, UserBuffer::new(parts), &receiving)) }
 }
 
 // Each function below passes on its arguments, which libfabric defines: open endpoints, buffers that live until the
@@ -178,9 +163,9 @@ unsafe extern "C" fn receive(
     from: sys::fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    let receiving = Receiving { from, tag: None, context, flags: 0 };
+    let receiving = Receiving { from, tag: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { receive_parts_of(ep, [(buffer.cast(), length)].into_iter(), receiving, true) }
+    unsafe { receive_parts_of(ep, iovec(buffer, length), receiving) }
 }
 
 unsafe extern "C" fn receive_parts(
@@ -191,17 +176,22 @@ unsafe extern "C" fn receive_parts(
     from: sys::fi_addr_t,
     context: *mut c_void,
 ) -> isize {
-    let receiving = Receiving { from, tag: None, context, flags: 0 };
+    let receiving = Receiving { from, tag: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { receive_parts_of(ep, iovecs(parts, count), receiving, true) }
+    unsafe { receive_parts_of(ep, iovecs(parts, count), receiving) }
 }
 
 unsafe extern "C" fn receive_message(ep: *mut sys::fid_ep, message: *const sys::fi_msg, flags: u64) -> isize {
     // SAFETY: see above.
     unsafe {
         let message = &*message;
-        let receiving = Receiving { from: message.addr, tag: None, context: message.context, flags };
-        receive_parts_of(ep, iovecs(message.msg_iov, message.iov_count), receiving, false)
+        let receiving = Receiving {
+            from: message.addr,
+            tag: None,
+            context: message.context,
+            flags: CallFlags::Given(flags),
+        };
+        receive_parts_of(ep, iovecs(message.msg_iov, message.iov_count), receiving)
     }
 }
 
@@ -213,8 +203,9 @@ unsafe extern "C" fn send(
     to: sys::fi_addr_t,
     context: *mut c_void,
 ) -> isize {
+    let sending = Sending { to, tag: None, data: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { send_one(ep, buffer, length, Sending { to, tag: None, data: None, context, flags: 0 }) }
+    unsafe { send_parts_of(ep, iovec(buffer, length), sending) }
 }
 
 unsafe extern "C" fn send_parts(
@@ -225,26 +216,19 @@ unsafe extern "C" fn send_parts(
     to: sys::fi_addr_t,
     context: *mut c_void,
 ) -> isize {
+    let sending = Sending { to, tag: None, data: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let flags = core.default_flags(Side::Transmit);
-            let buffer = UserBuffer::new(iovecs(parts, count));
-            send_buffer(core, buffer, &Sending { to, tag: None, data: None, context, flags })
-        })
-    }
+    unsafe { send_parts_of(ep, iovecs(parts, count), sending) }
 }
 
 unsafe extern "C" fn send_message(ep: *mut sys::fid_ep, message: *const sys::fi_msg, flags: u64) -> isize {
     // SAFETY: see above.
     unsafe {
         let message = &*message;
-        operate(ep, |core| {
-            let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
-            let buffer = UserBuffer::new(iovecs(message.msg_iov, message.iov_count));
-            let sending = Sending { to: message.addr, tag: None, data, context: message.context, flags };
-            send_buffer(core, buffer, &sending)
-        })
+        let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
+        let (to, context, flags) = (message.addr, message.context, CallFlags::Given(flags));
+        let sending = Sending { to, tag: None, data, context, flags };
+        send_parts_of(ep, iovecs(message.msg_iov, message.iov_count), sending)
     }
 }
 
@@ -267,8 +251,9 @@ unsafe extern "C" fn send_data(
     to: sys::fi_addr_t,
     context: *mut c_void,
 ) -> isize {
+    let sending = Sending { to, tag: None, data: Some(data), context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { send_one(ep, buffer, length, Sending { to, tag: None, data: Some(data), context, flags: 0 }) }
+    unsafe { send_parts_of(ep, iovec(buffer, length), sending) }
 }
 
 unsafe extern "C" fn inject_data(
@@ -292,9 +277,9 @@ unsafe extern "C" fn tagged_receive(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    let receiving = Receiving { from, tag: Some((tag, ignore)), context, flags: 0 };
+    let receiving = Receiving { from, tag: Some((tag, ignore)), context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { receive_parts_of(ep, [(buffer.cast(), length)].into_iter(), receiving, true) }
+    unsafe { receive_parts_of(ep, iovec(buffer, length), receiving) }
 }
 
 unsafe extern "C" fn tagged_receive_parts(
@@ -307,9 +292,9 @@ unsafe extern "C" fn tagged_receive_parts(
     ignore: u64,
     context: *mut c_void,
 ) -> isize {
-    let receiving = Receiving { from, tag: Some((tag, ignore)), context, flags: 0 };
+    let receiving = Receiving { from, tag: Some((tag, ignore)), context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { receive_parts_of(ep, iovecs(parts, count), receiving, true) }
+    unsafe { receive_parts_of(ep, iovecs(parts, count), receiving) }
 }
 
 unsafe extern "C" fn tagged_receive_message(
@@ -321,8 +306,9 @@ unsafe extern "C" fn tagged_receive_message(
     unsafe {
         let message = &*message;
         let tag = Some((message.tag, message.ignore));
-        let receiving = Receiving { from: message.addr, tag, context: message.context, flags };
-        receive_parts_of(ep, iovecs(message.msg_iov, message.iov_count), receiving, false)
+        let receiving =
+            Receiving { from: message.addr, tag, context: message.context, flags: CallFlags::Given(flags) };
+        receive_parts_of(ep, iovecs(message.msg_iov, message.iov_count), receiving)
     }
 }
 
@@ -335,8 +321,9 @@ unsafe extern "C" fn tagged_send(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
+    let sending = Sending { to, tag: Some(tag), data: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { send_one(ep, buffer, length, Sending { to, tag: Some(tag), data: None, context, flags: 0 }) }
+    unsafe { send_parts_of(ep, iovec(buffer, length), sending) }
 }
 
 unsafe extern "C" fn tagged_send_parts(
@@ -348,14 +335,9 @@ unsafe extern "C" fn tagged_send_parts(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
+    let sending = Sending { to, tag: Some(tag), data: None, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let flags = core.default_flags(Side::Transmit);
-            let buffer = UserBuffer::new(iovecs(parts, count));
-            send_buffer(core, buffer, &Sending { to, tag: Some(tag), data: None, context, flags })
-        })
-    }
+    unsafe { send_parts_of(ep, iovecs(parts, count), sending) }
 }
 
 unsafe extern "C" fn tagged_send_message(
@@ -366,12 +348,10 @@ unsafe extern "C" fn tagged_send_message(
     // SAFETY: see above.
     unsafe {
         let message = &*message;
-        operate(ep, |core| {
-            let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
-            let buffer = UserBuffer::new(iovecs(message.msg_iov, message.iov_count));
-            let (tag, context) = (Some(message.tag), message.context);
-            send_buffer(core, buffer, &Sending { to: message.addr, tag, data, context, flags })
-        })
+        let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
+        let (to, context, flags) = (message.addr, message.context, CallFlags::Given(flags));
+        let sending = Sending { to, tag: Some(message.tag), data, context, flags };
+        send_parts_of(ep, iovecs(message.msg_iov, message.iov_count), sending)
     }
 }
 
@@ -396,9 +376,9 @@ unsafe extern "C" fn tagged_send_data(
     tag: u64,
     context: *mut c_void,
 ) -> isize {
-    let sending = Sending { to, tag: Some(tag), data: Some(data), context, flags: 0 };
+    let sending = Sending { to, tag: Some(tag), data: Some(data), context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe { send_one(ep, buffer, length, sending) }
+    unsafe { send_parts_of(ep, iovec(buffer, length), sending) }
 }
 
 unsafe extern "C" fn tagged_inject_data(

@@ -2,12 +2,12 @@
 
 use std::ffi::c_void;
 
-use super::ep::{Core, operate};
-use super::iovecs;
+use super::ep::{CallFlags, operate};
 use super::msg::copied_if_injected;
+use super::{error_size, iovec, iovecs};
 use crate::endpoint::{Side, Source};
 use crate::header::{Header, Kind};
-use crate::matching::Place;
+use crate::matching::ReceiveBuffer;
 use crate::memory::UserBuffer;
 use crate::sys;
 
@@ -24,56 +24,84 @@ pub(super) static OPS: sys::fi_ops_rma = sys::fi_ops_rma {
     injectdata: Some(inject_data),
 };
 
-/// A place in the memory of an endpoint, and the application's mark.
+/// Remote memory of an operation, and how the operation completes.
 #[derive(Clone, Copy)]
 pub(super) struct Remote {
+    /// Number of the target in the address vector.
     pub(super) at: u64,
+    /// Offset in the region.
     pub(super) address: u64,
     pub(super) key: u64,
     pub(super) context: *mut c_void,
-    pub(super) flags: u64,
+    pub(super) flags: CallFlags,
 }
 
-/// Writes complete when they are in place, so that a read by any path finds them.
-fn write_buffer(
-    core: &mut Core,
-    buffer: UserBuffer,
+/// Writes the parts. The write completes when it is in place, so that a read by any path finds it.
+///
+/// # Safety
+/// An open endpoint, and parts that live until the completion.
+unsafe fn write_to(
+    ep: *mut sys::fid_ep,
+    parts: impl Iterator<Item = (*mut u8, usize)>,
     data: Option<u64>,
     remote: Remote,
-    shown: bool,
-) -> Result<(), u32> {
-    let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
-    let header = Header {
-        tag: remote.address,
-        key: remote.key,
-        has_data: data.is_some(),
-        data: data.unwrap_or(0),
-        ..Header::new(Kind::Write)
-    };
-    let what = sys::MS_FI_RMA | sys::MS_FI_WRITE;
-    let mut completion = core.completion(Side::Transmit, remote.context, what, remote.flags);
-    completion.shown &= shown;
-    let source = copied_if_injected(buffer, remote.flags)?;
-    core.endpoint.send(to, header, source, completion, true);
-    Ok(())
+) -> isize {
+    // SAFETY: the caller's.
+    unsafe {
+        operate(ep, |core| {
+            let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
+            let header = Header {
+                tag: remote.address,
+                key: remote.key,
+                has_data: data.is_some(),
+                data: data.unwrap_or(0),
+                ..Header::new(Kind::Write)
+            };
+            let kind = sys::MS_FI_RMA | sys::MS_FI_WRITE;
+            let completion = core.completion(remote.context, kind, remote.flags);
+            let source = copied_if_injected(UserBuffer::new(parts), remote.flags.of(core, Side::Transmit))?;
+            core.endpoint.send(to, header, source, completion, true);
+            Ok(())
+        })
+    }
 }
 
-fn read_buffer(core: &mut Core, buffer: UserBuffer, remote: Remote) -> Result<(), u32> {
-    let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
-    let header = Header {
-        tag: remote.address,
-        key: remote.key,
-        data: buffer.size(),
-        ..Header::new(Kind::ReadRequest)
-    };
-    let what = sys::MS_FI_RMA | sys::MS_FI_READ;
-    let completion = core.completion(Side::Transmit, remote.context, what, remote.flags);
-    core.endpoint.ask(to, header, Source::Owned(Vec::new()), buffer, completion);
-    Ok(())
+/// Reads into the parts.
+///
+/// # Safety
+/// As for [`write_to`].
+unsafe fn read_from(
+    ep: *mut sys::fid_ep,
+    parts: impl Iterator<Item = (*mut u8, usize)>,
+    remote: Remote,
+) -> isize {
+    // SAFETY: the caller's.
+    unsafe {
+        operate(ep, |core| {
+            let to = core.address(remote.at).ok_or(sys::FI_EADDRNOTAVAIL)?;
+            let buffer = UserBuffer::new(parts);
+            let header = Header {
+                tag: remote.address,
+                key: remote.key,
+                data: buffer.size(),
+                ..Header::new(Kind::ReadRequest)
+            };
+            let completion = core.completion(remote.context, sys::MS_FI_RMA | sys::MS_FI_READ, remote.flags);
+            core.endpoint.send_request(to, header, Source::Owned(Vec::new()), buffer, completion);
+            Ok(())
+        })
+    }
 }
 
-fn with_defaults(core: &Core, remote: Remote) -> Remote {
-    Remote { flags: remote.flags | core.default_flags(Side::Transmit), ..remote }
+/// The remote memory of a message, if it is one range.
+///
+/// # Safety
+/// A valid message.
+unsafe fn remote_of(message: &sys::fi_msg_rma, flags: u64) -> Option<Remote> {
+    // SAFETY: the caller's message.
+    let range = unsafe { message.rma_iov.as_ref() }.filter(|_| message.rma_iov_count == 1)?;
+    let flags = CallFlags::Given(flags);
+    Some(Remote { at: message.addr, address: range.addr, key: range.key, context: message.context, flags })
 }
 
 // Each function below passes on its arguments, which libfabric defines: open endpoints, buffers that live until the
@@ -89,14 +117,9 @@ unsafe extern "C" fn read(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let remote = with_defaults(core, remote);
-            read_buffer(core, UserBuffer::new([(buffer.cast(), length)]), remote)
-        })
-    }
+    unsafe { read_from(ep, iovec(buffer, length), remote) }
 }
 
 unsafe extern "C" fn read_parts(
@@ -109,27 +132,9 @@ unsafe extern "C" fn read_parts(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let remote = with_defaults(core, remote);
-            read_buffer(core, UserBuffer::new(iovecs(parts, count)), remote)
-        })
-    }
-}
-
-/// The one place in remote memory of a message.
-///
-/// # Safety
-/// A valid message.
-unsafe fn remote_of(message: &sys::fi_msg_rma, flags: u64) -> Result<Remote, u32> {
-    if message.rma_iov_count != 1 || message.rma_iov.is_null() {
-        return Err(sys::FI_EINVAL);
-    }
-    // SAFETY: one entry.
-    let place = unsafe { *message.rma_iov };
-    Ok(Remote { at: message.addr, address: place.addr, key: place.key, context: message.context, flags })
+    unsafe { read_from(ep, iovecs(parts, count), remote) }
 }
 
 unsafe extern "C" fn read_message(
@@ -140,10 +145,8 @@ unsafe extern "C" fn read_message(
     // SAFETY: see above.
     unsafe {
         let message = &*message;
-        operate(ep, |core| {
-            let remote = remote_of(message, flags)?;
-            read_buffer(core, UserBuffer::new(iovecs(message.msg_iov, message.iov_count)), remote)
-        })
+        let Some(remote) = remote_of(message, flags) else { return error_size(sys::FI_EINVAL) };
+        read_from(ep, iovecs(message.msg_iov, message.iov_count), remote)
     }
 }
 
@@ -157,15 +160,9 @@ unsafe extern "C" fn write(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let remote = with_defaults(core, remote);
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            write_buffer(core, buffer, None, remote, true)
-        })
-    }
+    unsafe { write_to(ep, iovec(buffer, length), None, remote) }
 }
 
 unsafe extern "C" fn write_parts(
@@ -178,14 +175,9 @@ unsafe extern "C" fn write_parts(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let remote = with_defaults(core, remote);
-            write_buffer(core, UserBuffer::new(iovecs(parts, count)), None, remote, true)
-        })
-    }
+    unsafe { write_to(ep, iovecs(parts, count), None, remote) }
 }
 
 unsafe extern "C" fn write_message(
@@ -196,12 +188,9 @@ unsafe extern "C" fn write_message(
     // SAFETY: see above.
     unsafe {
         let message = &*message;
-        operate(ep, |core| {
-            let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
-            let remote = remote_of(message, flags)?;
-            let buffer = UserBuffer::new(iovecs(message.msg_iov, message.iov_count));
-            write_buffer(core, buffer, data, remote, true)
-        })
+        let Some(remote) = remote_of(message, flags) else { return error_size(sys::FI_EINVAL) };
+        let data = (flags & sys::MS_FI_REMOTE_CQ_DATA != 0).then_some(message.data);
+        write_to(ep, iovecs(message.msg_iov, message.iov_count), data, remote)
     }
 }
 
@@ -213,14 +202,9 @@ unsafe extern "C" fn inject(
     address: u64,
     key: u64,
 ) -> isize {
-    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: sys::MS_FI_INJECT };
+    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: CallFlags::Inject };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            write_buffer(core, buffer, None, remote, false)
-        })
-    }
+    unsafe { write_to(ep, iovec(buffer, length), None, remote) }
 }
 
 unsafe extern "C" fn write_data(
@@ -234,15 +218,9 @@ unsafe extern "C" fn write_data(
     key: u64,
     context: *mut c_void,
 ) -> isize {
-    let remote = Remote { at, address, key, context, flags: 0 };
+    let remote = Remote { at, address, key, context, flags: CallFlags::Default };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let remote = with_defaults(core, remote);
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            write_buffer(core, buffer, Some(data), remote, true)
-        })
-    }
+    unsafe { write_to(ep, iovec(buffer, length), Some(data), remote) }
 }
 
 unsafe extern "C" fn inject_data(
@@ -254,12 +232,7 @@ unsafe extern "C" fn inject_data(
     address: u64,
     key: u64,
 ) -> isize {
-    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: sys::MS_FI_INJECT };
+    let remote = Remote { at, address, key, context: std::ptr::null_mut(), flags: CallFlags::Inject };
     // SAFETY: see above.
-    unsafe {
-        operate(ep, |core| {
-            let buffer = UserBuffer::new([(buffer.cast_mut().cast(), length)]);
-            write_buffer(core, buffer, Some(data), remote, false)
-        })
-    }
+    unsafe { write_to(ep, iovec(buffer, length), Some(data), remote) }
 }
