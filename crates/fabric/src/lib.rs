@@ -2,10 +2,12 @@
 //!
 //! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
 //! of one process. [`collective`] has operations of all nodes, [`all_to_all`] messages of any length between all nodes and
-//! [`neighbourhood`] messages with fixed peers, all written once over put. [`conformance`] checks an implementation.
+//! [`neighbourhood`] messages with fixed peers, all written once over put. [`check`] has the checks that
+//! implementations share, and [`conformance`] tests an implementation.
 #![forbid(unsafe_code)]
 
 pub mod all_to_all;
+pub mod check;
 pub mod collective;
 pub mod conformance;
 pub mod local;

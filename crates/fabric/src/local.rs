@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use crate::{COUNTERS, EVENT_LIMIT, Event, Fabric, FabricError, Notification, RegionId};
+use crate::{EVENT_LIMIT, Event, Fabric, FabricError, Notification, RegionId, check};
 
 #[derive(Debug, Default)]
 struct Inbox {
@@ -87,12 +87,10 @@ impl LocalNode {
             return Err(lost);
         }
         let mut inbox = lock(&world.inboxes[node.index()]);
-        let memory =
-            inbox.regions.get_mut(&region).ok_or(FabricError::NoRegion { node, region: region.0 })?;
-        let bounds = FabricError::Bounds { offset, length: length as u64, size: memory.len() as u64 };
-        let start = usize::try_from(offset).map_err(|_| bounds)?;
-        let end = start.checked_add(length).ok_or(bounds)?;
-        Ok(use_bytes(memory.get_mut(start..end).ok_or(bounds)?))
+        let memory = check::region(inbox.regions.get_mut(&region), node, region)?;
+        check::range(offset, length as u64, memory.len() as u64)?;
+        let start = offset as usize;
+        Ok(use_bytes(&mut memory[start..start + length]))
     }
 
     fn atomic(
@@ -102,9 +100,7 @@ impl LocalNode {
         offset: u64,
         change: impl FnOnce(u64) -> u64,
     ) -> Result<u64, FabricError> {
-        if !offset.is_multiple_of(8) {
-            return Err(FabricError::Unaligned { offset });
-        }
+        check::word(offset)?;
         self.with(at, region, offset, 8, |bytes| {
             let mut word = [0; 8];
             word.copy_from_slice(bytes);
@@ -114,7 +110,7 @@ impl LocalNode {
         })
     }
 
-    fn notify(&self, to: NodeNumber, event: Event, notification: Notification) {
+    fn notify(&self, to: NodeNumber, event: impl FnOnce(u32) -> Event, notification: Notification) {
         let mut inbox = lock(&self.world.inboxes[to.index()]);
         match notification {
             Notification::None => return,
@@ -122,7 +118,7 @@ impl LocalNode {
                 *inbox.counters.entry(index).or_default() += u64::from(add);
             }
             Notification::Event { .. } if inbox.events.len() >= EVENT_LIMIT => inbox.lost_events += 1,
-            Notification::Event { .. } => inbox.events.push_back(event),
+            Notification::Event { tag } => inbox.events.push_back(event(tag)),
         }
         drop(inbox);
         // Waiters check under this lock, so none misses the change.
@@ -197,16 +193,9 @@ impl Fabric for LocalNode {
         data: &[u8],
         notification: Notification,
     ) -> Result<(), FabricError> {
-        let mut tag = 0;
-        match notification {
-            Notification::Counter { index, .. } if index >= COUNTERS => {
-                return Err(FabricError::NoCounter { index });
-            }
-            Notification::Event { tag: given } => tag = given,
-            _ => {}
-        }
+        check::notification(notification)?;
         self.with(to, region, offset, data.len(), |bytes| bytes.copy_from_slice(data))?;
-        let event = Event { source: self.here, tag, region, offset, length: data.len() as u64 };
+        let event = |tag| Event { source: self.here, tag, region, offset, length: data.len() as u64 };
         self.notify(to, event, notification);
         Ok(())
     }
@@ -249,9 +238,7 @@ impl Fabric for LocalNode {
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
-        if index >= COUNTERS {
-            return Err(FabricError::NoCounter { index });
-        }
+        check::counter(index)?;
         let inbox = lock(&self.world.inboxes[self.here.index()]);
         Ok(inbox.counters.get(&index).copied().unwrap_or(0))
     }

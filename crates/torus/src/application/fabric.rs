@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{COUNTERS, Event, Fabric, FabricError, Notification, RegionId, Span};
+use millstream_fabric::{Event, Fabric, FabricError, Notification, RegionId, Span, check};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::{CHUNK, NEVER, Pending, REGION_CHUNK, TorusNode};
@@ -41,8 +41,7 @@ impl Fabric for TorusNode {
     }
 
     fn deregister(&mut self, region: RegionId) -> Result<(), FabricError> {
-        let missing = FabricError::NoRegion { node: self.here, region: region.0 };
-        self.regions.remove(&region).ok_or(missing)?;
+        check::region(self.regions.remove(&region), self.here, region)?;
         self.card_regions.remove(&region);
         let lost = FabricError::NodeLost { node: self.here };
         let request = AttachRequest::Deregister { region: region.0 };
@@ -204,9 +203,7 @@ impl Fabric for TorusNode {
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
-        if index >= COUNTERS {
-            return Err(FabricError::NoCounter { index });
-        }
+        check::counter(index)?;
         Ok(self.control.counter(index))
     }
 

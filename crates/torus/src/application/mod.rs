@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::time::{Duration, Instant};
 
-use millstream_fabric::{COUNTERS, FabricError, Notification, RegionId};
+use millstream_fabric::{FabricError, Notification, RegionId, check};
 use millstream_shm::EventFd;
 use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, NodeNumber};
@@ -167,15 +167,13 @@ impl TorusNode {
         if self.card_regions.contains(&region) && self.control.card_is_gone() {
             return Err(FabricError::Gone { node: self.here, region: region.0 });
         }
-        self.regions.get(&region).ok_or(FabricError::NoRegion { node: self.here, region: region.0 })
+        check::region(self.regions.get(&region), self.here, region)
     }
 
     fn own_range(&self, region: RegionId, offset: u64, length: usize) -> Result<&Memory, FabricError> {
         let memory = self.own(region)?;
-        match memory.check(offset, length as u64) {
-            Ok(()) => Ok(memory),
-            Err(e) => Err(FabricError::Bounds { offset, length: e.length, size: e.size }),
-        }
+        check::range(offset, length as u64, memory.size())?;
+        Ok(memory)
     }
 
     /// Takes completions. False if the node process is gone.
@@ -295,22 +293,16 @@ impl TorusNode {
         offset: u64,
         kind: CommandKind,
     ) -> Result<u64, FabricError> {
-        if !offset.is_multiple_of(8) {
-            return Err(FabricError::Unaligned { offset });
-        }
+        check::word(offset)?;
         let pending = Pending { target: at, region, offset, length: 8, staged: None, awaited: true };
         let cookie = self.post(Command { kind, target: at, cookie: 0, region, offset }, pending)?;
         self.result(cookie)
     }
 
     fn check_put(&self, to: NodeNumber, notification: Notification) -> Result<(), FabricError> {
-        match notification {
-            Notification::Counter { index, .. } if index >= COUNTERS => Err(FabricError::NoCounter { index }),
-            _ if !self.torus.contains(to) || self.control.is_lost(to) => {
-                Err(FabricError::NodeLost { node: to })
-            }
-            _ => Ok(()),
-        }
+        check::notification(notification)?;
+        let lives = self.torus.contains(to) && !self.control.is_lost(to);
+        if lives { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
     }
 
     /// A put of some bytes, with a notification of any counter.

@@ -3,7 +3,7 @@
 use std::cell::RefMut;
 use std::time::Duration;
 
-use millstream_fabric::{COUNTERS, Event, Fabric, FabricError, Notification, RegionId, Span};
+use millstream_fabric::{Event, Fabric, FabricError, Notification, RegionId, Span, check};
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{Deadline, RemoteAddress, Sge};
 use millstream_torus_core::{Dimensions, NodeNumber};
@@ -20,15 +20,13 @@ const REGION_CHUNK: usize = 1 << 30;
 
 impl Node {
     fn own(&self, region: RegionId) -> Result<&Memory, FabricError> {
-        self.regions.get(&region).ok_or(FabricError::NoRegion { node: self.here, region: region.0 })
+        check::region(self.regions.get(&region), self.here, region)
     }
 
     fn own_range(&self, region: RegionId, offset: u64, length: usize) -> Result<&Memory, FabricError> {
         let memory = self.own(region)?;
-        match memory.check(offset, length as u64) {
-            Ok(()) => Ok(memory),
-            Err(e) => Err(FabricError::Bounds { offset, length: e.length, size: e.size }),
-        }
+        check::range(offset, length as u64, memory.size())?;
+        Ok(memory)
     }
 
     /// Address of a range of another node's region. Asks the node if it did not tell the region yet.
@@ -54,16 +52,13 @@ impl Node {
                 })?
             }
         };
-        let memory = memory.ok_or(FabricError::NoRegion { node, region: region.0 })?;
+        let memory = check::region(memory, node, region)?;
         memory.at(offset, length).map_err(|_| FabricError::Bounds { offset, length, size: memory.len })
     }
 
     fn check_target(&self, to: NodeNumber, notification: Notification) -> Result<(), FabricError> {
-        match notification {
-            Notification::Counter { index, .. } if index >= COUNTERS => Err(FabricError::NoCounter { index }),
-            _ if !self.is_alive(to) => Err(FabricError::NodeLost { node: to }),
-            _ => Ok(()),
-        }
+        check::notification(notification)?;
+        if self.is_alive(to) { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
     }
 
     /// A put to this node itself.
@@ -260,9 +255,7 @@ impl Node {
         post: impl FnOnce(&millstream_rdma::QueuePair, Sge, RemoteAddress, millstream_rdma::WrId) -> bool,
     ) -> Result<u64, FabricError> {
         self.check_target(at, Notification::None)?;
-        if !offset.is_multiple_of(8) {
-            return Err(FabricError::Unaligned { offset });
-        }
+        check::word(offset)?;
         if at == self.here {
             let bounds = FabricError::Bounds { offset, length: 8, size: self.own(region)?.size() };
             return self.own_range(region, offset, 8)?.update(offset, here).map_err(|_| bounds);
@@ -443,8 +436,8 @@ impl Fabric for DirectNode {
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
-        let value = self.current().counters.get(usize::from(index)).copied();
-        value.ok_or(FabricError::NoCounter { index })
+        check::counter(index)?;
+        Ok(self.current().counters[usize::from(index)])
     }
 
     fn wait_counter(
