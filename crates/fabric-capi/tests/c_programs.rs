@@ -4,22 +4,21 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::time::Duration;
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use millstream_rdma::device::DeviceSelector;
 use millstream_torus::account::Account;
-use millstream_torus::engine::EngineOptions;
-use millstream_torus::launch::Launcher;
-use millstream_torus::node::{self, NodeOptions};
-use millstream_torus_core::NodeNumber;
+use millstream_torus::launch::{Launcher, ProcessArguments};
+use millstream_torus::node;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().map(String::as_str) == Some("node") {
-        return match node::run(&node_options(&words)) {
+        return match run_node(&words) {
             Ok(()) => ExitCode::SUCCESS,
-            Err(_) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
         };
     }
     let trials = vec![
@@ -38,41 +37,13 @@ fn failed(result: TestResult) -> Result<(), Failed> {
     result.map_err(|error| error.to_string().into())
 }
 
-fn node_options(words: &[String]) -> NodeOptions {
-    let value = |name: &str| {
-        let at = words.iter().position(|word| word == name).expect("given by the launcher");
-        words[at + 1].as_str()
-    };
-    NodeOptions {
-        dimensions: value("--dimensions").parse().expect("valid"),
-        node: NodeNumber(value("--node").parse().expect("valid")),
-        key: u64::from_str_radix(value("--key"), 16).expect("valid"),
-        listen: "127.0.0.1:0".to_owned(),
-        peers: None,
-        rejoin: false,
-        device: DeviceSelector::Soft,
-        engine: EngineOptions::default(),
-        spin: Duration::ZERO,
-        supervisors: Vec::new(),
-        card: None,
-        timers: None,
-    }
+fn run_node(words: &[String]) -> TestResult {
+    Ok(node::run(&ProcessArguments(words).node()?)?)
 }
 
 fn launcher(dimensions: &str) -> Launcher {
-    Launcher {
-        dimensions: dimensions.parse().expect("valid"),
-        program: std::env::current_exe().expect("known"),
-        arguments: Vec::new(),
-        node_arguments: Vec::new(),
-        device: Some("soft".to_owned()),
-        card: None,
-        launcher: None,
-        addresses: Vec::new(),
-        supervisor_address: None,
-        supervisors: 0,
-        period_factor: 1,
-    }
+    let launcher = Launcher::new(dimensions.parse().expect("valid"), std::env::current_exe().expect("known"));
+    Launcher { device: Some("soft".to_owned()), ..launcher }
 }
 
 fn here() -> &'static Path {

@@ -92,17 +92,10 @@ pub fn run(options: &Options) -> Outcome<Table> {
 
 fn launcher(options: &Options, dimensions: Dimensions, supervisors: usize) -> Launcher {
     Launcher {
-        dimensions,
-        program: options.program.clone(),
         arguments: vec!["torus".into()],
-        launcher: None,
-        addresses: Vec::new(),
-        supervisor_address: None,
-        card: None,
-        node_arguments: Vec::new(),
         device: options.device.clone(),
         supervisors,
-        period_factor: 1,
+        ..Launcher::new(dimensions, &options.program)
     }
 }
 

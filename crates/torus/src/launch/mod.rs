@@ -1,6 +1,7 @@
 //! A torus on this host: one process for each node, and one application beside each.
 
 mod applications;
+mod arguments;
 mod child;
 mod direct;
 mod service_process;
@@ -17,6 +18,7 @@ use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET, ENV_SOC
 use crate::node::{NodeCommand, NodeMessage, socket_names};
 use crate::service::TorusState;
 use applications::Applications;
+pub use arguments::{ArgumentError, ProcessArguments};
 use child::NodeChild;
 pub use direct::{DirectError, run_direct};
 use service_process::ServiceProcess;

@@ -13,15 +13,13 @@ use std::time::{Duration, Instant};
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_fabric::{Collectives, Fabric, FabricError, Notification, RegionId, conformance};
 use millstream_health::{NodeState, Timers};
-use millstream_rdma::device::DeviceSelector;
 use millstream_torus::TorusNode;
 use millstream_torus::account::Account;
 use millstream_torus::direct::DirectNode;
-use millstream_torus::engine::EngineOptions;
-use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher, run_direct};
-use millstream_torus::monitor::{self, MonitorOptions};
-use millstream_torus::node::{self, NodeOptions};
-use millstream_torus::service::supervisor::{self, SupervisorOptions};
+use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher, ProcessArguments, run_direct};
+use millstream_torus::monitor;
+use millstream_torus::node;
+use millstream_torus::service::supervisor;
 use millstream_torus_core::NodeNumber;
 
 /// Periods of monitors: many times the defaults, because other tests use the processors, too.
@@ -29,10 +27,15 @@ const PERIOD_FACTOR: u64 = 4;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = ProcessArguments(&words);
     let result: Result<(), Box<dyn std::error::Error>> = match words.first().map(String::as_str) {
-        Some("node") => node::run(&node_options(&words)).map_err(Into::into),
-        Some("monitor") => monitor::run(&monitor_options(&words)).map_err(Into::into),
-        Some("supervise") => supervisor::run(&supervisor_options(&words)).map_err(Into::into),
+        Some("node") => arguments.node().map_err(Into::into).and_then(|options| Ok(node::run(&options)?)),
+        Some("monitor") => {
+            arguments.monitor().map_err(Into::into).and_then(|options| Ok(monitor::run(&options)?))
+        }
+        Some("supervise") => {
+            arguments.supervisor().map_err(Into::into).and_then(|options| Ok(supervisor::run(&options)?))
+        }
         Some("application") => {
             run_application(&words[1]);
             Ok(())
@@ -48,79 +51,9 @@ fn main() -> ExitCode {
     }
 }
 
-fn value<'w>(words: &'w [String], name: &str) -> Option<&'w str> {
-    let at = words.iter().position(|word| word == name)?;
-    words.get(at + 1).map(String::as_str)
-}
-
-fn number<T: std::str::FromStr>(words: &[String], name: &str) -> T {
-    value(words, name).and_then(|text| text.parse().ok()).expect("given by the launcher")
-}
-
-fn key(words: &[String]) -> u64 {
-    u64::from_str_radix(value(words, "--key").expect("given"), 16).expect("valid")
-}
-
-fn list(words: &[String], name: &str) -> Vec<String> {
-    value(words, name).map(|text| text.split(',').map(str::to_owned).collect()).unwrap_or_default()
-}
-
-fn timers(words: &[String]) -> Option<Timers> {
-    let factor = value(words, "--period-factor")?.parse().expect("valid");
-    Some(Timers::default().scaled(factor))
-}
-
-fn node_options(words: &[String]) -> NodeOptions {
-    NodeOptions {
-        dimensions: number(words, "--dimensions"),
-        node: NodeNumber(number(words, "--node")),
-        key: key(words),
-        listen: value(words, "--listen").unwrap_or("127.0.0.1:0").to_owned(),
-        peers: None,
-        rejoin: words.iter().any(|word| word == "--rejoin"),
-        device: DeviceSelector::Soft,
-        engine: EngineOptions::default(),
-        spin: Duration::ZERO,
-        supervisors: list(words, "--supervisors"),
-        card: value(words, "--card").map(|name| name.parse().expect("valid")),
-        timers: timers(words),
-    }
-}
-
-fn monitor_options(words: &[String]) -> MonitorOptions {
-    MonitorOptions {
-        dimensions: number(words, "--dimensions"),
-        node: NodeNumber(number(words, "--node")),
-        key: key(words),
-        supervisors: list(words, "--supervisors"),
-        timers: timers(words).expect("given"),
-    }
-}
-
-fn supervisor_options(words: &[String]) -> SupervisorOptions {
-    SupervisorOptions {
-        dimensions: number(words, "--dimensions"),
-        key: key(words),
-        listen: value(words, "--listen").unwrap_or("127.0.0.1:0").to_owned(),
-        lower: list(words, "--lower"),
-        timers: timers(words).expect("given"),
-    }
-}
-
 fn launcher(dimensions: &str) -> Launcher {
-    Launcher {
-        dimensions: dimensions.parse().expect("valid"),
-        program: std::env::current_exe().expect("known"),
-        arguments: Vec::new(),
-        node_arguments: Vec::new(),
-        device: Some("soft".to_owned()),
-        card: None,
-        launcher: None,
-        addresses: Vec::new(),
-        supervisor_address: None,
-        supervisors: 0,
-        period_factor: PERIOD_FACTOR,
-    }
+    let launcher = Launcher::new(dimensions.parse().expect("valid"), std::env::current_exe().expect("known"));
+    Launcher { device: Some("soft".to_owned()), period_factor: PERIOD_FACTOR, ..launcher }
 }
 
 fn application(name: &str) -> Vec<OsString> {

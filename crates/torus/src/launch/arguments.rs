@@ -1,0 +1,180 @@
+//! Arguments of a torus's processes, for programs that are their own node processes: examples, tests, C programs.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use millstream_health::{Timers, TimersError};
+use millstream_rdma::device::DeviceSelector;
+use millstream_torus_core::{Dimensions, NodeNumber};
+
+use super::Launcher;
+use crate::engine::EngineOptions;
+use crate::monitor::MonitorOptions;
+use crate::node::NodeOptions;
+use crate::service::supervisor::SupervisorOptions;
+
+/// Words that no [`Launcher`] passes.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ArgumentError {
+    /// An option is missing.
+    #[error("the option {option} is missing")]
+    Missing {
+        /// The option.
+        option: &'static str,
+    },
+    /// A value is not valid.
+    #[error("{option} {value}: not a valid value")]
+    Value {
+        /// The option.
+        option: &'static str,
+        /// Its value.
+        value: String,
+    },
+    /// The factor of the periods is not valid.
+    #[error("--period-factor: {0}")]
+    Timers(#[from] TimersError),
+}
+
+/// The words after `node`, `monitor` or `supervise`, as [`Launcher`] passes them.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessArguments<'w>(pub &'w [String]);
+
+impl<'w> ProcessArguments<'w> {
+    /// Options of a node process. The device is the one that the environment selects.
+    ///
+    /// # Errors
+    /// [`ArgumentError`].
+    pub fn node(self) -> Result<NodeOptions, ArgumentError> {
+        Ok(NodeOptions {
+            dimensions: self.required("--dimensions")?,
+            node: NodeNumber(self.required("--node")?),
+            key: self.key()?,
+            listen: self.listen(),
+            peers: None,
+            rejoin: self.0.iter().any(|word| word == "--rejoin"),
+            device: DeviceSelector::from_environment(),
+            engine: EngineOptions::default(),
+            spin: Duration::ZERO,
+            supervisors: self.list("--supervisors"),
+            card: self.optional("--card")?,
+            timers: self.timers()?,
+        })
+    }
+
+    /// Options of a host monitor.
+    ///
+    /// # Errors
+    /// [`ArgumentError`].
+    pub fn monitor(self) -> Result<MonitorOptions, ArgumentError> {
+        Ok(MonitorOptions {
+            dimensions: self.required("--dimensions")?,
+            node: NodeNumber(self.required("--node")?),
+            key: self.key()?,
+            supervisors: self.list("--supervisors"),
+            timers: self.timers()?.ok_or(ArgumentError::Missing { option: "--period-factor" })?,
+        })
+    }
+
+    /// Options of a supervisor.
+    ///
+    /// # Errors
+    /// [`ArgumentError`].
+    pub fn supervisor(self) -> Result<SupervisorOptions, ArgumentError> {
+        Ok(SupervisorOptions {
+            dimensions: self.required("--dimensions")?,
+            key: self.key()?,
+            listen: self.listen(),
+            lower: self.list("--lower"),
+            timers: self.timers()?.ok_or(ArgumentError::Missing { option: "--period-factor" })?,
+        })
+    }
+
+    fn value(self, option: &str) -> Option<&'w str> {
+        let at = self.0.iter().position(|word| word == option)?;
+        self.0.get(at + 1).map(String::as_str)
+    }
+
+    fn optional<T: FromStr>(self, option: &'static str) -> Result<Option<T>, ArgumentError> {
+        let Some(value) = self.value(option) else { return Ok(None) };
+        value.parse().map(Some).map_err(|_| ArgumentError::Value { option, value: value.to_owned() })
+    }
+
+    fn required<T: FromStr>(self, option: &'static str) -> Result<T, ArgumentError> {
+        self.optional(option)?.ok_or(ArgumentError::Missing { option })
+    }
+
+    fn key(self) -> Result<u64, ArgumentError> {
+        let option = "--key";
+        let value = self.value(option).ok_or(ArgumentError::Missing { option })?;
+        u64::from_str_radix(value, 16).map_err(|_| ArgumentError::Value { option, value: value.to_owned() })
+    }
+
+    fn listen(self) -> String {
+        self.value("--listen").unwrap_or("127.0.0.1:0").to_owned()
+    }
+
+    fn list(self, option: &str) -> Vec<String> {
+        self.value(option).map(|text| text.split(',').map(str::to_owned).collect()).unwrap_or_default()
+    }
+
+    fn timers(self) -> Result<Option<Timers>, ArgumentError> {
+        let factor: Option<u64> = self.optional("--period-factor")?;
+        Ok(factor.map(|factor| Timers::default().scaled(factor).check()).transpose()?)
+    }
+}
+
+impl Launcher {
+    /// A torus of processes of `program` on this host, on the device that the environment selects, without supervisors and
+    /// cards.
+    #[must_use]
+    pub fn new(dimensions: Dimensions, program: impl Into<PathBuf>) -> Launcher {
+        Launcher {
+            dimensions,
+            program: program.into(),
+            arguments: Vec::new(),
+            node_arguments: Vec::new(),
+            device: None,
+            card: None,
+            launcher: None,
+            addresses: Vec::new(),
+            supervisor_address: None,
+            supervisors: 0,
+            period_factor: 1,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn the_words_of_a_launcher_become_options() {
+        let node = words("node --dimensions 2x3x4 --key 00000000000000ff --node 5 --listen :1 --rejoin");
+        let node = ProcessArguments(&node).node().unwrap();
+        assert_eq!((node.dimensions.to_string().as_str(), node.node.0, node.key), ("2x3x4", 5, 255));
+        assert_eq!((node.listen.as_str(), node.rejoin, node.timers), (":1", true, None));
+        let monitor =
+            words("monitor --dimensions 2x1x1 --key 1 --node 0 --supervisors a,b --period-factor 2");
+        let monitor = ProcessArguments(&monitor).monitor().unwrap();
+        assert_eq!(monitor.supervisors, ["a", "b"]);
+        assert_eq!(monitor.timers, Timers::default().scaled(2));
+    }
+
+    #[test]
+    fn missing_and_invalid_words_are_named() {
+        let error = |text: &str| ProcessArguments(&words(text)).node().unwrap_err().to_string();
+        assert_eq!(error("node --node 1"), "the option --dimensions is missing");
+        assert_eq!(error("node --dimensions 2x1x1 --node 1 --key xyz"), "--key xyz: not a valid value");
+        assert_eq!(error("node --dimensions 2x0 --node 1"), "--dimensions 2x0: not a valid value");
+        let supervisor = words("supervise --dimensions 2x1x1 --key 1");
+        let missing = ArgumentError::Missing { option: "--period-factor" };
+        assert_eq!(ProcessArguments(&supervisor).supervisor().unwrap_err(), missing);
+    }
+}
