@@ -36,7 +36,7 @@ pub struct Page {
 pub enum Path {
     /// Over the service network.
     Service,
-    /// As news over the torus.
+    /// Flooded over the torus.
     Torus,
 }
 

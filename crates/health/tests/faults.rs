@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use millstream_health::registers::{Condition, LinkState};
 use millstream_health::verdict::{NeighbourView, Path};
-use millstream_health::{News, NewsRelay, NodeState, Page, Reports};
+use millstream_health::{FloodedReport, FloodingRelay, NodeState, Page, Reports};
 use millstream_torus_core::{Dimensions, Direction, Link, NodeNumber};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,7 +49,7 @@ impl World {
         Page { host: Condition::Ok, adapter: failed(self.has(Fault::Adapter(node))), neighbours }
     }
 
-    /// The reports of all nodes, over the service network or as news.
+    /// The reports of all nodes, over the service network or by flooding.
     fn reports(&self) -> Reports {
         let mut reports = Reports::new(self.torus);
         for node in self.torus.all().filter(|&node| !self.has(Fault::Host(node))) {
@@ -63,12 +63,12 @@ impl World {
     }
 
     fn flood_reaches_a_service(&self, observer: NodeNumber) -> bool {
-        let mut relays: Vec<_> = self.torus.all().map(|_| NewsRelay::new(&self.torus)).collect();
-        let first = News { observer, sequence: 1, hops: 0, page: self.page(observer) };
+        let mut relays: Vec<_> = self.torus.all().map(|_| FloodingRelay::new(&self.torus)).collect();
+        let first = FloodedReport { observer, sequence: 1, hops: 0, page: self.page(observer) };
         let mut arriving = VecDeque::from([(observer, first)]);
         let mut reached = false;
-        while let Some((node, news)) = arriving.pop_front() {
-            let Some(onward) = relays[node.index()].handle_news(&news) else { continue };
+        while let Some((node, report)) = arriving.pop_front() {
+            let Some(onward) = relays[node.index()].handle_report(&report) else { continue };
             reached |= !self.has(Fault::Host(node)) && !self.has(Fault::Service(node));
             for direction in Direction::ALL {
                 // A frame leaves over the same links that are heard from the other end.

@@ -4,15 +4,15 @@
 //!   host monitor ── Report ──► supervisors (all)      node process ◄─ Order ── acting supervisor
 //!                                                                  ── Answer ─►
 //! ```
-//! Lines of JSON over TCP. The lowest live supervisor acts. Read [`message`], [`judge`] (the machine) and [`supervisor`]
+//! Lines of JSON over TCP. The lowest live supervisor acts. Read [`message`], [`supervisor_core`] (the machine) and [`supervisor`]
 //! (the process).
 
-pub mod judge;
 pub(crate) mod lines;
 pub mod message;
 pub mod picture;
 pub mod supervisor;
+pub mod supervisor_core;
 pub mod watcher;
 
-pub use judge::Judge;
 pub use message::{FromSupervisor, NodeRow, ToSupervisor, TorusState};
+pub use supervisor_core::SupervisorCore;

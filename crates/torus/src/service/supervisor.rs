@@ -11,7 +11,7 @@ use millstream_quantity::Instant;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::lines::Lines;
-use super::{FromSupervisor, Judge, ToSupervisor};
+use super::{FromSupervisor, SupervisorCore, ToSupervisor};
 
 /// Interval of looks at reports that are overdue.
 const TICK: Duration = Duration::from_millis(10);
@@ -125,7 +125,7 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
 }
 
 struct Supervisor {
-    judge: Judge,
+    core: SupervisorCore,
     key: u64,
     peers: BTreeMap<u64, Peer>,
     /// Whether each lower supervisor lives; unknown at the start.
@@ -140,7 +140,7 @@ impl Supervisor {
     fn new(options: &SupervisorOptions) -> Supervisor {
         let index = options.lower.len() as u16;
         Supervisor {
-            judge: Judge::new(options.dimensions, index, options.timers),
+            core: SupervisorCore::new(options.dimensions, index, options.timers),
             key: options.key,
             peers: BTreeMap::new(),
             lower: vec![None; options.lower.len()],
@@ -199,14 +199,14 @@ impl Supervisor {
             Input::Message(number, message) => {
                 let Some(peer) = self.peers.get(&number).filter(|peer| peer.trusted) else { return };
                 match message {
-                    ToSupervisor::Report { node, page } => self.judge.handle_report(node, page, now),
+                    ToSupervisor::Report { node, page } => self.core.handle_report(node, page, now),
                     ToSupervisor::Answer(answer) => {
                         if let Some(node) = peer.node {
-                            self.judge.handle_answer(node, &answer);
+                            self.core.handle_answer(node, &answer);
                         }
                     }
                     ToSupervisor::Application { node, attached } => {
-                        self.judge.handle_application(node, attached);
+                        self.core.handle_application(node, attached);
                     }
                     ToSupervisor::Hello { .. } => {}
                 }
@@ -220,22 +220,22 @@ impl Supervisor {
         if self.lower.iter().all(|lives| *lives == Some(false)) {
             // Terms grow with time, so a supervisor that returns has a higher one than it had.
             let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            self.judge.act(seconds.as_secs() as u32);
+            self.core.act(seconds.as_secs() as u32);
         } else if self.lower.contains(&Some(true)) {
-            self.judge.step_back();
+            self.core.step_back();
         }
-        let changed = self.judge.handle_time(now);
-        while let Some((node, order)) = self.judge.poll() {
+        let changed = self.core.handle_time(now);
+        while let Some((node, order)) = self.core.poll() {
             self.send(&FromSupervisor::Order(order), |peer| peer.node == Some(node));
         }
-        let lost = self.judge.lost();
-        if self.judge.is_acting() && lost != self.lost {
+        let lost = self.core.lost();
+        if self.core.is_acting() && lost != self.lost {
             self.send(&FromSupervisor::Lost(lost.clone()), |peer| peer.node.is_some());
         }
         self.lost = lost;
         if changed || now.since(self.told) >= self.heartbeat {
             self.told = now;
-            let state = FromSupervisor::State(self.judge.state());
+            let state = FromSupervisor::State(self.core.state());
             self.send(&state, |peer| peer.trusted && peer.node.is_none());
         }
     }

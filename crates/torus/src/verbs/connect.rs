@@ -45,7 +45,7 @@ pub enum LinkError {
     },
     /// The peer is not a node of a torus.
     #[error("{address} connected, but is not a node of a torus: {cause}")]
-    Stranger {
+    NotANode {
         /// Its address.
         address: String,
         /// The cause.
@@ -178,7 +178,7 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
                     let mine = theirs.reversed();
                     let Some(at) = waiting.iter().position(|&(direction, _)| direction == mine) else {
                         let cause = format!("there is no link {mine} to connect");
-                        return Err(LinkError::Stranger { address: address.to_string(), cause });
+                        return Err(LinkError::NotANode { address: address.to_string(), cause });
                     };
                     let (direction, _) = waiting.remove(at);
                     threads.push(scope.spawn(move || link.finish(direction, stream, 0, parts.deadline)));
@@ -263,7 +263,7 @@ impl LinkConnector {
         let failed = |cause| LinkError::Connect { direction, node, cause };
         let connected = prepared.connect(&mut stream, &mine, deadline).map_err(failed)?;
         let theirs: Identity = serde_json::from_slice(&connected.private_data)
-            .map_err(|cause| LinkError::Stranger { address: address.clone(), cause: cause.to_string() })?;
+            .map_err(|cause| LinkError::NotANode { address: address.clone(), cause: cause.to_string() })?;
         let (slots, credits) = theirs.check(&local, direction).map_err(|cause| LinkError::Refused {
             direction,
             node,

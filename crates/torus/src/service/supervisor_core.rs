@@ -20,7 +20,7 @@ const CHANGES: usize = 256;
 
 /// Decides about all nodes.
 #[derive(Debug)]
-pub struct Judge {
+pub struct SupervisorCore {
     torus: Dimensions,
     index: u16,
     timers: Timers,
@@ -34,11 +34,11 @@ pub struct Judge {
     changes: Vec<Change>,
 }
 
-impl Judge {
+impl SupervisorCore {
     /// A supervisor that has heard of nobody and does not act.
     #[must_use]
-    pub fn new(torus: Dimensions, index: u16, timers: Timers) -> Judge {
-        Judge {
+    pub fn new(torus: Dimensions, index: u16, timers: Timers) -> SupervisorCore {
+        SupervisorCore {
             torus,
             index,
             timers,
@@ -106,7 +106,7 @@ impl Judge {
         if !all_reported && now < Instant::default() + START {
             return false;
         }
-        let changed = self.judge(now);
+        let changed = self.update_states(now);
         self.avoid();
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.request(self.dead.clone());
@@ -118,7 +118,7 @@ impl Judge {
         changed
     }
 
-    fn judge(&mut self, now: Instant) -> bool {
+    fn update_states(&mut self, now: Instant) -> bool {
         let mut changed = false;
         for node in self.torus.all() {
             let state = self.reports.verdict(node);
@@ -266,46 +266,46 @@ mod tests {
     #[test]
     fn a_dead_adapter_is_avoided_only_when_a_neighbour_agrees() {
         let torus: Dimensions = "2x2x2".parse().unwrap();
-        let mut judge = Judge::new(torus, 0, Timers::default());
+        let mut core = SupervisorCore::new(torus, 0, Timers::default());
         let dead = NodeNumber(3);
-        let report = |judge: &mut Judge, seen: Option<NodeNumber>, ms: u64| {
+        let report = |core: &mut SupervisorCore, seen: Option<NodeNumber>, ms: u64| {
             let now = Instant::from_nanos(ms * 1_000_000);
             for node in torus.all() {
                 let adapter = if node == dead { Condition::Failed } else { Condition::Ok };
-                judge.handle_report(node, page(&torus, node, seen, adapter), now);
+                core.handle_report(node, page(&torus, node, seen, adapter), now);
             }
-            judge.handle_time(now)
+            core.handle_time(now)
         };
-        assert!(report(&mut judge, None, 10));
-        assert_eq!(judge.state().nodes[3].state, NodeState::AdapterFailed);
-        assert_eq!(judge.lost(), []);
-        report(&mut judge, Some(dead), 20);
-        assert_eq!(judge.lost(), [dead]);
-        assert!(judge.state().nodes[3].avoided);
-        assert_eq!(judge.poll(), None, "it does not act");
-        judge.act(5);
-        let asked: Vec<_> = std::iter::from_fn(|| judge.poll()).map(|(node, _)| node).collect();
+        assert!(report(&mut core, None, 10));
+        assert_eq!(core.state().nodes[3].state, NodeState::AdapterFailed);
+        assert_eq!(core.lost(), []);
+        report(&mut core, Some(dead), 20);
+        assert_eq!(core.lost(), [dead]);
+        assert!(core.state().nodes[3].avoided);
+        assert_eq!(core.poll(), None, "it does not act");
+        core.act(5);
+        let asked: Vec<_> = std::iter::from_fn(|| core.poll()).map(|(node, _)| node).collect();
         assert_eq!(asked.len(), 7, "the dead are not asked: {asked:?}");
     }
 
     #[test]
     fn nothing_is_judged_before_all_have_reported() {
         let torus: Dimensions = "2x1x1".parse().unwrap();
-        let mut judge = Judge::new(torus, 0, Timers::default());
-        judge.handle_report(
+        let mut core = SupervisorCore::new(torus, 0, Timers::default());
+        core.handle_report(
             NodeNumber(0),
             page(&torus, NodeNumber(0), None, Condition::Ok),
             Instant::default(),
         );
-        judge.handle_report(
+        core.handle_report(
             NodeNumber(9),
             page(&torus, NodeNumber(0), None, Condition::Ok),
             Instant::default(),
         );
-        assert!(!judge.handle_time(Instant::from_nanos(1_000_000_000)));
-        assert_eq!(judge.lost(), []);
-        judge.handle_application(NodeNumber(1), true);
-        judge.handle_application(NodeNumber(1), false);
-        assert_eq!(judge.lost(), [NodeNumber(1)]);
+        assert!(!core.handle_time(Instant::from_nanos(1_000_000_000)));
+        assert_eq!(core.lost(), []);
+        core.handle_application(NodeNumber(1), true);
+        core.handle_application(NodeNumber(1), false);
+        assert_eq!(core.lost(), [NodeNumber(1)]);
     }
 }

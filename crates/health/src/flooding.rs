@@ -8,7 +8,7 @@ use crate::verdict::Page;
 
 /// A report that passes over several hops.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct News {
+pub struct FloodedReport {
     /// The node whose monitor reports.
     pub observer: NodeNumber,
     /// The report's number at its observer.
@@ -21,17 +21,17 @@ pub struct News {
 
 /// An adapter's part in the flood: it forwards each report once.
 #[derive(Clone, Debug)]
-pub struct NewsRelay {
+pub struct FloodingRelay {
     hop_limit: u32,
     newest: BTreeMap<NodeNumber, u32>,
     refused: u64,
 }
 
-impl NewsRelay {
+impl FloodingRelay {
     /// A relay of this torus: the hop limit is its number of nodes, because faults lengthen paths.
     #[must_use]
-    pub fn new(torus: &Dimensions) -> NewsRelay {
-        NewsRelay { hop_limit: torus.nodes() as u32, newest: BTreeMap::new(), refused: 0 }
+    pub fn new(torus: &Dimensions) -> FloodingRelay {
+        FloodingRelay { hop_limit: torus.nodes() as u32, newest: BTreeMap::new(), refused: 0 }
     }
 
     /// Reports that were old, repeated, or had too many hops.
@@ -41,15 +41,15 @@ impl NewsRelay {
     }
 
     /// A report arrived, or is sent here. Returns what to send on all live links and to pass to the own host monitor.
-    pub fn handle_news(&mut self, news: &News) -> Option<News> {
+    pub fn handle_report(&mut self, report: &FloodedReport) -> Option<FloodedReport> {
         // Sequences wrap: a distance below half of the range is newer.
-        let newer = (self.newest.get(&news.observer))
-            .is_none_or(|&known| (1..=u32::MAX / 2).contains(&news.sequence.wrapping_sub(known)));
-        if !newer || news.hops >= self.hop_limit {
+        let newer = (self.newest.get(&report.observer))
+            .is_none_or(|&known| (1..=u32::MAX / 2).contains(&report.sequence.wrapping_sub(known)));
+        if !newer || report.hops >= self.hop_limit {
             self.refused += 1;
             return None;
         }
-        self.newest.insert(news.observer, news.sequence);
-        Some(News { hops: news.hops + 1, ..news.clone() })
+        self.newest.insert(report.observer, report.sequence);
+        Some(FloodedReport { hops: report.hops + 1, ..report.clone() })
     }
 }
