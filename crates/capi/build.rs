@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-use millstream_bindings::Header;
-use millstream_bindings::bindgen::CargoCallbacks;
 use millstream_bindings::bindgen::callbacks::{DeriveTrait, ImplementsTrait, ParseCallbacks};
+use millstream_bindings::{Header, bindgen};
 
 fn main() -> ExitCode {
     let header = Header {
@@ -15,7 +14,7 @@ fn main() -> ExitCode {
     };
     header.generate(|builder| {
         builder
-            .parse_callbacks(Box::new(CargoCallbacks::new()))
+            .parse_callbacks(Box::new(bindgen::CargoCallbacks::new()))
             .parse_callbacks(Box::new(LibcTypes))
             .ignore_functions()
             .allowlist_type("ibv_.*|_ibv_.*|__ibv_.*|verbs_.*")

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_fabric::{Collectives, Fabric, FabricError, Notification, RegionId, conformance};
-use millstream_health::{NodeState, Timers};
+use millstream_health::NodeState;
 use millstream_torus::TorusNode;
 use millstream_torus::account::Account;
 use millstream_torus::direct::DirectNode;
