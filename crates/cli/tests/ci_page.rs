@@ -1,5 +1,6 @@
 //! The script of docs/ci.md, as it stands there, in a network namespace of its own: its programs listen on their default ports.
 
+#[allow(dead_code, reason = "the script starts its programs itself")]
 mod common;
 
 use std::path::Path;
