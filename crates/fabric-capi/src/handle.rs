@@ -56,6 +56,7 @@ pub unsafe extern "C" fn ms_fabric_open(socket: *const c_char, fabric: *mut *mut
         if fabric.is_null() {
             return Err(Failure::invalid("there is no place for the handle"));
         }
+        millstream_log::init();
         let attached = if socket.is_null() {
             TorusNode::from_environment()
         } else {

@@ -203,14 +203,14 @@ pub(super) unsafe extern "C" fn open(
         let node = match TorusNode::from_environment() {
             Ok(node) => node,
             Err(cause) => {
-                eprintln!("millstream: {cause}");
+                tracing::error!("endpoint: {cause}");
                 return error(sys::FI_EBUSY);
             }
         };
         let rings = match Rings::new(node) {
             Ok(rings) => rings,
             Err(cause) => {
-                eprintln!("millstream: {cause}");
+                tracing::error!("endpoint: {cause}");
                 return error(sys::FI_ENOSPC);
             }
         };

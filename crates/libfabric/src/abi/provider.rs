@@ -33,6 +33,7 @@ pub extern "C" fn fi_prov_ini() -> *mut sys::fi_provider {
     // An address; libfabric writes the context.
     static PROVIDER: OnceLock<usize> = OnceLock::new();
     let address = PROVIDER.get_or_init(|| {
+        millstream_log::init();
         let provider = sys::fi_provider {
             version: VERSION,
             fi_version: API,
