@@ -11,7 +11,10 @@ use std::time::{Duration, Instant};
 
 use millstream_device::gsi;
 use millstream_device::qp::state::QpState;
-use millstream_device::types::{WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND, Wc};
+use millstream_device::send_wr::SendWr;
+use millstream_device::types::{
+    SEND_SIGNALED, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND, Wc,
+};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
     ICRC_LEN, Msn, Opcode, Packet, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth,
@@ -19,8 +22,8 @@ use millstream_wire::{
 };
 
 use crate::support::{
-    Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, own_network, pair,
-    pattern, request,
+    Adapter, Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, attributes,
+    mask, own_network, pair, pattern, request,
 };
 
 /// Modules whose tests apply to both paths.
@@ -365,4 +368,50 @@ pub(crate) fn invalid_datagrams() {
     a.send(9, &[source.all()]);
     assert_eq!((a.sent(1)[0].status, b.received(1)[0].wr_id), (WC_SUCCESS, 0));
     assert_eq!(b.load(&target, 0, 3000), pattern(1, 3000));
+}
+
+#[test]
+fn a_long_read_leaves_the_responders_locks_to_others() {
+    on_the_wire("wire_long_read");
+}
+
+/// In another process, the responder of one READ request for half a GiB, as peers send that do not divide long READs.
+pub(crate) fn long_read() {
+    const LEN: usize = 512 << 20;
+    if !own_network("a_long_read_leaves_the_responders_locks_to_others") {
+        return;
+    }
+    let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = adapter.qp(&cq).expect("room");
+    for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
+        let mut all = attributes(&QpConfig::default(), state, 0x12_3456);
+        all.path.dgid = there.to_ipv6_mapped().octets();
+        qp.modify(&all, mask(state)).expect("the usual way");
+    }
+    let requester = second_socket(there);
+    let mut memory = vec![0u8; LEN];
+    let mr = adapter.register(&mut memory);
+    let reth = reth::Repr { va: memory.as_ptr() as u64, rkey: Rkey::new(mr.key()), length: LEN as u32 };
+    let bth = bth::Repr::new(Opcode::RC_READ_REQUEST, qp.qpn(), Psn::new(0));
+    let repr = Repr { reth: Some(reth), ..Repr::new(bth, &[]) };
+    let mut packet = vec![0; repr.buffer_len()];
+    repr.emit(&mut packet);
+    let flow = Flow::new((there.into(), UDP_PORT), (here.into(), UDP_PORT)).expect("one family");
+    let covered = packet.len() - ICRC_LEN;
+    let icrc = flow.icrc(&packet[..covered], 0);
+    packet[covered..].copy_from_slice(&icrc);
+    requester.set_read_timeout(Some(TEST_TIMEOUT)).expect("a socket");
+    requester.send_to(&packet, (here, UDP_PORT)).expect("sent");
+    let mut bytes = vec![0; 8192];
+    let len = requester.recv(&mut bytes).expect("a response");
+    let first = Packet::new_checked(&bytes[..len]).expect("a packet");
+    assert_eq!(first.opcode(), Opcode::RC_READ_RESPONSE_FIRST);
+    // The other responses take at least a tenth of a second.
+    let start = Instant::now();
+    let wr = SendWr { opcode: WR_RDMA_WRITE, flags: SEND_SIGNALED, ..SendWr::default() };
+    qp.post_send(&wr).expect("room");
+    let posted = start.elapsed();
+    assert!(posted < Duration::from_millis(60), "posting took {posted:?}");
 }

@@ -99,6 +99,20 @@ const WINDOW_PACKETS: (usize, usize) = (32, 2048);
 const PROBE: Duration = Duration::from_millis(4);
 /// Delay before the next attempt when the socket has no room for a packet.
 const CONGESTED: Duration = Duration::from_micros(100);
+/// Bytes after which a queue pair lets others send and receive: it holds the locks of its send queue and of the port meanwhile.
+/// The responses to one READ can be 2 GiB, and a socket of the loopback interface never fills.
+const TURN: usize = 4 << 20;
+
+/// Why [`WireTransport::transmit`] has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TransmitEnd {
+    /// There is nothing more to send now.
+    Idle,
+    /// The socket has no room for more.
+    Congested,
+    /// More is to be sent, after others had their turn.
+    TurnOver,
+}
 
 /// A queue pair failed while its send queue was held. The rest is due once that is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -255,9 +269,13 @@ impl WireTransport {
     /// Sends the machine's packets, reports its completions, and sets its timer.
     fn progress(&mut self, qp: &Qp, local_keys: &mut LocalKeys, now: Instant) -> Option<QpFailure> {
         let mut failure = self.take_events(qp);
-        let congested = self.transmit(qp, local_keys, now);
+        let end = self.transmit(qp, local_keys, now);
         failure = failure.max(self.take_events(qp));
-        let again = congested.then_some(now + CONGESTED);
+        let again = match end {
+            TransmitEnd::Idle => None,
+            TransmitEnd::Congested => Some(now + CONGESTED),
+            TransmitEnd::TurnOver => Some(now),
+        };
         let paced = self.congestion.free(now);
         qp.set_timer([self.machine.poll_timeout(), again, paced].into_iter().flatten().min());
         if failure.is_some() {
@@ -269,9 +287,9 @@ impl WireTransport {
         failure
     }
 
-    /// Builds packets and passes them to the socket; true if the socket has no room for more.
-    fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> bool {
-        let Some(port) = qp.adapter.port.port() else { return false };
+    /// Builds packets and passes them to the socket.
+    fn transmit(&mut self, qp: &Qp, keys: &mut LocalKeys, now: Instant) -> TransmitEnd {
+        let Some(port) = qp.adapter.port.port() else { return TransmitEnd::Idle };
         let counted = port.counts_identifications();
         let limits = TransmitLimits {
             packets: millstream_link::MAX_SEGMENTS as u32,
@@ -288,7 +306,11 @@ impl WireTransport {
             qp.adapter.port.ack_sent(|last| std::ptr::addr_eq(last.as_ptr(), qp.me.as_ptr()));
         }
         let least = self.machine.config().mtu.bytes() as usize + 128;
+        let mut turn = 0;
         loop {
+            if turn >= TURN {
+                return TransmitEnd::TurnOver;
+            }
             let Self { machine, inflight, memory, buffer, bursts, route, congestion, .. } = self;
             if bursts.is_empty() {
                 let mut adapter = MemoryAdapter { qp, memory, keys, inflight };
@@ -302,8 +324,9 @@ impl WireTransport {
                     at += burst.len;
                 }
                 if bursts.is_empty() {
-                    return false;
+                    return TransmitEnd::Idle;
                 }
+                turn += at;
             }
             let (mut batches, mut rest, mut at) = (ArrayVec::<_, BURSTS>::new(), &mut buffer[..], 0);
             for (range, segment) in &*bursts {
@@ -316,13 +339,13 @@ impl WireTransport {
                 Ok(sent) => {
                     bursts.drain(..sent);
                     if sent < all {
-                        return true;
+                        return TransmitEnd::Congested;
                     }
                 }
                 // The packets count as lost.
                 Err(_) => {
                     bursts.clear();
-                    return true;
+                    return TransmitEnd::Congested;
                 }
             }
         }
