@@ -126,7 +126,7 @@ bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 	$(TARGET_DIR)/release/millstream bench evb-load
 
-bench-faults: build ## kill, stop and slow down processes of the event builder, and print the fault matrix (minutes)
+bench-faults: build ## break processes, sources and disks of the event builder, and print the fault matrix (minutes)
 	$(TARGET_DIR)/release/millstream bench faults
 
 bench-card: build target/bench/venv/ready ## measure cards, the stencil kernel against C, numba and numpy, and stencil jobs

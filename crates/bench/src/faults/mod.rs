@@ -1,39 +1,46 @@
 //! `millstream bench faults`: what a run of the event builder loses when one of its processes fails.
 //!
 //! Each case is a run of real processes on generated events, with one fault in its middle. The figures come
-//! from the run's report and from its event files.
+//! from the run's report and from its event files. For faults of a source, the last readout unit receives datagrams from
+//! this process. For faults of a disk, `strace` changes the writes of one builder unit's storage thread.
 
 mod process;
+mod source;
 
 use std::error::Error;
 use std::fmt::Write as _;
+use std::net::{SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_report::{RunReport, save};
 
-use self::process::{Fault, Victim, is_running, processes_of};
+use self::process::{Fault, Victim, has_strace, inject_into_storage, is_running, processes_of};
+use self::source::{FrontEnd, FrontEndLoad};
 use crate::{Benchmark, Figure, Table};
 
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "faults",
     title: "Event builder with faults",
-    measures: "Events of a run that are not in its files after one process was killed, stopped or slowed down in its middle; \
-               events that were built again; the longest time without a built event; the exit code of the run; and \
-               processes and partial files that the run left behind.",
+    measures: "Events of a run that are not in its files after one process was killed, stopped or slowed down in its middle, \
+               a source sent corrupt, late or duplicate datagrams, or a disk was full or slow; events that were built \
+               again; the time to recover, which is the longest time without a finished event; the exit code of the run; \
+               and processes and partial files that the run left behind. Each unit may join again once.",
     baseline: "the events of the run",
     command: "make bench-faults",
 };
 
 /// Readout units and builder units.
-const SHAPES: [(usize, usize); 2] = [(1, 1), (3, 2)];
+const SHAPES: [(usize, usize); 3] = [(1, 1), (3, 2), (4, 4)];
 /// Events of a run, and their rate.
-const EVENTS: u64 = 4000;
+const EVENTS: u64 = 2500;
 const RATE: u32 = 1000;
 /// Events in the files when the fault happens.
-const EVENTS_BEFORE: u64 = 800;
+const EVENTS_BEFORE: u64 = 500;
+/// Payload of a fragment.
+const FRAGMENT: usize = 1024;
 /// Limit for the start of a run, and then for its end.
 const LIMIT: Duration = Duration::from_secs(60);
 const MARKS: [&str; 2] = ["<!-- fault matrix: begin -->", "<!-- fault matrix: end -->"];
@@ -51,12 +58,14 @@ struct Case {
 #[derive(Debug)]
 struct Outcome {
     lost: u64,
-    incomplete: u64,
+    /// Incomplete or corrupt events in the files.
+    damaged: u64,
     rebuilt: u64,
-    longest_pause: Duration,
+    time_to_recover: Duration,
     exit_code: i32,
     left_over: usize,
     went_on_without: Vec<String>,
+    joined: Vec<String>,
 }
 
 /// Runs all cases whose names contain one of the words, or all without words. `program` is the path of `millstream`.
@@ -76,10 +85,15 @@ pub fn run(
     let folder = folder.canonicalize()?;
     let mut table = Table::new(BENCHMARK, 1);
     let mut matrix = String::from(
-        "| units | process | fault | events lost | incomplete | rebuilt | longest pause | exit code | went on without | left over |\n\
-         |---|---|---|--:|--:|--:|--:|--:|---|--:|\n",
+        "| units | what | fault | events lost | damaged | rebuilt | time to recover | exit code | went on without | joined | left over |\n\
+         |---|---|---|--:|--:|--:|--:|--:|---|---|--:|\n",
     );
-    for case in cases().filter(|case| crate::NameFilter(only).selects(&case.name())) {
+    let has_strace = has_strace();
+    if !has_strace {
+        eprintln!("skipped: faults of a disk, because strace is not installed");
+    }
+    let selected = cases().filter(|case| crate::NameFilter(only).selects(&case.name()));
+    for case in selected.filter(|case| has_strace || case.victim != Victim::Disk) {
         let outcome = case.run(program, &folder).map_err(|error| format!("{}: {error}", case.name()))?;
         eprintln!("{}: {outcome:?}", case.name());
         let row = outcome.row(&case);
@@ -96,7 +110,7 @@ pub fn run(
 fn cases() -> impl Iterator<Item = Case> {
     SHAPES.into_iter().flat_map(|(readouts, builders)| {
         Victim::ALL.into_iter().flat_map(move |victim| {
-            Fault::ALL.into_iter().map(move |fault| Case { readouts, builders, victim, fault })
+            victim.faults().iter().map(move |&fault| Case { readouts, builders, victim, fault })
         })
     })
 }
@@ -123,7 +137,9 @@ impl Case {
         let _ = std::fs::remove_dir_all(&output);
         let (config, json) = (folder.join("faults.toml"), folder.join("faults.json"));
         let _ = std::fs::remove_file(&json);
-        save(&config, &self.configuration(&output))?;
+        // Free a moment ago; the run fails if another process takes it.
+        let port = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
+        save(&config, &self.configuration(&output, port))?;
         let mut launcher = Command::new(program)
             .args(["evb", "run", "--json"])
             .args([&json, &config])
@@ -131,8 +147,8 @@ impl Case {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        let processes = match self.inject(&mut launcher, &output) {
-            Ok(processes) => processes,
+        let injected = match self.inject(&mut launcher, &output, port) {
+            Ok(injected) => injected,
             Err(error) => {
                 let _ = launcher.kill();
                 let _ = launcher.wait();
@@ -151,6 +167,15 @@ impl Case {
             }
             std::thread::sleep(Duration::from_millis(20));
         };
+        let Injected { mut processes, strace, front_end } = injected;
+        drop(front_end);
+        if let Some(mut strace) = strace {
+            // It ends with the thread that it is attached to.
+            let _ = strace.kill();
+            strace.wait()?;
+        }
+        processes.sort_unstable();
+        processes.dedup();
         let left = processes.iter().filter(|pid| is_running(**pid)).count() + partial_files(&output)?.len();
         let report: RunReport = serde_json::from_slice(
             &std::fs::read(&json).map_err(|error| format!("cannot read {}: {error}", json.display()))?,
@@ -159,9 +184,15 @@ impl Case {
         Ok(Outcome::of(&report, status.code().unwrap_or(-1), left))
     }
 
-    /// Waits until the run is in its middle and injects the fault. Returns the processes of the run.
-    fn inject(&self, launcher: &mut Child, output: &Path) -> Result<Vec<u32>, Box<dyn Error>> {
+    /// Waits until the run is in its middle and injects the fault.
+    fn inject(
+        &self,
+        launcher: &mut Child,
+        output: &Path,
+        port: SocketAddr,
+    ) -> Result<Injected, Box<dyn Error>> {
         let until = Instant::now() + LIMIT;
+        let mut front_end = None;
         while stored(output)? < EVENTS_BEFORE {
             if let Some(status) = launcher.try_wait()? {
                 return Err(format!("the run ended before the fault: {status}").into());
@@ -169,22 +200,54 @@ impl Case {
             if Instant::now() > until {
                 return Err(format!("the run did not store {EVENTS_BEFORE} events within {LIMIT:?}").into());
             }
+            if self.victim == Victim::Source && front_end.is_none() && has_event_files(output)? {
+                front_end = Some(FrontEnd::start(FrontEndLoad {
+                    to: port,
+                    first_source: self.first_source(self.readouts - 1),
+                    events: EVENTS,
+                    rate: RATE,
+                    len: FRAGMENT,
+                    fault: self.fault,
+                })?);
+            }
             std::thread::sleep(Duration::from_millis(5));
         }
         let processes = processes_of(launcher.id())?;
-        let victim = processes.iter().find(|process| self.victim.is(process, self.readouts, self.builders));
-        let victim = victim.ok_or("the process that was to fail is not there")?;
-        self.fault.inject(victim.pid)?;
-        Ok(processes.iter().map(|process| process.pid).collect())
+        let mut strace = None;
+        if let Some(front_end) = &front_end {
+            front_end.inject();
+        } else {
+            let victim =
+                processes.iter().find(|process| self.victim.is(process, self.readouts, self.builders));
+            let victim = victim.ok_or("the process that was to fail is not there")?;
+            match self.victim {
+                Victim::Disk => strace = Some(inject_into_storage(victim.pid, self.fault)?),
+                _ => self.fault.inject(victim.pid)?,
+            }
+        }
+        Ok(Injected { processes: processes.iter().map(|process| process.pid).collect(), strace, front_end })
     }
 
-    fn configuration(&self, output: &Path) -> String {
+    fn first_source(&self, readout: usize) -> u32 {
+        // At most four readout units.
+        readout as u32 * 2
+    }
+
+    fn configuration(&self, output: &Path, port: SocketAddr) -> String {
         let mut text = format!(
-            "[run]\nname = \"faults\"\nbatch = 8\nevents = {EVENTS}\n[recovery]\nreadout_loss = \"deliver\"\n\
+            "[run]\nname = \"faults\"\nbatch = 8\nevents = {EVENTS}\n[recovery]\nreadout_loss = \"deliver\"\nrestarts = 1\n\
              [output]\ndirectory = {output:?}\nevents = \"all\"\n"
         );
         for unit in 0..self.readouts {
-            let first = unit * 2;
+            let first = self.first_source(unit);
+            if self.victim == Victim::Source && unit + 1 == self.readouts {
+                let _ = write!(
+                    text,
+                    "[[readout]]\nname = \"ru{unit}\"\n[readout.udp]\nlisten = \"{port}\"\nfirst_source = {first}\n\
+                     sources = 2\nmax_len = {FRAGMENT}\ngive_up_ms = 100\n"
+                );
+                continue;
+            }
             let _ = write!(
                 text,
                 "[[readout]]\nname = \"ru{unit}\"\n[readout.generator]\nfirst_source = {first}\nsources = 2\n\
@@ -215,46 +278,67 @@ impl Outcome {
             }
         }
         let incomplete = report.fragment_accounting.of(millstream_report::FragmentOutcome::Incomplete);
+        let discarded = report.fragment_accounting.of(millstream_report::FragmentOutcome::Discarded);
+        let corrupt = discarded.filter(|count| count.reason == "corrupt");
         Outcome {
             lost: EVENTS.saturating_sub(report.stored_events),
-            incomplete: incomplete.map(|count| count.events).sum(),
+            damaged: incomplete.map(|count| count.events).sum::<u64>()
+                + corrupt.map(|count| count.events).sum::<u64>(),
             rebuilt: report.fragment_accounting.events_rebuilt,
-            longest_pause: Duration::from_secs_f64(longest.max(0.0)),
+            time_to_recover: Duration::from_secs_f64(longest.max(0.0)),
             exit_code,
             left_over,
             went_on_without: report.recovered.clone(),
+            joined: report.joined.clone(),
         }
     }
 
     /// The row of the matrix.
     fn row(&self, case: &Case) -> String {
         let Case { readouts, builders, victim, fault } = case;
-        let Outcome { lost, incomplete, rebuilt, longest_pause, exit_code, left_over, went_on_without } =
-            self;
-        let without = if went_on_without.is_empty() { "–".to_owned() } else { went_on_without.join(", ") };
+        let Outcome {
+            lost,
+            damaged,
+            rebuilt,
+            time_to_recover,
+            exit_code,
+            left_over,
+            went_on_without,
+            joined,
+        } = self;
+        let list = |names: &[String]| if names.is_empty() { "–".to_owned() } else { names.join(", ") };
+        let (without, joined) = (list(went_on_without), list(joined));
         format!(
-            "| {readouts}→{builders} | {} | {} | {lost} | {incomplete} | {rebuilt} | {:.1} s | {exit_code} | {without} | {left_over} |",
+            "| {readouts}→{builders} | {} | {} | {lost} | {damaged} | {rebuilt} | {:.1} s | {exit_code} | {without} | {joined} | {left_over} |",
             victim.name(),
             fault.name(),
-            longest_pause.as_secs_f64(),
+            time_to_recover.as_secs_f64(),
         )
     }
 
     fn add_figures(&self, name: &str, table: &mut Table) {
         let events = EVENTS as f64;
         table.push(Figure::with_baseline(format!("{name}: lost"), self.lost as f64, "events", events));
-        table.push(Figure::with_baseline(
-            format!("{name}: incomplete"),
-            self.incomplete as f64,
-            "events",
-            events,
-        ));
+        table.push(Figure::with_baseline(format!("{name}: damaged"), self.damaged as f64, "events", events));
         table.push(Figure::with_baseline(format!("{name}: rebuilt"), self.rebuilt as f64, "events", events));
-        let pause = self.longest_pause.as_secs_f64();
-        table.push(Figure::without_baseline(format!("{name}: longest pause"), pause, "s"));
+        let time = self.time_to_recover.as_secs_f64();
+        table.push(Figure::without_baseline(format!("{name}: time to recover"), time, "s"));
         table.push(Figure::without_baseline(format!("{name}: exit code"), self.exit_code.into(), ""));
         table.push(Figure::without_baseline(format!("{name}: left over"), self.left_over as f64, ""));
     }
+}
+
+/// A run with its fault.
+struct Injected {
+    /// Its processes at the time of the fault.
+    processes: Vec<u32>,
+    strace: Option<Child>,
+    front_end: Option<FrontEnd>,
+}
+
+/// Whether all builder units are about to start: they have made their files.
+fn has_event_files(output: &Path) -> Result<bool, std::io::Error> {
+    Ok(!partial_files(output)?.is_empty())
 }
 
 /// Event files that are being written.
@@ -307,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_pause_is_the_longest_time_without_an_event() {
+    fn the_time_to_recover_is_the_longest_time_without_an_event() {
         let sample = |elapsed: f64, events| millstream_report::ProgressSample {
             elapsed_s: millstream_report::Seconds(elapsed),
             events,
@@ -316,6 +400,6 @@ mod tests {
         let samples = vec![sample(0.1, 0), sample(0.2, 5), sample(0.3, 5), sample(0.6, 5), sample(0.7, 9)];
         let report = RunReport { samples, stored_events: EVENTS, ..RunReport::default() };
         let outcome = Outcome::of(&report, 0, 0);
-        assert_eq!((outcome.lost, outcome.longest_pause.as_millis()), (0, 400));
+        assert_eq!((outcome.lost, outcome.time_to_recover.as_millis()), (0, 400));
     }
 }

@@ -1,6 +1,7 @@
 //! The processes of a run, and what can happen to them.
 
-use std::io;
+use std::io::{self, BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -13,13 +14,17 @@ pub(super) struct Process {
     role: Vec<String>,
 }
 
-/// The process that fails: the last one of its kind.
+/// What fails: the last process of a kind, the front end of the last readout unit, or the disk of the last builder unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Readout,
     Builder,
     Card,
     Manager,
+    /// A front end that sends datagrams to the readout unit.
+    Source,
+    /// What the builder unit's storage thread writes to.
+    Disk,
 }
 
 /// What happens to it.
@@ -28,12 +33,30 @@ pub(super) enum Fault {
     Kill,
     StopOneSecond,
     StopForEver,
-    /// It runs for 1 ms of every 10 ms, until it ends.
+    /// It runs for 1 ms of every 10 ms, until it ends; each write to a disk takes 20 ms longer.
     Slow,
+    /// Each tenth datagram has a wrong checksum.
+    Corrupt,
+    /// Each tenth datagram comes after the readout unit has stopped waiting for it.
+    Late,
+    /// Each datagram comes twice.
+    Duplicate,
+    /// Writes fail with ENOSPC.
+    Full,
 }
 
 impl Victim {
-    pub(super) const ALL: [Victim; 4] = [Victim::Readout, Victim::Builder, Victim::Card, Victim::Manager];
+    pub(super) const ALL: [Victim; 6] =
+        [Victim::Readout, Victim::Builder, Victim::Card, Victim::Manager, Victim::Source, Victim::Disk];
+
+    /// What can happen to it.
+    pub(super) fn faults(self) -> &'static [Fault] {
+        match self {
+            Victim::Source => &[Fault::StopOneSecond, Fault::Corrupt, Fault::Late, Fault::Duplicate],
+            Victim::Disk => &[Fault::Full, Fault::Slow],
+            _ => &[Fault::Kill, Fault::StopOneSecond, Fault::StopForEver, Fault::Slow],
+        }
+    }
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -41,6 +64,8 @@ impl Victim {
             Victim::Builder => "builder",
             Victim::Card => "card",
             Victim::Manager => "manager",
+            Victim::Source => "source",
+            Victim::Disk => "disk",
         }
     }
 
@@ -50,7 +75,7 @@ impl Victim {
         let is_last = |index: &str, units: usize| index.parse() == Ok(units - 1);
         match (self, &words[..]) {
             (Victim::Readout, ["readout", index, ..]) => is_last(index, readouts),
-            (Victim::Builder, ["builder", index, ..]) => is_last(index, builders),
+            (Victim::Builder | Victim::Disk, ["builder", index, ..]) => is_last(index, builders),
             (Victim::Card, ["card", name, ..]) => name.ends_with(&format!(".card{}", builders - 1)),
             (Victim::Manager, ["manager", ..]) => true,
             _ => false,
@@ -59,14 +84,16 @@ impl Victim {
 }
 
 impl Fault {
-    pub(super) const ALL: [Fault; 4] = [Fault::Kill, Fault::StopOneSecond, Fault::StopForEver, Fault::Slow];
-
     pub(super) fn name(self) -> &'static str {
         match self {
             Fault::Kill => "killed",
             Fault::StopOneSecond => "stopped for 1 s",
             Fault::StopForEver => "stopped for ever",
-            Fault::Slow => "slowed down × 10",
+            Fault::Slow => "slow",
+            Fault::Corrupt => "corrupt",
+            Fault::Late => "late",
+            Fault::Duplicate => "duplicate",
+            Fault::Full => "full",
         }
     }
 
@@ -92,8 +119,62 @@ impl Fault {
                 });
                 Ok(())
             }
+            Fault::Corrupt | Fault::Late | Fault::Duplicate | Fault::Full => {
+                Err(io::Error::new(io::ErrorKind::InvalidInput, "not a fault of a process"))
+            }
         }
     }
+}
+
+/// Changes the result of every write of a process's storage thread, until the process ends: `strace` stops the thread at its
+/// system calls. Returns the `strace` process.
+pub(super) fn inject_into_storage(pid: u32, fault: Fault) -> io::Result<Child> {
+    let effect = match fault {
+        Fault::Full => "error=ENOSPC",
+        Fault::Slow => "delay_enter=20000",
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a fault of a disk")),
+    };
+    let thread = storage_thread(pid)?.to_string();
+    let mut strace = Command::new("strace")
+        .args(["-p", &thread, "-o", "/dev/null", "-e", "trace=pwrite64,write,pwritev,ftruncate"])
+        .args(["-e", &format!("inject=pwrite64,write,pwritev:{effect}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|cause| io::Error::new(cause.kind(), format!("cannot start strace: {cause}")))?;
+    let mut line = String::new();
+    if let Some(stderr) = strace.stderr.take() {
+        // Its first line: attached, or why not.
+        BufReader::new(stderr).read_line(&mut line)?;
+    }
+    if line.contains("attached") {
+        return Ok(strace);
+    }
+    let _ = strace.kill();
+    let _ = strace.wait();
+    Err(io::Error::other(format!("strace cannot attach to the storage thread: {}", line.trim())))
+}
+
+/// The storage thread of a builder unit.
+fn storage_thread(pid: u32) -> io::Result<u32> {
+    for entry in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = entry?;
+        let name = std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
+        if name.trim() == "storage"
+            && let Some(thread) = task.file_name().to_str().and_then(|thread| thread.parse().ok())
+        {
+            return Ok(thread);
+        }
+    }
+    Err(io::Error::new(io::ErrorKind::NotFound, format!("process {pid} has no thread called storage")))
+}
+
+/// Whether `strace` is installed.
+pub(super) fn has_strace() -> bool {
+    let version =
+        Command::new("strace").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
 }
 
 fn send(pid: u32, signal: Signal) -> io::Result<()> {

@@ -59,9 +59,9 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
-    /// Kill, stop and slow down each kind of process of the event builder, and count what is lost
+    /// Break processes, sources and disks of the event builder, and count what is lost
     ///
-    /// Prints the fault matrix, with one run of four seconds for each row.
+    /// Prints the fault matrix, with one run of some seconds for each row. Faults of a disk need strace.
     ///
     ///     millstream bench faults --only builder
     #[command(verbatim_doc_comment)]
