@@ -8,7 +8,8 @@ use millstream_control::status::Status;
 use millstream_control::token::Token;
 use millstream_control::{Backend, FinishedRun, RunControl};
 use millstream_evb::config::RunConfig;
-use millstream_evb::process::launcher::{CommandReceiver, RunCommand, RunEvent, RunObserver};
+use millstream_evb::core::{BuIndex, RuIndex, Unit};
+use millstream_evb::process::launcher::{CommandReceiver, RunCommand, RunEvent, RunObserver, RunProcess};
 use millstream_evb::process::manager::ProgressSample;
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
@@ -43,7 +44,10 @@ events = \"built\"
 ";
 
 /// Builds events until it is stopped; fails with batches of 13 events.
-struct Simulated;
+struct Simulated {
+    /// Whether the run has a process for each unit.
+    has_units: bool,
+}
 
 impl Backend for Simulated {
     fn run(
@@ -53,6 +57,11 @@ impl Backend for Simulated {
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
         assert!(config.starts_paused);
+        let units = [Unit::Manager, Unit::Readout(RuIndex(0)), Unit::Builder(BuIndex(0))];
+        for unit in units.into_iter().filter(|_| self.has_units) {
+            let (process, pid) = (RunProcess::Unit(unit), std::process::id());
+            let _ = observe(&RunEvent::Spawned { process, pid });
+        }
         let _ = observe(&RunEvent::Started);
         let mut sample = ProgressSample::default();
         let mut paused = true;
@@ -111,7 +120,16 @@ impl Test {
         Test::with(&ServerLimits::default())
     }
 
+    /// Its runs have units.
+    pub(crate) fn with_units() -> Test {
+        Test::start(&ServerLimits::default(), true)
+    }
+
     pub(crate) fn with(limits: &ServerLimits) -> Test {
+        Test::start(limits, false)
+    }
+
+    fn start(limits: &ServerLimits, has_units: bool) -> Test {
         let folder = tempfile::tempdir().unwrap();
         let mut writer =
             StreamWriter::create(folder.path().join("crate1.mfs"), 0..8, Alignment::CACHE_LINE).unwrap();
@@ -119,7 +137,7 @@ impl Test {
         (0..8).for_each(|event| source.push(event, &[7; 100]).unwrap());
         writer.finish().unwrap();
         std::fs::write(folder.path().join("run.toml"), CONFIGURATION).unwrap();
-        let (control, token) = open(folder.path());
+        let (control, token) = open_with(folder.path(), has_units);
         let server = Server::start(control.clone(), token.clone(), "127.0.0.1:0", *limits).unwrap();
         Test { folder, control, server, token }
     }
@@ -197,8 +215,12 @@ impl Test {
 
 /// Run control in a folder with a configuration.
 pub(crate) fn open(folder: &Path) -> (RunControl, Token) {
+    open_with(folder, false)
+}
+
+fn open_with(folder: &Path, has_units: bool) -> (RunControl, Token) {
     let directory = Directory::open(&folder.join("control")).unwrap();
     let token = Token::load_or_create(&folder.join("control/token")).unwrap();
     let power = PowerMeter::at(&folder.join("sys"));
-    (RunControl::new(&folder.join("run.toml"), directory, power, Simulated), token)
+    (RunControl::new(&folder.join("run.toml"), directory, power, Simulated { has_units }), token)
 }

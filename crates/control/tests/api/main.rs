@@ -1,8 +1,10 @@
-//! Run control over HTTP, with runs of a simulated backend: commands, access, hostile clients, log book, metrics.
+//! Run control over HTTP, with runs of a simulated backend: commands, access, hostile clients, log book, metrics, page.
 
 mod access;
 mod backend;
+mod browser;
 mod commands;
 mod hostile;
 mod metrics;
+mod page;
 mod power;

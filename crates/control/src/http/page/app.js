@@ -205,7 +205,10 @@ at('token-form').addEventListener('submit', (event) => event.preventDefault());
 document.addEventListener('keydown', (event) => {
   if (event.target instanceof HTMLInputElement || event.ctrlKey || event.altKey || event.metaKey) return;
   const command = (KEYS[event.key] || []).find((name) => allowed.includes(name));
-  if (command) give(command);
+  if (!command) return;
+  // Else the key is typed into the token's field if that gets the focus.
+  event.preventDefault();
+  give(command);
 });
 const events = new EventSource('/api/v1/events');
 events.addEventListener('status', (event) => {
