@@ -59,11 +59,17 @@ impl LiveRun {
                     name: unit_name(config, process),
                     role: role(process).to_owned(),
                     pid: *pid,
-                    state: UnitState::Starting,
+                    // A card serves as soon as it is there.
+                    state: match (self.started, process) {
+                        (true, RunProcess::Card(_)) => UnitState::Running,
+                        _ => UnitState::Starting,
+                    },
                     cpu_s: None,
                     cpu_use: None,
                     memory_bytes: None,
                 };
+                // The card of a builder unit that is started again.
+                self.units.retain(|(known, _)| known != process);
                 self.units.push((process.clone(), unit));
             }
             RunEvent::Started => {
@@ -76,6 +82,11 @@ impl LiveRun {
                 let ended = self.units.iter_mut().filter(|(known, _)| known == process);
                 ended.for_each(|(_, unit)| unit.state = UnitState::Ended);
                 self.ended.push((unit_name(config, process), 0));
+            }
+            RunEvent::Joined(joined) => {
+                let process = RunProcess::Unit(*joined);
+                let joined = self.units.iter_mut().filter(|(known, _)| *known == process);
+                joined.for_each(|(_, unit)| unit.state = UnitState::Running);
             }
             RunEvent::Paused(_) => {}
         }
@@ -184,12 +195,8 @@ pub(crate) fn config_of_run(config: &RunConfig, number: RunNumber) -> RunConfig 
 
 /// The name of a process in the configuration.
 pub(crate) fn unit_name(config: &RunConfig, process: &RunProcess) -> String {
-    use millstream_evb::core::Unit;
-    let name = match process {
-        RunProcess::Card(name) => Some(name.clone()),
-        RunProcess::Unit(Unit::Manager) => Some("manager".to_owned()),
-        RunProcess::Unit(Unit::Readout(ru)) => config.readouts.get(ru.index()).map(|unit| unit.name.clone()),
-        RunProcess::Unit(Unit::Builder(bu)) => config.builders.get(bu.index()).map(|unit| unit.name.clone()),
-    };
-    name.unwrap_or_else(|| "unknown unit".to_owned())
+    match process {
+        RunProcess::Card(name) => name.clone(),
+        RunProcess::Unit(unit) => config.unit_name(*unit),
+    }
 }

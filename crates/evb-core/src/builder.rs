@@ -14,16 +14,17 @@
 //! that is not read.
 //!
 //! If the run goes on without a readout unit, a batch is complete without it. The caller then closes the connection, and
-//! puts empty packets where those of the lost unit are missing ([`Builder::is_absent`]).
+//! puts empty packets where those of the lost unit are missing ([`Builder::is_absent`]). A unit that joins with the same
+//! sources delivers later batches; fragments are counted for the unit that they came from.
 
 use super::deadlines::Deadlines;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
-use super::recovery::OnReadoutLoss;
+use super::recovery::{Membership, OnReadoutLoss, ReadoutMember};
 use super::report::{BuilderReport, SlotReport, SlotState, UnfinishedCause};
 use super::summary::{BatchOutcome, Totals};
 use super::types::{
-    BuIndex, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
 use std::collections::VecDeque;
 
@@ -95,11 +96,14 @@ pub struct Builder {
     index: BuIndex,
     plan: Plan,
     slots: Vec<Slot>,
-    /// Fragments that arrived in the slot's current generation, by slot and readout unit.
-    arrived: Vec<Option<u32>>,
-    /// Whether the packets of a lost readout unit are missing in the slot's batch, by slot and readout unit.
+    /// Fragments that arrived in the slot's current generation and their sender, by slot and readout unit at the start.
+    arrived: Vec<Option<(RuIndex, u32)>>,
+    /// Whether the packets of a lost readout unit are missing in the slot's batch, by slot and readout unit at the start.
     absent: Vec<bool>,
+    /// By readout unit with restarts.
     arrived_total: Vec<u64>,
+    /// By readout unit at the start: the unit with its sources. The run goes on without lost ones.
+    readouts: Vec<ReadoutMember>,
     /// From assignment to the last arrival, then from there to the outcome.
     deadlines: Deadlines,
     complete: VecDeque<SlotIndex>,
@@ -108,8 +112,8 @@ pub struct Builder {
     events_assigned: u64,
     rejected: [u64; ProtocolError::ALL.len()],
     readouts_lost: Vec<bool>,
-    /// Readout units that the run goes on without.
-    excluded: Vec<bool>,
+    /// Readout units that the run went on without.
+    excluded: Vec<RuIndex>,
     card_lost: bool,
     phase: Phase,
     cause: StopCause,
@@ -119,6 +123,18 @@ pub struct Builder {
 }
 
 impl Builder {
+    /// A builder unit that joins the run.
+    pub fn join(index: BuIndex, plan: Plan, membership: &Membership, now: Instant) -> Builder {
+        let mut builder = Builder::new(index, plan, now);
+        for (present, member) in builder.readouts.iter_mut().zip(&membership.readouts) {
+            *present = *member;
+        }
+        for ru in 0..builder.readouts.len() {
+            builder.readouts_lost[ru] = builder.readouts[ru].is_lost;
+        }
+        builder
+    }
+
     /// Builder unit `index` at the start of a run: all its slots are granted at once.
     pub fn new(index: BuIndex, plan: Plan, now: Instant) -> Builder {
         let slots = usize::from(plan.slots[index.index()].get());
@@ -137,7 +153,14 @@ impl Builder {
             slots: vec![free; slots],
             arrived: vec![None; slots * readouts],
             absent: vec![false; slots * readouts],
-            arrived_total: vec![0; readouts],
+            arrived_total: vec![0; plan.readout_members()],
+            readouts: (0..readouts)
+                .map(|ru| ReadoutMember {
+                    index: RuIndex(ru as u16),
+                    is_lost: false,
+                    first_batch: BatchId(0),
+                })
+                .collect(),
             deadlines: Deadlines::new(slots),
             complete: VecDeque::with_capacity(slots),
             processing: 0,
@@ -145,7 +168,7 @@ impl Builder {
             events_assigned: 0,
             rejected: [0; ProtocolError::ALL.len()],
             readouts_lost: vec![false; readouts],
-            excluded: vec![false; readouts],
+            excluded: Vec::new(),
             card_lost: false,
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
@@ -172,8 +195,11 @@ impl Builder {
             Message::Stop { cause } => self.stop(cause, now + 3 * self.plan.drain_timeout),
             Message::Drain => self.drain(now),
             Message::Heartbeat => {}
-            Message::Lost { unit: Unit::Readout(ru) } if ru.index() < self.excluded.len() => {
+            Message::Lost { unit: Unit::Readout(ru) } if ru.index() < self.arrived_total.len() => {
                 self.exclude_readout(ru, now);
+            }
+            Message::Joined { readout, first_batch } if readout.index() < self.arrived_total.len() => {
+                self.readout_joined(readout, first_batch);
             }
             _ => {
                 self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::UnexpectedMessage })
@@ -191,7 +217,7 @@ impl Builder {
     /// # Errors
     /// The violation of the protocol. It is counted and reported to the manager, which stops the run.
     pub fn begin_arrival(&mut self, ru: RuIndex, immediate: Immediate) -> Result<Arrival, ProtocolError> {
-        if self.excluded[ru.index()] {
+        if self.is_excluded(ru) {
             // Its connection is being closed.
             return Err(ProtocolError::StaleArrival);
         }
@@ -229,14 +255,20 @@ impl Builder {
         }
     }
 
-    /// Whether the batch in that slot is complete without the packets of that readout unit, because it is lost.
+    /// Whether the batch in that slot is complete without the packets of that readout unit's sources, because it was lost.
     pub fn is_absent(&self, slot: SlotIndex, ru: RuIndex) -> bool {
         self.absent[self.cell(slot.index(), ru)]
     }
 
     /// Whether the run goes on without that readout unit. Its connection must not deliver any more.
     pub fn is_excluded(&self, ru: RuIndex) -> bool {
-        self.excluded[ru.index()]
+        let member = self.readouts[self.plan.readout_role(ru).index()];
+        member.is_lost || member.index != ru
+    }
+
+    /// The readout unit that has the sources of readout unit `role` at the start of the run, or had them last.
+    pub fn readout_member(&self, role: RuIndex) -> ReadoutMember {
+        self.readouts[role.index()]
     }
 
     /// Whether the unit waits only for the outcomes of complete batches.
@@ -270,8 +302,8 @@ impl Builder {
         self.done += outcome;
         for ru in 0..self.plan.readouts() {
             let ru = RuIndex(ru as u16);
-            let missing =
-                self.plan.expected_fragments(ru, batch.events) - self.arrived[self.cell(at, ru)].unwrap_or(0);
+            let arrived = self.arrived[self.cell(at, ru)].map_or(0, |(_, fragments)| fragments);
+            let missing = self.plan.expected_fragments(ru, batch.events) - arrived;
             if missing > 0 {
                 self.outbox.push_back(Message::MissingFragments {
                     builder: self.index,
@@ -306,7 +338,12 @@ impl Builder {
     /// A readout unit died. Its undelivered fragments count as lost with it. Ignored once the run stops,
     /// because readout units may then exit.
     pub fn handle_readout_lost(&mut self, ru: RuIndex) {
-        if self.phase == Phase::Running && !std::mem::replace(&mut self.readouts_lost[ru.index()], true) {
+        let role = self.plan.readout_role(ru).index();
+        let is_present = !self.is_excluded(ru);
+        if self.phase == Phase::Running
+            && is_present
+            && !std::mem::replace(&mut self.readouts_lost[role], true)
+        {
             self.fault(StopCause::Lost(Unit::Readout(ru)));
         }
     }
@@ -370,7 +407,7 @@ impl Builder {
     }
 
     fn cell(&self, slot: usize, ru: RuIndex) -> usize {
-        slot * self.plan.readouts() + ru.index()
+        slot * self.plan.readouts() + self.plan.readout_role(ru).index()
     }
 
     fn check_arrival(&self, ru: RuIndex, immediate: Immediate) -> Result<Arrival, ProtocolError> {
@@ -397,11 +434,13 @@ impl Builder {
 
     /// A batch did not arrive, or was not processed, in time.
     fn report_late(&mut self, at: usize, batch: Batch) {
-        let arrived = &self.arrived[self.cell(at, RuIndex(0))..][..self.plan.readouts()];
-        let late = (0..).map(RuIndex).zip(arrived).filter(|(_, arrived)| arrived.is_none());
-        let late: Vec<RuIndex> = late.map(|(ru, _)| ru).filter(|ru| !self.excluded[ru.index()]).collect();
+        let present = self.readouts.iter().filter(|member| !member.is_lost);
+        let present = present.filter(|member| !self.absent[self.cell(at, member.index)]);
+        let present: Vec<RuIndex> = present.map(|member| member.index).collect();
+        let late: Vec<RuIndex> =
+            present.iter().copied().filter(|ru| self.arrived[self.cell(at, *ru)].is_none()).collect();
         // If no unit has delivered, none of them is to blame more than others.
-        let is_single = self.slots[at].state == State::Filling && late.len() < usize::from(self.present());
+        let is_single = self.slots[at].state == State::Filling && late.len() < present.len();
         if is_single && self.plan.recovery.readout != OnReadoutLoss::Stop {
             for readout in late {
                 self.fault(StopCause::ReadoutLate { by: self.index, readout });
@@ -411,17 +450,22 @@ impl Builder {
         }
     }
 
-    /// Number of readout units that are not lost.
-    fn present(&self) -> u16 {
-        self.excluded.iter().filter(|excluded| !**excluded).count() as u16
+    /// A readout unit has the sources of one that was lost, from that batch on.
+    fn readout_joined(&mut self, ru: RuIndex, first_batch: BatchId) {
+        let role = self.plan.readout_role(ru).index();
+        self.readouts[role] = ReadoutMember { index: ru, is_lost: false, first_batch };
+        self.readouts_lost[role] = false;
     }
 
     /// The run goes on without that readout unit.
     fn exclude_readout(&mut self, ru: RuIndex, now: Instant) {
-        if std::mem::replace(&mut self.excluded[ru.index()], true) {
+        if self.is_excluded(ru) {
             return;
         }
-        self.readouts_lost[ru.index()] = true;
+        let role = self.plan.readout_role(ru).index();
+        self.readouts[role].is_lost = true;
+        self.readouts_lost[role] = true;
+        self.excluded.push(ru);
         for at in 0..self.slots.len() {
             if self.slots[at].state == State::Filling && self.slots[at].batch.is_some() {
                 self.mark_absent(at, ru);
@@ -476,9 +520,10 @@ impl Builder {
         (entry.batch, entry.again) = (Some(batch), again);
         self.events_assigned += u64::from(batch.events);
         self.deadlines.start(at, now + self.plan.timeout);
-        for ru in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
-            if self.excluded[ru.index()] {
-                self.mark_absent(at, ru);
+        for role in 0..self.readouts.len() {
+            let member = self.readouts[role];
+            if member.is_lost || batch.id < member.first_batch {
+                self.mark_absent(at, member.index);
             }
         }
         self.queue_if_complete(at, now);
@@ -495,7 +540,7 @@ impl Builder {
             return Err(ProtocolError::TooManyFragments);
         }
         let cell = self.cell(at, ru);
-        self.arrived[cell] = Some(fragments);
+        self.arrived[cell] = Some((ru, fragments));
         self.arrived_total[ru.index()] += u64::from(fragments);
         self.slots[at].arrivals += 1;
         self.queue_if_complete(at, now);
@@ -509,9 +554,11 @@ impl Builder {
         };
         // Fragments that arrived before the assignment were checked against a full batch only.
         for ru in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
-            if self.arrived[self.cell(at, ru)] > Some(self.plan.expected_fragments(ru, batch.events)) {
+            if let Some((by, fragments)) = self.arrived[self.cell(at, ru)]
+                && fragments > self.plan.expected_fragments(ru, batch.events)
+            {
                 let error = ProtocolError::TooManyFragments;
-                return self.fault(StopCause::Protocol { by: Unit::Readout(ru), error });
+                return self.fault(StopCause::Protocol { by: Unit::Readout(by), error });
             }
         }
         self.slots[at].state = State::Processing;
@@ -532,7 +579,8 @@ impl Builder {
             self.cause = cause;
             self.phase = Phase::Stopping { until };
             if let StopCause::Lost(Unit::Readout(ru)) = cause
-                && let Some(lost) = self.readouts_lost.get_mut(ru.index())
+                && !self.is_excluded(ru)
+                && let Some(lost) = self.readouts_lost.get_mut(self.plan.readout_role(ru).index())
             {
                 *lost = true;
             }
@@ -563,12 +611,7 @@ impl Builder {
             arrived: self.arrived_total.clone(),
             slots,
             rejected_arrivals: rejected.collect(),
-            excluded: (0..)
-                .map(RuIndex)
-                .zip(&self.excluded)
-                .filter(|(_, excluded)| **excluded)
-                .map(|(ru, _)| ru)
-                .collect(),
+            excluded: self.excluded.clone(),
         });
     }
 
@@ -587,9 +630,8 @@ impl Builder {
             }
             State::Filling => UnfinishedCause::Stopped,
         };
-        let indexed = arrived.iter().enumerate();
-        let arrived = indexed.filter_map(|(ru, count)| count.map(|count| (RuIndex(ru as u16), count)));
-        let state = SlotState::Unfinished { batch: slot.batch, arrived: arrived.collect(), cause };
+        let arrived = arrived.iter().flatten().copied().collect();
+        let state = SlotState::Unfinished { batch: slot.batch, arrived, cause };
         SlotReport { generation: slot.generation, state }
     }
 }
@@ -775,6 +817,48 @@ mod tests {
         assign(&mut builder, 0, 2, 9);
         arrive(&mut builder, 1, 0, 2, 12).unwrap();
         assert!(builder.poll_complete_batch().is_some() && builder.is_absent(SLOT, RuIndex(0)));
+    }
+
+    #[test]
+    fn a_readout_unit_that_joins_delivers_from_its_first_batch() {
+        let mut plan = small(&[2, 3], &[2, 2], 100, 4);
+        plan.recovery.restarts = 1;
+        let mut builder = Builder::new(BuIndex(0), plan, START);
+        assign(&mut builder, 0, 1, 7);
+        arrive(&mut builder, 0, 0, 1, 8).unwrap();
+        arrive(&mut builder, 1, 0, 1, 12).unwrap();
+        builder.poll_complete_batch().unwrap();
+        arrive(&mut builder, 0, 1, 1, 8).unwrap();
+        builder.handle_message(Message::Lost { unit: Unit::Readout(RuIndex(0)) }, START);
+        let (readout, first_batch) = (RuIndex(2), BatchId(9));
+        builder.handle_message(Message::Joined { readout, first_batch }, START);
+        assert!(builder.is_excluded(RuIndex(0)) && !builder.is_excluded(readout));
+        // A late notice of the lost unit is not about the one that joined.
+        builder.handle_message(Message::Lost { unit: Unit::Readout(RuIndex(0)) }, START);
+        builder.handle_readout_lost(RuIndex(0));
+        // Batch 8 is older: it has what had arrived before.
+        assign(&mut builder, 1, 1, 8);
+        assert_eq!(arrive(&mut builder, 0, 1, 1, 8), Err(ProtocolError::StaleArrival));
+        arrive(&mut builder, 1, 1, 1, 12).unwrap();
+        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SlotIndex(1), RuIndex(0)));
+        let whole =
+            BatchOutcome { built: BatchCounts { events: 4, fragments: 20 }, ..BatchOutcome::default() };
+        builder.handle_processed(SLOT, whole).unwrap();
+        assign(&mut builder, 0, 2, 9);
+        arrive(&mut builder, 1, 0, 2, 12).unwrap();
+        assert_eq!(builder.poll_complete_batch(), None);
+        arrive(&mut builder, 2, 0, 2, 7).unwrap();
+        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SLOT, RuIndex(0)));
+        // A batch that is assigned again from before has no packets of it.
+        builder.handle_processed(SlotIndex(1), whole).unwrap();
+        assign(&mut builder, 1, 2, 6);
+        arrive(&mut builder, 1, 1, 2, 12).unwrap();
+        assert!(builder.poll_complete_batch().is_some() && builder.is_absent(SlotIndex(1), readout));
+        builder.handle_message(Message::Stop { cause: StopCause::Requested }, START);
+        builder.handle_card_lost();
+        builder.handle_message(Message::Drain, START);
+        let report = builder.poll_report().unwrap();
+        assert_eq!((report.arrived, report.excluded), (vec![16, 48, 7, 0], vec![RuIndex(0)]));
     }
 
     #[test]

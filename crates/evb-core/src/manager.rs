@@ -4,7 +4,10 @@
 //! batches go to different builder units. A builder unit without credits is skipped. Without a credit nothing
 //! is assigned, so memory is bounded everywhere.
 //!
-//! The private module `recovery` has the rules for lost units that the run goes on without.
+//! If events become available over time, a batch is assigned when it is full, or shorter when its events have waited for
+//! the plan's `batch_timeout`.
+//!
+//! The private module `recovery` has the rules for lost units that the run goes on without, and for units that join.
 
 mod recovery;
 
@@ -16,7 +19,7 @@ use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, Ru
 use super::shaping::{RoundRobin, TrafficShaping};
 use super::summary::{BatchOutcome, RunSummary, Totals};
 use super::types::{
-    BatchId, BuIndex, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, EventNumber, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
 };
 use recovery::Rebuild;
 use std::collections::VecDeque;
@@ -84,7 +87,9 @@ enum Slot {
 
 /// Whether a builder unit gets batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Membership {
+enum BuilderState {
+    /// A restart that has not joined.
+    Vacant,
     Active,
     /// Not before another builder unit is lost.
     Spare,
@@ -115,20 +120,30 @@ enum Phase {
 struct Builder {
     /// Index of its first slot in the tables over all slots.
     base: usize,
-    membership: Membership,
+    membership: BuilderState,
     credits: VecDeque<SlotIndex>,
     events_assigned: u64,
     done: Totals,
-    /// Fragments missing in batches done, by readout unit.
-    missing: Vec<u64>,
+    /// Fragments in batches done, by readout unit with restarts.
+    arrived: Vec<u64>,
     /// `MissingFragments` messages whose `Done` has not arrived.
     missing_reports: Vec<(RuIndex, u32)>,
     report: PendingReport<BuilderReport>,
 }
 
+/// The readout unit that has one set of sources, or had them last.
+#[derive(Clone, Copy, Debug)]
+struct CurrentReadout {
+    index: RuIndex,
+    /// Batches before this one are of an earlier unit.
+    first_batch: BatchId,
+}
+
 /// The final report of a unit.
 #[derive(Debug)]
 enum PendingReport<Report> {
+    /// The unit is a restart that has not joined.
+    Vacant,
     Awaited,
     Received(Report),
     /// The unit died or did not report in time.
@@ -140,8 +155,9 @@ impl<Report> PendingReport<Report> {
         matches!(self, PendingReport::Awaited)
     }
 
+    /// Whether the unit is not there, and has not reported.
     fn is_lost(&self) -> bool {
-        matches!(self, PendingReport::Lost)
+        matches!(self, PendingReport::Lost | PendingReport::Vacant)
     }
 
     /// Stores a report. A report after the bound is exact all the same, so the unit no longer counts as lost.
@@ -157,13 +173,13 @@ impl<Report> PendingReport<Report> {
     fn received(&self) -> Option<&Report> {
         match self {
             PendingReport::Received(report) => Some(report),
-            PendingReport::Awaited | PendingReport::Lost => None,
+            PendingReport::Vacant | PendingReport::Awaited | PendingReport::Lost => None,
         }
     }
 
-    /// Marks the unit lost, unless it has reported.
+    /// Marks the unit lost, unless it has reported or never joined.
     fn mark_lost(&mut self) -> bool {
-        if matches!(self, PendingReport::Received(_)) {
+        if matches!(self, PendingReport::Received(_) | PendingReport::Vacant) {
             return false;
         }
         *self = PendingReport::Lost;
@@ -176,11 +192,15 @@ impl<Report> PendingReport<Report> {
 pub struct Manager {
     plan: Plan,
     next_batch: BatchId,
-    /// Batches before this one may be assigned.
+    /// Events of the run in batches before `next_batch`.
+    events_cut: u64,
+    /// Events of the run that are there, from its first.
     available: u64,
+    /// Since when events are there that are in no batch.
+    waiting_since: Option<Instant>,
     /// No batch is assigned.
     paused: bool,
-    batches_done: u64,
+    events_done: u64,
     /// Batches of lost builder units, in order.
     rebuild: VecDeque<Rebuild>,
     /// Readout units keep batches before this one until all are done, because a builder unit was lost.
@@ -189,11 +209,22 @@ pub struct Manager {
     recovered: Vec<Unit>,
     /// Those whose processes have to be ended.
     excluded: VecDeque<Unit>,
+    /// Those whose restarts may join.
+    departed: VecDeque<Unit>,
     done: Totals,
     slots: Vec<(Generation, Slot)>,
     deadlines: Deadlines,
     builders: Vec<Builder>,
+    /// By readout unit with restarts.
     readouts: Vec<PendingReport<ReadoutReport>>,
+    /// By readout unit at the start.
+    current_readouts: Vec<CurrentReadout>,
+    /// First batches of readout units that were replaced, by readout unit with restarts.
+    first_batches: Vec<BatchId>,
+    /// Restarts that have joined.
+    joined: Vec<Unit>,
+    /// The run has no readout unit or no builder unit, and waits for one until then.
+    waits_for_unit: Option<(Instant, StopCause)>,
     round_robin: RoundRobin,
     phase: Phase,
     cause: StopCause,
@@ -214,13 +245,20 @@ impl Manager {
                 let slots = usize::from(slots.get());
                 let builder = Builder {
                     base,
-                    membership: if plan.is_spare(bu) { Membership::Spare } else { Membership::Active },
+                    membership: match plan.is_restart(Unit::Builder(bu)) {
+                        true => BuilderState::Vacant,
+                        false if plan.is_spare(bu) => BuilderState::Spare,
+                        false => BuilderState::Active,
+                    },
                     credits: VecDeque::with_capacity(slots),
                     events_assigned: 0,
                     done: Totals::default(),
-                    missing: vec![0; plan.readouts()],
+                    arrived: vec![0; plan.readout_members()],
                     missing_reports: Vec::with_capacity(plan.readouts()),
-                    report: PendingReport::Awaited,
+                    report: match plan.is_restart(Unit::Builder(bu)) {
+                        true => PendingReport::Vacant,
+                        false => PendingReport::Awaited,
+                    },
                 };
                 base += slots;
                 builder
@@ -228,19 +266,33 @@ impl Manager {
             .collect();
         Manager {
             next_batch: BatchId(0),
+            events_cut: 0,
             available: u64::MAX,
+            waiting_since: None,
             paused: false,
-            batches_done: 0,
+            events_done: 0,
             rebuild: VecDeque::new(),
             release: None,
             recovered: Vec::new(),
             excluded: VecDeque::new(),
+            departed: VecDeque::new(),
             done: Totals::default(),
             slots: vec![(Generation(0), Slot::Busy); base],
             deadlines: Deadlines::new(base),
             round_robin: RoundRobin::new(builders.len(), 0),
             builders,
-            readouts: (0..plan.readouts()).map(|_| PendingReport::Awaited).collect(),
+            readouts: (0..plan.readout_members())
+                .map(|ru| match plan.is_restart(Unit::Readout(RuIndex(ru as u16))) {
+                    true => PendingReport::Vacant,
+                    false => PendingReport::Awaited,
+                })
+                .collect(),
+            current_readouts: (0..plan.readouts())
+                .map(|ru| CurrentReadout { index: RuIndex(ru as u16), first_batch: BatchId(0) })
+                .collect(),
+            first_batches: vec![BatchId(0); plan.readout_members()],
+            joined: Vec::new(),
+            waits_for_unit: None,
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
             next_heartbeat: now,
@@ -293,12 +345,12 @@ impl Manager {
             Unit::Manager => (false, false),
             Unit::Readout(ru) => {
                 let goes_on = !self.readouts[ru.index()].is_received()
-                    && self.exclude_readout(ru, StopCause::Lost(unit));
+                    && self.exclude_readout(ru, StopCause::Lost(unit), now);
                 (self.readouts[ru.index()].mark_lost(), goes_on)
             }
             Unit::Builder(bu) => {
                 let lost = self.builders[bu.index()].report.mark_lost();
-                (lost, lost && self.remove_builder(bu))
+                (lost, lost && self.remove_builder(bu, now))
             }
         };
         if !lost || goes_on {
@@ -313,16 +365,41 @@ impl Manager {
         self.advance(now);
     }
 
-    /// The events of the first `batches` batches are available. Without a call, all events are available from the start.
+    /// The first `events` events of the run are available. Without a call, all events are available from the start.
     ///
     /// With the barrel shifter, batches are assigned in rounds of one for each builder unit (see [`shaping`](super::shaping)).
-    pub fn handle_available(&mut self, batches: u64) {
-        let all = self.plan.batches().get();
-        let active = self.builders.iter().filter(|unit| unit.membership == Membership::Active).count();
-        self.available = match self.plan.traffic_shaping {
-            TrafficShaping::BarrelShifter if batches < all => batches - batches % active.max(1) as u64,
-            _ => batches,
-        };
+    pub fn handle_available(&mut self, events: u64, now: Instant) {
+        self.available = events;
+        if events <= self.events_cut {
+            self.waiting_since = None;
+        } else {
+            self.waiting_since.get_or_insert(now);
+        }
+    }
+
+    /// The next batch of the run that may be assigned.
+    fn cut_batch(&self, now: Instant) -> Option<Batch> {
+        let full = u64::from(self.plan.batch.get());
+        let run = self.plan.events.get();
+        let end = self.available.min(run);
+        let waiting = end.checked_sub(self.events_cut).filter(|&events| events > 0)?;
+        let first_event = EventNumber(self.plan.first_event.0 + self.events_cut);
+        let batch = |events: u64| Batch { id: self.next_batch, first_event, events: events.min(full) as u16 };
+        let is_due = self.batch_due().is_some_and(|due| due <= now);
+        if end == run || is_due {
+            return Some(batch(waiting));
+        }
+        let mut batches = self.next_batch.0 + waiting / full;
+        if self.plan.traffic_shaping == TrafficShaping::BarrelShifter {
+            let active = self.builders.iter().filter(|unit| unit.membership == BuilderState::Active).count();
+            batches -= batches % active.max(1) as u64;
+        }
+        (self.next_batch.0 < batches).then(|| batch(full))
+    }
+
+    /// When events that wait are assigned in a shorter batch.
+    fn batch_due(&self) -> Option<Instant> {
+        Some(self.waiting_since? + self.plan.batch_timeout?)
     }
 
     /// The operator pauses or resumes the run. While it is paused, batches in flight are finished and no batch is assigned.
@@ -348,10 +425,10 @@ impl Manager {
     /// A builder unit's final report.
     pub fn handle_builder_report(&mut self, bu: BuIndex, report: BuilderReport, now: Instant) {
         let cause = report.cause;
-        if self.phase == Phase::Finished || self.builders[bu.index()].membership == Membership::Gone {
+        if self.phase == Phase::Finished || self.builders[bu.index()].membership == BuilderState::Gone {
             return;
         }
-        let is_excluded = matches!(self.builders[bu.index()].membership, Membership::Excluded { .. });
+        let is_excluded = matches!(self.builders[bu.index()].membership, BuilderState::Excluded { .. });
         if is_excluded && self.phase == Phase::Running {
             self.settle_builder(bu, &report, now);
             self.builders[bu.index()].report.receive(report);
@@ -373,8 +450,8 @@ impl Manager {
         let rebuild = self.rebuild.front().copied();
         let batch = match rebuild {
             Some(rebuild) => rebuild.batch,
-            None if self.paused || self.next_batch.0 >= self.available => return None,
-            None => self.plan.batch(self.next_batch)?,
+            None if self.paused || !self.has_readout() => return None,
+            None => self.cut_batch(now)?,
         };
         let builder_at = self.round_robin.next_ready()?;
         let builder = BuIndex(builder_at as u16);
@@ -392,7 +469,13 @@ impl Manager {
                 self.rebuild.pop_front();
                 self.slots[from].1 = Slot::Moved { batch, again: true };
             }
-            None => self.next_batch.0 += 1,
+            None => {
+                self.next_batch.0 += 1;
+                self.events_cut += u64::from(batch.events);
+                // The events that are left may have come at any time before.
+                self.waiting_since =
+                    self.waiting_since.filter(|_| self.events_cut < self.available).map(|_| now);
+            }
         }
         let again = rebuild.is_some();
         let assignment = Assignment { batch, builder, slot, generation: self.slots[at].0, again };
@@ -404,7 +487,8 @@ impl Manager {
         let due = match self.phase {
             Phase::Running => {
                 let exclusion = self.exclusion_timeout().map(|(until, _)| until);
-                self.deadlines.earliest().into_iter().chain(exclusion).fold(self.next_heartbeat, Instant::min)
+                let due = exclusion.into_iter().chain(self.assignable_batch_due());
+                self.deadlines.earliest().into_iter().chain(due).fold(self.next_heartbeat, Instant::min)
             }
             Phase::StoppingReadouts { until } | Phase::StoppingBuilders { until } => {
                 until.min(self.next_heartbeat)
@@ -465,8 +549,14 @@ impl Manager {
             Unit::Builder(bu) => self
                 .builders
                 .get(bu.index())
-                .is_none_or(|unit| unit.report.is_lost() || unit.membership == Membership::Gone),
+                .is_none_or(|unit| unit.report.is_lost() || unit.membership == BuilderState::Gone),
         }
+    }
+
+    /// [`batch_due`](Self::batch_due) while a batch could be assigned.
+    fn assignable_batch_due(&self) -> Option<Instant> {
+        let is_idle = self.paused || !self.has_readout() || !self.round_robin.has_ready();
+        self.batch_due().filter(|_| !is_idle)
     }
 
     fn slot_at(&self, builder: BuIndex, slot: SlotIndex) -> Result<usize, ProtocolError> {
@@ -492,9 +582,9 @@ impl Manager {
         }
         (*last, *state) = (generation, Slot::Granted);
         let unit = &mut self.builders[builder.index()];
-        if matches!(unit.membership, Membership::Active | Membership::Spare) {
+        if matches!(unit.membership, BuilderState::Active | BuilderState::Spare) {
             unit.credits.push_back(slot);
-            self.round_robin.set_ready(builder.index(), unit.membership == Membership::Active);
+            self.round_robin.set_ready(builder.index(), unit.membership == BuilderState::Active);
         }
         Ok(())
     }
@@ -517,12 +607,12 @@ impl Manager {
         missing: u32,
     ) -> Result<(), ProtocolError> {
         let batch = self.assigned(self.slot_at(builder, slot)?, generation)?;
-        if readout.index() >= self.readouts.len() {
+        if readout.index() >= self.plan.readouts() {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
         let missing_reports = &mut self.builders[builder.index()].missing_reports;
         if missing > self.plan.expected_fragments(readout, batch.events)
-            || missing_reports.len() == self.readouts.len()
+            || missing_reports.len() == self.plan.readouts()
         {
             return Err(ProtocolError::TooManyFragments);
         }
@@ -549,18 +639,40 @@ impl Manager {
         }
         self.slots[at].1 = Slot::Busy;
         self.deadlines.stop(at);
-        let unit = &mut self.builders[builder.index()];
-        unit.done += outcome;
-        for (ru, missing) in unit.missing_reports.drain(..) {
-            unit.missing[ru.index()] += u64::from(missing);
+        let mut missing_reports = std::mem::take(&mut self.builders[builder.index()].missing_reports);
+        for role in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
+            let missing: u32 =
+                missing_reports.iter().filter(|(ru, _)| *ru == role).map(|(_, missing)| missing).sum();
+            let sender = self.sender_of(role, id);
+            let expected = self.plan.expected_fragments(role, batch.events);
+            let arrived = u64::from(expected.saturating_sub(missing));
+            self.builders[builder.index()].arrived[sender.index()] += arrived;
         }
+        missing_reports.clear();
+        let unit = &mut self.builders[builder.index()];
+        unit.missing_reports = missing_reports;
+        unit.done += outcome;
         self.done += outcome;
-        self.batches_done += 1;
+        self.events_done += u64::from(batch.events);
         self.release_batches();
-        if self.batches_done == self.plan.batches().get() {
+        self.finish_if_all_done(now);
+        Ok(())
+    }
+
+    fn finish_if_all_done(&mut self, now: Instant) {
+        if self.events_done == self.plan.events.get() {
             self.stop(StopCause::EndOfRun, now);
         }
-        Ok(())
+    }
+
+    /// The readout unit that sends a batch's packets of the sources of `role`.
+    fn sender_of(&self, role: RuIndex, batch: BatchId) -> RuIndex {
+        let mut member = self.current_readouts[role.index()].index;
+        let n = self.plan.readouts();
+        while member.index() >= n && batch < self.first_batches[member.index()] {
+            member = RuIndex(member.0 - n as u16);
+        }
+        member
     }
 
     /// Starts the stopping sequence if it is not running. The first cause counts.
@@ -613,17 +725,15 @@ impl Manager {
                     }
                     _ => None,
                 });
-            let events = unit.done.events();
-            let arrived = self.plan.sources.iter().zip(&unit.missing);
             BuilderView {
                 events_assigned: unit.events_assigned,
                 done: unit.done,
-                arrived: arrived.map(|(n, missing)| events * u64::from(n.get()) - missing).collect(),
+                arrived: unit.arrived.clone(),
                 unfinished: unfinished.collect(),
             }
         });
-        let recovered = self.recovered.clone();
-        ManagerReport { cause: self.cause, builders: views.collect(), recovered }
+        let (recovered, joined) = (self.recovered.clone(), self.joined.clone());
+        ManagerReport { cause: self.cause, builders: views.collect(), recovered, joined }
     }
 
     fn close(&self) -> RunSummary {
@@ -634,8 +744,10 @@ impl Manager {
 #[cfg(test)]
 mod tests {
     use super::super::plan::small;
+    use super::super::recovery::{OnBuilderLoss, OnReadoutLoss, ReadoutMember, RecoveryPolicy};
     use super::super::summary::BatchCounts;
     use super::*;
+    use std::time::Duration;
 
     const NOW: Instant = Instant::from_nanos(1_000);
 
@@ -697,12 +809,102 @@ mod tests {
     fn available_batches_are_assigned_in_rounds_except_the_last() {
         let mut manager = manager(&[3, 3]);
         (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
-        manager.handle_available(1);
+        manager.handle_available(7, NOW);
         assert_eq!(assigned(&mut manager), []);
-        manager.handle_available(2);
+        manager.handle_available(8, NOW);
         assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 1, 0)]);
-        manager.handle_available(3);
+        manager.handle_available(12, NOW);
         assert_eq!(assigned(&mut manager), [(2, 0, 1)]);
+    }
+
+    #[test]
+    fn events_that_wait_for_the_batch_timeout_are_assigned_in_a_shorter_batch() {
+        let mut manager = manager(&[3, 3]);
+        let timeout = Duration::from_millis(7);
+        manager.plan.batch_timeout = Some(timeout);
+        (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
+        manager.handle_available(0, NOW);
+        manager.handle_timeout(NOW);
+        while manager.poll_transmit(NOW).is_some() {}
+        let assignments = |manager: &mut Manager, now| -> Vec<(u64, u16)> {
+            let sent = std::iter::from_fn(|| manager.poll_transmit(now));
+            sent.filter_map(|transmit| match transmit.message {
+                Message::Assign(a) => Some((a.batch.first_event.0, a.batch.events)),
+                _ => None,
+            })
+            .collect()
+        };
+        assert_eq!(manager.poll_timeout(), Some(manager.next_heartbeat));
+        manager.handle_available(3, NOW);
+        manager.handle_available(5, NOW + timeout / 2);
+        assert_eq!(manager.poll_timeout(), Some(NOW + timeout));
+        assert_eq!(assignments(&mut manager, NOW + timeout / 2), []);
+        // The round of both builder units is not full; the waiting events are assigned.
+        assert_eq!(assignments(&mut manager, NOW + timeout), [(100, 4)]);
+        assert_eq!(assignments(&mut manager, NOW + 2 * timeout), [(104, 1)]);
+        // The rest of the run needs no timeout, and two batches of the run are shorter than the others.
+        manager.handle_available(12, NOW + 2 * timeout);
+        assert_eq!(assignments(&mut manager, NOW + 2 * timeout), [(105, 4), (109, 3)]);
+        assert_eq!(manager.progress().assigned, 4);
+    }
+
+    /// A manager of two readout units and two builder units with a slot each, all of which may join again once.
+    fn restartable() -> Manager {
+        let mut plan = small(&[2, 3], &[1, 1, 1, 1], 100, 4);
+        plan.recovery = RecoveryPolicy {
+            builder: OnBuilderLoss::Rebuild,
+            readout: OnReadoutLoss::Deliver,
+            restarts: 1,
+            join_timeout: Duration::from_secs(1),
+            ..RecoveryPolicy::default()
+        };
+        Manager::new(plan, NOW)
+    }
+
+    #[test]
+    fn a_restarted_readout_unit_joins_at_the_next_batch() {
+        let mut manager = restartable();
+        let (first, again) = (Unit::Readout(RuIndex(1)), Unit::Readout(RuIndex(3)));
+        assert_eq!((manager.join_candidate(first), manager.handle_joined(again)), (None, None));
+        (0..2).for_each(|builder| grant(&mut manager, builder, 0, 1));
+        assert_eq!(assigned(&mut manager).len(), 2);
+        manager.handle_lost(first, NOW);
+        assert_eq!((manager.poll_departed(), manager.join_candidate(first)), (Some(first), Some(again)));
+        sent(&mut manager);
+        let membership = manager.handle_joined(again).unwrap();
+        assert_eq!((membership.first_batch, membership.first_event), (BatchId(2), 8));
+        let member = ReadoutMember { index: RuIndex(3), is_lost: false, first_batch: BatchId(2) };
+        assert_eq!(membership.readouts[1], member);
+        assert_eq!(membership.absent_builders, [BuIndex(2), BuIndex(3)]);
+        let joined = Message::Joined { readout: RuIndex(3), first_batch: BatchId(2) };
+        assert_eq!(sent(&mut manager), [joined]);
+        // Batch 1 was sent before, batch 2 comes from the unit that joined.
+        assert_eq!(manager.sender_of(RuIndex(1), BatchId(1)), RuIndex(1));
+        assert_eq!(manager.sender_of(RuIndex(1), BatchId(2)), RuIndex(3));
+        // It may not join a second time.
+        manager.handle_lost(again, NOW);
+        assert_eq!(manager.join_candidate(again), None);
+        assert_eq!(manager.reports().manager.unwrap().joined, [again]);
+    }
+
+    #[test]
+    fn a_run_without_builder_units_waits_for_one_to_join() {
+        let mut manager = restartable();
+        (0..2).for_each(|builder| grant(&mut manager, builder, 0, 1));
+        assert_eq!(assigned(&mut manager).len(), 2);
+        (0..2).for_each(|builder| manager.handle_lost(Unit::Builder(BuIndex(builder)), NOW));
+        sent(&mut manager);
+        let again = manager.join_candidate(Unit::Builder(BuIndex(1)));
+        assert_eq!(again, Some(Unit::Builder(BuIndex(3))));
+        assert!(manager.handle_joined(Unit::Builder(BuIndex(3))).is_some());
+        grant(&mut manager, 3, 0, 1);
+        assert_eq!(assigned(&mut manager), [(0, 3, 0)]);
+        manager.handle_lost(Unit::Builder(BuIndex(3)), NOW);
+        let until = NOW + Duration::from_secs(1);
+        manager.handle_timeout(until);
+        let cause = StopCause::Lost(Unit::Builder(BuIndex(3)));
+        assert!(sent(&mut manager).contains(&Message::Stop { cause }));
+        assert_eq!(manager.join_candidate(Unit::Builder(BuIndex(0))), None);
     }
 
     fn protocol_error_of(messages: &[(u16, Message)]) -> ProtocolError {

@@ -44,7 +44,7 @@ impl ReportMerger {
     pub fn new(plan: Plan) -> ReportMerger {
         ReportMerger {
             manager: None,
-            readouts: (0..plan.readouts()).map(|_| None).collect(),
+            readouts: (0..plan.readout_members()).map(|_| None).collect(),
             builders: (0..plan.builders()).map(|_| None).collect(),
             plan,
         }
@@ -72,7 +72,7 @@ impl ReportMerger {
     /// Adds the manager's report. A report that does not match the plan is ignored, here and for all units.
     pub fn add_manager(&mut self, report: ManagerReport) {
         let fits = report.builders.len() == self.plan.builders()
-            && report.builders.iter().all(|view| view.arrived.len() == self.plan.readouts());
+            && report.builders.iter().all(|view| view.arrived.len() == self.plan.readout_members());
         self.manager = fits.then_some(report);
     }
 
@@ -86,7 +86,7 @@ impl ReportMerger {
 
     /// Adds a builder unit's report.
     pub fn add_builder(&mut self, bu: BuIndex, report: BuilderReport) {
-        let fits = report.arrived.len() == self.plan.readouts()
+        let fits = report.arrived.len() == self.plan.readout_members()
             && self.plan.slots.get(bu.index()).is_some_and(|n| usize::from(n.get()) == report.slots.len());
         if let Some(entry) = self.builders.get_mut(bu.index()) {
             *entry = fits.then_some(report);
@@ -128,6 +128,7 @@ fn empty(cause: StopCause) -> RunSummary {
         cause,
         lost: Vec::new(),
         recovered: Vec::new(),
+        joined: Vec::new(),
         read: FragmentsRead::default(),
         assigned_events: None,
         rebuilt: Counts::default(),
@@ -151,20 +152,43 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
+    /// Whether the unit is a restart that did not join, as far as the reports say.
+    fn has_not_joined(&self, unit: Unit) -> bool {
+        let merger = self.merger;
+        let joined = merger.manager.iter().any(|manager| manager.joined.contains(&unit));
+        let has_traffic = match unit {
+            Unit::Manager => true,
+            Unit::Readout(ru) => {
+                merger.builders.iter().flatten().any(|report| report.arrived[ru.index()] > 0)
+            }
+            Unit::Builder(bu) => {
+                self.readouts.iter().flatten().any(|report| report.sent[bu.index()].batches > 0)
+            }
+        };
+        merger.plan.is_restart(unit) && !joined && (merger.manager.is_some() || !has_traffic)
+    }
+
     fn lost_units(&mut self) {
         let merger = self.merger;
+        let has_not_joined: Vec<Unit> = (0..self.readouts.len())
+            .map(|ru| Unit::Readout(RuIndex(ru as u16)))
+            .chain((0..merger.builders.len()).map(|bu| Unit::Builder(BuIndex(bu as u16))))
+            .filter(|unit| self.has_not_joined(*unit))
+            .collect();
         let lost = &mut self.summary.lost;
         if merger.manager.is_none() {
             lost.push(Unit::Manager);
         }
         if let Some(manager) = &merger.manager {
             self.summary.recovered.clone_from(&manager.recovered);
+            self.summary.joined.clone_from(&manager.joined);
         }
         let missing = |k: usize, gone: bool| gone.then_some(k as u16);
         let readouts = self.readouts.iter().enumerate().filter_map(|(k, r)| missing(k, r.is_none()));
         lost.extend(readouts.map(|k| Unit::Readout(RuIndex(k))));
         let builders = merger.builders.iter().enumerate().filter_map(|(k, r)| missing(k, r.is_none()));
         lost.extend(builders.map(|k| Unit::Builder(BuIndex(k))));
+        lost.retain(|unit| !has_not_joined.contains(unit));
     }
 
     fn expect_equal(&mut self, invariant: Invariant, at: impl Into<String>, left: u64, right: u64) {

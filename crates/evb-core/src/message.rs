@@ -16,6 +16,7 @@
 //! Beat    │ 8  │     │        │      │        │      │         │       │           │         │       │
 //! Lost    │ 9  │     │unit    │index │        │      │         │       │           │         │       │
 //! Release │ 10 │     │        │      │        │      │         │ batch │           │         │       │
+//! Joined  │ 11 │     │unit    │index │        │      │         │ batch │           │         │       │
 //!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
 //! ```
 //!
@@ -94,6 +95,13 @@ pub enum Message {
     Lost {
         /// The unit.
         unit: Unit,
+    },
+    /// Manager to builder units: a readout unit joined. It sends this batch and later ones.
+    Joined {
+        /// The unit.
+        readout: RuIndex,
+        /// Its first batch.
+        first_batch: BatchId,
     },
 }
 
@@ -302,6 +310,11 @@ impl Message {
                 record.put(16, before.0.to_le_bytes());
                 10
             }
+            Message::Joined { readout, first_batch } => {
+                record.put_unit(Unit::Readout(readout));
+                record.put(16, first_batch.0.to_le_bytes());
+                11
+            }
         };
         record.0
     }
@@ -362,6 +375,10 @@ impl Message {
             8 => Message::Heartbeat,
             10 => Message::Release { before: batch },
             9 => Message::Lost { unit: record.unit().ok_or(bad("unit"))? },
+            11 => match record.unit() {
+                Some(Unit::Readout(readout)) => Message::Joined { readout, first_batch: batch },
+                _ => return Err(bad("unit")),
+            },
             _ => return Err(DecodeError::Kind(kind)),
         };
         // One encoding per message: bytes that the kind does not use must be zero.
@@ -440,6 +457,10 @@ mod tests {
             Just(Message::Heartbeat),
             unit().prop_map(|unit| Message::Lost { unit }),
             any::<u64>().prop_map(|before| Message::Release { before: BatchId(before) }),
+            any::<(u16, u64)>().prop_map(|(ru, batch)| Message::Joined {
+                readout: RuIndex(ru),
+                first_batch: BatchId(batch)
+            }),
         ]
     }
 
@@ -450,7 +471,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_has_exactly_one_encoding(kind in 0u8..12, mut bytes: [u8; Message::SIZE]) {
+        fn what_decodes_has_exactly_one_encoding(kind in 0u8..13, mut bytes: [u8; Message::SIZE]) {
             bytes[0] = kind;
             if let Ok(message) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(), bytes);

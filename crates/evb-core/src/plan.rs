@@ -2,12 +2,16 @@
 
 use super::recovery::RecoveryPolicy;
 use super::shaping::TrafficShaping;
-use super::types::{BatchId, BuIndex, EventNumber, RuIndex, SlotIndex};
+use super::types::{BatchId, BuIndex, EventNumber, RuIndex, SlotIndex, Unit};
 use serde::{Deserialize, Serialize};
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::time::Duration;
 
 /// Parameters of a run. Every unit gets the same plan at startup; it does not change afterwards.
+///
+/// A unit that joins again after a loss has an index of its own, so that an index has one account. With n readout units at
+/// the start, unit i has the indices i, i + n for its first restart, i + 2n for the second; likewise builder units.
+/// [`role`](Self::readout_role) is the index at the start.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
     /// Number of the run's first event.
@@ -16,9 +20,12 @@ pub struct Plan {
     pub events: NonZeroU64,
     /// Consecutive events per batch; the last batch may be shorter.
     pub batch: NonZeroU16,
-    /// Sources of each readout unit, by [`RuIndex`]. At least one readout unit.
+    /// Time after which events that are there are assigned in a shorter batch. Without it, a batch waits until it is full.
+    pub batch_timeout: Option<Duration>,
+    /// Sources of each readout unit that starts the run, by [`RuIndex`]. At least one readout unit.
     pub sources: Vec<NonZeroU16>,
-    /// Slots of each builder unit, by [`BuIndex`]. At least one builder unit.
+    /// Slots of each builder unit, by [`BuIndex`]: of those that start the run, then of their restarts. At least one
+    /// builder unit.
     pub slots: Vec<NonZeroU16>,
     /// Batches that a readout unit may have in flight to one builder unit.
     pub window: NonZeroU16,
@@ -75,10 +82,22 @@ impl Plan {
             ("readout units", self.readouts() as u64, 1, u64::from(u16::MAX)),
             ("builder units", self.builders() as u64, 1, u64::from(u16::MAX)),
             (
+                "restarts",
+                self.recovery.restarts.into(),
+                0,
+                (u64::from(u16::MAX) / (self.readouts() as u64).max(1)).saturating_sub(1),
+            ),
+            (
+                "builder units without their restarts",
+                self.builders() as u64 % (1 + u64::from(self.recovery.restarts)),
+                0,
+                0,
+            ),
+            (
                 "spare builder units",
                 self.recovery.spare_builders.into(),
                 0,
-                (self.builders() as u64).saturating_sub(1),
+                (self.initial_builders() as u64).saturating_sub(1),
             ),
             (
                 "fragments of a batch",
@@ -96,19 +115,61 @@ impl Plan {
         }
     }
 
-    /// Number of readout units.
+    /// Number of readout units at a time.
     pub fn readouts(&self) -> usize {
         self.sources.len()
     }
 
-    /// Number of builder units.
+    /// Number of readout units with their restarts.
+    pub fn readout_members(&self) -> usize {
+        self.sources.len() * (1 + usize::from(self.recovery.restarts))
+    }
+
+    /// The index at the start of a readout unit, which may be a restart.
+    pub fn readout_role(&self, ru: RuIndex) -> RuIndex {
+        RuIndex(ru.0 % self.sources.len().max(1) as u16)
+    }
+
+    /// The restart of a readout unit that follows `ru`, if there is one.
+    pub fn next_readout(&self, ru: RuIndex) -> Option<RuIndex> {
+        let next = ru.index() + self.readouts();
+        (next < self.readout_members()).then_some(RuIndex(next as u16))
+    }
+
+    /// Number of builder units with their restarts.
     pub fn builders(&self) -> usize {
         self.slots.len()
     }
 
+    /// Number of builder units that start the run.
+    pub fn initial_builders(&self) -> usize {
+        self.slots.len() / (1 + usize::from(self.recovery.restarts))
+    }
+
+    /// The index at the start of a builder unit, which may be a restart.
+    pub fn builder_role(&self, bu: BuIndex) -> BuIndex {
+        BuIndex(bu.0 % self.initial_builders().max(1) as u16)
+    }
+
+    /// The restart of a builder unit that follows `bu`, if there is one.
+    pub fn next_builder(&self, bu: BuIndex) -> Option<BuIndex> {
+        let next = bu.index() + self.initial_builders();
+        (next < self.builders()).then_some(BuIndex(next as u16))
+    }
+
+    /// Whether a unit is a restart, which is not there at the start of the run.
+    pub fn is_restart(&self, unit: Unit) -> bool {
+        match unit {
+            Unit::Manager => false,
+            Unit::Readout(ru) => ru.index() >= self.readouts(),
+            Unit::Builder(bu) => bu.index() >= self.initial_builders(),
+        }
+    }
+
     /// Whether a builder unit gets batches only once another one is lost.
     pub fn is_spare(&self, builder: BuIndex) -> bool {
-        builder.index() + usize::from(self.recovery.spare_builders) >= self.builders()
+        let initial = self.initial_builders();
+        builder.index() < initial && builder.index() + usize::from(self.recovery.spare_builders) >= initial
     }
 
     /// Number of sources of all readout units.
@@ -121,14 +182,14 @@ impl Plan {
         self.slots.iter().map(|s| usize::from(s.get())).sum()
     }
 
-    /// Number of batches in the run.
+    /// Number of batches in the run, if all but the last are full.
     pub fn batches(&self) -> NonZeroU64 {
         let batch = NonZeroU64::from(self.batch);
         NonZeroU64::new(self.events.get().div_ceil(batch.get()))
             .expect("at least one event makes at least one batch")
     }
 
-    /// The batch with that number; `None` past the end of the run.
+    /// The batch with that number if all before it are full; `None` past the end of the run.
     pub fn batch(&self, id: BatchId) -> Option<Batch> {
         let size = u64::from(self.batch.get());
         let before = id.0.checked_mul(size)?;
@@ -139,7 +200,7 @@ impl Plan {
 
     /// Fragments of a readout unit's sources for that many events if none is missing.
     pub fn expected_fragments(&self, ru: RuIndex, events: u16) -> u32 {
-        NonZeroU32::from(self.sources[ru.index()]).get() * u32::from(events)
+        NonZeroU32::from(self.sources[self.readout_role(ru).index()]).get() * u32::from(events)
     }
 
     /// Whether the slot exists.
@@ -154,6 +215,7 @@ pub(crate) fn small(sources: &[u16], slots: &[u16], events: u64, batch: u16) -> 
         first_event: EventNumber(100),
         events: NonZeroU64::new(events).unwrap(),
         batch: NonZeroU16::new(batch).unwrap(),
+        batch_timeout: None,
         sources: sources.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         slots: slots.iter().map(|&s| NonZeroU16::new(s).unwrap()).collect(),
         window: NonZeroU16::new(4).unwrap(),
@@ -193,6 +255,21 @@ mod tests {
         assert_eq!(plan(|p| p.batch = NonZeroU16::MAX), full);
         assert_eq!(plan(|p| p.first_event.0 = u64::MAX - 9), "10 events: must be 1 to 9");
         assert!(plan(|p| p.drain_timeout = Duration::ZERO).starts_with("0 nanoseconds of drain"));
+    }
+
+    #[test]
+    fn restarts_have_indices_of_their_own() {
+        let mut plan = small(&[2, 3], &[1, 4, 1, 4], 10, 4);
+        plan.recovery.restarts = 1;
+        plan.recovery.spare_builders = 1;
+        assert_eq!((plan.check(), plan.readout_members(), plan.initial_builders()), (Ok(()), 4, 2));
+        assert_eq!((plan.readout_role(RuIndex(3)), plan.builder_role(BuIndex(2))), (RuIndex(1), BuIndex(0)));
+        assert_eq!((plan.next_readout(RuIndex(1)), plan.next_readout(RuIndex(3))), (Some(RuIndex(3)), None));
+        assert_eq!((plan.next_builder(BuIndex(0)), plan.next_builder(BuIndex(2))), (Some(BuIndex(2)), None));
+        let spares: Vec<bool> = (0..4).map(|bu| plan.is_spare(BuIndex(bu))).collect();
+        assert_eq!(spares, [false, true, false, false]);
+        plan.slots.pop();
+        assert!(plan.check().unwrap_err().to_string().contains("without their restarts"));
     }
 
     #[test]

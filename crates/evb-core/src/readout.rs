@@ -11,13 +11,14 @@
 
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
+use super::recovery::Membership;
 use super::report::{PostedBatch, ReadoutReport, SentToBuilder};
 use super::shaping::SendOrder;
 use super::types::{
     BatchId, BuIndex, Bytes, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause,
     Unit,
 };
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 /// A batch to send now. Return it with [`Readout::handle_posted`] or [`Readout::handle_unsent`].
 #[derive(Debug, PartialEq, Eq)]
@@ -51,8 +52,8 @@ enum Phase {
 /// This readout unit's state for one slot of a builder unit.
 #[derive(Clone, Debug, Default)]
 struct Slot {
-    /// The last assigned generation.
-    assigned: Generation,
+    /// The last assigned generation; `None` before the first one that this unit gets.
+    assigned: Option<Generation>,
     /// The last posted batch.
     posted: Option<PostedBatch>,
     /// Posted batches whose writes have not completed. More than one if the slot was granted again before this
@@ -85,7 +86,9 @@ pub struct Readout {
     /// Batches that were read, but could not be posted, with their fragments.
     unsent: BTreeMap<BatchId, BatchPayload>,
     /// Batches that were posted to lost builder units and not posted again; at most one per slot.
-    superseded: BTreeSet<BatchId>,
+    superseded: BTreeMap<BatchId, Batch>,
+    /// Batches before this one are of an earlier unit with the same sources.
+    first_batch: BatchId,
     fragments_rebuilt: u64,
     released: VecDeque<Batch>,
     phase: Phase,
@@ -96,6 +99,19 @@ pub struct Readout {
 }
 
 impl Readout {
+    /// A readout unit that joins the run: it sends the batches from the membership's first one.
+    pub fn join(index: RuIndex, plan: Plan, membership: &Membership, now: Instant) -> Readout {
+        let mut readout = Readout::new(index, plan, now);
+        readout.first_batch = membership.first_batch;
+        for builder in &membership.absent_builders {
+            // A restart that has not joined is not lost: it may join later.
+            if let Some(peer) = readout.peers.get_mut(builder.index()) {
+                peer.lost = !readout.plan.is_restart(Unit::Builder(*builder));
+            }
+        }
+        readout
+    }
+
     /// Readout unit `index` at the start of a run.
     pub fn new(index: RuIndex, plan: Plan, now: Instant) -> Readout {
         let peers = plan.slots.iter().map(|slots| {
@@ -112,12 +128,17 @@ impl Readout {
         Readout {
             index,
             peers: peers.collect(),
-            send_order: SendOrder::new(plan.traffic_shaping, plan.builders(), index.index()),
+            send_order: SendOrder::new(
+                plan.traffic_shaping,
+                plan.builders(),
+                plan.readout_role(index).index(),
+            ),
             outstanding: 0,
             fragments_read: 0,
             bytes_read: 0,
             unsent: BTreeMap::new(),
-            superseded: BTreeSet::new(),
+            superseded: BTreeMap::new(),
+            first_batch: BatchId(0),
             fragments_rebuilt: 0,
             released: VecDeque::new(),
             phase: Phase::Running,
@@ -146,7 +167,7 @@ impl Readout {
             Message::Release { before } => {
                 let later = self.superseded.split_off(&before);
                 let done = std::mem::replace(&mut self.superseded, later);
-                self.released.extend(done.into_iter().filter_map(|id| self.plan.batch(id)));
+                self.released.extend(done.into_values());
             }
             Message::Lost { unit: Unit::Builder(bu) } if bu.index() < self.peers.len() => {
                 self.lose_builder(bu);
@@ -186,7 +207,7 @@ impl Readout {
     pub fn handle_posted(&mut self, send: BatchSend, payload: BatchPayload) {
         let Assignment { batch, builder, slot, generation, .. } = send.assignment;
         self.unsent.remove(&batch.id);
-        if self.superseded.remove(&batch.id) {
+        if self.superseded.remove(&batch.id).is_some() {
             self.fragments_rebuilt += u64::from(payload.fragments);
         } else {
             self.count_read(payload);
@@ -207,7 +228,7 @@ impl Readout {
     /// The batch was read from the sources, but none of its writes was posted.
     pub fn handle_unsent(&mut self, send: BatchSend, payload: BatchPayload) {
         let Assignment { batch, builder, .. } = send.assignment;
-        if !self.superseded.contains(&batch.id) {
+        if !self.superseded.contains_key(&batch.id) {
             self.unsent.insert(batch.id, payload);
         }
         self.peers[builder.index()].outstanding -= 1;
@@ -281,7 +302,7 @@ impl Readout {
     }
 
     fn assign(&mut self, assignment: Assignment) -> Result<(), ProtocolError> {
-        let Assignment { builder, slot, generation, .. } = assignment;
+        let Assignment { batch, builder, slot, generation, .. } = assignment;
         if !self.plan.has_slot(builder, slot) {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
@@ -290,15 +311,24 @@ impl Readout {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
         let place = &mut peer.slots[slot.index()];
-        if place.posted.map_or(Generation(0), |posted| posted.generation) != place.assigned {
+        if place.posted.map(|posted| posted.generation) != place.assigned {
             return Err(ProtocolError::AssignOfBusySlot);
         }
-        if generation != place.assigned.next() {
+        // A unit that joined the run does not know how often the slot was granted before.
+        let has_joined = self.plan.is_restart(Unit::Readout(self.index));
+        let expected = place.assigned.or((!has_joined).then_some(Generation(0))).map(Generation::next);
+        if expected.is_some_and(|expected| expected != generation) {
             return Err(ProtocolError::WrongGeneration);
         }
-        place.assigned = generation;
+        place.assigned = Some(generation);
         // The slot is granted again, so its last batch is done.
-        self.released.extend(place.posted.map(|posted| posted.batch));
+        self.released
+            .extend(place.posted.map(|posted| posted.batch).filter(|done| done.id >= self.first_batch));
+        if batch.id < self.first_batch {
+            // Assigned again: it stays without this unit's sources.
+            place.posted = Some(PostedBatch { slot, generation, batch, fragments: 0 });
+            return Ok(());
+        }
         peer.waiting.push_back(assignment);
         self.send_order.add(builder.index());
         self.update_ready(builder);
@@ -324,7 +354,8 @@ impl Readout {
             peer.outstanding -= flushed;
             self.outstanding -= u32::from(flushed);
             // Those that are done are not assigned again.
-            self.superseded.extend(slot.posted.map(|posted| posted.batch.id));
+            let posted = slot.posted.filter(|posted| posted.batch.id >= self.first_batch);
+            self.superseded.extend(posted.map(|posted| (posted.batch.id, posted.batch)));
         }
         self.send_order.remove(builder.index());
         self.update_ready(builder);
@@ -573,6 +604,31 @@ mod tests {
         stop(&mut readout);
         let report = readout.poll_report().unwrap();
         assert_eq!((report.fragments_read, report.fragments_unsent, report.sent[0].fragments), (12, 12, 0));
+    }
+
+    #[test]
+    fn a_unit_that_joins_sends_from_its_first_batch_at_any_generation() {
+        let mut plan = small(&[2, 3], &[2, 2], 100, 4);
+        plan.recovery.restarts = 1;
+        plan.slots.extend(plan.slots.clone());
+        let membership = Membership {
+            absent_builders: vec![BuIndex(1), BuIndex(2), BuIndex(3)],
+            first_batch: BatchId(5),
+            ..Membership::default()
+        };
+        let mut readout = Readout::join(RuIndex(3), plan, &membership, NOW);
+        assert!(readout.is_lost(BuIndex(1)) && !readout.is_lost(BuIndex(3)));
+        assign(&mut readout, 4, 0, 0, 7);
+        assert_eq!(post(&mut readout), None);
+        assign(&mut readout, 5, 0, 1, 9);
+        assign(&mut readout, 6, 0, 0, 8);
+        assign(&mut readout, 7, 3, 0, 1);
+        let mut posted: Vec<_> = std::iter::from_fn(|| post(&mut readout)).collect();
+        posted.sort_unstable();
+        assert_eq!((posted, readout.poll_released(), readout.poll_transmit()), (vec![5, 6, 7], None, None));
+        assign(&mut readout, 8, 0, 1, 11);
+        let cause = StopCause::Protocol { by: Unit::Manager, error: ProtocolError::WrongGeneration };
+        assert_eq!(readout.poll_transmit(), Some(Message::Fault { cause }));
     }
 
     #[test]

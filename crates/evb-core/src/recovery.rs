@@ -6,8 +6,14 @@
 //!
 //! A unit that does not respond is *excluded* first: its peers stop using it, and its process is ended. Its batches
 //! are assigned again only when it has reported or ended, so that no two units store one event.
+//!
+//! A lost unit may join again, as a *restart* with an index of its own ([`Plan`](super::Plan)). A builder unit starts with
+//! empty slots. A readout unit sends from a batch boundary on: the manager's next batch. Earlier batches stay without its
+//! sources, also if they are assigned again.
 
+use super::types::{BatchId, BuIndex, RuIndex};
 use serde::{Deserialize, Serialize};
+use std::time::Duration;
 
 /// What a run does when it loses a unit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +24,36 @@ pub struct RecoveryPolicy {
     pub readout: OnReadoutLoss,
     /// The last builder units by index that get batches only once another one is lost.
     pub spare_builders: u16,
+    /// How often each unit may join again.
+    #[serde(default)]
+    pub restarts: u16,
+    /// How long a run without a readout unit, or without a builder unit, waits for one to join again.
+    #[serde(default)]
+    pub join_timeout: Duration,
+}
+
+/// The units of a run at one time, for a unit that joins it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Membership {
+    /// By the index at the start.
+    pub readouts: Vec<ReadoutMember>,
+    /// Builder units that are lost, or have not joined.
+    pub absent_builders: Vec<BuIndex>,
+    /// The first batch that a readout unit that joins gets.
+    pub first_batch: BatchId,
+    /// Events of the run before that batch.
+    pub first_event: u64,
+}
+
+/// The last readout unit that had one set of sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReadoutMember {
+    /// Its index.
+    pub index: RuIndex,
+    /// Whether it is lost.
+    pub is_lost: bool,
+    /// The first batch that it sends.
+    pub first_batch: BatchId,
 }
 
 /// What a run does when it loses a builder unit or its card.

@@ -58,7 +58,7 @@ pub struct BuilderReport {
     pub done: Totals,
     /// Events of all batches assigned to the unit.
     pub events_assigned: u64,
-    /// Fragments that arrived, by readout unit.
+    /// Fragments that arrived, by readout unit with restarts.
     pub arrived: Vec<u64>,
     /// Every slot, by [`SlotIndex`].
     pub slots: Vec<SlotReport>,
@@ -119,6 +119,9 @@ pub struct ManagerReport {
     /// Units that the run went on without.
     #[serde(default)]
     pub recovered: Vec<super::types::Unit>,
+    /// Restarts that joined the run.
+    #[serde(default)]
+    pub joined: Vec<super::types::Unit>,
 }
 
 /// The manager's record of one builder unit.
@@ -128,7 +131,7 @@ pub struct BuilderView {
     pub events_assigned: u64,
     /// Outcomes of the batches that it reported done.
     pub done: Totals,
-    /// Fragments in those batches, by readout unit.
+    /// Fragments in those batches, by readout unit with restarts.
     pub arrived: Vec<u64>,
     /// Batches assigned and not reported done.
     pub unfinished: Vec<UnfinishedBatch>,

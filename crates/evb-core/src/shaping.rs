@@ -93,6 +93,11 @@ impl RoundRobin {
         *word = if ready { *word | bit } else { *word & !bit };
     }
 
+    /// Whether a peer is ready.
+    pub fn has_ready(&self) -> bool {
+        self.ready.iter().any(|word| *word != 0)
+    }
+
     fn is_ready(&self, peer: usize) -> bool {
         self.ready[peer / 64] >> (peer % 64) & 1 == 1
     }

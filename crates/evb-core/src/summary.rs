@@ -266,6 +266,9 @@ pub struct RunSummary {
     /// Units that the run went on without, in the order of their losses.
     #[serde(default)]
     pub recovered: Vec<Unit>,
+    /// Restarts of such units that joined the run, in order.
+    #[serde(default)]
+    pub joined: Vec<Unit>,
     /// Fragments read.
     pub read: FragmentsRead,
     /// Events that the manager assigned; `None` if the manager is lost.
@@ -300,6 +303,16 @@ impl RunSummary {
     pub fn is_success(&self) -> bool {
         let is_tolerated = self.lost.iter().all(|unit| self.recovered.contains(unit));
         self.cause.is_success() && is_tolerated && self.is_balanced()
+    }
+
+    /// Whether the unit is a restart that did not join. `initial` units of its kind started the run.
+    pub fn is_vacant(&self, unit: Unit, initial: usize) -> bool {
+        let is_restart = match unit {
+            Unit::Manager => false,
+            Unit::Readout(ru) => ru.index() >= initial,
+            Unit::Builder(bu) => bu.index() >= initial,
+        };
+        is_restart && !self.joined.contains(&unit)
     }
 
     /// Fragments read: reported and inferred.
@@ -337,6 +350,10 @@ impl fmt::Display for RunSummary {
         if !self.recovered.is_empty() {
             let names: Vec<_> = self.recovered.iter().map(Unit::to_string).collect();
             writeln!(f, "run went on without: {}", names.join(", "))?;
+        }
+        if !self.joined.is_empty() {
+            let names: Vec<_> = self.joined.iter().map(Unit::to_string).collect();
+            writeln!(f, "joined again as: {}", names.join(", "))?;
         }
         writeln!(f, "{:<32} {:>14} {:>16}", "", "events", "fragments")?;
         row(f, "read", self.assigned_events, self.fragments_read())?;

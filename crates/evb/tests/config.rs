@@ -1,7 +1,7 @@
 //! Invalid configurations: errors name line, field and value.
 
 use millstream_evb::config::{CardField, ConfigFile, KernelConfig, LandingTarget, RefusedCard, RunConfig};
-use millstream_evb::core::{EventNumber, RuIndex};
+use millstream_evb::core::{BuIndex, EventNumber, RuIndex, Unit};
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::fmt::Write as _;
@@ -122,7 +122,7 @@ fn a_whole_file_becomes_a_run_configuration() {
 fn invalid_toml_and_unknown_keys_are_refused() {
     assert_eq!(
         refused("batch = 8", "batches = 8"),
-        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `events`, `batch`, `window`, \
+        "run.toml:4: unknown field `batches`, expected one of `name`, `replay`, `events`, `batch`, `batch_timeout_ms`, `window`, \
          `max_in_flight`, `traffic_shaping`, `timeout_ms`, `drain_timeout_ms`, `spin_us`, `listen`, `device`"
     );
     assert!(refused("[output]", "[outputs]").starts_with("run.toml:25: unknown field `outputs`"));
@@ -386,6 +386,28 @@ fn the_program_can_refuse_a_card() {
 fn an_output_directory_without_write_access_is_refused() {
     let error = refused("directory = \"out\"", "directory = \"/proc/nowhere/out\"");
     assert!(error.starts_with("run.toml:26: output.directory: /proc/nowhere/out: "), "{error}");
+}
+
+#[test]
+fn restarts_are_checked_and_have_names_of_their_own() {
+    for (lines, error) in [
+        ("restarts = 101", "recovery.restarts: 101 is out of range: must be 0 to 100"),
+        ("join_timeout_ms = 0", "recovery.join_timeout_ms: 0 is out of range: must be 1 to 600000"),
+        (
+            "builder_loss = \"stop\"\nrestarts = 1",
+            "recovery.restarts: no unit joins again, because a run stops",
+        ),
+    ] {
+        let found = refused("[output]", &format!("[recovery]\n{lines}\n[output]"));
+        assert!(found.contains(error), "{found}");
+    }
+    let config =
+        check(&folder(), &WHOLE.replacen("[output]", "[recovery]\nrestarts = 2\n[output]", 1)).unwrap();
+    assert_eq!((config.initial_builders().len(), config.builders.len()), (2, 6));
+    assert_eq!(config.unit_name(Unit::Builder(BuIndex(4))), format!("{}+2", config.builders[0].name));
+    assert_eq!(config.unit_name(Unit::Readout(RuIndex(3))), format!("{}+1", config.readouts[1].name));
+    let batch = refused("[run]", "[run]\nbatch_timeout_ms = 0");
+    assert!(batch.contains("run.batch_timeout_ms: 0 is out of range: must be 1 to 600000"), "{batch}");
 }
 
 #[test]

@@ -25,6 +25,7 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
         first_event: EventNumber(1_027_888),
         events: NonZeroU64::new(events).expect("the caller gives a positive number"),
         batch: nonzero(batch),
+        batch_timeout: None,
         sources: sources.iter().copied().map(nonzero).collect(),
         slots: slots.iter().copied().map(nonzero).collect(),
         window: nonzero(window),
@@ -37,18 +38,36 @@ fn plan(sources: &[u16], slots: &[u16], events: u64, batch: u16, window: u16) ->
 }
 
 fn without_faults(plan: Plan) -> Scenario {
-    Scenario { plan, seed: 1, missing: 0, corrupt: 0, faults: vec![], misbehavior: Misbehavior::None }
+    Scenario {
+        plan,
+        seed: 1,
+        missing: 0,
+        corrupt: 0,
+        faults: vec![],
+        interval: None,
+        misbehavior: Misbehavior::None,
+    }
 }
 
 fn any_recovery() -> impl Strategy<Value = RecoveryPolicy> {
     let builder = prop_oneof![Just(OnBuilderLoss::Stop), Just(OnBuilderLoss::Rebuild)];
     let readout =
         prop_oneof![Just(OnReadoutLoss::Stop), Just(OnReadoutLoss::Deliver), Just(OnReadoutLoss::Discard)];
-    (builder, readout, 0u16..3).prop_map(|(builder, readout, spare_builders)| RecoveryPolicy {
-        builder,
-        readout,
-        spare_builders,
-    })
+    (builder, readout, 0u16..3, prop_oneof![Just(0u16), 0u16..4]).prop_map(
+        |(builder, readout, spare_builders, restarts)| RecoveryPolicy {
+            builder,
+            readout,
+            spare_builders,
+            restarts,
+            join_timeout: Duration::from_millis(40),
+        },
+    )
+}
+
+/// Mean time between events, if they are not all there from the start, and the time that they wait for a full batch.
+fn any_arrival() -> impl Strategy<Value = (Option<Duration>, Option<Duration>)> {
+    let micros = |range: std::ops::Range<u64>| range.prop_map(|us| Some(Duration::from_micros(us)));
+    (prop_oneof![3 => Just(None), 1 => micros(1..100)], prop_oneof![Just(None), micros(1..3000)])
 }
 
 fn any_scenario() -> impl Strategy<Value = Scenario> {
@@ -59,17 +78,29 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
         prop_oneof![1u16..8, 1u16..=256],
         1u16..4,
         (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>(), any_recovery()),
+        any_arrival(),
     );
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
         |(
-            (sources, slots, events, batch, window, (max_in_flight, shaped, recovery)),
+            (
+                sources,
+                slots,
+                events,
+                batch,
+                window,
+                (max_in_flight, shaped, recovery),
+                (interval, batch_timeout),
+            ),
             seed,
             missing,
             corrupt,
         )| {
             let spare_builders = recovery.spare_builders.min(slots.len() as u16 - 1);
+            let slots = slots.repeat(1 + usize::from(recovery.restarts));
             Scenario {
+                interval,
                 plan: Plan {
+                    batch_timeout,
                     recovery: RecoveryPolicy { spare_builders, ..recovery },
                     max_in_flight: NonZeroU32::new(max_in_flight).expect("the range is positive"),
                     traffic_shaping: if shaped {
@@ -98,7 +129,8 @@ fn any_faults() -> impl Strategy<Value = Vec<AnyFault>> {
 
 /// Maps random values to a failure of a unit in the plan.
 fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
-    let (n, m) = (plan.readouts(), plan.builders());
+    // Restarts fail as well, if they have joined by then.
+    let (n, m) = (plan.readout_members(), plan.builders());
     let unit = match unit.index(1 + n + m) {
         0 => Unit::Manager,
         i if i <= n => Unit::Readout(RuIndex(i as u16 - 1)),
@@ -176,13 +208,14 @@ fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outco
     let (timeout, drain) = (scenario.plan.timeout, scenario.plan.drain_timeout);
     let last_step = scenario.faults.iter().map(|fault| fault.step).max();
     let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
-    let (recovery, builders) = (scenario.plan.recovery, scenario.plan.builders());
+    let (recovery, builders) = (scenario.plan.recovery, scenario.plan.initial_builders());
     let outcome = run(scenario);
     check_always(&outcome)?;
     let Some(fault_at) = outcome.fault_at else {
         return check_whole_run(&outcome, events).map(|()| outcome);
     };
-    if recovery == RecoveryPolicy::default() && last_step < Some(outcome.steps) {
+    let recovers = recovery.builder == OnBuilderLoss::Rebuild || recovery.readout != OnReadoutLoss::Stop;
+    if !recovers && recovery.spare_builders == 0 && last_step < Some(outcome.steps) {
         // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
         let bound = fault_at + 6 * timeout + 8 * drain;
         prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
@@ -227,7 +260,7 @@ fn the_law_holds_over_a_million_schedules() {
     let config =
         ProptestConfig { cases: u32::try_from(cases).unwrap_or(u32::MAX), ..ProptestConfig::default() };
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &key);
-    let counts = Cell::new([0u64; 4]);
+    let counts = Cell::new([0u64; 6]);
     let checked = TestRunner::new_with_rng(config, random).run(
         &(any_scenario(), any_faults()),
         |(scenario, faults)| {
@@ -235,21 +268,31 @@ fn the_law_holds_over_a_million_schedules() {
             let lost = |builder: bool| {
                 summary.recovered.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder)
             };
-            let kinds = [lost(true), lost(false), summary.rebuilt.events > 0, summary.is_success()];
+            let joined =
+                |builder: bool| summary.joined.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder);
+            let kinds = [
+                lost(true),
+                lost(false),
+                summary.rebuilt.events > 0,
+                summary.is_success(),
+                joined(true),
+                joined(false),
+            ];
             let mut sums = counts.get();
             sums.iter_mut().zip(kinds).for_each(|(sum, is_so)| *sum += u64::from(is_so));
             counts.set(sums);
             Ok(())
         },
     );
-    let [builders, readouts, rebuilt, success] = counts.get();
+    let all @ [builders, readouts, rebuilt, success, builders_joined, readouts_joined] = counts.get();
     println!(
         "{cases} schedules from seed {seed}: {builders} went on without a builder unit ({rebuilt} built batches again), \
-         {readouts} without a readout unit; {success} built all events"
+         {readouts} without a readout unit; a builder unit joined again in {builders_joined}, a readout unit in \
+         {readouts_joined}; {success} built all events"
     );
     checked.unwrap_or_else(|error| panic!("{error}"));
-    // Each kind is a tenth of the schedules or more; fewer mean that the test does not test it.
-    assert!([builders, readouts, rebuilt, success].iter().all(|&count| count > cases / 50), "{counts:?}");
+    // Each kind is a fiftieth of the schedules or more; fewer mean that the test does not test it.
+    assert!(all.iter().all(|&count| count > cases / 50), "{all:?}");
 }
 
 proptest! {
@@ -267,6 +310,53 @@ proptest! {
         check_always(&outcome)?;
         check_whole_run(&outcome, events)?;
         prop_assert!(outcome.summary.recovered.is_empty());
+    }
+}
+
+/// A unit dies in the middle of a run that lets it join again: `policy` without the number of restarts.
+fn mid_run_with_restarts(unit: Unit, sources: &[u16], slots: &[u16], readout: OnReadoutLoss) -> Outcome {
+    let recovery = RecoveryPolicy {
+        builder: OnBuilderLoss::Rebuild,
+        readout,
+        spare_builders: 0,
+        restarts: 1,
+        join_timeout: Duration::from_millis(500),
+    };
+    let plan = Plan { recovery, ..plan(sources, &slots.repeat(2), 8000, 8, 4) };
+    let faults = vec![Fault { step: 900, unit, failure: Failure::Death }];
+    let interval = Some(Duration::from_micros(10));
+    let outcome = run(Scenario { faults, interval, ..without_faults(plan) });
+    check_always(&outcome).expect("the invariants hold");
+    check_whole_run(&outcome, 8000).expect("all events are accounted for");
+    assert_eq!(outcome.summary.recovered, [unit], "{}", outcome.summary);
+    outcome
+}
+
+#[test]
+fn a_restarted_builder_unit_joins_and_no_event_is_lost() {
+    for slots in [&[4, 4][..], &[4]] {
+        let last = slots.len() as u16 - 1;
+        let outcome =
+            mid_run_with_restarts(Unit::Builder(BuIndex(last)), &[10, 10], slots, OnReadoutLoss::Stop);
+        let summary = &outcome.summary;
+        assert_eq!(summary.joined, [Unit::Builder(BuIndex(2 * last + 1))], "{summary}");
+        assert_eq!(summary.built.events, 8000, "{summary}");
+    }
+}
+
+#[test]
+fn a_restarted_readout_unit_joins_and_later_events_have_its_fragments() {
+    for sources in [&[10, 10][..], &[10]] {
+        let last = sources.len() as u16 - 1;
+        let outcome =
+            mid_run_with_restarts(Unit::Readout(RuIndex(last)), sources, &[4, 4], OnReadoutLoss::Deliver);
+        let (summary, lost) = (&outcome.summary, outcome.summary.incomplete.readout_lost.events);
+        assert_eq!(summary.joined, [Unit::Readout(RuIndex(2 * last + 1))], "{summary}");
+        assert!(lost > 0 && lost < 4000, "{summary}");
+        assert_eq!(summary.built.events + lost, 8000, "{summary}");
+        // The events after the last incomplete batch are built.
+        let last_batch = outcome.oracle.batches.values().last().unwrap();
+        assert_eq!(last_batch.first_event.0 + u64::from(last_batch.events), 1_027_888 + 8000);
     }
 }
 

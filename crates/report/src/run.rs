@@ -53,6 +53,9 @@ pub struct RunReport {
     /// Units that the run went on without.
     #[serde(default)]
     pub recovered: Vec<String>,
+    /// Units that were started again and joined the run.
+    #[serde(default)]
+    pub joined: Vec<String>,
     /// The units of the run.
     pub units: Vec<UnitReport>,
     /// Progress over time, in ascending order. The start may be missing.

@@ -153,6 +153,9 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
     for unit in &report.recovered {
         grid.emphasised(["lost", unit, "the run went on without it"], Emphasis::Warning);
     }
+    for unit in &report.joined {
+        grid.row(["joined", unit, "started again"]);
+    }
     for live in &report.live_sources {
         for (what, fragments) in live.losses().into_iter().filter(|(_, fragments)| *fragments > 0) {
             let note = format!("{what}, of {}", live.source);

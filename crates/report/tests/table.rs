@@ -62,6 +62,7 @@ fn report() -> RunReport {
             inconsistencies: Vec::new(),
         },
         recovered: Vec::new(),
+        joined: Vec::new(),
         corrupt_sources: vec![CorruptSource { source: "source 0x101".into(), fragments: 1, checked: 1000 }],
         live_sources: vec![LiveSource {
             source: "source 0x7".into(),

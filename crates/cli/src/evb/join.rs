@@ -63,7 +63,7 @@ struct Placement {
 
 impl Placement {
     fn of(config: &RunConfig, ranks: usize) -> Placement {
-        let cards = config.builders.iter().map(|unit| match &unit.landing {
+        let cards = config.initial_builders().iter().map(|unit| match &unit.landing {
             LandingTarget::Card(card) => Some(card.name.clone()),
             LandingTarget::Host => None,
         });

@@ -230,7 +230,7 @@ fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
     let inputs: u64 = outcome::input_bytes(config);
     let fragment = outcome::payload_per_event(config) / config.layout.packets.len().max(1) as f64;
     let block = (fragment as u64 * batch).max(64) as usize;
-    let slots: u64 = (0..config.plan.builders()).map(|bu| config.landing_bytes(bu).0).sum();
+    let slots: u64 = (0..config.plan.initial_builders()).map(|bu| config.landing_bytes(bu).0).sum();
     let source = (inputs as usize / config.readouts.len().max(1)).max(block);
     let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;
     Ok(MemcpyBaseline { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
@@ -271,12 +271,12 @@ fn describe(config: &RunConfig) {
         "{}: {}, {}, {} sources, {} events in batches of {}",
         config.name,
         units(config.readouts.len(), "readout unit"),
-        units(config.builders.len(), "builder unit"),
+        units(config.initial_builders().len(), "builder unit"),
         config.layout.packets.len(),
         config.plan.events.get(),
         config.plan.batch,
     );
-    for (index, builder) in config.builders.iter().enumerate() {
+    for (index, builder) in config.initial_builders().iter().enumerate() {
         let place = match &builder.landing {
             LandingTarget::Host => "host memory".to_owned(),
             LandingTarget::Card(card) => format!("{} of {} B", card.name, card.memory.0),

@@ -241,6 +241,7 @@ fn add_summary(config: &RunConfig, report: &mut RunReport, summary: &RunSummary)
         inconsistencies: summary.violations.iter().map(ToString::to_string).collect(),
     };
     let unit_name = |unit: &Unit| name(config, &RunProcess::Unit(*unit));
+    report.joined = summary.joined.iter().map(unit_name).collect();
     report.recovered = summary.recovered.iter().map(unit_name).collect();
     let lost: Vec<&Unit> = summary.lost.iter().filter(|unit| !summary.recovered.contains(unit)).collect();
     (!summary.cause.is_success() || !lost.is_empty()).then(|| {
@@ -286,22 +287,20 @@ fn kernel_name(config: &RunConfig) -> Option<&'static str> {
 fn name(config: &RunConfig, process: &RunProcess) -> String {
     match process {
         RunProcess::Unit(Unit::Manager) => "event manager".to_owned(),
-        RunProcess::Unit(Unit::Readout(ru)) => config
-            .readouts
-            .get(ru.index())
-            .map_or_else(|| ru.to_string(), |unit| format!("readout {}", unit.name)),
-        RunProcess::Unit(Unit::Builder(bu)) => config
-            .builders
-            .get(bu.index())
-            .map_or_else(|| bu.to_string(), |unit| format!("builder {}", unit.name)),
+        RunProcess::Unit(unit @ Unit::Readout(_)) => format!("readout {}", config.unit_name(*unit)),
+        RunProcess::Unit(unit @ Unit::Builder(_)) => format!("builder {}", config.unit_name(*unit)),
         RunProcess::Card(card) => format!("card {card}"),
     }
 }
 
 fn units(config: &RunConfig, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitReport> {
-    let readouts = (0..config.readouts.len()).map(|i| RunProcess::Unit(Unit::Readout(RuIndex(i as u16))));
-    let builders = (0..config.builders.len()).map(|i| RunProcess::Unit(Unit::Builder(BuIndex(i as u16))));
-    let cards = config.builders.iter().filter_map(|builder| match &builder.landing {
+    let joined = outcome.summary.as_ref().map_or(&[][..], |summary| &summary.joined);
+    let is_there = |unit: &Unit| !config.plan.is_restart(*unit) || joined.contains(unit);
+    let readouts = (0..config.plan.readout_members()).map(|i| Unit::Readout(RuIndex(i as u16)));
+    let readouts = readouts.filter(is_there).map(RunProcess::Unit);
+    let builders = (0..config.builders.len()).map(|i| Unit::Builder(BuIndex(i as u16)));
+    let builders = builders.filter(is_there).map(RunProcess::Unit);
+    let cards = config.initial_builders().iter().filter_map(|builder| match &builder.landing {
         LandingTarget::Card(card) => Some(RunProcess::Card(card.name.clone())),
         LandingTarget::Host => None,
     });

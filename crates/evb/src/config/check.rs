@@ -27,6 +27,10 @@ use toml::Spanned;
 
 const DEFAULT_WINDOW: u64 = 8;
 const DEFAULT_TIMEOUT_MS: u64 = 2000;
+/// Long enough to fill a batch at usual rates, and short for an operator who waits for an event.
+const DEFAULT_BATCH_TIMEOUT_MS: u64 = 100;
+/// A unit with much landing memory needs seconds to start.
+const DEFAULT_JOIN_TIMEOUT_MS: u64 = 10_000;
 /// Stopping has four steps; with this value a failed run ends within five seconds, with margin.
 const DEFAULT_DRAIN_MS: u64 = 500;
 /// About the cost of a wake-up.
@@ -91,6 +95,12 @@ impl ConfigFile {
             .zip(&plan.slots)
             .map(|(unit, slots)| self.builder(unit, *slots, &cards, &layout, batch))
             .collect::<Result<_, _>>()?;
+        let restarts = (1..=plan.recovery.restarts).flat_map(|restart| {
+            // No name in a configuration has a plus sign.
+            let name = move |name: &str| format!("{name}+{restart}");
+            builders.iter().map(move |unit| BuilderConfig { name: name(&unit.name), ..unit.clone() })
+        });
+        let builders: Vec<BuilderConfig> = builders.iter().cloned().chain(restarts).collect();
         let readouts = tables.readout.iter().zip(&inputs.configs);
         let readouts = readouts
             .map(|(unit, input)| ReadoutConfig { name: unit.name.get_ref().clone(), input: input.clone() });
@@ -142,7 +152,8 @@ impl ConfigFile {
 
     /// A lost builder unit costs no event, so the run goes on by default. A lost readout unit does, so the run stops.
     fn recovery(&self) -> RecoveryPolicy {
-        let Recovery { builder_loss, readout_loss, spare_builders } = &self.tables.recovery;
+        let Recovery { builder_loss, readout_loss, spare_builders, restarts, join_timeout_ms } =
+            &self.tables.recovery;
         RecoveryPolicy {
             builder: match builder_loss.as_ref().map(|policy| policy.get_ref().as_str()) {
                 Some("stop") => OnBuilderLoss::Stop,
@@ -155,6 +166,10 @@ impl ConfigFile {
             },
             // In range: the number of builder units limits it.
             spare_builders: spare_builders.as_ref().map_or(0, |spares| *spares.get_ref() as u16),
+            restarts: restarts.as_ref().map_or(0, |restarts| *restarts.get_ref() as u16),
+            join_timeout: Duration::from_millis(
+                join_timeout_ms.as_ref().map_or(DEFAULT_JOIN_TIMEOUT_MS, |ms| *ms.get_ref()),
+            ),
         }
     }
 
@@ -164,14 +179,20 @@ impl ConfigFile {
         let window = value(&run.window, DEFAULT_WINDOW);
         let slots = self.tables.builder.iter().map(|unit| self.nonzero_16(&unit.slots, "builder.slots"));
         let replay = value(&run.replay, 1);
+        let slots: Vec<NonZeroU16> = slots.collect::<Result<_, _>>()?;
+        let recovery = self.recovery();
         let events = run.events.as_ref().map(|events| *events.get_ref());
         let events = events.unwrap_or_else(|| inputs.events().saturating_mul(replay));
         let plan = Plan {
             first_event: EventNumber(inputs.first()),
             events: NonZeroU64::new(events).ok_or_else(|| self.about("readout.input", Problem::None))?,
             batch,
+            batch_timeout: Some(Duration::from_millis(value(
+                &run.batch_timeout_ms,
+                DEFAULT_BATCH_TIMEOUT_MS,
+            ))),
             sources: inputs.counts.clone(),
-            slots: slots.collect::<Result<_, _>>()?,
+            slots: slots.repeat(1 + usize::from(recovery.restarts)),
             window: NonZeroU16::new(u16::try_from(window).unwrap_or(u16::MAX)).unwrap_or(NonZeroU16::MIN),
             // Unlimited by default: the windows still apply.
             max_in_flight: u32::try_from(value(&run.max_in_flight, u64::MAX))
@@ -184,7 +205,7 @@ impl ConfigFile {
             },
             timeout: Duration::from_millis(value(&run.timeout_ms, DEFAULT_TIMEOUT_MS)),
             drain_timeout: Duration::from_millis(value(&run.drain_timeout_ms, DEFAULT_DRAIN_MS)),
-            recovery: self.recovery(),
+            recovery,
         };
         plan.check().map_err(|error| match &run.replay {
             Some(replay) if error.what == "events" => self.at(replay, "run.replay", error),

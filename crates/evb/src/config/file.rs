@@ -13,6 +13,8 @@ use toml::Spanned;
 const MAX_BATCH: u64 = millstream_card_abi::events::MAX_EVENTS as u64;
 /// Maximum slots of a builder unit.
 const MAX_SLOTS: u64 = 16_384;
+/// Maximum restarts of a unit.
+const MAX_RESTARTS: u64 = 100;
 /// Maximum timeout, in ms.
 const MAX_MILLISECONDS: u64 = 600_000;
 /// Smallest size at which event files rotate: a file has metadata of some KiB.
@@ -60,6 +62,7 @@ pub(super) struct Run {
     pub(super) replay: Option<Spanned<u64>>,
     pub(super) events: Option<Spanned<u64>>,
     pub(super) batch: Spanned<u64>,
+    pub(super) batch_timeout_ms: Option<Spanned<u64>>,
     pub(super) window: Option<Spanned<u64>>,
     pub(super) max_in_flight: Option<Spanned<u64>>,
     pub(super) traffic_shaping: Option<Spanned<String>>,
@@ -172,6 +175,8 @@ pub(super) struct Recovery {
     pub(super) builder_loss: Option<Spanned<String>>,
     pub(super) readout_loss: Option<Spanned<String>>,
     pub(super) spare_builders: Option<Spanned<u64>>,
+    pub(super) restarts: Option<Spanned<u64>>,
+    pub(super) join_timeout_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -269,6 +274,7 @@ impl ConfigFile {
         if let Some(shaping) = &run.traffic_shaping {
             self.check_value("run.traffic_shaping", shaping, &["barrel_shifter", "none"])?;
         }
+        self.check_range("run.batch_timeout_ms", run.batch_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.timeout_ms", run.timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.drain_timeout_ms", run.drain_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("run.spin_us", run.spin_us.as_ref(), 0..=MAX_SPIN)?;
@@ -285,7 +291,8 @@ impl ConfigFile {
             self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
             unit.trigger.as_ref().map_or(Ok(()), |trigger| self.check_trigger(trigger))?;
         }
-        let Recovery { builder_loss, readout_loss, spare_builders } = &self.tables.recovery;
+        let Recovery { builder_loss, readout_loss, spare_builders, restarts, join_timeout_ms } =
+            &self.tables.recovery;
         if let Some(policy) = builder_loss {
             self.check_value("recovery.builder_loss", policy, &["rebuild", "stop"])?;
         }
@@ -294,6 +301,19 @@ impl ConfigFile {
         }
         let most = builder.len() as u64 - 1;
         self.check_range("recovery.spare_builders", spare_builders.as_ref(), 0..=most)?;
+        self.check_range("recovery.restarts", restarts.as_ref(), 0..=MAX_RESTARTS)?;
+        self.check_range("recovery.join_timeout_ms", join_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        let is_stop =
+            |policy: &Option<Spanned<String>>| policy.as_ref().is_some_and(|p| p.get_ref() == "stop");
+        let stops = is_stop(builder_loss) && (readout_loss.is_none() || is_stop(readout_loss));
+        if let Some(restarts) = restarts.as_ref().filter(|restarts| stops && *restarts.get_ref() > 0) {
+            let problem = Problem::Conflict(
+                "no unit joins again, because a run stops at every loss; set builder_loss = \"rebuild\" or readout_loss = \
+                 \"deliver\" or \"discard\""
+                    .into(),
+            );
+            return Err(self.at(restarts, "recovery.restarts", problem));
+        }
         self.check_landing()?;
         card.iter().try_for_each(|card| self.check_kernel(card))?;
         if let Some(checksums) = self.tables.check.as_ref().and_then(|check| check.checksums.as_ref()) {

@@ -1,6 +1,6 @@
 //! A checked run: the parameters of all units.
 
-use crate::core::{Bytes, EventNumber, Plan};
+use crate::core::{Bytes, EventNumber, Plan, Unit};
 use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU16;
@@ -34,7 +34,7 @@ pub struct RunConfig {
     pub file_events: u64,
     /// The readout units.
     pub readouts: Vec<ReadoutConfig>,
-    /// The builder units.
+    /// The builder units, then their restarts.
     pub builders: Vec<BuilderConfig>,
     /// Where accepted events are stored; `None` if they are only counted.
     pub output: Option<OutputConfig>,
@@ -386,11 +386,32 @@ pub enum SyncPolicy {
 }
 
 impl RunConfig {
+    /// The builder units that start the run.
+    pub fn initial_builders(&self) -> &[BuilderConfig] {
+        &self.builders[..self.plan.initial_builders().min(self.builders.len())]
+    }
+
+    /// A unit's name in the configuration; of a restart, with its number, as in `crate1+2`.
+    pub fn unit_name(&self, unit: Unit) -> String {
+        let name = match unit {
+            Unit::Manager => Some("manager".to_owned()),
+            Unit::Readout(ru) => {
+                let unit = self.readouts.get(self.plan.readout_role(ru).index());
+                unit.map(|unit| match ru.index() / self.readouts.len() {
+                    0 => unit.name.clone(),
+                    restart => format!("{}+{restart}", unit.name),
+                })
+            }
+            Unit::Builder(bu) => self.builders.get(bu.index()).map(|unit| unit.name.clone()),
+        };
+        name.unwrap_or_else(|| unit.to_string())
+    }
+
     /// What is valid, but probably not intended.
     pub fn warnings(&self) -> Vec<String> {
         let accepted_only =
             self.output.as_ref().is_some_and(|output| output.events == StoredEvents::Accepted);
-        let undecided = self.builders.iter().filter(|unit| accepted_only && !unit.decides());
+        let undecided = self.initial_builders().iter().filter(|unit| accepted_only && !unit.decides());
         let warning = |unit: &BuilderConfig| {
             format!(
                 "builder {} stores no event: no kernel accepts any; set output.events = \"built\" or \"all\", or use \

@@ -4,18 +4,21 @@
 //! child has its own process group, so Ctrl-C reaches only the launcher. The launcher then requests the stop
 //! of the run, which ends with its summary. The launcher makes the summary from the reports of all units, when
 //! all have ended.
+//!
+//! A unit that the run goes on without is started again while `recovery.restarts` permits, a builder unit with its card. Its
+//! process has the index of the restart ([`Plan`](crate::core::Plan)).
 
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card::{self, CardProcess};
 use super::child::{Child, ChildMessage};
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, PAUSE, ProgressSample, RESUME};
-use crate::config::{LandingTarget, RunConfig};
+use crate::config::{LandingCard, LandingTarget, RunConfig};
 use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
 use crate::source::SourceStatistics;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
@@ -27,6 +30,11 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for messages before a run starts; its processes bound the start themselves.
 const IDLE: Duration = Duration::from_secs(3600);
+
+/// Number of times that a restart is started until it has joined.
+const MAX_JOIN_ATTEMPTS: u32 = 3;
+/// Time between them.
+const JOIN_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Starts the processes of a run.
 #[derive(Clone, Debug)]
@@ -62,6 +70,8 @@ pub enum RunEvent {
     Paused(bool),
     /// Progress of the run.
     Progress(ProgressSample),
+    /// A unit that was started again has joined the run.
+    Joined(Unit),
     /// A process ended.
     Ended {
         /// Its role.
@@ -131,6 +141,8 @@ pub struct RunOutcome {
     pub totals: Vec<Option<Totals>>,
     /// Statistics of the builder units, by index; `None` for lost units.
     pub builders: Vec<Option<BuilderStatistics>>,
+    /// Builder units that started the run.
+    pub initial_builders: usize,
     /// The largest fraction of corrupt fragments that the run permits of a source.
     pub max_corrupt: f64,
     /// What live sources delivered.
@@ -162,7 +174,7 @@ impl RunOutcome {
         let recovered = |bu| summary.recovered.contains(&Unit::Builder(BuIndex(bu)));
         let agrees = |(bu, unit): (u16, &Option<BuilderStatistics>)| match unit {
             Some(statistics) => statistics.comparison.is_full(),
-            None => recovered(bu),
+            None => recovered(bu) || summary.is_vacant(Unit::Builder(BuIndex(bu)), self.initial_builders),
         };
         summary.is_success()
             && (0..).zip(&self.builders).all(agrees)
@@ -179,8 +191,8 @@ pub type RunObserver<'a> = dyn FnMut(&RunEvent) -> ControlFlow<()> + 'a;
 enum ChildOutput {
     Command(RunCommand),
     Message(RunProcess, Box<ChildMessage>),
-    /// Standard output ended, and so did the process.
-    Ended(RunProcess),
+    /// Standard output of the process with that id ended, and so did the process.
+    Ended(RunProcess, u32),
 }
 
 struct ChildProcess {
@@ -210,6 +222,15 @@ struct LaunchedRun<'a, 'w> {
     cause: Option<StopCause>,
     /// Builder units whose reports do not count, because their batches were assigned again without one.
     superseded: Vec<BuIndex>,
+    /// The manager's address.
+    manager: String,
+    /// Units that may be started again once their processes have ended.
+    departed: HashSet<Unit>,
+    /// Restarts that have joined.
+    joined: HashSet<Unit>,
+    /// Number of times that a restart was started, and when it is started again because it could not join.
+    attempts: HashMap<Unit, u32>,
+    start_at: Vec<(Instant, Unit)>,
     started: bool,
     /// When the manager's last message came.
     manager_alive: Instant,
@@ -264,7 +285,8 @@ impl Launcher {
             summary: None,
             elapsed: None,
             samples: Vec::new(),
-            readouts: vec![None; config.plan.readouts()],
+            initial_builders: config.plan.initial_builders(),
+            readouts: vec![None; config.plan.readout_members()],
             totals: vec![None; config.plan.builders()],
             builders: vec![None; config.plan.builders()],
             max_corrupt: config.max_corrupt,
@@ -274,7 +296,7 @@ impl Launcher {
         };
         let mut run = LaunchedRun {
             launcher: self,
-            reports: RunReports::none(config.plan.readouts(), config.plan.builders()),
+            reports: RunReports::none(config.plan.readout_members(), config.plan.builders()),
             cause: None,
             superseded: Vec::new(),
             config: &config,
@@ -282,6 +304,11 @@ impl Launcher {
             running: HashMap::new(),
             outputs,
             output_sender,
+            manager: String::new(),
+            departed: HashSet::new(),
+            joined: HashSet::new(),
+            attempts: HashMap::new(),
+            start_at: Vec::new(),
             started: false,
             manager_alive: Instant::now(),
             outcome,
@@ -295,16 +322,9 @@ impl Launcher {
 impl LaunchedRun<'_, '_> {
     /// Starts the cards and the manager. The units follow when the manager listens.
     fn start(&mut self) -> Result<(), ProcessError> {
-        for unit in &self.config.builders {
+        for unit in self.config.initial_builders() {
             if let LandingTarget::Card(config) = &unit.landing {
-                let name = card::name(self.config, config)?;
-                let child = Child::Card(CardProcess {
-                    name,
-                    memory: config.memory,
-                    kind: config.kind.clone(),
-                    spin: self.config.spin,
-                });
-                self.spawn(RunProcess::Card(config.name.clone()), &child)?;
+                self.spawn_card(config)?;
             }
         }
         let manager = RunProcess::Unit(Unit::Manager);
@@ -321,6 +341,16 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
+    fn spawn_card(&mut self, config: &LandingCard) -> Result<(), ProcessError> {
+        let child = Child::Card(CardProcess {
+            name: card::name(self.config, config)?,
+            memory: config.memory,
+            kind: config.kind.clone(),
+            spin: self.config.spin,
+        });
+        self.spawn(RunProcess::Card(config.name.clone()), &child)
+    }
+
     fn spawn(&mut self, role: RunProcess, child: &Child) -> Result<(), ProcessError> {
         let mut command = Command::new(&self.launcher.program);
         command.args(&self.launcher.arguments).args(child.to_arguments());
@@ -330,6 +360,7 @@ impl LaunchedRun<'_, '_> {
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().context("start a process of the run")?;
+        let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
         let (errors_in, errors) = mpsc::channel();
         if let Some(stderr) = process.stderr.take() {
@@ -347,7 +378,7 @@ impl LaunchedRun<'_, '_> {
                         let _ = output_sender.send(ChildOutput::Message(role.clone(), Box::new(message)));
                     }
                 }
-                let _ = output_sender.send(ChildOutput::Ended(role));
+                let _ = output_sender.send(ChildOutput::Ended(role, pid));
             });
         }
         let parent_pipe = process.stdin.take();
@@ -396,16 +427,30 @@ impl LaunchedRun<'_, '_> {
             let kill = self.running.values().filter(|running| running.ended.is_none());
             let kill = kill.filter_map(|running| running.kill_at).min();
             let wait = kill.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
+            let start = self.start_at.iter().map(|(at, _)| *at).min();
+            let wait = start.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
             match self.outputs.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if kill.is_some_and(|at| at <= Instant::now()) => {
                     self.kill_excluded();
                 }
+                Err(RecvTimeoutError::Timeout) if start.is_some_and(|at| at <= Instant::now()) => {
+                    self.start_due()?;
+                }
                 Ok(ChildOutput::Command(command)) => self.command(command),
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
-                Ok(ChildOutput::Ended(role)) => {
-                    self.record_end(&role);
+                Ok(ChildOutput::Ended(role, pid)) => {
+                    if !self.record_end(&role, pid) {
+                        continue;
+                    }
                     self.notify(&RunEvent::Ended { process: role.clone() });
+                    if let RunProcess::Unit(unit) = role {
+                        self.retry_join(unit);
+                        self.restart(unit)?;
+                    }
                     // Before the start, the end of any process ends the run.
+                    if role == RunProcess::Unit(Unit::Manager) {
+                        self.kill_joining();
+                    }
                     if role == RunProcess::Unit(Unit::Manager) || !self.started {
                         let grace = if self.cause.is_some() { self.closing() } else { self.grace() };
                         give_up_at.get_or_insert(Instant::now() + grace);
@@ -417,6 +462,80 @@ impl LaunchedRun<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether the manager lets units join.
+    fn may_join(&self) -> bool {
+        let manager = self.running.get(&RunProcess::Unit(Unit::Manager));
+        self.started && self.cause.is_none() && manager.is_some_and(|manager| manager.ended.is_none())
+    }
+
+    /// Starts a unit again that the run went on without, once its process has ended.
+    fn restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
+        let process = self.running.get(&RunProcess::Unit(unit));
+        let has_ended = process.is_some_and(|process| process.ended.is_some());
+        if !has_ended || !self.may_join() || !self.departed.remove(&unit) {
+            return Ok(());
+        }
+        let plan = &self.config.plan;
+        let next = match unit {
+            Unit::Manager => None,
+            Unit::Readout(ru) => plan.next_readout(ru).map(Unit::Readout),
+            Unit::Builder(bu) => plan.next_builder(bu).map(Unit::Builder),
+        };
+        next.map_or(Ok(()), |next| self.start_restart(next))
+    }
+
+    /// Starts the process of a restart. A builder unit gets a new card process: the one before may hang.
+    fn start_restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
+        *self.attempts.entry(unit).or_default() += 1;
+        let (plan, manager) = (&self.config.plan, self.manager.clone());
+        let child = match unit {
+            Unit::Manager => return Ok(()),
+            Unit::Readout(ru) => Child::Readout { index: plan.readout_role(ru), manager },
+            Unit::Builder(bu) => {
+                if let LandingTarget::Card(config) = &self.config.builders[bu.index()].landing {
+                    if let Some(card) = self.running.get_mut(&RunProcess::Card(config.name.clone())) {
+                        let _ = card.process.kill().and_then(|()| card.process.wait());
+                    }
+                    self.spawn_card(config)?;
+                }
+                Child::Builder { index: plan.builder_role(bu), manager }
+            }
+        };
+        self.spawn(RunProcess::Unit(unit), &child)
+    }
+
+    /// A restart that ended before it joined is started again, as the run may have changed while it joined.
+    fn retry_join(&mut self, unit: Unit) {
+        let attempts = self.attempts.get(&unit).copied().unwrap_or(0);
+        if (1..MAX_JOIN_ATTEMPTS).contains(&attempts) && !self.joined.contains(&unit) && self.may_join() {
+            self.start_at.push((Instant::now() + JOIN_INTERVAL, unit));
+        }
+    }
+
+    /// Starts restarts whose time has come.
+    fn start_due(&mut self) -> Result<(), ProcessError> {
+        let now = Instant::now();
+        let due: Vec<_> = self.start_at.extract_if(.., |(at, _)| *at <= now).collect();
+        for (_, unit) in due {
+            if self.may_join() {
+                self.start_restart(unit)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Kills restarts that have not joined: the manager has ended.
+    fn kill_joining(&mut self) {
+        for (role, running) in &mut self.running {
+            if let RunProcess::Unit(unit) = role
+                && self.attempts.contains_key(unit)
+                && !self.joined.contains(unit)
+            {
+                let _ = running.process.kill();
+            }
+        }
     }
 
     /// Kills the processes of excluded units whose time is up.
@@ -469,7 +588,10 @@ impl LaunchedRun<'_, '_> {
         }
         match (message, role) {
             (ChildMessage::Manager(event), RunProcess::Unit(Unit::Manager)) => match event {
-                ManagerEvent::Listening { address } => self.spawn_units(&address)?,
+                ManagerEvent::Listening { address } => {
+                    self.manager.clone_from(&address);
+                    self.spawn_units(&address)?;
+                }
                 ManagerEvent::Started => {
                     self.started = true;
                     self.notify(&RunEvent::Started);
@@ -484,6 +606,14 @@ impl LaunchedRun<'_, '_> {
                     if let Some(running) = self.running.get_mut(&RunProcess::Unit(unit)) {
                         running.kill_at.get_or_insert(kill_at);
                     }
+                }
+                ManagerEvent::Departed(unit) => {
+                    self.departed.insert(unit);
+                    self.restart(unit)?;
+                }
+                ManagerEvent::Joined(unit) => {
+                    self.joined.insert(unit);
+                    self.notify(&RunEvent::Joined(unit));
                 }
                 ManagerEvent::Finished(finished) => {
                     let recovered = &finished.summary.recovered;
@@ -543,7 +673,7 @@ impl LaunchedRun<'_, '_> {
             let child = Child::Readout { index, manager: manager.to_owned() };
             self.spawn(RunProcess::Unit(Unit::Readout(index)), &child)?;
         }
-        for index in (0..self.config.plan.builders()).map(|index| BuIndex(index as u16)) {
+        for index in (0..self.config.plan.initial_builders()).map(|index| BuIndex(index as u16)) {
             let child = Child::Builder { index, manager: manager.to_owned() };
             self.spawn(RunProcess::Unit(Unit::Builder(index)), &child)?;
         }
@@ -584,7 +714,11 @@ impl LaunchedRun<'_, '_> {
         let recovered = self.outcome.summary.as_ref().map_or(&[][..], |summary| &summary.recovered);
         for failure in &mut self.outcome.failures {
             failure.is_recovered = match &failure.process {
-                RunProcess::Unit(unit) => recovered.contains(unit),
+                // A restart that did not join is none of the run's units.
+                RunProcess::Unit(unit) => {
+                    recovered.contains(unit)
+                        || self.attempts.contains_key(unit) && !self.joined.contains(unit)
+                }
                 RunProcess::Card(card) => (0..).zip(&self.config.builders).any(|(bu, builder)| {
                     matches!(&builder.landing, LandingTarget::Card(config) if config.name == *card)
                         && recovered.contains(&Unit::Builder(BuIndex(bu)))
@@ -620,18 +754,18 @@ impl LaunchedRun<'_, '_> {
                 Ok(ChildOutput::Message(role, message)) => {
                     let _ = self.take(&role, *message);
                 }
-                Ok(ChildOutput::Ended(role)) => self.record_end(&role),
+                Ok(ChildOutput::Ended(role, pid)) => _ = self.record_end(&role, pid),
                 Ok(ChildOutput::Command(_)) => {}
                 Err(_) => return,
             }
         }
     }
 
-    fn record_end(&mut self, role: &RunProcess) {
+    /// Records the end of a process. False if another one has taken its place.
+    fn record_end(&mut self, role: &RunProcess, pid: u32) -> bool {
         let order = self.running.values().filter_map(|running| running.ended).count();
-        if let Some(running) = self.running.get_mut(role) {
-            running.ended = Some(order);
-        }
+        let running = self.running.get_mut(role).filter(|running| running.process.id() == pid);
+        running.map(|running| running.ended = Some(order)).is_some()
     }
 }
 

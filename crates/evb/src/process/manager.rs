@@ -5,6 +5,7 @@ use super::builder::BuilderStatistics;
 use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
+use super::joining::{JoinEvent, Joinable, JoinedUnit, Joining};
 use super::rendezvous::Rendezvous;
 use super::startup::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::RunConfig;
@@ -16,7 +17,7 @@ use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
-use millstream_rdma::{Completion, CompletionQueue, WaitFd};
+use millstream_rdma::{Completion, CompletionQueue, Device, WaitFd};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -49,6 +50,10 @@ pub enum ManagerEvent {
     Progress(ProgressSample),
     /// The run goes on without this unit, whose process has to be ended.
     Excluded(Unit),
+    /// The run went on without this unit, which is not there any more or is being ended. It may be started again.
+    Departed(Unit),
+    /// A unit that was started again has joined the run, with this index.
+    Joined(Unit),
     /// The run is over.
     Finished(Box<RunResult>),
 }
@@ -95,7 +100,7 @@ pub fn run(
     notify(&ManagerEvent::Listening { address: listener.address().to_string() });
     let (process, queues) = ManagerProcess::start(config, &listener, commands)?;
     notify(&ManagerEvent::Started);
-    let finished = process.work(queues, commands, &mut notify)?;
+    let finished = process.work(queues, commands, Joining::new(&listener), &mut notify)?;
     notify(&ManagerEvent::Finished(Box::new(finished.clone())));
     Ok(finished)
 }
@@ -104,30 +109,35 @@ pub fn run(
 struct WaitSet {
     waiter: CompletionWaiter,
     control: CompletionQueue,
-    /// TCP streams of the units; `None` once closed.
+    device: Device,
+    /// TCP streams of the units; `None` once closed, or for a restart that has not joined.
     channels: Vec<Option<Channel>>,
 }
 
-/// State of the process. Units are in one order everywhere: readout units by index, then builder units by index.
+/// State of the process. Units are in one order everywhere: readout units by index, then builder units by index, both with
+/// restarts.
 struct ManagerProcess {
+    config: RunConfig,
     clock: MonotonicClock,
     core: Manager,
     units: Vec<Unit>,
-    controls: Vec<Control>,
+    /// `None` for a restart that has not joined.
+    controls: Vec<Option<Control>>,
     control_of: HashMap<Qpn, usize>,
+    /// Readout units with restarts.
     readouts: usize,
+    /// The last readout unit with each set of sources.
+    current: Vec<RuIndex>,
+    /// Where the builder units accept data connections, by index.
+    addresses: Vec<Option<String>>,
     statistics: Vec<Option<BuilderStatistics>>,
     /// Time of the last iteration.
     now: Instant,
     first_assigned: Option<Instant>,
-    /// Events that each readout unit has, counted from the run's first.
+    /// Events that each of the current readout units has, counted from the run's first.
     available: Vec<u64>,
-    /// When the last frame of each readout unit arrived, and how long one may be silent.
+    /// When the last frame of each of them arrived.
     heard: Vec<Instant>,
-    timeout: Duration,
-    /// Events of the run, and of a batch.
-    events: u64,
-    batch: u16,
     last_done: Instant,
     batches_done: u64,
     completions: [Completion; POLL],
@@ -141,21 +151,30 @@ impl ManagerProcess {
         stop: BorrowedFd<'_>,
     ) -> Result<(ManagerProcess, WaitSet), ProcessError> {
         let device = super::open_device(config)?;
-        let readouts = config.plan.readouts();
-        let units = readouts + config.plan.builders();
+        let (readouts, builders) = (config.plan.readouts(), config.plan.initial_builders());
+        let units = readouts + builders;
         let waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
         let mut rendezvous = Rendezvous::new(config, waiter);
         rendezvous.admit_all(listener, stop)?;
-        let builders: Vec<String> =
-            rendezvous.joined[readouts..].iter().flatten().filter_map(|(_, data)| data.clone()).collect();
-        let welcome = FromManager::Welcome { config: Box::new(config.clone()), builders };
-        for (channel, _) in rendezvous.joined.iter_mut().flatten() {
-            channel.send(&welcome).context("send the configuration to a unit")?;
+        let mut addresses: Vec<Option<String>> =
+            rendezvous.joined[readouts..].iter().map(|joined| joined.as_ref()?.1.clone()).collect();
+        addresses.resize(config.plan.builders(), None);
+        for position in 0..units {
+            let welcome = FromManager::Welcome {
+                config: Box::new(config.clone()),
+                unit: rendezvous.unit(position),
+                builders: addresses.clone(),
+                readouts: (0..readouts).map(|ru| RuIndex(ru as u16)).collect(),
+            };
+            if let Some((channel, _)) = &mut rendezvous.joined[position] {
+                channel.send(&welcome).context("send the configuration to a unit")?;
+            }
         }
         rendezvous.await_all(stop, "prepared", |frame| matches!(frame, ToManager::Prepared))?;
         let options = super::control_options(config);
-        let depth = options.completions().saturating_mul(units as u32);
+        // Of a unit and its restart, one has a connection at a time.
+        let depth = options.completions().saturating_mul(units as u32 + 1);
         let control = rendezvous.waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut controls = Vec::with_capacity(units);
         for (channel, _) in rendezvous.joined.iter_mut().flatten() {
@@ -169,22 +188,35 @@ impl ManagerProcess {
         }
         rendezvous.await_all(stop, "ready", |frame| matches!(frame, ToManager::Ready))?;
         let mut channels = Vec::with_capacity(units);
-        let units: Vec<_> = (0..units).map(|position| rendezvous.unit(position)).collect();
         for (mut channel, _) in rendezvous.joined.into_iter().flatten() {
-            channel.send(&FromManager::Start).context("start a unit")?;
+            channel.send(&FromManager::Start { membership: None }).context("start a unit")?;
             channels.push(Some(channel));
         }
+        let control_of = controls.iter().map(|control: &Control| control.qpn()).collect::<Vec<_>>();
+        let mut controls: Vec<Option<Control>> = controls.into_iter().map(Some).collect();
+        let (readout_restarts, builder_restarts) =
+            (config.plan.readout_members() - readouts, config.plan.builders() - builders);
+        channels.splice(readouts..readouts, (0..readout_restarts).map(|_| None));
+        channels.extend((0..builder_restarts).map(|_| None));
+        controls.splice(readouts..readouts, (0..readout_restarts).map(|_| None));
+        controls.extend((0..builder_restarts).map(|_| None));
+        let position = |at: usize| if at < readouts { at } else { at + readout_restarts };
+        let units = (0..config.plan.readout_members()).map(|ru| Unit::Readout(RuIndex(ru as u16)));
+        let units: Vec<Unit> =
+            units.chain((0..config.plan.builders()).map(|bu| Unit::Builder(BuIndex(bu as u16)))).collect();
         let clock = MonotonicClock::start();
         let mut core = Manager::new(config.plan.clone(), clock.now());
         core.handle_pause(config.starts_paused);
         let mut process = ManagerProcess {
             clock,
             core,
-            control_of: controls.iter().enumerate().map(|(at, control)| (control.qpn(), at)).collect(),
+            control_of: control_of.into_iter().enumerate().map(|(at, qpn)| (qpn, position(at))).collect(),
             statistics: vec![None; config.plan.builders()],
             units,
             controls,
-            readouts,
+            readouts: config.plan.readout_members(),
+            current: (0..readouts).map(|ru| RuIndex(ru as u16)).collect(),
+            addresses,
             now: Instant::default(),
             first_assigned: None,
             available: config
@@ -193,15 +225,13 @@ impl ManagerProcess {
                 .map(|unit| if unit.input.file().is_some() { u64::MAX } else { 0 })
                 .collect(),
             heard: vec![clock.now(); readouts],
-            timeout: config.plan.timeout,
-            events: config.plan.events.get(),
-            batch: config.plan.batch.get(),
+            config: config.clone(),
             last_done: Instant::default(),
             batches_done: 0,
             completions: [Completion::EMPTY; POLL],
         };
         process.update_available();
-        Ok((process, WaitSet { waiter: rendezvous.waiter, control, channels }))
+        Ok((process, WaitSet { waiter: rendezvous.waiter, control, device, channels }))
     }
 
     /// The run, up to the run summary.
@@ -209,12 +239,13 @@ impl ManagerProcess {
         mut self,
         mut queues: WaitSet,
         commands: BorrowedFd<'_>,
+        mut joining: Joining<'_>,
         notify: &mut impl FnMut(&ManagerEvent),
     ) -> Result<RunResult, ProcessError> {
         let mut next_sample = self.clock.now() + SAMPLE_INTERVAL;
         let mut can_stop = true;
         loop {
-            if self.wait(&mut queues, can_stop.then_some(commands), next_sample)? {
+            if self.wait(&mut queues, &joining, can_stop.then_some(commands), next_sample)? {
                 can_stop = self.take_commands(commands, notify);
             }
             for at in 0..queues.channels.len() {
@@ -222,11 +253,15 @@ impl ManagerProcess {
             }
             // After the frames that arrived while this process itself was stopped.
             self.exclude_silent_readouts();
+            self.admit(&mut joining, &mut queues, notify);
             // Sends the messages that the frames caused.
             self.progress(&queues.control)?;
             while let Some(unit) = self.core.poll_excluded() {
                 notify(&ManagerEvent::Excluded(unit));
                 self.update_available();
+            }
+            while let Some(unit) = self.core.poll_departed() {
+                notify(&ManagerEvent::Departed(unit));
             }
             if self.now >= next_sample {
                 next_sample = self.now + SAMPLE_INTERVAL;
@@ -246,11 +281,13 @@ impl ManagerProcess {
     fn wait(
         &mut self,
         queues: &mut WaitSet,
+        joining: &Joining<'_>,
         stop: Option<BorrowedFd<'_>>,
         until: Instant,
     ) -> Result<bool, ProcessError> {
-        let WaitSet { waiter, control, channels } = queues;
+        let WaitSet { waiter, control, channels, .. } = queues;
         let mut others: Vec<_> = channels.iter().flatten().map(WaitFd::readable).collect();
+        others.extend(joining.descriptors());
         others.extend(stop.as_ref().map(WaitFd::readable));
         loop {
             let due = self.core.poll_timeout().map_or(until, |at| at.min(until));
@@ -294,9 +331,12 @@ impl ManagerProcess {
             match channel.try_receive() {
                 TryReceive::Pending => return,
                 TryReceive::Frame(ToManager::Available { events }) if at < self.readouts => {
-                    self.available[at] = events;
-                    self.heard[at] = self.now;
-                    self.update_available();
+                    let role = at % self.current.len();
+                    if self.current[role].index() == at {
+                        self.available[role] = events;
+                        self.heard[role] = self.now;
+                        self.update_available();
+                    }
                 }
                 TryReceive::Frame(ToManager::Readout(report)) if at < self.readouts => {
                     self.core.handle_readout_report(RuIndex(at as u16), report, self.now);
@@ -309,7 +349,7 @@ impl ManagerProcess {
                 TryReceive::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
                 TryReceive::Closed => {
                     *place = None;
-                    self.controls[at].close();
+                    self.controls[at].iter_mut().for_each(Control::close);
                     self.core.handle_lost(self.units[at], self.now);
                 }
             }
@@ -319,21 +359,79 @@ impl ManagerProcess {
     /// Handles readout units that are silent as lost. No other timeout notices one whose input is live once the batches of
     /// all its events are done: without its events, no further batch is assigned.
     fn exclude_silent_readouts(&mut self) {
-        for (ru, &heard) in (0..).map(RuIndex).zip(&self.heard) {
-            if self.now >= heard + self.timeout {
+        for (&ru, &heard) in self.current.iter().zip(&self.heard) {
+            if self.now >= heard + self.config.plan.timeout {
                 self.core.handle_lost(Unit::Readout(ru), self.now);
+            }
+        }
+    }
+
+    /// Lets units join.
+    fn admit(
+        &mut self,
+        joining: &mut Joining<'_>,
+        queues: &mut WaitSet,
+        notify: &mut impl FnMut(&ManagerEvent),
+    ) {
+        loop {
+            let mut run = Joinable {
+                config: &self.config,
+                core: &mut self.core,
+                device: &queues.device,
+                queue: &queues.control,
+                builders: &self.addresses,
+            };
+            match joining.progress(&mut run) {
+                None => return,
+                Some(JoinEvent::Connect { unit: Unit::Builder(builder), address }) => {
+                    let connect = FromManager::Connect { builder, address };
+                    for ru in &self.current {
+                        if let Some(channel) = &mut queues.channels[ru.index()]
+                            && !self.core.is_recovered(Unit::Readout(*ru))
+                        {
+                            // A unit that has ended is noticed by the end of its stream.
+                            let _ = channel.send(&connect);
+                        }
+                    }
+                }
+                // Nobody connects to a readout unit.
+                Some(JoinEvent::Connect { .. }) => {}
+                Some(JoinEvent::Joined(joined)) => {
+                    notify(&ManagerEvent::Joined(joined.unit));
+                    self.joined(*joined, queues);
+                }
+            }
+        }
+    }
+
+    /// A unit has joined.
+    fn joined(&mut self, joined: JoinedUnit, queues: &mut WaitSet) {
+        let JoinedUnit { unit, channel, control, data, membership } = joined;
+        let Some(at) = self.units.iter().position(|known| *known == unit) else { return };
+        self.control_of.insert(control.qpn(), at);
+        self.controls[at] = Some(control);
+        queues.channels[at] = Some(channel);
+        match unit {
+            Unit::Manager => {}
+            Unit::Builder(bu) => self.addresses[bu.index()] = data,
+            Unit::Readout(ru) => {
+                let role = self.config.plan.readout_role(ru).index();
+                self.current[role] = ru;
+                let is_file = self.config.readouts[role].input.file().is_some();
+                // Until it says which events it has.
+                self.available[role] = if is_file { u64::MAX } else { membership.first_event };
+                self.heard[role] = self.now;
+                self.update_available();
             }
         }
     }
 
     /// Lets the core assign the batches whose events all readout units have.
     fn update_available(&mut self) {
-        let readouts = (0..).map(|ru| Unit::Readout(RuIndex(ru))).zip(&self.available);
+        let readouts = self.current.iter().map(|ru| Unit::Readout(*ru)).zip(&self.available);
         let present = readouts.filter(|(unit, _)| !self.core.is_recovered(*unit));
         let events = present.map(|(_, &events)| events).min().unwrap_or(u64::MAX);
-        let batch = u64::from(self.batch);
-        let batches = if events >= self.events { events.div_ceil(batch) } else { events / batch };
-        self.core.handle_available(batches);
+        self.core.handle_available(events, self.now);
     }
 
     /// Handles completions and messages, and sends the core's output. Returns whether there was a completion.
@@ -341,7 +439,7 @@ impl ManagerProcess {
         self.now = self.clock.now();
         let any = self.take_completions(queue)?;
         for (unit, control) in self.units.iter().zip(&mut self.controls) {
-            loop {
+            while let Some(control) = control {
                 match control.receive() {
                     Received::Message(message) => self.core.handle_message(*unit, message, self.now),
                     Received::Malformed => self.core.handle_malformed(*unit, self.now),
@@ -359,13 +457,15 @@ impl ManagerProcess {
                 self.first_assigned.get_or_insert(self.now);
             }
             for (unit, control) in self.units.iter().zip(&mut self.controls) {
-                if to.includes(*unit) {
+                if to.includes(*unit)
+                    && let Some(control) = control
+                {
                     control.send(message);
                 }
             }
         }
         if sent {
-            self.controls.iter_mut().for_each(Control::flush);
+            self.controls.iter_mut().flatten().for_each(Control::flush);
         }
         let done = self.core.progress().done.batches;
         if done != self.batches_done {
@@ -380,8 +480,10 @@ impl ManagerProcess {
         loop {
             let taken = queue.poll(&mut self.completions)?;
             for completion in taken {
-                if let Some(&at) = self.control_of.get(&completion.qpn()) {
-                    self.controls[at].handle(completion);
+                if let Some(&at) = self.control_of.get(&completion.qpn())
+                    && let Some(control) = &mut self.controls[at]
+                {
+                    control.handle(completion);
                 }
             }
             any |= !taken.is_empty();

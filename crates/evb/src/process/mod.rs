@@ -13,7 +13,7 @@
 //! - Each unit's TCP stream to the manager stays open; its end means that the unit died. Control messages use a
 //!   reliable connection.
 //!
-//! `startup.rs` describes the startup.
+//! `startup.rs` describes the startup, `joining.rs` how a unit joins a run in progress.
 
 pub mod builder;
 pub mod card;
@@ -22,6 +22,7 @@ mod clock;
 mod control;
 mod corruption;
 pub(crate) mod error;
+mod joining;
 pub mod launcher;
 pub mod manager;
 pub mod readout;

@@ -33,6 +33,8 @@ use millstream_rdma::{
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+/// Longest time to connect to a builder unit that joins the run. Nothing is sent meanwhile.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Completions per poll.
 const POLL: usize = 32;
 /// Minimum interval of telling the manager which events are there.
@@ -59,7 +61,8 @@ pub fn run(
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
     let mut joined = startup::join(manager, Unit::Readout(ru), None, parent_pipe)?;
-    let local = LocalResources::open(&joined.config, ru);
+    let Unit::Readout(ru) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
+    let local = LocalResources::open(&joined.config, joined.config.plan.readout_role(ru));
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = ReadoutProcess::connect(local, &mut joined, ru)?;
     process.work(queues, joined.channel)
@@ -99,6 +102,36 @@ struct Peer {
     batches: u64,
 }
 
+impl Peer {
+    /// Connects to a builder unit.
+    fn connect(
+        bu: BuIndex,
+        address: &str,
+        ru: RuIndex,
+        (device, queue, connection): (&Device, &CompletionQueue, &RcOptions),
+        requests: &BatchRequests,
+        deadline: Deadline,
+    ) -> Result<Peer, ProcessError> {
+        let prepared = PreparedQueuePair::new(device, queue, queue, connection)?;
+        let unit = Unit::Builder(bu);
+        let mut to_builder = startup::connect_to_unit(unit, address, deadline)?;
+        let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
+        let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::Startup {
+            unit,
+            what: format!(
+                "sent {} bytes of private data, expected its landing memory",
+                connected.private_data.len()
+            ),
+        })?;
+        Ok(Peer {
+            pair: connected.pair,
+            landing: RemoteMemory::decode(landing),
+            list: SendList::new(requests.requests, requests.sges),
+            batches: 0,
+        })
+    }
+}
+
 /// A source's packet area in a slot, and its room in the pool.
 struct SourceArea {
     area: PacketArea,
@@ -136,10 +169,15 @@ struct WaitSet {
 }
 
 struct ReadoutProcess {
+    ru: RuIndex,
+    device: Device,
+    connection: RcOptions,
+    requests: BatchRequests,
     clock: MonotonicClock,
     core: Readout,
     control: Control,
-    peers: Vec<Peer>,
+    /// By builder unit; `None` for those that are not there.
+    peers: Vec<Option<Peer>>,
     sources: Vec<SourceArea>,
     input: Box<dyn Source>,
     mapping: Option<Region>,
@@ -170,9 +208,9 @@ impl ReadoutProcess {
         joined: &mut JoinedRun,
         ru: RuIndex,
     ) -> Result<(ReadoutProcess, WaitSet), ProcessError> {
-        let JoinedRun { channel, config, builders, deadline } = joined;
+        let JoinedRun { channel, config, builders, deadline, .. } = joined;
         let deadline = *deadline;
-        let LocalResources { device, sources, input, mapping, headers, headers_per_batch } = local;
+        let LocalResources { device, sources, mut input, mapping, headers, headers_per_batch } = local;
         let window = u64::from(config.plan.window.get());
         let waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
@@ -189,31 +227,29 @@ impl ReadoutProcess {
         let depth = (connection.send_depth + connection.recv_depth).saturating_mul(builders.len() as u32);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers = Vec::with_capacity(builders.len());
-        for (index, address) in builders.iter().enumerate() {
-            let prepared = PreparedQueuePair::new(&device, &data_queue, &data_queue, &connection)?;
-            let unit = Unit::Builder(BuIndex(index as u16));
-            let mut to_builder = startup::connect_to_unit(unit, address, deadline)?;
-            let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
-            let landing =
-                connected.private_data.as_slice().try_into().map_err(|_| ProcessError::Startup {
-                    unit,
-                    what: format!(
-                        "sent {} bytes of private data, expected its landing memory",
-                        connected.private_data.len()
-                    ),
-                })?;
-            peers.push(Peer {
-                pair: connected.pair,
-                landing: RemoteMemory::decode(landing),
-                list: SendList::new(requests_per_batch.requests, requests_per_batch.sges),
-                batches: 0,
-            });
+        for (bu, address) in (0..).map(BuIndex).zip(builders.iter()) {
+            let connect = |address: &String| {
+                let queue = (&device, &data_queue, &connection);
+                Peer::connect(bu, address, ru, queue, &requests_per_batch, deadline)
+            };
+            peers.push(address.as_ref().map(connect).transpose()?);
         }
-        startup::await_start(channel, deadline)?;
+        let extents_per_packet = requests_per_batch.extents_per_packet;
+        let membership = startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
+        let core = match &membership {
+            Some(membership) => {
+                input.start_at(membership.first_event);
+                Readout::join(ru, config.plan.clone(), membership, clock.now())
+            }
+            None => Readout::new(ru, config.plan.clone(), clock.now()),
+        };
         let process = ReadoutProcess {
+            ru,
+            device,
+            connection,
             clock,
-            core: Readout::new(ru, config.plan.clone(), clock.now()),
+            core,
             control: Control::new(messages),
             peers,
             input,
@@ -227,9 +263,10 @@ impl ReadoutProcess {
             window,
             slot_bytes: config.layout.slot_bytes.0,
             max_sges: requests_per_batch.sges_per_request,
+            requests: requests_per_batch,
             header: vec![0; headers_per_batch as usize],
-            extents: Vec::with_capacity(requests_per_batch.extents_per_packet),
-            sges: Vec::with_capacity(1 + requests_per_batch.extents_per_packet),
+            extents: Vec::with_capacity(extents_per_packet),
+            sges: Vec::with_capacity(1 + extents_per_packet),
             completions: [Completion::EMPTY; POLL],
             sources,
         };
@@ -246,15 +283,38 @@ impl ReadoutProcess {
         loop {
             let manager_readable = self.wait(&mut queues, manager_alive.then_some(&channel))?;
             self.announce_available(&mut channel);
-            if manager_readable && matches!(channel.try_receive::<FromManager>(), TryReceive::Closed) {
-                manager_alive = false;
-                self.core.handle_manager_lost(self.clock.now());
+            while manager_readable && manager_alive {
+                match channel.try_receive::<FromManager>() {
+                    TryReceive::Frame(FromManager::Connect { builder, address }) => {
+                        self.connect_joining(builder, &address, &queues.data);
+                    }
+                    TryReceive::Frame(_) => self.core.handle_malformed(),
+                    TryReceive::Pending => break,
+                    TryReceive::Closed => {
+                        manager_alive = false;
+                        self.core.handle_manager_lost(self.clock.now());
+                    }
+                }
             }
             if let Some(report) = self.core.poll_report() {
                 // Errors are ignored: the parent gets the report, too.
                 let _ = channel.send(&ToManager::Readout(report.clone()));
                 return Ok((report, self.input.statistics()));
             }
+        }
+    }
+
+    /// Connects to a builder unit that joins the run. It does not join if a readout unit cannot reach it.
+    fn connect_joining(&mut self, bu: BuIndex, address: &str, queue: &CompletionQueue) {
+        let deadline = Deadline::after(CONNECT_TIMEOUT.min(self.alive_interval));
+        let queue = (&self.device, queue, &self.connection);
+        match Peer::connect(bu, address, self.ru, queue, &self.requests, deadline) {
+            Ok(peer) => {
+                if let Some(place) = self.peers.get_mut(bu.index()) {
+                    *place = Some(peer);
+                }
+            }
+            Err(error) => tracing::warn!(%bu, %error, "no connection to a builder unit that joins"),
         }
     }
 
@@ -360,7 +420,11 @@ impl ReadoutProcess {
     fn send(&mut self, send: BatchSend) -> Result<(), ProcessError> {
         let builder = send.assignment.builder;
         let payload = self.compose(&send)?;
-        let peer = &mut self.peers[builder.index()];
+        let Some(peer) = &mut self.peers[builder.index()] else {
+            // The manager assigns batches only to builder units that are connected.
+            self.core.handle_unsent(send, payload);
+            return Ok(());
+        };
         peer.batches += 1;
         match peer.pair.post_list(&mut peer.list) {
             Ok(()) => self.core.handle_posted(send, payload),
@@ -376,14 +440,14 @@ impl ReadoutProcess {
     /// Builds the work requests of a batch.
     fn compose(&mut self, send: &BatchSend) -> Result<BatchPayload, ProcessError> {
         let Assignment { batch, builder, slot, .. } = send.assignment;
-        let peer = &mut self.peers[builder.index()];
+        let mut payload = BatchPayload::default();
+        let Some(peer) = &mut self.peers[builder.index()] else { return Ok(payload) };
         let pool =
             (builder.index() as u64 * self.window + peer.batches % self.window) * self.headers_per_batch;
         let slot_offset = u64::from(slot.0) * self.slot_bytes;
         let id = encode_wr_id(builder, slot);
         let immediate = send.immediate.encode();
         let full = |source: &SourceArea, full: ListFull| source.input_changed(full.to_string());
-        let mut payload = BatchPayload::default();
         let mut left = self.sources.len();
         let mut open: Option<CoalescedWrite> = None;
         for (position, source) in self.sources.iter().enumerate() {

@@ -26,14 +26,66 @@ pub(super) struct Rendezvous<'a> {
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
     timeout: Duration,
-    /// Connections that have not sent a complete first frame, with the time at which they are dropped.
-    unidentified: Vec<(Channel, SocketAddr, Deadline)>,
+    unidentified: Unidentified,
+}
+
+/// Connections that have not sent a complete first frame, with the time at which they are dropped.
+#[derive(Default)]
+pub(super) struct Unidentified(Vec<(Channel, SocketAddr, Deadline)>);
+
+/// The first frame of a unit.
+pub(super) struct JoinRequest {
+    pub(super) channel: Channel,
+    pub(super) address: SocketAddr,
+    pub(super) version: String,
+    pub(super) unit: Unit,
+    /// Where a builder unit accepts data connections.
+    pub(super) data: Option<String>,
+}
+
+impl Unidentified {
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = WaitFd<'_>> {
+        self.0.iter().map(|(channel, ..)| WaitFd::readable(channel))
+    }
+
+    /// When the first connection has to be dropped, if that is before `deadline`.
+    fn due(&self, deadline: Deadline) -> Deadline {
+        self.0.iter().fold(deadline, |due, (.., at)| due.earlier(*at))
+    }
+
+    /// Accepts a connection that waits.
+    pub(super) fn accept(&mut self, listener: &Listener, deadline: Deadline) {
+        // A connection that has gone away is none.
+        let Ok((stream, address)) = listener.accept(deadline) else { return };
+        if self.0.len() == MAX_UNIDENTIFIED {
+            self.0.remove(0);
+        }
+        self.0.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
+    }
+
+    /// Takes the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
+    /// for too long, is not a unit and is dropped.
+    pub(super) fn take_requests(&mut self) -> Vec<JoinRequest> {
+        let mut requests = Vec::new();
+        for (mut channel, address, due) in std::mem::take(&mut self.0) {
+            match channel.try_receive() {
+                TryReceive::Frame(ToManager::Join { version, unit, data }) => {
+                    requests.push(JoinRequest { channel, address, version, unit, data });
+                }
+                TryReceive::Pending if !due.passed() => self.0.push((channel, address, due)),
+                TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {
+                    tracing::warn!(%address, "connection dropped: it sent no Join frame");
+                }
+            }
+        }
+        requests
+    }
 }
 
 impl<'a> Rendezvous<'a> {
     /// Starts without units.
     pub(super) fn new(config: &'a RunConfig, waiter: CompletionWaiter) -> Rendezvous<'a> {
-        let units = config.plan.readouts() + config.plan.builders();
+        let units = config.plan.readouts() + config.plan.initial_builders();
         let joined = (0..units).map(|_| None).collect();
         let timeout = startup::timeout(config);
         Rendezvous {
@@ -42,7 +94,7 @@ impl<'a> Rendezvous<'a> {
             joined,
             deadline: Deadline::after(timeout),
             timeout,
-            unidentified: Vec::new(),
+            unidentified: Unidentified::default(),
         }
     }
 
@@ -80,8 +132,8 @@ impl<'a> Rendezvous<'a> {
             let mut others = vec![WaitFd::readable(&stop), WaitFd::readable(listener)];
             let there = self.joined.iter().flatten();
             others.extend(there.map(|(channel, _)| WaitFd::readable(channel)));
-            others.extend(self.unidentified.iter().map(|(channel, ..)| WaitFd::readable(channel)));
-            let due = self.unidentified.iter().fold(self.deadline, |due, (.., at)| due.earlier(*at));
+            others.extend(self.unidentified.descriptors());
+            let due = self.unidentified.due(self.deadline);
             self.waiter.wait::<ProcessError>(&[], &mut others, due, || Ok(false))?;
             if others[0].is_ready() {
                 return Err(ProcessError::Stopped(StopCause::Requested));
@@ -93,13 +145,11 @@ impl<'a> Rendezvous<'a> {
                 }
             }
             if comes {
-                let (stream, address) = listener.accept(self.deadline)?;
-                if self.unidentified.len() == MAX_UNIDENTIFIED {
-                    self.unidentified.remove(0);
-                }
-                self.unidentified.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
+                self.unidentified.accept(listener, self.deadline);
             }
-            self.admit()?;
+            for request in self.unidentified.take_requests() {
+                self.join(request)?;
+            }
             if self.deadline.passed() {
                 let what = format!("did not join within {:?}", self.timeout);
                 return Err(ProcessError::Startup { unit: missing, what });
@@ -108,31 +158,10 @@ impl<'a> Rendezvous<'a> {
         Ok(())
     }
 
-    /// Admits the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
-    /// for too long, is not a unit and is dropped.
-    fn admit(&mut self) -> Result<(), ProcessError> {
-        for (mut channel, address, due) in std::mem::take(&mut self.unidentified) {
-            match channel.try_receive() {
-                TryReceive::Frame(ToManager::Join { version, unit, data }) => {
-                    self.join(channel, address, (&version, unit, data))?;
-                }
-                TryReceive::Pending if !due.passed() => self.unidentified.push((channel, address, due)),
-                TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {
-                    tracing::warn!(%address, "connection dropped: it sent no Join frame");
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn join(
-        &mut self,
-        channel: Channel,
-        address: SocketAddr,
-        (version, unit, data): (&str, Unit, Option<String>),
-    ) -> Result<(), ProcessError> {
+    fn join(&mut self, request: JoinRequest) -> Result<(), ProcessError> {
+        let JoinRequest { channel, address, version, unit, data } = request;
         let unknown_peer = |what: String| ProcessError::UnknownPeer { peer: address.to_string(), what };
-        if !startup::is_our_version(version) {
+        if !startup::is_our_version(&version) {
             return Err(unknown_peer(format!(
                 "{unit} has version {version:?}; start all units from one build"
             )));

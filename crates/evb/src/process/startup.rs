@@ -20,8 +20,9 @@ use super::ProcessError;
 use super::builder::BuilderEnd;
 use super::error::IoContext;
 use crate::config::RunConfig;
+use crate::core::recovery::Membership;
 use crate::core::report::ReadoutReport;
-use crate::core::{StopCause, Unit};
+use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::Deadline;
 use millstream_rdma::connect::{ConnectError, ConnectErrorKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -36,6 +37,8 @@ use std::time::Duration;
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(30);
 /// Landing memory that gets its pages in one second on a slow virtual machine, in bytes, over all units.
 const PAGES_PER_SECOND: u64 = 200_000_000;
+/// Interval at which a unit that was refused comes again.
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 /// Units of one run must have the same version.
 const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
 /// Length of the prefix of each frame.
@@ -73,14 +76,29 @@ pub(super) enum ToManager {
 /// Frames from the manager.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum FromManager {
-    /// All units have joined.
+    /// All units have joined, or the unit may join the run in progress.
     Welcome {
         config: Box<RunConfig>,
-        /// Where the builder units accept data connections, by index.
-        builders: Vec<String>,
+        /// The unit's index: that of a restart if it joins the run in progress.
+        unit: Unit,
+        /// Where the builder units accept data connections, by index; `None` for those that are not there.
+        builders: Vec<Option<String>>,
+        /// The readout units that connect to a builder unit.
+        readouts: Vec<RuIndex>,
     },
+    /// The unit cannot join the run in progress.
+    Refused {
+        why: String,
+        /// Whether it may come again soon.
+        try_again: bool,
+    },
+    /// To a readout unit in the run: a builder unit joins and waits for its connection.
+    Connect { builder: BuIndex, address: String },
     /// All units are ready.
-    Start,
+    Start {
+        /// The units of the run in progress; `None` at the start of the run.
+        membership: Option<Membership>,
+    },
 }
 
 impl ToManager {
@@ -229,18 +247,24 @@ impl AsFd for Channel {
 pub(super) struct JoinedRun {
     pub(super) channel: Channel,
     pub(super) config: RunConfig,
-    /// Where the builder units accept data connections.
-    pub(super) builders: Vec<String>,
+    /// Its index.
+    pub(super) unit: Unit,
+    /// Where the builder units accept data connections, by index; `None` for those that are not there.
+    pub(super) builders: Vec<Option<String>>,
+    /// The readout units that connect to a builder unit.
+    pub(super) readouts: Vec<RuIndex>,
     pub(super) deadline: Deadline,
 }
 
 /// Timeout of the startup of a run.
 pub(super) fn timeout(config: &RunConfig) -> Duration {
-    let landing: u64 = (0..config.plan.builders()).map(|builder| config.landing_bytes(builder).0).sum();
+    let landing: u64 =
+        (0..config.plan.initial_builders()).map(|builder| config.landing_bytes(builder).0).sum();
     STARTUP_TIMEOUT + Duration::from_secs(landing / PAGES_PER_SECOND)
 }
 
-/// Joins the manager and waits for the configuration. The manager may start after the unit. Gives up if `parent_pipe`
+/// Joins the manager and waits for the configuration. The manager may start after the unit, and may not know yet that the unit's
+/// predecessor is lost. Gives up if `parent_pipe`
 /// becomes readable or is closed, because the launcher ended.
 pub(super) fn join(
     manager: &str,
@@ -249,16 +273,32 @@ pub(super) fn join(
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<JoinedRun, ProcessError> {
     let deadline = Deadline::after(STARTUP_TIMEOUT);
-    let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
-    channel.send(&ToManager::join(unit, data)).context("join the manager")?;
-    match channel.receive(deadline).map_err(manager_gone)? {
-        FromManager::Welcome { config, builders } => {
-            config.plan.check()?;
-            let deadline = Deadline::after(timeout(&config));
-            Ok(JoinedRun { channel, config: *config, builders, deadline })
+    loop {
+        let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
+        channel.send(&ToManager::join(unit, data.clone())).context("join the manager")?;
+        match channel.receive(deadline).map_err(manager_gone)? {
+            FromManager::Welcome { config, unit, builders, readouts } => {
+                config.plan.check()?;
+                let deadline = Deadline::after(timeout(&config));
+                return Ok(JoinedRun { channel, config: *config, unit, builders, readouts, deadline });
+            }
+            FromManager::Refused { try_again: true, .. } if !deadline.passed() => {
+                if parent_pipe.is_some_and(has_ended) {
+                    return Err(ProcessError::Stopped(StopCause::Requested));
+                }
+                std::thread::sleep(RETRY_INTERVAL);
+            }
+            FromManager::Refused { why, .. } => return Err(refused(why)),
+            FromManager::Start { .. } | FromManager::Connect { .. } => {
+                return Err(unexpected_frame(Unit::Manager));
+            }
         }
-        FromManager::Start => Err(unexpected_frame(Unit::Manager)),
     }
+}
+
+/// Error: the manager does not let the unit join the run.
+fn refused(why: String) -> ProcessError {
+    ProcessError::Startup { unit: Unit::Manager, what: format!("refused this unit: {why}") }
 }
 
 fn dial_manager(
@@ -323,12 +363,16 @@ pub(super) fn report_prepared<T>(
     }
 }
 
-/// Reports that this unit is ready, and waits for the start.
-pub(super) fn await_start(channel: &mut Channel, deadline: Deadline) -> Result<(), ProcessError> {
+/// Reports that this unit is ready, and waits for the start. Returns the units of a run in progress.
+pub(super) fn await_start(
+    channel: &mut Channel,
+    deadline: Deadline,
+) -> Result<Option<Membership>, ProcessError> {
     channel.send(&ToManager::Ready).context("send Ready to the manager")?;
     match channel.receive(deadline).map_err(manager_gone)? {
-        FromManager::Start => Ok(()),
-        FromManager::Welcome { .. } => Err(unexpected_frame(Unit::Manager)),
+        FromManager::Start { membership } => Ok(membership),
+        FromManager::Refused { why, .. } => Err(refused(why)),
+        FromManager::Welcome { .. } | FromManager::Connect { .. } => Err(unexpected_frame(Unit::Manager)),
     }
 }
 

@@ -35,8 +35,8 @@ pub struct Assembly {
 #[derive(Debug)]
 struct SourceRing {
     statistics: SourceStatistics,
-    /// Expected sequence number.
-    sequence: u64,
+    /// Expected sequence number; `None` before the first datagram of a source that sent others before.
+    sequence: Option<u64>,
     /// One past the latest event.
     next: u64,
     events: Vec<Slot>,
@@ -56,7 +56,7 @@ impl Assembly {
     pub fn new(sources: &[u32], run: Range<u64>, depth: u64, max_len: u32, limit: Duration) -> Assembly {
         let ring = |&source: &u32| SourceRing {
             statistics: SourceStatistics { source, ..SourceStatistics::default() },
-            sequence: 0,
+            sequence: Some(0),
             next: run.start,
             events: vec![Slot::default(); depth as usize],
         };
@@ -71,6 +71,15 @@ impl Assembly {
             depth,
             max_len,
             limit,
+        }
+    }
+
+    /// Starts behind the run's first `events` events. The sources have sent others before.
+    pub fn start_at(&mut self, events: u64) {
+        let first = self.run.start.saturating_add(events);
+        (self.sent, self.latest, self.overdue) = (first, first, first);
+        for ring in &mut self.sources {
+            (ring.sequence, ring.next) = (None, first);
         }
     }
 
@@ -160,11 +169,12 @@ impl Assembly {
 impl SourceRing {
     /// Counts the gap before a datagram. Returns whether the datagram may be one that counts as lost.
     fn count(&mut self, sequence: u64) -> bool {
-        if sequence < self.sequence {
+        let expected = self.sequence.unwrap_or(sequence);
+        if sequence < expected {
             return self.statistics.lost > 0;
         }
-        self.statistics.lost += sequence - self.sequence;
-        self.sequence = sequence.saturating_add(1);
+        self.statistics.lost += sequence - expected;
+        self.sequence = Some(sequence.saturating_add(1));
         false
     }
 
@@ -271,6 +281,22 @@ mod tests {
         assert_eq!(assembly.available(now + LIMIT), 500 - 16 + 1 - 10);
         assembly.release(10..485);
         assert!(assembly.has_room(500));
+    }
+
+    #[test]
+    fn it_may_start_in_the_middle_of_a_run() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        assembly.start_at(90);
+        assert_eq!(assembly.available(now), 90);
+        send(&mut assembly, 1, 500, 99, now);
+        send(&mut assembly, 1, 501, 100, now);
+        send(&mut assembly, 2, 700, 100, now);
+        send(&mut assembly, 2, 702, 102, now);
+        assert_eq!(assembly.available(now), 91);
+        let statistics = assembly.statistics();
+        assert_eq!((statistics[0].lost, statistics[0].late, statistics[0].received), (0, 1, 1));
+        assert_eq!((statistics[1].lost, statistics[1].received), (1, 2));
     }
 
     #[test]

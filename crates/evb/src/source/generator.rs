@@ -57,6 +57,12 @@ impl Generator {
 }
 
 impl Source for Generator {
+    fn start_at(&mut self, events: u64) {
+        if let Some(clock) = &mut self.clock {
+            clock.events = events;
+        }
+    }
+
     fn poll_available(&mut self, now: Instant) -> u64 {
         self.clock.as_mut().map_or(u64::MAX, |clock| clock.events(now))
     }
@@ -246,6 +252,16 @@ mod tests {
         assert!((50..150).contains(&corrupt), "{corrupt}");
         let mean = bytes as f64 / f64::from(10_000 - missing);
         assert!((950.0..1050.0).contains(&mean), "{mean}");
+    }
+
+    #[test]
+    fn a_generator_that_joins_a_run_goes_on_with_its_events() {
+        let config = GeneratorConfig { rate_hz: Some(10.0), arrival: Arrival::Periodic, ..config() };
+        let mut generator = Generator::new(&config, &[], 0);
+        generator.start_at(500);
+        let begin = Instant::now();
+        assert_eq!(generator.poll_available(begin), 500);
+        assert_eq!(generator.poll_available(begin + Duration::from_millis(1050)), 510);
     }
 
     #[test]

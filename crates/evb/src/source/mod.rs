@@ -37,6 +37,10 @@ pub trait Source {
         0
     }
 
+    /// The unit joins the run after its first `events` events: those were of an earlier unit with the same sources. Called
+    /// before all other calls.
+    fn start_at(&mut self, _events: u64) {}
+
     /// Takes what has arrived, and returns how many of the run's events are there, counted from the first. An event is
     /// there if each source has its fragment, or will not have it.
     fn poll_available(&mut self, now: Instant) -> u64;

@@ -134,6 +134,10 @@ fn watch(poll: &OwnedFd, descriptor: BorrowedFd<'_>) -> Result<(), ProcessError>
 }
 
 impl Source for RingReceiver {
+    fn start_at(&mut self, events: u64) {
+        self.assembly.start_at(events);
+    }
+
     fn poll_available(&mut self, now: Instant) -> u64 {
         while self.rings.len() < MAX_FRONT_ENDS
             && let Ok(Some(ring)) = self.listener.accept()

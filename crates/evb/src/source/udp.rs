@@ -63,6 +63,10 @@ impl UdpReceiver {
 }
 
 impl Source for UdpReceiver {
+    fn start_at(&mut self, events: u64) {
+        self.assembly.start_at(events);
+    }
+
     fn poll_available(&mut self, now: Instant) -> u64 {
         for _ in 0..BURST {
             // An error is that of an earlier datagram, or none has arrived.

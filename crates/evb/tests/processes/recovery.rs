@@ -41,6 +41,12 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "a_stopped_readout_unit_is_ended_and_the_run_goes_on",
         a_stopped_readout_unit_is_ended_and_the_run_goes_on,
     ),
+    ("a_killed_readout_unit_joins_again", a_killed_readout_unit_joins_again),
+    ("a_stopped_readout_unit_joins_again", a_stopped_readout_unit_joins_again),
+    ("a_killed_builder_unit_joins_again", a_killed_builder_unit_joins_again),
+    ("a_builder_unit_joins_again_with_a_new_card", a_builder_unit_joins_again_with_a_new_card),
+    ("a_run_waits_for_its_only_units_to_join_again", a_run_waits_for_its_only_units_to_join_again),
+    ("a_run_whose_only_builder_unit_does_not_join_stops", a_run_whose_only_builder_unit_does_not_join_stops),
     ("a_short_stop_costs_only_time", a_short_stop_costs_only_time),
 ];
 
@@ -48,7 +54,7 @@ const EVENTS: u64 = 4000;
 /// Fragments of an event: two readout units with two sources each.
 const SOURCES: usize = 4;
 
-/// A run of two seconds on generated events that stores all built events in lists.
+/// A run of two seconds or more on generated events that stores all built events in lists.
 struct TestRun {
     folder: TempDir,
     text: String,
@@ -82,8 +88,23 @@ impl TestRun {
         TestRun { folder: TempDir::new().expect("temporary folders can be made"), text }
     }
 
+    /// Another number of readout units.
+    fn with_readouts(mut self, readouts: usize) -> TestRun {
+        let first = self.text.find("[[readout]]").expect("the run has readout units");
+        let second = self.text[first + 1..].find("[[readout]]").map_or(self.text.len(), |at| first + 1 + at);
+        let last = self.text.find("[[builder]]").expect("the run has builder units");
+        assert_eq!(readouts, 1, "a run of one readout unit is made from one of two");
+        self.text.replace_range(second..last, "");
+        self
+    }
+
     /// Sends the signal to one process in mid-run, and SIGCONT after `resume`. The invariants hold and nothing is left.
-    fn run(&self, victim: &RunProcess, signal: Signal, resume: Option<Duration>) -> (RunSummary, RunOutcome) {
+    fn run_any(
+        &self,
+        victim: &RunProcess,
+        signal: Signal,
+        resume: Option<Duration>,
+    ) -> (RunSummary, RunOutcome) {
         let path = self.folder.path().join("run.toml");
         std::fs::write(&path, &self.text).unwrap();
         let config = ConfigFile::load(&path)
@@ -110,7 +131,14 @@ impl TestRun {
         let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
         assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
         let summary = outcome.summary.clone().expect("the run had started");
-        assert!(outcome.is_success() && signalled, "{summary}\n{outcome:#?}");
+        assert!(signalled && summary.is_balanced(), "{summary}\n{outcome:#?}");
+        (summary, outcome)
+    }
+
+    /// As [`run_any`](Self::run_any); the run builds all events.
+    fn run(&self, victim: &RunProcess, signal: Signal, resume: Option<Duration>) -> (RunSummary, RunOutcome) {
+        let (summary, outcome) = self.run_any(victim, signal, resume);
+        assert!(outcome.is_success(), "{summary}\n{outcome:#?}");
         assert_eq!(
             (summary.cause, summary.assigned_events),
             (StopCause::EndOfRun, Some(EVENTS)),
@@ -238,6 +266,84 @@ fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {
     assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1))], "{summary}");
     assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
     assert_eq!(run.stored("out").len() as u64, EVENTS);
+}
+
+/// The restarted readout unit delivers to the end of the run; only events in between lack its sources.
+fn assert_joined_readout(run: &TestRun, summary: &RunSummary, lost: u16, joined: u16) {
+    assert_eq!(summary.recovered, [Unit::Readout(RuIndex(lost))], "{summary}");
+    assert_eq!(summary.joined, [Unit::Readout(RuIndex(joined))], "{summary}");
+    let incomplete = summary.incomplete.readout_lost.events;
+    assert_eq!(summary.built.events + incomplete, EVENTS, "{summary}");
+    let stored = run.stored("out");
+    assert_eq!(stored.len() as u64, EVENTS);
+    let last = *stored.last_key_value().unwrap().1;
+    let whole = stored.values().filter(|fragments| **fragments == last).count() as u64;
+    assert_eq!((whole, *stored.first_key_value().unwrap().1), (summary.built.events, last), "{summary}");
+    assert!(summary.read.inferred > 0 && summary.read.reported > 0, "{summary}");
+}
+
+fn a_killed_readout_unit_joins_again() {
+    for landing in ["host", "card"] {
+        let run = TestRun::new(&[landing, landing], 2000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+        let (summary, outcome) = run.run(&readout(1), Signal::KILL, None);
+        assert_joined_readout(&run, &summary, 1, 3);
+        let report = outcome.readouts[3].as_ref().expect("the restarted unit reports");
+        assert!(report.fragments_read > 0, "{report:?}");
+        assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
+    }
+}
+
+fn a_stopped_readout_unit_joins_again() {
+    let mut run = TestRun::new(&["host", "host"], 300, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+    // Long enough for the launcher to kill the stopped process.
+    run.text = run.text.replace("rate_hz = 2000.0", "rate_hz = 700.0");
+    let (summary, _) = run.run(&readout(0), Signal::STOP, None);
+    assert_joined_readout(&run, &summary, 0, 2);
+}
+
+fn a_killed_builder_unit_joins_again() {
+    let run = TestRun::new(&["host", "host"], 2000, "restarts = 2", "out");
+    let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
+    assert_rebuilt(&summary, 1);
+    assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");
+    assert!(outcome.totals[3].is_some_and(|totals| totals.batches > 0), "{outcome:#?}");
+    assert!(outcome.totals[2].is_some_and(|totals| totals.batches == 0), "{outcome:#?}");
+    run.assert_all_stored("out");
+}
+
+fn a_builder_unit_joins_again_with_a_new_card() {
+    for victim in [RunProcess::Card("card1".to_owned()), builder(1)] {
+        let run = TestRun::new(&["card", "card"], 2000, "restarts = 1", "out");
+        let (summary, outcome) = run.run(&victim, Signal::KILL, None);
+        assert_rebuilt(&summary, 1);
+        assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");
+        assert!(outcome.totals[3].is_some_and(|totals| totals.batches > 0), "{outcome:#?}");
+        run.assert_all_stored("out");
+    }
+}
+
+fn a_run_waits_for_its_only_units_to_join_again() {
+    let run = TestRun::new(&["host"], 2000, "restarts = 1", "out").with_readouts(1);
+    let (summary, _) = run.run(&builder(0), Signal::KILL, None);
+    assert_eq!(summary.joined, [Unit::Builder(BuIndex(1))], "{summary}");
+    assert_eq!(summary.built, Counts { events: EVENTS, fragments: EVENTS * SOURCES as u64 / 2 }, "{summary}");
+    assert_eq!(run.stored("out").len() as u64, EVENTS);
+
+    let run =
+        TestRun::new(&["host"], 2000, "readout_loss = \"deliver\"\nrestarts = 1", "out").with_readouts(1);
+    let (summary, _) = run.run(&readout(0), Signal::KILL, None);
+    assert_joined_readout(&run, &summary, 0, 1);
+}
+
+fn a_run_whose_only_builder_unit_does_not_join_stops() {
+    let run = TestRun::new(&["host"], 500, "restarts = 1\njoin_timeout_ms = 1", "out");
+    let (summary, outcome) = run.run_any(&builder(0), Signal::KILL, None);
+    let lost = StopCause::Lost(Unit::Builder(BuIndex(0)));
+    assert!(
+        summary.cause == lost || matches!(summary.cause, StopCause::Unreachable { .. }),
+        "{summary}\n{outcome:#?}"
+    );
+    assert!(summary.joined.is_empty() && !outcome.is_success(), "{summary}");
 }
 
 fn a_short_stop_costs_only_time() {

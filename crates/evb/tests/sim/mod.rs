@@ -1,5 +1,8 @@
 //! An event builder in virtual time: the state machines of the core, and a simulated environment.
 //!
+//! A process that ended, and that the run went on without, is started again while the plan permits. Events become available
+//! over time if the scenario has a rate.
+//!
 //! Control messages keep their order per pair of units and have random delays. Packets land at any time between posting
 //! and arrival. Kernels take random times. Units die or stall at any step. The oracle knows which fragments exist and
 //! which are corrupt. The monitor checks rules that span units.
@@ -82,6 +85,8 @@ pub struct Scenario {
     pub corrupt: u16,
     /// Failures of units.
     pub faults: Vec<Fault>,
+    /// Mean time between two events; without it all are there from the start.
+    pub interval: Option<Duration>,
     /// Deliberate violation.
     pub misbehavior: Misbehavior,
 }
@@ -141,6 +146,10 @@ enum SimEvent {
     },
     /// The launcher ends the process of a unit that the run goes on without.
     Kill(Unit),
+    /// A new process is ready to join with that index.
+    Join(Unit),
+    /// More events are there.
+    Available,
     Wake(Unit),
 }
 
@@ -165,6 +174,8 @@ impl Ord for Timed {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Health {
+    /// A restart that has not joined.
+    Vacant,
     Alive,
     Stalled,
     Dead,
@@ -193,6 +204,10 @@ struct Sim {
     fault_at: Option<Instant>,
     reports_in_flight: u32,
     counter: u64,
+    /// Events that are there.
+    available: u64,
+    /// Units that the run went on without, and whose processes have not been started again.
+    departed: BTreeSet<Unit>,
 }
 
 /// Runs the scenario to its end.
@@ -204,7 +219,7 @@ pub fn run(scenario: Scenario) -> Outcome {
     plan.check().expect("the scenario's plan is possible");
     let now = Instant::from_nanos(0);
     let units: Vec<Unit> = std::iter::once(Unit::Manager)
-        .chain((0..plan.readouts()).map(|i| Unit::Readout(RuIndex(i as u16))))
+        .chain((0..plan.readout_members()).map(|i| Unit::Readout(RuIndex(i as u16))))
         .chain((0..plan.builders()).map(|i| Unit::Builder(BuIndex(i as u16))))
         .collect();
     let mut sim = Sim {
@@ -214,9 +229,14 @@ pub fn run(scenario: Scenario) -> Outcome {
         last: BTreeMap::new(),
         random: Random::new(scenario.seed),
         manager: Manager::new(plan.clone(), now),
-        readouts: (0..plan.readouts()).map(|i| Readout::new(RuIndex(i as u16), plan.clone(), now)).collect(),
+        readouts: (0..plan.readout_members())
+            .map(|i| Readout::new(RuIndex(i as u16), plan.clone(), now))
+            .collect(),
         builders: (0..plan.builders()).map(|i| Builder::new(BuIndex(i as u16), plan.clone(), now)).collect(),
-        health: units.iter().map(|&unit| (unit, Health::Alive)).collect(),
+        health: units
+            .iter()
+            .map(|&unit| (unit, if plan.is_restart(unit) { Health::Vacant } else { Health::Alive }))
+            .collect(),
         wakes: BTreeMap::new(),
         paused: BTreeMap::new(),
         cut: BTreeSet::new(),
@@ -228,9 +248,16 @@ pub fn run(scenario: Scenario) -> Outcome {
         fault_at: None,
         reports_in_flight: 0,
         counter: 0,
+        available: 0,
+        departed: BTreeSet::new(),
         scenario,
     };
-    units.iter().for_each(|&unit| sim.pump(unit));
+    if sim.scenario.interval.is_some() {
+        sim.manager.handle_available(0, now);
+        sim.at(now, SimEvent::Available);
+    }
+    let initial: Vec<Unit> = units.into_iter().filter(|&unit| sim.is_alive(unit)).collect();
+    initial.into_iter().for_each(|unit| sim.pump(unit));
     let mut steps = 0;
     while !sim.is_over() {
         sim.fail_at(steps);
@@ -299,7 +326,10 @@ impl Sim {
 
     /// The process of the unit ends.
     fn kill(&mut self, unit: Unit) {
-        if self.health.insert(unit, Health::Dead) != Some(Health::Dead) {
+        let before = self.health.insert(unit, Health::Dead);
+        if before == Some(Health::Vacant) {
+            self.health.insert(unit, Health::Vacant);
+        } else if before != Some(Health::Dead) {
             for to in self.health.keys().copied().collect::<Vec<_>>() {
                 // The manager and the units watch each other; builder units may watch readout units.
                 let watches = to == Unit::Manager
@@ -317,6 +347,50 @@ impl Sim {
                     }
                 }
             }
+            self.start_again(unit);
+        }
+    }
+
+    /// Starts the process of a unit again, once it has ended and the run has gone on without it. It connects to its peers
+    /// in a random time, in which the run may change.
+    fn start_again(&mut self, unit: Unit) {
+        if self.is(unit, Health::Dead)
+            && self.departed.remove(&unit)
+            && let Some(next) = self.manager.join_candidate(unit)
+        {
+            self.after(100_000, 20_000_000, SimEvent::Join(next));
+        }
+    }
+
+    /// A new process has connected to the units of the run.
+    fn join(&mut self, unit: Unit) {
+        if !self.is_alive(Unit::Manager) {
+            return;
+        }
+        let (plan, now) = (self.scenario.plan.clone(), self.now);
+        let Some(membership) = self.manager.handle_joined(unit) else { return };
+        match unit {
+            Unit::Manager => {}
+            Unit::Readout(ru) => self.readouts[ru.index()] = Readout::join(ru, plan, &membership, now),
+            Unit::Builder(bu) => self.builders[bu.index()] = Builder::join(bu, plan, &membership, now),
+        }
+        self.health.insert(unit, Health::Alive);
+        self.pump(unit);
+        self.pump(Unit::Manager);
+    }
+
+    /// Some events are there.
+    fn more_events(&mut self) {
+        let Some(interval) = self.scenario.interval else { return };
+        let run = self.scenario.plan.events.get();
+        self.available = (self.available + self.random.below(20)).min(run);
+        if self.is_alive(Unit::Manager) {
+            self.manager.handle_available(self.available, self.now);
+            self.pump(Unit::Manager);
+        }
+        if self.available < run {
+            let most = 20 * interval.as_nanos() as u64;
+            self.after(most / 2, most, SimEvent::Available);
         }
     }
 
@@ -354,9 +428,16 @@ impl Sim {
             SimEvent::Control { to, .. } | SimEvent::Notice { to, .. } => *to,
             SimEvent::ReadoutReport(..) | SimEvent::BuilderReport(..) => Unit::Manager,
             SimEvent::Kill(unit) => return self.kill(*unit),
+            SimEvent::Join(unit) => return self.join(*unit),
+            SimEvent::Available if self.is_paused() => {
+                let until = self.paused[&Unit::Manager];
+                return self.at(until, event);
+            }
+            SimEvent::Available => return self.more_events(),
             SimEvent::Land { ru, to } => {
                 // The adapter writes data as long as the memory and the connection exist.
-                let is_open = !self.builders[to.builder.index()].is_excluded(*ru);
+                let is_open =
+                    !self.builders[to.builder.index()].is_excluded(*ru) || self.is_pending(*ru, to.builder);
                 if is_open && !self.is(Unit::Builder(to.builder), Health::Dead) {
                     self.monitor.land(*ru, to);
                 }
@@ -408,6 +489,10 @@ impl Sim {
             },
             SimEvent::ReadoutReport(ru, report) => self.manager.handle_readout_report(ru, report, now),
             SimEvent::BuilderReport(bu, report) => self.manager.handle_builder_report(bu, report, now),
+            SimEvent::Arrive { ru, bu, .. } if self.is_pending(ru, bu) => {
+                // The process keeps what arrives before the manager's message that the unit has joined.
+                self.at(now + Duration::from_micros(10), event);
+            }
             SimEvent::Arrive { ru, bu, immediate, fragments } => {
                 let builder = &mut self.builders[bu.index()];
                 // The builder unit counts and reports a violation of the protocol.
@@ -438,8 +523,19 @@ impl Sim {
                     }
                 }
             }
-            SimEvent::Land { .. } | SimEvent::Kill(_) => {}
+            SimEvent::Land { .. } | SimEvent::Kill(_) | SimEvent::Join(_) | SimEvent::Available => {}
         }
+    }
+
+    /// Whether a readout unit has connected to the builder unit, which does not know yet that it has joined.
+    fn is_pending(&self, ru: RuIndex, bu: BuIndex) -> bool {
+        let role = self.scenario.plan.readout_role(ru);
+        self.builders[bu.index()].readout_member(role).index < ru
+    }
+
+    /// Whether the manager is paused.
+    fn is_paused(&self) -> bool {
+        self.paused.get(&Unit::Manager).is_some_and(|&until| self.now < until)
     }
 
     /// The kernel is done with a batch, and its accepted events are stored.
@@ -456,7 +552,7 @@ impl Sim {
 
     /// The readout units whose packets are missing in a slot because they are lost.
     fn absent(&self, bu: BuIndex, slot: SlotIndex) -> Vec<bool> {
-        let readouts = (0..self.readouts.len()).map(|ru| RuIndex(ru as u16));
+        let readouts = (0..self.scenario.plan.readouts()).map(|ru| RuIndex(ru as u16));
         readouts.map(|ru| self.builders[bu.index()].is_absent(slot, ru)).collect()
     }
 
@@ -491,6 +587,10 @@ impl Sim {
             let grace = 5 * self.scenario.plan.drain_timeout;
             self.at(self.now + grace, SimEvent::Kill(unit));
         }
+        while let Some(unit) = self.manager.poll_departed() {
+            self.departed.insert(unit);
+            self.start_again(unit);
+        }
         if let Some(summary) = self.manager.poll_finished() {
             self.summary = Some(summary);
         }
@@ -502,7 +602,7 @@ impl Sim {
             self.monitor.assign(assignment);
         }
         for unit in self.health.keys().copied().collect::<Vec<_>>() {
-            if to.includes(unit) {
+            if to.includes(unit) && !self.is(unit, Health::Vacant) {
                 self.send(Unit::Manager, unit, message);
             }
         }

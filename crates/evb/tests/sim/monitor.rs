@@ -19,6 +19,7 @@ struct Slot {
 pub struct SlotMonitor {
     slots: Vec<Vec<Slot>>,
     window: u16,
+    readouts: usize,
     outstanding: BTreeMap<(RuIndex, BuIndex), u16>,
     /// Violations detected.
     pub violations: Vec<String>,
@@ -32,6 +33,7 @@ impl SlotMonitor {
         SlotMonitor {
             slots: plan.slots.iter().map(|n| vec![empty.clone(); usize::from(n.get())]).collect(),
             window: plan.window.get(),
+            readouts: plan.readouts(),
             outstanding: BTreeMap::new(),
             violations: Vec::new(),
         }
@@ -82,9 +84,10 @@ impl SlotMonitor {
 
     /// A packet landed in a slot.
     pub fn land(&mut self, ru: RuIndex, to: &Assignment) {
+        let role = ru.index() % self.readouts;
         let slot = self.slot(to.builder, to.slot);
         let overwrites = slot.processing.is_some();
-        slot.content[ru.index()] = Some((to.batch.id, to.generation));
+        slot.content[role] = Some((to.batch.id, to.generation));
         if overwrites {
             self.violations.push(format!("{ru} wrote into a slot in use: {to:?}"));
         }

@@ -3,7 +3,7 @@
 use super::Scenario;
 use millstream_evb::core::plan::{Batch, Plan};
 use millstream_evb::core::summary::{BatchCounts, BatchOutcome, Totals};
-use millstream_evb::core::{BatchId, RuIndex};
+use millstream_evb::core::{BatchId, EventNumber, RuIndex};
 use std::collections::BTreeMap;
 
 /// Random numbers from a seed (splitmix64).
@@ -47,6 +47,8 @@ pub struct Oracle {
     pub sent: Vec<u64>,
     /// How often each batch was processed.
     pub processed: BTreeMap<BatchId, u32>,
+    /// The processed batches.
+    pub batches: BTreeMap<BatchId, Batch>,
     /// How often the events of each batch are in the output: a batch that was assigned again is stored if no output of a
     /// lost unit has it.
     pub stored: BTreeMap<BatchId, u32>,
@@ -60,8 +62,9 @@ impl Oracle {
             seed: mix(scenario.seed),
             missing: u64::from(scenario.missing),
             corrupt: u64::from(scenario.corrupt),
-            sent: vec![0; scenario.plan.readouts()],
+            sent: vec![0; scenario.plan.readout_members()],
             processed: BTreeMap::new(),
+            batches: BTreeMap::new(),
             stored: BTreeMap::new(),
         }
     }
@@ -80,7 +83,7 @@ impl Oracle {
 
     /// Number of fragments of a batch at a readout unit.
     pub fn present(&self, ru: RuIndex, batch: &Batch) -> u32 {
-        let ru = ru.index();
+        let ru = self.plan.readout_role(ru).index();
         let events = batch.first_event.0..batch.first_event.0 + u64::from(batch.events);
         let sources = 0..self.plan.sources[ru].get();
         events.map(|e| sources.clone().filter(|&s| self.exists(ru, s, e)).count() as u32).sum()
@@ -125,6 +128,7 @@ impl Oracle {
     /// Counts a processed batch. Its events are stored, unless it was assigned `again` and they are in the output.
     pub fn processed(&mut self, batch: &Batch, again: bool) {
         *self.processed.entry(batch.id).or_default() += 1;
+        self.batches.insert(batch.id, *batch);
         if !again || !self.stored.contains_key(&batch.id) {
             *self.stored.entry(batch.id).or_default() += 1;
         }
@@ -140,17 +144,19 @@ impl Oracle {
     /// Expected totals of a run without failures.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for id in 0..self.plan.batches().get() {
-            totals += self.outcome(&self.plan.batch(BatchId(id)).expect("the plan has that many batches"));
+        for event in 0..self.plan.events.get() {
+            let first_event = EventNumber(self.plan.first_event.0 + event);
+            totals += self.outcome(&Batch { id: BatchId(0), first_event, events: 1 });
         }
+        totals.batches = self.processed.len() as u64;
         totals
     }
 
     /// Expected totals of the processed batches.
     pub fn processed_totals(&self) -> Totals {
         let mut totals = Totals::default();
-        for id in self.processed.keys() {
-            totals += self.outcome(&self.plan.batch(*id).expect("processed batches are the plan's"));
+        for batch in self.batches.values() {
+            totals += self.outcome(batch);
         }
         totals
     }

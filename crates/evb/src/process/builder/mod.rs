@@ -45,13 +45,15 @@ use reference::ReferenceDecisions;
 use serde::{Deserialize, Serialize};
 use slot_contents::{HeaderReader, InvalidSlotData, SlotContents};
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 use storage::{Storage, StorageError, StorageJob, StoredBatch, WakeFd};
 use workers::{DecidedBatch, WorkerFd, WorkerJob, Workers};
 
+/// Longest time to connect to a readout unit that joins the run. No batch is processed meanwhile.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Completions per poll.
 const POLL: usize = 64;
 
@@ -108,10 +110,11 @@ pub fn run(
     let listener = listen(&own_address(manager))?;
     let data = listener.address().to_string();
     let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), parent_pipe)?;
+    let Unit::Builder(bu) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
     let local = LocalResources::open(&joined.config, bu, make_sink);
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = BuilderProcess::connect(local, &mut joined, bu, &listener)?;
-    process.work(queues, joined.channel)
+    process.work(queues, joined.channel, &listener)
 }
 
 /// Resources on the host of the unit.
@@ -188,6 +191,15 @@ struct ReadyDescriptors {
     interrupt: bool,
     card_gone: bool,
     storage: bool,
+    listener: bool,
+}
+
+/// The connection of a readout unit that is about to join the run.
+struct PendingPeer {
+    index: RuIndex,
+    pair: QueuePair,
+    /// Arrivals from before the manager's message that it has joined.
+    arrivals: Vec<Immediate>,
 }
 
 /// A processed batch that waits for the software trigger.
@@ -206,8 +218,12 @@ struct BuilderProcess {
     core: Builder,
     config: RunConfig,
     control: Control,
-    /// By readout unit; `None` once the run goes on without it.
+    device: Device,
+    connection: RcOptions,
+    /// By readout unit at the start; `None` while the run goes on without one.
     peers: Vec<Option<QueuePair>>,
+    /// By readout unit at the start.
+    pending: Vec<Option<PendingPeer>>,
     /// The readout unit of each queue pair.
     readout_of: HashMap<Qpn, RuIndex>,
     landing: Arc<LandingMemory>,
@@ -240,7 +256,7 @@ impl BuilderProcess {
         bu: BuIndex,
         listener: &Listener,
     ) -> Result<(BuilderProcess, WaitSet), ProcessError> {
-        let JoinedRun { channel, config, deadline, .. } = joined;
+        let JoinedRun { channel, config, deadline, readouts: expected, .. } = joined;
         let deadline = *deadline;
         let LocalResources { device, landing, kernel, reference, storage, workers } = local;
         let mut waiter =
@@ -254,10 +270,13 @@ impl BuilderProcess {
         let slots = config.plan.slots[bu.index()].get();
         let readouts = config.plan.readouts();
         let connection = connection(slots, super::connection_options(config));
-        let depth = (connection.send_depth + connection.recv_depth).saturating_mul(readouts as u32);
+        // A readout unit that joins connects before the connection of its predecessor is closed.
+        let connections = readouts as u32 * (1 + u32::from(config.plan.recovery.restarts > 0));
+        let depth = (connection.send_depth + connection.recv_depth).saturating_mul(connections);
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers: Vec<Option<QueuePair>> = (0..readouts).map(|_| None).collect();
-        while peers.iter().any(Option::is_none) {
+        let mut readout_of = HashMap::new();
+        for _ in 0..expected.len() {
             let (ru, pair) = accept(
                 listener,
                 channel,
@@ -266,20 +285,28 @@ impl BuilderProcess {
                 &landing,
                 deadline,
             )?;
-            let place = peers.get_mut(ru.index()).filter(|place| place.is_none());
+            let place = peers.get_mut(config.plan.readout_role(ru).index());
+            let place = place.filter(|place| place.is_none() && expected.contains(&ru));
             let unit = Unit::Readout(ru);
+            readout_of.insert(pair.qpn(), ru);
             *place.ok_or_else(|| startup::unexpected_frame(unit))? = Some(pair);
         }
-        let peers: Vec<_> = peers.into_iter().flatten().collect();
-        startup::await_start(channel, deadline)?;
+        let membership = startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
+        let plan = config.plan.clone();
         let process = BuilderProcess {
             index: bu,
             clock,
-            core: Builder::new(bu, config.plan.clone(), clock.now()),
+            core: match &membership {
+                Some(membership) => Builder::join(bu, plan, membership, clock.now()),
+                None => Builder::new(bu, plan, clock.now()),
+            },
             control: Control::new(messages),
-            readout_of: (0..).map(RuIndex).zip(&peers).map(|(ru, pair)| (pair.qpn(), ru)).collect(),
-            peers: peers.into_iter().map(Some).collect(),
+            device,
+            connection,
+            readout_of,
+            pending: (0..readouts).map(|_| None).collect(),
+            peers,
             landing,
             kernel,
             card_lost: false,
@@ -309,12 +336,16 @@ impl BuilderProcess {
         mut self,
         mut queues: WaitSet,
         mut channel: Channel,
+        listener: &Listener,
     ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
         let mut manager_alive = true;
         let card = self.landing.card().cloned();
         let report = loop {
             let watched_card = card.as_ref().filter(|_| !self.card_lost);
-            let ready = self.wait(&mut queues, manager_alive.then_some(&channel), watched_card)?;
+            let ready = self.wait(&mut queues, manager_alive.then_some(&channel), watched_card, listener)?;
+            if ready.listener {
+                self.accept_joining(listener, &queues.data);
+            }
             if ready.manager && matches!(channel.try_receive::<FromManager>(), TryReceive::Closed) {
                 manager_alive = false;
                 self.core.handle_manager_lost(self.clock.now());
@@ -358,17 +389,19 @@ impl BuilderProcess {
         queues: &mut WaitSet,
         manager: Option<&Channel>,
         card: Option<&Card>,
+        listener: &Listener,
     ) -> Result<ReadyDescriptors, ProcessError> {
         let WaitSet { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
         let wake = self.storage.as_ref().map(|storage| WakeFd(storage.wake_fd()));
         let workers = self.workers.as_ref().map_or_else(Vec::new, Workers::sockets);
         let workers: Vec<WorkerFd> = workers.into_iter().map(WorkerFd).collect();
-        let mut others = Vec::with_capacity(4 + workers.len());
+        let mut others = Vec::with_capacity(5 + workers.len());
         others.extend(interrupt.as_ref().map(WaitFd::readable));
         others.extend(liveness.as_ref().map(WaitFd::readable));
         others.extend(wake.as_ref().map(WaitFd::readable));
         others.extend(manager.map(WaitFd::readable));
+        others.push(WaitFd::readable(listener));
         others.extend(workers.iter().map(WaitFd::readable));
         loop {
             let decision =
@@ -385,6 +418,7 @@ impl BuilderProcess {
                     card_gone: is_ready(of_card, 1),
                     storage: is_ready(of_storage, 0),
                     manager: manager.is_some() && is_ready(of_manager, 0),
+                    listener: is_ready(of_manager, usize::from(manager.is_some())),
                 });
             }
         }
@@ -404,6 +438,7 @@ impl BuilderProcess {
             }
         }
         self.close_excluded();
+        self.open_joined();
         while let Some(complete) = self.core.poll_complete_batch() {
             any = true;
             self.process(complete);
@@ -426,11 +461,50 @@ impl BuilderProcess {
 
     /// Closes the connections of readout units that the run goes on without: they cannot write into slots any more.
     fn close_excluded(&mut self) {
-        for (ru, place) in (0..).map(RuIndex).zip(&mut self.peers) {
-            if self.core.is_excluded(ru)
+        for (role, place) in (0..).map(RuIndex).zip(&mut self.peers) {
+            if self.core.readout_member(role).is_lost
                 && let Some(pair) = place.take()
             {
                 self.readout_of.remove(&pair.qpn());
+            }
+        }
+    }
+
+    /// Accepts the connection of a readout unit that is about to join. Nobody else is a reason to stop.
+    fn accept_joining(&mut self, listener: &Listener, queue: &CompletionQueue) {
+        let Ok((stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
+        let deadline = Deadline::after(CONNECT_TIMEOUT.min(self.config.plan.timeout / 4));
+        let queues = (&self.device, queue, &self.connection);
+        let (index, pair) = match connect_readout((stream, address), queues, &self.landing, deadline) {
+            Ok(connected) => connected,
+            Err(error) => {
+                return tracing::warn!(%address, %error, "no connection to a readout unit that joins");
+            }
+        };
+        let plan = &self.config.plan;
+        let role = plan.readout_role(index);
+        let is_present = !self.core.readout_member(role).is_lost;
+        if is_present || !plan.is_restart(Unit::Readout(index)) || index.index() >= plan.readout_members() {
+            return tracing::warn!(%address, %index, "connection dropped: no readout unit that may join");
+        }
+        self.readout_of.insert(pair.qpn(), index);
+        if let Some(before) =
+            self.pending[role.index()].replace(PendingPeer { index, pair, arrivals: Vec::new() })
+        {
+            self.readout_of.remove(&before.pair.qpn());
+        }
+    }
+
+    /// Takes the connections of readout units that have joined into use.
+    fn open_joined(&mut self) {
+        for role in 0..self.pending.len() {
+            let member = self.core.readout_member(RuIndex(role as u16));
+            let has_joined = |pending: &PendingPeer| !member.is_lost && pending.index == member.index;
+            if self.pending[role].as_ref().is_some_and(has_joined)
+                && let Some(PendingPeer { index, pair, arrivals }) = self.pending[role].take()
+            {
+                self.peers[role] = Some(pair);
+                arrivals.into_iter().for_each(|immediate| self.arrive(index, immediate));
             }
         }
     }
@@ -442,15 +516,22 @@ impl BuilderProcess {
             let taken = queue.poll(&mut completions)?;
             for completion in taken {
                 let Some(&ru) = self.readout_of.get(&completion.qpn()) else { continue };
-                match completion.imm() {
-                    Some(imm) if completion.is_success() => {
-                        if let Some(pair) = &self.peers[ru.index()] {
+                let role = self.config.plan.readout_role(ru).index();
+                let pending = self.pending[role].as_mut().filter(|pending| pending.index == ru);
+                match (completion.imm().filter(|_| completion.is_success()), pending) {
+                    (Some(imm), Some(pending)) => {
+                        pending.pair.post_recv(&[], WrId(0))?;
+                        pending.arrivals.push(Immediate::decode(imm));
+                    }
+                    (Some(imm), None) => {
+                        if let Some(pair) = &self.peers[role] {
                             pair.post_recv(&[], WrId(0))?;
                         }
                         self.arrive(ru, Immediate::decode(imm));
                     }
-                    // The connection failed: the readout unit ended.
-                    _ => self.core.handle_readout_lost(ru),
+                    // The connection failed: the readout unit ended before it joined.
+                    (None, Some(_)) => self.pending[role] = None,
+                    (None, None) => self.core.handle_readout_lost(ru),
                 }
             }
             any |= !taken.is_empty();
@@ -470,7 +551,8 @@ impl BuilderProcess {
         let contents = &mut self.contents[slot.index()];
         let slot_offset = layout.slot_offset(slot);
         let checksums = &mut self.checksums;
-        match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, ru), index, checksums) {
+        let role = self.config.plan.readout_role(ru);
+        match contents.add(&mut self.reader, &self.landing, slot_offset, (layout, role), index, checksums) {
             Ok(fragments) => {
                 let _ = self.core.complete_arrival(arrival, fragments, self.clock.now());
             }
@@ -827,7 +909,16 @@ fn accept(
             what: "ended before the run started".to_owned(),
         });
     }
-    let (mut stream, address) = listener.accept(deadline)?;
+    connect_readout(listener.accept(deadline)?, (device, queue, options), landing, deadline)
+}
+
+/// Makes the data connection to a readout unit that has connected.
+fn connect_readout(
+    (mut stream, address): (TcpStream, SocketAddr),
+    (device, queue, options): (&Device, &CompletionQueue, &RcOptions),
+    landing: &LandingMemory,
+    deadline: Deadline,
+) -> Result<(RuIndex, QueuePair), ProcessError> {
     let prepared = PreparedQueuePair::new(device, queue, queue, options)?;
     for _ in 0..options.recv_depth {
         prepared.post_recv(&[], WrId(0))?;

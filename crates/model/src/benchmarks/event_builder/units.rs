@@ -212,6 +212,7 @@ impl Units {
             first_event: EventNumber(0),
             events: NonZeroU64::new(load.events).unwrap_or(NonZeroU64::MIN),
             batch: least(load.batch),
+            batch_timeout: None,
             sources: vec![NonZeroU16::MIN; n],
             slots: vec![least(configuration.slots); n],
             window: least(configuration.window),
@@ -270,7 +271,7 @@ impl Units {
     pub(super) fn start(&mut self, network: &mut impl NetworkModel) {
         if self.interval.is_some() {
             self.first = Some(Picos::ZERO);
-            self.manager.handle_available(0);
+            self.manager.handle_available(0, Instant::from_nanos(0));
             self.schedule_next_batch(network);
         }
         if let Some(at) = self.stop_at {
@@ -361,7 +362,7 @@ impl Units {
             }
             TimerEvent::Taken => {
                 self.taken += 1;
-                self.manager.handle_available(self.taken);
+                self.manager.handle_available(self.taken * u64::from(self.load.batch), nanos(now));
                 let least = self.sent.iter().copied().min().unwrap_or(0);
                 self.max_buffered_batches = self.max_buffered_batches.max(self.taken - least);
                 self.schedule_next_batch(network);
