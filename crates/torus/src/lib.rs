@@ -24,9 +24,11 @@ mod layout;
 pub mod memory;
 pub mod monitor;
 pub mod node;
+mod polling;
 pub mod service;
 mod staging;
 pub mod verbs;
 
 pub use application::TorusNode;
 pub use direct::DirectNode;
+pub use polling::DEFAULT_POLLING;

@@ -21,6 +21,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use millstream_card_abi::CardName;
 use millstream_health::Timers;
 use millstream_rdma::device::DeviceSelector;
+use millstream_torus::DEFAULT_POLLING;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::monitor::{self, MonitorOptions};
 use millstream_torus::node::{self, NodeOptions};
@@ -117,17 +118,18 @@ pub(crate) enum TorusCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct EngineArguments {
-    /// Payload of a packet in bytes
-    #[arg(long, default_value_t = 4096, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
-    packet: u32,
+    /// Payload of a packet in bytes [default: 32768 for processes, 4096 for simulated nodes]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(64..=65536))]
+    packet: Option<u32>,
     /// Receive slots of each virtual channel
     #[arg(long, default_value_t = 8, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     slots: u16,
 }
 
 impl EngineArguments {
-    fn options(&self) -> EngineOptions {
-        EngineOptions { packet: self.packet, slots: self.slots, ..EngineOptions::default() }
+    /// The options, or those of `default`.
+    fn options(&self, default: EngineOptions) -> EngineOptions {
+        EngineOptions { packet: self.packet.unwrap_or(default.packet), slots: self.slots, ..default }
     }
 }
 
@@ -209,8 +211,9 @@ pub(crate) struct TorusNodeOptions {
     listen: Option<String>,
     #[command(flatten)]
     engine: EngineArguments,
-    /// Time to poll before the process sleeps, in microseconds
-    #[arg(long, default_value_t = 0, value_name = "MICROSECONDS")]
+    /// How long to poll after a packet before the process sleeps, in microseconds; it yields the core meanwhile, and does not
+    /// poll while other processes compute there
+    #[arg(long, default_value_t = DEFAULT_POLLING.as_micros() as u64, value_name = "MICROSECONDS")]
     spin: u64,
     /// Card of this host: the node acquires its lease, and programs may register its memory
     #[arg(long, value_name = "NAME")]
@@ -357,7 +360,7 @@ fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Resu
         peers: (!addresses.is_empty()).then_some(addresses),
         rejoin: options.rejoin,
         device: device.cloned().unwrap_or_else(DeviceSelector::from_environment),
-        engine: options.engine.options(),
+        engine: options.engine.options(EngineOptions::of_processes()),
         spin: Duration::from_micros(options.spin),
         supervisors: options.supervisors.clone(),
         card: options.card.clone(),

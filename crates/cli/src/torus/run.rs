@@ -7,6 +7,7 @@ use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::account::Account;
+use millstream_torus::engine::EngineOptions;
 use millstream_torus::launch::{Launcher, run_direct};
 
 use super::{Network, TorusRunOptions};
@@ -33,9 +34,8 @@ pub(super) fn launcher(
     arguments: Vec<OsString>,
 ) -> Result<Launcher, Box<dyn Error>> {
     let mut node_arguments: Vec<OsString> = Vec::new();
-    for (name, value) in
-        [("--packet", options.engine.packet.to_string()), ("--slots", options.engine.slots.to_string())]
-    {
+    let engine = options.engine.options(EngineOptions::of_processes());
+    for (name, value) in [("--packet", engine.packet.to_string()), ("--slots", engine.slots.to_string())] {
         node_arguments.extend([name.into(), value.into()]);
     }
     let (dimensions, mut addresses) = options.shape.resolve()?;

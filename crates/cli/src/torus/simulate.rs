@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use millstream_fabric::Notification;
 use millstream_torus::account::Account;
-use millstream_torus::engine::{Event, Operation, Request, Span};
+use millstream_torus::engine::{EngineOptions, Event, Operation, Request, Span};
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
 
@@ -17,7 +17,7 @@ pub(super) fn run(options: &TorusSimulateOptions) -> Result<ExitCode, Box<dyn Er
     let torus = options.dimensions;
     let nodes = torus.nodes();
     let before = resident_bytes();
-    let mut network = InProcessTorus::new(torus, options.engine.options())?;
+    let mut network = InProcessTorus::new(torus, options.engine.options(EngineOptions::default()))?;
     let source = memory(options.bytes)?;
     let mut regions = Vec::new();
     for engine in &mut network.nodes {

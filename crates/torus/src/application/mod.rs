@@ -19,6 +19,7 @@ use crate::control::{Command, CommandKind, Control, ControlError, MAX_COMMANDS};
 use crate::engine::Failure;
 use crate::exchange::Exchange;
 use crate::memory::Memory;
+use crate::polling::{DEFAULT_POLLING, Polling};
 use crate::staging::Staging;
 
 /// Environment variable with the address of the node process.
@@ -41,8 +42,6 @@ const REGION_CHUNK: usize = 1 << 30;
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// How long an operation without a deadline of its own waits for its node.
 const NEVER: Duration = Duration::from_secs(3600);
-/// Looks before the application blocks.
-const SPINS: u32 = 200;
 
 /// Why an application cannot attach.
 #[derive(Debug, thiserror::Error)]
@@ -106,6 +105,7 @@ pub struct TorusNode {
     unflushed: BTreeSet<NodeNumber>,
     next_cookie: u32,
     exchange: Exchange,
+    polling: Polling,
     broken: bool,
 }
 
@@ -159,6 +159,7 @@ impl TorusNode {
             unflushed: BTreeSet::new(),
             next_cookie: 0,
             exchange: Exchange::new(RegionId(mailbox_region), mailbox, torus.nodes()),
+            polling: Polling::new(DEFAULT_POLLING),
             broken: false,
         })
     }
@@ -224,7 +225,7 @@ impl TorusNode {
     ) -> Result<R, FabricError> {
         let start = Instant::now();
         let mut checked = start;
-        let mut spins = 0;
+        self.polling.begin();
         loop {
             let seen = self.control.signals();
             let lives = self.drain();
@@ -234,9 +235,7 @@ impl TorusNode {
             if !lives {
                 return Err(FabricError::NodeLost { node: self.here });
             }
-            spins += 1;
-            if spins < SPINS {
-                std::hint::spin_loop();
+            if self.polling.pause() {
                 continue;
             }
             let left = timeout.saturating_sub(start.elapsed());

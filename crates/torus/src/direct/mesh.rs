@@ -170,7 +170,9 @@ pub(super) fn connect(
     let failed = |what: String| move |cause| MeshError::Connect { what, cause };
     let listener = listen("127.0.0.1:0").map_err(failed("listening for nodes".to_owned()))?;
     let addresses = meet(options, &listener.address().to_string(), deadline)?;
-    let waiter = CompletionWaiter::new(device, WaitOptions::default())?;
+    // The node polls before it waits.
+    let wait = WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() };
+    let waiter = CompletionWaiter::new(device, wait)?;
     let others = torus.nodes() as u32 - 1;
     let queue = waiter.completion_queue((others * (SENDS + RECEIVES)).max(1))?;
     let mut node = Node::new(torus, options.node, device.clone(), queue, waiter)?;

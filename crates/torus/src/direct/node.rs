@@ -19,6 +19,7 @@ use millstream_torus_core::{Dimensions, NodeNumber};
 use super::message::{MESSAGE_BYTES, Message};
 use crate::control::STAGING;
 use crate::memory::Memory;
+use crate::polling::{DEFAULT_POLLING, Polling};
 use crate::staging::Staging;
 
 /// Work requests of a queue pair whose completion has not been seen.
@@ -36,8 +37,6 @@ const KIND: u64 = 15 << 60;
 
 /// Longest sleep without a look at lost peers.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// Polls before a node polls on with its waiter, which lets other threads run, and then blocks.
-const SPINS: u32 = 32;
 
 /// What the end of a transfer does.
 #[derive(Clone, Copy, Debug)]
@@ -117,6 +116,7 @@ pub(super) struct Node {
     pub(super) finished: BTreeSet<u32>,
     next_transfer: u32,
     pub(super) round: u32,
+    polling: Polling,
     broken: bool,
     device: Device,
 }
@@ -147,6 +147,7 @@ impl Node {
             finished: BTreeSet::new(),
             next_transfer: 0,
             round: 0,
+            polling: Polling::new(DEFAULT_POLLING),
             broken: false,
             device,
         })
@@ -455,7 +456,7 @@ impl Node {
     ) -> Result<R, FabricError> {
         let start = Instant::now();
         let mut looked = start;
-        let mut spins = 0;
+        self.polling.begin();
         loop {
             self.progress();
             if let Some(result) = check(self) {
@@ -467,9 +468,7 @@ impl Node {
             if deadline.passed() {
                 return Err(FabricError::TimedOut { waited: start.elapsed() });
             }
-            spins += 1;
-            if spins < SPINS {
-                std::hint::spin_loop();
+            if self.polling.pause() {
                 continue;
             }
             self.sleep(deadline.earlier(Deadline::after(CHECK_EVERY)));

@@ -31,7 +31,12 @@ struct Arrived<'m> {
 }
 
 impl Engine {
-    pub(super) fn deliver(&mut self, header: &Header, slot: Option<(&Memory, u64)>, packet: Option<Packet>) {
+    pub(super) fn deliver_packet(
+        &mut self,
+        header: &Header,
+        slot: Option<(&Memory, u64)>,
+        packet: Option<Packet>,
+    ) {
         if header.length > self.operations.packet() {
             self.counters.malformed += 1;
             return;

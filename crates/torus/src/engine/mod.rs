@@ -44,6 +44,14 @@ pub struct EngineOptions {
     pub repeat: Duration,
 }
 
+impl EngineOptions {
+    /// Sizes for node processes: a packet of many pages, because each costs a process microseconds.
+    #[must_use]
+    pub fn of_processes() -> EngineOptions {
+        EngineOptions { packet: 32 << 10, ..EngineOptions::default() }
+    }
+}
+
 impl Default for EngineOptions {
     fn default() -> EngineOptions {
         EngineOptions { packet: 4096, slots: 8, window: 32, repeat: Duration::from_secs(2) }
@@ -417,7 +425,7 @@ impl Engine {
     pub fn run(&mut self, links: &mut impl Links) -> bool {
         let mut worked = false;
         loop {
-            let mut moved = self.deliver_all(links);
+            let mut moved = self.deliver(links);
             moved |= self.inject();
             moved |= self.acknowledge();
             moved |= self.transmit(links);
@@ -429,7 +437,8 @@ impl Engine {
         }
     }
 
-    fn deliver_all(&mut self, links: &mut impl Links) -> bool {
+    /// Executes the packets that arrived for this node. Returns whether there were any.
+    pub fn deliver(&mut self, links: &mut impl Links) -> bool {
         let mut moved = false;
         while let Some(action) = self.router.poll() {
             moved = true;
@@ -437,10 +446,10 @@ impl Engine {
             match origin {
                 Origin::Slot(slot) => {
                     let (memory, at) = links.slot(slot);
-                    self.deliver(&header, Some((memory, at)), None);
+                    self.deliver_packet(&header, Some((memory, at)), None);
                     self.release(slot);
                 }
-                Origin::Injected(packet) => self.deliver(&header, None, Some(packet)),
+                Origin::Injected(packet) => self.deliver_packet(&header, None, Some(packet)),
             }
         }
         moved

@@ -2,7 +2,6 @@
 
 use std::path::PathBuf;
 use std::str::FromStr;
-use std::time::Duration;
 
 use millstream_health::{Timers, TimersError};
 use millstream_rdma::device::DeviceSelector;
@@ -56,7 +55,7 @@ impl<'w> ProcessArguments<'w> {
             rejoin: self.0.iter().any(|word| word == "--rejoin"),
             device: DeviceSelector::from_environment(),
             engine: EngineOptions::default(),
-            spin: Duration::ZERO,
+            spin: crate::DEFAULT_POLLING,
             supervisors: self.list("--supervisors"),
             card: self.optional("--card")?,
             timers: self.timers()?,

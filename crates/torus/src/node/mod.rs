@@ -31,6 +31,7 @@ use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
 use crate::engine::{Engine, EngineOptions};
 use crate::health_page::HealthPage;
+use crate::polling::Polling;
 use crate::service::{FromSupervisor, ToSupervisor};
 use crate::verbs::{Connections, LinkConnector, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
 use monitor::AdapterMonitor;
@@ -43,8 +44,10 @@ const START: Duration = Duration::from_secs(60);
 /// Longest sleep: timers are looked at as often.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 const COMPLETIONS_PER_LOOK: usize = 64;
-/// Looks with work before other descriptors are served.
-const LOOKS: usize = 32;
+/// Interval of looks at other descriptors while packets come.
+const DESCRIPTORS_EVERY: Duration = Duration::from_millis(10);
+/// Looks between two reads of the clock while packets come.
+const LOOKS: u32 = 64;
 
 /// What a node process is.
 #[derive(Clone, Debug)]
@@ -66,7 +69,7 @@ pub struct NodeOptions {
     pub device: DeviceSelector,
     /// Sizes and times.
     pub engine: EngineOptions,
-    /// How long to poll before the process sleeps.
+    /// How long to poll for further packets before the process sleeps.
     pub spin: Duration,
     /// Addresses of the supervisors.
     pub supervisors: Vec<String>,
@@ -243,6 +246,9 @@ struct State {
     completions: Vec<Completion>,
     origin: std::time::Instant,
     monitor: Option<AdapterMonitor>,
+    polling: Polling,
+    /// Packets or commands moved since it was last cleared.
+    moved: bool,
     /// The torus ends: so do the neighbours.
     finishing: bool,
     /// The application broke the rules of its control memory.
@@ -258,7 +264,12 @@ impl Node {
         }
         let device = millstream_rdma::device::open(&options.device)?;
         let card = lease_card(options)?;
-        let wait = WaitOptions { spin: options.spin, ..WaitOptions::default() };
+        // `State::work` polls.
+        let wait = WaitOptions {
+            spin: Duration::ZERO,
+            descriptors_every: DESCRIPTORS_EVERY,
+            ..WaitOptions::default()
+        };
         let waiter = CompletionWaiter::new(&device, wait)?;
         let queue = waiter.completion_queue(VerbsLinks::completions(&options.engine))?;
         let mut links =
@@ -306,6 +317,8 @@ impl Node {
         });
         let state = State {
             monitor,
+            polling: Polling::new(options.spin),
+            moved: false,
             finishing: false,
             engine,
             links,
@@ -338,6 +351,7 @@ impl Node {
 
     fn serve(mut self) -> Result<(), NodeError> {
         loop {
+            self.state.work()?;
             let (wake, listener) = (Arc::clone(self.state.port.wake()), Arc::clone(&self.applications));
             let input = Arc::clone(&self.input.file);
             let connection = self.state.port.connection().map(Arc::clone);
@@ -362,11 +376,6 @@ impl Node {
             let deadline = Deadline::after(self.state.sleep());
             let queue = self.state.queue.clone();
             let state = &mut self.state;
-            for _ in 0..LOOKS {
-                if !state.progress()? {
-                    break;
-                }
-            }
             // The application signals the event only while this is set; `progress` looks at its ring afterwards.
             state.port.control().set_node_waits(true);
             self.waiter.wait(&[&queue], &mut fds, deadline, || state.progress())?;
@@ -632,14 +641,39 @@ impl State {
         }
     }
 
+    /// Works until there has been nothing to do for some time, or other descriptors are due. Only packets and commands
+    /// make the process poll: idle frames come all the time.
+    fn work(&mut self) -> Result<(), NodeError> {
+        let end = std::time::Instant::now() + self.sleep().min(DESCRIPTORS_EVERY);
+        let mut looks = 0_u32;
+        loop {
+            if std::mem::take(&mut self.moved) {
+                self.polling.begin();
+            }
+            if !self.progress()? && !self.polling.pause() {
+                return Ok(());
+            }
+            looks = looks.wrapping_add(1);
+            if self.faulty || (looks.is_multiple_of(LOOKS) && std::time::Instant::now() >= end) {
+                return Ok(());
+            }
+        }
+    }
+
     /// Handles completions and commands, and moves packets. Returns whether there was work.
     fn progress(&mut self) -> Result<bool, NodeError> {
-        let mut worked = self.poll_completions()?;
-        let Ok(commands) = self.port.take_commands(&mut self.engine) else { return Ok(self.fault()) };
-        worked |= commands;
-        worked |= self.engine.run(&mut self.links);
+        let completed = self.poll_completions()?;
+        // The application learns of what arrived before the node answers it.
+        let mut moved = self.engine.deliver(&mut self.links);
         let Ok(told) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
-        Ok(worked | told)
+        moved |= told;
+        let Ok(commands) = self.port.take_commands(&mut self.engine) else { return Ok(self.fault()) };
+        moved |= commands;
+        moved |= self.engine.run(&mut self.links);
+        let Ok(told) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
+        moved |= told;
+        self.moved |= moved;
+        Ok(completed | moved)
     }
 
     /// The application broke the rules: it is detached after this look.
