@@ -89,6 +89,7 @@ pub fn torus(p: &Parameters) -> Torus {
         buffer: 40_000,
         hop_latency: hop,
         end_latency: Picos::from_nanos(p.get("apenet.latency") * 1e3) - hop,
+        cores: None,
     }
 }
 

@@ -233,6 +233,7 @@ mod torus {
             buffer: 40_000,
             hop_latency: Picos::from_nanos(250.0),
             end_latency: Picos::from_nanos(3000.0),
+            cores: None,
         }
     }
 
