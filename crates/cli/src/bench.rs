@@ -78,7 +78,10 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
         BenchCommand::Torus { rounds } => {
             let device = std::env::var(millstream_rdma::loader::ENV_DEVICE).ok();
-            torus::run(&torus::Options { program, device, folder: out.clone(), rounds: rounds.rounds })?
+            let options = torus::Options { program, device, folder: out.clone(), rounds: rounds.rounds };
+            let (table, remarks) = torus::run(&options)?;
+            notes = remarks;
+            table
         }
         BenchCommand::TorusClient { results, traffic } => {
             return torus::client::run(results.as_deref(), traffic).map(|()| ExitCode::SUCCESS);

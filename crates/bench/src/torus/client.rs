@@ -10,7 +10,7 @@ use millstream_torus::application::ENV_SOCKET;
 use millstream_torus::{DirectNode, TorusNode};
 use millstream_torus_core::{Direction, NodeNumber};
 
-use super::{LARGE, SIZES, TARGETS, bare};
+use super::{ALL_TO_ALL, ALL_TO_ALL_BYTES, LARGE, SIZES, SUM, TARGETS, bare};
 use crate::median;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -22,7 +22,7 @@ const REPETITIONS: usize = 5;
 const WARM_UPS: u32 = 4;
 const PING: u16 = 0;
 /// Counters of [`AllToAll`], behind those above.
-const ALL_TO_ALL: u16 = 8;
+const ALL_TO_ALL_COUNTERS: u16 = 8;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
@@ -63,11 +63,14 @@ fn measure<F: Fabric>(fabric: &mut F, results: Option<&Path>, with_bare: bool) -
     }
     let mut client = Client { fabric, regions, pings: 0 };
     let targets = if with_bare { &TARGETS[..1] } else { &TARGETS[..] };
-    for &(target, hops) in targets {
+    // A smaller torus has the nearer targets only.
+    let torus = client.fabric.dimensions();
+    for &(target, hops) in targets.iter().filter(|&&(target, _)| torus.contains(NodeNumber(target))) {
         for size in SIZES {
             client.put_and_get(NodeNumber(target), size, hops, &mut values)?;
         }
     }
+    client.put_to_itself(&mut values)?;
     client.all_nodes(&mut values)?;
     client.fabric.exchange(&[], TIMEOUT)?;
     if let Some(path) = results.filter(|_| client.fabric.here() == NodeNumber(0)) {
@@ -128,6 +131,17 @@ impl<F: Fabric> Client<'_, F> {
         Ok(())
     }
 
+    /// A put that takes no hop, at node 0.
+    fn put_to_itself(&mut self, values: &mut BTreeMap<String, f64>) -> Outcome<()> {
+        let here = self.fabric.here();
+        if here == NodeNumber(0) {
+            let time = timed(1000, |count| self.ping(here, 8, count, true))?;
+            values.insert(name("put", 8, 0), time);
+        }
+        self.fabric.exchange(&[], TIMEOUT)?;
+        Ok(())
+    }
+
     /// How many operations take about [`TIME`], by node 0, so that both ends use the same number.
     fn count(&mut self, target: NodeNumber, size: usize) -> Outcome<u64> {
         let (mut count, here) = (0, self.fabric.here());
@@ -174,7 +188,7 @@ impl<F: Fabric> Client<'_, F> {
     fn all_nodes(&mut self, values: &mut BTreeMap<String, f64>) -> Outcome<()> {
         let nodes = self.fabric.dimensions().nodes();
         let mut collectives = Collectives::new(self.fabric, 8, TIMEOUT)?;
-        let mut all_to_all = AllToAll::new(self.fabric, 64 << 10, ALL_TO_ALL, TIMEOUT)?;
+        let mut all_to_all = AllToAll::new(self.fabric, 64 << 10, ALL_TO_ALL_COUNTERS, TIMEOUT)?;
         let fabric = &mut *self.fabric;
         let sum = timed(50, |count| {
             for _ in 0..count {
@@ -182,14 +196,14 @@ impl<F: Fabric> Client<'_, F> {
             }
             Ok(())
         })?;
-        values.insert("sum of 8 B, all nodes".to_owned(), sum);
+        values.insert(SUM.to_owned(), sum);
         let messages = timed(20, |count| {
             for _ in 0..count {
-                all_to_all.alltoallv(fabric, vec![vec![1; 4096]; nodes])?;
+                all_to_all.alltoallv(fabric, vec![vec![1; ALL_TO_ALL_BYTES]; nodes])?;
             }
             Ok(())
         })?;
-        values.insert("4 KiB from each node to each node".to_owned(), messages);
+        values.insert(ALL_TO_ALL.to_owned(), messages);
         Ok(())
     }
 }

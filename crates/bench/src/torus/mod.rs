@@ -6,6 +6,7 @@
 mod bare;
 pub mod client;
 mod monitoring;
+mod predicted;
 mod simulated;
 
 use std::collections::BTreeMap;
@@ -25,10 +26,10 @@ pub const BENCHMARK: Benchmark = Benchmark {
     name: "torus",
     title: "The torus",
     measures: "Puts and gets over 1, 2 and 3 hops of a 2x2x2 torus of processes, sums and messages of all nodes, and the same \
-               over a full mesh (`direct`); packets and bytes with and without monitoring; 1,000 simulated deaths of a \
+               over a full mesh (`direct`); the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
                host against the bound of their detection; all nodes of larger tori on one thread.",
     baseline: "for 8 bytes a bare WRITE with immediate data and its wake-up; for large sizes memcpy divided by the number of \
-               copies; for operations of all nodes the mesh; for monitoring the run without it; for detection the bound",
+               copies; for operations of all nodes the mesh, and the model; for monitoring the run without it; for detection the bound",
     command: "make bench-torus",
 };
 
@@ -38,6 +39,12 @@ pub(crate) const TARGETS: [(u16, u32); 3] = [(1, 1), (3, 2), (7, 3)];
 pub(crate) const SIZES: [usize; 5] = [8, 4096, 65_536, 1 << 20, 4 << 20];
 /// Sizes from here on are reported as bandwidth.
 const LARGE: usize = 65_536;
+
+/// Names of operations of all nodes.
+const SUM: &str = "sum of 8 B, all nodes";
+const ALL_TO_ALL: &str = "4 KiB from each node to each node";
+/// Size of a message of [`ALL_TO_ALL`].
+const ALL_TO_ALL_BYTES: usize = 4096;
 
 type Outcome<T> = Result<T, Box<dyn Error>>;
 /// Measured values by name.
@@ -56,11 +63,11 @@ pub struct Options {
     pub rounds: usize,
 }
 
-/// Measures everything.
+/// Measures everything. Returns notes for the reader, too.
 ///
 /// # Errors
 /// The first error of a process.
-pub fn run(options: &Options) -> Outcome<Table> {
+pub fn run(options: &Options) -> Outcome<(Table, Vec<String>)> {
     std::fs::create_dir_all(&options.folder)?;
     let torus: Dimensions = "2x2x2".parse()?;
     let (mut routed, mut direct) = (Values::new(), Values::new());
@@ -75,7 +82,7 @@ pub fn run(options: &Options) -> Outcome<Table> {
     }
     let mut table = Table::new(BENCHMARK, options.rounds);
     links(&mut table, &routed, &direct)?;
-    for name in ["sum of 8 B, all nodes", "4 KiB from each node to each node"] {
+    for name in [SUM, ALL_TO_ALL] {
         let baseline = value(&direct, name)?;
         table.push(Figure::with_baseline(
             format!("{name}, torus; baseline direct"),
@@ -84,10 +91,12 @@ pub fn run(options: &Options) -> Outcome<Table> {
             baseline,
         ));
     }
+    let copy = memcpy(Pages::Huge, 1 << 20, 1 << 20, 1 << 20, Duration::from_millis(200))?;
+    let notes = predicted::compare(&mut table, options, torus, &routed, copy)?;
     monitoring::measure(&mut table, options)?;
     simulated::detection(&mut table);
     simulated::sizes(&mut table, options)?;
-    Ok(table)
+    Ok((table, notes))
 }
 
 fn launcher(options: &Options, dimensions: Dimensions, supervisors: usize) -> Launcher {
