@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use millstream_model::calibrate::{CalibrationReport, fit, residuals};
 use millstream_model::compare::{Candidate, compare};
+use millstream_model::congestion;
+use millstream_model::engine::Picos;
 use millstream_model::explain::{Flow, explain, explain_sweep};
 use millstream_model::flows::{self, concurrent};
 use millstream_model::interval::leave_out::{LeaveOutReport, leave_out};
@@ -131,6 +133,18 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 return Err("`model flows` draws nothing: use --csv or --json".into());
             }
             write(output, &table, (0, 2), &[])?;
+        }
+        ModelCommand::Congestion { site, to, from, milliseconds, pause_above, settings } => {
+            if !(0.1..=10_000.0).contains(milliseconds) {
+                return Err(format!("--milliseconds {milliseconds}: must be 0.1 to 10000").into());
+            }
+            let site = millstream_site::load(site)?;
+            let mut incast = congestion::incast_of(&site, &parameters(settings)?, to, from)?;
+            incast.duration = Picos::from_seconds(milliseconds * 1e-3);
+            if let Some(above) = pause_above {
+                incast.pause = [*above, above.saturating_sub(2 * u64::from(incast.mtu))];
+            }
+            print!("{}", congestion::table(to, &incast));
         }
         ModelCommand::Compare { first, second, client, server, samples, settings } => {
             let [first, second] =

@@ -155,3 +155,25 @@ fn flows_of_a_fat_tree_share_its_links() {
     let hops = succeeds(&["model", "explain", site, "write node0 node63", "--samples", "0"]);
     assert!(hops.contains("fabric-leaf0 to fabric-spine"), "{hops}");
 }
+
+#[test]
+fn an_incast_is_simulated_with_and_without_dcqcn() {
+    let site = "sites/roce100-cx5.toml";
+    let folder = tempfile::tempdir().unwrap();
+    let three = folder.path().join("three.toml");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let text = std::fs::read_to_string(root.join(site)).unwrap().replace("count = 2", "count = 3");
+    std::fs::write(&three, text).unwrap();
+    let three = three.display().to_string();
+    let both = ["--from", "node1", "--from", "node2"];
+    let table = succeeds(&[&["model", "congestion", &three, "--to", "node0"][..], &both].concat());
+    assert!(table.contains("PFC and DCQCN") && table.contains("senders paused"), "{table}");
+    for (file, senders, words) in [
+        (three.as_str(), &["--from", "node1"][..], "needs two senders"),
+        (three.as_str(), &["--from", "node1", "--from", "node9"][..], "node9"),
+        ("sites/ndr-fat-tree.toml", &both[..], "credits instead of PFC"),
+    ] {
+        let error = fails(&[&["model", "congestion", file, "--to", "node0"][..], senders].concat());
+        assert!(error.contains(words), "{senders:?}: {error}");
+    }
+}

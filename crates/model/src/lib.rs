@@ -16,6 +16,7 @@ pub mod benchmarks;
 pub mod calibrate;
 pub mod compare;
 pub mod component;
+pub mod congestion;
 pub mod engine;
 pub mod engine_bench;
 pub mod explain;

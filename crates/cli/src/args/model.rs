@@ -149,6 +149,31 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         output: ResultOptions,
     },
+    /// Simulate an incast over RoCE at the last switch: PFC alone, and PFC with DCQCN
+    ///
+    /// Every packet is simulated, with the soft device's DCQCN; the port's marking curve is that of the DCQCN paper, scaled
+    /// to its rate. Senders write without end.
+    ///
+    ///     millstream model congestion my.toml --to node0 --from node1 --from node2
+    #[command(verbatim_doc_comment)]
+    Congestion {
+        /// The site file
+        site: PathBuf,
+        /// The receiver
+        #[arg(long, value_name = "HOST")]
+        to: String,
+        /// A sender; at least two
+        #[arg(long, value_name = "HOST", required = true)]
+        from: Vec<String>,
+        /// Simulated time; the first half is not measured
+        #[arg(long, default_value_t = 40.0, value_name = "MS")]
+        milliseconds: f64,
+        /// Bytes of one sender in the switch above which it is paused [default: network-switch.buffer]
+        #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u64).range(8192..))]
+        pause_above: Option<u64>,
+        #[command(flatten)]
+        settings: Settings,
+    },
     /// Compare two sites: bandwidth and latency between two memories with intervals, power, energy and price
     ///
     /// Prices come from `price` values of [device.ID] in the site files.
