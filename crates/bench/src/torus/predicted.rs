@@ -3,7 +3,7 @@
 //! The site is this host: its nodes are processes that share the host's cores. Four values are calibrated, from measurements
 //! over no hop and one hop only; everything over more hops, and of all nodes, is predicted.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::torus::{Torus, all_to_all, small_packet_latency, stream};
@@ -154,7 +154,7 @@ fn model(file: &std::path::Path, text: &str) -> Outcome<Torus> {
     Ok(Torus::of_processes(&site, &Parameters::shipped())?)
 }
 
-fn notes(all: &[Compared], file: &PathBuf) -> Vec<String> {
+fn notes(all: &[Compared], file: &Path) -> Vec<String> {
     let mut notes = vec![format!("the model's site is {}, calibrated over one hop", file.display())];
     for compared in all.iter().filter(|compared| compared.differs()) {
         let Compared { name, measured, predicted, unit } = compared;

@@ -265,11 +265,7 @@ impl Node {
         let device = millstream_rdma::device::open(&options.device)?;
         let card = lease_card(options)?;
         // `State::work` polls.
-        let wait = WaitOptions {
-            spin: Duration::ZERO,
-            descriptors_every: DESCRIPTORS_EVERY,
-            ..WaitOptions::default()
-        };
+        let wait = WaitOptions { spin: Duration::ZERO, descriptors_every: DESCRIPTORS_EVERY };
         let waiter = CompletionWaiter::new(&device, wait)?;
         let queue = waiter.completion_queue(VerbsLinks::completions(&options.engine))?;
         let mut links =
