@@ -190,10 +190,10 @@ mod tests {
     fn a_note_says_where_model_and_torus_differ() {
         let near = Compared { name: "near".into(), measured: 10.0, predicted: 12.0, unit: "µs" };
         let far = Compared { name: "far".into(), measured: 10.0, predicted: 20.0, unit: "µs" };
-        let file = PathBuf::from("site.toml");
-        let both = notes(&[near.clone(), far], &file);
+        let file = Path::new("site.toml");
+        let both = notes(&[near.clone(), far], file);
         assert_eq!(both.len(), 2);
         assert!(both[1].starts_with("far: measured 10.000 µs, the model says 20.000 µs"), "{both:?}");
-        assert!(notes(&[near], &file)[1].contains("agree"));
+        assert!(notes(&[near], file)[1].contains("agree"));
     }
 }
