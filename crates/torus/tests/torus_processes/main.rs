@@ -100,7 +100,7 @@ fn run_on_mesh(name: &str) {
 /// Node 1 writes to all others and ends; they see its last words, then its loss.
 fn lose_a_node_of_a_mesh(node: &mut DirectNode) {
     let lost = NodeNumber(1);
-    let region = node.register(8);
+    let region = node.register(16);
     let all = node.exchange(&region.0.to_le_bytes(), LONG).expect("all live");
     let region_of =
         |other: NodeNumber| RegionId(u64::from_le_bytes(all[other.index()][..].try_into().expect("8 bytes")));
@@ -123,7 +123,8 @@ fn lose_a_node_of_a_mesh(node: &mut DirectNode) {
     assert_eq!(node.exchange(&[], LONG), Err(gone));
     // The others still reach each other.
     let other = NodeNumber(2 - node.here().0);
-    node.put(other, region_of(other), 0, &[1], Notification::Counter { index: 4, add: 1 }).expect("lives");
+    // Behind the last words, which the other node may not have read yet.
+    node.put(other, region_of(other), 8, &[1], Notification::Counter { index: 4, add: 1 }).expect("lives");
     node.wait_counter(4, 1, other, LONG).expect("lives");
     node.flush(other).expect("lives");
 }
