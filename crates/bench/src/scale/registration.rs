@@ -1,7 +1,7 @@
 //! The costs of registered private memory by its size: registration, a peer's passes over it, and deregistration.
 //!
-//! By default pages of private memory move into a file that peers can map once a peer has used the region much: the first pass
-//! goes through the kernel and the last one does not. With `MILLSTREAM_MOVE=register` they move at registration.
+//! By default pages of private memory move into a file that peers can map at registration. With `MILLSTREAM_MOVE=used` they
+//! move once a peer has used the region much: then the first pass goes through the kernel and the last one does not.
 
 use std::path::Path;
 use std::sync::Arc;

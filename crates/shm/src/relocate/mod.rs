@@ -115,9 +115,9 @@ const FILE_NAME: &str = "millstream-moved";
 enum MovePolicy {
     /// `0`: never.
     Never,
-    /// The default, and `used`: when peers have used the region much, if no access can be lost.
+    /// `used`: when peers have used the region much, if no access can be lost.
     OnceUsed,
-    /// `register`: likewise, but at registration.
+    /// The default, and `register`: likewise, but at registration.
     AtRegistration,
     /// `always`: at registration, also when system calls of other threads can fail with EFAULT.
     Always,
@@ -130,8 +130,8 @@ impl MovePolicy {
         *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
             Ok("0") => Self::Never,
             Ok("always") => Self::Always,
-            Ok("register") => Self::AtRegistration,
-            _ => Self::OnceUsed,
+            Ok("used") => Self::OnceUsed,
+            _ => Self::AtRegistration,
         })
     }
 }
