@@ -1,6 +1,6 @@
 //! Torus network: latency by hops, bandwidth by hops, all-to-all.
 //!
-//! Routes, routers, virtual channels and credits are those of `torus-core`, which node processes run, too. [`network`] joins
+//! Routes, routers, virtual channels and credits are those of `torus-core`, which node processes run, too. `network.rs` joins
 //! the routers in virtual time. Nodes are network adapters with links of their own, or processes that share the cores of one
 //! host ([`SharedCores`]).
 
