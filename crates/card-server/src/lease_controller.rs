@@ -336,10 +336,10 @@ impl LeaseController {
         let in_grace =
             self.ended_lease.as_ref().is_some_and(|ended| ended.since.elapsed() < self.resources.grace);
         let is_accessed = hardware.registers.lease_accesses().load(Ordering::SeqCst) != 0;
+        let is_waited_for = in_grace && (is_accessed || (queue_busy && !queue_hung));
         let is_quiet = regions.iter().all(|region| region.is_reset() || is_hung(region))
             && self.resources.dma.is_reset()
-            && !(queue_busy && !queue_hung && in_grace)
-            && !(is_accessed && in_grace);
+            && !is_waited_for;
         if !is_quiet {
             return;
         }

@@ -209,6 +209,16 @@ impl Card {
         Ok(epoch)
     }
 
+    /// Whether this client holds the lease with this epoch.
+    #[must_use]
+    pub fn holds(&self, epoch: u32) -> bool {
+        let registers = self.registers();
+        // Read before the word, which the card changes before it leaves the state Clearing.
+        let is_clearing = registers.lease_state().load(Ordering::Acquire) == LeaseState::Clearing as u32;
+        !is_clearing
+            && registers.lease_word().load(Ordering::Acquire) == lease::pack(epoch, self.inner.client)
+    }
+
     /// Begins an access to mapped card memory under the lease of this client with this epoch; none if the lease has
     /// ended. The card does not clear its memory for the next holder during the access, unless it lasts longer than
     /// the grace period.
@@ -219,9 +229,7 @@ impl Card {
         let access = MemoryAccess { registers };
         // The card stores its state, and then reads the number of accesses.
         fence(Ordering::SeqCst);
-        let is_clearing = registers.lease_state().load(Ordering::Acquire) == LeaseState::Clearing as u32;
-        let is_held = registers.lease_word().load(Ordering::Acquire) == lease::pack(epoch, self.inner.client);
-        (is_held && !is_clearing).then_some(access)
+        self.holds(epoch).then_some(access)
     }
 
     /// Loads a kernel of the directory into a region.

@@ -34,7 +34,7 @@ impl LeasedCard {
     /// Whether the lease lasts. Its memory belongs to others afterwards.
     #[must_use]
     pub fn is_leased(&self) -> bool {
-        self.access().is_some()
+        !self.ended.load(Ordering::Acquire) && self.card.holds(self.epoch)
     }
 
     /// Begins an access to the card's memory, which the card does not clear for the next holder meanwhile. None if the

@@ -15,7 +15,7 @@ use super::handshake::{Identity, LocalEnd, Mismatch};
 use super::{PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
 
-/// First bytes of a link's stream: hello and direction of the dialling node.
+/// First bytes of a link's stream; the direction as the dialling node sees it follows.
 const MAGIC: [u8; 7] = *b"mtorus1";
 
 /// Why links cannot be connected.
