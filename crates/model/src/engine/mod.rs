@@ -141,7 +141,7 @@ enum Event {
 
 #[derive(Clone, Copy, Debug)]
 enum Hop {
-    Channel { channel: u32, bubble: u32 },
+    Channel { channel: u32 },
     Port { endpoint: u32, port: u16, buffer: u32 },
 }
 
@@ -246,18 +246,9 @@ impl Simulation {
 
     /// Adds a route.
     pub fn route<B: Bus>(&mut self, channels: &[ChannelId<B>], to: PortId<B>) -> Route<B> {
-        let channels: Vec<(ChannelId<B>, u32)> = channels.iter().map(|&channel| (channel, 0)).collect();
-        self.bubble_route(&channels, to)
-    }
-
-    /// Adds a route with bubble flow control: a packet enters a channel only if the given number of bytes of its
-    /// buffer stays free. This prevents deadlock in a ring (Puente et al., ICPP 1999).
-    pub fn bubble_route<B: Bus>(&mut self, channels: &[(ChannelId<B>, u32)], to: PortId<B>) -> Route<B> {
         let index = self.core.routes.len() as u32;
         self.core.routes.push(self.core.hops.len() as u32);
-        self.core.hops.extend(
-            channels.iter().map(|&(channel, bubble)| Hop::Channel { channel: channel.index, bubble }),
-        );
+        self.core.hops.extend(channels.iter().map(|&channel| Hop::Channel { channel: channel.index }));
         self.core.hops.push(Hop::Port { endpoint: to.endpoint, port: to.port, buffer: to.buffer });
         Route { index, bus: PhantomData }
     }
@@ -286,7 +277,7 @@ impl Simulation {
                     self.call(endpoint, |code, context| code.timer(token, context))
                 }
                 Event::Arrived(packet) => match self.core.hop(&packet) {
-                    Hop::Channel { channel, .. } => self.core.enqueue(channel, packet),
+                    Hop::Channel { channel } => self.core.enqueue(channel, packet),
                     Hop::Port { endpoint, port, .. } => {
                         self.call(endpoint, |code, context| code.receive(port, packet, context));
                     }
@@ -362,7 +353,7 @@ impl Context<'_> {
     #[must_use]
     pub fn backlog<B: Bus>(&self, route: Route<B>) -> usize {
         match self.core.hops[self.core.routes[route.index as usize] as usize] {
-            Hop::Channel { channel, .. } => self.core.channels[channel as usize].backlog(),
+            Hop::Channel { channel } => self.core.channels[channel as usize].backlog(),
             Hop::Port { .. } => 0,
         }
     }
@@ -400,7 +391,7 @@ impl Core {
     /// endpoint's own memory.
     fn inject(&mut self, packet: Packet) {
         match self.hop(&packet) {
-            Hop::Channel { channel, .. } => {
+            Hop::Channel { channel } => {
                 let buffer = self.channels[channel as usize].buffer;
                 self.buffers[buffer as usize].used += u64::from(packet.size);
                 self.enqueue(channel, packet);
@@ -424,17 +415,15 @@ impl Core {
         let Some(&packet) = state.queue.front() else { return };
         let next = Packet { hop: packet.hop + 1, ..packet };
         let hop = self.hops[self.routes[packet.route as usize] as usize + next.hop as usize];
-        let (buffer, bubble, to_channel) = match hop {
-            Hop::Channel { channel, bubble } => (self.channels[channel as usize].buffer, bubble, true),
-            Hop::Port { buffer, .. } => (buffer, 0, false),
+        let (buffer, to_channel) = match hop {
+            Hop::Channel { channel } => (self.channels[channel as usize].buffer, true),
+            Hop::Port { buffer, .. } => (buffer, false),
         };
         let buffer_state = &mut self.buffers[buffer as usize];
         let size = u64::from(packet.size);
         // An empty buffer accepts a packet of any size: otherwise a packet above the capacity would wait
         // forever.
-        if buffer_state.used > 0
-            && buffer_state.used.saturating_add(size + u64::from(bubble)) > buffer_state.capacity
-        {
+        if buffer_state.used > 0 && buffer_state.used.saturating_add(size) > buffer_state.capacity {
             buffer_state.waiting.push_back(channel);
             self.channels[channel as usize].block(self.now);
             return;

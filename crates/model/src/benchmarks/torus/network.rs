@@ -8,8 +8,7 @@
 //! Adapters cut through. With shared cores, a node's process stores and forwards: it executes one step at a time (a hop or a
 //! delivery), on any free core.
 
-use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 
 use millstream_torus_core::header::Kind;
 use millstream_torus_core::route::{NodeTable, UpDown, VirtualChannel, dimension_order};
@@ -20,7 +19,7 @@ use millstream_torus_core::{
 };
 
 use super::Torus;
-use crate::engine::Picos;
+use crate::engine::{EventQueue, Picos};
 
 /// Virtual channels of dimension order, which share a channel's buffer.
 const CHANNELS_IN_USE: u64 = 2;
@@ -28,7 +27,7 @@ const CHANNELS_IN_USE: u64 = 2;
 const INJECTION: usize = 2;
 
 /// Something that happens at a node.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Event {
     /// A packet has left an output, for a slot of the neighbour. `None`: its head is there already.
     Left { direction: Direction, from: Option<SlotRef>, to: Option<(u16, Header)> },
@@ -68,10 +67,8 @@ pub(super) struct Network<'t> {
     /// Payload of each packet (bytes).
     size: u32,
     nodes: Vec<Node>,
-    /// Keys of events: time, and a number that keeps the order of their making.
-    order: BinaryHeap<Reverse<(Picos, u64)>>,
-    events: BTreeMap<u64, (usize, Event, bool)>,
-    made: u64,
+    /// Events with their nodes, and whether they end a step on a core.
+    events: EventQueue<(usize, Event, bool)>,
     now: Picos,
     /// Nodes that wait for a core.
     waiting: VecDeque<usize>,
@@ -105,9 +102,7 @@ impl<'t> Network<'t> {
             torus,
             size,
             nodes: torus.all().map(node).collect(),
-            order: BinaryHeap::new(),
-            events: BTreeMap::new(),
-            made: 0,
+            events: EventQueue::new(),
             now: Picos::ZERO,
             waiting: VecDeque::new(),
             idle_cores: model.cores.map_or(0, |cores| cores.cores),
@@ -123,8 +118,7 @@ impl<'t> Network<'t> {
     /// Runs until nothing moves.
     pub(super) fn run(mut self) -> Outcome {
         (0..self.nodes.len()).for_each(|node| self.go_on(node));
-        while let Some(Reverse((time, number))) = self.order.pop() {
-            let Some((node, event, ends_step)) = self.events.remove(&number) else { continue };
+        while let Some((time, (node, event, ends_step))) = self.events.pop() {
             self.now = time;
             self.outcome.events += 1;
             self.handle(node, event);
@@ -140,9 +134,7 @@ impl<'t> Network<'t> {
     }
 
     fn after(&mut self, delay: Picos, node: usize, event: Event, ends_step: bool) {
-        self.order.push(Reverse((self.now + delay, self.made)));
-        self.events.insert(self.made, (node, event, ends_step));
-        self.made += 1;
+        self.events.push(self.now + delay, (node, event, ends_step));
     }
 
     /// Something that takes time of the node: of a core, or of what the adapter has for it.
