@@ -6,14 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_fragment::Fragment;
+use millstream_evb::source::datagram::{Datagram, HEADER_LEN};
+use millstream_fragment::{Fragment, SourceId};
 
 use super::process::Fault;
 
 /// Time by which late datagrams are late: more than the readout unit waits for a source (`give_up_ms`).
 const LATE: Duration = Duration::from_millis(300);
-/// Length of a datagram without its payload.
-const HEADER_LEN: usize = 32;
 /// Interval of sending.
 const TICK: Duration = Duration::from_millis(2);
 
@@ -99,16 +98,10 @@ fn send_all(socket: &UdpSocket, load: FrontEndLoad, is_faulty: &AtomicBool, is_s
 /// A datagram (docs/event-builder.md).
 fn datagram(source: u32, event: u64, len: usize, is_corrupt: bool) -> Vec<u8> {
     let payload = vec![event as u8; len];
-    let crc = Fragment::new(event, &payload).crc ^ u32::from(is_corrupt);
+    let mut fragment = Fragment::new(event, &payload);
     let mut bytes = Vec::with_capacity(HEADER_LEN + len);
-    bytes.extend(b"MSFD");
-    bytes.extend(source.to_le_bytes());
-    bytes.extend(event.to_le_bytes());
-    bytes.extend(event.to_le_bytes());
-    // A payload of some KiB.
-    bytes.extend((len as u32).to_le_bytes());
-    bytes.extend(crc.to_le_bytes());
-    bytes.extend(payload);
+    fragment.crc ^= u32::from(is_corrupt);
+    Datagram { source: SourceId(source), sequence: event, fragment }.write(&mut bytes);
     bytes
 }
 
