@@ -72,7 +72,7 @@ quick: setup ## build target/quick/millstream and its libraries in minutes, with
 
 test: setup lib ## run all tests
 	$(CARGO) test --workspace
-	$(CARGO) build -p millstream -p millstream-conformance -p millstream-guest
+	$(CARGO) build --workspace
 	@# A short test against the Linux kernel's rxe; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
 	$(MAKE) --no-print-directory test-python
@@ -82,7 +82,7 @@ PYTHON         ?= /usr/bin/python3
 PYTHON_PACKAGE := $(TARGET_DIR)/python/millstream
 
 test-python: setup lib ## run the tests of the Python package
-	$(CARGO) build -p millstream -p millstream-python
+	$(CARGO) build --workspace
 	@rm -rf $(PYTHON_PACKAGE) && mkdir -p $(dir $(PYTHON_PACKAGE)) && cp -r python/millstream $(PYTHON_PACKAGE)
 	@cp $(TARGET_DIR)/debug/lib_millstream.so $(PYTHON_PACKAGE)/_millstream.abi3.so
 	MILLSTREAM_PROGRAM=$(abspath $(TARGET_DIR))/debug/millstream MILLSTREAM_LIB=$(abspath $(TARGET_DIR))/lib \

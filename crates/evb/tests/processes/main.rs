@@ -16,9 +16,10 @@ mod software_trigger;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_evb::config::RunConfig;
-use millstream_evb::core::{BuIndex, EventNumber};
+use millstream_evb::core::{BatchId, BuIndex, EventNumber};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
+use rustix::process::{Signal, getpid, kill_process};
 use std::error::Error;
 use std::path::Path;
 use std::process::ExitCode;
@@ -32,21 +33,38 @@ fn child(words: &[String]) -> Result<bool, Box<dyn Error>> {
 /// Output directory whose sinks take 30 ms for each event.
 const SLOW_OUTPUT: &str = "slow";
 
-/// Output directory whose sinks take 1 ms for each event and write it at once.
-const EAGER_OUTPUT: &str = "eager";
+/// Output directory in which builder unit 0 kills itself after it has stored a part of a batch.
+const KILLED_OUTPUT: &str = "killed";
 
-/// The example's sink, slower in [`SLOW_OUTPUT`] and [`EAGER_OUTPUT`].
-struct SlowSink {
-    sink: Box<dyn Sink>,
-    time: Duration,
-    is_eager: bool,
+/// What a sink does beside storing.
+#[derive(Clone, Copy)]
+enum Behaviour {
+    /// It takes 30 ms for each event.
+    Slow,
+    /// From event 200 on, it kills its process before the second event of a batch.
+    KillsItself,
 }
 
-impl Sink for SlowSink {
+/// The example's sink in [`SLOW_OUTPUT`], and that of builder unit 0 in [`KILLED_OUTPUT`].
+struct FaultySink {
+    sink: Box<dyn Sink>,
+    behaviour: Behaviour,
+    /// The batch of the last event.
+    batch: Option<BatchId>,
+}
+
+impl Sink for FaultySink {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
-        std::thread::sleep(self.time);
-        self.sink.store(event)?;
-        if self.is_eager { self.sink.flush() } else { Ok(()) }
+        match self.behaviour {
+            Behaviour::Slow => std::thread::sleep(Duration::from_millis(30)),
+            Behaviour::KillsItself if event.number.0 >= 200 && self.batch == Some(event.batch) => {
+                self.sink.flush()?;
+                kill_process(getpid(), Signal::KILL).expect("a process can kill itself");
+            }
+            Behaviour::KillsItself => {}
+        }
+        self.batch = Some(event.batch);
+        self.sink.store(event)
     }
 
     fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
@@ -66,10 +84,14 @@ impl Sink for SlowSink {
 fn make_sink(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
     let sink = example::list(config, bu)?;
     let is_in = |name| config.output.as_ref().is_some_and(|output| output.directory.ends_with(name));
-    let (is_slow, is_eager) = (is_in(SLOW_OUTPUT), is_in(EAGER_OUTPUT));
-    let time = Duration::from_millis(if is_slow { 30 } else { 1 });
-    let slow = |sink| -> Box<dyn Sink> { Box::new(SlowSink { sink, time, is_eager }) };
-    Ok(sink.map(|sink| if is_slow || is_eager { slow(sink) } else { sink }))
+    let behaviour = if is_in(SLOW_OUTPUT) {
+        Behaviour::Slow
+    } else if is_in(KILLED_OUTPUT) && bu == BuIndex(0) {
+        Behaviour::KillsItself
+    } else {
+        return Ok(sink);
+    };
+    Ok(sink.map(|sink| -> Box<dyn Sink> { Box::new(FaultySink { sink, behaviour, batch: None }) }))
 }
 
 fn main() -> ExitCode {
