@@ -5,7 +5,8 @@ use core::str::FromStr;
 
 use crate::data::Bytes;
 
-const UNITS: [(&str, u64); 5] = [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
+const UNITS: [(&str, u64); 6] =
+    [("", 1), ("B", 1), ("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1 << 40)];
 
 /// Text that is not a size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +14,7 @@ pub struct NotASize(String);
 
 impl fmt::Display for NotASize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?} is not a size: use a number of bytes, or a number with KiB, MiB or GiB", self.0)
+        write!(f, "{:?} is not a size: use a number of bytes, or a number with KiB, MiB, GiB or TiB", self.0)
     }
 }
 
@@ -96,12 +97,13 @@ mod tests {
         assert_eq!(read("100B"), Ok((100, "100 B".to_owned())));
         assert_eq!(read("256 MiB"), Ok((256 << 20, "256 MiB".to_owned())));
         assert_eq!(read("3GiB"), Ok((3 << 30, "3 GiB".to_owned())));
+        assert_eq!(read("2TiB"), Ok((2 << 40, "2 TiB".to_owned())));
         assert_eq!(Bytes(0).binary().to_string(), "0 B");
     }
 
     #[test]
     fn invalid_sizes_are_refused() {
-        for text in ["", "MiB", "-1", "1.5GiB", "10MB", "99999999999GiB", "12 34"] {
+        for text in ["", "MiB", "-1", "1.5GiB", "10MB", "99999999999GiB", "9PiB", "12 34"] {
             assert!(text.parse::<Bytes>().is_err(), "{text}");
         }
     }

@@ -54,6 +54,12 @@ impl BytesPerSecond {
         self.0 * 1e-9
     }
 
+    /// Printed in bits per second: `56.0 Gb/s`.
+    #[must_use]
+    pub fn in_bits(self) -> String {
+        metric(self.0 * 8.0, "b/s")
+    }
+
     /// Converts to 10⁹ bits per second.
     #[must_use]
     pub fn as_gigabits(self) -> f64 {
@@ -89,6 +95,7 @@ mod tests {
         assert_eq!(shown(999_500_000), "1.00 GB");
         assert_eq!(shown(u64::MAX), "18.4 EB");
         assert_eq!(BytesPerSecond(8.434e9).to_string(), "8.43 GB/s");
+        assert_eq!(BytesPerSecond(7e9).in_bits(), "56.0 Gb/s");
         assert_eq!(BytesPerSecond(f64::MAX).to_string(), "1.80e290 EB/s");
         assert_eq!(BytesPerSecond(f64::NAN).to_string(), "NaN B/s");
     }

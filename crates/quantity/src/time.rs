@@ -140,6 +140,17 @@ impl fmt::Display for Picos {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
 pub struct Seconds(pub f64);
 
+/// A frequency in hertz.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(transparent))]
+pub struct Hertz(pub f64);
+
+impl fmt::Display for Hertz {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&metric(self.0, "Hz"))
+    }
+}
+
 impl Seconds {
     /// `count` divided by this duration; `None` if the duration is zero.
     #[must_use]

@@ -53,7 +53,7 @@ pub fn draw(site: &Site) -> String {
         let mut row = 0.0;
         for (s, socket) in host.sockets.iter().enumerate() {
             let at = Position { x: left, y: TOP + row * (BOX.1 + GAP) };
-            let memory = socket.memory.map_or(String::new(), |m| format!(", {m}"));
+            let memory = socket.memory.map_or(String::new(), |m| format!(", {}", m.binary()));
             draw_box(
                 &mut svg,
                 &at,
@@ -85,7 +85,7 @@ pub fn draw(site: &Site) -> String {
                     DeviceKind::Card(memory) => (
                         "#fbefff",
                         memory.as_ref().map_or(device.name.clone(), |m| {
-                            format!("{}, {} {}", device.name, m.size, m.kind)
+                            format!("{}, {} {}", device.name, m.size.binary(), m.kind)
                         }),
                     ),
                 };
@@ -189,7 +189,7 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
     };
     for link in site.links.iter().filter(|link| link.dimension.is_none()) {
         let length = link.length.map_or(String::new(), |length| format!(", {} m", length.0));
-        let rate = format!("{}{length}", link.rate);
+        let rate = format!("{}{length}", link.rate.in_bits());
         match (link.from, link.to) {
             (LinkEnd::Adapter(a, x), LinkEnd::Adapter(b, y)) => {
                 let (Some(from), Some(to)) = (drawn(a.0, x.0), drawn(b.0, y.0)) else { continue };
@@ -219,7 +219,7 @@ fn cables(site: &Site, ports: &[(usize, usize)]) -> Vec<Cable> {
         let mut ends: Vec<usize> = torus.nodes.iter().filter_map(|(h, d)| drawn(h.0, d.0)).collect();
         ends.sort_unstable();
         ends.dedup();
-        let label = format!("{} links a node, {} each", 2 * torus.dimensions.len(), torus.rate);
+        let label = format!("{} links a node, {} each", 2 * torus.dimensions.len(), torus.rate.in_bits());
         add(Cable { adapters: ends, network: Some(Network::Torus(i)), label });
     }
     cables

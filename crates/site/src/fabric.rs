@@ -11,8 +11,8 @@
 use crate::SiteError;
 use crate::device::Kind as LibraryKind;
 use crate::schema::{self, Encoding, Lanes, Loss, Mtu, Protocol, Signalling, data_rate};
-use crate::unit::{Length, Time};
 use crate::validate::{Fabric, LinkEnd, NetworkLink, NetworkSwitch, Site, Validator, link_end_name};
+use millstream_quantity::{Metres, Seconds};
 use std::num::NonZeroU32;
 use std::ops::Range;
 use toml::Spanned;
@@ -31,7 +31,7 @@ struct LinkFormat {
 }
 
 impl LinkFormat {
-    fn link(&self, from: LinkEnd, to: LinkEnd, length: Option<Length>) -> NetworkLink {
+    fn link(&self, from: LinkEnd, to: LinkEnd, length: Option<Metres>) -> NetworkLink {
         NetworkLink {
             from,
             to,
@@ -51,7 +51,7 @@ impl LinkFormat {
 struct Builder<'a> {
     site: &'a mut Site,
     model: String,
-    latency: Time,
+    latency: Seconds,
 }
 
 impl Builder<'_> {

@@ -21,7 +21,7 @@ mod event_builder;
 mod fabric;
 pub mod network_card;
 pub mod schema;
-pub mod unit;
+mod unit;
 pub mod validate;
 
 pub use error::SiteError;

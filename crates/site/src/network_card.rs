@@ -2,10 +2,10 @@
 
 use std::num::NonZeroU32;
 
+use millstream_quantity::Bytes;
 use toml::Spanned;
 
 use crate::error::SiteError;
-use crate::unit::Size;
 use crate::{Site, schema};
 
 /// A card that nodes reach over the network.
@@ -15,8 +15,8 @@ pub struct NetworkCard {
     pub name: String,
     /// Address of its server: `host:port`.
     pub address: String,
-    /// Size of its memory (bytes), if the file has it.
-    pub memory: Option<u64>,
+    /// Size of its memory, if the file has it.
+    pub memory: Option<Bytes>,
     /// Number of its memory banks, if the file has it.
     pub banks: Option<u32>,
     /// Comment for users.
@@ -69,7 +69,7 @@ pub(crate) fn validate(
     Ok(NetworkCard {
         name: name.clone(),
         address: address.clone(),
-        memory: card.memory.map(Size::bytes),
+        memory: card.memory,
         banks: card.banks.map(NonZeroU32::get),
         note: card.note.clone(),
     })

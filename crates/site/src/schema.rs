@@ -1,7 +1,8 @@
 //! Schema of site files, with text positions for errors.
 
 use crate::device::DeviceModel;
-use crate::unit::{Frequency, Length, Rate, Size, Time};
+use crate::unit;
+use millstream_quantity::{Bytes, BytesPerSecond, Hertz, Metres, Seconds};
 use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use std::collections::BTreeMap;
@@ -60,7 +61,8 @@ pub struct NetworkCard {
     /// Address of its server: `host:port`.
     pub address: Spanned<String>,
     /// Size of its memory.
-    pub memory: Option<Size>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub memory: Option<Bytes>,
     /// Number of its memory banks.
     pub banks: Option<NonZeroU32>,
     /// Comment for users.
@@ -139,8 +141,8 @@ pub struct CardLinkKind {
 impl CardLinkKind {
     /// Rate of one direction of one link: 8 lanes of 20 Gb/s, 8 of 25, 4 of 50, 2 of 100, 2 of 200.
     #[must_use]
-    pub fn rate(self) -> Rate {
-        Rate(match self.nvlink {
+    pub fn rate(self) -> BytesPerSecond {
+        BytesPerSecond(match self.nvlink {
             1 => 20e9,
             2..=4 => 25e9,
             _ => 50e9,
@@ -176,12 +178,15 @@ pub struct Socket {
     /// Number of cores.
     pub cores: NonZeroU32,
     /// Nominal clock.
-    pub clock: Frequency,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub clock: Hertz,
     /// Memory of the socket.
-    pub memory: Option<Size>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub memory: Option<Bytes>,
     /// Bandwidth of that memory.
     #[serde(rename = "memory-bandwidth")]
-    pub memory_bandwidth: Option<Rate>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub memory_bandwidth: Option<BytesPerSecond>,
 }
 
 /// A device of a PCIe tree: switch, adapter or card.
@@ -197,7 +202,8 @@ pub struct PcieDevice {
     /// PCIe link to the parent.
     pub pcie: PcieLink,
     /// Port-to-port latency of a switch.
-    pub latency: Option<Time>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub latency: Option<Seconds>,
     /// Memory of a card that peers can access.
     pub memory: Option<Memory>,
     /// Whether the device works without a host processor.
@@ -212,13 +218,15 @@ pub struct Memory {
     /// Memory technology: `HBM2` or `GDDR5`.
     pub kind: String,
     /// Total size.
-    pub size: Size,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub size: Bytes,
     /// Number of channels.
     pub channels: NonZeroU32,
     /// Port width of one channel in bits.
     pub width: Width,
     /// Clock of that port.
-    pub clock: Frequency,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub clock: Hertz,
 }
 
 /// Width of a data path in bits.
@@ -314,7 +322,8 @@ pub struct Switch {
     /// Number of ports, the limit of its links.
     pub ports: NonZeroU32,
     /// Port-to-port latency.
-    pub latency: Time,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub latency: Seconds,
 }
 
 /// Signalling rate of a network link.
@@ -333,7 +342,7 @@ pub enum Signalling {
     /// InfiniBand XDR: 200 Gb/s per lane after line code.
     Xdr,
     /// Signalling rate of one lane, with the line code of [`Link::encoding`].
-    Lane(Rate),
+    Lane(BytesPerSecond),
 }
 
 impl<'de> Deserialize<'de> for Signalling {
@@ -346,7 +355,7 @@ impl<'de> Deserialize<'de> for Signalling {
             "HDR" => Self::Hdr,
             "NDR" => Self::Ndr,
             "XDR" => Self::Xdr,
-            other => Self::Lane(other.parse().map_err(|error| {
+            other => Self::Lane(unit::parse(other).map_err(|error| {
                 de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR, NDR, XDR"))
             })?),
         })
@@ -442,7 +451,8 @@ pub struct Link {
     #[serde(default)]
     pub mtu: Mtu,
     /// Cable length.
-    pub length: Option<Length>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub length: Option<Metres>,
     /// Headers of its packets.
     #[serde(default)]
     pub protocol: Protocol,
@@ -483,7 +493,8 @@ pub struct FatTree {
     /// Switch model: a name of the device library.
     pub model: Option<Spanned<String>>,
     /// Port-to-port latency of a switch.
-    pub latency: Time,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub latency: Seconds,
     /// Signalling rate of a lane.
     pub rate: Signalling,
     /// Line code, unless the rate implies it.
@@ -496,7 +507,8 @@ pub struct FatTree {
     #[serde(default)]
     pub mtu: Mtu,
     /// Length of a cable.
-    pub length: Option<Length>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub length: Option<Metres>,
     /// Headers of its packets.
     #[serde(default)]
     pub protocol: Protocol,
@@ -522,7 +534,8 @@ pub struct Dragonfly {
     /// Switch model: a name of the device library.
     pub model: Option<Spanned<String>>,
     /// Port-to-port latency of a router.
-    pub latency: Time,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub latency: Seconds,
     /// Signalling rate of a lane.
     pub rate: Signalling,
     /// Line code, unless the rate implies it.
@@ -535,10 +548,12 @@ pub struct Dragonfly {
     #[serde(default)]
     pub mtu: Mtu,
     /// Length of a cable within a group.
-    pub length: Option<Length>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub length: Option<Metres>,
     /// Length of a cable between groups.
     #[serde(rename = "global-length")]
-    pub global_length: Option<Length>,
+    #[serde(default, deserialize_with = "unit::optional")]
+    pub global_length: Option<Metres>,
     /// Headers of its packets.
     #[serde(default)]
     pub protocol: Protocol,
@@ -594,12 +609,13 @@ pub struct Torus {
     #[serde(default)]
     pub mtu: Mtu,
     /// Receive buffer of a channel, from which credits are issued.
-    pub buffer: Size,
+    #[serde(deserialize_with = "unit::quantity")]
+    pub buffer: Bytes,
 }
 
 /// Data rate of a link over all lanes, after line code.
 #[must_use]
-pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> Rate {
+pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> BytesPerSecond {
     let lane = match rate {
         Signalling::Qdr => 10e9 / 8.0 * Encoding::B8b10.efficiency(),
         Signalling::Fdr => 14.0625e9 / 8.0 * Encoding::B64b66.efficiency(),
@@ -609,5 +625,5 @@ pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> Rate {
         Signalling::Xdr => 200e9 / 8.0,
         Signalling::Lane(rate) => rate.0 * encoding.efficiency(),
     };
-    Rate(lane * f64::from(lanes.0))
+    BytesPerSecond(lane * f64::from(lanes.0))
 }

@@ -6,7 +6,7 @@ use crate::event_builder::{self, EventBuilder};
 use crate::fabric;
 use crate::network_card::{self, NetworkCard};
 use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, SiteFile, data_rate};
-use crate::unit::{Length, Rate, Size, Time};
+use millstream_quantity::{Bytes, BytesPerSecond, Metres, Seconds};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use toml::Spanned;
@@ -36,7 +36,7 @@ pub enum Parent {
 #[derive(Clone, Debug, PartialEq)]
 pub enum DeviceKind {
     /// PCIe switch, with its port-to-port latency.
-    Switch(Option<Time>),
+    Switch(Option<Seconds>),
     /// Network adapter.
     Adapter,
     /// Accelerator card, with its memory.
@@ -51,7 +51,7 @@ pub struct CardMemory {
     /// Memory technology, for example `HBM2`.
     pub kind: String,
     /// Total size.
-    pub size: Size,
+    pub size: Bytes,
     /// Number of channels.
     pub channels: u32,
     /// Port width of one channel in bytes.
@@ -89,9 +89,9 @@ pub struct Socket {
     /// Nominal clock in hertz.
     pub clock: f64,
     /// Memory of the socket.
-    pub memory: Option<Size>,
+    pub memory: Option<Bytes>,
     /// Bandwidth of that memory.
-    pub memory_bandwidth: Option<Rate>,
+    pub memory_bandwidth: Option<BytesPerSecond>,
 }
 
 /// A host with its PCIe trees.
@@ -115,7 +115,7 @@ pub struct CardLink {
     /// The two cards.
     pub ends: [DeviceId; 2],
     /// Payload rate of one direction of all links together.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// What they are, for example `12 links NVLink3`.
     pub what: String,
 }
@@ -137,15 +137,15 @@ pub struct NetworkLink {
     /// The other end.
     pub to: LinkEnd,
     /// Data rate per direction after line code, in bytes per second.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: Mtu,
     /// Cable length.
-    pub length: Option<Length>,
+    pub length: Option<Metres>,
     /// Headers of its packets.
     pub protocol: Protocol,
     /// Receive buffer from which credits are issued, if the file has it.
-    pub buffer: Option<Size>,
+    pub buffer: Option<Bytes>,
     /// Torus dimension of the link.
     pub dimension: Option<u8>,
     /// Share of packets that the link loses.
@@ -164,7 +164,7 @@ pub struct NetworkSwitch {
     /// Number of ports.
     pub ports: u32,
     /// Port-to-port latency.
-    pub latency: Time,
+    pub latency: Seconds,
     /// Fabric that the switch belongs to, by its index in [`Site::fabrics`].
     pub fabric: Option<usize>,
 }
@@ -190,7 +190,7 @@ pub struct Torus {
     /// Where the nodes' processes listen; empty if the file does not say.
     pub addresses: Vec<String>,
     /// Data rate per link direction after line code.
-    pub rate: Rate,
+    pub rate: BytesPerSecond,
 }
 
 /// A valid site: all names are resolved.
@@ -304,7 +304,7 @@ impl Validator<'_> {
                 let message = format!("two card-links between {from:?} and {to:?}: give one with more links");
                 return self.fail(&link.from.span(), message);
             }
-            let rate = Rate(link.kind.rate().0 * link.kind.payload_share() * f64::from(links));
+            let rate = BytesPerSecond(link.kind.rate().0 * link.kind.payload_share() * f64::from(links));
             let what = format!("{links} links NVLink{}", link.kind.nvlink);
             found.push(CardLink { ends, rate, what });
         }
@@ -541,7 +541,7 @@ impl Validator<'_> {
             );
         }
         let rate = data_rate(torus.rate, torus.encoding, torus.lanes);
-        if torus.buffer.0 < f64::from(torus.mtu.0) * 2.0 {
+        if torus.buffer.0 < u64::from(torus.mtu.0) * 2 {
             return self.fail(
                 &torus.name.span(),
                 format!(

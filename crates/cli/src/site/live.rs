@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteOptions};
+use millstream_quantity::Bytes;
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::{NetworkCard, Site};
 
@@ -60,8 +61,12 @@ pub(super) fn check(
 }
 
 fn compare_card(card: &NetworkCard, info: &CardInfo) -> Result<String, String> {
-    if let Some(memory) = card.memory.filter(|memory| *memory != info.memory_bytes) {
-        return Err(format!("memory: {memory} bytes in the file, {} on the card", info.memory_bytes));
+    if let Some(memory) = card.memory.filter(|memory| memory.0 != info.memory_bytes) {
+        return Err(format!(
+            "memory: {} in the file, {} on the card",
+            memory.binary(),
+            Bytes(info.memory_bytes).binary()
+        ));
     }
     if let Some(banks) = card.banks.filter(|banks| *banks != info.bank_count) {
         return Err(format!("banks: {banks} in the file, {} on the card", info.bank_count));

@@ -132,7 +132,7 @@ fn job(
 fn card_set(card: &NetworkCard, options: &SiteManifestsOptions) -> Result<[Value; 2], String> {
     let name = label(&card.name)?;
     let port: u16 = card.address.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(7480);
-    let (memory, banks) = (card.memory.unwrap_or(1 << 30), card.banks.unwrap_or(1));
+    let (memory, banks) = (card.memory.map_or(1 << 30, |memory| memory.0), card.banks.unwrap_or(1));
     let labels = json!({"app.kubernetes.io/name": name});
     let words = [
         "card",

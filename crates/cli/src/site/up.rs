@@ -155,7 +155,7 @@ fn card_process(
         return Ok(None);
     }
     let mut command = program(device)?;
-    let (memory, banks) = (card.memory.unwrap_or(MEMORY), card.banks.unwrap_or(1));
+    let (memory, banks) = (card.memory.map_or(MEMORY, |memory| memory.0), card.banks.unwrap_or(1));
     command.args(["card", "serve", &card.name, "--listen", &card.address]);
     command.args(["--memory", &memory.to_string(), "--banks", &banks.to_string()]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
