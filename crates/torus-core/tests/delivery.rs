@@ -51,6 +51,8 @@ struct Node {
     acknowledgements: VecDeque<NodeNumber>,
     activated: u64,
     outgoing: Option<Header>,
+    /// Whether an epoch has the node as a member. A node that returned serves applications from then on only.
+    has_joined: bool,
 }
 
 impl Node {
@@ -66,6 +68,7 @@ impl Node {
             acknowledgements: VecDeque::new(),
             activated: 0,
             outgoing: None,
+            has_joined: true,
         }
     }
 }
@@ -86,6 +89,8 @@ struct World {
     coordinator: Coordinator,
     term: u32,
     executed: Executed,
+    /// Life of the source of each packet.
+    source_lives: BTreeMap<u32, u32>,
     lost: Vec<Unreachable>,
     now: u64,
     random: Random,
@@ -109,6 +114,7 @@ impl World {
             coordinator: Coordinator::take_over(torus, ballot, DeadSet::new()),
             term: 1,
             executed: BTreeMap::new(),
+            source_lives: BTreeMap::new(),
             lost: Vec::new(),
             now: 0,
             random: Random(seed | 1),
@@ -144,7 +150,7 @@ impl World {
         }
         self.dead.kill_node(node);
         self.lives[node.index()] += 1;
-        self.nodes[node.index()] = Node::new(&self.torus, node);
+        self.nodes[node.index()] = Node { has_joined: false, ..Node::new(&self.torus, node) };
         self.service.retain(|&(_, to, to_supervisor, _)| to_supervisor || to != node);
     }
 
@@ -172,6 +178,11 @@ impl World {
     /// The supervisor learns what is dead.
     fn detect(&mut self) {
         self.coordinator.request(self.dead.clone());
+    }
+
+    fn push(&mut self, from: NodeNumber, to: NodeNumber, packet: u32) -> Result<(), Unreachable> {
+        self.source_lives.insert(packet, self.lives[from.index()]);
+        self.nodes[from.index()].sources.push(to, packet, Instant::from_nanos(self.now))
     }
 
     fn replace_supervisor(&mut self) {
@@ -228,6 +239,10 @@ impl World {
         for effect in node.participant.handle_order(order) {
             match effect {
                 Effect::Install { epoch, plan } => {
+                    if plan.returning.contains(&here) {
+                        node.receivers.clear();
+                    }
+                    node.receivers.retain(|source, _| !plan.returning.contains(source));
                     let table = NodeTable::new(&UpDown::new(&torus, &plan.dead), here);
                     node.router.routing_mut().install(epoch, table);
                     node.router.reroute();
@@ -239,12 +254,7 @@ impl World {
                 }
                 Effect::Activate { epoch, plan } => {
                     let table = node.router.routing().table(epoch).expect("installed").clone();
-                    for returning in &plan.returning {
-                        if *returning == here {
-                            node.receivers.clear();
-                        }
-                        node.receivers.remove(returning);
-                    }
+                    node.has_joined |= plan.returning.contains(&here);
                     node.sources.activate(epoch, plan.dead, plan.returning, table, now);
                     node.activated = self.now;
                 }
@@ -386,8 +396,8 @@ impl World {
         let acceptance = receiver.handle_packet(header.generation, header.sequence);
         node.acknowledgements.push_back(header.source);
         if acceptance == Acceptance::Execute {
-            let life = |node: NodeNumber| self.lives[node.index()];
-            let key = (header.source, life(header.source), here, life(here));
+            // A packet may arrive after its source has died.
+            let key = (header.source, self.source_lives[&header.operation], here, self.lives[here.index()]);
             self.executed.entry(key).or_default().push(header.operation);
         }
     }
@@ -471,10 +481,9 @@ fn check(torus: Dimensions, seed: u64, trouble: u64, events: &[(Event, u64)]) {
             Event::ReplaceSupervisor => world.replace_supervisor(),
             Event::Put(from, to, count) => {
                 let (from, to) = (number(from), number(to));
-                if from != to && world.dead.node_lives(from) && world.dead.node_lives(to) {
+                if from != to && world.nodes[from.index()].has_joined && world.dead.node_lives(to) {
                     for _ in 0..count {
-                        let now = Instant::from_nanos(world.now);
-                        if world.nodes[from.index()].sources.push(to, next, now).is_ok() {
+                        if world.push(from, to, next).is_ok() {
                             let key = (from, world.lives[from.index()], to, world.lives[to.index()]);
                             posted.entry(key).or_default().push(next);
                         }
@@ -567,12 +576,48 @@ proptest! {
     }
 }
 
+/// Nodes activate an epoch one after another, and a returned node may send to one that has only prepared it.
+#[test]
+fn packets_of_a_returned_node_are_executed_once() {
+    let torus: Dimensions = "3x2x1".parse().unwrap();
+    for seed in 0..200 {
+        let mut world = World::new(torus, seed, 20);
+        world.kill_node(NodeNumber(1));
+        run_until(&mut world, |world| world.coordinator.is_settled());
+        world.dead.revive_node(NodeNumber(1));
+        run_until(&mut world, |world| world.nodes[1].has_joined);
+        for target in [0, 2, 3, 4, 5] {
+            world.push(NodeNumber(1), NodeNumber(target), u32::from(target)).unwrap();
+        }
+        run_until(&mut world, World::is_idle);
+        for target in [0, 2, 3, 4, 5] {
+            let executed = world.executed.get(&(NodeNumber(1), 1, NodeNumber(target), 0));
+            assert_eq!(executed, Some(&vec![u32::from(target)]), "seed {seed}, node {target}");
+        }
+    }
+}
+
+/// All nodes die at once: the supervisor goes on without answers, and the nodes return.
+#[test]
+fn a_network_returns_after_all_its_nodes_died() {
+    let torus: Dimensions = "5x1x1".parse().unwrap();
+    let mut world = World::new(torus, 2, 0);
+    world.kill_node(NodeNumber(4));
+    run_until(&mut world, |world| world.coordinator.is_settled());
+    torus.all().for_each(|node| world.kill_node(node));
+    run_until(&mut world, |world| world.coordinator.is_settled());
+    torus.all().for_each(|node| world.dead.revive_node(node));
+    run_until(&mut world, World::is_idle);
+    assert!(world.is_idle(), "{:?}", world.coordinator);
+    check_tables(&world);
+}
+
 #[test]
 fn a_dead_link_moves_pairs_and_repeats_lost_packets() {
     let torus: Dimensions = "5x1x1".parse().unwrap();
     let mut world = World::new(torus, 3, 0);
     for i in 0..40 {
-        world.nodes[0].sources.push(NodeNumber(2), i, Instant::from_nanos(0)).unwrap();
+        world.push(NodeNumber(0), NodeNumber(2), i).unwrap();
     }
     (0..12).for_each(|_| world.step());
     world.kill_link(Link { from: NodeNumber(1), axis: Axis::X });
@@ -603,20 +648,18 @@ fn a_lost_node_ends_operations_and_returns_as_a_new_one() {
     };
     settle(&mut world);
     world.kill_node(b);
-    world.nodes[a.index()].sources.push(b, 1, Instant::from_nanos(world.now)).unwrap();
+    world.push(a, b, 1).unwrap();
     world.detect();
     settle(&mut world);
     assert_eq!(world.lost, [Unreachable::NodeLost { node: b }]);
-    let now = Instant::from_nanos(world.now);
-    assert_eq!(world.nodes[a.index()].sources.push(b, 2, now), Err(Unreachable::NodeLost { node: b }));
+    assert_eq!(world.push(a, b, 2), Err(Unreachable::NodeLost { node: b }));
     world.dead.revive_node(b);
     world.detect();
     settle(&mut world);
-    for (from, to) in [(a, b), (b, a)] {
-        world.nodes[from.index()].sources.push(to, 7, Instant::from_nanos(world.now)).unwrap();
-    }
+    world.push(a, b, 7).unwrap();
+    world.push(b, a, 8).unwrap();
     settle(&mut world);
     assert_eq!(world.executed[&(a, 0, b, 1)], [7]);
-    assert_eq!(world.executed[&(b, 1, a, 0)], [7]);
+    assert_eq!(world.executed[&(b, 1, a, 0)], [8]);
     assert_eq!(world.coordinator.current(), Epoch(2));
 }

@@ -143,7 +143,11 @@ impl Coordinator {
     fn advance(&mut self) {
         match &self.state {
             State::Querying { waiting } if waiting.is_empty() => self.commit_again(),
-            State::Idle if self.wanted != self.committed.1.dead => self.prepare(),
+            State::Idle if self.wanted != self.committed.1.dead => {
+                self.prepare();
+                // Without a live node nobody answers.
+                self.advance();
+            }
             State::Preparing { plan, waiting } if waiting.is_empty() => {
                 self.committed = (Attempt { ballot: self.ballot, number: self.tries }, plan.clone());
                 self.current = self.current.next();

@@ -349,6 +349,11 @@ impl Engine {
         for effect in self.participant.handle_order(order) {
             match effect {
                 Effect::Install { epoch, plan } => {
+                    // Now, because another node that has activated the epoch may send before this one has.
+                    if plan.returning.contains(&self.here) {
+                        self.receivers.clear();
+                    }
+                    self.receivers.retain(|source, _| !plan.returning.contains(source));
                     let table = NodeTable::new(&UpDown::new(&self.torus, &plan.dead), self.here);
                     self.router.routing_mut().install(epoch, table);
                     self.router.reroute();
@@ -369,12 +374,6 @@ impl Engine {
     fn activate(&mut self, epoch: Epoch, plan: millstream_torus_core::epoch::Plan) {
         // The same order installed it, or an earlier one of the same epoch did.
         let Some(table) = self.router.routing().table(epoch).cloned() else { return };
-        for returning in &plan.returning {
-            if *returning == self.here {
-                self.receivers.clear();
-            }
-            self.receivers.remove(returning);
-        }
         for node in plan.dead.nodes().chain(plan.returning.iter().copied()) {
             self.operations.fail_target(node, Failure::NodeLost, &mut self.events);
         }
