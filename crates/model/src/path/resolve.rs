@@ -387,7 +387,7 @@ fn later_hops(
     latency: Picos,
 ) -> Vec<NetworkHop> {
     let nodes = &site.tori[torus_path.torus].nodes;
-    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0 as u64);
+    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0);
     (hops.iter().skip(1))
         .map(|hop| {
             let host = &site.hosts[nodes[hop.node].0.0].name;
@@ -424,7 +424,7 @@ fn data_path_over_torus(
 ) -> Result<DataPath, PathError> {
     let link_rate = torus_path.link.rate;
     let apenet = site.hosts[a.host.0].devices[torus_path.adapters[0].0].id == APENET;
-    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0 as u64);
+    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0);
     let rate = BytesPerSecond(
         link_rate.0 * p.get("apenet.payload.efficiency") * p.get("apenet.protocol.efficiency"),
     );

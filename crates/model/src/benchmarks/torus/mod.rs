@@ -102,7 +102,7 @@ impl Torus {
             dimensions: torus.dimensions.clone(),
             rate: BytesPerSecond(torus.rate.0),
             packet_size: mtu,
-            buffer: buffer.map_or(u64::MAX, |buffer| buffer.0 as u64),
+            buffer: buffer.map_or(u64::MAX, |buffer| buffer.0),
             hop_latency: Picos::from_nanos(value("torus.hop.latency")?),
             end_latency: Picos::from_nanos(value("torus.end.latency")?),
             cores: Some(SharedCores {
