@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use millstream_torus::account::Account;
 use millstream_torus::launch::{Launcher, ProcessArguments};
 use millstream_torus::node;
+use millstream_torus::traffic::TrafficCounters;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -91,7 +91,7 @@ fn every_call_works(dimensions: &str) -> TestResult {
     let program = compile(&here().join("tests/c/every_call.c"), folder.path())?;
     let mut torus = launcher(dimensions).launch()?;
     torus.run(&[program.into()])?;
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
     Ok(())
 }

@@ -6,7 +6,7 @@ use std::ops::Range;
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::malformed;
-use crate::{Format, Parts, Structure};
+use crate::{FileIndexer, Format, Structure};
 
 /// A range of a file that is a fragment, or a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,17 +66,17 @@ impl Index {
     /// The first field that breaks the format, two fragments of one source for one event where the format has one, or
     /// bytes after the last structure.
     pub fn read(format: &dyn Format, file: &[u8]) -> Result<Self, Malformed> {
-        let mut parts = Parts::default();
-        format.cut(file, &mut parts)?;
-        if parts.end() != file.len() {
+        let mut indexer = FileIndexer::default();
+        format.scan(file, &mut indexer)?;
+        if indexer.end() != file.len() {
             return Err(malformed(
-                parts.end(),
+                indexer.end(),
                 "end of the last structure",
-                format!("{} more bytes", file.len() - parts.end()),
+                format!("{} more bytes", file.len() - indexer.end()),
                 "the end of the file",
             ));
         }
-        let mut index = parts.index;
+        let mut index = indexer.index;
         for (&id, source) in &mut index.sources {
             source.pieces.sort_by_key(|piece| piece.event);
             if format.joins_pieces(id) {

@@ -8,9 +8,9 @@ mod cursor;
 pub mod format;
 pub mod import;
 pub mod index;
-mod parts;
+mod indexer;
 
 pub use format::{Format, all, by_name, recognise};
 pub use import::{Import, ImportError, Imported};
 pub use index::Index;
-pub use parts::{Parts, Structure};
+pub use indexer::{FileIndexer, Structure};

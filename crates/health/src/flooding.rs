@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use crate::verdict::Page;
+use crate::verdict::HostReport;
 
 /// A report that passes over several hops.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub struct FloodedReport {
     /// Hops so far.
     pub hops: u32,
     /// The report.
-    pub page: Page,
+    pub page: HostReport,
 }
 
 /// An adapter's part in the flood: it forwards each report once.

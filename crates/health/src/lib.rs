@@ -19,5 +19,5 @@ pub mod watch;
 pub use flooding::{FloodedReport, FloodingRelay};
 pub use link::{LinkEvent, LinkMonitor};
 pub use timers::{Timers, TimersError};
-pub use verdict::{NodeState, Page, Reports};
+pub use verdict::{HostReport, NodeState, Reports};
 pub use watch::{PeerState, PeerWatch};

@@ -22,7 +22,7 @@ pub struct NeighbourView {
 /// A host monitor's report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct Page {
+pub struct HostReport {
     /// The host.
     pub host: Condition,
     /// The own adapter, as the host sees it.
@@ -70,7 +70,7 @@ pub enum NodeState {
 #[derive(Clone, Debug)]
 pub struct Reports {
     torus: Dimensions,
-    newest: BTreeMap<NodeNumber, (Page, Path)>,
+    newest: BTreeMap<NodeNumber, (HostReport, Path)>,
 }
 
 impl Reports {
@@ -81,7 +81,7 @@ impl Reports {
     }
 
     /// A report arrived.
-    pub fn handle_report(&mut self, from: NodeNumber, page: Page, path: Path) {
+    pub fn handle_report(&mut self, from: NodeNumber, page: HostReport, path: Path) {
         if self.torus.contains(from) {
             self.newest.insert(from, (page, path));
         }
@@ -101,7 +101,7 @@ impl Reports {
         }
     }
 
-    fn reporting(&self, node: NodeNumber, page: &Page, path: Path) -> NodeState {
+    fn reporting(&self, node: NodeNumber, page: &HostReport, path: Path) -> NodeState {
         match (page.host, page.adapter) {
             (Condition::Stopping, _) => return NodeState::Left,
             (_, Condition::Failed) => return NodeState::AdapterFailed,

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use millstream_health::registers::{Condition, LinkState};
 use millstream_health::verdict::{NeighbourView, Path};
-use millstream_health::{FloodedReport, FloodingRelay, NodeState, Page, Reports};
+use millstream_health::{FloodedReport, FloodingRelay, HostReport, NodeState, Reports};
 use millstream_torus_core::{Dimensions, Direction, Link, NodeNumber};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -33,7 +33,7 @@ impl World {
         works.then_some(other)
     }
 
-    fn page(&self, node: NodeNumber) -> Page {
+    fn page(&self, node: NodeNumber) -> HostReport {
         let failed = |is: bool| if is { Condition::Failed } else { Condition::Ok };
         let neighbours = Direction::ALL.map(|direction| {
             self.torus.neighbour(node, direction)?;
@@ -46,7 +46,7 @@ impl World {
                 None => NeighbourView { link: LinkState::Broken, host: Condition::Ok, service: true },
             })
         });
-        Page { host: Condition::Ok, adapter: failed(self.has(Fault::Adapter(node))), neighbours }
+        HostReport { host: Condition::Ok, adapter: failed(self.has(Fault::Adapter(node))), neighbours }
     }
 
     /// The reports of all nodes, over the service network or by flooding.

@@ -205,7 +205,7 @@ impl<F: Fabric> Endpoint<F> {
     }
 
     fn submit(&mut self, to: Address, outgoing: Outgoing) {
-        self.rings.learn(to);
+        self.rings.add_peer(to);
         let Some(queue) = self.queues.get_mut(to.node.index()) else { return };
         queue.push_back(outgoing);
         self.transmit(to.node);

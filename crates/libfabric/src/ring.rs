@@ -126,7 +126,7 @@ impl<F: Fabric> Rings<F> {
     }
 
     /// Learns where messages to a node go. Another inbox than before begins anew.
-    pub fn learn(&mut self, address: Address) {
+    pub fn add_peer(&mut self, address: Address) {
         let word = self.freed_word(address.node);
         let Some(peer) = self.peers.get_mut(address.node.index()) else { return };
         if peer.inbox != Some(address.inbox) {
@@ -188,7 +188,7 @@ impl<F: Fabric> Rings<F> {
             self.fabric.load(self.inbox, self.slot(node, peer.received), &mut bytes).ok()?;
             if let Some(header) = Header::decode(&bytes, PAYLOAD) {
                 if peer.inbox.is_none() {
-                    self.learn(Address { node, inbox: RegionId(header.inbox) });
+                    self.add_peer(Address { node, inbox: RegionId(header.inbox) });
                 }
                 return Some(header);
             }

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use millstream_torus::account::Account;
 use millstream_torus::launch::{LaunchedTorus, Launcher, ProcessArguments};
 use millstream_torus::node;
+use millstream_torus::traffic::TrafficCounters;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -56,7 +56,7 @@ fn launch(dimensions: &str) -> Result<LaunchedTorus, Box<dyn std::error::Error>>
 
 /// Ends the torus, whose account must balance without loss.
 fn finish(torus: LaunchedTorus, least: u64) -> TestResult {
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
     assert!(total.delivered_bytes >= least, "the program did not use the torus: {total}");
     Ok(())

@@ -83,7 +83,7 @@ struct World {
     lives: Vec<u32>,
     dead: DeadSet,
     wires: Vec<[VecDeque<Frame>; 6]>,
-    told: Vec<[[u32; VirtualChannel::COUNT]; 6]>,
+    advertised: Vec<[[u32; VirtualChannel::COUNT]; 6]>,
     /// Messages of the service network: time, node, whether the supervisor is the receiver.
     service: Vec<(u64, NodeNumber, bool, Service)>,
     coordinator: Coordinator,
@@ -109,7 +109,7 @@ impl World {
             lives: vec![0; count],
             dead: DeadSet::new(),
             wires: (0..count).map(|_| Default::default()).collect(),
-            told: vec![Default::default(); count],
+            advertised: vec![Default::default(); count],
             service: Vec::new(),
             coordinator: Coordinator::take_over(torus, ballot, DeadSet::new()),
             term: 1,
@@ -166,8 +166,8 @@ impl World {
                 let near = self.nodes[node.index()].router.reset_link(plus);
                 let far = self.nodes[other.index()].router.reset_link(plus.reversed());
                 if near.is_ok() && far.is_ok() {
-                    self.told[node.index()][plus.index()] = Default::default();
-                    self.told[other.index()][plus.reversed().index()] = Default::default();
+                    self.advertised[node.index()][plus.index()] = Default::default();
+                    self.advertised[other.index()][plus.reversed().index()] = Default::default();
                     self.nodes[node.index()].router.set_link(plus, true);
                     self.nodes[other.index()].router.set_link(plus.reversed(), true);
                 }
@@ -216,7 +216,7 @@ impl World {
         for (_, node, _, message) in due {
             match message {
                 Service::Answer(answer) => self.coordinator.handle_answer(node, &answer),
-                Service::Order(order) if self.dead.node_lives(node) => self.obey(node, &order),
+                Service::Order(order) if self.dead.node_lives(node) => self.handle_order(node, &order),
                 Service::Order(_) => {}
             }
         }
@@ -232,7 +232,7 @@ impl World {
         }
     }
 
-    fn obey(&mut self, here: NodeNumber, order: &Order) {
+    fn handle_order(&mut self, here: NodeNumber, order: &Order) {
         let (torus, now) = (self.torus, Instant::from_nanos(self.now));
         let node = &mut self.nodes[here.index()];
         let mut answers = Vec::new();
@@ -359,8 +359,8 @@ impl World {
     fn credits(&mut self, node: NodeNumber, side: Direction) {
         let router = &self.nodes[node.index()].router;
         let freed = router.freed(side);
-        if router.link_is_up(side) && self.told[node.index()][side.index()] != freed {
-            self.told[node.index()][side.index()] = freed;
+        if router.link_is_up(side) && self.advertised[node.index()][side.index()] != freed {
+            self.advertised[node.index()][side.index()] = freed;
             self.wires[node.index()][side.index()].push_back(Frame::Credit(freed));
         }
     }

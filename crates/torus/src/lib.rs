@@ -9,7 +9,6 @@
 //! [`node`] (the process) and [`launch`] (a torus on this host). [`direct`] is the same interface
 //! where a switch joins all nodes.
 
-pub mod account;
 pub mod application;
 mod attach;
 pub mod card;
@@ -27,6 +26,7 @@ pub mod node;
 mod polling;
 pub mod service;
 mod staging;
+pub mod traffic;
 pub mod verbs;
 
 pub use application::TorusNode;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_health::registers::{Condition, HostWatchdog, LinkState};
 use millstream_health::verdict::NeighbourView;
-use millstream_health::{Page, PeerState, PeerWatch, Timers};
+use millstream_health::{HostReport, PeerState, PeerWatch, Timers};
 use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 
@@ -121,7 +121,7 @@ impl HostMonitor {
                 read = Some(Instant::now());
                 self.adapter.handle_read(self.page.adapter().sequence() as u32, false);
             }
-            let page = self.look(Condition::Ok);
+            let page = self.snapshot(Condition::Ok);
             // A change is reported at once.
             if last != Some(page) || due(reported, self.timers.report) {
                 (last, reported) = (Some(page), Some(Instant::now()));
@@ -130,7 +130,7 @@ impl HostMonitor {
             std::thread::sleep(Duration::from_millis(self.timers.write));
         }
         self.write(Condition::Stopping);
-        let page = self.look(Condition::Stopping);
+        let page = self.snapshot(Condition::Stopping);
         self.report(page);
     }
 
@@ -155,7 +155,7 @@ impl HostMonitor {
         self.page.set_host(word);
     }
 
-    fn look(&self, host: Condition) -> Page {
+    fn snapshot(&self, host: Condition) -> HostReport {
         let neighbours = Direction::ALL.map(|direction| {
             self.torus.neighbour(self.node, direction)?;
             let word = self.page.remote(direction);
@@ -169,10 +169,10 @@ impl HostMonitor {
             PeerState::Failed => Condition::Failed,
             _ => Condition::from_code(self.page.adapter().adapter()),
         };
-        Page { host, adapter, neighbours }
+        HostReport { host, adapter, neighbours }
     }
 
-    fn report(&mut self, page: Page) {
+    fn report(&mut self, page: HostReport) {
         let hello = ToSupervisor::Hello { key: self.key, node: None };
         let report = ToSupervisor::Report { node: self.node, page };
         for supervisor in &mut self.supervisors {

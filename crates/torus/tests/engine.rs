@@ -1,4 +1,4 @@
-//! The engine on one thread: operations between all nodes, refusals, and the account.
+//! The engine on one thread: operations between all nodes, refusals, and the counters.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,6 +1,6 @@
 //! Packets and bytes of the same traffic with and without monitoring.
 
-use millstream_torus::account::Account;
+use millstream_torus::traffic::TrafficCounters;
 
 use super::{Options, Outcome, launcher};
 use crate::{Figure, Table};
@@ -24,11 +24,11 @@ pub(super) fn measure(table: &mut Table, options: &Options) -> Outcome<()> {
     Ok(())
 }
 
-fn traffic(options: &Options, supervisors: usize) -> Outcome<Account> {
+fn traffic(options: &Options, supervisors: usize) -> Outcome<TrafficCounters> {
     let mut torus = launcher(options, "2x2x1".parse()?, supervisors).launch()?;
     let program = &options.program;
     let words = ["bench".into(), "torus-client".into(), "--traffic".into(), MESSAGES.to_string().into()];
     let command: Vec<_> = std::iter::once(program.into()).chain(words).collect();
     torus.run(&command)?;
-    Ok(Account::total(&torus.finish()?))
+    Ok(TrafficCounters::total(&torus.finish()?))
 }

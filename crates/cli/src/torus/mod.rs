@@ -36,7 +36,7 @@ pub(crate) enum TorusCommand {
     ///
     /// Starts one node process for each node and connects it with its six neighbours. Then starts PROGRAM beside each node.
     /// The program attaches by `TorusNode::from_environment`. The run fails if a program or a node fails, or if the
-    /// account of packets does not balance.
+    /// packet counters do not balance.
     ///
     ///     millstream torus run --dimensions 2x2x2 -- target/debug/examples/neighbours
     ///     millstream torus run --dimensions 2x2x1 --network direct -- millstream torus bfs --scale 16
@@ -180,7 +180,7 @@ pub(crate) struct TorusRunOptions {
     /// Run PROGRAM once instead of beside each node: it is a launcher such as mpirun, whose processes attach by their ranks
     #[arg(long, conflicts_with = "supervisors")]
     once: bool,
-    /// Print the account of packets as JSON
+    /// Print the packet counters as JSON
     #[arg(long)]
     json: bool,
     /// The application and its arguments

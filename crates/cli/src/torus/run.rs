@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
-use millstream_torus::account::Account;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::launch::{Launcher, run_direct};
+use millstream_torus::traffic::TrafficCounters;
 
 use super::{Network, TorusRunOptions};
 
@@ -57,7 +57,7 @@ pub(super) fn launcher(
     })
 }
 
-/// Runs `application` beside each node of the launcher's torus, and prints the account.
+/// Runs `application` beside each node of the launcher's torus, and prints the counters.
 pub(super) fn run_with(
     options: &TorusRunOptions,
     launcher: &Launcher,
@@ -83,13 +83,13 @@ pub(super) fn run_with(
     } else {
         torus.run(application)?;
     }
-    let accounts = torus.finish()?;
-    let total = Account::total(&accounts);
+    let counters = torus.finish()?;
+    let total = TrafficCounters::total(&counters);
     if options.json {
         let report = serde_json::json!({
             "dimensions": dimensions.to_string(),
             "total": total,
-            "nodes": accounts,
+            "nodes": counters,
         });
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

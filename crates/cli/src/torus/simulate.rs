@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millstream_fabric::Notification;
-use millstream_torus::account::Account;
 use millstream_torus::engine::{EngineOptions, Event, Operation, Request, Span};
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
+use millstream_torus::traffic::TrafficCounters;
 
 use super::TorusSimulateOptions;
 
@@ -36,10 +36,10 @@ pub(super) fn run(options: &TorusSimulateOptions) -> Result<ExitCode, Box<dyn Er
         settle(&mut network, start)?;
     }
     let elapsed = start.elapsed();
-    let accounts: Vec<_> = network.nodes.iter().map(Account::of).collect();
-    let total = Account::total(&accounts);
+    let counters: Vec<_> = network.nodes.iter().map(TrafficCounters::of).collect();
+    let total = TrafficCounters::total(&counters);
     if !total.is_balanced() || total.on_links() != 0 {
-        return Err(format!("the account does not balance: {total}").into());
+        return Err(format!("the packet counters do not balance: {total}").into());
     }
     let hops = total.transmitted as f64 / elapsed.as_secs_f64();
     let memory = resident_bytes().saturating_sub(before) / nodes as u64;
@@ -50,7 +50,7 @@ pub(super) fn run(options: &TorusSimulateOptions) -> Result<ExitCode, Box<dyn Er
             "seconds": elapsed.as_secs_f64(),
             "packets_per_second": hops,
             "memory_bytes_per_node": memory,
-            "account": total,
+            "counters": total,
         });
         println!("{}", serde_json::to_string_pretty(&report)?);
     } else {

@@ -9,7 +9,7 @@ use std::ops::Range;
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 /// "EVIO", the file type.
 const FILE_TYPE: u32 = 0x4556_494f;
@@ -39,20 +39,22 @@ impl Format for Evio {
         order(file).is_ok_and(|order| Cursor::new(file, order).u32("file type") == Ok(FILE_TYPE))
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let layout = Layout::read(file)?;
         let built = layout.events.iter().any(|event| BUILT.contains(&event.tag));
         let mut at = 0;
         for (position, event) in layout.events.iter().enumerate() {
-            parts.structure("file and record headers", at..event.range.start);
+            indexer.structure("file and record headers", at..event.range.start);
             at = event.range.end;
             match (built, BUILT.contains(&event.tag)) {
-                (true, true) => cut_built(file, layout.order, event, parts)?,
-                (true, false) => parts.structure("event that is no built physics event", event.range.clone()),
-                (false, _) => parts.fragment(position as u64, u32::from(event.tag), event.range.clone()),
+                (true, true) => scan_built(file, layout.order, event, indexer)?,
+                (true, false) => {
+                    indexer.structure("event that is no built physics event", event.range.clone())
+                }
+                (false, _) => indexer.fragment(position as u64, u32::from(event.tag), event.range.clone()),
             }
         }
-        parts.structure("file and record headers", at..file.len());
+        indexer.structure("file and record headers", at..file.len());
         Ok(())
     }
 
@@ -180,7 +182,12 @@ fn bank<'a>(cursor: &mut Cursor<'a>) -> Result<(Cursor<'a>, u16, u8), Malformed>
     Ok((data, (header >> 16) as u16, (header >> 8 & 0x3f) as u8))
 }
 
-fn cut_built(file: &[u8], order: ByteOrder, event: &Event, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_built(
+    file: &[u8],
+    order: ByteOrder,
+    event: &Event,
+    indexer: &mut FileIndexer,
+) -> Result<(), Malformed> {
     let mut cursor = Cursor::new(file, order);
     cursor.take(event.range.start, "event")?;
     let (mut children, _, kind) = bank(&mut cursor)?;
@@ -192,12 +199,12 @@ fn cut_built(file: &[u8], order: ByteOrder, event: &Event, parts: &mut Parts) ->
             "0xe or 0x10, banks",
         ));
     }
-    parts.structure("event header", event.range.start..children.at());
+    indexer.structure("event header", event.range.start..children.at());
     let number = event_number(children.clone())?;
     while !children.is_at_end() {
         let start = children.at();
         let (_, tag, _) = bank(&mut children)?;
-        parts.fragment(number, u32::from(tag), start..children.at());
+        indexer.fragment(number, u32::from(tag), start..children.at());
     }
     Ok(())
 }

@@ -8,7 +8,7 @@ use std::ops::Range;
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 const FILE_ID: &[u8] = b"RAW_";
 /// Length of a FED's header, and of its trailer.
@@ -32,14 +32,14 @@ impl Format for Frd {
         file.starts_with(FILE_ID)
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         if file.starts_with(FILE_ID) {
             file_header(file, &mut cursor)?;
-            parts.structure("file header", 0..cursor.at());
+            indexer.structure("file header", 0..cursor.at());
         }
         while !cursor.is_at_end() {
-            cut_event(file, &mut cursor, parts)?;
+            scan_event(file, &mut cursor, indexer)?;
         }
         Ok(())
     }
@@ -71,7 +71,7 @@ fn file_header(file: &[u8], cursor: &mut Cursor<'_>) -> Result<(), Malformed> {
     Ok(())
 }
 
-fn cut_event(file: &[u8], cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_event(file: &[u8], cursor: &mut Cursor<'_>, indexer: &mut FileIndexer) -> Result<(), Malformed> {
     let start = cursor.at();
     let version = cursor.u16("version")?;
     let flags = cursor.u16("flags")?;
@@ -84,7 +84,7 @@ fn cut_event(file: &[u8], cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<
     let len = cursor.u32("eventSize")? as usize;
     let crc_at = cursor.at();
     let crc = cursor.u32("crc32c")?;
-    parts.structure("event header", start..cursor.at());
+    indexer.structure("event header", start..cursor.at());
     let payload = cursor.take(len, "eventSize")?;
     let found = crc32c::crc32c(&file[payload.clone()]);
     if crc != 0 && crc != found {
@@ -96,7 +96,7 @@ fn cut_event(file: &[u8], cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<
         ));
     }
     for (fed, range) in feds(file, payload)? {
-        parts.fragment(event, fed, range);
+        indexer.fragment(event, fed, range);
     }
     Ok(())
 }

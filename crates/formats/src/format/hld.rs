@@ -7,7 +7,7 @@
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 /// Source of event and subevent headers.
 const HEADERS: u32 = 0;
@@ -33,18 +33,18 @@ impl Format for Hld {
         header.id == BEGIN_RUN
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         while !cursor.is_at_end() {
             let start = cursor.at();
             let header = event_header(&mut cursor)?;
             let mut body = cursor.split(header.len - EVENT_HEADER, "evtSize")?;
             match header.id {
-                BEGIN_RUN => parts.structure("begin-run record", start..body.at() + body.remaining()),
-                END_RUN => parts.structure("end-run record", start..body.at() + body.remaining()),
-                _ => cut_event(&header, start, &mut body, parts)?,
+                BEGIN_RUN => indexer.structure("begin-run record", start..body.at() + body.remaining()),
+                END_RUN => indexer.structure("end-run record", start..body.at() + body.remaining()),
+                _ => scan_event(&header, start, &mut body, indexer)?,
             }
-            parts.structure("padding", cursor.padding(start, header.alignment));
+            indexer.structure("padding", cursor.padding(start, header.alignment));
         }
         Ok(())
     }
@@ -110,20 +110,24 @@ fn event_header(cursor: &mut Cursor<'_>) -> Result<EventHeader, Malformed> {
     Ok(header)
 }
 
-fn cut_event(
+fn scan_event(
     header: &EventHeader,
     start: usize,
     body: &mut Cursor<'_>,
-    parts: &mut Parts,
+    indexer: &mut FileIndexer,
 ) -> Result<(), Malformed> {
-    parts.fragment(header.sequence, HEADERS, start..body.at());
+    indexer.fragment(header.sequence, HEADERS, start..body.at());
     while !body.is_at_end() {
-        cut_subevent(header, body, parts)?;
+        scan_subevent(header, body, indexer)?;
     }
     Ok(())
 }
 
-fn cut_subevent(event: &EventHeader, body: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_subevent(
+    event: &EventHeader,
+    body: &mut Cursor<'_>,
+    indexer: &mut FileIndexer,
+) -> Result<(), Malformed> {
     let start = body.at();
     body.order = ByteOrder::Big;
     let len = body.u32("subEvtSize")? as usize;
@@ -137,14 +141,14 @@ fn cut_subevent(event: &EventHeader, body: &mut Cursor<'_>, parts: &mut Parts) -
     if id > 0xffff {
         return Err(malformed(start + 8, "subEvtId", format!("{id:#x}"), "at most 0xffff"));
     }
-    parts.fragment(event.sequence, HEADERS, start..body.at());
+    indexer.fragment(event.sequence, HEADERS, start..body.at());
     let mut blocks = body.split(len - SUBEVENT_HEADER, "subEvtSize")?;
     while !blocks.is_at_end() {
         let block = blocks.at();
         let word = blocks.u32("block header")?;
         let data = blocks.take((word >> 16) as usize * 4, "block header, length in words")?;
-        parts.fragment(event.sequence, id << 16 | word & 0xffff, block..data.end);
+        indexer.fragment(event.sequence, id << 16 | word & 0xffff, block..data.end);
     }
-    parts.structure("padding", body.padding(start, alignment.max(event.alignment)));
+    indexer.structure("padding", body.padding(start, alignment.max(event.alignment)));
     Ok(())
 }

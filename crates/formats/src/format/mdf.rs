@@ -6,7 +6,7 @@
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 /// The header without the part that depends on its type.
 const HEADER: usize = 20;
@@ -32,14 +32,14 @@ impl Format for Mdf {
         event(&mut cursor).is_ok_and(|(_, mut banks)| banks.u16("bank magic") == Ok(BANK_MAGIC))
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         let mut number = 0;
         while !cursor.is_at_end() {
             let (start, mut banks) = event(&mut cursor)?;
-            parts.structure("event header", start..banks.at());
+            indexer.structure("event header", start..banks.at());
             while !banks.is_at_end() {
-                cut_bank(number, &mut banks, parts)?;
+                scan_bank(number, &mut banks, indexer)?;
             }
             number += 1;
         }
@@ -85,7 +85,7 @@ fn event<'a>(cursor: &mut Cursor<'a>) -> Result<(usize, Cursor<'a>), Malformed> 
     Ok((start, cursor.split(len, "size")?))
 }
 
-fn cut_bank(event: u64, banks: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_bank(event: u64, banks: &mut Cursor<'_>, indexer: &mut FileIndexer) -> Result<(), Malformed> {
     let start = banks.at();
     let magic = banks.u16("bank magic")?;
     if magic != BANK_MAGIC {
@@ -95,12 +95,12 @@ fn cut_bank(event: u64, banks: &mut Cursor<'_>, parts: &mut Parts) -> Result<(),
     let kind = banks.u8("bank type")?;
     banks.u8("bank version")?;
     let source = banks.u16("bank source id")?;
-    parts.structure("bank header", start..banks.at());
+    indexer.structure("bank header", start..banks.at());
     let Some(len) = size.checked_sub(BANK_HEADER) else {
         return Err(malformed(start + 2, "bank size", size, "at least the 8 bytes of the bank's header"));
     };
     let data = banks.take(len, "bank size")?;
-    parts.fragment(event, u32::from(kind) << 16 | u32::from(source), data);
-    parts.structure("padding", banks.padding(start, BANK_ALIGNMENT));
+    indexer.fragment(event, u32::from(kind) << 16 | u32::from(source), data);
+    indexer.structure("padding", banks.padding(start, BANK_ALIGNMENT));
     Ok(())
 }

@@ -7,7 +7,7 @@
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 /// Begin of run, end of run, message: event ids with this bit are no data.
 const SPECIAL: u16 = 0x8000;
@@ -34,7 +34,7 @@ impl Format for Midas {
         cursor.u16("event_id") == Ok(BEGIN_RUN) && cursor.u16("trigger_mask") == Ok(MAGIC)
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         let mut imported = None;
         while !cursor.is_at_end() {
@@ -46,12 +46,12 @@ impl Format for Midas {
             let len = cursor.u32("data_size")? as usize;
             let mut data = cursor.split(len, "data_size")?;
             if id & SPECIAL != 0 {
-                parts.structure("begin of run, end of run, message", start..cursor.at());
+                indexer.structure("begin of run, end of run, message", start..cursor.at());
             } else if *imported.get_or_insert(id) != id {
-                parts.structure("event of another event id", start..cursor.at());
+                indexer.structure("event of another event id", start..cursor.at());
             } else {
-                parts.structure("event header", start..start + EVENT_HEADER);
-                cut_banks(u64::from(serial), &mut data, parts)?;
+                indexer.structure("event header", start..start + EVENT_HEADER);
+                scan_banks(u64::from(serial), &mut data, indexer)?;
             }
         }
         Ok(())
@@ -73,7 +73,7 @@ enum BankHeader {
     Aligned,
 }
 
-fn cut_banks(event: u64, data: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_banks(event: u64, data: &mut Cursor<'_>, indexer: &mut FileIndexer) -> Result<(), Malformed> {
     let start = data.at();
     let len = data.u32("size of all banks")? as usize;
     let flags = data.u32("flags of the banks")?;
@@ -91,20 +91,20 @@ fn cut_banks(event: u64, data: &mut Cursor<'_>, parts: &mut Parts) -> Result<(),
         }
     };
     let mut banks = data.split(len, "size of all banks")?;
-    parts.structure("bank header", start..banks.at());
+    indexer.structure("bank header", start..banks.at());
     while !banks.is_at_end() {
-        cut_bank(event, layout, &mut banks, parts)?;
+        scan_bank(event, layout, &mut banks, indexer)?;
     }
     let rest = data.at()..data.at() + data.remaining();
-    parts.structure("padding", rest);
+    indexer.structure("padding", rest);
     Ok(())
 }
 
-fn cut_bank(
+fn scan_bank(
     event: u64,
     layout: BankHeader,
     banks: &mut Cursor<'_>,
-    parts: &mut Parts,
+    indexer: &mut FileIndexer,
 ) -> Result<(), Malformed> {
     let start = banks.at();
     let name = banks.take(4, "bank name")?;
@@ -125,9 +125,9 @@ fn cut_bank(
     if matches!(layout, BankHeader::Aligned) {
         banks.u32("reserved word of the bank")?;
     }
-    parts.structure("bank header", start..banks.at());
+    indexer.structure("bank header", start..banks.at());
     let data = banks.take(len as usize, "bank size")?;
-    parts.fragment(event, u32::from_be_bytes(name), data.clone());
-    parts.structure("padding", banks.padding(data.start, BANK_ALIGNMENT));
+    indexer.fragment(event, u32::from_be_bytes(name), data.clone());
+    indexer.structure("padding", banks.padding(data.start, BANK_ALIGNMENT));
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use millstream_fragment::stream::Malformed;
 
-use crate::Parts;
+use crate::FileIndexer;
 
 mod evio;
 mod frd;
@@ -23,11 +23,11 @@ pub trait Format: Send + Sync {
     /// Whether a file starts as one of this format. It gets the whole file.
     fn recognises(&self, file: &[u8]) -> bool;
 
-    /// Cuts a file into parts that cover all bytes in order.
+    /// Passes the parts of a file to the indexer; they cover all bytes in order.
     ///
     /// # Errors
     /// The first field that breaks the format.
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed>;
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed>;
 
     /// Name of a source for humans: at most 16 bytes, without `/`, since it names a group of the output.
     fn source_name(&self, source: u32) -> String;

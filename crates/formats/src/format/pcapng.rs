@@ -9,7 +9,7 @@ use std::ops::Range;
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const INTERFACE_DESCRIPTION: u32 = 1;
@@ -36,11 +36,11 @@ impl Format for Pcapng {
         file.starts_with(&SECTION_HEADER.to_le_bytes())
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         let mut capture = Capture::default();
         while !cursor.is_at_end() {
-            capture.cut_block(&mut cursor, parts)?;
+            capture.scan_block(&mut cursor, indexer)?;
         }
         Ok(())
     }
@@ -59,7 +59,7 @@ struct Capture {
 }
 
 impl Capture {
-    fn cut_block(&mut self, cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan_block(&mut self, cursor: &mut Cursor<'_>, indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let start = cursor.at();
         let kind = cursor.u32("block type")?;
         if kind == SECTION_HEADER {
@@ -83,18 +83,18 @@ impl Capture {
                 let datagram = self.packet(&mut body)?;
                 if let Some((port, payload)) = datagram {
                     let event = self.next.entry(port).or_default();
-                    parts.structure("packet header", start..payload.start);
-                    parts.fragment(*event, u32::from(port), payload.clone());
-                    parts.structure("end of the packet", payload.end..cursor.at());
+                    indexer.structure("packet header", start..payload.start);
+                    indexer.fragment(*event, u32::from(port), payload.clone());
+                    indexer.structure("end of the packet", payload.end..cursor.at());
                     *event += 1;
                     return Ok(());
                 }
-                parts.structure("packet without UDP payload", start..cursor.at());
+                indexer.structure("packet without UDP payload", start..cursor.at());
                 return Ok(());
             }
             _ => {}
         }
-        parts.structure("block without a packet", start..cursor.at());
+        indexer.structure("block without a packet", start..cursor.at());
         Ok(())
     }
 

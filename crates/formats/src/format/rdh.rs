@@ -6,7 +6,7 @@
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{Format, Parts};
+use crate::{FileIndexer, Format};
 
 const HEADER: usize = 64;
 const VERSIONS: std::ops::RangeInclusive<u8> = 6..=7;
@@ -29,10 +29,10 @@ impl Format for Rdh {
             && file[6..8] == [0; 2]
     }
 
-    fn cut(&self, file: &[u8], parts: &mut Parts) -> Result<(), Malformed> {
+    fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
         while !cursor.is_at_end() {
-            cut_page(&mut cursor, parts)?;
+            scan_page(&mut cursor, indexer)?;
         }
         Ok(())
     }
@@ -46,7 +46,7 @@ impl Format for Rdh {
     }
 }
 
-fn cut_page(cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed> {
+fn scan_page(cursor: &mut Cursor<'_>, indexer: &mut FileIndexer) -> Result<(), Malformed> {
     let start = cursor.at();
     let mut ahead = cursor.clone();
     let mut header = ahead.split(HEADER, "raw data header")?;
@@ -80,9 +80,9 @@ fn cut_page(cursor: &mut Cursor<'_>, parts: &mut Parts) -> Result<(), Malformed>
     header.u32("bunch crossing")?;
     let orbit = header.u32("orbit")?;
     let page = cursor.take(len, "memory size")?;
-    parts.fragment(u64::from(orbit), u32::from(source) << 16 | u32::from(front_end), page);
+    indexer.fragment(u64::from(orbit), u32::from(source) << 16 | u32::from(front_end), page);
     // The last page of a file may end at its memory size.
     let rest = (next - len).min(cursor.remaining());
-    parts.structure("rest of the page", cursor.take(rest, "offset to next packet")?);
+    indexer.structure("rest of the page", cursor.take(rest, "offset to next packet")?);
     Ok(())
 }

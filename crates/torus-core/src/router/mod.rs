@@ -280,9 +280,9 @@ impl<T: Clone, R: Routing> Router<T, R> {
     }
 
     /// Whether the neighbour should learn of freed slots with a wake-up: it has no credit left, or half of the ring is
-    /// free again since it was told `told`.
-    pub fn credit_is_due(&self, side: Direction, vc: VirtualChannel, told: u32) -> bool {
-        self.rings[ring_index(side, vc)].credit_is_due(told)
+    /// free again since the count `advertised` was sent.
+    pub fn credit_is_due(&self, side: Direction, vc: VirtualChannel, advertised: u32) -> bool {
+        self.rings[ring_index(side, vc)].credit_is_due(advertised)
     }
 
     /// The neighbour freed slots: a cumulative count.

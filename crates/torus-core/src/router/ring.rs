@@ -110,9 +110,9 @@ impl SlotRing {
         self.waiting.len() * 2 > usize::from(self.slots)
     }
 
-    pub(super) fn credit_is_due(&self, told: u32) -> bool {
-        let unreported = self.freed.wrapping_sub(told);
-        let known_free = u32::from(self.slots).wrapping_sub(self.arrived.wrapping_sub(told));
+    pub(super) fn credit_is_due(&self, advertised: u32) -> bool {
+        let unreported = self.freed.wrapping_sub(advertised);
+        let known_free = u32::from(self.slots).wrapping_sub(self.arrived.wrapping_sub(advertised));
         unreported > 0 && (known_free == 0 || 2 * unreported >= u32::from(self.slots))
     }
 

@@ -60,7 +60,7 @@ pub(crate) struct Network<R> {
     pub(crate) configurations: BTreeMap<Epoch, Configuration>,
     /// Frames from a node in a direction.
     wires: Vec<[VecDeque<Frame>; 6]>,
-    told: Vec<[[u32; VirtualChannel::COUNT]; 6]>,
+    advertised: Vec<[[u32; VirtualChannel::COUNT]; 6]>,
     /// Packets that each node will inject.
     backlog: Vec<VecDeque<Header>>,
     /// Answers that each node will inject, with the slot that they hold.
@@ -103,7 +103,7 @@ impl<R: Routing + Clone> Network<R> {
             routers: routers.collect(),
             configurations,
             wires: (0..nodes).map(|_| Default::default()).collect(),
-            told: vec![Default::default(); nodes],
+            advertised: vec![Default::default(); nodes],
             backlog: vec![VecDeque::new(); nodes],
             answers: vec![VecDeque::new(); nodes],
             delivered: Vec::new(),
@@ -244,11 +244,11 @@ impl<R: Routing + Clone> Network<R> {
 
     fn return_credits(&mut self, node: usize, side: Direction) {
         let freed = self.routers[node].freed(side);
-        let told = self.told[node][side.index()];
+        let advertised = self.advertised[node][side.index()];
         let due = (0..VirtualChannel::COUNT)
-            .any(|vc| self.routers[node].credit_is_due(side, VirtualChannel(vc as u8), told[vc]));
+            .any(|vc| self.routers[node].credit_is_due(side, VirtualChannel(vc as u8), advertised[vc]));
         if due {
-            self.told[node][side.index()] = freed;
+            self.advertised[node][side.index()] = freed;
             self.wires[node][side.index()].push_back(Frame::Credit(freed));
         }
     }

@@ -136,7 +136,11 @@ fn read_line<T: serde::de::DeserializeOwned>(stream: &TcpStream) -> io::Result<T
 }
 
 /// Learns the addresses of all nodes.
-fn meet(options: &DirectOptions, own: &str, deadline: Deadline) -> Result<Vec<String>, MeshError> {
+fn exchange_addresses(
+    options: &DirectOptions,
+    own: &str,
+    deadline: Deadline,
+) -> Result<Vec<String>, MeshError> {
     let failed = |cause| MeshError::Connect { what: "rendezvous of the mesh".to_owned(), cause };
     let mut stream = dial(&options.rendezvous, deadline).map_err(failed)?;
     let arrival = Arrival {
@@ -169,7 +173,7 @@ pub(super) fn connect(
     }
     let failed = |what: String| move |cause| MeshError::Connect { what, cause };
     let listener = listen("127.0.0.1:0").map_err(failed("listening for nodes".to_owned()))?;
-    let addresses = meet(options, &listener.address().to_string(), deadline)?;
+    let addresses = exchange_addresses(options, &listener.address().to_string(), deadline)?;
     // The node polls before it waits.
     let wait = WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() };
     let waiter = CompletionWaiter::new(device, wait)?;

@@ -377,9 +377,9 @@ impl Node {
 
     fn handle(&mut self, node: NodeNumber, message: Message) {
         match message {
-            Message::Region { id, memory } => self.learn(node, id, Some(memory)),
+            Message::Region { id, memory } => self.record_region(node, id, Some(memory)),
             Message::NoRegion { id, confirm } => {
-                self.learn(node, id, None);
+                self.record_region(node, id, None);
                 if confirm {
                     let _ = self.send(node, &Message::Forgotten { id });
                 }
@@ -411,7 +411,7 @@ impl Node {
         }
     }
 
-    fn learn(&mut self, node: NodeNumber, id: RegionId, memory: Option<RemoteMemory>) {
+    fn record_region(&mut self, node: NodeNumber, id: RegionId, memory: Option<RemoteMemory>) {
         if let Some(peer) = self.peer_mut(node) {
             peer.regions.insert(id, memory);
         }

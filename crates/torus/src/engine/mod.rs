@@ -119,7 +119,7 @@ pub enum Event {
     Notification(millstream_fabric::Event),
 }
 
-/// Counters of a node, for its account.
+/// Counters of a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineCounters {
     /// Payload bytes copied from slots to memory.
@@ -159,7 +159,7 @@ pub struct Engine {
     acknowledgements: VecDeque<NodeNumber>,
     /// A header that found its injection queue full.
     stalled: Option<(Header, Packet)>,
-    told: [[u32; VirtualChannel::COUNT]; DIRECTIONS],
+    advertised: [[u32; VirtualChannel::COUNT]; DIRECTIONS],
     diagnosis: [u16; DIRECTIONS],
     events: VecDeque<Event>,
     counters: EngineCounters,
@@ -187,7 +187,7 @@ impl Engine {
             regions: Regions::new(here),
             acknowledgements: VecDeque::new(),
             stalled: None,
-            told: Default::default(),
+            advertised: Default::default(),
             diagnosis: [0; DIRECTIONS],
             events: VecDeque::new(),
             counters: EngineCounters::default(),
@@ -226,7 +226,7 @@ impl Engine {
         self.router.link_is_up(direction)
     }
 
-    /// Counters of the account.
+    /// The counters.
     #[must_use]
     pub fn counters(&self) -> EngineCounters {
         self.counters
@@ -283,7 +283,7 @@ impl Engine {
     /// [`SlotError::InUse`] while a packet that came over it is here.
     pub fn reset_link(&mut self, direction: Direction) -> Result<(), SlotError> {
         self.router.reset_link(direction)?;
-        self.told[direction.index()] = Default::default();
+        self.advertised[direction.index()] = Default::default();
         Ok(())
     }
 
@@ -533,12 +533,12 @@ impl Engine {
             if !self.router.link_is_up(direction) || !links.is_ready(direction) {
                 continue;
             }
-            let told = &mut self.told[direction.index()];
+            let advertised = &mut self.advertised[direction.index()];
             let due = (0..VirtualChannel::COUNT)
-                .any(|vc| self.router.credit_is_due(direction, VirtualChannel(vc as u8), told[vc]));
+                .any(|vc| self.router.credit_is_due(direction, VirtualChannel(vc as u8), advertised[vc]));
             if due {
-                *told = self.router.freed(direction);
-                links.send_credits(direction, *told);
+                *advertised = self.router.freed(direction);
+                links.send_credits(direction, *advertised);
             }
         }
     }

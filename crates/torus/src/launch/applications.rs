@@ -8,7 +8,7 @@ use millstream_torus_core::NodeNumber;
 use super::{Ended, LaunchError};
 
 /// Interval of looks at the applications.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 #[derive(Debug, Default)]
 pub(super) struct Applications {
@@ -28,7 +28,7 @@ impl Applications {
     }
 
     /// An application that has ended; waits a little if there is none.
-    pub(super) fn look(&mut self) -> Result<Option<Ended>, LaunchError> {
+    pub(super) fn poll_ended(&mut self) -> Result<Option<Ended>, LaunchError> {
         for at in 0..self.running.len() {
             let (node, child) = &mut self.running[at];
             let failed = |cause| LaunchError::Start { program: "an application".into(), cause };
@@ -38,7 +38,7 @@ impl Applications {
                 return Ok(Some(ended));
             }
         }
-        std::thread::sleep(LOOK);
+        std::thread::sleep(POLL_INTERVAL);
         Ok(None)
     }
 }

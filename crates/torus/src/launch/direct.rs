@@ -63,7 +63,7 @@ pub fn run_direct(
         applications.start(node, command)?;
     }
     while applications.is_running() {
-        if let Some((node, status)) = applications.look()?
+        if let Some((node, status)) = applications.poll_ended()?
             && !status.success()
         {
             return Err(LaunchError::Application { node, status }.into());

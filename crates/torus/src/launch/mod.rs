@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use crate::account::Account;
 use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET, ENV_SOCKETS};
 use crate::node::{NodeCommand, NodeMessage, socket_names};
 use crate::service::TorusState;
+use crate::traffic::TrafficCounters;
 use applications::Applications;
 pub use arguments::{ArgumentError, ProcessArguments};
 use child::NodeChild;
@@ -28,7 +28,7 @@ const START: Duration = Duration::from_secs(90);
 /// How long packets may stay on their way after the applications have ended.
 const SETTLE: Duration = Duration::from_secs(10);
 /// Interval of looks at the applications.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// A torus to launch.
 #[derive(Clone, Debug)]
@@ -121,11 +121,11 @@ pub enum LaunchError {
         /// The dimensions.
         dimensions: Dimensions,
     },
-    /// Packets are missing in the account.
-    #[error("the account does not balance: {account}")]
-    Account {
-        /// The account.
-        account: Box<Account>,
+    /// Packets are missing in the counters.
+    #[error("the packet counters do not balance: {counters}")]
+    Unbalanced {
+        /// The counters.
+        counters: Box<TrafficCounters>,
     },
 }
 
@@ -306,7 +306,7 @@ impl LaunchedTorus {
         let mut applications = self.start(program)?;
         let mut ended = Vec::new();
         while applications.is_running() {
-            ended.extend(applications.look()?);
+            ended.extend(applications.poll_ended()?);
             watch(self);
         }
         ended.sort_by_key(|&(node, _)| node);
@@ -333,7 +333,7 @@ impl LaunchedTorus {
 
     fn watch_over(&mut self, mut applications: Applications) -> Result<(), LaunchError> {
         while applications.is_running() {
-            if let Some((node, status)) = applications.look()?
+            if let Some((node, status)) = applications.poll_ended()?
                 && !status.success()
             {
                 return Err(LaunchError::Application { node, status });
@@ -404,48 +404,48 @@ impl LaunchedTorus {
             .collect()
     }
 
-    /// The accounts of all live nodes, when nothing waits any more or after some time.
+    /// The counters of all live nodes, when nothing waits any more or after some time.
     ///
     /// # Errors
     /// [`LaunchError`] of a node that failed meanwhile.
-    pub fn accounts(&mut self) -> Result<Vec<Account>, LaunchError> {
+    pub fn counters(&mut self) -> Result<Vec<TrafficCounters>, LaunchError> {
         let deadline = Instant::now() + SETTLE;
-        let mut before = Account::default();
+        let mut before = TrafficCounters::default();
         let ended = self.ended_nodes();
         loop {
-            let mut accounts = Vec::new();
+            let mut counters = Vec::new();
             for node in self.nodes.iter_mut().filter(|node| !ended.contains(&node.node())) {
-                node.send(&NodeCommand::Account)?;
+                node.send(&NodeCommand::Counters)?;
             }
             for node in self.nodes.iter_mut().filter(|node| !ended.contains(&node.node())) {
-                let NodeMessage::Account(account) = node.expect(deadline + SETTLE)? else {
-                    return Err(node.failure("sent no account"));
+                let NodeMessage::Counters(of_node) = node.expect(deadline + SETTLE)? else {
+                    return Err(node.failure("sent no counters"));
                 };
-                accounts.push(account);
+                counters.push(of_node);
             }
-            let total = Account::total(&accounts);
+            let total = TrafficCounters::total(&counters);
             let whole = !ended.is_empty() || total.on_links() == 0;
             if (total.idle && total.is_balanced() && whole && total == before) || Instant::now() >= deadline {
-                return Ok(accounts);
+                return Ok(counters);
             }
             before = total;
-            std::thread::sleep(LOOK);
+            std::thread::sleep(POLL_INTERVAL);
         }
     }
 
-    /// Ends the torus. Returns the accounts of all live nodes. Each must balance; if no node died, all packets that were
+    /// Ends the torus. Returns the counters of all live nodes. Each must balance; if no node died, all packets that were
     /// sent have been received.
     ///
     /// # Errors
-    /// [`LaunchError::Account`] if packets are missing.
-    pub fn finish(mut self) -> Result<Vec<Account>, LaunchError> {
-        let accounts = self.accounts()?;
-        let total = Account::total(&accounts);
-        let lost_on_links = accounts.len() == self.nodes.len() && total.on_links() != 0 && total.epoch == 0;
-        if lost_on_links || !accounts.iter().all(Account::is_balanced) {
-            return Err(LaunchError::Account { account: Box::new(total) });
+    /// [`LaunchError::Unbalanced`] if packets are missing.
+    pub fn finish(mut self) -> Result<Vec<TrafficCounters>, LaunchError> {
+        let counters = self.counters()?;
+        let total = TrafficCounters::total(&counters);
+        let lost_on_links = counters.len() == self.nodes.len() && total.on_links() != 0 && total.epoch == 0;
+        if lost_on_links || !counters.iter().all(TrafficCounters::is_balanced) {
+            return Err(LaunchError::Unbalanced { counters: Box::new(total) });
         }
-        Ok(accounts)
+        Ok(counters)
     }
 }
 

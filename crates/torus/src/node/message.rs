@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::account::Account;
+use crate::traffic::TrafficCounters;
 
 /// From the node process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,8 +17,8 @@ pub enum NodeMessage {
     },
     /// All links are up.
     Ready,
-    /// The account that was asked for.
-    Account(Account),
+    /// The counters, on request.
+    Counters(TrafficCounters),
     /// The process cannot go on.
     Failed {
         /// The error.
@@ -32,8 +32,8 @@ pub enum NodeMessage {
 pub enum NodeCommand {
     /// Connect to the neighbours among all nodes, by number.
     Peers(Vec<String>),
-    /// Report the account.
-    Account,
+    /// Report the counters.
+    Counters,
     /// All nodes end now: a neighbour's end is no fault.
     Finish,
 }

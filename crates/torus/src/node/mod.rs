@@ -26,13 +26,13 @@ use millstream_rdma::{Completion, CompletionQueue, CompletionWaiter, Deadline, D
 use millstream_shm::socket::{self, Connection};
 use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 
-use crate::account::Account;
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
 use crate::engine::{Engine, EngineOptions};
 use crate::health_page::HealthPage;
 use crate::polling::Polling;
 use crate::service::{FromSupervisor, ToSupervisor};
+use crate::traffic::TrafficCounters;
 use crate::verbs::{Connections, LinkConnector, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
 use monitor::AdapterMonitor;
 use port::Port;
@@ -43,7 +43,7 @@ use service::Service;
 const START: Duration = Duration::from_secs(60);
 /// Longest sleep: timers are looked at as often.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
-const COMPLETIONS_PER_LOOK: usize = 64;
+const COMPLETIONS_PER_POLL: usize = 64;
 /// Interval of looks at other descriptors while packets come.
 const DESCRIPTORS_EVERY: Duration = Duration::from_millis(10);
 /// Looks between two reads of the clock while packets come.
@@ -320,7 +320,7 @@ impl Node {
             links,
             queue,
             port,
-            completions: vec![Completion::EMPTY; COMPLETIONS_PER_LOOK],
+            completions: vec![Completion::EMPTY; COMPLETIONS_PER_POLL],
             origin: std::time::Instant::now(),
             faulty: false,
         };
@@ -384,7 +384,7 @@ impl Node {
             if ready[1] {
                 self.accept();
             }
-            if ready[2] && !self.obey()? {
+            if ready[2] && !self.handle_commands()? {
                 return Ok(());
             }
             for (at, (direction, _)) in streams.iter().enumerate() {
@@ -572,13 +572,13 @@ impl Node {
     }
 
     /// Handles commands of the launcher. False at their end.
-    fn obey(&mut self) -> Result<bool, NodeError> {
+    fn handle_commands(&mut self) -> Result<bool, NodeError> {
         let Some(lines) = self.input.read().map_err(context("read standard input"))? else {
             return Ok(false);
         };
         for line in lines {
             match parse(&line)? {
-                NodeCommand::Account => say(&NodeMessage::Account(Account::of(&self.state.engine))),
+                NodeCommand::Counters => say(&NodeMessage::Counters(TrafficCounters::of(&self.state.engine))),
                 NodeCommand::Finish => self.state.finishing = true,
                 NodeCommand::Peers(_) => {}
             }
@@ -626,13 +626,13 @@ impl State {
         self.engine.handle_time(now);
         let Some(monitor) = &mut self.monitor else { return };
         let links = &mut self.links;
-        let findings = monitor.tick(|direction| links.frames_sent(direction), now);
-        for (direction, word) in findings.words {
+        let monitored = monitor.tick(|direction| links.frames_sent(direction), now);
+        for (direction, word) in monitored.words {
             links.set_diagnosis(direction, word);
             self.engine.set_diagnosis(direction, word);
         }
-        findings.idle.into_iter().for_each(|direction| links.send_idle(direction));
-        for direction in findings.broken {
+        monitored.idle.into_iter().for_each(|direction| links.send_idle(direction));
+        for direction in monitored.broken {
             self.fail_link(direction, "no frame arrived in time");
         }
     }
@@ -661,13 +661,13 @@ impl State {
         let completed = self.poll_completions()?;
         // The application learns of what arrived before the node answers it.
         let mut moved = self.engine.deliver(&mut self.links);
-        let Ok(told) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
-        moved |= told;
+        let Ok(reported) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
+        moved |= reported;
         let Ok(commands) = self.port.take_commands(&mut self.engine) else { return Ok(self.fault()) };
         moved |= commands;
         moved |= self.engine.run(&mut self.links);
-        let Ok(told) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
-        moved |= told;
+        let Ok(reported) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
+        moved |= reported;
         self.moved |= moved;
         Ok(completed | moved)
     }

@@ -20,15 +20,16 @@ struct Side {
     link: LinkMonitor,
     heard: DiagnosisWord,
     remote: RemoteFault,
-    /// Frames sent at the last look, and when that count changed.
+    /// Frames sent at the last tick, and when that count changed.
     frames: u64,
     sent_at: u64,
-    told: u16,
+    /// The last diagnosis word sent.
+    sent_word: u16,
 }
 
-/// What a look found.
+/// What a tick found.
 #[derive(Debug, Default)]
-pub(super) struct Findings {
+pub(super) struct MonitorEvents {
     /// Links that broke.
     pub(super) broken: Vec<Direction>,
     /// Links that need a frame of their own.
@@ -71,7 +72,7 @@ impl AdapterMonitor {
                 remote: RemoteFault::default(),
                 frames: 0,
                 sent_at: millis(now),
-                told: 0,
+                sent_word: 0,
             })
         });
         let mut monitor = AdapterMonitor {
@@ -112,7 +113,7 @@ impl AdapterMonitor {
                 side.link.handle_event(event, millis(now));
             }
             // The neighbour may have begun anew: it is told everything again.
-            (side.frames, side.sent_at, side.told) = (0, 0, 0);
+            (side.frames, side.sent_at, side.sent_word) = (0, 0, 0);
             self.publish(direction, millis(now));
         }
     }
@@ -126,9 +127,9 @@ impl AdapterMonitor {
     }
 
     /// Time passed. `frames` are frames sent so far over each link.
-    pub(super) fn tick(&mut self, frames: impl Fn(Direction) -> u64, now: Instant) -> Findings {
+    pub(super) fn tick(&mut self, frames: impl Fn(Direction) -> u64, now: Instant) -> MonitorEvents {
         let now = millis(now);
-        let mut findings = Findings::default();
+        let mut events = MonitorEvents::default();
         if self.read.is_none_or(|read| now >= read + self.timers.read) {
             self.read = Some(now);
             self.read_host();
@@ -139,22 +140,22 @@ impl AdapterMonitor {
             let works = matches!(side.link.state(), LinkState::Up | LinkState::Sick);
             let changed = works.then(|| side.link.handle_timeout(now)).flatten();
             if changed == Some(LinkState::Broken) {
-                findings.broken.push(direction);
+                events.broken.push(direction);
             }
             if changed.is_some() {
                 self.publish(direction, now);
             }
-            self.speak(direction, frames(direction), now, &mut findings);
+            self.speak(direction, frames(direction), now, &mut events);
         }
         if self.written.is_none_or(|written| now >= written + self.timers.write) {
             self.written = Some(now);
             self.write();
         }
-        findings
+        events
     }
 
     /// Decides whether a link needs a frame of its own: its word changed, or it was silent.
-    fn speak(&mut self, direction: Direction, frames: u64, now: u64, findings: &mut Findings) {
+    fn speak(&mut self, direction: Direction, frames: u64, now: u64, events: &mut MonitorEvents) {
         let (host, service) = (self.host_state, self.service);
         let Some(side) = &mut self.sides[direction.index()] else { return };
         if !matches!(side.link.state(), LinkState::Up | LinkState::Sick) {
@@ -170,14 +171,14 @@ impl AdapterMonitor {
             .with_adapter(Condition::Ok as u64)
             .with_link(link)
             .0 as u16;
-        let changed = word != side.told;
+        let changed = word != side.sent_word;
         if changed {
-            side.told = word;
-            findings.words.push((direction, word));
+            side.sent_word = word;
+            events.words.push((direction, word));
         }
         if changed || now >= side.sent_at + self.timers.keepalive {
             side.sent_at = now;
-            findings.idle.push(direction);
+            events.idle.push(direction);
         }
     }
 

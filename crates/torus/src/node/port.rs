@@ -18,7 +18,7 @@ use crate::exchange::mailbox_bytes;
 use crate::memory::Memory;
 
 /// Commands that one look takes, so that packets are not kept waiting.
-const COMMANDS_PER_LOOK: usize = 64;
+const COMMANDS_PER_POLL: usize = 64;
 
 /// Memory for one application, before and while it is attached.
 #[derive(Debug)]
@@ -167,7 +167,7 @@ impl Port {
             return Ok(false);
         }
         let mut worked = false;
-        for _ in 0..COMMANDS_PER_LOOK {
+        for _ in 0..COMMANDS_PER_POLL {
             let Some(command) = self.control.take_command()? else { break };
             worked = true;
             match self.operation(engine, &command) {
@@ -212,9 +212,9 @@ impl Port {
 
     /// Tells the application what happened. Notifications that come before one is attached are kept for it.
     pub(super) fn report(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
-        let mut told = false;
+        let mut reported = false;
         while let Some(event) = engine.poll_event() {
-            told = true;
+            reported = true;
             match event {
                 Event::Completed { cookie, value, failure } => {
                     self.control.complete(Completion { cookie, value, failure })?;
@@ -223,9 +223,9 @@ impl Port {
                 Event::Notification(event) => self.control.notify(&event)?,
             }
         }
-        if told {
+        if reported {
             self.control.signal();
         }
-        Ok(told)
+        Ok(reported)
     }
 }

@@ -1,6 +1,6 @@
 //! Messages of the service network.
 
-use millstream_health::{NodeState, Page};
+use millstream_health::{HostReport, NodeState};
 use millstream_torus_core::NodeNumber;
 use millstream_torus_core::epoch::{Answer, Order};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ pub enum ToSupervisor {
         /// Its node.
         node: NodeNumber,
         /// The page.
-        page: Page,
+        page: HostReport,
     },
     /// A node process answers an order.
     Answer(Answer),

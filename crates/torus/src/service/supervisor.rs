@@ -131,7 +131,7 @@ struct Supervisor {
     /// Whether each lower supervisor lives; unknown at the start.
     lower: Vec<Option<bool>>,
     origin: std::time::Instant,
-    told: Instant,
+    last_sent: Instant,
     heartbeat: Duration,
     lost: Vec<NodeNumber>,
 }
@@ -145,7 +145,7 @@ impl Supervisor {
             peers: BTreeMap::new(),
             lower: vec![None; options.lower.len()],
             origin: std::time::Instant::now(),
-            told: Instant::default(),
+            last_sent: Instant::default(),
             heartbeat: Duration::from_millis(options.timers.report),
             lost: Vec::new(),
         }
@@ -233,8 +233,8 @@ impl Supervisor {
             self.send(&FromSupervisor::Lost(lost.clone()), |peer| peer.node.is_some());
         }
         self.lost = lost;
-        if changed || now.since(self.told) >= self.heartbeat {
-            self.told = now;
+        if changed || now.since(self.last_sent) >= self.heartbeat {
+            self.last_sent = now;
             let state = FromSupervisor::State(self.core.state());
             self.send(&state, |peer| peer.trusted && peer.node.is_none());
         }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_health::registers::LinkState;
 use millstream_health::verdict::Path;
-use millstream_health::{NodeState, Page, Reports, Timers};
+use millstream_health::{HostReport, NodeState, Reports, Timers};
 use millstream_quantity::Instant;
 use millstream_torus_core::epoch::{Answer, Ballot, Coordinator, Order};
 use millstream_torus_core::{DeadSet, Dimensions, Direction, NodeNumber};
@@ -25,7 +25,7 @@ pub struct SupervisorCore {
     index: u16,
     timers: Timers,
     reports: Reports,
-    pages: BTreeMap<NodeNumber, (Page, Instant)>,
+    pages: BTreeMap<NodeNumber, (HostReport, Instant)>,
     applications: BTreeMap<NodeNumber, bool>,
     states: Vec<NodeState>,
     dead: DeadSet,
@@ -54,7 +54,7 @@ impl SupervisorCore {
     }
 
     /// A host monitor's report.
-    pub fn handle_report(&mut self, node: NodeNumber, page: Page, now: Instant) {
+    pub fn handle_report(&mut self, node: NodeNumber, page: HostReport, now: Instant) {
         if self.torus.contains(node) {
             self.pages.insert(node, (page, now));
             self.reports.handle_report(node, page, Path::Service);
@@ -254,13 +254,18 @@ mod tests {
     use millstream_health::registers::Condition;
     use millstream_health::verdict::NeighbourView;
 
-    fn page(torus: &Dimensions, node: NodeNumber, dead: Option<NodeNumber>, adapter: Condition) -> Page {
+    fn page(
+        torus: &Dimensions,
+        node: NodeNumber,
+        dead: Option<NodeNumber>,
+        adapter: Condition,
+    ) -> HostReport {
         let neighbours = Direction::ALL.map(|direction| {
             let other = torus.neighbour(node, direction)?;
             let link = if Some(other) == dead { LinkState::Broken } else { LinkState::Up };
             Some(NeighbourView { link, host: Condition::Ok, service: true })
         });
-        Page { host: Condition::Ok, adapter, neighbours }
+        HostReport { host: Condition::Ok, adapter, neighbours }
     }
 
     #[test]

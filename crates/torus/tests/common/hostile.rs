@@ -1,7 +1,7 @@
 //! A node among neighbours that lie: an interpreter of bytes as frames, for tests and for the fuzz target `torus`.
 //!
 //! Each step is a code and its operands. Whatever arrives, the node does not panic, writes nothing outside of its regions,
-//! and accounts for every packet.
+//! and counters for every packet.
 
 use std::sync::Arc;
 

@@ -9,8 +9,8 @@ use millstream_card_abi::CardName;
 use millstream_card_server::{CardConfig, Lifetime, serve};
 use millstream_fabric::{Fabric, FabricError, Notification, RegionId, Span};
 use millstream_torus::TorusNode;
-use millstream_torus::account::Account;
 use millstream_torus::launch::{LaunchError, Launcher};
+use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
 
 use super::{LONG, application, launcher};
@@ -62,7 +62,7 @@ fn card_and_host_memory_are_sources_and_targets() -> Result<(), LaunchError> {
     let cards = Cards::start("memory", 8);
     let mut torus = Launcher { card: Some(cards.pattern.clone()), ..launcher("2x2x2") }.launch()?;
     torus.run(&application("card_and_host"))?;
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     // Eight nodes, four combinations, put and get.
     let payload = 8 * 4 * 2 * LENGTH as u64;
     assert!(total.delivered_bytes >= payload, "{total}");
@@ -144,7 +144,7 @@ fn a_lease_that_ends_fails_its_operations_only() -> Result<(), LaunchError> {
     });
     torus.run(&application("lost_lease"))?;
     let card = revoke.join().expect("no panic");
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     assert_eq!(total.dropped_total(), 0, "{total}");
     let mut memory = vec![0; LENGTH];
     card.memory().read(AT, &mut memory).expect("card memory");

@@ -7,8 +7,8 @@ use std::process::{Command, Output};
 
 use libtest_mimic::{Failed, Trial};
 use millstream_health::NodeState;
-use millstream_torus::account::Account;
 use millstream_torus::launch::Launcher;
+use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
 use super::{application, await_state, launcher};
@@ -155,7 +155,7 @@ fn hosts_that_reach_only_their_neighbours_form_a_torus() -> TestResult {
     };
     let mut launched = launcher.launch()?;
     launched.run(&application("conformance"))?;
-    let total = Account::total(&launched.finish()?);
+    let total = TrafficCounters::total(&launched.finish()?);
     // Packets went over the links, not through shared memory.
     let received: u64 = torus.all().map(|node| hosts.received(node)).sum();
     assert!(received > total.delivered_bytes && total.injected > 1000, "{received} bytes received: {total}");

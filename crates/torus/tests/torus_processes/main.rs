@@ -14,12 +14,12 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_fabric::{Collectives, Fabric, FabricError, Notification, RegionId, conformance};
 use millstream_health::NodeState;
 use millstream_torus::TorusNode;
-use millstream_torus::account::Account;
 use millstream_torus::direct::DirectNode;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher, ProcessArguments, run_direct};
 use millstream_torus::monitor;
 use millstream_torus::node;
 use millstream_torus::service::supervisor;
+use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
 
 /// Periods of monitors: many times the defaults, because other tests use the processors, too.
@@ -223,8 +223,8 @@ fn survivors_go_on(dimensions: &str, kill_supervisor: bool) -> Result<(), Launch
             && state.nodes[1].state == NodeState::AdapterFailed
     });
     assert_eq!(torus.ended_nodes(), [dead]);
-    let accounts = torus.finish()?;
-    assert!(accounts.iter().all(Account::is_balanced), "{accounts:?}");
+    let counters = torus.finish()?;
+    assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
     Ok(())
 }
 
@@ -241,7 +241,7 @@ fn a_killed_application_is_lost_and_its_node_forwards() -> Result<(), LaunchErro
     await_state(&torus, "all nodes are well", |state| {
         state.epoch == 0 && state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided)
     });
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     assert_eq!(total.dropped_total(), 0, "{total}");
     Ok(())
 }
@@ -331,7 +331,7 @@ fn mesh(dimensions: &str, name: &str) -> Result<(), Failed> {
 fn conforms(dimensions: &str) -> Result<(), LaunchError> {
     let mut torus = launcher(dimensions).launch()?;
     torus.run(&application("conformance"))?;
-    let total = Account::total(&torus.finish()?);
+    let total = TrafficCounters::total(&torus.finish()?);
     assert!(total.injected > 1000, "{total}");
     assert_eq!((total.dropped_total(), total.malformed, total.repeated), (0, 0, 0), "{total}");
     Ok(())

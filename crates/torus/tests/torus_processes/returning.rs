@@ -8,10 +8,10 @@ use libtest_mimic::{Failed, Trial};
 use millstream_health::NodeState;
 use millstream_health::registers::{AdapterWatchdog, HostWatchdog, RemoteFault};
 use millstream_shm::socket::Connection;
-use millstream_torus::account::Account;
 use millstream_torus::health_page::HealthPage;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus::service::TorusState;
+use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
@@ -48,10 +48,10 @@ fn a_restarted_node_comes_back() -> Result<(), LaunchError> {
     torus.restart_node(node)?;
     await_state(&torus, "node 5 is back", |state| is_well(state) && state.epoch == 2);
     conforms(&mut torus)?;
-    let accounts = torus.finish()?;
-    assert_eq!(accounts.len(), 8);
-    assert!(accounts[5].delivered > 100, "the returned node took part: {:?}", accounts[5]);
-    assert!(accounts.iter().all(Account::is_balanced), "{accounts:?}");
+    let counters = torus.finish()?;
+    assert_eq!(counters.len(), 8);
+    assert!(counters[5].delivered > 100, "the returned node took part: {:?}", counters[5]);
+    assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
     Ok(())
 }
 

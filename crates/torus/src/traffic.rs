@@ -1,4 +1,4 @@
-//! The account at the end of a run: injected = delivered + dropped by cause + in slots.
+//! The counters at the end of a run: injected = delivered + dropped by cause + in slots.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,7 +10,7 @@ use crate::engine::Engine;
 
 /// Packets and operations of a node, or of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Account {
+pub struct TrafficCounters {
     /// Packets that entered the network here.
     pub injected: u64,
     /// Packets from neighbours.
@@ -39,16 +39,16 @@ pub struct Account {
     pub idle: bool,
 }
 
-impl Account {
-    /// The account of a node.
+impl TrafficCounters {
+    /// The counters of a node.
     #[must_use]
-    pub fn of(engine: &Engine) -> Account {
+    pub fn of(engine: &Engine) -> TrafficCounters {
         let (packets, counters) = (engine.packets(), engine.counters());
         let dropped = (DropCause::ALL.iter().zip(packets.dropped))
             .filter(|&(_, count)| count > 0)
             .map(|(cause, count)| (cause.name().to_owned(), count))
             .collect();
-        Account {
+        TrafficCounters {
             injected: packets.injected,
             received: packets.received,
             transmitted: packets.transmitted,
@@ -65,8 +65,8 @@ impl Account {
         }
     }
 
-    /// Adds another node's account.
-    pub fn add(&mut self, other: &Account) {
+    /// Adds another node's counters.
+    pub fn add(&mut self, other: &TrafficCounters) {
         self.injected += other.injected;
         self.received += other.received;
         self.transmitted += other.transmitted;
@@ -86,9 +86,9 @@ impl Account {
 
     /// The sum over nodes.
     #[must_use]
-    pub fn total<'a>(accounts: impl IntoIterator<Item = &'a Account>) -> Account {
-        let mut total = Account { idle: true, ..Account::default() };
-        accounts.into_iter().for_each(|account| total.add(account));
+    pub fn total<'a>(counters: impl IntoIterator<Item = &'a TrafficCounters>) -> TrafficCounters {
+        let mut total = TrafficCounters { idle: true, ..TrafficCounters::default() };
+        counters.into_iter().for_each(|counters| total.add(counters));
         total
     }
 
@@ -113,7 +113,7 @@ impl Account {
     }
 }
 
-impl fmt::Display for Account {
+impl fmt::Display for TrafficCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -9,13 +9,13 @@ pub type Structure = &'static str;
 
 /// Takes the parts of a file in the order of their bytes. Each part starts where the previous one ended.
 #[derive(Debug, Default)]
-pub struct Parts {
+pub struct FileIndexer {
     pub(crate) index: Index,
     /// End of the last part.
     end: usize,
 }
 
-impl Parts {
+impl FileIndexer {
     /// The fragment of a source for an event, or a piece of it.
     ///
     /// # Panics
