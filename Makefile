@@ -44,13 +44,13 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates dist test-dist test test-python test-slurm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: help setup demo quick crates oldest semver aarch64 dist test-dist test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++ \
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++ \
 	lammps lammps-data
 
 help: ## list the targets
@@ -71,7 +71,7 @@ quick: setup ## build target/quick/millstream and its libraries in minutes, with
 	$(call link_preload,$(QUICK)/libmillstream_preload.so,$(QUICK)/libmillstream_cm.a)
 
 test: setup lib ## run all tests
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 	$(CARGO) build --workspace
 	@# A short test against the Linux kernel's rxe; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
@@ -91,6 +91,9 @@ test-python: setup lib ## run the tests of the Python package
 test-slurm: setup lib ## run jobs under Slurm, whose daemons the test starts (as root; apt-get install slurmd slurmctld slurm-client munge)
 	$(CARGO) test -p millstream --test slurm -- --ignored --nocapture
 
+test-opensm: setup ## compare routes of the torus with OpenSM's torus-2QoS in ibsim, and the check for deadlock with ibdmchk (apt-get install ibsim-utils opensm ibutils)
+	$(CARGO) test -p millstream-torus-core --test opensm -- --ignored --nocapture
+
 loom: ## model-check the thread interleavings of lock-free code (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/loom RUSTFLAGS="--cfg loom" \
 		$(CARGO) test --release -p millstream-lockfree --test loom
@@ -109,10 +112,12 @@ miri: setup ## detect undefined behaviour with Miri, a component of the nightly 
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-lockfree --lib -- spin:: biased:: copy:: cqe::
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
 
-soak: setup ## run the long tests of process kills, connection churn and forks (docs/faults.md)
+soak: setup ## run the long tests of process kills, connection churn, forks and a torus under kills (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
 		process_kills::one_thousand_kills process_kills::stepping::no_event_is_lost_between_any_two_instructions object_churn::ten_thousand_connections_come_and_go \
 		object_churn::threads_and_forks_on_one_context_for_long
+	$(CARGO) build --workspace
+	$(CARGO) test --workspace --test torus_processes -- --ignored --exact --nocapture soak_3x3x3_with_random_kills
 
 bench: bench-verbs bench-evb ## measure the soft device and the event builder; results go to target/bench/NAME.jsonl
 
@@ -125,22 +130,24 @@ bench-verbs: build ## measure the soft device on one host: perftest, UCX and raw
 bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 	$(TARGET_DIR)/release/millstream bench evb-load
+	$(TARGET_DIR)/release/millstream bench evb-storage
 
-bench-faults: build ## break processes, sources and disks of the event builder, and print the fault matrix (minutes)
-	$(TARGET_DIR)/release/millstream bench faults
+bench-faults: build ## break processes, sources, disks and links of the event builder, and print the fault matrix (as root; 20 minutes)
+	$(TARGET_DIR)/release/millstream bench faults --document docs/faults.md
 
 bench-card: build target/bench/venv/ready ## measure cards, the stencil kernel against C, numba and numpy, and stencil jobs
 	$(TARGET_DIR)/release/millstream bench card
 	$(TARGET_DIR)/release/millstream bench stencil
 	$(TARGET_DIR)/release/millstream bench stencil-jobs
 
-bench-apps: build target/bench/venv/ready-apps ## measure the torus' applications against C, NEST and Brian2
+bench-apps: build target/bench/venv/ready-apps ## measure the torus' applications against C, NEST, Brian2 and libraries of graphs
 	$(TARGET_DIR)/release/millstream bench spin
 	$(TARGET_DIR)/release/millstream bench neurons
+	$(TARGET_DIR)/release/millstream bench bfs
 
-target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt
+target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt crates/bench/src/bfs/requirements.txt
 	@mkdir -p $(@D)
-	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet --requirement $< && touch $@
+	-python3 -m venv target/bench/venv && target/bench/venv/bin/pip install --quiet $(^:%=--requirement %) && touch $@
 
 bench-torus: build ## measure the torus: puts and gets by hops, monitoring, simulated tori
 	$(TARGET_DIR)/release/millstream bench torus
@@ -204,12 +211,13 @@ MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
 CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
 CARGO_MUTANTS := $(TOOLS_DIR)/cargo-mutants-27.1.0/bin/cargo-mutants
 CARGO_FUZZ  := $(TOOLS_DIR)/cargo-fuzz-0.13.2/bin/cargo-fuzz
+CARGO_SEMVER := $(TOOLS_DIR)/cargo-semver-checks-0.51.0/bin/cargo-semver-checks
 
 $(TOOLS_DIR)/%: | setup
 	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
 		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
 
-FUZZ_TARGETS ?= stream mfp packet cm connection device torus
+FUZZ_TARGETS ?= stream mfp raw packet cm connection device work_requests forged_peer torus
 FUZZ_SECONDS ?= 300
 
 fuzz: $(CARGO_FUZZ) ## run each of FUZZ_TARGETS for FUZZ_SECONDS (cargo-fuzz, a nightly compiler; fuzz/README.md)
@@ -229,9 +237,31 @@ bench-scale: build ## measure the soft device's costs by queue pairs and process
 	$(TARGET_DIR)/release/millstream bench scale
 
 # Crates with `publish = false` are left out by cargo.
-crates: setup ## check that all crates can be published to crates.io, and that the oldest supported compiler accepts them
+crates: setup oldest ## check that all crates can be published to crates.io, and that the oldest supported compiler accepts them
 	$(CARGO) publish --workspace --dry-run
+
+oldest: setup ## check all crates with the oldest supported compiler, `rust-version` in Cargo.toml
 	$(CARGO) +$$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml) check --workspace --target-dir $(TARGET_DIR)/oldest
+
+# A revision of git, because no crate is published. SEMVER_CRATES="-p millstream-fragment" selects crates.
+BASELINE      ?=
+SEMVER_CRATES ?= --workspace
+semver: setup $(CARGO_SEMVER) ## compare the public interfaces of the crates with those of the git revision BASELINE (cargo-semver-checks)
+	@[ -n "$(BASELINE)" ] || { echo "name a revision of git: make semver BASELINE=v0.1.0"; exit 1; }
+	PATH=$(dir $(CARGO_SEMVER)):$$PATH CARGO_TARGET_DIR=$(abspath $(TARGET_DIR))/semver \
+		$(CARGO) semver-checks $(SEMVER_CRATES) --baseline-rev $(BASELINE)
+
+# Crates without libraries of C, whose tests run under qemu-user.
+AARCH64          := aarch64-unknown-linux-gnu
+AARCH64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+AARCH64_TESTS    ?= evb-core formats fragment health lockfree proto quantity stencil torus-core wire
+AARCH64_CARGO    := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" $(CARGO)
+aarch64: setup ## check all crates for aarch64, and run the tests of AARCH64_TESTS under qemu-user
+	@$(MAKE) --no-print-directory setup PACKAGES="$(AARCH64_PACKAGES)"
+	@[ -d "$$(rustc --print target-libdir --target $(AARCH64))" ] || rustup target add $(AARCH64)
+	$(AARCH64_CARGO) check --workspace --target $(AARCH64)
+	$(AARCH64_CARGO) test --target $(AARCH64) $(addprefix -p millstream-,$(AARCH64_TESTS))
 
 lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check

@@ -1,7 +1,7 @@
 /*
- * Latency and bandwidth of MPI messages between two ranks, with buffers in host or card memory.
+ * Latency and bandwidth of MPI messages, puts and gets between two ranks, with buffers in host or card memory.
  *
- *   messages latency|bw|bibw --buffers XY [--cards A,B] [--stage] [--sizes BYTES,…] [--seconds S] [--verify]
+ *   messages TEST --buffers XY [--cards A,B] [--stage] [--allocate] [--sizes BYTES,…] [--seconds S] [--verify]
  *
  * X is the buffer of rank 0, Y of rank 1: H is host memory (malloc), D the memory of the rank's card (libmillstream_memory).
  * The definitions are those of the OSU micro-benchmarks:
@@ -11,11 +11,16 @@
  *   bw       rank 0 posts 64 MPI_Isend, rank 1 64 MPI_Irecv, both wait for all; rank 1 then sends 4 bytes. Payload of
  *            rank 0 divided by time. Unit: 10^6 bytes per second.
  *   bibw     both ranks do both at once; payload of both ranks divided by time.
+ *   put-latency, get-latency   rank 0 puts into (gets from) the window of rank 1, one transfer and MPI_Win_flush at a time
+ *   put-bw, get-bw             64 transfers and MPI_Win_flush
+ *
+ * The windows of the one-sided tests are the buffers (MPI_Win_create), under one shared lock. With --allocate MPI allocates the
+ * windows (MPI_Win_allocate), which UCX's shared memory needs to transfer without the target.
  *
  * Sizes larger than 8 KiB have a tenth of the warm-up of smaller ones, as in OSU. Each measurement repeats windows until
  * --seconds have passed at rank 0.
  *
- * With --stage card memory is not given to MPI: the sender copies each message to a host buffer first, the receiver
+ * With --stage, which the one-sided tests do not have, card memory is not given to MPI: the sender copies each message to a host buffer first, the receiver
  * copies it to card memory afterwards. The copies count.
  *
  * --verify measures nothing. It sends the same messages from separate buffers, each with bytes that depend on rank, message
@@ -32,9 +37,23 @@
 
 enum { WINDOW = 64, MAX_SIZES = 32, SMALL = 8192 };
 
-enum test { LATENCY, BANDWIDTH, BIDIRECTIONAL };
+enum test { LATENCY, BANDWIDTH, BIDIRECTIONAL, PUT_LATENCY, PUT_BANDWIDTH, GET_LATENCY, GET_BANDWIDTH, TESTS };
+
+static const char *const names[TESTS] = {"latency", "bw", "bibw", "put-latency", "put-bw", "get-latency", "get-bw"};
+
+static int one_by_one(enum test test)
+{
+    return test == LATENCY || test == PUT_LATENCY || test == GET_LATENCY;
+}
+
+static int one_sided(enum test test)
+{
+    return test >= PUT_LATENCY;
+}
+
 
 static int rank;
+static MPI_Win window;
 static struct msm_memory *card;
 static int staging;
 static unsigned char *outbox, *inbox;         /* WINDOW messages each; on the card if this rank has one */
@@ -100,11 +119,38 @@ static void receive_one(int slot, size_t size)
     deliver(slot, size);
 }
 
+/* Whether messages of a test arrive at this rank. */
+static int arrive_here(enum test test)
+{
+    if (test == LATENCY || test == BIDIRECTIONAL)
+        return 1;
+    return test == GET_LATENCY || test == GET_BANDWIDTH ? rank == 0 : rank == 1;
+}
+
+/* The transfers of rank 0 in one round of a one-sided test. */
+static void play_one_sided(enum test test, size_t size, int stride)
+{
+    int gets = test == GET_LATENCY || test == GET_BANDWIDTH;
+    for (int i = 0; rank == 0 && i < (one_by_one(test) ? 1 : WINDOW); i++) {
+        size_t at = i * stride * size;
+        if (gets)
+            MPI_Get(inbox + at, (int)size, MPI_BYTE, 1, (MPI_Aint)at, (int)size, MPI_BYTE, window);
+        else
+            MPI_Put(outbox + at, (int)size, MPI_BYTE, 1, (MPI_Aint)at, (int)size, MPI_BYTE, window);
+    }
+    if (rank == 0)
+        MPI_Win_flush(1, window);
+}
+
 /* One round of a test. `stride` is 0 when all messages of a window share a buffer, as in OSU, and 1 for separate ones. */
 static void play(enum test test, size_t size, int stride)
 {
     int sends = test == BIDIRECTIONAL || rank == 0, receives = test == BIDIRECTIONAL || rank == 1, count = 0;
     char acknowledgement[4] = {0};
+    if (one_sided(test)) {
+        play_one_sided(test, size, stride);
+        return;
+    }
     if (test == LATENCY) {
         if (rank == 0)
             send_one(0, size);
@@ -127,28 +173,39 @@ static void play(enum test test, size_t size, int stride)
         MPI_Recv(acknowledgement, 4, MPI_BYTE, 1, 11, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
 }
 
-/* Time of one round in seconds. Rank 0 decides when it is enough, between batches of rounds. */
+/*
+ * Time of one round in seconds. Rank 0 decides when it is enough, between batches of rounds. Rank 1 takes no part in one-sided
+ * rounds; it waits for their end.
+ */
 static double measure(enum test test, size_t size, double seconds)
 {
-    int warm_up = test == LATENCY ? 1000 : 20, batch = test == LATENCY ? 200 : 4, more = 1;
+    int warm_up = one_by_one(test) ? 1000 : 20, batch = one_by_one(test) ? 200 : 4, more = 1;
     long rounds = 0;
     double taken = 0;
     if (size > SMALL) {
         warm_up /= 10;
-        batch = test == LATENCY ? 20 : 1;
+        batch = one_by_one(test) ? 20 : 1;
+    }
+    if (one_sided(test) && rank == 1) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        return 1;
     }
     for (int i = 0; i < warm_up; i++)
         play(test, size, 0);
     while (more) {
-        MPI_Barrier(MPI_COMM_WORLD);
+        if (!one_sided(test))
+            MPI_Barrier(MPI_COMM_WORLD);
         double start = MPI_Wtime();
         for (int i = 0; i < batch; i++)
             play(test, size, 0);
         taken += MPI_Wtime() - start;
         rounds += batch;
         more = taken < seconds;
-        MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
+        if (!one_sided(test))
+            MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
     }
+    if (one_sided(test))
+        MPI_Barrier(MPI_COMM_WORLD);
     return taken / (double)rounds;
 }
 
@@ -160,7 +217,7 @@ static unsigned char pattern(int from, int round, int slot, size_t position)
 /* Sends rounds of messages with known bytes. Returns the number of messages that arrived here. */
 static long verify(enum test test, size_t size)
 {
-    int slots = test == LATENCY ? 1 : WINDOW, receives = test != BANDWIDTH || rank == 1;
+    int slots = one_by_one(test) ? 1 : WINDOW, receives = arrive_here(test);
     long messages = 0;
     for (int round = 0; round < 3; round++) {
         for (int slot = 0; slot < slots; slot++)
@@ -170,6 +227,8 @@ static long verify(enum test test, size_t size)
             }
         MPI_Barrier(MPI_COMM_WORLD);
         play(test, size, 1);
+        if (one_sided(test))
+            MPI_Barrier(MPI_COMM_WORLD);
         for (int slot = 0; receives && slot < slots; slot++, messages++)
             for (size_t i = 0; i < size; i++)
                 if (inbox[slot * size + i] != pattern(1 - rank, round, slot, i)) {
@@ -183,7 +242,7 @@ static long verify(enum test test, size_t size)
 struct options {
     enum test test;
     const char *name, *buffers, *cards;
-    int verify;
+    int verify, allocate;
     double seconds;
     size_t sizes[MAX_SIZES];
     int size_count;
@@ -206,16 +265,15 @@ static void parse_sizes(struct options *options, const char *list)
 
 static void parse(int argc, char **argv, struct options *options)
 {
-    static const char *const names[] = {"latency", "bw", "bibw"};
     int known = 0;
-    for (int i = 0; argc > 1 && i < 3; i++)
+    for (int i = 0; argc > 1 && i < TESTS; i++)
         if (strcmp(argv[1], names[i]) == 0) {
             options->test = (enum test)i;
             options->name = names[i];
             known = 1;
         }
     if (!known)
-        fail("usage", "messages latency|bw|bibw --buffers HH [--cards A,B] [--stage] [--sizes N,…] [--seconds S] [--verify]");
+        fail("usage", "messages latency|bw|bibw|put-latency|put-bw|get-latency|get-bw --buffers HH [--cards A,B] [--stage] [--allocate] [--sizes N,…] [--seconds S] [--verify]");
     parse_sizes(options, "8,1024,8192,65536,1048576");
     for (int i = 2; i < argc; i++) {
         const char *argument = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
@@ -223,6 +281,8 @@ static void parse(int argc, char **argv, struct options *options)
             staging = 1;
         else if (strcmp(argument, "--verify") == 0)
             options->verify = 1;
+        else if (strcmp(argument, "--allocate") == 0)
+            options->allocate = 1;
         else if (next == NULL)
             fail(argument, "unknown option, or its value is missing");
         else if (strcmp(argument, "--buffers") == 0)
@@ -236,6 +296,8 @@ static void parse(int argc, char **argv, struct options *options)
         else
             fail(argument, "unknown option");
     }
+    if (staging && one_sided(options->test))
+        fail("--stage", "the one-sided tests have no staging");
     if (strlen(options->buffers) != 2 || strspn(options->buffers, "HD") != 2)
         fail("--buffers", "HH, HD, DH or DD");
 }
@@ -278,6 +340,15 @@ int main(int argc, char **argv)
         outbox_host = host_buffer(slots * largest);
         inbox_host = host_buffer(slots * largest);
     }
+    if (one_sided(options.test)) {
+        unsigned char **shared = options.test == GET_LATENCY || options.test == GET_BANDWIDTH ? &outbox : &inbox;
+        MPI_Aint bytes = (MPI_Aint)(slots * largest);
+        if (options.allocate)
+            MPI_Win_allocate(bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, shared, &window);
+        else
+            MPI_Win_create(*shared, bytes, 1, MPI_INFO_NULL, MPI_COMM_WORLD, &window);
+        MPI_Win_lock_all(0, window);
+    }
 
     long messages = 0;
     for (int i = 0; i < options.size_count; i++) {
@@ -289,7 +360,8 @@ int main(int argc, char **argv)
         double round = measure(options.test, bytes, options.seconds);
         double payload = (double)bytes * WINDOW * (options.test == BIDIRECTIONAL ? 2 : 1);
         if (rank == 0)
-            printf("%s %zu %.4f\n", options.name, bytes, options.test == LATENCY ? round / 2 * 1e6 : payload / round / 1e6);
+            printf("%s %zu %.4f\n", options.name, bytes,
+                   one_by_one(options.test) ? round / (options.test == LATENCY ? 2 : 1) * 1e6 : payload / round / 1e6);
     }
     long all;
     MPI_Reduce(&messages, &all, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
@@ -297,6 +369,10 @@ int main(int argc, char **argv)
         printf("%s: %ld messages verified\n", options.name, all);
     if (card != NULL && msm_check(card) != 0)
         fail("msm_check", millstream_error());
+    if (one_sided(options.test)) {
+        MPI_Win_unlock_all(window);
+        MPI_Win_free(&window);
+    }
     MPI_Finalize();
     msm_close(card);
     return 0;

@@ -6,7 +6,8 @@ Modules:
 - :mod:`millstream.events`: accepted events (HDF5) as NumPy, Awkward and Arrow arrays
 - :mod:`millstream.cards`: cards on the network; :class:`Card` is one
 - :mod:`millstream.evb`: runs of the event builder; :class:`EventBuilder` is one
-- :mod:`millstream.model`: predictions for a site
+- :mod:`millstream.stencil`: five-point Jacobi sweeps on cards
+- :mod:`millstream.model`: predictions for a site; :class:`Site` is one
 - :mod:`millstream.soft_rdma`: programs on the soft device
 - :mod:`millstream.pytest_plugin`: the same as pytest fixtures
 """
@@ -20,6 +21,7 @@ with _program.soft_device_in_environment():
 from ._millstream import CardError, FormatError, __version__
 from .cards import Card, EmulatedCard
 from .evb import EventBuilder, RunFailed
+from .model import Site
 from .program import ProgramFailed, program
 
 __all__ = [
@@ -30,6 +32,7 @@ __all__ = [
     "FormatError",
     "ProgramFailed",
     "RunFailed",
+    "Site",
     "__version__",
     "program",
 ]

@@ -23,6 +23,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from . import streams
+from ._tables import table_html
 from .program import ProgramFailed, call, program
 
 __all__ = ["EventBuilder", "Outcome", "FragmentAccounting", "Report", "RunFailed", "Unit"]
@@ -114,7 +115,11 @@ class Report:
         rows += [(f"– {row.outcome}: {row.reason}", f"{row.fragments:,}") for row in self.fragment_accounting.outcomes]
         rows += [("problem", text) for text in self.problems]
         body = "".join(f"<tr><th>{_escape(name)}</th><td>{_escape(value)}</td></tr>" for name, value in rows)
-        return f"<table><caption>{_escape(self.name)}</caption>{body}</table>"
+        return f"<table><caption>{_escape(self.name)}</caption>{body}</table>" + self._units_html()
+
+    def _units_html(self) -> str:
+        columns = tuple(field.name for field in dataclasses.fields(Unit))
+        return table_html("units", columns, (dataclasses.astuple(unit) for unit in self.units))
 
 
 _VALUES = (

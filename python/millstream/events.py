@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 
 from ._millstream import FormatError
+from ._tables import table_html
 
 __all__ = ["Events", "open"]
 
@@ -83,6 +84,17 @@ class Events(Mapping):
             raise KeyError(f"no dataset {path!r} with one row per event; there are: {', '.join(self._columns)}")
         return np.concatenate([file[path][:] for file in self._files])[self._order]
 
+    def _repr_html_(self) -> str:
+        """A table of the datasets, for notebooks."""
+        title = f"{self.run.get('name', '')}: {len(self.numbers):,} events"
+        rows = ([path, "×".join(map(str, shape)) or "1", str(dtype), self.unit(path)] for path, shape, dtype in self._shapes())
+        return table_html(title, ("dataset", "shape of an event", "type", "unit"), rows)
+
+    def _shapes(self):
+        for path in self:
+            dataset = self._files[0][path]
+            yield path, dataset.shape[1:], dataset.dtype
+
     def unit(self, path: str) -> str:
         """Unit of a dataset; empty without one."""
         return _plain(self._files[0][path].attrs["unit"])
@@ -92,15 +104,31 @@ class Events(Mapping):
         import awkward
 
         parts = []
+        for pieces in self._pieces(source):
+            flat = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
+            parts.append(awkward.unflatten(flat, np.array([len(piece) for piece in pieces], np.int64)))
+        return awkward.concatenate(parts)[self._order]
+
+    def matrix(self, source: str, dtype="u1") -> np.ndarray:
+        """Variable-length fragments of a source as rows of one array. All must have the same length."""
+        pieces = [piece for file in self._pieces(source) for piece in file]
+        lengths = sorted({len(piece) for piece in pieces})
+        if len(lengths) > 1:
+            raise ValueError(
+                f"fragments of source {source!r} have {lengths[0]} to {lengths[-1]} bytes; fragments() returns them as they are"
+            )
+        if not pieces:
+            return np.empty((0, 0), dtype)
+        return np.stack(pieces).view(dtype)[self._order]
+
+    def _pieces(self, source: str) -> Iterator[list[np.ndarray]]:
+        """The fragments of a source, for each file."""
         for file in self._files:
             if f"fragments/{source}" not in file:
                 raise KeyError(f"{file.filename}: no variable-length fragments of source {source!r}")
             group = file[f"fragments/{source}"]
             data, offset, length = group["data"][:], group["offset"][:], group["length"][:]
-            pieces = [data[int(o) : int(o) + int(n)] for o, n in zip(offset, length)]
-            flat = np.concatenate(pieces) if pieces else np.empty(0, np.uint8)
-            parts.append(awkward.unflatten(flat, length.astype(np.int64)))
-        return awkward.concatenate(parts)[self._order]
+            yield [data[int(o) : int(o) + int(n)] for o, n in zip(offset, length)]
 
     def to_awkward(self):
         """All columns as an Awkward record array."""

@@ -7,6 +7,8 @@ import subprocess
 import numpy as np
 import pytest
 from millstream import Card, CardError
+from millstream.cards import EmulatedCard
+from millstream.program import call
 
 KERNELS = pathlib.Path(__file__).parents[2] / "examples" / "kernels"
 
@@ -132,3 +134,37 @@ def test_a_card_that_is_not_there(emulated_card):
     card.close()
     with pytest.raises(CardError, match="closed"):
         card.get(0, 1)
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Folders with the keys of two nodes of a site."""
+    (tmp_path / "site.toml").write_text(
+        'name = "lab"\n[[host]]\nname = "node"\ncount = 2\n[[host.socket]]\nprocessor = "Genoa"\n'
+        'cores = 2\nclock = "2 GHz"\nmemory = "1 GiB"\nmemory-bandwidth = "10 GB/s"\n'
+    )
+    call("site", "keys", tmp_path / "site.toml", "--out", tmp_path / "keys")
+    return [tmp_path / "keys" / node for node in ("node0", "node1")]
+
+
+def test_a_card_with_keys_serves_clients_with_keys(keys, tmp_path, monkeypatch):
+    server, client = keys
+    monkeypatch.setenv("MILLSTREAM_KEYS", str(server))
+    with EmulatedCard() as address:
+        monkeypatch.setenv("MILLSTREAM_KEYS", str(client))
+        with Card(address) as card:
+            card.put(4096, b"over TLS")
+            assert bytes(card.get(4096, 8)) == b"over TLS"
+            card.load(0, card.info()["kernels"][0])
+        monkeypatch.delenv("MILLSTREAM_KEYS")
+        with pytest.raises(ConnectionError, match="MILLSTREAM_KEYS"):
+            Card(address)
+        monkeypatch.setenv("MILLSTREAM_KEYS", str(tmp_path / "nowhere"))
+        with pytest.raises(CardError, match="nowhere/certificate.pem"):
+            Card(address)
+
+
+def test_a_client_with_keys_uses_no_card_without(keys, emulated_card, monkeypatch):
+    monkeypatch.setenv("MILLSTREAM_KEYS", str(keys[0]))
+    with pytest.raises(ConnectionError, match="does not use TLS"):
+        Card(emulated_card)

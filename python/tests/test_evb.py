@@ -27,7 +27,7 @@ def test_events_are_built_from_arrays_and_generators():
     assert report.fragment_accounting.fragments_read == 128
     assert sum(outcome.fragments for outcome in report.fragment_accounting.outcomes) == 128
     assert {unit.exit_status for unit in report.units} == {"done"}
-    assert "<table>" in report._repr_html_()
+    assert "<table>" in report._repr_html_() and "crate2" in report._repr_html_()
 
 
 def test_built_events_are_stored_without_a_deciding_kernel(tmp_path):
@@ -38,7 +38,20 @@ def test_built_events_are_stored_without_a_deciding_kernel(tmp_path):
     assert report.stored_events == 64
     with events.open(*report.event_files) as table:
         assert list(table.numbers) == list(range(64))
+        assert "64 events" in table._repr_html_() and "events/fragment_length" in table._repr_html_()
         assert (table["events/fragment_length"] == rows[0].nbytes).all()
+        np.testing.assert_array_equal(table.matrix("source_0x1", "<u2"), rows)
+        with pytest.raises(KeyError, match="source_0x2"):
+            table.matrix("source_0x2")
+
+
+def test_fragments_of_different_lengths_are_no_matrix(tmp_path):
+    rows = [row[: 10 + index] for index, row in enumerate(waveforms(4, 100, n_events=8))]
+    run = EventBuilder(batch=4).readout("crate1", {1: rows})
+    run.builder("bu0", memory="64MiB", kernel="verify").output(tmp_path / "stored", events="built")
+    with events.open(*run.run(timeout=60).event_files) as table:
+        with pytest.raises(ValueError, match=r"source 'source_0x1' have 20 to 34 bytes; fragments\(\)"):
+            table.matrix("source_0x1")
 
 
 def test_a_wrong_configuration_is_refused():

@@ -67,6 +67,7 @@ shared_files() {
     tools/dist/licenses.py "$share/doc/millstream/third-party-licenses.txt"
     cp -r data/sst1m "$share/millstream/data/"
     cp -r sites "$share/millstream/"
+    install -D -m 755 tools/slurm/*.sh -t "$share/millstream/slurm"
     cp crates/*/include/*.h examples/kernels/millstream.h "$stage/include/millstream/"
     install -D -m 644 LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md -t "$share/doc/millstream"
 }

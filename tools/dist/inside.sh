@@ -23,7 +23,7 @@ smoke() {
     say "card with a WebAssembly kernel"
     "$program" card serve smoke --memory 64MiB --listen 127.0.0.1:7480 > serve.txt &
     local card=$!
-    until grep -q listens serve.txt; do sleep 0.1; done
+    until grep -q listens serve.txt 2> /dev/null; do sleep 0.1; done
     printf '%s' '(module $nothing (import "millstream_1" "result" (func $result (param i32 i64))) (memory (export "memory") 1)
         (func (export "run") (call $result (i32.const 0) (i64.const 7))))' > nothing.wat
     "$program" card selftest 127.0.0.1:7480 > selftest.txt || { cat selftest.txt; exit 1; }

@@ -2,11 +2,17 @@
 //!
 //! - [`counter_hash`] makes random numbers from a seed and a global index, so that data do not depend on the cut;
 //! - [`NodeGroup`] is a node with operations of all nodes; [`run_on_threads`] runs an application on nodes of this process;
+//! - [`Array`] has values in memory of its own or in a card's;
+//! - [`allocate_on_card`] and [`attach`] give the kernel of a node's card its data;
+//! - [`CardMessages`] carries messages from the card of one node to that of another;
 //! - [`checkpoint`] writes one part a node and resumes on any shape;
 //! - [`TimeSplit`] says what a node's time went into; [`time_table`] and [`picture`] show it;
 //! - [`TorusApplication`] is an application that runs on any nodes.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod array;
+mod card_data;
+mod card_messages;
 pub mod checkpoint;
 mod group;
 mod hash;
@@ -14,6 +20,9 @@ pub mod picture;
 mod text;
 mod times;
 
+pub use array::Array;
+pub use card_data::{Place, allocate_on_card, attach};
+pub use card_messages::{CardMessages, HEADER_BYTES};
 pub use group::{NodeGroup, run_on_threads};
 pub use hash::{counter_hash, mix};
 pub use text::time_table;

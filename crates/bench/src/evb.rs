@@ -3,13 +3,12 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::unpack::unpack;
-use millstream_report::{RunReport, save};
+use millstream_report::RunReport;
 
-use crate::{Benchmark, Figure, Table, median};
+use crate::{Benchmark, Figure, Table, event_run, median};
 
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
@@ -26,6 +25,9 @@ pub const BENCHMARK: Benchmark = Benchmark {
 /// Readout units and builder units.
 const SHAPES: [(usize, usize); 3] = [(1, 1), (2, 2), (3, 2)];
 const BATCHES: [u32; 5] = [1, 4, 16, 64, 256];
+/// Units of which there are more than processors on a small machine, and events per batch, without a kernel.
+const LARGE_SHAPES: [(usize, usize); 2] = [(4, 4), (8, 8)];
+const LARGE_BATCHES: [u32; 2] = [16, 64];
 /// Events that all slots of a builder unit hold together, for large batches.
 const EVENTS_IN_SLOTS: u32 = 512;
 
@@ -50,7 +52,7 @@ pub fn run(
     std::fs::copy(&patches, folder.join("patches.csv"))
         .map_err(|error| format!("cannot copy {}: {error}", patches.display()))?;
 
-    for (readouts, _) in SHAPES {
+    for (readouts, _) in SHAPES.into_iter().chain(LARGE_SHAPES) {
         write_inputs(&folder, readouts)?;
     }
     let mut table = Table::new(BENCHMARK, rounds);
@@ -60,6 +62,12 @@ pub fn run(
                 let case = Case { program, kernel, readouts, builders, batch };
                 add_figures(&mut table, &case, &folder, rounds, seconds)?;
             }
+        }
+    }
+    for (readouts, builders) in LARGE_SHAPES {
+        for batch in LARGE_BATCHES {
+            let case = Case { program, kernel: Kernel::Off, readouts, builders, batch };
+            add_figures(&mut table, &case, &folder, rounds, seconds)?;
         }
     }
     Ok(table)
@@ -156,26 +164,7 @@ fn add_figures(
 
 impl Case<'_> {
     fn run(&self, folder: &Path, replay: u64) -> Result<RunReport, Box<dyn Error>> {
-        let path = folder.join("bench.toml");
-        save(&path, &self.configuration(replay))?;
-        let json = folder.join("bench.json");
-        let output = Command::new(self.program)
-            .args(["evb", "run", "--json"])
-            .args([&json, &path])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .output()?;
-        // A failed run writes a report too, unless it could not start.
-        let report =
-            std::fs::read(&json).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-        std::fs::remove_file(&json)?;
-        let report: RunReport = serde_json::from_slice(&report)?;
-        match report.derived() {
-            derived if derived.success => Ok(report),
-            derived => {
-                Err(format!("{}: the run failed: {}", path.display(), derived.problems.join("; ")).into())
-            }
-        }
+        event_run::run(self.program, folder, &self.configuration(replay))
     }
 
     fn configuration(&self, replay: u64) -> String {

@@ -3,15 +3,14 @@
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
-use millstream_report::{RunReport, save};
+use millstream_report::RunReport;
 
 use crate::memcpy::{Pages, memcpy};
-use crate::{Benchmark, Figure, Table, median};
+use crate::{Benchmark, Figure, Table, event_run, median};
 
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
@@ -124,30 +123,12 @@ impl Case<'_> {
     }
 
     fn run(&self, batch: u32, input: &str, trigger: &str, replay: u64) -> Result<RunReport, Box<dyn Error>> {
-        let path = self.folder.join("bench.toml");
         let mut text = format!(
             "[run]\nname = \"load\"\nbatch = {batch}\nreplay = {replay}\ntimeout_ms = 20000\n\
              [[readout]]\nname = \"ru0\"\ninput = \"{input}\"\n\
              [[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 16\n"
         );
         let _ = write!(text, "{trigger}[check]\nchecksums = \"none\"\n");
-        save(&path, &text)?;
-        let json = self.folder.join("bench.json");
-        let output = Command::new(self.program)
-            .args(["evb", "run", "--json"])
-            .args([&json, &path])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .output()?;
-        let report =
-            std::fs::read(&json).map_err(|_| String::from_utf8_lossy(&output.stderr).into_owned())?;
-        std::fs::remove_file(&json)?;
-        let report: RunReport = serde_json::from_slice(&report)?;
-        match report.derived() {
-            derived if derived.success => Ok(report),
-            derived => {
-                Err(format!("{}: the run failed: {}", path.display(), derived.problems.join("; ")).into())
-            }
-        }
+        event_run::run(self.program, self.folder, &text)
     }
 }

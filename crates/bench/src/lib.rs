@@ -5,13 +5,17 @@
 //! writes as JSON lines (`target/bench/NAME.jsonl`). [`report`] renders these files as `docs/benchmarks.md`.
 //! [`tools`] runs unmodified programs, such as perftest and UCX, as server and client.
 
+pub mod bfs;
 pub mod card;
 pub mod evb;
 pub mod evb_load;
+pub mod evb_storage;
+mod event_run;
 pub mod faults;
 mod memcpy;
 pub mod model;
 pub mod mpi;
+mod netns;
 pub mod neurons;
 pub mod report;
 pub mod results;
@@ -42,19 +46,21 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 14] = [
+pub const BENCHMARKS: [Benchmark; 16] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
     evb::BENCHMARK,
     faults::BENCHMARK,
     evb_load::BENCHMARK,
+    evb_storage::BENCHMARK,
     card::BENCHMARK,
     mpi::BENCHMARK,
     stencil::BENCHMARK,
     stencil::jobs::BENCHMARK,
     spin::BENCHMARK,
     neurons::BENCHMARK,
+    bfs::BENCHMARK,
     torus::BENCHMARK,
     model::BENCHMARK,
 ];

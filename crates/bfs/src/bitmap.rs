@@ -1,16 +1,24 @@
 //! Sets of small numbers, one bit each.
 
+use millstream_application::Array;
+
 /// A set of numbers below a limit.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct Bitmap {
-    words: Vec<u64>,
+    words: Array<u64>,
 }
 
 impl Bitmap {
     /// An empty set of numbers below `limit`.
     #[must_use]
     pub fn new(limit: u64) -> Bitmap {
-        Bitmap { words: vec![0; limit.div_ceil(64) as usize] }
+        Bitmap::over(vec![0; limit.div_ceil(64) as usize].into())
+    }
+
+    /// The set of these words, lowest numbers first.
+    #[must_use]
+    pub fn over(words: Array<u64>) -> Bitmap {
+        Bitmap { words }
     }
 
     /// Removes all numbers.
@@ -21,16 +29,12 @@ impl Bitmap {
     /// Whether the number is in the set.
     #[must_use]
     pub fn contains(&self, number: u64) -> bool {
-        self.words[(number >> 6) as usize] >> (number & 63) & 1 == 1
+        contains(&self.words, number)
     }
 
     /// Adds a number. Returns whether it is new.
     pub fn insert(&mut self, number: u64) -> bool {
-        let word = &mut self.words[(number >> 6) as usize];
-        let bit = 1 << (number & 63);
-        let is_new = *word & bit == 0;
-        *word |= bit;
-        is_new
+        insert(&mut self.words, number)
     }
 
     /// The words, lowest numbers first.
@@ -46,14 +50,7 @@ impl Bitmap {
 
     /// The numbers, in order.
     pub fn iter(&self) -> impl Iterator<Item = u64> + '_ {
-        self.words.iter().enumerate().flat_map(|(i, &word)| {
-            let mut rest = word;
-            std::iter::from_fn(move || {
-                let bit = (rest != 0).then(|| rest.trailing_zeros())?;
-                rest &= rest - 1;
-                Some(i as u64 * 64 + u64::from(bit))
-            })
-        })
+        self.words.iter().enumerate().flat_map(|(i, &word)| bits(word).map(move |bit| i as u64 * 64 + bit))
     }
 
     /// The set as a message: the differences of its numbers, or its words, whichever is shorter.
@@ -108,6 +105,30 @@ impl Bitmap {
             _ => false,
         }
     }
+}
+
+/// Whether a number is in the set of these words.
+pub(crate) fn contains(words: &[u64], number: u64) -> bool {
+    words[(number >> 6) as usize] >> (number & 63) & 1 == 1
+}
+
+/// Adds a number to the set of these words. Returns whether it is new.
+pub(crate) fn insert(words: &mut [u64], number: u64) -> bool {
+    let word = &mut words[(number >> 6) as usize];
+    let bit = 1 << (number & 63);
+    let is_new = *word & bit == 0;
+    *word |= bit;
+    is_new
+}
+
+/// The numbers of a word's bits, in order.
+pub(crate) fn bits(word: u64) -> impl Iterator<Item = u64> {
+    let mut rest = word;
+    std::iter::from_fn(move || {
+        let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+        rest &= rest - 1;
+        Some(u64::from(bit))
+    })
 }
 
 const DIFFERENCES: u8 = 0;

@@ -2,6 +2,7 @@
 //!
 //! Rows have no self-loops and no duplicates. Both ends of an edge are sent to their owners, some edges at a time.
 
+use millstream_application::Array;
 use millstream_fabric::{Fabric, FabricError, Reduction};
 
 use crate::column::Column;
@@ -13,16 +14,47 @@ use crate::network::Network;
 /// Edges of a node in one exchange.
 const CHUNK: usize = 1 << 19;
 
-/// The rows of one node: for each of its vertices the indices of its neighbours, sorted.
+/// The graph of one node.
 #[derive(Clone, Debug)]
 pub struct Graph<C> {
     /// Who owns which vertex.
     pub distribution: Distribution,
-    /// Start of each row in `columns`, and the end of the last one.
-    starts: Vec<u64>,
-    columns: Vec<C>,
+    /// The rows of this node's vertices.
+    pub rows: Rows<C>,
     /// Entries of all nodes' rows.
     entries: u64,
+}
+
+/// The rows of one node: for each of its vertices the indices of its neighbours, in the order of the neighbours' numbers.
+#[derive(Clone, Debug)]
+pub struct Rows<C> {
+    /// Start of each row in `columns`, and the end of the last one.
+    pub starts: Array<u64>,
+    /// All rows, one after the other.
+    pub columns: Array<C>,
+}
+
+impl<C: Column> Rows<C> {
+    /// Number of neighbours of a vertex of this node.
+    #[must_use]
+    pub fn degree(&self, place: u64) -> u64 {
+        self.starts[place as usize + 1] - self.starts[place as usize]
+    }
+
+    /// Whether they are rows of the node's vertices, and refer to nothing that does not exist.
+    #[must_use]
+    pub fn is_consistent(&self, distribution: &Distribution) -> bool {
+        let counts: Vec<u64> = (0..distribution.nodes()).map(|node| distribution.count(node)).collect();
+        let exists = |column: &C| {
+            let count = counts.get(distribution.owner(column.get()));
+            count.is_some_and(|&count| distribution.place(column.get()) < count)
+        };
+        self.starts.len() as u64 == distribution.own_count() + 1
+            && self.starts.first() == Some(&0)
+            && self.starts.is_sorted()
+            && self.starts.last() == Some(&(self.columns.len() as u64))
+            && self.columns.iter().all(exists)
+    }
 }
 
 impl<C: Column> Graph<C> {
@@ -39,9 +71,10 @@ impl<C: Column> Graph<C> {
             return Err(BfsError::Columns { vertices: distribution.vertices(), bits: 8 * C::BYTES });
         }
         let own: Vec<(C, C)> = distribute(network, &distribution, edges)?;
-        let (starts, columns) = compress(&own, distribution.own_count() as usize);
+        let (starts, columns) = compress(&own, &distribution);
         let entries = network.allreduce(Reduction::Sum, &[columns.len() as u64])?[0];
-        Ok(Graph { distribution, starts, columns, entries })
+        let rows = Rows { starts: starts.into(), columns: columns.into() };
+        Ok(Graph { distribution, rows, entries })
     }
 
     /// Entries of all nodes' rows: two for each distinct edge.
@@ -50,22 +83,10 @@ impl<C: Column> Graph<C> {
         self.entries
     }
 
-    /// Neighbours of a vertex of this node, by place.
-    #[must_use]
-    pub fn row(&self, place: u64) -> &[C] {
-        &self.columns[self.starts[place as usize] as usize..self.starts[place as usize + 1] as usize]
-    }
-
-    /// Number of neighbours of a vertex of this node.
-    #[must_use]
-    pub fn degree(&self, place: u64) -> u64 {
-        self.starts[place as usize + 1] - self.starts[place as usize]
-    }
-
     /// Whether this node owns a vertex and it has a neighbour.
     #[must_use]
     pub fn has_row(&self, vertex: u64) -> bool {
-        self.distribution.own_place(vertex).is_some_and(|place| self.degree(place) > 0)
+        self.distribution.own_place(vertex).is_some_and(|place| self.rows.degree(place) > 0)
     }
 }
 
@@ -113,8 +134,9 @@ fn distribute<F: Fabric, C: Column>(
     Ok(own)
 }
 
-/// Sorts pairs by row, each row by column, and removes duplicates.
-fn compress<C: Column>(pairs: &[(C, C)], rows: usize) -> (Vec<u64>, Vec<C>) {
+/// Sorts pairs by row, each row by the neighbour's number, and removes duplicates.
+fn compress<C: Column>(pairs: &[(C, C)], distribution: &Distribution) -> (Vec<u64>, Vec<C>) {
+    let rows = distribution.own_count() as usize;
     let mut starts = vec![0; rows + 1];
     for (place, _) in pairs {
         starts[place.get() as usize + 1] += 1;
@@ -133,7 +155,7 @@ fn compress<C: Column>(pairs: &[(C, C)], rows: usize) -> (Vec<u64>, Vec<C>) {
     let mut start = 0;
     for row in 0..rows {
         let end = starts[row + 1] as usize;
-        columns[start..end].sort_unstable();
+        columns[start..end].sort_unstable_by_key(|column| distribution.vertex(column.get()));
         starts[row] = kept as u64;
         let first = kept;
         for i in start..end {
@@ -155,9 +177,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_sorted_and_without_duplicates() {
+    fn rows_are_in_the_order_of_vertices_and_without_duplicates() {
         let pairs = [(2, 5), (0, 7), (2, 5), (2, 1), (0, 7), (0, 3)];
-        let (starts, columns) = compress::<u32>(&pairs, 4);
+        let (starts, columns) = compress::<u32>(&pairs, &Distribution::new(4, 1, 0));
         assert_eq!((starts, columns), (vec![0, 2, 2, 4, 4], vec![3, 7, 1, 5]));
+        // The first vertex of node 1 has number 1, the second one of node 0 number 2.
+        let distribution = Distribution::new(8, 2, 0);
+        let (one, two) = (distribution.index(1) as u32, distribution.index(2) as u32);
+        assert!(one > two);
+        assert_eq!(compress(&[(0, two), (0, one)], &distribution).1, vec![one, two]);
     }
 }

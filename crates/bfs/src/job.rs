@@ -4,19 +4,22 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use millstream_application::ApplicationError;
 use millstream_fabric::{Fabric, FabricError, Reduction};
 use serde::{Deserialize, Serialize};
 
+use crate::card::CardSearch;
 use crate::checkpoint::{Checkpoint, CheckpointError, Parameters};
 use crate::column::{Column, U48};
 use crate::distribution::Distribution;
 use crate::graph::Graph;
+use crate::host::HostSearch;
 use crate::kronecker::{Edge, Kronecker, MAX_SCALE};
 use crate::network::Network;
 use crate::report::{BfsReport, RootRecord};
 use crate::roots;
-use crate::search::{NO_LEVEL, Search, SearchStatistics, Thresholds};
-use crate::validate::{Claim, NOT_IN_TREE, Rule, validate};
+use crate::search::{SearchPlan, SearchStatistics, SearchSteps, Thresholds};
+use crate::validate::{Claim, Rule, validate};
 
 /// Seeds of the Graph500 reference code.
 pub const SEEDS: (u64, u64) = (2, 3);
@@ -65,6 +68,8 @@ pub struct BfsOptions {
     pub checkpoint: Option<PathBuf>,
     /// How long a node may wait for others.
     pub timeout: Duration,
+    /// Whether the kernel of the nodes' cards searches, where the graph is.
+    pub on_card: bool,
 }
 
 impl BfsOptions {
@@ -80,6 +85,7 @@ impl BfsOptions {
             thresholds: Thresholds::default(),
             checkpoint: None,
             timeout: Duration::from_secs(600),
+            on_card: false,
         }
     }
 
@@ -101,6 +107,9 @@ pub enum BfsError {
         /// The scale.
         scale: u32,
     },
+    /// The node's card cannot hold the graph.
+    #[error(transparent)]
+    Card(ApplicationError),
     /// Vertex numbers need more bits.
     #[error("{vertices} vertices on these nodes need more than {bits} bits each: choose 48 bits")]
     Columns {
@@ -137,6 +146,15 @@ pub enum BfsError {
         /// Roots that are done.
         done: usize,
     },
+}
+
+impl From<ApplicationError> for BfsError {
+    fn from(error: ApplicationError) -> BfsError {
+        match error {
+            ApplicationError::Fabric(error) => BfsError::Fabric(error),
+            other => BfsError::Card(other),
+        }
+    }
 }
 
 /// Runs the benchmark. All nodes call it together, with the same options. `progress` is called after each root, at all nodes.
@@ -187,14 +205,24 @@ fn run_with<F: Fabric, C: Column>(
         thresholds: options.thresholds,
         roots: Vec::new(),
     };
-    let mut search = Search::new(&graph, options.thresholds);
+    let plan = SearchPlan {
+        vertices: distribution.vertices(),
+        entries: graph.entries(),
+        thresholds: options.thresholds,
+    };
+    let mut steps: Box<dyn SearchSteps<F>> = if options.on_card {
+        Box::new(CardSearch::new(&mut network, &graph, options.timeout)?)
+    } else {
+        Box::new(HostSearch::new(graph))
+    };
     for root in roots {
         if let Some(record) = done.iter().find(|record| record.root == root) {
             report.roots.push(record.clone());
             continue;
         }
-        let statistics = search.run(&mut network, root)?;
-        let record = check(&mut network, &kronecker, &edges, &search, root, &statistics)?;
+        let statistics = plan.search(&mut network, &mut *steps, root)?;
+        let claim = steps.claim(&mut network)?;
+        let record = check(&mut network, &kronecker, &edges, &claim, root, &statistics)?;
         if let Some(checkpoint) = &mut checkpoint {
             checkpoint.keep(&record)?;
         }
@@ -252,29 +280,21 @@ fn longest<F: Fabric>(network: &mut Network<'_, F>, own: Duration) -> Result<Dur
 }
 
 /// Validates a result and makes the record of its root.
-fn check<F: Fabric, C: Column>(
+fn check<F: Fabric>(
     network: &mut Network<'_, F>,
     kronecker: &Kronecker,
     edges: &[Edge],
-    search: &Search<'_, C>,
+    claim: &Claim,
     root: u64,
     statistics: &SearchStatistics,
 ) -> Result<RootRecord, BfsError> {
-    let claim = Claim {
-        parents: (search.parents.iter())
-            .map(|&parent| if parent == C::NONE { NOT_IN_TREE } else { parent.get() })
-            .collect(),
-        levels: (search.levels.iter())
-            .map(|&level| if level == NO_LEVEL { NOT_IN_TREE } else { level.into() })
-            .collect(),
-    };
     let elapsed = longest(network, statistics.elapsed)?;
     let nodes = network.fabric.dimensions().nodes() as f64;
     let times = [statistics.communicate, statistics.wait].map(|time| time.as_nanos() as u64);
     let sums = network.allreduce(Reduction::Sum, &times)?;
     let mean = |sum: u64| sum as f64 * 1e-9 / nodes;
     let (communicate, wait) = (mean(sums[0]), mean(sums[1]));
-    let validation = validate(network, kronecker.vertices(), root, edges, &claim)?;
+    let validation = validate(network, kronecker.vertices(), root, edges, claim)?;
     if let Some((rule, count)) = validation.failure() {
         return Err(BfsError::Invalid { root, rule, count });
     }
@@ -291,6 +311,7 @@ fn check<F: Fabric, C: Column>(
         levels: statistics.levels.clone(),
         directions: statistics.directions.clone(),
         levels_hash: format!("{:016x}", validation.levels_hash),
+        parents_hash: format!("{:016x}", validation.parents_hash),
         nodes: network.fabric.dimensions().to_string(),
     })
 }

@@ -8,7 +8,8 @@ use millstream_fabric::{AllToAll, Collectives, ExchangeStatistics, Fabric, Fabri
 const CAPACITY: usize = 1 << 20;
 /// Most bytes of a node in one reduction.
 const REDUCED: usize = 256;
-const FIRST_COUNTER: u16 = 0;
+/// Counters of [`AllToAll`] begin here.
+pub(crate) const FIRST_COUNTER: u16 = 0;
 
 /// A fabric with the buffers of collective operations.
 #[derive(Debug)]

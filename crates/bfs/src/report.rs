@@ -35,6 +35,8 @@ pub struct RootRecord {
     pub directions: Vec<Direction>,
     /// Hash of the levels of all vertices; the same for every number of nodes.
     pub levels_hash: String,
+    /// Hash of the parents of all vertices; the same for every number of nodes, on hosts and on cards.
+    pub parents_hash: String,
     /// Dimensions of the nodes that searched.
     pub nodes: String,
 }

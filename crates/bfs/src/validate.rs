@@ -1,14 +1,17 @@
 //! The five rules of the Graph500 specification, checked on the edge list and a claimed result.
 //!
-//! Nothing here is shared with the search: each node gathers the parents and levels of all vertices, and checks them against
+//! No check is shared with the search: each node gathers the parents and levels of all vertices, and checks them against
 //! its part of the *input* edges, not against the graph that the search used.
 
 use std::fmt;
 
+use millstream_application::mix;
 use millstream_fabric::{Fabric, FabricError, Reduction};
 
+use crate::column::Column;
 use crate::kronecker::Edge;
 use crate::network::Network;
+use crate::traversal::NO_LEVEL;
 
 /// A parent or level of a vertex outside of the tree.
 pub const NOT_IN_TREE: u64 = u64::MAX;
@@ -58,6 +61,8 @@ pub struct Validation {
     pub edges_without_loops: u64,
     /// A hash of all levels, independent of the number of nodes.
     pub levels_hash: u64,
+    /// A hash of all parents, independent of the number of nodes.
+    pub parents_hash: u64,
 }
 
 impl Validation {
@@ -76,6 +81,16 @@ pub struct Claim {
     pub parents: Vec<u64>,
     /// Levels.
     pub levels: Vec<u64>,
+}
+
+impl Claim {
+    /// The claim of a search: [`Column::NONE`] and [`NO_LEVEL`] are outside of the tree.
+    #[must_use]
+    pub fn of<C: Column>(parents: &[C], levels: &[u32]) -> Claim {
+        let parent = |&parent: &C| if parent == C::NONE { NOT_IN_TREE } else { parent.get() };
+        let level = |&level: &u32| if level == NO_LEVEL { NOT_IN_TREE } else { level.into() };
+        Claim { parents: parents.iter().map(parent).collect(), levels: levels.iter().map(level).collect() }
+    }
 }
 
 /// Checks a claim against this node's part of the input edges. All nodes do so together.
@@ -122,7 +137,8 @@ pub fn validate<F: Fabric>(
 /// The result of all nodes.
 fn total<F: Fabric>(network: &mut Network<'_, F>, own: Validation) -> Result<Validation, FabricError> {
     let mut values = own.violations.to_vec();
-    values.extend([own.reached, own.edges, own.edges_without_loops, own.levels_hash]);
+    values.extend([own.reached, own.edges, own.edges_without_loops]);
+    values.extend([own.levels_hash, own.parents_hash]);
     let sums = network.allreduce(Reduction::Sum, &values)?;
     Ok(Validation {
         violations: std::array::from_fn(|rule| sums[rule]),
@@ -130,6 +146,7 @@ fn total<F: Fabric>(network: &mut Network<'_, F>, own: Validation) -> Result<Val
         edges: sums[6],
         edges_without_loops: sums[7],
         levels_hash: sums[8],
+        parents_hash: sums[9],
     })
 }
 
@@ -211,7 +228,8 @@ impl Whole<'_> {
             return;
         };
         result.reached += 1;
-        result.levels_hash = result.levels_hash.wrapping_add(mix(vertex, level));
+        result.levels_hash = result.levels_hash.wrapping_add(hash(vertex, level));
+        result.parents_hash = result.parents_hash.wrapping_add(hash(vertex, parent));
         result.violations[Rule::Tree as usize] += u64::from(!rooted[vertex as usize]);
         let right = if vertex == self.root {
             level == 0
@@ -246,10 +264,7 @@ impl Whole<'_> {
     }
 }
 
-/// A number that depends on all bits of a vertex and its level.
-fn mix(vertex: u64, level: u64) -> u64 {
-    let mut bits = vertex.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ level.wrapping_mul(0xC2B2_AE3D_27D4_EB4F);
-    bits = (bits ^ bits >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    bits = (bits ^ bits >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-    bits ^ bits >> 31
+/// A number that depends on all bits of a vertex and its level or parent.
+fn hash(vertex: u64, value: u64) -> u64 {
+    mix(vertex.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ value.wrapping_mul(0xC2B2_AE3D_27D4_EB4F))
 }

@@ -7,11 +7,14 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use common::on_all_nodes;
-use millstream_bfs::{BfsError, BfsOptions, BfsReport, run};
+use millstream_bfs::{BfsError, BfsOptions, BfsReport, RootRecord, run};
 use millstream_fabric::{Fabric, FabricError};
 
-fn answers(report: &BfsReport) -> Vec<(u64, u64, String)> {
-    report.roots.iter().map(|record| (record.root, record.edges, record.levels_hash.clone())).collect()
+fn answers(report: &BfsReport) -> Vec<(u64, u64, String, String)> {
+    let of = |record: &RootRecord| {
+        (record.root, record.edges, record.levels_hash.clone(), record.parents_hash.clone())
+    };
+    report.roots.iter().map(of).collect()
 }
 
 #[test]

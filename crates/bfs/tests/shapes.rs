@@ -6,18 +6,24 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 
 use common::on_all_nodes;
+use millstream_bfs::distribution::Distribution;
+use millstream_bfs::graph::Graph;
+use millstream_bfs::host::HostSearch;
 use millstream_bfs::job::Width;
 use millstream_bfs::kronecker::Kronecker;
-use millstream_bfs::search::{Direction, Thresholds};
+use millstream_bfs::network::Network;
+use millstream_bfs::search::{Direction, SearchPlan, SearchSteps, Thresholds};
+use millstream_bfs::validate::NOT_IN_TREE;
 use millstream_bfs::{BfsError, BfsOptions, BfsReport, run};
+use millstream_fabric::Fabric;
 
 fn report(dimensions: &str, options: &BfsOptions) -> BfsReport {
     let mut reports = on_all_nodes(dimensions, |node| run(node, options, |_| ControlFlow::Continue(())));
     reports.pop().expect("a node").expect("valid results")
 }
 
-/// Sizes of levels by a plain queue.
-fn plain_levels(options: &BfsOptions, root: u64) -> Vec<u64> {
+/// Sizes of levels by a plain queue, and the lowest parent of each vertex: none outside of the tree, the root its own.
+fn plain_search(options: &BfsOptions, root: u64) -> (Vec<u64>, Vec<Option<u64>>) {
     let graph = Kronecker::new(options.scale, options.edge_factor, options.seeds);
     let mut neighbours = vec![Vec::new(); graph.vertices() as usize];
     for edge in graph.part(0..graph.edges()) {
@@ -38,22 +44,62 @@ fn plain_levels(options: &BfsOptions, root: u64) -> Vec<u64> {
             }
         }
     }
-    sizes
+    let parent = |vertex: usize| {
+        let level: usize = level_of[vertex]?;
+        let above = |&&other: &&u64| level_of[other as usize].is_some_and(|other| other + 1 == level);
+        neighbours[vertex].iter().filter(above).min().copied().or(Some(root))
+    };
+    (sizes, (0..neighbours.len()).map(parent).collect())
+}
+
+/// The claim of a search on one node, by vertex.
+fn parents(dimensions: &str, options: &BfsOptions, root: u64) -> Vec<Option<u64>> {
+    let graph = Kronecker::new(options.scale, options.edge_factor, options.seeds);
+    let claims = on_all_nodes(dimensions, |node| {
+        let (nodes, here) = (node.dimensions().nodes(), node.here().index());
+        let edges: Vec<_> = graph.part(0..graph.edges()).skip(here).step_by(nodes).collect();
+        let mut network = Network::new(node, options.timeout).unwrap();
+        let distribution = Distribution::new(graph.vertices(), nodes, here);
+        let built = Graph::<u32>::build(&mut network, distribution, &edges).unwrap();
+        let (vertices, entries) = (graph.vertices(), built.entries());
+        let plan = SearchPlan { vertices, entries, thresholds: options.thresholds };
+        let mut steps = HostSearch::new(built);
+        plan.search(&mut network, &mut steps, root).unwrap();
+        let claim = steps.claim(&mut network).unwrap();
+        network.barrier().unwrap();
+        claim
+    });
+    let of = |vertex: u64| claims[vertex as usize % claims.len()].parents[vertex as usize / claims.len()];
+    (0..graph.vertices()).map(|vertex| (of(vertex) != NOT_IN_TREE).then(|| of(vertex))).collect()
 }
 
 #[test]
-fn levels_do_not_depend_on_the_nodes() {
+fn a_parent_is_the_lowest_neighbour_of_the_previous_level() {
+    for (alpha, beta) in [(15, 18), (1, 1), (u64::MAX, u64::MAX)] {
+        let thresholds = Thresholds { alpha, beta };
+        let options = BfsOptions { edge_factor: 6, thresholds, ..BfsOptions::new(9) };
+        let root = report("1x1x1", &BfsOptions { roots: 1, ..options.clone() }).roots[0].root;
+        let expected = plain_search(&options, root).1;
+        assert!(expected.iter().flatten().count() > 100 && expected.contains(&None));
+        for dimensions in ["1x1x1", "3x1x1", "2x2x1"] {
+            assert_eq!(parents(dimensions, &options, root), expected, "{dimensions}, alpha {alpha}");
+        }
+    }
+}
+
+#[test]
+fn levels_and_parents_do_not_depend_on_the_nodes() {
     let options = BfsOptions { roots: 5, ..BfsOptions::new(12) };
     let one = report("1x1x1", &options);
     for record in &one.roots {
-        assert_eq!(record.levels, plain_levels(&options, record.root), "root {}", record.root);
+        assert_eq!(record.levels, plain_search(&options, record.root).0, "root {}", record.root);
         assert!(record.directions.contains(&Direction::BottomUp), "{record:?}");
         assert!(record.directions.contains(&Direction::TopDown), "{record:?}");
     }
     let results = |report: &BfsReport| -> Vec<_> {
         let of = |record: &millstream_bfs::RootRecord| {
-            let levels = (record.levels.clone(), record.levels_hash.clone(), record.directions.clone());
-            (record.root, record.edges, levels)
+            let hashes = (record.levels_hash.clone(), record.parents_hash.clone());
+            (record.root, record.edges, record.levels.clone(), record.directions.clone(), hashes)
         };
         report.roots.iter().map(of).collect()
     };
@@ -74,6 +120,7 @@ fn one_direction_alone_finds_the_same() {
         let one_way = BfsOptions { thresholds: Thresholds { alpha, beta }, ..options.clone() };
         for (a, b) in report("2x2x1", &one_way).roots.iter().zip(&both.roots) {
             assert_eq!((a.root, &a.levels, &a.levels_hash), (b.root, &b.levels, &b.levels_hash));
+            assert_eq!(a.parents_hash, b.parents_hash);
         }
     }
 }

@@ -57,7 +57,7 @@ fn fill(field: &mut [c_char], text: &str) -> Result<(), Errno> {
         return Err(Errno::INVALID);
     }
     for (place, byte) in field.iter_mut().zip(text.bytes()) {
-        *place = byte.cast_signed();
+        *place = byte as c_char;
     }
     Ok(())
 }
@@ -172,7 +172,7 @@ fn attributes() -> ibv_device_attr {
         ..ibv_device_attr::default()
     };
     for (place, byte) in attr.fw_ver.iter_mut().zip(env!("CARGO_PKG_VERSION").bytes()) {
-        *place = byte.cast_signed();
+        *place = byte as c_char;
     }
     attr
 }

@@ -272,11 +272,21 @@ macro_rules! causes {
             }
         }
 
+        impl Cause {
+            /// What happened.
+            pub const fn text(self) -> &'static str {
+                match self {
+                    $(Cause::$name => $doc,)+
+                    Cause::Unknown(_) => "unknown cause",
+                }
+            }
+        }
+
         impl fmt::Display for Cause {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 match self {
-                    $(Cause::$name => f.write_str($doc),)+
                     Cause::Unknown(code) => write!(f, "unknown cause {code}"),
+                    known => f.write_str(known.text()),
                 }
             }
         }

@@ -4,9 +4,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, NetworkConfig, ServeError, serve_with};
 use millstream_rdma::{DeviceSelector, device};
+use millstream_tls::authority::{Authority, Validity};
+use millstream_tls::{Keys, Security};
 use millstream_wasm::Wasm;
 
 const MEMORY: u64 = 16 << 20;
@@ -30,11 +33,16 @@ struct TestCard {
 
 impl TestCard {
     fn start(name: &str) -> TestCard {
+        TestCard::start_with(name, Security::NONE)
+    }
+
+    fn start_with(name: &str, security: Security) -> TestCard {
         let device = device::open(&DeviceSelector::from_environment())
             .unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
         let name = format!("{name}-{}", std::process::id());
         let mut config = CardConfig::new(name.parse().unwrap(), MEMORY);
         config.loaders = vec![Arc::new(Wasm)];
+        config.security = security;
         config.network = Some(NetworkConfig { device, address: "127.0.0.1:0".to_owned() });
         let (lifetime, launcher) = std::io::pipe().unwrap();
         config.lifetime = Lifetime::Launcher(lifetime.into());
@@ -102,9 +110,47 @@ fn a_card_on_the_network() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("cc", "tests/c/card.c", folder.path());
     let card = TestCard::start("capi-card");
-    let kernel = r#"(module (import "millstream_1" "result" (func $result (param i32 i64))) (memory (export "memory") 1)
-        (func (export "run") (call $result (i32.const 0) (i64.const 42))))"#;
-    assert_eq!(output(limited(&program).arg(&card.address).arg(kernel)), "card: all calls agree\n");
+    let mut client = limited(&program);
+    client.env_remove("MILLSTREAM_KEYS").arg(&card.address).arg(KERNEL);
+    assert_eq!(output(&mut client), "card: all calls agree\n");
+}
+
+/// A kernel with the result 42.
+const KERNEL: &str = r#"(module (import "millstream_1" "result" (func $result (param i32 i64))) (memory (export "memory") 1)
+    (func (export "run") (call $result (i32.const 0) (i64.const 42))))"#;
+
+#[test]
+fn a_card_with_keys() {
+    let folder = tempfile::tempdir().unwrap();
+    let program = compile("cc", "tests/c/card.c", folder.path());
+    let authority = Authority::new("site", Validity::starting_now(Duration::from_secs(24 * 3600))).unwrap();
+    let issue = |authority: &Authority, node: &str| {
+        let validity = Validity::starting_now(Duration::from_secs(3600));
+        authority.issue(node, &[], validity).unwrap().create(&folder.path().join(node)).unwrap()
+    };
+    let server = Keys::load(&issue(&authority, "node0")).unwrap();
+    let card = TestCard::start_with("capi-keys", Security::new(server));
+    issue(&authority, "node1");
+    let client = |keys: Option<&str>| {
+        let mut client = limited(&program);
+        client.env_remove("MILLSTREAM_KEYS").arg(&card.address).arg(KERNEL);
+        client.envs(keys.map(|node| ("MILLSTREAM_KEYS", folder.path().join(node))));
+        client
+    };
+    assert_eq!(output(&mut client(Some("node1"))), "card: all calls agree\n");
+    // Without keys, with those of another site, and with a folder that has none.
+    let other = Authority::new("another", Validity::starting_now(Duration::from_secs(3600))).unwrap();
+    let stranger = issue(&other, "stranger");
+    std::fs::copy(folder.path().join("node1/authority.pem"), &stranger.authority).unwrap();
+    for (keys, reason) in [
+        (None, "MILLSTREAM_KEYS"),
+        (Some("stranger"), "refused this program's certificate of \"stranger\""),
+        (Some("nowhere"), "nowhere/certificate.pem"),
+    ] {
+        let refused = client(keys).output().unwrap();
+        let text = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success() && text.contains(reason), "{keys:?}: {text}");
+    }
 }
 
 #[test]

@@ -23,6 +23,7 @@ use millstream_rdma::{Device, VerbsError};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, Listener, own_uid};
 use millstream_shm::{EventFd, PAGE, futex, poll_readable, random_u64};
+use millstream_tls::Security;
 
 use crate::backing::{BackingKind, DevicePaths};
 use crate::hardware::{Hardware, HardwareConfig, HardwareError};
@@ -102,6 +103,8 @@ pub struct CardConfig {
     pub lease_duration: Duration,
     /// Network interface, if the card has one.
     pub network: Option<NetworkConfig>,
+    /// Keys of the card for its clients on the network and for peer cards; without, it trusts the network.
+    pub security: Security,
     /// Kind of card memory.
     pub memory_kind: BackingKind,
     /// Where devices are found.
@@ -130,6 +133,7 @@ impl CardConfig {
             loaders: Vec::new(),
             lease_duration: Duration::from_secs(5),
             network: None,
+            security: Security::NONE,
             memory_kind: BackingKind::Emulated,
             device_paths: DevicePaths::default(),
             grace: Duration::from_secs(5),
@@ -436,7 +440,7 @@ impl CardParts {
             None => None,
             Some(NetworkConfig { device, address }) => Some(NetworkPort::open(
                 device,
-                address,
+                (address, &config.security),
                 &hardware.bar0,
                 hello,
                 &clients,
@@ -464,14 +468,14 @@ impl CardParts {
             .map(|index| RegionWorker::new(index, context.clone(), clients.clone()))
             .collect();
         let dma_control = Arc::new(DmaControl::default());
-        let device = config.network.as_ref().map(|network| &network.device);
+        let network = config.network.as_ref().map(|network| (&network.device, &config.security));
         let dma_engine = DmaEngine::new(
             hardware.clone(),
             dma_control.clone(),
             clients.clone(),
             stop.clone(),
             polling,
-            device,
+            network,
         )?;
         let controller = LeaseController::new(Resources {
             hardware: hardware.clone(),

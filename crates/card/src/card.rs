@@ -237,8 +237,21 @@ impl Card {
     /// # Errors
     /// [`CommandError`] with the cause that the card names.
     pub fn load(&self, region: usize, kernel: &str) -> Result<(), CommandError> {
+        self.load_while(region, kernel, || true)
+    }
+
+    /// As [`Card::load`]. `goes_on` ends the wait for the card early: for example, when a lease has ended.
+    ///
+    /// # Errors
+    /// As [`Card::load`]; [`CommandError::NoAnswer`] if `goes_on` is false.
+    pub fn load_while(
+        &self,
+        region: usize,
+        kernel: &str,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), CommandError> {
         let number = self.kernel_number(kernel)?;
-        self.load_kernel(region, number.into(), MemoryRange::new(0, 0), 0)
+        self.load_kernel(region, number.into(), MemoryRange::new(0, 0), 0, goes_on)
     }
 
     /// Writes a kernel's image to card memory at `at`, and loads it into a region. A card needs a loader for it.
@@ -252,7 +265,7 @@ impl Card {
             region,
             fault: error.fault(Cause::ImageOutsideMemory),
         })?;
-        self.load_kernel(region, 0, place, image_hash(image))
+        self.load_kernel(region, 0, place, image_hash(image), || true)
     }
 
     fn load_kernel(
@@ -261,6 +274,7 @@ impl Card {
         number: u64,
         image: MemoryRange,
         hash: u64,
+        goes_on: impl Fn() -> bool,
     ) -> Result<(), CommandError> {
         let control = self.registers().region(region);
         control.kernel().store(number, Ordering::Relaxed);
@@ -271,7 +285,7 @@ impl Card {
             | RegionCommand::Load as u64;
         control.doorbell().store(word, Ordering::Release);
         self.ring_doorbell();
-        self.wait_until(|| control.doorbell_ack().load(Ordering::Acquire) == word)?;
+        self.wait_until_or_while(|| control.doorbell_ack().load(Ordering::Acquire) == word, goes_on)?;
         match control.cause().load(Ordering::Acquire) {
             0 => Ok(()),
             code => {
@@ -283,9 +297,18 @@ impl Card {
 
     /// Waits until `done`; a sleeping card reads its registers once per heartbeat period.
     fn wait_until(&self, done: impl Fn() -> bool) -> Result<(), CommandError> {
+        self.wait_until_or_while(done, || true)
+    }
+
+    /// As `wait_until`, while `goes_on`.
+    fn wait_until_or_while(
+        &self,
+        done: impl Fn() -> bool,
+        goes_on: impl Fn() -> bool,
+    ) -> Result<(), CommandError> {
         let deadline = Instant::now() + 10 * ANSWER_TIMEOUT;
         while !done() {
-            if Instant::now() >= deadline || !self.is_alive() {
+            if Instant::now() >= deadline || !goes_on() || !self.is_alive() {
                 return Err(CommandError::NoAnswer(self.name().clone()));
             }
             std::thread::sleep(Duration::from_micros(50));

@@ -70,6 +70,15 @@ impl RunRequest {
         words[..len].copy_from_slice(&arguments[..len]);
         RunRequest { arguments: words, banks: 0, fuel: None, timeout: None, resume: None }
     }
+
+    /// Banks that the kernel may use, one bit each, on a card with `count` banks.
+    pub(crate) fn bank_mask(&self, count: u32) -> u64 {
+        match (self.banks, count) {
+            (0, 64..) => u64::MAX,
+            (0, count) => (1 << count) - 1,
+            (banks, _) => banks,
+        }
+    }
 }
 
 impl RemoteCard {
@@ -252,11 +261,7 @@ impl Inner {
 
     fn start(&mut self, region: u32, request: &RunRequest) -> Result<u64> {
         self.wait_for_region(region)?;
-        let banks = match request.banks {
-            0 if self.hello.bank_count >= 64 => u64::MAX,
-            0 => (1 << self.hello.bank_count) - 1,
-            banks => banks,
-        };
+        let banks = request.bank_mask(self.hello.bank_count);
         let fuel = request.fuel.unwrap_or(0);
         let timeout = request.timeout.map_or(0, nanos);
         let mut bytes = [0; 24 + 8 + 8 * KERNEL_WORDS];

@@ -14,6 +14,7 @@ pub mod info;
 pub mod map;
 pub mod remote;
 mod ring;
+mod run;
 
 pub use card::{Card, CommandError, MemoryAccess, NoSuchKernel, OpenError};
 pub use map::RemoteMap;

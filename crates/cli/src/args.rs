@@ -49,9 +49,11 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Build recorded camera events into the memory of two emulated cards and check every byte
     ///
-    /// The first run builds the 32 recorded events of the SST-1M camera: three readout units, one per camera crate, write them
-    /// into the cards of two builder units. The cards verify all checksums and compute the camera's trigger, whose 691,200
-    /// decisions must equal the recorded ones. Accepted events go to HDF5. The second run repeats the events for throughput.
+    /// The first run builds the 32 recorded events of the SST-1M camera: three readout
+    /// units, one per camera crate, write them into the cards of two builder units.
+    /// The cards verify all checksums and compute the camera's trigger, whose 691,200
+    /// decisions must equal the recorded ones. Accepted events go to HDF5. The second
+    /// run repeats the events for throughput.
     ///
     ///     millstream demo --out results
     #[command(verbatim_doc_comment)]
@@ -68,8 +70,9 @@ pub(crate) enum Command {
     Devices(DevicesOptions),
     /// Run a verbs program on the soft device
     ///
-    /// The unmodified program loads Millstream's libibverbs.so.1 instead of the system's. A preloaded library provides the
-    /// device's sysfs files and rdma_cm (docs/rdma-cm.md). Run both ends of a connection this way, as the same user:
+    /// The unmodified program loads Millstream's libibverbs.so.1 instead of the
+    /// system's. A preloaded library provides the device's sysfs files and rdma_cm
+    /// (docs/rdma-cm.md). Run both ends of a connection this way, as the same user:
     ///
     ///     millstream run -- ib_write_bw &
     ///     millstream run -- ib_write_bw localhost
@@ -82,8 +85,9 @@ pub(crate) enum Command {
     Env(EnvOptions),
     /// Compute five-point Jacobi sweeps on leased cards (docs/stencil.md)
     ///
-    /// Divides the grid into tiles of rows, one a card. Cards exchange boundary rows directly while they compute.
-    /// Prints the time of each step by block of sweeps; --svg draws it.
+    /// Divides the grid into tiles of rows, one a card. Cards exchange boundary rows
+    /// directly while they compute. Prints the time of each step by block of sweeps;
+    /// --svg draws it.
     ///
     ///     millstream stencil --grid 4096x4096 --iterations 100 --local 2 --verify
     ///     millstream stencil --input before.npy --iterations 100 --output after.h5 \
@@ -157,6 +161,17 @@ pub(crate) enum SiteCommand {
         /// The site file
         file: PathBuf,
     },
+    /// Make the authority of a site, and a certificate and key for each of its nodes
+    ///
+    /// Programs with keys (MILLSTREAM_KEYS, or [security] in a configuration) accept
+    /// control connections of nodes with a certificate of the same authority only.
+    /// OUT/authority stays with the administrator. OUT/NODE goes to the node.
+    ///
+    ///     millstream site keys my-site.toml --out keys
+    ///     MILLSTREAM_KEYS=keys/node0 millstream card serve u280-0
+    ///     millstream site keys my-site.toml --out keys --renew
+    #[command(verbatim_doc_comment)]
+    Keys(SiteKeysOptions),
     /// Print a site as objects of Kubernetes: an indexed Job for each event builder and torus
     ///
     ///     millstream site manifests my-site.toml --image registry.example/millstream:0.1 | kubectl apply -f -
@@ -173,6 +188,31 @@ pub(crate) enum SiteCommand {
         #[arg(long, value_name = "FILE")]
         out: Option<PathBuf>,
     },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SiteKeysOptions {
+    /// The site file
+    pub(crate) file: PathBuf,
+    /// Output folder
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) out: PathBuf,
+    /// Validity of the nodes' certificates, in days
+    #[arg(long, default_value_t = 365, value_parser = clap::value_parser!(u32).range(1..=36_500), value_name = "DAYS")]
+    pub(crate) days: u32,
+    /// A further host name or address of a node; may be repeated
+    #[arg(long = "name", value_parser = node_name, value_name = "NODE=NAME")]
+    pub(crate) names: Vec<(String, String)>,
+    /// Issue new keys to the nodes with the authority in the folder
+    #[arg(long)]
+    pub(crate) renew: bool,
+}
+
+fn node_name(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((node, name)) if !node.is_empty() && !name.is_empty() => Ok((node.to_owned(), name.to_owned())),
+        _ => Err("expected NODE=NAME, for example node0=10.0.0.7".to_owned()),
+    }
 }
 
 #[derive(Debug, Args)]
@@ -285,7 +325,8 @@ pub(crate) enum EvbCommand {
     Run(EvbRunOptions),
     /// Run a configuration on the ranks of a job that srun or mpirun has started (docs/launchers.md)
     ///
-    /// Start it on every rank. Rank 0 runs the manager and prints the report; the units are on the other ranks in turn.
+    /// Start it on every rank. Rank 0 runs the manager and prints the report; the
+    /// units are on the other ranks in turn.
     ///
     ///     srun --ntasks 5 millstream evb join camera.toml
     ///     mpirun -n 5 millstream evb join camera.toml --json report.json
@@ -312,7 +353,25 @@ pub(crate) enum EvbCommand {
         #[arg(long)]
         recover: bool,
     },
+    /// Write the stored events of a batch file into an HDF5 event file (docs/output.md)
+    ///
+    ///     millstream evb unpack accepted/run.bu0.batches --out run.bu0.h5
+    #[command(verbatim_doc_comment)]
+    Unpack {
+        /// The batch file
+        #[arg(value_name = "FILE.batches")]
+        batches: PathBuf,
+        /// The event file
+        #[arg(long, value_name = "FILE.h5")]
+        out: PathBuf,
+        /// Replace an event file of this name
+        #[arg(long)]
+        replace: bool,
+    },
     /// Start and stop runs on the commands of operators, over HTTP and on a page (docs/run-control.md)
+    ///
+    /// With MILLSTREAM_KEYS it serves HTTPS to clients with a certificate of the site,
+    /// which permits commands (docs/keys.md).
     ///
     ///     millstream evb control camera.toml
     ///     millstream evb control camera.toml --listen 0.0.0.0:8080 --directory /data/run-control
@@ -425,7 +484,7 @@ pub(crate) struct EvbCtlOptions {
     /// Address of run control
     #[arg(long, global = true, default_value = "127.0.0.1:8080", value_name = "ADDRESS")]
     pub(crate) address: String,
-    /// File with the token of run control, for commands [default: run-control/token]
+    /// File with the token of run control, for commands [default: run-control/token; none with MILLSTREAM_KEYS]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) token_file: Option<PathBuf>,
     /// Print the answer as JSON
@@ -594,6 +653,9 @@ mod tests {
             return;
         }
         let about = command.get_long_about().map(ToString::to_string).unwrap_or_default();
+        for line in about.lines().skip(1).filter(|line| !line.starts_with(' ')) {
+            assert!(line.chars().count() <= 80, "`{path} --help`: more than 80 columns: {line}");
+        }
         let examples = about.replace("\\\n", " ");
         let mut examples = examples.lines().filter(|line| line.starts_with("    ")).peekable();
         assert!(examples.peek().is_some(), "`{path} --help` has no example");

@@ -9,7 +9,8 @@ use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
 use millstream_bench::{
-    card, evb, evb_load, faults, model, mpi, neurons, report, scale, spin, torus, verbs, wire,
+    bfs, card, evb, evb_load, evb_storage, faults, model, mpi, neurons, report, scale, spin, torus, verbs,
+    wire,
 };
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
@@ -35,12 +36,15 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             let packed = find_data().ok_or("data/sst1m is neither here nor above the program")?;
             evb::run(&program, &packed, &out, rounds.rounds, seconds)?
         }
-        BenchCommand::Faults { only, document } => {
-            let table = faults::run(&program, &out, &only, document.as_deref())?;
+        BenchCommand::Faults { rounds, only, document } => {
+            let table = faults::run(&program, &out, &only, rounds, document.as_deref())?;
             selected = only;
             table
         }
         BenchCommand::EvbLoad { rounds, seconds } => evb_load::run(&program, &out, rounds.rounds, seconds)?,
+        BenchCommand::EvbStorage { rounds, megabytes } => {
+            evb_storage::run(&program, &out, rounds.rounds, megabytes)?
+        }
         BenchCommand::Card { rounds, only } => {
             let table = card::run(&program, rounds.rounds, &only)?;
             selected = only;
@@ -75,6 +79,14 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             notes = unmeasured;
             table
         }
+        BenchCommand::Bfs { rounds, scale, roots, python } => {
+            let (folder, python) = (out.join("bfs"), python.or_else(|| python_in(&out)));
+            let options =
+                bfs::Options { scale, roots: roots as usize, rounds: rounds.rounds, folder, python };
+            let (table, unmeasured) = bfs::run(&options)?;
+            notes = unmeasured;
+            table
+        }
         BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
         BenchCommand::Torus { rounds } => {
             let device = std::env::var(millstream_rdma::loader::ENV_DEVICE).ok();
@@ -83,8 +95,9 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             notes = remarks;
             table
         }
-        BenchCommand::TorusClient { results, traffic } => {
-            return torus::client::run(results.as_deref(), traffic).map(|()| ExitCode::SUCCESS);
+        BenchCommand::TorusClient { results, traffic, serve_outside } => {
+            return torus::client::run(results.as_deref(), traffic, serve_outside)
+                .map(|()| ExitCode::SUCCESS);
         }
         BenchCommand::Report { results, document, readme } => {
             for written in report::update(&out, &results, &document, &readme)? {
@@ -97,6 +110,9 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchCommand::ModelCase { case, size, messages, bytes } => {
             model::run_case_here(case, size, messages, bytes);
             return Ok(ExitCode::SUCCESS);
+        }
+        BenchCommand::ScaleRegistration { size } => {
+            return scale::registration(&program, size).map(|()| ExitCode::SUCCESS);
         }
         BenchCommand::ScaleReader { address, size } => {
             return scale::reader(&address, size).map(|()| ExitCode::SUCCESS);

@@ -16,6 +16,7 @@ mod job;
 mod manual;
 #[cfg(feature = "model")]
 mod model;
+mod output;
 mod run;
 mod site;
 #[cfg(feature = "stencil")]

@@ -9,18 +9,21 @@ use millstream_model::calibrate::{CalibrationReport, fit, residuals};
 use millstream_model::compare::{Candidate, compare};
 use millstream_model::congestion;
 use millstream_model::engine::Picos;
-use millstream_model::explain::{Flow, explain, explain_sweep};
-use millstream_model::flows::{self, concurrent};
+use millstream_model::explain::{Flow, explain_sweep, sweep_table};
+use millstream_model::flows::{self, concurrent_with_intervals};
 use millstream_model::interval::leave_out::{LeaveOutReport, leave_out};
-use millstream_model::measure::{Benchmark, measure};
+use millstream_model::measure::{Benchmark, measure, measure_with_intervals};
 use millstream_model::predict::{predict, to_csv};
 use millstream_model::result_table::{ResultTable, TableValue};
 use millstream_model::{Parameters, rows, sweep};
 
-use crate::args::model::{ModelCommand, ResultOptions, Settings};
+use crate::args::model::{ModelCommand, Settings};
 
 mod calibrate_site;
 mod event_builder;
+mod output;
+
+use output::Output;
 
 /// More flows are summed up by what limits them.
 const MOST_FLOWS_SHOWN: usize = 40;
@@ -66,8 +69,10 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             let rows = rows::load(questions)?;
             let answers = predict(&rows, &parameters(settings)?, *samples);
             let unanswered = answers.iter().filter(|answer| answer.values.is_empty()).count();
-            millstream_report::save(out, &to_csv(&answers))?;
-            println!("{} questions, {unanswered} unanswered: {}", answers.len(), out.display());
+            output::save(out, &to_csv(&answers))?;
+            if !output::takes_standard_output(Some(out)) {
+                println!("{} questions, {unanswered} unanswered: {}", answers.len(), out.display());
+            }
         }
         ModelCommand::Figures { out, settings } => {
             let parameters = parameters(settings)?;
@@ -82,34 +87,37 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             return event_builder::run(options, &parameters(&options.settings)?);
         }
         ModelCommand::Explain { site, flow, samples, settings, output } => {
+            let output = Output::new(output)?;
             let (name, text) = read(site)?;
             let flow: Flow = flow.parse()?;
             let settings = sweep::settings(&settings.set)?;
             let points = sweep::combinations(&settings)?;
-            if let [point] = points.as_slice() {
-                let (site, parameters) = sweep::apply(&name, &text, point)?;
-                print!("{}", explain(&site, &parameters, &flow, *samples)?);
+            let explanations = explain_sweep((&name, &text), &points, &flow, *samples)?;
+            if let [explanation] = explanations.as_slice() {
+                output.text(explanation);
             }
-            let wanted =
-                points.len() > 1 || [&output.json, &output.csv, &output.svg].into_iter().any(Option::is_some);
-            if wanted {
-                let table = explain_sweep((&name, &text), &points, &flow)?;
+            if points.len() > 1 || output.has_documents() {
+                let table = sweep_table(&name, &flow, &points, &explanations);
                 if points.len() > 1 {
-                    print!("{table}");
+                    output.text(&table);
                 }
                 // The first setting with several values is the x axis; the others form series.
                 let x = settings.iter().position(|setting| setting.values.len() > 1).unwrap_or(0);
                 let series_columns: Vec<usize> =
                     (0..settings.len()).filter(|&i| i != x && settings[i].values.len() > 1).collect();
-                if output.svg.is_some() && points.len() < 2 {
+                if output.has_picture() && points.len() < 2 {
                     return Err(
                         "--svg draws a sweep: give --set several values, for example u280.reads=1..16".into(),
                     );
                 }
-                write(output, &table, (x, settings.len()), &series_columns)?;
+                output.documents(&table, (x, settings.len()), &series_columns)?;
             }
         }
-        ModelCommand::Flows { site, flows, pattern, bytes, routing, settings, output } => {
+        ModelCommand::Flows { site, flows, pattern, bytes, routing, samples, settings, output } => {
+            let output = Output::new(output)?;
+            if output.has_picture() {
+                return Err("`model flows` draws nothing: use --csv or --json".into());
+            }
             let (name, text) = read(site)?;
             let settings = sweep::settings(&settings.set)?;
             let points = sweep::combinations(&settings)?;
@@ -121,18 +129,15 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             if let Some(pattern) = pattern {
                 all.extend(pattern.flows(&site, *bytes)?);
             }
-            let rates = concurrent(&site, &parameters, &all, *routing)?;
+            let rates = concurrent_with_intervals(&site, &parameters, &all, *routing, *samples)?;
             let table = flows::table(&name, &rates);
             if rates.len() <= MOST_FLOWS_SHOWN {
-                print!("{table}");
+                output.text(&table);
             }
             if rates.len() > 1 {
-                print!("{}", flows::summary(&name, &rates));
+                output.text(&flows::summary(&name, &rates));
             }
-            if output.svg.is_some() {
-                return Err("`model flows` draws nothing: use --csv or --json".into());
-            }
-            write(output, &table, (0, 2), &[])?;
+            output.documents(&table, (0, 2), &[])?;
         }
         ModelCommand::Congestion { site, to, from, milliseconds, pause_above, settings } => {
             if !(0.1..=10_000.0).contains(milliseconds) {
@@ -146,21 +151,19 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             }
             print!("{}", congestion::table(to, &incast));
         }
-        ModelCommand::Compare { first, second, client, server, samples, settings } => {
+        ModelCommand::Compare { first, second, client, server, load, samples, settings } => {
             let [first, second] =
                 [first, second].map(|file| candidate(file, client.as_deref(), server.as_deref()));
-            print!("{}", compare([&first?, &second?], &parameters(settings)?, *samples)?);
+            print!("{}", compare([&first?, &second?], &parameters(settings)?, load.load()?, *samples)?);
         }
-        ModelCommand::Measure { benchmark, site, client, server, sizes, settings, output } => {
+        ModelCommand::Measure { benchmark, site, client, server, sizes, samples, settings, output } => {
+            let output = Output::new(output)?;
             let settings = sweep::settings(&settings.set)?;
-            let table = measured(*benchmark, site, (client, server), sizes, &settings)?;
-            print!("{table}");
+            let table = measured(*benchmark, site, (client, server), sizes, &settings, *samples)?;
+            output.text(&table);
             let x = settings.len();
             let series_columns: Vec<usize> = (0..x).filter(|&i| settings[i].values.len() > 1).collect();
-            // Plot the last column: the total of a stencil; of bandwidths the rate before the message rate.
-            let last = table.columns.len() - 1;
-            let y = if matches!(benchmark, Benchmark::Bandwidth(_)) { last - 1 } else { last };
-            write(output, &table, (x, y), &series_columns)?;
+            output.documents(&table, (x, x + 1 + benchmark.main_column()), &series_columns)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -195,13 +198,17 @@ fn measured(
     (client, server): (&str, &str),
     sizes: &[u64],
     settings: &[sweep::Setting],
+    samples: u64,
 ) -> Result<ResultTable, Box<dyn Error>> {
     let (name, text) = read(site)?;
     let info = benchmark.info();
+    let main = info.columns[benchmark.main_column()];
+    let ends = if samples > 0 { vec![format!("{main}, low"), format!("{main}, high")] } else { Vec::new() };
     let sizes = if sizes.is_empty() { benchmark.sizes() } else { sizes.to_vec() };
     let columns = (settings.iter().map(|setting| setting.name.clone()))
         .chain(["bytes".to_owned()])
-        .chain(info.columns.iter().map(|&column| column.to_owned()));
+        .chain(info.columns.iter().map(|&column| column.to_owned()))
+        .chain(ends);
     let mut table = ResultTable {
         title: format!("{} {client} {server}, {name}: {}", info.name, info.definition),
         columns: columns.collect(),
@@ -211,36 +218,12 @@ fn measured(
         let (site, parameters) = sweep::apply(&name, &text, &point)?;
         let set: Vec<TableValue> =
             point.iter().map(|(_, value)| TableValue::Text((*value).to_owned())).collect();
-        let rows = measure(&site, &parameters, benchmark, (client, server), &sizes)?;
+        let between = (client, server);
+        let rows = match samples {
+            0 => measure(&site, &parameters, benchmark, between, &sizes)?,
+            _ => measure_with_intervals(&site, &parameters, benchmark, between, &sizes, samples)?,
+        };
         table.rows.extend(rows.into_iter().map(|row| [set.clone(), row].concat()));
     }
     Ok(table)
-}
-
-/// Writes a table to the output files; the chart has column `y` over column `x`.
-fn write(
-    output: &ResultOptions,
-    table: &ResultTable,
-    (x, y): (usize, usize),
-    series_columns: &[usize],
-) -> Result<(), Box<dyn Error>> {
-    if let Some(file) = &output.json {
-        let cell = |cell: &TableValue| match cell {
-            TableValue::Text(text) => serde_json::Value::from(text.as_str()),
-            TableValue::Number(value) => serde_json::Value::from(*value),
-        };
-        let row = |row: &Vec<TableValue>| -> serde_json::Map<String, serde_json::Value> {
-            table.columns.iter().cloned().zip(row.iter().map(cell)).collect()
-        };
-        let rows: Vec<_> = table.rows.iter().map(row).collect();
-        let document = serde_json::json!({ "title": table.title, "columns": table.columns, "rows": rows });
-        millstream_report::save(file, &(serde_json::to_string_pretty(&document)? + "\n"))?;
-    }
-    if let Some(file) = &output.csv {
-        millstream_report::save(file, &table.csv())?;
-    }
-    if let Some(file) = &output.svg {
-        millstream_report::save(file, &table.chart(x, y, series_columns).svg())?;
-    }
-    Ok(())
 }

@@ -19,10 +19,12 @@ use millstream_offload::timeline::{Breakdown, JobReport, StepKind};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_report::timeline::{Activity, Bar, Timeline};
 use millstream_report::{Progress, save};
+use millstream_tls::Security;
 
 use crate::args::stencil::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
+use crate::output::is_standard_output;
 
 /// Leases end this long after this process dies; cards leased to another node are awaited this long.
 const TERMS: LeaseTerms =
@@ -114,7 +116,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         save(path, &picture(&report).draw())?;
     }
     match &options.json {
-        Some(path) if path.as_os_str() == "-" => println!("{}", serde_json::to_string_pretty(&report)?),
+        Some(path) if is_standard_output(path) => println!("{}", serde_json::to_string_pretty(&report)?),
         path => {
             if let Some(path) = path {
                 save(path, &serde_json::to_string_pretty(&report)?)?;
@@ -168,6 +170,7 @@ fn serve_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
         device: device::open(&DeviceSelector::from_environment())?,
         address: "127.0.0.1:0".to_owned(),
     });
+    config.security = Security::from_environment()?;
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned()?;
     config.lifetime = Lifetime::Launcher(stdin);
     serve_with(config, |address| {

@@ -1,7 +1,11 @@
 //! `millstream` as a program: run, env, demo, evb, devices, stream.
 
+#[path = "common/processes.rs"]
+mod processes;
+
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
+use processes::{children, kill_builder};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -232,12 +236,7 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
         assert!(Instant::now() < deadline, "no events are stored");
         std::thread::sleep(Duration::from_millis(5));
     }
-    let is_builder = |process: &u32| {
-        let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
-        words.contains("builder\x000\0")
-    };
-    let builder = children(run.id()).into_iter().find(is_builder).expect("the builder unit runs");
-    assert!(Command::new("kill").args(["-KILL", &builder.to_string()]).status().unwrap().success());
+    kill_builder(&run);
     run.wait_with_output().unwrap();
 
     let report = json(&path("kept.json"));
@@ -258,13 +257,6 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
     std::fs::write(path("out/kept.bu0.0002.h5"), bytes).unwrap();
     let error = fails(&["evb", "files", path("out").to_str().unwrap()]);
     assert!(error.contains("kept.bu0.0002.h5: checksum is crc32:"), "{error}");
-}
-
-/// The child processes of a process.
-fn children(of: u32) -> Vec<u32> {
-    let path = format!("/proc/{of}/task/{of}/children");
-    let text = std::fs::read_to_string(path).unwrap_or_default();
-    text.split_whitespace().map(|pid| pid.parse().expect("a process number")).collect()
 }
 
 /// User CPU time of a process [1/100 s].

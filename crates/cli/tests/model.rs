@@ -177,3 +177,99 @@ fn an_incast_is_simulated_with_and_without_dcqcn() {
         assert!(error.contains(words), "{senders:?}: {error}");
     }
 }
+
+#[test]
+fn a_hyphen_writes_one_document_to_standard_output_and_no_file() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(root.join("sites"), folder.path().join("sites")).unwrap();
+    let run = |words: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .current_dir(folder.path())
+            .args(["model"])
+            .args(words)
+            .output()
+            .expect("the program starts");
+        let err = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned(), err)
+    };
+    let explain = ["explain", "sites/edr-pair.toml", "write node0 node1", "--samples", "0"];
+    let measure = [
+        "measure",
+        "ib_write_bw",
+        "sites/edr-pair.toml",
+        "node0",
+        "node1",
+        "--sizes",
+        "64",
+        "--samples",
+        "0",
+    ];
+    let flows = ["flows", "sites/edr-fat-tree.toml", "--pattern", "shift:1", "--samples", "0"];
+    for words in [&explain[..], &measure[..], &flows[..]] {
+        let (good, out, err) = run(&[words, &["--json", "-"]].concat());
+        assert!(good, "{words:?}: {err}");
+        let document: serde_json::Value = serde_json::from_str(&out).unwrap();
+        assert!(!document["rows"].as_array().unwrap().is_empty(), "{out}");
+        let (good, out, err) = run(&[words, &["--csv", "-"]].concat());
+        assert!(good, "{words:?}: {err}");
+        let columns = out.lines().next().unwrap().matches(',').count();
+        assert!(columns > 0 && out.lines().count() > 1, "{out}");
+    }
+    let (good, out, err) = run(&[&measure[..], &["--svg", "-"]].concat());
+    assert!(good && out.starts_with("<svg") && out.trim_end().ends_with("</svg>"), "{out}{err}");
+    let (good, out, err) = run(&[&measure[..], &["--json", "-", "--csv", "-"]].concat());
+    assert!(!good && out.is_empty() && err.contains("--json and --csv are both -"), "{out}{err}");
+
+    std::fs::write(folder.path().join("mine.csv"), "benchmark,bytes,value,unit\nib_write_lat,8,1.1,us\n")
+        .unwrap();
+    let (good, out, err) =
+        run(&["calibrate", "--measurements", "mine.csv", "--site", "sites/edr-pair.toml", "--out", "-"]);
+    assert!(
+        good && out.starts_with("# Devices fitted to mine.csv") && !out.contains("fitted devices"),
+        "{out}{err}"
+    );
+    std::fs::write(
+        folder.path().join("q.csv"),
+        "id,system,quantity,unit,conditions\nZ99,none,anything,GB/s,\n",
+    )
+    .unwrap();
+    let (good, out, err) = run(&["predict", "--questions", "q.csv", "--out", "-"]);
+    assert!(good && out.starts_with("id,value,unit,low,high,how\nZ99,silent,"), "{out}{err}");
+    assert!(!folder.path().join("-").exists());
+}
+
+#[test]
+fn compare_adds_the_power_at_a_load() {
+    let sites = ["model", "compare", "sites/edr-pair.toml", "sites/hdr-fat-tree.toml", "--samples", "5"];
+    let plain = succeeds(&sites);
+    assert!(!plain.contains("power at this load"), "{plain}");
+    let load = ["--cores", "0.5", "--frequency", "0.8", "--idle-states", "shallow", "--transfers", "0.5"];
+    let loaded = succeeds(&[&sites[..], &load].concat());
+    assert!(loaded.contains("power at this load [W]"), "{loaded}");
+    for (option, value, words) in [
+        ("--cores", "2", "must be 0 to 1"),
+        ("--frequency", "9", "must be 0.1 to 2"),
+        ("--idle-states", "c6", "one of deep, shallow"),
+    ] {
+        let error = fails(&[&sites[..], &[option, value]].concat());
+        assert!(error.contains(words), "{option} {value}: {error}");
+    }
+}
+
+#[test]
+fn a_sweep_over_the_queue_depth_of_a_disk_is_limited_by_its_latency() {
+    let rate = |depth: &str| {
+        let setting = format!("host.node.ssd.disk0.queue-depth={depth}");
+        let words =
+            ["model", "flows", "sites/h100-disks.toml", "write node.disk0 node 4096", "--samples", "0"];
+        let output = succeeds(&[&words[..], &["--set", &setting, "--csv", "-"]].concat());
+        let line = output.lines().nth(1).unwrap().to_owned();
+        line.split(',').nth(2).unwrap().parse::<f64>().unwrap_or_else(|_| panic!("{output}"))
+    };
+    let (one, two) = (rate("1"), rate("2"));
+    assert!(one > 0.0 && (two / one - 2.0).abs() < 0.05, "{one} {two}");
+    let words = ["model", "flows", "sites/h100-disks.toml", "write node.disk0 node 4096"];
+    let error = fails(&[&words[..], &["--set", "host.node.ssd.disk0.queue-depth=0"]].concat());
+    assert!(error.contains("must be 1 to 65536"), "{error}");
+}

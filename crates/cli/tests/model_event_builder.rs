@@ -22,6 +22,8 @@ fn the_report_has_rates_and_the_account() {
         "built event rate",
         "fragment missing at source",
         "conservation law: holds",
+        "energy per built event",
+        "no prices in the site file",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -39,6 +41,16 @@ fn json_has_the_documented_keys() {
         run["built_bits_per_s"].as_f64() > Some(1e9) && run["peak_link_utilization"].as_f64() <= Some(1.0),
         "{run}"
     );
+    // Power over event rate; the idle devices are the lower end.
+    let number = |path: [&str; 2]| run[path[0]][path[1]].as_f64().unwrap();
+    let rate = run["events_per_s"].as_f64().unwrap();
+    for state in ["idle", "running", "full_load"] {
+        let energy = number(["energy_per_event_j", state]);
+        assert!((energy * rate / number(["power_w", state]) - 1.0).abs() < 1e-9, "{run}");
+    }
+    let [idle, running, full_load] = ["idle", "running", "full_load"].map(|state| number(["power_w", state]));
+    assert!(idle < running && running < full_load, "{run}");
+    assert!(run["price_per_built_gb_per_s"].is_null(), "{run}");
     assert!(run["peak_bytes"].as_u64() > Some(1 << 20), "{run}");
 }
 

@@ -1,4 +1,5 @@
-//! `evb join` and `torus join` under Slurm: munged, slurmctld and two slurmd of this test in a temporary directory.
+//! `evb join`, `torus join` and cards as generic resources under Slurm: munged, slurmctld and two slurmd of this test in a
+//! temporary directory.
 //!
 //! `make test-slurm` runs it. It needs root, as slurmd does, and Debian's slurmd, slurmctld, slurm-client and munge.
 
@@ -47,6 +48,11 @@ fn free_port() -> u16 {
 
 impl Slurm {
     fn start(folder: &Path) -> Slurm {
+        Slurm::start_with(folder, "", ["", ""])
+    }
+
+    /// `lines` are more lines of slurm.conf, `nodes` more words of its two nodes.
+    fn start_with(folder: &Path, lines: &str, nodes: [&str; 2]) -> Slurm {
         // munged checks the owner and mode of each folder on the way to its files.
         fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).unwrap();
         let munge = folder.join("munge");
@@ -68,12 +74,14 @@ impl Slurm {
              SlurmdLogFile={slurmdlog}-%n.log\nProctrackType=proctrack/linuxproc\nTaskPlugin=task/none\n\
              SelectType=select/cons_tres\nSelectTypeParameters=CR_Core\nSchedulerType=sched/builtin\nReturnToService=2\nMpiDefault=none\nSlurmdParameters=config_overrides\n\
              KillWait=30\nSwitchType=switch/none\nJobAcctGatherType=jobacct_gather/none\nAccountingStorageType=accounting_storage/none\n\
-             NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8\n\
-             NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8\n\
-             PartitionName=all Nodes=n1,n2 Default=YES State=UP OverSubscribe=FORCE\n",
+             NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8 {}\n\
+             NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={} CPUs=8 {}\n\
+             PartitionName=all Nodes=n1,n2 Default=YES State=UP OverSubscribe=FORCE\n{lines}",
             free_port(),
             free_port(),
+            nodes[0],
             free_port(),
+            nodes[1],
             munge = path("munge/socket"),
             state = path("state"),
             spool = path("spool"),
@@ -139,6 +147,15 @@ impl Slurm {
         }
     }
 
+    #[track_caller]
+    fn wait(&self, what: &str, done: impl Fn() -> bool) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !done() {
+            assert!(Instant::now() < deadline, "no {what}:\n{}", self.logs());
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
     fn logs(&self) -> String {
         let mut text = String::new();
         for folder in [self.folder.clone(), self.folder.join("munge")] {
@@ -195,19 +212,27 @@ fn report(path: &Path) -> serde_json::Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-#[test]
-#[ignore = "starts Slurm's daemons: make test-slurm"]
-fn slurm_runs_units_and_nodes_and_a_cancelled_job_ends_with_its_account() {
+/// Whether the test can run here. If not, prints the reason.
+fn can_run() -> bool {
     let missing: Vec<_> = PROGRAMS.into_iter().filter(|program| !installed(program)).collect();
     if !missing.is_empty() {
         eprintln!(
             "NOT RUN: {} not installed; apt-get install slurmd slurmctld slurm-client munge",
             missing.join(", ")
         );
-        return;
+        return false;
     }
     if !rustix::process::geteuid().is_root() {
         eprintln!("NOT RUN: slurmd needs root");
+        return false;
+    }
+    true
+}
+
+#[test]
+#[ignore = "starts Slurm's daemons: make test-slurm"]
+fn slurm_runs_units_and_nodes_and_a_cancelled_job_ends_with_its_account() {
+    if !can_run() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
@@ -250,4 +275,140 @@ fn slurm_runs_units_and_nodes_and_a_cancelled_job_ends_with_its_account() {
     let _ = job.wait().unwrap();
     let report = report(&json);
     check_account(&report);
+}
+
+/// An emulated card of a node; dropping it ends its process.
+struct Card {
+    process: Child,
+    address: String,
+}
+
+impl Card {
+    fn is_free(&self) -> bool {
+        self.info()["lease"]["state"] == "Free"
+    }
+
+    fn serve(name: &str) -> Card {
+        let address = format!("127.0.0.1:{}", free_port());
+        let process = Command::new(MILLSTREAM)
+            .args(["--device", "soft", "card", "serve", name, "--memory", "16MiB", "--listen", &address])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn()
+            .unwrap();
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while std::net::TcpStream::connect(&address).is_err() {
+            assert!(Instant::now() < deadline, "card {name} does not listen at {address}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Card { process, address }
+    }
+
+    fn info(&self) -> serde_json::Value {
+        let output = Command::new(MILLSTREAM)
+            .args(["--device", "soft", "card", "info", &self.address, "--json"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// A script of tools/slurm with the files of this test; Slurm passes no variables to it.
+fn script(folder: &Path, name: &str) -> String {
+    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tools/slurm").canonicalize().unwrap();
+    let programs = Path::new(MILLSTREAM).parent().unwrap();
+    let text = format!(
+        "#!/bin/sh\nexport PATH={programs}:$PATH MILLSTREAM_DEVICE=soft MILLSTREAM_LIB={library}\n\
+         export MILLSTREAM_CARDS={folder}/cards MILLSTREAM_JOBS={folder}/jobs\nexec {tools}/{name} 2>>{folder}/{name}.log\n",
+        programs = programs.display(),
+        library = programs.join("../lib").display(),
+        folder = folder.display(),
+        tools = tools.display(),
+    );
+    let path = folder.join(name);
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+#[ignore = "starts Slurm's daemons: make test-slurm"]
+fn slurm_allocates_cards_and_their_leases_end_with_the_job() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let cards = [Card::serve("card0"), Card::serve("card1")];
+    let addresses = format!("# cards of this node\n{}\n{}\n", cards[0].address, cards[1].address);
+    fs::write(folder.join("cards"), addresses).unwrap();
+    fs::write(folder.join("gres.conf"), "NodeName=n1 Name=card Count=2\nNodeName=n2 Name=card Count=0\n")
+        .unwrap();
+    let resources = format!(
+        "GresTypes=card\nProlog={}\nTaskProlog={}\nEpilog={}\n",
+        script(folder, "cards-prolog.sh"),
+        script(folder, "cards-task-prolog.sh"),
+        script(folder, "cards-epilog.sh"),
+    );
+    let slurm = Slurm::start_with(folder, &resources, ["Gres=card:2", ""]);
+    let run = |words: &[&str], program: &str| {
+        let mut command = slurm.command("srun", words);
+        command.args(["sh", "-c", program]).env("MILLSTREAM", MILLSTREAM).env("MILLSTREAM_DEVICE", "soft");
+        command.output().unwrap()
+    };
+    let text = |output: &std::process::Output| {
+        format!(
+            "{}{}\n{}\n{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr),
+            fs::read_to_string(folder.join("cards-prolog.sh.log")).unwrap_or_default(),
+            slurm.logs()
+        )
+    };
+
+    // One card: its lease is the job's, and its memory is usable in the job.
+    let program = "$MILLSTREAM card put $MILLSTREAM_CARDS 0 /etc/passwd && $MILLSTREAM card info $MILLSTREAM_CARDS --json";
+    let done = run(&["--gres", "card:1"], program);
+    assert!(done.status.success(), "{}", text(&done));
+    let info = String::from_utf8_lossy(&done.stdout);
+    let info = &info[info.find('{').unwrap()..];
+    let info: serde_json::Value = serde_json::from_str(info).unwrap();
+    assert_ne!(info["lease"]["state"], "Free", "{}", text(&done));
+    slurm.wait("the end of the job's lease", || cards.iter().all(Card::is_free));
+    assert!(fs::read_dir(folder.join("jobs")).unwrap().next().is_none());
+
+    // Two cards for one job; a job beside it waits for one of them and then runs.
+    let program = "echo $MILLSTREAM_CARDS; sleep 3";
+    let words = ["--gres", "card:2", "sh", "-c", program];
+    let first = slurm.command("srun", &words).stdout(Stdio::piped()).spawn().unwrap();
+    slurm.wait("two leases", || cards.iter().all(|card| !card.is_free()));
+    let second = run(&["--gres", "card:1"], "echo $MILLSTREAM_CARDS");
+    let first = first.wait_with_output().unwrap();
+    let both = format!("{},{}\n", cards[0].address, cards[1].address);
+    assert_eq!(String::from_utf8_lossy(&first.stdout), both, "{}", text(&first));
+    assert_eq!(
+        String::from_utf8_lossy(&second.stdout),
+        format!("{}\n", cards[0].address),
+        "{}",
+        text(&second)
+    );
+
+    // A job without cards gets none.
+    let none = run(&[], "echo [$MILLSTREAM_CARDS]");
+    assert_eq!(String::from_utf8_lossy(&none.stdout), "[]\n", "{}", text(&none));
+
+    // A cancelled job leaves no lease.
+    let mut job = slurm.command("srun", &["--gres", "card:2", "sleep", "600"]).spawn().unwrap();
+    slurm.wait("two leases", || cards.iter().all(|card| !card.is_free()));
+    assert!(slurm.command("scancel", &["--user", "root"]).status().unwrap().success());
+    let _ = job.wait().unwrap();
+    slurm.wait("the end of the cancelled job's leases", || cards.iter().all(Card::is_free));
 }

@@ -42,3 +42,82 @@ fn a_site_without_addresses_is_refused_by_name() {
     let error = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(!run.status.success() && error.contains("--dimensions"), "{error}");
 }
+
+/// A process that is killed if the test ends before it does.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_host_outside_uses_what_programs_publish() {
+    let test = std::env::current_exe().expect("known");
+    let program = test.ancestors().nth(2).expect("in target/debug/deps").join("examples/published");
+    assert!(program.is_file(), "{} is missing: run cargo build --examples", program.display());
+    let seventh = ["--seventh", "127.0.0.1:0", "--seventh-key", "c0ffee", "--"];
+    let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        .args(["--device", "soft", "torus", "run", "--dimensions", "2x2x1", "--json"])
+        .args(seventh)
+        .arg(program)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn();
+    let mut run = Running(run.expect("it starts"));
+    let mut errors = std::io::BufReader::new(run.0.stderr.take().expect("piped"));
+    let mut line = String::new();
+    std::io::BufRead::read_line(&mut errors, &mut line).expect("a line");
+    let variables: Vec<(String, String)> = (line.trim().trim_start_matches("outside hosts: ").split(' '))
+        .filter_map(|word| word.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned())))
+        .collect();
+    assert_eq!(variables.len(), 2, "{line}");
+    let outside = |words: &[&str], input: &[u8]| {
+        let process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["--device", "soft", "torus", "outside"])
+            .args(words)
+            .envs(variables.iter().cloned())
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .stderr(std::process::Stdio::piped())
+            .spawn();
+        let mut process = process.expect("it starts");
+        std::io::Write::write_all(&mut process.stdin.take().expect("piped"), input).expect("it reads");
+        process.wait_with_output().expect("it ends")
+    };
+    let start = std::time::Instant::now();
+    let listed = loop {
+        let output = outside(&["list", "--json"], &[]);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let listed: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).expect("JSON");
+        if listed.len() == 8 {
+            break listed;
+        }
+        assert!(start.elapsed().as_secs() < 60, "{listed:?}");
+    };
+    let numbers = listed.iter().filter(|row| row["name"] == "number" && row["access"] == "read-write");
+    assert_eq!(numbers.count(), 4);
+    let put = |node: &str, number: u64| {
+        let output = outside(&["put", node, "number", "--counter", "0"], &number.to_le_bytes());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    };
+    put("3", 12);
+    while outside(&["get", "3", "square"], &[]).stdout != 144_u64.to_le_bytes() {
+        assert!(start.elapsed().as_secs() < 60, "no square");
+    }
+    let refused = outside(&["put", "3", "square"], &[1; 8]);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && error.contains("does not allow this access"), "{error}");
+    let missing = outside(&["get", "3", "cube"], &[]);
+    let error = String::from_utf8_lossy(&missing.stderr).into_owned();
+    assert!(!missing.status.success() && error.contains("has published no region \"cube\""), "{error}");
+    ["0", "1", "2", "3"].into_iter().for_each(|node| put(node, 0));
+    let output = run.0.stdout.take().expect("piped");
+    let report: serde_json::Value = serde_json::from_reader(output).expect("JSON");
+    assert!(run.0.wait().expect("it ends").success());
+    let outside = &report["total"]["outside"];
+    assert!(outside["commands"].as_u64() > Some(10), "{outside}");
+    assert_eq!(outside["commands"], outside["completed"]);
+}

@@ -1,4 +1,4 @@
-//! `millstream torus spin` and `torus neurons` alone and as the program of `torus run`, and the death of a node's process.
+//! `millstream torus spin`, `torus neurons` and `torus bfs` alone and as the program of `torus run`, and the death of a node's process.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -31,18 +31,27 @@ const SPIN: [&str; 8] = ["torus", "spin", "--lattice", "16x12x20", "--sweeps", "
 const NEURONS: [&str; 10] =
     ["torus", "neurons", "--columns", "3x2", "--neurons", "200", "--synapses", "40", "--duration", "1200"];
 
+const BFS: [&str; 6] = ["torus", "bfs", "--scale", "11", "--roots", "5"];
+
 fn with<'w>(application: &[&'w str], more: &[&'w str]) -> Vec<&'w str> {
     application.iter().chain(more).copied().collect()
 }
 
 /// What does not depend on the shape.
 fn results(report: &serde_json::Value) -> serde_json::Value {
-    ["measurements", "seconds", "state"].map(|field| report[field].clone()).to_vec().into()
+    let fields = ["measurements", "seconds", "state"].map(|field| report[field].clone());
+    let searches = report["roots"].as_array().into_iter().flatten().map(|root| {
+        ["root", "edges", "levels", "directions", "levels_hash", "parents_hash"]
+            .map(|field| root[field].clone())
+            .to_vec()
+            .into()
+    });
+    fields.into_iter().chain(searches).collect::<Vec<_>>().into()
 }
 
 #[test]
 fn processes_give_the_same_bits_as_threads() {
-    for application in [&SPIN[..], &NEURONS[..]] {
+    for application in [&SPIN[..], &NEURONS[..], &BFS[..]] {
         let alone = report(&with(application, &["--json"]));
         let threads = report(&with(application, &["--json", "--dimensions", "2x2x1"]));
         let processes = report(&words(&on_processes("2x2x1", &with(application, &["--json"]))));
@@ -50,11 +59,146 @@ fn processes_give_the_same_bits_as_threads() {
         assert_eq!(results(&threads), results(&alone));
         assert_eq!(results(&processes), results(&alone));
         assert_eq!(processes["dimensions"], "2x2x1");
+        if application == BFS {
+            assert_eq!(processes["nodes"], 4);
+            continue;
+        }
         let nodes = processes["nodes"].as_array().expect("the nodes' times");
         assert!(
             nodes.len() == 4 && nodes.iter().all(|node| node["messages"].as_u64() > Some(0)),
             "{nodes:?}"
         );
+    }
+}
+
+/// Emulated cards of a torus, one process each.
+struct Cards(Vec<std::process::Child>);
+
+impl Cards {
+    /// Returns the pattern of their names, too.
+    fn serve(test: &str, nodes: usize) -> (Cards, String) {
+        let pattern = format!("torus-{test}-{}-{{node}}", std::process::id());
+        let mut cards = Cards(Vec::new());
+        for node in 0..nodes {
+            let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+                .args(["card", "--json", "serve", &pattern.replace("{node}", &node.to_string())])
+                .args(["--listen", "127.0.0.1:0", "--memory", "64MiB"])
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .expect("the program starts");
+            let output = process.stdout.take().expect("piped");
+            cards.0.push(process);
+            let mut line = String::new();
+            std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
+            assert!(line.contains("address"), "{line}");
+        }
+        (cards, pattern)
+    }
+}
+
+impl Drop for Cards {
+    fn drop(&mut self) {
+        for process in &mut self.0 {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+}
+
+#[test]
+fn card_memory_gives_the_same_bits_as_host_memory() {
+    let (_cards, pattern) = Cards::serve("applications", 4);
+    let run = ["torus", "run", "--dimensions", "2x2x1", "--card", &pattern, "--"];
+    for application in [&SPIN[..], &NEURONS[..], &BFS[..]] {
+        let expected = report(&with(application, &["--json"]));
+        let mut arguments = with(&run, &[env!("CARGO_BIN_EXE_millstream")]);
+        arguments.extend(application);
+        arguments.extend(["--json", "--memory"]);
+        for memory in ["card", "card-messages"] {
+            let on_cards = report(&with(&arguments, &[memory]));
+            assert_eq!(results(&on_cards), results(&expected), "{memory}");
+            assert_eq!(on_cards["dimensions"], "2x2x1");
+        }
+    }
+    let output = millstream(&with(&SPIN, &["--memory", "card"]));
+    let err = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success() && err.contains("torus run --card NAME"), "{err}");
+}
+
+/// A run whose spins are on cards continues in host memory, and the other way round.
+#[test]
+fn checkpoints_move_between_card_and_host_memory() {
+    let (_cards, pattern) = Cards::serve("checkpoints", 4);
+    let program = env!("CARGO_BIN_EXE_millstream");
+    let on_cards = ["torus", "run", "--dimensions", "2x1x2", "--card", &pattern, "--", program];
+    let spin = with(&SPIN, &["--element", "f64", "--json"]);
+    let expected = report(&spin);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().to_str().unwrap();
+    let picture = folder.path().join("spin.svg");
+    let saving = ["--checkpoint", path, "--checkpoint-every", "7"];
+    let card = ["--memory", "card", "--svg", picture.to_str().unwrap()];
+    // The last sweep is not a multiple: a run that resumes has sweeps to make.
+    let first = report(&with(&with(&with(&on_cards, &spin), &saving), &card));
+    assert_eq!(results(&first), results(&expected));
+    assert!(std::fs::read_to_string(&picture).unwrap().contains("</svg>"));
+    let resumed = report(&with(&with(&spin, &saving), &["--resume", "--dimensions", "1x3x1"]));
+    assert_eq!(resumed["resumed_after"], 21);
+    assert_eq!(results(&resumed), results(&expected));
+    let resumed = report(&with(&with(&with(&on_cards, &spin), &saving), &["--resume", "--memory", "card"]));
+    assert_eq!(resumed["resumed_after"], 21);
+    assert_eq!(results(&resumed), results(&expected));
+}
+
+/// The graph is in the memory of eight cards. The death of a process leaves the searches that are done; the others are made
+/// in host memory.
+#[test]
+fn searches_on_cards_go_on_in_host_memory_after_the_death_of_a_process() {
+    let (_cards, pattern) = Cards::serve("searches", 8);
+    let program = env!("CARGO_BIN_EXE_millstream");
+    let run = ["torus", "run", "--dimensions", "2x2x2", "--card", &pattern, "--", program];
+    let folder = tempfile::tempdir().unwrap();
+    for columns in ["32", "48"] {
+        let search = with(&BFS, &["--json", "--columns", columns]);
+        let expected = report(&search);
+        assert_eq!(expected["roots"].as_array().map(Vec::len), Some(5));
+        let file = folder.path().join(columns);
+        let kept = with(&search, &["--checkpoint", file.to_str().unwrap()]);
+        let on_cards = with(&with(&run, &kept), &["--memory", "card"]);
+        let killed = millstream(&with(&on_cards, &["--fail", "5@2"]));
+        let err = String::from_utf8_lossy(&killed.stderr);
+        assert!(!killed.status.success(), "{err}");
+        assert!(err.contains("the application of node 5 ended with signal: 9"), "{err}");
+        // After the parameters. Node 0 may not have learnt the end of the second search.
+        let done = read(&file).lines().count() - 1;
+        assert!((1..=2).contains(&done), "{done}");
+        let resumed = report(&with(&kept, &["--dimensions", "3x1x1"]));
+        assert_eq!(results(&resumed), results(&expected));
+        for root in 0..5 {
+            let nodes = if root < done { "2x2x2" } else { "3x1x1" };
+            assert_eq!(resumed["roots"][root]["nodes"], nodes, "root {root}");
+        }
+    }
+}
+
+/// A network on cards saves what one in host memory saves.
+#[test]
+fn checkpoints_of_a_network_move_between_card_and_host_memory() {
+    let (_cards, pattern) = Cards::serve("network", 2);
+    let program = env!("CARGO_BIN_EXE_millstream");
+    let on_cards = ["torus", "run", "--dimensions", "2x1x1", "--card", &pattern, "--", program];
+    let network = with(&NEURONS, &["--json"]);
+    let expected = report(&network);
+    let folder = tempfile::tempdir().unwrap();
+    let saving = ["--checkpoint", folder.path().to_str().unwrap()];
+    let first = report(&with(&with(&with(&on_cards, &network), &saving), &["--memory", "card"]));
+    assert_eq!(results(&first), results(&expected));
+    let resumed = report(&with(&with(&network, &saving), &["--resume", "--dimensions", "1x2x1"]));
+    let on_cards =
+        report(&with(&with(&with(&on_cards, &network), &saving), &["--resume", "--memory", "card"]));
+    for report in [resumed, on_cards] {
+        assert_eq!(report["resumed_after"], 1000);
+        assert_eq!(results(&report), results(&expected));
     }
 }
 

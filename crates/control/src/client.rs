@@ -2,8 +2,10 @@
 
 use crate::status::Status;
 use crate::token::Token;
+use millstream_tls::{CertificateDer, Keys, Security};
 use serde_json::Value;
 use std::time::{Duration, Instant};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 /// Time for one request.
 const TIMEOUT: Duration = Duration::from_secs(15);
@@ -40,19 +42,40 @@ pub enum ClientError {
 pub struct Client {
     address: String,
     token: Option<Token>,
+    security: Security,
     agent: ureq::Agent,
 }
 
+/// Presents the program's certificate, and accepts certificates of the same authority.
+fn tls_config(keys: &Keys) -> TlsConfig {
+    let certificates = |chain: &[CertificateDer<'static>]| -> Vec<Certificate<'static>> {
+        chain.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
+    };
+    // The key was read from the same text before.
+    let key = PrivateKey::from_pem(keys.private_key()).ok();
+    let certificate = key.map(|key| ClientCert::new_with_certs(&certificates(keys.chain()), key));
+    TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(keys.provider())
+        .client_cert(certificate)
+        .root_certs(RootCerts::new_with_certs(&certificates(keys.authorities())))
+        .build()
+}
+
 impl Client {
-    /// A client for `HOST:PORT`. Without a token it can only read.
-    pub fn new(address: &str, token: Option<Token>) -> Client {
+    /// A client for `HOST:PORT`. With keys it uses TLS. With neither keys nor a token it can only read.
+    pub fn new(address: &str, token: Option<Token>, security: &Security) -> Client {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(TIMEOUT))
             .http_status_as_error(false)
             .proxy(None)
-            .max_redirects(0)
-            .build();
-        Client { address: address.to_owned(), token, agent: config.into() }
+            .max_redirects(0);
+        let config = match security.keys() {
+            Some(keys) => config.tls_config(tls_config(keys)),
+            None => config,
+        };
+        let agent = config.build().into();
+        Client { address: address.to_owned(), token, security: security.clone(), agent }
     }
 
     /// The status.
@@ -105,7 +128,8 @@ impl Client {
     }
 
     fn url(&self, path: &str) -> String {
-        format!("http://{}{path}", self.address)
+        let scheme = if self.security.is_on() { "https" } else { "http" };
+        format!("{scheme}://{}{path}", self.address)
     }
 
     fn answer(
@@ -114,7 +138,7 @@ impl Client {
     ) -> Result<Value, ClientError> {
         let mut response = response.map_err(|error| ClientError::Unreachable {
             address: self.address.clone(),
-            cause: error.to_string(),
+            cause: self.explain(&error),
         })?;
         let body: Value =
             response.body_mut().read_json().map_err(|error| self.unexpected(error.to_string()))?;
@@ -123,6 +147,16 @@ impl Client {
         }
         let problem = body.get("error").and_then(Value::as_str).map(str::to_owned);
         Err(ClientError::Refused(problem.unwrap_or_else(|| response.status().to_string())))
+    }
+
+    /// The cause of a failed request; of a refused certificate with its subject and the reason.
+    fn explain(&self, error: &ureq::Error) -> String {
+        let explained = self.security.keys().and_then(|keys| match error {
+            ureq::Error::Io(cause) => keys.explain(cause),
+            ureq::Error::Rustls(cause) => keys.explain(cause),
+            _ => None,
+        });
+        explained.unwrap_or_else(|| error.to_string())
     }
 
     fn unexpected(&self, cause: String) -> ClientError {

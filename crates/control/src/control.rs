@@ -20,6 +20,7 @@ use serde_json::Value as Json;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::watch;
@@ -42,6 +43,8 @@ struct Shared {
     ended: Condvar,
     /// Counts changes of the status.
     changes: watch::Sender<u64>,
+    /// Clients that were refused.
+    clients_refused: AtomicU64,
 }
 
 struct Inner {
@@ -88,8 +91,19 @@ impl RunControl {
                 inner: Mutex::new(inner),
                 ended: Condvar::new(),
                 changes: watch::Sender::new(0),
+                clients_refused: AtomicU64::new(0),
             }),
         }
+    }
+
+    /// Clients that were refused because they did not use TLS or had no valid certificate of the site.
+    pub fn clients_refused(&self) -> u64 {
+        self.shared.clients_refused.load(Ordering::Relaxed)
+    }
+
+    /// Counts a client that is refused. Returns their number.
+    pub(crate) fn count_refused_client(&self) -> u64 {
+        1 + self.shared.clients_refused.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Reads and checks the configuration file. A refused one changes nothing.

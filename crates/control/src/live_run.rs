@@ -67,6 +67,7 @@ impl LiveRun {
                     cpu_s: None,
                     cpu_use: None,
                     memory_bytes: None,
+                    connections_refused: accepts_connections(process).then_some(0),
                 };
                 // The card of a builder unit that is started again.
                 self.units.retain(|(known, _)| known != process);
@@ -83,12 +84,16 @@ impl LiveRun {
                 ended.for_each(|(_, unit)| unit.state = UnitState::Ended);
                 self.ended.push((unit_name(config, process), 0));
             }
+            RunEvent::Refused { process, connections } => {
+                let refusing = self.units.iter_mut().filter(|(known, _)| known == process);
+                refusing.for_each(|(_, unit)| unit.connections_refused = Some(*connections));
+            }
             RunEvent::Joined(joined) => {
                 let process = RunProcess::Unit(*joined);
                 let joined = self.units.iter_mut().filter(|(known, _)| *known == process);
                 joined.for_each(|(_, unit)| unit.state = UnitState::Running);
             }
-            RunEvent::Paused(_) => {}
+            RunEvent::Paused(_) | RunEvent::StandbyJoined | RunEvent::TookOver { .. } => {}
         }
         self.read_usage(now);
     }
@@ -178,8 +183,17 @@ fn role(process: &RunProcess) -> &'static str {
     match process {
         RunProcess::Card(_) => "card",
         RunProcess::Unit(Unit::Manager) => "manager",
+        RunProcess::Standby(_) => "standby",
         RunProcess::Unit(Unit::Readout(_)) => "readout",
         RunProcess::Unit(Unit::Builder(_)) => "builder",
+    }
+}
+
+/// Whether a process listens, and reports what it refuses.
+fn accepts_connections(process: &RunProcess) -> bool {
+    match process {
+        RunProcess::Unit(Unit::Manager | Unit::Builder(_)) | RunProcess::Standby(_) => true,
+        RunProcess::Unit(Unit::Readout(_)) | RunProcess::Card(_) => false,
     }
 }
 
@@ -197,6 +211,8 @@ pub(crate) fn config_of_run(config: &RunConfig, number: RunNumber) -> RunConfig 
 pub(crate) fn unit_name(config: &RunConfig, process: &RunProcess) -> String {
     match process {
         RunProcess::Card(name) => name.clone(),
+        RunProcess::Standby(0) => "standby".to_owned(),
+        RunProcess::Standby(restart) => format!("standby+{restart}"),
         RunProcess::Unit(unit) => config.unit_name(*unit),
     }
 }

@@ -44,6 +44,8 @@ macro_rules! metrics {
 
 metrics! {
     INFO = Gauge "millstream_control_info" ["version"] "Version of run control; always 1.";
+    CLIENTS_REFUSED = Counter "millstream_control_clients_refused_total" []
+        "Clients that run control has refused: without TLS, or without a valid certificate of the site.";
     STATE = Gauge "millstream_control_state" ["state"] "1 for the present state, 0 for the others.";
     RUN = Gauge "millstream_run_number" [] "Number of the present or last run.";
     RUNS = Counter "millstream_runs_total" ["result"] "Runs that have ended: complete, stopped or failed.";
@@ -64,6 +66,8 @@ metrics! {
     CPU = Counter "millstream_unit_cpu_seconds_total" ["unit", "role"] "User and system time of the unit.";
     MEMORY = Gauge "millstream_unit_resident_memory_bytes" ["unit", "role"]
         "Resident memory of the unit, with shared pages.";
+    REFUSED = Counter "millstream_unit_connections_refused_total" ["unit", "role"]
+        "Connections that the unit has refused: without TLS or a valid certificate, if the run has keys, or of no unit that may join.";
     ENERGY = Counter "millstream_host_energy_joules_total" ["package"]
         "Energy of a processor package; missing if the host shows none.";
     TEMPERATURE = Gauge "millstream_host_temperature_celsius" ["sensor"] "Temperature; missing if the host shows none.";
@@ -75,12 +79,13 @@ metrics! {
 
 /// The metrics as text.
 pub fn render(control: &RunControl) -> String {
-    text(&control.status(), &control.totals(), &control.power())
+    text(&control.status(), control.clients_refused(), &control.totals(), &control.power())
 }
 
-fn text(status: &Status, totals: &Totals, power: &PowerReading) -> String {
+fn text(status: &Status, clients_refused: u64, totals: &Totals, power: &PowerReading) -> String {
     let mut text = Text::default();
     text.one(INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
+    text.one(CLIENTS_REFUSED, &[], clients_refused as f64);
     text.family(STATE, State::ALL.map(|state| (vec![state.to_string()], is(state == status.state))));
     let last = status.last_run.as_ref().map(|run| run.number);
     let number = status.run.as_ref().map(|run| run.number).or(last).unwrap_or_default();
@@ -115,6 +120,7 @@ fn units(text: &mut Text, status: &Status) {
     text.family(UP, family(|unit| Some(is(unit.state == UnitState::Running))));
     text.family(CPU, family(|unit| unit.cpu_s.map(|time| time.0)));
     text.family(MEMORY, family(|unit| unit.memory_bytes.map(|bytes| bytes.0 as f64)));
+    text.family(REFUSED, family(|unit| unit.connections_refused.map(|connections| connections as f64)));
 }
 
 fn host(text: &mut Text, power: &PowerReading) {

@@ -138,6 +138,10 @@ pub struct UnitStatus {
     pub cpu_use: Option<f64>,
     /// Resident memory with shared pages.
     pub memory_bytes: Option<Bytes>,
+    /// Connections that it has refused; `None` of a process that accepts none, and of a card, which counts in its register
+    /// `clients_refused`.
+    #[serde(default)]
+    pub connections_refused: Option<u64>,
 }
 
 /// A fault.

@@ -99,6 +99,11 @@ impl LocalAdapter {
         self.arena.get::<Header>(0).magic.store(MAGIC, Ordering::Release);
     }
 
+    /// Frees the locks of this process's memory whose holders are gone.
+    pub(crate) fn recover_locks(&self) {
+        self.arena.get::<Header>(0).atomics.recover();
+    }
+
     /// The process that owns `qpn`, connecting to it if need be.
     ///
     /// # Errors

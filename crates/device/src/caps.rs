@@ -1,5 +1,7 @@
 //! Attributes and limits of the device, as `ibv_query_device` reports them.
 
+use std::sync::OnceLock;
+
 /// Vendor id: a locally administered OUI (`02-4D-53`). Some programs reject zero, and some apply tuning for
 /// registered vendors.
 pub const VENDOR_ID: u32 = 0x02_4d53;
@@ -19,11 +21,10 @@ pub const MAX_XRC_SRQ: usize = 4096;
 pub const MAX_QP_WR: u32 = 32768;
 /// Scatter/gather elements in one work request.
 pub const MAX_SGE: u32 = 32;
-/// Inline data in one work request, bytes.
-pub const MAX_INLINE: u32 = 1024;
-/// Inline data that every queue pair accepts, bytes. Programs rely on it, because adapters have at least the room of a
-/// work queue entry.
-pub(crate) const MIN_INLINE: u32 = 64;
+/// Inline data in one work request, bytes: a page and the header of a message layer.
+pub const MAX_INLINE: u32 = 4096 + 64;
+/// Inline data that every queue pair accepts, bytes. Adapters have at least the room of a work queue entry.
+const MIN_INLINE: u32 = 64;
 /// Completion queues in one process.
 pub const MAX_CQ: u32 = 65536;
 /// Entries in one completion queue.
@@ -52,3 +53,22 @@ pub const ODP_RC_CAPS: u32 = 0x3f;
 pub const ODP_UC_CAPS: u32 = 0x27;
 /// `IBV_ODP_SUPPORT_*` of datagrams: SEND, RECV, SRQ_RECV.
 pub const ODP_UD_CAPS: u32 = 0x23;
+
+/// Inline data that a queue pair gets, bytes: at least what it was created with. A connected one gets [`MAX_INLINE`], or
+/// `MILLSTREAM_INLINE` bytes: inline data is copied once, straight to the target, so a message layer like UCX sends a page
+/// without a copy into a buffer of its own. Such layers take the room for the size of a message. It must not exceed
+/// their segments (UCX: 8 KiB), nor the path MTU of datagrams.
+pub(crate) fn granted_inline(asked: u32, is_connected: bool) -> u32 {
+    static CONNECTED: OnceLock<u32> = OnceLock::new();
+    let connected = || match std::env::var("MILLSTREAM_INLINE") {
+        Ok(text) => text.parse().map_or_else(
+            |_| {
+                tracing::warn!("MILLSTREAM_INLINE={text} is no number of bytes; {MAX_INLINE} is used");
+                MAX_INLINE
+            },
+            |bytes: u32| bytes.clamp(MIN_INLINE, MAX_INLINE),
+        ),
+        Err(_) => MAX_INLINE,
+    };
+    asked.max(if is_connected { *CONNECTED.get_or_init(connected) } else { MIN_INLINE })
+}

@@ -13,7 +13,7 @@ use crate::layout;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Version of these messages.
-const MESSAGES_VERSION: u32 = 4;
+const MESSAGES_VERSION: u32 = 5;
 
 /// Version of these messages and of the arena's layout together.
 pub(crate) const VERSION: u32 = (layout::MAGIC ^ layout::MAGIC >> 32) as u32 ^ MESSAGES_VERSION;

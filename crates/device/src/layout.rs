@@ -63,6 +63,16 @@ pub(crate) struct Header {
     pub(crate) multicast_len: AtomicU32,
 }
 
+/// The value of [`QpEntry::initiator`] that joins a connection of the entry to one of its initiator. Zero joins none.
+pub(crate) fn initiator_claim(connection: u32, initiator: u32) -> u32 {
+    (connection % 0xffff + 1) << 16 | initiator & 0xffff
+}
+
+/// Whether two values of [`QpEntry::initiator`] are of the same connection of the entry.
+pub(crate) fn is_same_claimed(a: u32, b: u32) -> bool {
+    a >> 16 == b >> 16
+}
+
 /// Queue pair states as their owner publishes them, in the order of `enum ibv_qp_state`.
 pub(crate) mod qp_state {
     pub(crate) const RESET: u32 = 0;
@@ -106,16 +116,20 @@ pub(crate) struct QpEntry {
     /// Rises after every change of the fields that initiators check before each request: number, generation, state, peer
     /// and access.
     pub(crate) revision: AtomicU32,
-    _pad0: u32,
+    /// The revision at the last reset, which identifies the connection.
+    pub(crate) connection: AtomicU32,
     // Initiator.
     /// Announces the peer's operation in the owner's memory.
     pub(crate) inflight: InflightOp,
     /// Held by the initiator that delivers a datagram.
     pub(crate) delivery: RobustLock,
-    /// The shared receive request that the initiator has taken and not yet completed ([`taken_request`]). An initiator
-    /// that finds another one's record leaves it to the owner: that initiator has exited.
+    /// The shared receive request that the initiator has taken and not yet completed ([`taken_request`]); for datagrams, also
+    /// that of the queue pair's own queue. An initiator that finds another one's record leaves it to the owner: that initiator
+    /// has exited.
     pub(crate) srq_taken: AtomicU32,
-    _pad1: [u32; 13],
+    /// The initiator's connection that this connection has, once a request has come ([`initiator_claim`]).
+    pub(crate) initiator: AtomicU32,
+    _pad1: [u32; 12],
     // Owner.
     /// Receive requests ever posted.
     pub(crate) rq_tail: AtomicU32,

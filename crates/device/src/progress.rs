@@ -82,7 +82,7 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
                 peer.send(Message::new(Op::RecvPosted, [qpn.get()]));
             }
         }
-        Task::RestoreEvents => adapter.event_sources.restore_all(),
+        Task::RestoreEvents => restore(adapter),
         Task::ShareRegion { key } => region_mover::add(adapter, Job::Share { key }),
         Task::XrcSrqEvent { number, event } => {
             if let Some(srq) = adapter.xrc_srqs.get(number) {
@@ -92,9 +92,19 @@ fn execute(adapter: &'static LocalAdapter, task: Task) {
     }
 }
 
-/// A peer's process has exited: pending requests to it fail.
-fn peer_lost(adapter: &'static LocalAdapter, peer: &Arc<Peer>) {
+/// Completes what a process began that has exited or executes another program: signals its events, frees its locks.
+fn restore(adapter: &'static LocalAdapter) {
     adapter.event_sources.restore_all();
+    for qp in adapter.qps.all() {
+        qp.recover_locks();
+    }
+    adapter.xrc_srqs.recover_locks();
+    adapter.recover_locks();
+}
+
+/// A peer's process has exited or executes another program: pending requests to it fail.
+fn peer_lost(adapter: &'static LocalAdapter, peer: &Arc<Peer>) {
+    restore(adapter);
     adapter.peers.remove(peer);
     for qp in adapter.qps.all() {
         qp.peer_lost(peer);

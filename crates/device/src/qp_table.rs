@@ -81,6 +81,8 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     fn retry_now(&self);
     /// Lets pollers of the completion queues move the pages of regions.
     fn request_move(&self);
+    /// Frees the locks of this queue pair and its queues whose holders are gone.
+    fn recover_locks(&self);
     /// A process has exited.
     fn peer_lost(&self, peer: &Arc<Peer>);
 

@@ -1,6 +1,6 @@
 //! Lets peers map the pages of regions that they use much.
 //!
-//! With `MILLSTREAM_MOVE=used`, a registered region stays where it is, and peers copy through the kernel. They add up
+//! A registered region stays where it is by default, and peers copy through the kernel. They add up
 //! what that costs them in the region's entry. Once the sum reaches the cost of moving the pages, a thread moves them
 //! and promotes the entry; the thread ends when there is nothing left to move. So a region that is used little is
 //! registered and deregistered in microseconds, and the total cost is at most twice that of the better choice.

@@ -298,6 +298,14 @@ impl Srq {
         self.users.fetch_sub(1, Ordering::AcqRel);
     }
 
+    /// Frees the locks of the queue whose holders are gone.
+    pub(crate) fn recover_locks(&self) {
+        self.ring.lock.recover();
+        if let Some(membership) = &self.xrc {
+            membership.recover_locks();
+        }
+    }
+
     /// Destroys the queue. Waits until all fetched events are acknowledged.
     ///
     /// # Errors
@@ -346,6 +354,10 @@ impl XrcSrqOps for Srq {
             srq_event::RECV_ABANDONED => self.reclaim(membership.take_abandoned()),
             _ => {}
         }
+    }
+
+    fn recover_locks(&self) {
+        Self::recover_locks(self);
     }
 
     fn wait_for_senders(&self) -> bool {

@@ -149,8 +149,6 @@ impl XrcMembership {
         let number = adapter.id.qpn_prefix << QPN_INDEX_BITS | adapter.xrc_srqs.take_index()?;
         let offset = XRC_TABLE + index(number) as usize * size_of::<XrcEntry>();
         let entry = adapter.arena.get(offset);
-        domain.attach();
-        cq.attach();
         Ok(Self { number, domain: domain.clone(), cq: cq.clone(), entry, adapter })
     }
 
@@ -167,8 +165,10 @@ impl XrcMembership {
     }
 
     /// Registers the queue at `ring` with pollers, then publishes it to senders. The queue withdraws itself before its
-    /// slots are freed.
+    /// slots are freed. Until then it uses its domain and its completion queue.
     pub(crate) fn publish(&self, srq: Weak<dyn XrcSrqOps>, slots: &Arc<SrqWqes>, ring: u32, pd: u32) {
+        self.domain.attach();
+        self.cq.attach();
         let cq = self.cq.arena_offset();
         // SAFETY: the queue holds the slots until `withdraw` has removed them.
         unsafe { self.adapter.xrc_srqs.add(index(self.number), srq, Arc::as_ptr(slots), cq) };
@@ -188,6 +188,9 @@ impl XrcMembership {
         barrier::heavy();
         drop(self.entry.delivery.lock(self.adapter.id.pid));
         self.cq.cancel_xrc_srq(number, || self.adapter.xrc_srqs.remove(index(number)));
+        // Not in `drop`: the device's threads may still hold the queue for a moment.
+        self.cq.detach();
+        self.domain.detach();
     }
 
     /// Notifies waiting senders of any process. The progress thread does it, because connecting to one can take long.
@@ -203,6 +206,12 @@ impl XrcMembership {
     /// Waits until no sender is inside an operation that began before the call; false if one stayed.
     pub(crate) fn wait_for_senders(&self) -> bool {
         self.entry.delivery.lock(self.adapter.id.pid).is_some()
+    }
+
+    /// Frees the locks of the queue whose holders are gone.
+    pub(crate) fn recover_locks(&self) {
+        self.entry.delivery.recover();
+        self.cq.recover_lock();
     }
 
     /// Takes the record of the request that an exited sender took; zero for none.
@@ -221,7 +230,5 @@ pub(crate) fn take_abandoned(delivery: &RobustLock, taken: &AtomicU32, me: u32) 
 impl Drop for XrcMembership {
     fn drop(&mut self) {
         self.adapter.xrc_srqs.release_index(index(self.number));
-        self.cq.detach();
-        self.domain.detach();
     }
 }

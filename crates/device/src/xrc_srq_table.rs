@@ -34,6 +34,8 @@ pub(crate) trait XrcSrqOps: Debug + Send + Sync {
     fn number(&self) -> u32;
     /// A sender reports an event ([`crate::ipc::srq_event`]).
     fn srq_event(&self, event: u32);
+    /// Frees the locks of the queue whose holders are gone.
+    fn recover_locks(&self);
     /// Waits until no sender is inside an operation that began before the call; false if one stayed.
     fn wait_for_senders(&self) -> bool;
     /// Packets for the queue are received while the application polls its completion queue. Undone when the result is
@@ -88,6 +90,13 @@ impl XrcSrqTable {
     /// The queue with this number.
     pub(crate) fn get(&self, number: u32) -> Option<Arc<dyn XrcSrqOps>> {
         self.0.get()?.get(index(number)).filter(|srq| srq.number() == number)
+    }
+
+    /// Frees the locks of all queues whose holders are gone.
+    pub(crate) fn recover_locks(&self) {
+        if let Some(table) = self.0.get() {
+            table.all().iter().for_each(|srq| srq.recover_locks());
+        }
     }
 
     /// Waits until no sender is inside an operation that began before the call; false if one stayed.

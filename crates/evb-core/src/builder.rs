@@ -17,6 +17,8 @@
 //! puts empty packets where those of the lost unit are missing ([`Builder::is_absent`]). A unit that joins with the same
 //! sources delivers later batches; fragments are counted for the unit that they came from.
 
+mod takeover;
+
 use super::deadlines::Deadlines;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
@@ -24,8 +26,10 @@ use super::recovery::{Membership, OnReadoutLoss, ReadoutMember};
 use super::report::{BuilderReport, SlotReport, SlotState, UnfinishedCause};
 use super::summary::{BatchOutcome, Totals};
 use super::types::{
-    BatchId, BuIndex, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Term,
+    Unit,
 };
+use super::watch::ManagerWatch;
 use std::collections::VecDeque;
 
 /// A batch whose packets have all arrived: process it, then call [`Builder::handle_processed`].
@@ -102,6 +106,12 @@ pub struct Builder {
     absent: Vec<bool>,
     /// By readout unit with restarts.
     arrived_total: Vec<u64>,
+    /// Of those, the ones in finished batches.
+    arrived_done: Vec<u64>,
+    /// Finished batches that lost builder units had before.
+    rebuilt: Vec<BatchId>,
+    /// The batch with the highest number that was assigned to the unit.
+    newest: Option<Batch>,
     /// By readout unit at the start: the unit with its sources. The run goes on without lost ones.
     readouts: Vec<ReadoutMember>,
     /// From assignment to the last arrival, then from there to the outcome.
@@ -114,11 +124,15 @@ pub struct Builder {
     readouts_lost: Vec<bool>,
     /// Readout units that the run went on without.
     excluded: Vec<RuIndex>,
+    /// Slots whose packets do not count.
+    withdrawn: VecDeque<SlotIndex>,
     card_lost: bool,
     phase: Phase,
     cause: StopCause,
-    manager_timeout_at: Instant,
+    manager: ManagerWatch,
     outbox: VecDeque<Message>,
+    /// Faults reported so far.
+    faults: Vec<StopCause>,
     report: Option<BuilderReport>,
 }
 
@@ -126,6 +140,7 @@ impl Builder {
     /// A builder unit that joins the run.
     pub fn join(index: BuIndex, plan: Plan, membership: &Membership, now: Instant) -> Builder {
         let mut builder = Builder::new(index, plan, now);
+        builder.manager = ManagerWatch::new(&builder.plan, membership.term, now);
         for (present, member) in builder.readouts.iter_mut().zip(&membership.readouts) {
             *present = *member;
         }
@@ -154,6 +169,9 @@ impl Builder {
             arrived: vec![None; slots * readouts],
             absent: vec![false; slots * readouts],
             arrived_total: vec![0; plan.readout_members()],
+            arrived_done: vec![0; plan.readout_members()],
+            rebuilt: Vec::new(),
+            newest: None,
             readouts: (0..readouts)
                 .map(|ru| ReadoutMember {
                     index: RuIndex(ru as u16),
@@ -169,11 +187,13 @@ impl Builder {
             rejected: [0; ProtocolError::ALL.len()],
             readouts_lost: vec![false; readouts],
             excluded: Vec::new(),
+            withdrawn: VecDeque::new(),
             card_lost: false,
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
-            manager_timeout_at: now + plan.timeout,
+            manager: ManagerWatch::new(&plan, Term::FIRST, now),
             outbox: VecDeque::with_capacity(2 * slots + readouts),
+            faults: Vec::new(),
             report: None,
             plan,
         };
@@ -183,9 +203,16 @@ impl Builder {
         builder
     }
 
-    /// A message from the manager.
-    pub fn handle_message(&mut self, message: Message, now: Instant) {
-        self.manager_timeout_at = now + self.plan.timeout;
+    /// A message from the manager of that term.
+    pub fn handle_message(&mut self, term: Term, message: Message, now: Instant) {
+        let was_waiting = self.manager.is_waiting();
+        if !self.manager.heard(term, now) {
+            return;
+        }
+        if was_waiting {
+            // Some readout units get the assignments of their batches only now.
+            self.deadlines.restart(now + self.plan.timeout);
+        }
         match message {
             Message::Assign(assignment) => {
                 if let Err(error) = self.assign(assignment, now) {
@@ -200,6 +227,9 @@ impl Builder {
             }
             Message::Joined { readout, first_batch } if readout.index() < self.arrived_total.len() => {
                 self.readout_joined(readout, first_batch);
+            }
+            Message::Withdraw { builder, slot, generation } if builder == self.index => {
+                self.withdraw(slot, generation);
             }
             _ => {
                 self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::UnexpectedMessage })
@@ -300,6 +330,13 @@ impl Builder {
         self.processing -= 1;
         self.deadlines.stop(at);
         self.done += outcome;
+        if entry.again {
+            self.rebuilt.push(batch.id);
+        }
+        let row = self.cell(at, RuIndex(0));
+        for &(by, fragments) in self.arrived[row..row + self.plan.readouts()].iter().flatten() {
+            self.arrived_done[by.index()] += u64::from(fragments);
+        }
         for ru in 0..self.plan.readouts() {
             let ru = RuIndex(ru as u16);
             let arrived = self.arrived[self.cell(at, ru)].map_or(0, |(_, fragments)| fragments);
@@ -348,11 +385,6 @@ impl Builder {
         }
     }
 
-    /// The manager died.
-    pub fn handle_manager_lost(&mut self, now: Instant) {
-        self.stop(StopCause::Lost(Unit::Manager), now + self.plan.drain_timeout);
-    }
-
     /// The next complete batch, in order of completion.
     pub fn poll_complete_batch(&mut self) -> Option<CompleteBatch> {
         if self.phase == Phase::Reported {
@@ -364,19 +396,26 @@ impl Builder {
         Some(CompleteBatch { slot, batch, again: entry.again })
     }
 
-    /// The next message to the manager.
+    /// The next slot whose packets do not count any more: a batch that only lost readout units knew.
+    pub fn poll_withdrawn(&mut self) -> Option<SlotIndex> {
+        self.withdrawn.pop_front()
+    }
+
+    /// The next message to the manager. None while the unit waits for the next term.
     pub fn poll_transmit(&mut self) -> Option<Message> {
+        if self.manager.is_waiting() && self.phase == Phase::Running {
+            return None;
+        }
         self.outbox.pop_front()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Running => Some(
-                self.deadlines
-                    .earliest()
-                    .map_or(self.manager_timeout_at, |at| at.min(self.manager_timeout_at)),
-            ),
+            Phase::Running if self.manager.is_waiting() => Some(self.manager.due()),
+            Phase::Running => {
+                Some(self.deadlines.earliest().map_or(self.manager.due(), |at| at.min(self.manager.due())))
+            }
             Phase::Stopping { until } | Phase::Draining { until } => Some(until),
             Phase::Reported => None,
         }
@@ -385,7 +424,9 @@ impl Builder {
     /// A timer may have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         match self.phase {
-            Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
+            Phase::Running if self.manager.handle_timeout(now) => self.stop_without_manager(now),
+            // A batch that is late may lack an assignment that the lost manager did not send to all.
+            Phase::Running if self.manager.is_waiting() => {}
             Phase::Running => {
                 while let Some(at) = self.deadlines.pop_due(now) {
                     self.slots[at].timed_out = true;
@@ -453,6 +494,10 @@ impl Builder {
     /// A readout unit has the sources of one that was lost, from that batch on.
     fn readout_joined(&mut self, ru: RuIndex, first_batch: BatchId) {
         let role = self.plan.readout_role(ru).index();
+        if self.readouts[role].index == ru {
+            // From an earlier term.
+            return;
+        }
         self.readouts[role] = ReadoutMember { index: ru, is_lost: false, first_batch };
         self.readouts_lost[role] = false;
     }
@@ -511,6 +556,11 @@ impl Builder {
         }
         let at = slot.index();
         let entry = &mut self.slots[at];
+        let is_known = entry.generation == generation && entry.batch == Some(batch);
+        if self.manager.term() > Term::FIRST && (is_known || entry.generation.is_after(generation)) {
+            // Assigned in an earlier term, and perhaps done meanwhile.
+            return Ok(());
+        }
         if entry.generation != generation {
             return Err(ProtocolError::WrongGeneration);
         }
@@ -518,6 +568,7 @@ impl Builder {
             return Err(ProtocolError::AssignOfBusySlot);
         }
         (entry.batch, entry.again) = (Some(batch), again);
+        self.newest = self.newest.into_iter().chain([batch]).max_by_key(|batch| batch.id);
         self.events_assigned += u64::from(batch.events);
         self.deadlines.start(at, now + self.plan.timeout);
         for role in 0..self.readouts.len() {
@@ -571,6 +622,9 @@ impl Builder {
     fn fault(&mut self, cause: StopCause) {
         if self.phase == Phase::Running {
             self.outbox.push_back(Message::Fault { cause });
+            if !self.faults.contains(&cause) {
+                self.faults.push(cause);
+            }
         }
     }
 
@@ -637,259 +691,4 @@ impl Builder {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::plan::small;
-    use super::super::summary::BatchCounts;
-    use super::super::types::BatchId;
-    use super::*;
-
-    const START: Instant = Instant::from_nanos(1_000);
-    const SLOT: SlotIndex = SlotIndex(0);
-
-    /// A builder unit with two slots, and two readout units with 2 and 3 sources.
-    fn builder() -> Builder {
-        let mut builder = Builder::new(BuIndex(0), small(&[2, 3], &[2], 100, 4), START);
-        while builder.poll_transmit().is_some() {}
-        builder
-    }
-
-    fn assign(builder: &mut Builder, slot: u16, generation: u32, batch: u64) {
-        let batch = builder.plan.batch(BatchId(batch)).unwrap();
-        let (slot, generation) = (SlotIndex(slot), Generation(generation));
-        let assignment = Assignment { batch, builder: BuIndex(0), slot, generation, again: false };
-        builder.handle_message(Message::Assign(assignment), START);
-    }
-
-    fn arrive(
-        builder: &mut Builder,
-        ru: u16,
-        slot: u16,
-        generation: u32,
-        fragments: u32,
-    ) -> Result<(), ProtocolError> {
-        let immediate = Immediate::new(SlotIndex(slot), Generation(generation));
-        let arrival = builder.begin_arrival(RuIndex(ru), immediate)?;
-        builder.complete_arrival(arrival, fragments, START)
-    }
-
-    fn outcome() -> BatchOutcome {
-        BatchOutcome {
-            built: BatchCounts { events: 3, fragments: 15 },
-            missing: BatchCounts { events: 1, fragments: 4 },
-            accepted: 2,
-            ..BatchOutcome::default()
-        }
-    }
-
-    #[test]
-    fn a_batch_is_complete_when_assigned_and_arrived_in_any_order() {
-        let mut builder = builder();
-        arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        assign(&mut builder, 0, 1, 7);
-        assert_eq!(builder.poll_complete_batch(), None);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        let process = builder.poll_complete_batch().unwrap();
-        assert_eq!((process.slot, process.batch.id), (SLOT, BatchId(7)));
-        assert_eq!(builder.poll_complete_batch(), None);
-    }
-
-    #[test]
-    fn processing_reports_missing_fragments_then_done_then_the_next_grant() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        builder.handle_processed(SLOT, outcome()).unwrap();
-        let (me, generation) = (BuIndex(0), Generation(1));
-        let missing = Message::MissingFragments {
-            builder: me,
-            slot: SLOT,
-            generation,
-            readout: RuIndex(1),
-            missing: 1,
-        };
-        let done =
-            Message::Done { builder: me, slot: SLOT, generation, batch: BatchId(7), outcome: outcome() };
-        let grant = Message::Grant { builder: me, slot: SLOT, generation: Generation(2) };
-        let sent: Vec<_> = std::iter::from_fn(|| builder.poll_transmit()).collect();
-        assert_eq!(sent, [missing, done, grant]);
-    }
-
-    #[test]
-    fn invalid_arrivals_are_rejected_by_name_and_counted() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        assert_eq!(arrive(&mut builder, 0, 0, 1, 8), Err(ProtocolError::DuplicateArrival));
-        assert_eq!(arrive(&mut builder, 1, 0, 0, 8), Err(ProtocolError::StaleArrival));
-        assert_eq!(arrive(&mut builder, 1, 2, 1, 8), Err(ProtocolError::UnknownSlotOrUnit));
-        assert_eq!(arrive(&mut builder, 1, 0, 1, 13), Err(ProtocolError::TooManyFragments));
-        arrive(&mut builder, 1, 0, 1, 12).unwrap();
-        builder.handle_processed(SLOT, outcome()).unwrap();
-        assert_eq!(arrive(&mut builder, 1, 0, 1, 12), Err(ProtocolError::StaleArrival));
-        builder.handle_message(Message::Stop { cause: StopCause::EndOfRun }, START);
-        builder.handle_message(Message::Drain, START);
-        let report = builder.poll_report().unwrap();
-        let rejected = [
-            (ProtocolError::UnknownSlotOrUnit, 1),
-            (ProtocolError::StaleArrival, 2),
-            (ProtocolError::DuplicateArrival, 1),
-            (ProtocolError::TooManyFragments, 1),
-        ];
-        assert_eq!(report.rejected_arrivals, rejected);
-        assert_eq!(report.arrived, [8, 12]);
-    }
-
-    #[test]
-    fn excess_fragments_of_a_short_last_batch_are_detected_at_its_assignment() {
-        let mut builder = Builder::new(BuIndex(0), small(&[2], &[1], 5, 4), START);
-        while builder.poll_transmit().is_some() {}
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        assign(&mut builder, 0, 1, 1);
-        assert_eq!(builder.poll_complete_batch(), None);
-        let cause =
-            StopCause::Protocol { by: Unit::Readout(RuIndex(0)), error: ProtocolError::TooManyFragments };
-        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause }));
-    }
-
-    #[test]
-    fn an_outcome_has_to_cover_the_batch() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        assert_eq!(builder.handle_processed(SLOT, outcome()), Err(ProtocolError::SlotNotAssigned));
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        let incomplete = BatchOutcome { missing: BatchCounts::default(), ..outcome() };
-        assert_eq!(builder.handle_processed(SLOT, incomplete), Err(ProtocolError::WrongEventCount));
-        let too_many_accepted = BatchOutcome { accepted: 4, ..outcome() };
-        assert_eq!(builder.handle_processed(SLOT, too_many_accepted), Err(ProtocolError::WrongEventCount));
-        builder.handle_processed(SLOT, outcome()).unwrap();
-    }
-
-    #[test]
-    fn draining_waits_for_batches_in_processing() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        assign(&mut builder, 1, 1, 8);
-        arrive(&mut builder, 1, 1, 1, 10).unwrap();
-        let lost = StopCause::Lost(Unit::Readout(RuIndex(0)));
-        builder.handle_message(Message::Stop { cause: lost }, START);
-        builder.handle_message(Message::Drain, START);
-        assert_eq!(builder.poll_report(), None);
-        builder.handle_processed(SLOT, outcome()).unwrap();
-        let report = builder.poll_report().unwrap();
-        assert_eq!((report.done.batches, report.cause), (1, lost));
-        assert_eq!(report.slots[0], SlotReport { generation: Generation(1), state: SlotState::Finished });
-        let SlotState::Unfinished { arrived, cause, .. } = &report.slots[1].state else {
-            panic!("slot 1 is unfinished: {report:?}")
-        };
-        assert_eq!((arrived.as_slice(), *cause), (&[(RuIndex(1), 10)][..], UnfinishedCause::ReadoutLost));
-    }
-
-    #[test]
-    fn batches_are_complete_without_a_readout_unit_that_the_run_goes_on_without() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 1, 0, 1, 12).unwrap();
-        arrive(&mut builder, 0, 1, 1, 8).unwrap();
-        assert_eq!(builder.poll_complete_batch(), None);
-        let unit = Unit::Readout(RuIndex(0));
-        builder.handle_message(Message::Lost { unit }, START);
-        assert_eq!(builder.poll_complete_batch().map(|complete| complete.slot), Some(SLOT));
-        assert!(builder.is_absent(SLOT, RuIndex(0)) && !builder.is_absent(SLOT, RuIndex(1)));
-        let outcome = BatchOutcome {
-            missing: BatchCounts { events: 4, fragments: 12 },
-            accepted: 0,
-            ..BatchOutcome::default()
-        };
-        builder.handle_processed(SLOT, outcome).unwrap();
-        let counted = BatchOutcome { readout_lost: outcome.missing, ..BatchOutcome::default() };
-        let done = std::iter::from_fn(|| builder.poll_transmit()).find_map(|message| {
-            if let Message::Done { outcome, .. } = message { Some(outcome) } else { None }
-        });
-        assert_eq!(done, Some(counted));
-        // An arrival before the assignment counts, and later batches do not wait for the lost unit.
-        assign(&mut builder, 1, 1, 8);
-        arrive(&mut builder, 1, 1, 1, 12).unwrap();
-        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SlotIndex(1), RuIndex(0)));
-        assign(&mut builder, 0, 2, 9);
-        arrive(&mut builder, 1, 0, 2, 12).unwrap();
-        assert!(builder.poll_complete_batch().is_some() && builder.is_absent(SLOT, RuIndex(0)));
-    }
-
-    #[test]
-    fn a_readout_unit_that_joins_delivers_from_its_first_batch() {
-        let mut plan = small(&[2, 3], &[2, 2], 100, 4);
-        plan.recovery.restarts = 1;
-        let mut builder = Builder::new(BuIndex(0), plan, START);
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        arrive(&mut builder, 1, 0, 1, 12).unwrap();
-        builder.poll_complete_batch().unwrap();
-        arrive(&mut builder, 0, 1, 1, 8).unwrap();
-        builder.handle_message(Message::Lost { unit: Unit::Readout(RuIndex(0)) }, START);
-        let (readout, first_batch) = (RuIndex(2), BatchId(9));
-        builder.handle_message(Message::Joined { readout, first_batch }, START);
-        assert!(builder.is_excluded(RuIndex(0)) && !builder.is_excluded(readout));
-        // A late notice of the lost unit is not about the one that joined.
-        builder.handle_message(Message::Lost { unit: Unit::Readout(RuIndex(0)) }, START);
-        builder.handle_readout_lost(RuIndex(0));
-        // Batch 8 is older: it has what had arrived before.
-        assign(&mut builder, 1, 1, 8);
-        assert_eq!(arrive(&mut builder, 0, 1, 1, 8), Err(ProtocolError::StaleArrival));
-        arrive(&mut builder, 1, 1, 1, 12).unwrap();
-        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SlotIndex(1), RuIndex(0)));
-        let whole =
-            BatchOutcome { built: BatchCounts { events: 4, fragments: 20 }, ..BatchOutcome::default() };
-        builder.handle_processed(SLOT, whole).unwrap();
-        assign(&mut builder, 0, 2, 9);
-        arrive(&mut builder, 1, 0, 2, 12).unwrap();
-        assert_eq!(builder.poll_complete_batch(), None);
-        arrive(&mut builder, 2, 0, 2, 7).unwrap();
-        assert!(builder.poll_complete_batch().is_some() && !builder.is_absent(SLOT, RuIndex(0)));
-        // A batch that is assigned again from before has no packets of it.
-        builder.handle_processed(SlotIndex(1), whole).unwrap();
-        assign(&mut builder, 1, 2, 6);
-        arrive(&mut builder, 1, 1, 2, 12).unwrap();
-        assert!(builder.poll_complete_batch().is_some() && builder.is_absent(SlotIndex(1), readout));
-        builder.handle_message(Message::Stop { cause: StopCause::Requested }, START);
-        builder.handle_card_lost();
-        builder.handle_message(Message::Drain, START);
-        let report = builder.poll_report().unwrap();
-        assert_eq!((report.arrived, report.excluded), (vec![16, 48, 7, 0], vec![RuIndex(0)]));
-    }
-
-    #[test]
-    fn a_readout_unit_that_is_late_is_named_if_others_delivered() {
-        let mut plan = small(&[2, 3], &[2], 100, 4);
-        plan.recovery.readout = OnReadoutLoss::Deliver;
-        let mut builder = Builder::new(BuIndex(0), plan, START);
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 1, 0, 1, 12).unwrap();
-        while builder.poll_transmit().is_some() {}
-        let now = START + builder.plan.timeout;
-        builder.handle_message(Message::Heartbeat, now);
-        builder.handle_timeout(now);
-        let cause = StopCause::ReadoutLate { by: BuIndex(0), readout: RuIndex(0) };
-        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause }));
-    }
-
-    #[test]
-    fn a_lost_card_leaves_its_batches_unprocessed() {
-        let mut builder = builder();
-        assign(&mut builder, 0, 1, 7);
-        arrive(&mut builder, 0, 0, 1, 8).unwrap();
-        arrive(&mut builder, 1, 0, 1, 11).unwrap();
-        builder.handle_card_lost();
-        assert_eq!(builder.poll_transmit(), Some(Message::Fault { cause: StopCause::CardLost(BuIndex(0)) }));
-        builder.handle_message(Message::Stop { cause: StopCause::CardLost(BuIndex(0)) }, START);
-        builder.handle_message(Message::Drain, START);
-        let report = builder.poll_report().unwrap();
-        assert!(matches!(
-            report.slots[0].state,
-            SlotState::Unfinished { cause: UnfinishedCause::Unprocessed, .. }
-        ));
-    }
-}
+mod tests;

@@ -60,6 +60,15 @@ impl Deadlines {
         }
     }
 
+    /// Restarts all timers that run.
+    pub(crate) fn restart(&mut self, at: Instant) {
+        let mut next = self.oldest;
+        while next != NONE {
+            self.entries[next as usize].at = at;
+            next = self.entries[next as usize].after;
+        }
+    }
+
     /// When the next deadline is due.
     pub(crate) fn earliest(&self) -> Option<Instant> {
         (self.oldest != NONE).then(|| self.entries[self.oldest as usize].at)
@@ -84,7 +93,7 @@ mod tests {
     proptest! {
         /// Compares with a sorted list.
         #[test]
-        fn behaves_like_a_sorted_list(operations in proptest::collection::vec((0usize..6, 0u8..3), 0..100)) {
+        fn behaves_like_a_sorted_list(operations in proptest::collection::vec((0usize..6, 0u8..4), 0..100)) {
             let mut deadlines = Deadlines::new(6);
             let mut model: Vec<(u64, usize)> = Vec::new();
             for (now, (index, operation)) in operations.into_iter().enumerate() {
@@ -98,6 +107,10 @@ mod tests {
                     1 => {
                         model.retain(|entry| entry.1 != index);
                         deadlines.stop(index);
+                    }
+                    3 => {
+                        model.iter_mut().for_each(|entry| entry.0 = now + 10);
+                        deadlines.restart(Instant::from_nanos(now + 10));
                     }
                     _ => {
                         let due = model.first().copied().filter(|entry| entry.0 <= now);

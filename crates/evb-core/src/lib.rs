@@ -22,6 +22,8 @@
 //! the reports into the [`RunSummary`] and checks the invariants. Every wait is bounded; a unit that does not report
 //! in time counts as lost.
 //!
+//! If the manager is lost, a standby manager may take over ([`takeover`]).
+//!
 //! Read [`types`] and [`message`] first, then [`manager`], [`readout`], [`builder`], then [`merge`].
 #![forbid(unsafe_code)]
 
@@ -36,7 +38,9 @@ pub mod recovery;
 pub mod report;
 pub mod shaping;
 pub mod summary;
+pub mod takeover;
 pub mod types;
+mod watch;
 
 pub use builder::Builder;
 pub use manager::Manager;
@@ -47,5 +51,6 @@ pub use readout::Readout;
 pub use recovery::RecoveryPolicy;
 pub use summary::{BatchOutcome, Counts, RunSummary};
 pub use types::{
-    BatchId, BuIndex, Bytes, EventNumber, Generation, Immediate, Instant, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, Bytes, EventNumber, Generation, Immediate, Instant, RuIndex, SlotIndex, StopCause,
+    Term, Unit,
 };

@@ -7,21 +7,26 @@
 //! If events become available over time, a batch is assigned when it is full, or shorter when its events have waited for
 //! the plan's `batch_timeout`.
 //!
-//! The private module `recovery` has the rules for lost units that the run goes on without, and for units that join.
+//! The private module `recovery` has the rules for lost units that the run goes on without, and for units that join;
+//! `takeover` makes the manager of a new term; `reports` has the final reports.
 
 mod recovery;
+mod reports;
+mod takeover;
 
 use super::deadlines::Deadlines;
-use super::merge::ReportMerger;
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
-use super::report::{BuilderReport, BuilderView, ManagerReport, ReadoutReport, RunReports, UnfinishedBatch};
+use super::report::{BuilderReport, ReadoutReport};
 use super::shaping::{RoundRobin, TrafficShaping};
 use super::summary::{BatchOutcome, RunSummary, Totals};
+use super::takeover::DoneBatch;
 use super::types::{
-    BatchId, BuIndex, EventNumber, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, EventNumber, Generation, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Term,
+    Unit,
 };
 use recovery::Rebuild;
+use reports::PendingReport;
 use std::collections::VecDeque;
 
 /// Receivers of a message.
@@ -139,58 +144,15 @@ struct CurrentReadout {
     first_batch: BatchId,
 }
 
-/// The final report of a unit.
-#[derive(Debug)]
-enum PendingReport<Report> {
-    /// The unit is a restart that has not joined.
-    Vacant,
-    Awaited,
-    Received(Report),
-    /// The unit died or did not report in time.
-    Lost,
-}
-
-impl<Report> PendingReport<Report> {
-    fn is_awaited(&self) -> bool {
-        matches!(self, PendingReport::Awaited)
-    }
-
-    /// Whether the unit is not there, and has not reported.
-    fn is_lost(&self) -> bool {
-        matches!(self, PendingReport::Lost | PendingReport::Vacant)
-    }
-
-    /// Stores a report. A report after the bound is exact all the same, so the unit no longer counts as lost.
-    fn receive(&mut self, report: Report) {
-        *self = PendingReport::Received(report);
-    }
-
-    fn is_received(&self) -> bool {
-        matches!(self, PendingReport::Received(_))
-    }
-
-    /// The report, if it was received.
-    fn received(&self) -> Option<&Report> {
-        match self {
-            PendingReport::Received(report) => Some(report),
-            PendingReport::Vacant | PendingReport::Awaited | PendingReport::Lost => None,
-        }
-    }
-
-    /// Marks the unit lost, unless it has reported or never joined.
-    fn mark_lost(&mut self) -> bool {
-        if matches!(self, PendingReport::Received(_) | PendingReport::Vacant) {
-            return false;
-        }
-        *self = PendingReport::Lost;
-        true
-    }
-}
-
 /// The event manager.
 #[derive(Debug)]
 pub struct Manager {
     plan: Plan,
+    term: Term,
+    /// Whether units were lost or joined since the standby manager's last copy.
+    is_replica_due: bool,
+    /// Batches that are done since then, if there is a standby manager.
+    done_since_replica: Vec<DoneBatch>,
     next_batch: BatchId,
     /// Events of the run in batches before `next_batch`.
     events_cut: u64,
@@ -201,7 +163,10 @@ pub struct Manager {
     /// No batch is assigned.
     paused: bool,
     events_done: u64,
-    /// Batches of lost builder units, in order.
+    /// Of those, events of batches that lost builder units had finished, but not reported done.
+    events_settled: u64,
+    /// Batches to assign before new ones, in order: those of lost builder units, and those of an earlier term that reached no
+    /// unit.
     rebuild: VecDeque<Rebuild>,
     /// Readout units keep batches before this one until all are done, because a builder unit was lost.
     release: Option<BatchId>,
@@ -271,6 +236,10 @@ impl Manager {
             waiting_since: None,
             paused: false,
             events_done: 0,
+            events_settled: 0,
+            term: Term::FIRST,
+            is_replica_due: true,
+            done_since_replica: Vec::new(),
             rebuild: VecDeque::new(),
             release: None,
             recovered: Vec::new(),
@@ -348,6 +317,8 @@ impl Manager {
                     && self.exclude_readout(ru, StopCause::Lost(unit), now);
                 (self.readouts[ru.index()].mark_lost(), goes_on)
             }
+            // The manager of a new term is told of units that were lost before it.
+            Unit::Builder(bu) if self.builders[bu.index()].membership == BuilderState::Gone => return,
             Unit::Builder(bu) => {
                 let lost = self.builders[bu.index()].report.mark_lost();
                 (lost, lost && self.remove_builder(bu, now))
@@ -405,6 +376,7 @@ impl Manager {
     /// The operator pauses or resumes the run. While it is paused, batches in flight are finished and no batch is assigned.
     pub fn handle_pause(&mut self, paused: bool) {
         self.paused = paused;
+        self.is_replica_due = true;
     }
 
     /// The operator requests the end of the run.
@@ -465,9 +437,11 @@ impl Manager {
         // report.
         self.deadlines.start(at, now + 3 * self.plan.timeout);
         match rebuild {
-            Some(Rebuild { batch, from }) => {
+            Some(Rebuild { batch, from, .. }) => {
                 self.rebuild.pop_front();
-                self.slots[from].1 = Slot::Moved { batch, again: true };
+                if let Some(from) = from {
+                    self.slots[from].1 = Slot::Moved { batch, again: true };
+                }
             }
             None => {
                 self.next_batch.0 += 1;
@@ -477,7 +451,7 @@ impl Manager {
                     self.waiting_since.filter(|_| self.events_cut < self.available).map(|_| now);
             }
         }
-        let again = rebuild.is_some();
+        let again = rebuild.is_some_and(|rebuild| rebuild.again);
         let assignment = Assignment { batch, builder, slot, generation: self.slots[at].0, again };
         Some(Transmit { to: Receivers::ReadoutsAnd(builder), message: Message::Assign(assignment) })
     }
@@ -640,6 +614,7 @@ impl Manager {
         self.slots[at].1 = Slot::Busy;
         self.deadlines.stop(at);
         let mut missing_reports = std::mem::take(&mut self.builders[builder.index()].missing_reports);
+        let mut arrivals = Vec::new();
         for role in (0..self.plan.readouts()).map(|ru| RuIndex(ru as u16)) {
             let missing: u32 =
                 missing_reports.iter().filter(|(ru, _)| *ru == role).map(|(_, missing)| missing).sum();
@@ -647,6 +622,13 @@ impl Manager {
             let expected = self.plan.expected_fragments(role, batch.events);
             let arrived = u64::from(expected.saturating_sub(missing));
             self.builders[builder.index()].arrived[sender.index()] += arrived;
+            if self.plan.recovery.has_standby() {
+                arrivals.push((sender, arrived));
+            }
+        }
+        if self.plan.recovery.has_standby() {
+            let done = DoneBatch { builder, slot, generation, batch: id, outcome, arrived: arrivals };
+            self.done_since_replica.push(done);
         }
         missing_reports.clear();
         let unit = &mut self.builders[builder.index()];
@@ -702,290 +684,7 @@ impl Manager {
             self.summary = Some(self.close());
         }
     }
-
-    /// The reports that the manager has: its own, and those of the units.
-    pub fn reports(&self) -> RunReports {
-        RunReports {
-            manager: Some(self.report()),
-            readouts: self.readouts.iter().map(|report| report.received().cloned()).collect(),
-            builders: self.builders.iter().map(|unit| unit.report.received().cloned()).collect(),
-        }
-    }
-
-    /// The manager's state of the builder units, for the merge.
-    fn report(&self) -> ManagerReport {
-        let views = self.builders.iter().zip(&self.plan.slots).map(|(unit, slots)| {
-            let unfinished =
-                (0..slots.get()).filter_map(|slot| match self.slots[unit.base + usize::from(slot)] {
-                    (generation, Slot::Assigned(batch)) => {
-                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch, again: false })
-                    }
-                    (generation, Slot::Moved { batch, again }) => {
-                        Some(UnfinishedBatch { slot: SlotIndex(slot), generation, batch, again })
-                    }
-                    _ => None,
-                });
-            BuilderView {
-                events_assigned: unit.events_assigned,
-                done: unit.done,
-                arrived: unit.arrived.clone(),
-                unfinished: unfinished.collect(),
-            }
-        });
-        let (recovered, joined) = (self.recovered.clone(), self.joined.clone());
-        ManagerReport { cause: self.cause, builders: views.collect(), recovered, joined }
-    }
-
-    fn close(&self) -> RunSummary {
-        ReportMerger::of(self.plan.clone(), self.reports()).summary(self.cause)
-    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::plan::small;
-    use super::super::recovery::{OnBuilderLoss, OnReadoutLoss, ReadoutMember, RecoveryPolicy};
-    use super::super::summary::BatchCounts;
-    use super::*;
-    use std::time::Duration;
-
-    const NOW: Instant = Instant::from_nanos(1_000);
-
-    /// A manager of one readout unit with 2 sources, and builder units with the given slots.
-    fn manager(slots: &[u16]) -> Manager {
-        Manager::new(small(&[2], slots, 12, 4), NOW)
-    }
-
-    fn grant(manager: &mut Manager, builder: u16, slot: u16, generation: u32) {
-        let grant = Message::Grant {
-            builder: BuIndex(builder),
-            slot: SlotIndex(slot),
-            generation: Generation(generation),
-        };
-        manager.handle_message(Unit::Builder(BuIndex(builder)), grant, NOW);
-    }
-
-    fn done(builder: u16, slot: u16, generation: u32, batch: u64) -> Message {
-        let built = BatchCounts { events: 4, fragments: 8 };
-        let outcome = BatchOutcome { built, ..BatchOutcome::default() };
-        let (builder, slot, batch) = (BuIndex(builder), SlotIndex(slot), BatchId(batch));
-        Message::Done { builder, slot, generation: Generation(generation), batch, outcome }
-    }
-
-    fn sent(manager: &mut Manager) -> Vec<Message> {
-        std::iter::from_fn(|| manager.poll_transmit(NOW)).map(|transmit| transmit.message).collect()
-    }
-
-    fn assigned(manager: &mut Manager) -> Vec<(u64, u16, u16)> {
-        let place = |message| match message {
-            Message::Assign(a) => (a.batch.id.0, a.builder.0, a.slot.0),
-            other => panic!("expected an assignment, not {other:?}"),
-        };
-        sent(manager).into_iter().map(place).collect()
-    }
-
-    #[test]
-    fn nothing_is_assigned_without_a_credit_and_builder_units_take_turns() {
-        let mut manager = manager(&[2, 1]);
-        assert_eq!(assigned(&mut manager), []);
-        grant(&mut manager, 0, 1, 1);
-        grant(&mut manager, 0, 0, 1);
-        grant(&mut manager, 1, 0, 1);
-        assert_eq!(assigned(&mut manager), [(0, 0, 1), (1, 1, 0), (2, 0, 0)]);
-        assert_eq!(manager.progress().assigned, 3);
-    }
-
-    #[test]
-    fn a_paused_run_assigns_nothing_until_it_is_resumed() {
-        let mut manager = manager(&[2]);
-        manager.handle_pause(true);
-        (0..2).for_each(|slot| grant(&mut manager, 0, slot, 1));
-        assert_eq!(assigned(&mut manager), []);
-        manager.handle_pause(false);
-        assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 0, 1)]);
-    }
-
-    #[test]
-    fn available_batches_are_assigned_in_rounds_except_the_last() {
-        let mut manager = manager(&[3, 3]);
-        (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
-        manager.handle_available(7, NOW);
-        assert_eq!(assigned(&mut manager), []);
-        manager.handle_available(8, NOW);
-        assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 1, 0)]);
-        manager.handle_available(12, NOW);
-        assert_eq!(assigned(&mut manager), [(2, 0, 1)]);
-    }
-
-    #[test]
-    fn events_that_wait_for_the_batch_timeout_are_assigned_in_a_shorter_batch() {
-        let mut manager = manager(&[3, 3]);
-        let timeout = Duration::from_millis(7);
-        manager.plan.batch_timeout = Some(timeout);
-        (0..3).for_each(|slot| (0..2).for_each(|builder| grant(&mut manager, builder, slot, 1)));
-        manager.handle_available(0, NOW);
-        manager.handle_timeout(NOW);
-        while manager.poll_transmit(NOW).is_some() {}
-        let assignments = |manager: &mut Manager, now| -> Vec<(u64, u16)> {
-            let sent = std::iter::from_fn(|| manager.poll_transmit(now));
-            sent.filter_map(|transmit| match transmit.message {
-                Message::Assign(a) => Some((a.batch.first_event.0, a.batch.events)),
-                _ => None,
-            })
-            .collect()
-        };
-        assert_eq!(manager.poll_timeout(), Some(manager.next_heartbeat));
-        manager.handle_available(3, NOW);
-        manager.handle_available(5, NOW + timeout / 2);
-        assert_eq!(manager.poll_timeout(), Some(NOW + timeout));
-        assert_eq!(assignments(&mut manager, NOW + timeout / 2), []);
-        // The round of both builder units is not full; the waiting events are assigned.
-        assert_eq!(assignments(&mut manager, NOW + timeout), [(100, 4)]);
-        assert_eq!(assignments(&mut manager, NOW + 2 * timeout), [(104, 1)]);
-        // The rest of the run needs no timeout, and two batches of the run are shorter than the others.
-        manager.handle_available(12, NOW + 2 * timeout);
-        assert_eq!(assignments(&mut manager, NOW + 2 * timeout), [(105, 4), (109, 3)]);
-        assert_eq!(manager.progress().assigned, 4);
-    }
-
-    /// A manager of two readout units and two builder units with a slot each, all of which may join again once.
-    fn restartable() -> Manager {
-        let mut plan = small(&[2, 3], &[1, 1, 1, 1], 100, 4);
-        plan.recovery = RecoveryPolicy {
-            builder: OnBuilderLoss::Rebuild,
-            readout: OnReadoutLoss::Deliver,
-            restarts: 1,
-            join_timeout: Duration::from_secs(1),
-            ..RecoveryPolicy::default()
-        };
-        Manager::new(plan, NOW)
-    }
-
-    #[test]
-    fn a_restarted_readout_unit_joins_at_the_next_batch() {
-        let mut manager = restartable();
-        let (first, again) = (Unit::Readout(RuIndex(1)), Unit::Readout(RuIndex(3)));
-        assert_eq!((manager.join_candidate(first), manager.handle_joined(again)), (None, None));
-        (0..2).for_each(|builder| grant(&mut manager, builder, 0, 1));
-        assert_eq!(assigned(&mut manager).len(), 2);
-        manager.handle_lost(first, NOW);
-        assert_eq!((manager.poll_departed(), manager.join_candidate(first)), (Some(first), Some(again)));
-        sent(&mut manager);
-        let membership = manager.handle_joined(again).unwrap();
-        assert_eq!((membership.first_batch, membership.first_event), (BatchId(2), 8));
-        let member = ReadoutMember { index: RuIndex(3), is_lost: false, first_batch: BatchId(2) };
-        assert_eq!(membership.readouts[1], member);
-        assert_eq!(membership.absent_builders, [BuIndex(2), BuIndex(3)]);
-        let joined = Message::Joined { readout: RuIndex(3), first_batch: BatchId(2) };
-        assert_eq!(sent(&mut manager), [joined]);
-        // Batch 1 was sent before, batch 2 comes from the unit that joined.
-        assert_eq!(manager.sender_of(RuIndex(1), BatchId(1)), RuIndex(1));
-        assert_eq!(manager.sender_of(RuIndex(1), BatchId(2)), RuIndex(3));
-        // It may not join a second time.
-        manager.handle_lost(again, NOW);
-        assert_eq!(manager.join_candidate(again), None);
-        assert_eq!(manager.reports().manager.unwrap().joined, [again]);
-    }
-
-    #[test]
-    fn a_run_without_builder_units_waits_for_one_to_join() {
-        let mut manager = restartable();
-        (0..2).for_each(|builder| grant(&mut manager, builder, 0, 1));
-        assert_eq!(assigned(&mut manager).len(), 2);
-        (0..2).for_each(|builder| manager.handle_lost(Unit::Builder(BuIndex(builder)), NOW));
-        sent(&mut manager);
-        let again = manager.join_candidate(Unit::Builder(BuIndex(1)));
-        assert_eq!(again, Some(Unit::Builder(BuIndex(3))));
-        assert!(manager.handle_joined(Unit::Builder(BuIndex(3))).is_some());
-        grant(&mut manager, 3, 0, 1);
-        assert_eq!(assigned(&mut manager), [(0, 3, 0)]);
-        manager.handle_lost(Unit::Builder(BuIndex(3)), NOW);
-        let until = NOW + Duration::from_secs(1);
-        manager.handle_timeout(until);
-        let cause = StopCause::Lost(Unit::Builder(BuIndex(3)));
-        assert!(sent(&mut manager).contains(&Message::Stop { cause }));
-        assert_eq!(manager.join_candidate(Unit::Builder(BuIndex(0))), None);
-    }
-
-    fn protocol_error_of(messages: &[(u16, Message)]) -> ProtocolError {
-        let mut manager = manager(&[2, 1]);
-        grant(&mut manager, 0, 0, 1);
-        assert_eq!(assigned(&mut manager), [(0, 0, 0)]);
-        for (from, message) in messages {
-            manager.handle_message(Unit::Builder(BuIndex(*from)), *message, NOW);
-        }
-        match sent(&mut manager)[..] {
-            [Message::Stop { cause: StopCause::Protocol { by: Unit::Builder(_), error } }] => error,
-            ref other => panic!("expected a stop for a protocol error, not {other:?}"),
-        }
-    }
-
-    #[test]
-    fn protocol_errors_stop_the_run_with_their_name() {
-        let grant = |slot, generation| Message::Grant {
-            builder: BuIndex(0),
-            slot: SlotIndex(slot),
-            generation: Generation(generation),
-        };
-        let short = |readout, missing| Message::MissingFragments {
-            builder: BuIndex(0),
-            slot: SlotIndex(0),
-            generation: Generation(1),
-            readout: RuIndex(readout),
-            missing,
-        };
-        let outcome =
-            BatchOutcome { built: BatchCounts { events: 3, fragments: 6 }, ..BatchOutcome::default() };
-        let (builder, slot) = (BuIndex(0), SlotIndex(0));
-        let partial = Message::Done { builder, slot, generation: Generation(1), batch: BatchId(0), outcome };
-        assert_eq!(protocol_error_of(&[(0, grant(0, 2))]), ProtocolError::GrantOfBusySlot);
-        assert_eq!(protocol_error_of(&[(0, grant(1, 2))]), ProtocolError::WrongGeneration);
-        assert_eq!(protocol_error_of(&[(0, grant(2, 1))]), ProtocolError::UnknownSlotOrUnit);
-        assert_eq!(protocol_error_of(&[(1, grant(0, 1))]), ProtocolError::UnexpectedMessage);
-        assert_eq!(protocol_error_of(&[(0, Message::Drain)]), ProtocolError::UnexpectedMessage);
-        assert_eq!(protocol_error_of(&[(0, done(0, 0, 2, 0))]), ProtocolError::WrongGeneration);
-        assert_eq!(protocol_error_of(&[(0, done(0, 0, 1, 1))]), ProtocolError::SlotNotAssigned);
-        assert_eq!(protocol_error_of(&[(0, done(0, 1, 0, 0))]), ProtocolError::SlotNotAssigned);
-        assert_eq!(protocol_error_of(&[(0, partial)]), ProtocolError::WrongEventCount);
-        assert_eq!(protocol_error_of(&[(0, short(1, 1))]), ProtocolError::UnknownSlotOrUnit);
-        assert_eq!(protocol_error_of(&[(0, short(0, 9))]), ProtocolError::TooManyFragments);
-        assert_eq!(protocol_error_of(&[(0, short(0, 1)), (0, short(0, 1))]), ProtocolError::TooManyFragments);
-    }
-
-    #[test]
-    fn nothing_is_assigned_once_the_run_stops() {
-        let mut manager = manager(&[2]);
-        grant(&mut manager, 0, 0, 1);
-        manager.handle_stop_request(NOW);
-        assert_eq!(sent(&mut manager), [Message::Stop { cause: StopCause::Requested }]);
-        grant(&mut manager, 0, 1, 1);
-        assert_eq!(sent(&mut manager), []);
-    }
-
-    #[test]
-    fn a_death_explains_the_write_that_failed_before_it() {
-        let mut manager = manager(&[1]);
-        let cause = StopCause::Unreachable { by: RuIndex(0), peer: BuIndex(0) };
-        manager.handle_message(Unit::Readout(RuIndex(0)), Message::Fault { cause }, NOW);
-        manager.handle_lost(Unit::Builder(BuIndex(0)), NOW);
-        manager.handle_lost(Unit::Readout(RuIndex(0)), NOW);
-        let summary = manager.poll_finished().unwrap();
-        assert_eq!(summary.cause, StopCause::Lost(Unit::Builder(BuIndex(0))));
-        assert!(summary.is_balanced() && !summary.is_success());
-        assert_eq!(manager.poll_finished(), None);
-    }
-
-    #[test]
-    fn units_that_do_not_answer_are_lost_after_a_bounded_time() {
-        let mut manager = manager(&[1]);
-        manager.handle_stop_request(NOW);
-        let mut waits = Vec::new();
-        while let Some(at) = manager.poll_timeout() {
-            manager.handle_timeout(at);
-            waits.push(at);
-        }
-        assert!(waits.last() <= Some(&(NOW + 4 * manager.plan.drain_timeout)), "{waits:?}");
-        let lost = manager.poll_finished().unwrap().lost;
-        assert_eq!(lost, [Unit::Readout(RuIndex(0)), Unit::Builder(BuIndex(0))]);
-    }
-}
+mod tests;

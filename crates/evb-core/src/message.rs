@@ -7,28 +7,31 @@
 //!          0    1     2        4      6        8      12        16      24          32        40      48
 //!         ┌────┬─────┬────────┬──────┬────────┬──────┬─────────┬───────┬───────────┬─────────┬───────┐
 //! Grant   │ 1  │     │builder │ slot │        │ gen. │         │       │           │         │       │
-//! Assign  │ 2  │again│builder │ slot │ events │ gen. │         │ batch │first event│         │       │
+//! Assign  │ 2  │again│builder │ slot │ events │ gen. │  term   │ batch │first event│         │       │
 //! Done    │ 3  │     │builder │ slot │accepted│ gen. │         │ batch │events ×4  │fragments ×4     │
 //! Missing │ 4  │     │builder │ slot │readout │ gen. │ missing │       │           │         │       │
 //! Fault   │ 5  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
-//! Stop    │ 6  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
-//! Drain   │ 7  │     │        │      │        │      │         │       │           │         │       │
-//! Beat    │ 8  │     │        │      │        │      │         │       │           │         │       │
-//! Lost    │ 9  │     │unit    │index │        │      │         │       │           │         │       │
-//! Release │ 10 │     │        │      │        │      │         │ batch │           │         │       │
-//! Joined  │ 11 │     │unit    │index │        │      │         │ batch │           │         │       │
+//! Stop    │ 6  │cause│unit err│index │ peer   │      │  term   │ batch │           │         │       │
+//! Drain   │ 7  │     │        │      │        │      │  term   │       │           │         │       │
+//! Beat    │ 8  │     │        │      │        │      │  term   │       │           │         │       │
+//! Lost    │ 9  │     │unit    │index │        │      │  term   │       │           │         │       │
+//! Release │ 10 │     │        │      │        │      │  term   │ batch │           │         │       │
+//! Joined  │ 11 │     │unit    │index │        │      │  term   │ batch │           │         │       │
+//! Withdraw│ 12 │     │builder │ slot │        │ gen. │  term   │       │           │         │       │
 //!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
 //! ```
 //!
 //! `gen.` is the slot's generation. `again` is 1 if the batch was assigned before. `events ×4` are 16 bits each and
 //! `fragments ×4` 32 bits each: built, missing at source, corrupt, readout unit lost. `unit` (manager 1, readout 2, builder 3) and `index` name the unit of the cause;
-//! `err` is the code of a [`ProtocolError`].
+//! `err` is the code of a [`ProtocolError`]. `term` is the [`Term`] of the manager that sends the message; messages of units
+//! have none.
 
 use super::plan::Batch;
 use super::summary::{BatchCounts, BatchOutcome};
 use super::types::{
-    BatchId, BuIndex, EventNumber, Generation, ProtocolError, RuIndex, SlotIndex, StopCause, Unit,
+    BatchId, BuIndex, EventNumber, Generation, ProtocolError, RuIndex, SlotIndex, StopCause, Term, Unit,
 };
+use serde::{Deserialize, Serialize};
 
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,10 +106,19 @@ pub enum Message {
         /// Its first batch.
         first_batch: BatchId,
     },
+    /// Manager of a new term to builder unit: packets in that slot are of a batch that only lost readout units knew.
+    Withdraw {
+        /// The slot's builder unit.
+        builder: BuIndex,
+        /// The slot.
+        slot: SlotIndex,
+        /// Its generation.
+        generation: Generation,
+    },
 }
 
 /// A batch and the slot that takes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Assignment {
     /// The batch and its events.
     pub batch: Batch,
@@ -260,9 +272,23 @@ impl Message {
     /// Size of every encoded message, in bytes.
     pub const SIZE: usize = 48;
 
-    /// Encodes the message.
-    pub fn encode(&self) -> [u8; Message::SIZE] {
+    /// Whether the manager sends the message.
+    fn is_of_manager(&self) -> bool {
+        !matches!(
+            self,
+            Message::Grant { .. }
+                | Message::Done { .. }
+                | Message::MissingFragments { .. }
+                | Message::Fault { .. }
+        )
+    }
+
+    /// Encodes the message. Those of units have no term.
+    pub fn encode(&self, term: Term) -> [u8; Message::SIZE] {
         let mut record = Record([0; Message::SIZE]);
+        if self.is_of_manager() {
+            record.put(12, term.0.to_le_bytes());
+        }
         record.0[0] = match *self {
             Message::Grant { builder, slot, generation } => {
                 record.put_slot(builder, slot, generation);
@@ -315,15 +341,19 @@ impl Message {
                 record.put(16, first_batch.0.to_le_bytes());
                 11
             }
+            Message::Withdraw { builder, slot, generation } => {
+                record.put_slot(builder, slot, generation);
+                12
+            }
         };
         record.0
     }
 
-    /// Decodes a message.
+    /// Decodes a message, and its term if the manager sent it.
     ///
     /// # Errors
     /// Wrong length, unknown kind, a field with an impossible value, or a non-zero byte that the kind does not use.
-    pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
+    pub fn decode(bytes: &[u8]) -> Result<(Term, Message), DecodeError> {
         let bytes: &[u8; Message::SIZE] = bytes.try_into().map_err(|_| DecodeError::Length(bytes.len()))?;
         let record = Record(*bytes);
         let kind = bytes[0];
@@ -379,13 +409,15 @@ impl Message {
                 Some(Unit::Readout(readout)) => Message::Joined { readout, first_batch: batch },
                 _ => return Err(bad("unit")),
             },
+            12 => Message::Withdraw { builder, slot, generation },
             _ => return Err(DecodeError::Kind(kind)),
         };
         // One encoding per message: bytes that the kind does not use must be zero.
-        if message.encode() != *bytes {
+        let term = if message.is_of_manager() { Term(record.u32(12)) } else { Term::default() };
+        if message.encode(term) != *bytes {
             return Err(bad("unused byte"));
         }
-        Ok(message)
+        Ok((term, message))
     }
 }
 
@@ -457,6 +489,7 @@ mod tests {
             Just(Message::Heartbeat),
             unit().prop_map(|unit| Message::Lost { unit }),
             any::<u64>().prop_map(|before| Message::Release { before: BatchId(before) }),
+            place().prop_map(|(builder, slot, generation)| Message::Withdraw { builder, slot, generation }),
             any::<(u16, u64)>().prop_map(|(ru, batch)| Message::Joined {
                 readout: RuIndex(ru),
                 first_batch: BatchId(batch)
@@ -466,21 +499,23 @@ mod tests {
 
     proptest! {
         #[test]
-        fn messages_come_back(message in message()) {
-            prop_assert_eq!(Message::decode(&message.encode()), Ok(message));
+        fn messages_come_back(message in message(), term: u32) {
+            let term = if message.is_of_manager() { Term(term) } else { Term::default() };
+            prop_assert_eq!(Message::decode(&message.encode(term)), Ok((term, message)));
         }
 
         #[test]
         fn what_decodes_has_exactly_one_encoding(kind in 0u8..13, mut bytes: [u8; Message::SIZE]) {
             bytes[0] = kind;
-            if let Ok(message) = Message::decode(&bytes) {
-                prop_assert_eq!(message.encode(), bytes);
+            if let Ok((term, message)) = Message::decode(&bytes) {
+                prop_assert_eq!(message.encode(term), bytes);
             }
         }
 
         #[test]
         fn a_set_unused_byte_is_refused(at in 1..Message::SIZE) {
-            let mut bytes = Message::Drain.encode();
+            prop_assume!(!(12..16).contains(&at));
+            let mut bytes = Message::Drain.encode(Term::FIRST);
             bytes[at] = 1;
             prop_assert_eq!(Message::decode(&bytes), Err(DecodeError::Field { kind: 7, field: "unused byte" }));
         }

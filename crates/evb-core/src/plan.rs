@@ -107,6 +107,12 @@ impl Plan {
             ),
             ("events", self.events.get(), 1, u64::MAX - self.first_event.0),
             ("nanoseconds of timeout", nanos(self.timeout), 1, nanos(Duration::from_secs(3600))),
+            (
+                "nanoseconds of takeover",
+                nanos(self.recovery.takeover_timeout),
+                0,
+                nanos(Duration::from_secs(3600)),
+            ),
             ("nanoseconds of drain", nanos(self.drain_timeout), 1, nanos(Duration::from_secs(3600))),
         ];
         match limits.into_iter().find(|&(_, value, least, most)| !(least..=most).contains(&value)) {

@@ -9,15 +9,18 @@
 //! done, because the manager assigned its slot again, or said so after a loss. So at most one batch per slot is kept, and the batches of a lost
 //! builder unit can be sent to another one.
 
+mod takeover;
+
 use super::message::{Assignment, Message};
 use super::plan::{Batch, Plan};
 use super::recovery::Membership;
 use super::report::{PostedBatch, ReadoutReport, SentToBuilder};
 use super::shaping::SendOrder;
+use super::takeover::BatchRange;
 use super::types::{
-    BatchId, BuIndex, Bytes, Generation, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause,
-    Unit,
+    BatchId, BuIndex, Bytes, Immediate, Instant, ProtocolError, RuIndex, SlotIndex, StopCause, Term, Unit,
 };
+use super::watch::ManagerWatch;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A batch to send now. Return it with [`Readout::handle_posted`] or [`Readout::handle_unsent`].
@@ -52,8 +55,10 @@ enum Phase {
 /// This readout unit's state for one slot of a builder unit.
 #[derive(Clone, Debug, Default)]
 struct Slot {
-    /// The last assigned generation; `None` before the first one that this unit gets.
-    assigned: Option<Generation>,
+    /// The last assignment; `None` before the first one that this unit gets.
+    assigned: Option<Assignment>,
+    /// The unit does not know how often the slot was granted since: it joined the run, or a new term began.
+    skips_generations: bool,
     /// The last posted batch.
     posted: Option<PostedBatch>,
     /// Posted batches whose writes have not completed. More than one if the slot was granted again before this
@@ -93,8 +98,14 @@ pub struct Readout {
     released: VecDeque<Batch>,
     phase: Phase,
     cause: StopCause,
-    manager_timeout_at: Instant,
+    /// The first batch that is newer than all assigned ones, and the events of the run before it.
+    next: (BatchId, u64),
+    /// Batches before that one which were not assigned, after a takeover.
+    skipped: Vec<BatchRange>,
+    manager: ManagerWatch,
     outbox: VecDeque<Message>,
+    /// Faults reported so far.
+    faults: Vec<StopCause>,
     report: Option<ReadoutReport>,
 }
 
@@ -103,6 +114,10 @@ impl Readout {
     pub fn join(index: RuIndex, plan: Plan, membership: &Membership, now: Instant) -> Readout {
         let mut readout = Readout::new(index, plan, now);
         readout.first_batch = membership.first_batch;
+        readout.next = (membership.first_batch, membership.first_event);
+        readout.manager = ManagerWatch::new(&readout.plan, membership.term, now);
+        let slots = readout.peers.iter_mut().flat_map(|peer| &mut peer.slots);
+        slots.for_each(|slot| slot.skips_generations = true);
         for builder in &membership.absent_builders {
             // A restart that has not joined is not lost: it may join later.
             if let Some(peer) = readout.peers.get_mut(builder.index()) {
@@ -143,19 +158,21 @@ impl Readout {
             released: VecDeque::new(),
             phase: Phase::Running,
             cause: StopCause::EndOfRun,
-            manager_timeout_at: now + plan.timeout,
+            next: (BatchId(0), 0),
+            skipped: Vec::new(),
+            manager: ManagerWatch::new(&plan, Term::FIRST, now),
             outbox: VecDeque::with_capacity(4),
+            faults: Vec::new(),
             report: None,
             plan,
         }
     }
 
-    /// A message from the manager.
-    pub fn handle_message(&mut self, message: Message, now: Instant) {
-        if self.phase != Phase::Running {
+    /// A message from the manager of that term.
+    pub fn handle_message(&mut self, term: Term, message: Message, now: Instant) {
+        if self.phase != Phase::Running || !self.manager.heard(term, now) {
             return;
         }
-        self.manager_timeout_at = now + self.plan.timeout;
         match message {
             Message::Assign(assignment) => {
                 if let Err(error) = self.assign(assignment) {
@@ -181,11 +198,6 @@ impl Readout {
     /// Bytes from the manager did not decode.
     pub fn handle_malformed(&mut self) {
         self.fault(StopCause::Protocol { by: Unit::Manager, error: ProtocolError::Malformed });
-    }
-
-    /// The manager died.
-    pub fn handle_manager_lost(&mut self, now: Instant) {
-        self.stop(StopCause::Lost(Unit::Manager), now);
     }
 
     /// The next batch to send: its builder unit's window is not full, and fewer than the maximum are in flight.
@@ -272,15 +284,18 @@ impl Readout {
         self.peers[builder.index()].lost
     }
 
-    /// The next message to the manager.
+    /// The next message to the manager. None while the unit waits for the next term.
     pub fn poll_transmit(&mut self) -> Option<Message> {
+        if self.manager.is_waiting() && self.phase == Phase::Running {
+            return None;
+        }
         self.outbox.pop_front()
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) has to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Running => Some(self.manager_timeout_at),
+            Phase::Running => Some(self.manager.due()),
             Phase::Draining { until } => Some(until),
             Phase::Reported => None,
         }
@@ -289,7 +304,9 @@ impl Readout {
     /// A timer may have expired.
     pub fn handle_timeout(&mut self, now: Instant) {
         match self.phase {
-            Phase::Running if self.manager_timeout_at <= now => self.handle_manager_lost(now),
+            Phase::Running if self.manager.handle_timeout(now) => {
+                self.stop(StopCause::Lost(Unit::Manager), now);
+            }
             Phase::Draining { until } if until <= now => self.finish(),
             _ => {}
         }
@@ -311,16 +328,22 @@ impl Readout {
             return Err(ProtocolError::UnknownSlotOrUnit);
         }
         let place = &mut peer.slots[slot.index()];
-        if place.posted.map(|posted| posted.generation) != place.assigned {
+        if place.assigned == Some(assignment) && self.manager.term() > Term::FIRST {
+            // From an earlier term.
+            return Ok(());
+        }
+        let last = place.assigned.map(|last| last.generation);
+        if place.posted.map(|posted| posted.generation) != last {
             return Err(ProtocolError::AssignOfBusySlot);
         }
-        // A unit that joined the run does not know how often the slot was granted before.
-        let has_joined = self.plan.is_restart(Unit::Readout(self.index));
-        let expected = place.assigned.or((!has_joined).then_some(Generation(0))).map(Generation::next);
-        if expected.is_some_and(|expected| expected != generation) {
+        let is_valid = match place.skips_generations {
+            true => last.is_none_or(|last| generation.is_after(last)),
+            false => generation == last.unwrap_or_default().next(),
+        };
+        if !is_valid {
             return Err(ProtocolError::WrongGeneration);
         }
-        place.assigned = Some(generation);
+        (place.assigned, place.skips_generations) = (Some(assignment), false);
         // The slot is granted again, so its last batch is done.
         self.released
             .extend(place.posted.map(|posted| posted.batch).filter(|done| done.id >= self.first_batch));
@@ -330,6 +353,7 @@ impl Readout {
             return Ok(());
         }
         peer.waiting.push_back(assignment);
+        self.note_assigned(&batch);
         self.send_order.add(builder.index());
         self.update_ready(builder);
         Ok(())
@@ -378,6 +402,9 @@ impl Readout {
     fn fault(&mut self, cause: StopCause) {
         if self.phase == Phase::Running {
             self.outbox.push_back(Message::Fault { cause });
+            if !self.faults.contains(&cause) {
+                self.faults.push(cause);
+            }
         }
     }
 
@@ -418,7 +445,7 @@ impl Readout {
 #[cfg(test)]
 mod tests {
     use super::super::plan::small;
-    use super::super::types::BatchId;
+    use super::super::types::{BatchId, Generation};
     use super::*;
 
     const NOW: Instant = Instant::from_nanos(1_000);
@@ -434,7 +461,11 @@ mod tests {
         let batch = readout.plan.batch(BatchId(batch)).unwrap();
         let (builder, slot, generation) = (BuIndex(builder), SlotIndex(slot), Generation(generation));
         let again = false;
-        readout.handle_message(Message::Assign(Assignment { batch, builder, slot, generation, again }), NOW);
+        readout.handle_message(
+            Term::FIRST,
+            Message::Assign(Assignment { batch, builder, slot, generation, again }),
+            NOW,
+        );
     }
 
     fn post(readout: &mut Readout) -> Option<u64> {
@@ -445,7 +476,7 @@ mod tests {
     }
 
     fn stop(readout: &mut Readout) {
-        readout.handle_message(Message::Stop { cause: StopCause::Requested }, NOW);
+        readout.handle_message(Term::FIRST, Message::Stop { cause: StopCause::Requested }, NOW);
     }
 
     #[test]
@@ -556,7 +587,7 @@ mod tests {
         assign(&mut readout, 1, 0, 1, 1);
         assert_eq!(post(&mut readout), Some(0));
         let unit = Unit::Builder(BuIndex(0));
-        readout.handle_message(Message::Lost { unit }, NOW);
+        readout.handle_message(Term::FIRST, Message::Lost { unit }, NOW);
         // A completion that comes late changes nothing; what waits for the lost unit is not sent to it.
         readout.handle_completed(BuIndex(0), SlotIndex(0));
         assert_eq!(post(&mut readout), None);
@@ -577,9 +608,9 @@ mod tests {
         let mut readout = readout();
         assign(&mut readout, 0, 0, 0, 1);
         post(&mut readout);
-        readout.handle_message(Message::Lost { unit: Unit::Builder(BuIndex(0)) }, NOW);
+        readout.handle_message(Term::FIRST, Message::Lost { unit: Unit::Builder(BuIndex(0)) }, NOW);
         assert_eq!(readout.poll_released(), None);
-        readout.handle_message(Message::Release { before: BatchId(1) }, NOW);
+        readout.handle_message(Term::FIRST, Message::Release { before: BatchId(1) }, NOW);
         assert_eq!(readout.poll_released().map(|batch| batch.id), Some(BatchId(0)));
     }
 
@@ -614,6 +645,7 @@ mod tests {
         let membership = Membership {
             absent_builders: vec![BuIndex(1), BuIndex(2), BuIndex(3)],
             first_batch: BatchId(5),
+            term: Term::FIRST,
             ..Membership::default()
         };
         let mut readout = Readout::join(RuIndex(3), plan, &membership, NOW);
@@ -650,7 +682,7 @@ mod tests {
     #[test]
     fn a_silent_manager_is_lost() {
         let mut readout = readout();
-        readout.handle_message(Message::Heartbeat, NOW + readout.plan.timeout / 2);
+        readout.handle_message(Term::FIRST, Message::Heartbeat, NOW + readout.plan.timeout / 2);
         readout.handle_timeout(NOW + readout.plan.timeout);
         assert_eq!(readout.poll_report(), None);
         readout.handle_timeout(readout.poll_timeout().unwrap());

@@ -11,7 +11,7 @@
 //! empty slots. A readout unit sends from a batch boundary on: the manager's next batch. Earlier batches stay without its
 //! sources, also if they are assigned again.
 
-use super::types::{BatchId, BuIndex, RuIndex};
+use super::types::{BatchId, BuIndex, RuIndex, Term};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -30,11 +30,25 @@ pub struct RecoveryPolicy {
     /// How long a run without a readout unit, or without a builder unit, waits for one to join again.
     #[serde(default)]
     pub join_timeout: Duration,
+    /// How long units wait for the standby manager once the manager is lost; 0: there is no standby manager, and the run
+    /// stops.
+    #[serde(default)]
+    pub takeover_timeout: Duration,
+}
+
+impl RecoveryPolicy {
+    /// Whether there is a standby manager.
+    pub fn has_standby(&self) -> bool {
+        self.takeover_timeout > Duration::ZERO
+    }
 }
 
 /// The units of a run at one time, for a unit that joins it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Membership {
+    /// The term of the manager.
+    #[serde(default)]
+    pub term: Term,
     /// By the index at the start.
     pub readouts: Vec<ReadoutMember>,
     /// Builder units that are lost, or have not joined.

@@ -4,13 +4,13 @@
 //! sent a second time, because the builder unit that got them was lost, are `rebuilt`; the copies that were lost with it
 //! are `duplicate`. Each term is counted where it happens. No term is computed from the others; [`ReportMerger`](super::ReportMerger) compares them.
 
-use super::types::{Bytes, StopCause, Unit};
+use super::types::{Bytes, StopCause, Term, Unit};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::AddAssign;
 
 /// Events of one batch, and the fragments of them that are present.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchCounts {
     /// Events.
     pub events: u16,
@@ -20,7 +20,7 @@ pub struct BatchCounts {
 
 /// Outcome of one batch. Each event of the batch is in exactly one of the counts, with all of its fragments
 /// that arrived.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchOutcome {
     /// Events with all fragments, none corrupt.
     pub built: BatchCounts,
@@ -123,6 +123,17 @@ impl AddAssign<BatchOutcome> for Totals {
         self.corrupt += outcome.corrupt;
         self.readout_lost += outcome.readout_lost;
         self.accepted += u64::from(outcome.accepted);
+    }
+}
+
+impl AddAssign for Totals {
+    fn add_assign(&mut self, other: Totals) {
+        self.batches += other.batches;
+        self.built += other.built;
+        self.missing += other.missing;
+        self.corrupt += other.corrupt;
+        self.readout_lost += other.readout_lost;
+        self.accepted += other.accepted;
     }
 }
 
@@ -329,6 +340,24 @@ impl RunSummary {
     pub fn discarded_total(&self) -> Counts {
         sum(self.discarded.by_cause())
     }
+
+    /// The names of the units that the run went on without, as `name` gives them. Managers after the first one have their terms
+    /// as well.
+    pub fn recovered_with<'a>(
+        &'a self,
+        name: impl Fn(&Unit) -> String + 'a,
+    ) -> impl Iterator<Item = String> + 'a {
+        let mut term = Term(0);
+        self.recovered.iter().map(move |unit| {
+            if *unit == Unit::Manager {
+                term = term.next();
+            }
+            match unit {
+                Unit::Manager if term > Term::FIRST => format!("{} ({term})", name(unit)),
+                _ => name(unit),
+            }
+        })
+    }
 }
 
 impl fmt::Display for RunSummary {
@@ -348,7 +377,7 @@ impl fmt::Display for RunSummary {
             writeln!(f, "units lost: {}", names.join(", "))?;
         }
         if !self.recovered.is_empty() {
-            let names: Vec<_> = self.recovered.iter().map(Unit::to_string).collect();
+            let names: Vec<_> = self.recovered_with(Unit::to_string).collect();
             writeln!(f, "run went on without: {}", names.join(", "))?;
         }
         if !self.joined.is_empty() {

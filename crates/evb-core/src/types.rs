@@ -41,6 +41,12 @@ number!(
     "generation {}"
 );
 number!(
+    /// The number of managers that the run has had, the present one included. A later manager replaces an earlier one, whose
+    /// messages do not count any more.
+    Term(u32),
+    "term {}"
+);
+number!(
     /// A readout unit's index, from 0.
     RuIndex(u16),
     "readout {}"
@@ -50,6 +56,16 @@ number!(
     BuIndex(u16),
     "builder {}"
 );
+impl Term {
+    /// The term of the manager that starts the run.
+    pub const FIRST: Term = Term(1);
+
+    /// The following term.
+    pub fn next(self) -> Term {
+        Term(self.0.saturating_add(1))
+    }
+}
+
 impl SlotIndex {
     /// As an array index.
     pub fn index(self) -> usize {
@@ -75,6 +91,11 @@ impl Generation {
     /// The slot's next generation.
     pub fn next(self) -> Generation {
         Generation(self.0.wrapping_add(1))
+    }
+
+    /// Whether this is a later generation of the slot than `other`. Numbers wrap around.
+    pub fn is_after(self, other: Generation) -> bool {
+        (1..1 << 31).contains(&self.0.wrapping_sub(other.0))
     }
 }
 

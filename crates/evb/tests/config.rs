@@ -411,6 +411,31 @@ fn restarts_are_checked_and_have_names_of_their_own() {
 }
 
 #[test]
+fn a_standby_manager_is_configured_with_its_timeout() {
+    for (lines, error) in [
+        (
+            "standby = true\ntakeover_timeout_ms = 0",
+            "recovery.takeover_timeout_ms: 0 is out of range: must be 1 to 600000",
+        ),
+        (
+            "takeover_timeout_ms = 100",
+            "recovery.takeover_timeout_ms: there is no standby manager to wait for",
+        ),
+        ("standby = \"yes\"", "invalid type: string"),
+    ] {
+        let found = refused("[output]", &format!("[recovery]\n{lines}\n[output]"));
+        assert!(found.contains(error), "{found}");
+    }
+    let takeover_timeout = |lines: &str| {
+        let text = WHOLE.replacen("[output]", &format!("[recovery]\n{lines}\n[output]"), 1);
+        check(&folder(), &text).unwrap().plan.recovery.takeover_timeout.as_millis()
+    };
+    assert_eq!([takeover_timeout(""), takeover_timeout("standby = false")], [0, 0]);
+    assert_eq!(takeover_timeout("standby = true"), 5000);
+    assert_eq!(takeover_timeout("standby = true\ntakeover_timeout_ms = 700"), 700);
+}
+
+#[test]
 fn software_triggers_and_limits_of_corruption_are_checked() {
     let trigger = |lines: &str| {
         let slots = "landing = \"host\"\nslots = 6";

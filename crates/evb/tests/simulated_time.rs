@@ -1,5 +1,7 @@
 //! The event builder's core under simulated time: every event is built exactly once or accounted for.
 
+#[path = "sim/managers.rs"]
+mod managers;
 #[expect(unreachable_pub, reason = "a module of this test binary only")]
 mod sim;
 
@@ -53,8 +55,10 @@ fn any_recovery() -> impl Strategy<Value = RecoveryPolicy> {
     let builder = prop_oneof![Just(OnBuilderLoss::Stop), Just(OnBuilderLoss::Rebuild)];
     let readout =
         prop_oneof![Just(OnReadoutLoss::Stop), Just(OnReadoutLoss::Deliver), Just(OnReadoutLoss::Discard)];
-    (builder, readout, 0u16..3, prop_oneof![Just(0u16), 0u16..4]).prop_map(
-        |(builder, readout, spare_builders, restarts)| RecoveryPolicy {
+    let takeover = prop_oneof![Just(0u64), 150u64..400].prop_map(Duration::from_millis);
+    (builder, readout, 0u16..3, prop_oneof![Just(0u16), 0u16..4], takeover).prop_map(
+        |(builder, readout, spare_builders, restarts, takeover_timeout)| RecoveryPolicy {
+            takeover_timeout,
             builder,
             readout,
             spare_builders,
@@ -131,14 +135,18 @@ fn any_faults() -> impl Strategy<Value = Vec<AnyFault>> {
 fn fault(plan: &Plan, steps: u64, (when, unit, failure): AnyFault) -> Fault {
     // Restarts fail as well, if they have joined by then.
     let (n, m) = (plan.readout_members(), plan.builders());
-    let unit = match unit.index(1 + n + m) {
-        0 => Unit::Manager,
-        i if i <= n => Unit::Readout(RuIndex(i as u16 - 1)),
-        i => Unit::Builder(BuIndex((i - 1 - n) as u16)),
+    let unit = match unit.index(2 + n + m) {
+        0 | 1 => Unit::Manager,
+        i if i < 2 + n => Unit::Readout(RuIndex(i as u16 - 2)),
+        i => Unit::Builder(BuIndex((i - 2 - n) as u16)),
     };
+    let has_standby = plan.recovery.has_standby();
     let failure = match (failure.index(3 + m), unit) {
         (1, _) => Failure::Stall,
+        // Longer than the timeout: the standby manager takes over, and then the manager continues.
+        (2, Unit::Manager) if has_standby && when % 2 == 0 => Failure::Pause(plan.timeout + plan.timeout / 9),
         (2, _) => Failure::Pause(plan.timeout / 4),
+        (3.., Unit::Manager) if has_standby && when % 4 == 0 => Failure::StandbyDeath,
         (i @ 3.., Unit::Readout(_)) => Failure::Cut(BuIndex((i - 3) as u16)),
         _ => Failure::Death,
     };
@@ -214,7 +222,9 @@ fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outco
     let Some(fault_at) = outcome.fault_at else {
         return check_whole_run(&outcome, events).map(|()| outcome);
     };
-    let recovers = recovery.builder == OnBuilderLoss::Rebuild || recovery.readout != OnReadoutLoss::Stop;
+    let has_standby = recovery.has_standby();
+    let recovers =
+        recovery.builder == OnBuilderLoss::Rebuild || recovery.readout != OnReadoutLoss::Stop || has_standby;
     if !recovers && recovery.spare_builders == 0 && last_step < Some(outcome.steps) {
         // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
         let bound = fault_at + 6 * timeout + 8 * drain;
@@ -222,6 +232,25 @@ fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outco
     }
     if outcome.summary.is_success() {
         check_whole_run(&outcome, events)?;
+    }
+    // The manager is lost, and nothing else happens: the run goes on, unless all events were done.
+    if let [Fault { unit: Unit::Manager, .. }] = faults[..]
+        && has_standby
+    {
+        let summary = &outcome.summary;
+        match outcome.takeovers == 1 {
+            true => {
+                prop_assert!(summary.is_success(), "{summary}");
+                prop_assert_eq!(&summary.recovered, &[Unit::Manager]);
+                prop_assert_eq!((summary.rebuilt, summary.duplicate), Default::default());
+            }
+            false => {
+                let done = summary.built.events
+                    + summary.incomplete.missing_at_source.events
+                    + summary.discarded.corrupt.events;
+                prop_assert_eq!(done, events);
+            }
+        }
     }
     // Builder units die while another one is there, and nothing else happens: every event is built.
     let is_death = |fault: &Fault| matches!((fault.unit, fault.failure), (Unit::Builder(_), Failure::Death));
@@ -246,10 +275,9 @@ proptest! {
     }
 }
 
-/// The test above with a million schedules, or `MILLSTREAM_FAULT_SCHEDULES`, from the seed `MILLSTREAM_SEED`.
-#[test]
-#[ignore = "takes minutes"]
-fn the_law_holds_over_a_million_schedules() {
+/// The number of schedules of a long test, their seed, and their runner: a million, or `MILLSTREAM_FAULT_SCHEDULES`, from the seed
+/// `MILLSTREAM_SEED`.
+fn long_runner() -> (u64, u64, TestRunner) {
     let number = |name: &str, default: u64| {
         let given = std::env::var(name).ok();
         given.map_or(default, |text| text.parse().unwrap_or_else(|error| panic!("{name}={text}: {error}")))
@@ -260,39 +288,55 @@ fn the_law_holds_over_a_million_schedules() {
     let config =
         ProptestConfig { cases: u32::try_from(cases).unwrap_or(u32::MAX), ..ProptestConfig::default() };
     let random = TestRng::from_seed(RngAlgorithm::ChaCha, &key);
-    let counts = Cell::new([0u64; 6]);
-    let checked = TestRunner::new_with_rng(config, random).run(
-        &(any_scenario(), any_faults()),
-        |(scenario, faults)| {
-            let Outcome { summary, .. } = check_schedule(scenario, faults)?;
-            let lost = |builder: bool| {
-                summary.recovered.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder)
-            };
-            let joined =
-                |builder: bool| summary.joined.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder);
-            let kinds = [
-                lost(true),
-                lost(false),
-                summary.rebuilt.events > 0,
-                summary.is_success(),
-                joined(true),
-                joined(false),
-            ];
-            let mut sums = counts.get();
-            sums.iter_mut().zip(kinds).for_each(|(sum, is_so)| *sum += u64::from(is_so));
-            counts.set(sums);
-            Ok(())
-        },
-    );
-    let all @ [builders, readouts, rebuilt, success, builders_joined, readouts_joined] = counts.get();
+    (cases, seed, TestRunner::new_with_rng(config, random))
+}
+
+/// The test above with a million schedules, or `MILLSTREAM_FAULT_SCHEDULES`, from the seed `MILLSTREAM_SEED`.
+#[test]
+#[ignore = "takes minutes"]
+fn the_law_holds_over_a_million_schedules() {
+    let (cases, seed, mut runner) = long_runner();
+    let counts = Cell::new([0u64; 8]);
+    let checked = runner.run(&(any_scenario(), any_faults()), |(scenario, faults)| {
+        let Outcome { summary, takeovers, .. } = check_schedule(scenario, faults)?;
+        let lost =
+            |builder: bool| summary.recovered.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder);
+        let joined =
+            |builder: bool| summary.joined.iter().any(|unit| matches!(unit, Unit::Builder(_)) == builder);
+        let kinds = [
+            lost(true),
+            lost(false),
+            summary.rebuilt.events > 0,
+            summary.is_success(),
+            joined(true),
+            joined(false),
+            takeovers > 0,
+            takeovers > 1,
+        ];
+        let mut sums = counts.get();
+        sums.iter_mut().zip(kinds).for_each(|(sum, is_so)| *sum += u64::from(is_so));
+        counts.set(sums);
+        Ok(())
+    });
+    let all @ [
+        builders,
+        readouts,
+        rebuilt,
+        success,
+        builders_joined,
+        readouts_joined,
+        managers,
+        managers_again,
+    ] = counts.get();
     println!(
         "{cases} schedules from seed {seed}: {builders} went on without a builder unit ({rebuilt} built batches again), \
          {readouts} without a readout unit; a builder unit joined again in {builders_joined}, a readout unit in \
-         {readouts_joined}; {success} built all events"
+         {readouts_joined}; a standby manager took over in {managers}, and another one in {managers_again}; {success} built all events"
     );
     checked.unwrap_or_else(|error| panic!("{error}"));
-    // Each kind is a fiftieth of the schedules or more; fewer mean that the test does not test it.
-    assert!(all.iter().all(|&count| count > cases / 50), "{all:?}");
+    // Fewer of a kind mean that the test does not test it.
+    let least = all.iter().take(7).all(|&count| count > cases / 200) && managers_again > cases / 2000;
+    assert!(least, "{all:?}");
 }
 
 proptest! {
@@ -318,9 +362,9 @@ fn mid_run_with_restarts(unit: Unit, sources: &[u16], slots: &[u16], readout: On
     let recovery = RecoveryPolicy {
         builder: OnBuilderLoss::Rebuild,
         readout,
-        spare_builders: 0,
         restarts: 1,
         join_timeout: Duration::from_millis(500),
+        ..RecoveryPolicy::default()
     };
     let plan = Plan { recovery, ..plan(sources, &slots.repeat(2), 8000, 8, 4) };
     let faults = vec![Fault { step: 900, unit, failure: Failure::Death }];
@@ -357,6 +401,44 @@ fn a_restarted_readout_unit_joins_and_later_events_have_its_fragments() {
         // The events after the last incomplete batch are built.
         let last_batch = outcome.oracle.batches.values().last().unwrap();
         assert_eq!(last_batch.first_event.0 + u64::from(last_batch.events), 1_027_888 + 8000);
+    }
+}
+
+/// The manager and another unit die at about the same time, in any order.
+fn dies_with_the_manager(unit: Unit, seed: u64) -> Outcome {
+    let recovery = RecoveryPolicy {
+        builder: OnBuilderLoss::Rebuild,
+        readout: OnReadoutLoss::Deliver,
+        takeover_timeout: Duration::from_millis(300),
+        ..RecoveryPolicy::default()
+    };
+    let plan = Plan { recovery, ..plan(&[3, 3], &[4, 4, 2], 4000, 8, 4) };
+    let death = |step, unit| Fault { step, unit, failure: Failure::Death };
+    let faults = vec![death(900, Unit::Manager), death(880 + seed % 60, unit)];
+    let outcome = run(Scenario { faults, seed, ..without_faults(plan) });
+    check_always(&outcome).expect("the invariants hold");
+    check_whole_run(&outcome, 4000).expect("all events are accounted for");
+    let recovered = &outcome.summary.recovered;
+    assert!(
+        outcome.takeovers == 1 && recovered.contains(&Unit::Manager) && recovered.contains(&unit),
+        "{recovered:?}"
+    );
+    outcome
+}
+
+#[test]
+fn a_builder_unit_that_dies_with_the_manager_costs_no_event() {
+    for seed in 0..300 {
+        let summary = dies_with_the_manager(Unit::Builder(BuIndex(1)), seed).summary;
+        assert_eq!((summary.built.events, summary.duplicate), (4000, summary.rebuilt), "{summary}");
+    }
+}
+
+#[test]
+fn events_lack_the_sources_of_a_readout_unit_that_dies_with_the_manager() {
+    for seed in 0..300 {
+        let summary = dies_with_the_manager(Unit::Readout(RuIndex(1)), seed).summary;
+        assert_eq!(summary.built.events + summary.incomplete.readout_lost.events, 4000, "{summary}");
     }
 }
 

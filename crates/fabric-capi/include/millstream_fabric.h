@@ -5,6 +5,10 @@
  * once beside each node. Functions return MS_FABRIC_OK or another value of enum ms_fabric_error;
  * ms_fabric_error_message() describes the last error of the calling thread.
  *
+ * A host outside of the torus calls ms_fabric_open_outside in place of ms_fabric_open. It puts, gets, notifies, changes
+ * words and flushes as a node does, in regions that nodes published for it (ms_fabric_publish, ms_fabric_find). It has no
+ * counters and events, and takes part in no operation of all nodes: MS_FABRIC_NOT_A_NODE.
+ *
  * A handle may be used by several threads, one call at a time: others wait. A handle does not survive fork().
  */
 #ifndef MILLSTREAM_FABRIC_H
@@ -45,7 +49,9 @@ enum ms_fabric_error {
     /* An argument is invalid: a null pointer, an unknown type or operation. */
     MS_FABRIC_INVALID = 11,
     /* The node process cannot be reached, or the system has no memory. */
-    MS_FABRIC_SYSTEM = 12
+    MS_FABRIC_SYSTEM = 12,
+    /* Counters, events and operations of all nodes are for nodes: this is a host outside of the torus. */
+    MS_FABRIC_NOT_A_NODE = 13
 };
 
 /* What the target's application learns of a put, after its data are visible. */
@@ -85,6 +91,14 @@ enum {
 /* Attaches to the node process at `socket`, or to the one that the environment names if `socket` is null. */
 int ms_fabric_open(const char *socket, ms_fabric **fabric);
 
+/*
+ * Connects this host, which is no node, to the seventh port of a node, its gateway: "HOST:PORT" and the key of the port
+ * (`millstream torus run --seventh HOST:PORT --seventh-key KEY`). If `gateway` is null, MILLSTREAM_TORUS_GATEWAY and
+ * MILLSTREAM_TORUS_GATEWAY_KEY have both. MILLSTREAM_DEVICE selects the verbs device: `soft` for Millstream's, which is
+ * found by MILLSTREAM_LIB or beside the program. `ms_fabric_rank` gives the number of the gateway.
+ */
+int ms_fabric_open_outside(const char *gateway, uint64_t key, ms_fabric **fabric);
+
 /* Detaches. Regions of this handle are gone, and pointers to them are invalid. Null is ignored. */
 void ms_fabric_close(ms_fabric *fabric);
 
@@ -99,12 +113,25 @@ int ms_fabric_rank(const ms_fabric *fabric, uint16_t *rank, uint32_t *nodes);
 
 /*
  * Registers `size` zero bytes of this node. `memory` (may be null) gets their address. Other nodes write them at any time;
- * data that a notification or a flush announced are visible.
+ * data that a notification or a flush announced are visible. A region of a host outside is a source and a target of its own
+ * operations only.
  */
 int ms_fabric_register(ms_fabric *fabric, size_t size, uint64_t *region, void **memory);
 
 /* Registers `size` bytes at `offset` of the memory of this node's card (`millstream torus node --card`). */
 int ms_fabric_register_card(ms_fabric *fabric, uint64_t offset, size_t size, uint64_t *region, void **memory);
+
+/*
+ * Lets hosts outside of the torus read a region of this node, or also write it (`writable` not 0). They find it by `name`:
+ * 1 to 62 printable ASCII characters without spaces, which no other region of this node has (else MS_FABRIC_INVALID).
+ */
+int ms_fabric_publish(ms_fabric *fabric, uint64_t region, const char *name, int writable);
+
+/*
+ * The region that a node published by `name`, its size, and whether hosts outside may write it. The pointers may be null.
+ * MS_FABRIC_NO_REGION if there is none, or not yet.
+ */
+int ms_fabric_find(ms_fabric *fabric, uint16_t node, const char *name, uint64_t *region, uint64_t *size, int *writable);
 
 /* Ends a region of this node. Operations on it fail from here on. Its address is invalid. */
 int ms_fabric_deregister(ms_fabric *fabric, uint64_t region);

@@ -23,6 +23,10 @@ impl Failure {
         Failure { code: sys::MS_FABRIC_INVALID, message: message.into() }
     }
 
+    pub(crate) fn no_region(message: String) -> Failure {
+        Failure { code: sys::MS_FABRIC_NO_REGION, message }
+    }
+
     pub(crate) fn system(message: impl ToString) -> Failure {
         Failure { code: sys::MS_FABRIC_SYSTEM, message: message.to_string() }
     }
@@ -41,6 +45,7 @@ impl From<FabricError> for Failure {
             FabricError::NodeLost { .. } => sys::MS_FABRIC_NODE_LOST,
             FabricError::TimedOut { .. } => sys::MS_FABRIC_TIMED_OUT,
             FabricError::NoCard { .. } => sys::MS_FABRIC_NO_CARD,
+            FabricError::NotANode => sys::MS_FABRIC_NOT_A_NODE,
             // Errors that the header does not know yet.
             _ => sys::MS_FABRIC_SYSTEM,
         };

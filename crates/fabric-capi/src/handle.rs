@@ -3,8 +3,9 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use millstream_fabric::{Collectives, Fabric, RegionId};
-use millstream_torus::TorusNode;
+use millstream_fabric::{Collectives, Fabric, FabricError, RegionId};
+use millstream_torus::engine::OutsideAccess;
+use millstream_torus::{OutsideHost, TorusNode};
 
 use crate::error::{Failure, call};
 use crate::sys;
@@ -15,11 +16,58 @@ pub(crate) struct Handle {
     state: Mutex<State>,
 }
 
+/// Who uses the torus.
+#[derive(Debug)]
+pub(crate) enum Member {
+    /// A program of a node.
+    Node(Box<TorusNode>),
+    /// A host outside of the torus.
+    Outside(Box<OutsideHost>),
+}
+
 #[derive(Debug)]
 pub(crate) struct State {
-    pub(crate) node: TorusNode,
+    pub(crate) member: Member,
     /// Made by the first operation of all nodes.
     pub(crate) collectives: Option<Collectives>,
+}
+
+impl Member {
+    /// The operations that nodes and hosts outside have.
+    pub(crate) fn fabric(&mut self) -> &mut dyn Fabric {
+        match self {
+            Member::Node(node) => &mut **node,
+            Member::Outside(host) => &mut **host,
+        }
+    }
+
+    /// The operations of nodes alone.
+    pub(crate) fn node(&mut self) -> Result<&mut TorusNode, FabricError> {
+        match self {
+            Member::Node(node) => Ok(node),
+            Member::Outside(_) => Err(FabricError::NotANode),
+        }
+    }
+}
+
+impl Handle {
+    /// The handle of a member, for C.
+    pub(crate) fn of(member: Member) -> *mut sys::ms_fabric {
+        Box::into_raw(Box::new(Handle { state: Mutex::new(State { member, collectives: None }) })).cast()
+    }
+}
+
+/// A string of the caller.
+///
+/// # Safety
+/// `text` is null or a string.
+pub(crate) unsafe fn string<'s>(text: *const c_char, what: &str) -> Result<&'s str, Failure> {
+    if text.is_null() {
+        return Err(Failure::invalid(format!("the {what} is null")));
+    }
+    // SAFETY: the caller gives a string.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|error| Failure::invalid(format!("{what}: {error}")))
 }
 
 /// Locks what a handle points to.
@@ -61,14 +109,11 @@ pub unsafe extern "C" fn ms_fabric_open(socket: *const c_char, fabric: *mut *mut
             TorusNode::from_environment()
         } else {
             // SAFETY: the caller gives a string.
-            let socket = unsafe { CStr::from_ptr(socket) };
-            let socket = socket.to_str().map_err(|error| Failure::invalid(format!("socket: {error}")))?;
-            TorusNode::attach(socket)
+            TorusNode::attach(unsafe { string(socket, "socket") }?)
         };
         let node = attached.map_err(Failure::system)?;
-        let handle = Box::new(Handle { state: Mutex::new(State { node, collectives: None }) });
         // SAFETY: checked above.
-        unsafe { give(fabric, Box::into_raw(handle).cast()) };
+        unsafe { give(fabric, Handle::of(Member::Node(Box::new(node)))) };
         Ok(())
     })
 }
@@ -96,11 +141,11 @@ pub unsafe extern "C" fn ms_fabric_close(fabric: *mut sys::ms_fabric) {
 pub unsafe extern "C" fn ms_fabric_dimensions(fabric: *const sys::ms_fabric, dimensions: *mut u16) -> c_int {
     call(|| {
         // SAFETY: the caller's handle.
-        let state = unsafe { state(fabric) }?;
+        let mut state = unsafe { state(fabric) }?;
         if dimensions.is_null() {
             return Err(Failure::invalid("there is no place for the dimensions"));
         }
-        let torus = state.node.dimensions();
+        let torus = state.member.fabric().dimensions();
         for (at, axis) in millstream_torus_core::Axis::ALL.into_iter().enumerate() {
             // SAFETY: three places, of which this is one.
             unsafe { dimensions.add(at).write(torus.size(axis)) }
@@ -122,9 +167,10 @@ pub unsafe extern "C" fn ms_fabric_rank(
     call(|| {
         // SAFETY: the caller's handle and pointers.
         unsafe {
-            let state = state(fabric)?;
-            give(rank, state.node.here().0);
-            give(nodes, state.node.dimensions().nodes() as u32);
+            let mut state = state(fabric)?;
+            let fabric = state.member.fabric();
+            give(rank, fabric.here().0);
+            give(nodes, fabric.dimensions().nodes() as u32);
         }
         Ok(())
     })
@@ -144,10 +190,12 @@ pub unsafe extern "C" fn ms_fabric_register(
     call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        let id = state
-            .node
-            .register_memory(size)
-            .map_err(|error| Failure::system(format!("cannot register {size} bytes: {error}")))?;
+        let failed =
+            |error: &dyn std::fmt::Display| Failure::system(format!("cannot register {size} bytes: {error}"));
+        let id = match &mut state.member {
+            Member::Node(node) => node.register_memory(size).map_err(|error| failed(&error))?,
+            Member::Outside(host) => host.register_memory(size).map_err(|error| failed(&error))?,
+        };
         // SAFETY: the caller's pointers.
         unsafe { give_region(&state, id, region, memory) };
         Ok(())
@@ -169,10 +217,34 @@ pub unsafe extern "C" fn ms_fabric_register_card(
     call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        let id = state.node.register_card(offset, size)?;
+        let id = state.member.fabric().register_card(offset, size)?;
         // SAFETY: the caller's pointers.
         unsafe { give_region(&state, id, region, memory) };
         Ok(())
+    })
+}
+
+/// Publishes a region for hosts outside of the torus.
+///
+/// # Safety
+/// `fabric` is a handle, `name` a string.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ms_fabric_publish(
+    fabric: *mut sys::ms_fabric,
+    region: u64,
+    name: *const c_char,
+    writable: c_int,
+) -> c_int {
+    call(|| {
+        // SAFETY: the caller's handle.
+        let mut state = unsafe { state(fabric) }?;
+        // SAFETY: the caller gives a string.
+        let name = unsafe { string(name, "name") }?;
+        let access = if writable == 0 { OutsideAccess::Read } else { OutsideAccess::ReadWrite };
+        state.member.node()?.publish(RegionId(region), name, access).map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidInput => Failure::invalid(error.to_string()),
+            _ => Failure::system(error),
+        })
     })
 }
 
@@ -180,7 +252,11 @@ pub unsafe extern "C" fn ms_fabric_register_card(
 /// The pointers are null or valid.
 unsafe fn give_region(state: &State, id: RegionId, region: *mut u64, memory: *mut *mut c_void) {
     // A region that was just registered has memory.
-    let base = state.node.region_memory(id).map_or(std::ptr::null_mut(), |memory| memory.mapping().base());
+    let found = match &state.member {
+        Member::Node(node) => node.region_memory(id),
+        Member::Outside(host) => host.region_memory(id),
+    };
+    let base = found.map_or(std::ptr::null_mut(), |memory| memory.mapping().base());
     // SAFETY: the caller's pointers.
     unsafe {
         give(region, id.0);
@@ -197,6 +273,6 @@ pub unsafe extern "C" fn ms_fabric_deregister(fabric: *mut sys::ms_fabric, regio
     call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        Ok(state.node.deregister(RegionId(region))?)
+        Ok(state.member.fabric().deregister(RegionId(region))?)
     })
 }

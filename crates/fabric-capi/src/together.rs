@@ -28,20 +28,21 @@ pub unsafe extern "C" fn ms_fabric_exchange(
     call(|| {
         // SAFETY: the caller's handle and data.
         let (mut state, data) = unsafe { (state(fabric)?, bytes(data, length)?) };
-        let nodes = state.node.dimensions().nodes();
+        let node = state.member.node()?;
+        let nodes = node.dimensions().nodes();
         let total = length.checked_mul(nodes).ok_or_else(|| {
             Failure::invalid(format!("{length} bytes of {nodes} nodes do not fit into memory"))
         })?;
         // SAFETY: the caller's place for the bytes of all nodes.
         let all = unsafe { bytes_mut(all, total) }?;
-        let gathered = state.node.exchange(data, Duration::from_millis(timeout_ms))?;
-        for (node, found) in gathered.iter().enumerate() {
+        let gathered = node.exchange(data, Duration::from_millis(timeout_ms))?;
+        for (number, found) in gathered.iter().enumerate() {
             if found.len() != length {
-                let (found, here) = (found.len(), state.node.here());
-                let message = format!("node {node} gave {found} bytes, but {here} gave {length}");
+                let (found, here) = (found.len(), node.here());
+                let message = format!("node {number} gave {found} bytes, but {here} gave {length}");
                 return Err(Failure::invalid(message));
             }
-            all[node * length..(node + 1) * length].copy_from_slice(found);
+            all[number * length..(number + 1) * length].copy_from_slice(found);
         }
         Ok(())
     })
@@ -53,13 +54,14 @@ fn collectives(
     timeout_ms: u64,
 ) -> Result<(&mut Collectives, &mut millstream_torus::TorusNode), Failure> {
     let timeout = Duration::from_millis(timeout_ms);
+    let node = state.member.node()?;
     let collectives = match state.collectives.take() {
         Some(collectives) => collectives,
-        None => Collectives::new(&mut state.node, STEP, timeout)?,
+        None => Collectives::new(node, STEP, timeout)?,
     };
     let collectives = state.collectives.insert(collectives);
     collectives.set_timeout(timeout);
-    Ok((collectives, &mut state.node))
+    Ok((collectives, node))
 }
 
 /// Waits until all nodes are here.

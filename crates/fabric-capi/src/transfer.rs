@@ -3,7 +3,7 @@
 use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
-use millstream_fabric::{Fabric, Notification, RegionId, Span};
+use millstream_fabric::{Notification, RegionId, Span};
 use millstream_torus_core::NodeNumber;
 
 use crate::error::{Failure, call};
@@ -76,7 +76,7 @@ pub unsafe extern "C" fn ms_fabric_put(
     call(|| {
         // SAFETY: the caller's handle and pointers.
         let (mut state, data, with) = unsafe { (state(fabric)?, bytes(data, length)?, notification(with)?) };
-        Ok(state.node.put(NodeNumber(to), RegionId(region), offset, data, with)?)
+        Ok(state.member.fabric().put(NodeNumber(to), RegionId(region), offset, data, with)?)
     })
 }
 
@@ -99,7 +99,7 @@ pub unsafe extern "C" fn ms_fabric_put_region(
         // SAFETY: the caller's handle and pointers.
         let (mut state, with) = unsafe { (state(fabric)?, notification(with)?) };
         let source = Span { region: RegionId(source), offset: source_offset, length };
-        Ok(state.node.put_region(NodeNumber(to), RegionId(region), offset, source, with)?)
+        Ok(state.member.fabric().put_region(NodeNumber(to), RegionId(region), offset, source, with)?)
     })
 }
 
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn ms_fabric_get(
     call(|| {
         // SAFETY: the caller's handle and pointers.
         let (mut state, data) = unsafe { (state(fabric)?, bytes_mut(data, length)?) };
-        Ok(state.node.get(NodeNumber(from), RegionId(region), offset, data)?)
+        Ok(state.member.fabric().get(NodeNumber(from), RegionId(region), offset, data)?)
     })
 }
 
@@ -141,7 +141,7 @@ pub unsafe extern "C" fn ms_fabric_get_region(
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
         let into = Span { region: RegionId(target), offset: target_offset, length };
-        Ok(state.node.get_region(NodeNumber(from), RegionId(region), offset, into)?)
+        Ok(state.member.fabric().get_region(NodeNumber(from), RegionId(region), offset, into)?)
     })
 }
 
@@ -161,7 +161,8 @@ pub unsafe extern "C" fn ms_fabric_fetch_add(
     call(|| {
         // SAFETY: the caller's handle and pointer.
         unsafe {
-            let old = state(fabric)?.node.fetch_add(NodeNumber(at), RegionId(region), offset, add)?;
+            let old =
+                state(fabric)?.member.fabric().fetch_add(NodeNumber(at), RegionId(region), offset, add)?;
             give(previous, old);
         }
         Ok(())
@@ -187,7 +188,7 @@ pub unsafe extern "C" fn ms_fabric_compare_swap(
         unsafe {
             let mut state = state(fabric)?;
             let (at, region) = (NodeNumber(at), RegionId(region));
-            give(previous, state.node.compare_swap(at, region, offset, expected, desired)?);
+            give(previous, state.member.fabric().compare_swap(at, region, offset, expected, desired)?);
         }
         Ok(())
     })
@@ -202,7 +203,7 @@ pub unsafe extern "C" fn ms_fabric_flush(fabric: *mut sys::ms_fabric, to: u16) -
     call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        Ok(state.node.flush(NodeNumber(to))?)
+        Ok(state.member.fabric().flush(NodeNumber(to))?)
     })
 }
 
@@ -218,7 +219,7 @@ pub unsafe extern "C" fn ms_fabric_counter(
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's handle and pointer.
-        unsafe { give(value, state(fabric)?.node.counter(index)?) };
+        unsafe { give(value, state(fabric)?.member.fabric().counter(index)?) };
         Ok(())
     })
 }
@@ -239,7 +240,7 @@ pub unsafe extern "C" fn ms_fabric_wait_counter(
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
         let timeout = Duration::from_millis(timeout_ms);
-        Ok(state.node.wait_counter(index, value, NodeNumber(from), timeout)?)
+        Ok(state.member.fabric().wait_counter(index, value, NodeNumber(from), timeout)?)
     })
 }
 
@@ -256,7 +257,7 @@ pub unsafe extern "C" fn ms_fabric_poll_event(
     let code = call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        let Some(next) = state.node.poll_event() else { return Ok(()) };
+        let Some(next) = state.member.fabric().poll_event() else { return Ok(()) };
         found = 1;
         let value = sys::ms_fabric_event {
             region: next.region.0,
@@ -280,7 +281,7 @@ pub unsafe extern "C" fn ms_fabric_poll_event(
 pub unsafe extern "C" fn ms_fabric_lost_events(fabric: *const sys::ms_fabric, count: *mut u64) -> c_int {
     call(|| {
         // SAFETY: the caller's handle and pointer.
-        unsafe { give(count, state(fabric)?.node.lost_events()) };
+        unsafe { give(count, state(fabric)?.member.fabric().lost_events()) };
         Ok(())
     })
 }
@@ -294,8 +295,8 @@ pub unsafe extern "C" fn ms_fabric_lost_node(fabric: *const sys::ms_fabric) -> c
     let mut lost = -1;
     call(|| {
         // SAFETY: the caller's handle.
-        let state = unsafe { state(fabric) }?;
-        lost = state.node.lost_node().map_or(-1, |node| node.0.into());
+        let mut state = unsafe { state(fabric) }?;
+        lost = state.member.fabric().lost_node().map_or(-1, |node| node.0.into());
         Ok(())
     });
     lost

@@ -3,12 +3,14 @@
 //! This program is also every node process: `node …`.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Command, ExitCode, Output};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_torus::launch::{Launcher, ProcessArguments};
 use millstream_torus::node;
+use millstream_torus::node::SeventhOptions;
 use millstream_torus::traffic::TrafficCounters;
+use millstream_torus_core::NodeNumber;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -24,6 +26,9 @@ fn main() -> ExitCode {
     let trials = vec![
         Trial::test("the_example_prints_what_its_readme_says", || {
             failed(the_example_prints_what_its_readme_says())
+        }),
+        Trial::test("a_host_outside_of_the_torus_uses_it_from_c", || {
+            failed(a_host_outside_of_the_torus_uses_it_from_c())
         }),
         Trial::test("every_call_works_on_two_nodes", || failed(every_call_works("2x1x1"))),
         Trial::test("every_call_works_on_eight_nodes", || failed(every_call_works("2x2x2"))),
@@ -84,6 +89,43 @@ fn the_example_prints_what_its_readme_says() -> TestResult {
     let readme = include_str!("../../../examples/7-torus-c/README.md");
     assert!(readme.contains(&format!("    {printed}")), "{printed}");
     Ok(())
+}
+
+/// The nodes' programs wait for the host of the example; before it, another host tries what is refused.
+fn a_host_outside_of_the_torus_uses_it_from_c() -> TestResult {
+    let folders = [tempfile::tempdir()?, tempfile::tempdir()?];
+    let example = compile(&here().join("../../examples/7-torus-c/outside.c"), folders[0].path())?;
+    let errors = compile(&here().join("tests/c/outside_errors.c"), folders[1].path())?;
+    let seventh = SeventhOptions { listen: "127.0.0.1:0".to_owned(), key: 0xc0 };
+    let mut torus = Launcher { seventh: Some(seventh), ..launcher("2x2x1") }.launch()?;
+    let (address, key) = torus.gateway(NodeNumber(0)).ok_or("node 0 has no seventh port")?;
+    let host = |program: &Path| {
+        let mut command = Command::new(program);
+        command.env("MILLSTREAM_DEVICE", "soft").env("MILLSTREAM_LIB", verbs_library());
+        command.env("MILLSTREAM_TORUS_GATEWAY", address);
+        command.env("MILLSTREAM_TORUS_GATEWAY_KEY", format!("{key:x}"));
+        command
+    };
+    let (mut refused, mut example_host) = (host(&errors), host(&example));
+    let hosts = std::thread::spawn(move || -> std::io::Result<[Output; 2]> {
+        Ok([refused.output()?, example_host.output()?])
+    });
+    torus.run(&[example.into()])?;
+    let [refused, printed] = hosts.join().expect("no panic")?;
+    for output in [&refused, &printed] {
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    let readme = include_str!("../../../examples/7-torus-c/README.md");
+    let printed = String::from_utf8_lossy(&printed.stdout);
+    assert!(!printed.is_empty() && readme.contains(&format!("    {printed}")), "{printed}");
+    let total = TrafficCounters::total(&torus.finish()?);
+    assert_eq!((total.dropped_total(), total.malformed), (0, 0), "{total}");
+    Ok(())
+}
+
+/// The soft device that this test's own process loads: beside the profile's folder.
+fn verbs_library() -> PathBuf {
+    std::env::var_os("MILLSTREAM_LIB").map_or_else(|| here().join("../../target/lib"), PathBuf::from)
 }
 
 fn every_call_works(dimensions: &str) -> TestResult {

@@ -19,6 +19,7 @@ pub fn checks<F: Fabric>() -> Vec<Check<F>> {
     vec![
         ("put_and_get_between_all_pairs", put_and_get_between_all_pairs),
         ("large_puts_from_a_region_arrive_whole", large_puts_from_a_region_arrive_whole),
+        ("one_initiator_reads_what_it_wrote", one_initiator_reads_what_it_wrote),
         ("puts_of_a_pair_keep_their_order", puts_of_a_pair_keep_their_order),
         ("atomic_operations_lose_nothing", atomic_operations_lose_nothing),
         ("wrong_operations_are_refused_and_harm_nothing", wrong_operations_are_refused_and_harm_nothing),
@@ -96,6 +97,77 @@ fn large_puts_from_a_region_arrive_whole<F: Fabric>(fabric: &mut F) {
     fabric.get(far, all[far.index()], 3, &mut back).expect("valid");
     assert!(back == data, "{here} from {far}");
     everybody(fabric);
+}
+
+fn one_initiator_reads_what_it_wrote<F: Fabric>(fabric: &mut F) {
+    let (here, nodes) = (fabric.here(), fabric.dimensions().nodes());
+    let (mine, all) = regions(fabric, INITIATOR_BYTES);
+    let next = NodeNumber(((here.index() + 1) % nodes) as u16);
+    check_initiator(fabric, next, all[next.index()]);
+    everybody(fabric);
+    fabric.deregister(mine).expect("own region");
+}
+
+/// Size of the region for [`check_initiator`].
+pub const INITIATOR_BYTES: usize = 320_000;
+
+/// Checks what an initiator alone can see, on a region of zero bytes that it may read and write. Also for hosts that are no
+/// nodes.
+///
+/// # Panics
+/// On a difference.
+pub fn check_initiator<F: Fabric>(fabric: &mut F, to: NodeNumber, region: RegionId) {
+    let none = Notification::None;
+    // Neither a multiple of a packet nor of a word.
+    let length = 300_007;
+    let data: Vec<u8> = (0..length).map(|i| (i * 7 + i / 4096) as u8).collect();
+    let mut found = vec![0; length];
+    fabric.put(to, region, 3, &data, none).expect("valid");
+    fabric.flush(to).expect("lives");
+    fabric.get(to, region, 3, &mut found).expect("valid");
+    assert!(found == data, "put and get differ");
+    // Backwards, from and into regions of this initiator.
+    let own = fabric.register(2 * length);
+    let reversed: Vec<u8> = data.iter().rev().copied().collect();
+    fabric.store(own, 0, &reversed).expect("own region");
+    let from = Span { region: own, offset: 0, length };
+    fabric.put_region(to, region, 3, from, none).expect("valid");
+    fabric.flush(to).expect("lives");
+    fabric.get_region(to, region, 3, Span { offset: length as u64, ..from }).expect("valid");
+    fabric.load(own, length as u64, &mut found).expect("own region");
+    assert!(found == reversed, "operations between regions differ");
+    fabric.deregister(own).expect("own region");
+    let gone = FabricError::NoRegion { node: fabric.here(), region: own.0 };
+    assert_eq!(fabric.put_region(to, region, 3, from, none), Err(gone));
+    for i in 1..=200_u64 {
+        fabric.put(to, region, 310_000, &i.to_le_bytes(), none).expect("valid");
+    }
+    fabric.flush(to).expect("lives");
+    assert_eq!(fabric.fetch_add(to, region, 310_000, u64::MAX), Ok(200), "puts keep their order");
+    assert_eq!(fabric.compare_swap(to, region, 310_000, 199, 7), Ok(199));
+    assert_eq!(fabric.compare_swap(to, region, 310_000, 199, 8), Ok(7));
+    let mut word = [0; 8];
+    fabric.get(to, region, 310_000, &mut word).expect("valid");
+    assert_eq!(u64::from_le_bytes(word), 7);
+    let size = INITIATOR_BYTES as u64;
+    for (offset, length) in [(size, 1), (size - 7, 8), (u64::MAX, 1)] {
+        let bounds = FabricError::Bounds { offset, length: length as u64, size };
+        let put = fabric.put(to, region, offset, &vec![1; length], none).and_then(|()| fabric.flush(to));
+        assert_eq!(put, Err(bounds));
+        assert_eq!(fabric.get(to, region, offset, &mut vec![0; length]), Err(bounds));
+    }
+    assert_eq!(fabric.fetch_add(to, region, 4, 1), Err(FabricError::Unaligned { offset: 4 }));
+    let wrong = RegionId(region.0 ^ 1);
+    let unknown = FabricError::NoRegion { node: to, region: wrong.0 };
+    assert_eq!(fabric.get(to, wrong, 0, &mut word), Err(unknown));
+    let nobody = NodeNumber(u16::MAX);
+    assert_eq!(fabric.put(nobody, region, 0, &[1], none), Err(FabricError::NodeLost { node: nobody }));
+    let lost = Notification::Counter { index: u16::MAX, add: 1 };
+    assert_eq!(fabric.put(to, region, 0, &[1], lost), Err(FabricError::NoCounter { index: u16::MAX }));
+    // None of that harmed anything.
+    fabric.flush(to).expect("lives");
+    fabric.get(to, region, 3, &mut found).expect("valid");
+    assert!(found == reversed, "a refused operation wrote");
 }
 
 fn puts_of_a_pair_keep_their_order<F: Fabric>(fabric: &mut F) {

@@ -2,7 +2,7 @@
 //!
 //! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
 //! of one process. [`collective`] has operations of all nodes, [`all_to_all`] messages of any length between all nodes and
-//! [`neighbourhood`] messages with fixed peers, all written once over put. [`check`] has the checks that
+//! [`neighbourhood`] messages with fixed peers, all written once over put. [`on_card`] puts a program's memory on the node's card. [`check`] has the checks that
 //! implementations share, and [`conformance`] tests an implementation.
 #![forbid(unsafe_code)]
 
@@ -12,6 +12,7 @@ pub mod collective;
 pub mod conformance;
 pub mod local;
 pub mod neighbourhood;
+pub mod on_card;
 mod wait;
 
 use std::time::Duration;
@@ -22,6 +23,7 @@ pub use local::LocalNode;
 pub use millstream_torus_core::header::Notification;
 use millstream_torus_core::{Dimensions, NodeNumber};
 pub use neighbourhood::{ExchangeStatistics, Neighbourhood};
+pub use on_card::OnCard;
 
 /// Counters of a node for [`Notification::Counter`].
 pub const COUNTERS: u16 = 256;
@@ -29,6 +31,9 @@ pub const COUNTERS: u16 = 256;
 pub const FIRST_COLLECTIVE_COUNTER: u16 = COUNTERS - 3;
 /// Events that wait at a node.
 pub const EVENT_LIMIT: usize = 4096;
+
+/// Arguments of a kernel of a card, or its results.
+pub type KernelWords = [u64; 16];
 
 /// A region of a node: 64 random bits, so that others cannot guess it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -132,12 +137,43 @@ pub enum FabricError {
         /// Its length (bytes).
         length: u64,
     },
+    /// The node's card does not have the kernel.
+    #[error("the card of {node} has no kernel {kernel:?}: serve it with a program that has this kernel")]
+    NoKernel {
+        /// The node.
+        node: NodeNumber,
+        /// The kernel.
+        kernel: &'static str,
+    },
+    /// A kernel of the node's card failed.
+    #[error("kernel {kernel:?} on the card of {node}: {cause} ({detail:#x})")]
+    KernelFailed {
+        /// The node.
+        node: NodeNumber,
+        /// The kernel.
+        kernel: &'static str,
+        /// The card's cause.
+        cause: &'static str,
+        /// The offending value.
+        detail: u64,
+    },
+    /// The lease of the node's card ended, or the card did.
+    #[error("the lease of the card of {node} ended")]
+    CardLost {
+        /// The node.
+        node: NodeNumber,
+    },
     /// A node sent a message of another form than this operation's.
     #[error("{node} sent a malformed message: do all nodes call the same operation?")]
     Malformed {
         /// The node.
         node: NodeNumber,
     },
+    /// Counters, events and operations of all nodes are for nodes.
+    #[error(
+        "this host is outside of the torus: it has no counters, and takes part in no operation of all nodes"
+    )]
+    NotANode,
     /// The deadline passed.
     #[error("no result after {waited:?}")]
     TimedOut {
@@ -165,6 +201,25 @@ pub trait Fabric {
     /// [`FabricError::NoCard`].
     fn register_card(&mut self, offset: u64, size: usize) -> Result<RegionId, FabricError> {
         Err(FabricError::NoCard { node: self.here(), offset, length: size as u64 })
+    }
+
+    /// Where a region of this node begins in the memory of the node's card (bytes). None if it is host memory.
+    fn card_offset(&self, region: RegionId) -> Option<u64> {
+        let _ = region;
+        None
+    }
+
+    /// Runs a kernel on the node's card to its end. Returns its result words.
+    ///
+    /// # Errors
+    /// [`FabricError::NoCard`], [`FabricError::NoKernel`], [`FabricError::KernelFailed`] or [`FabricError::CardLost`].
+    fn run_kernel(
+        &mut self,
+        kernel: &'static str,
+        arguments: &KernelWords,
+    ) -> Result<KernelWords, FabricError> {
+        let _ = (kernel, arguments);
+        Err(FabricError::NoCard { node: self.here(), offset: 0, length: 0 })
     }
 
     /// Ends a region of this node. Operations on it fail from here on.

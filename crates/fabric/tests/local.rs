@@ -19,7 +19,7 @@ fn local_passes_the_conformance_suite() {
     for dimensions in ["1x1x1", "2x1x1", "2x2x2", "3x2x1"] {
         on_all_nodes(dimensions, |mut node| {
             let checks = conformance::checks::<LocalNode>();
-            assert_eq!(checks.len(), 8);
+            assert_eq!(checks.len(), 9);
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         });
     }

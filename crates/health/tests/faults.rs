@@ -1,4 +1,5 @@
-//! Every single and every pair of faults of 2×2×2: the verdict about each node is right, or Enclosed, never Ok.
+//! Every single and every pair of faults of 2×2×2, and large faults of 3×3×3: the verdict about each node is right, or Enclosed,
+//! never Ok.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -161,4 +162,30 @@ fn all_services_but_one_are_lost_and_every_report_still_arrives() {
     let reports = world.reports();
     assert_eq!(reports.verdict(NodeNumber(0)), NodeState::Ok);
     assert!(torus.all().skip(1).all(|node| reports.verdict(node) == NodeState::ServiceLost));
+}
+
+/// Faults of many components, with the number of nodes that are enclosed.
+#[test]
+fn large_faults_are_seen() {
+    let torus: Dimensions = "3x3x3".parse().unwrap();
+    let middle = NodeNumber(13);
+    let around = Direction::ALL.map(|direction| torus.neighbour(middle, direction).unwrap());
+    let dead = |node: NodeNumber| [Fault::Host(node), Fault::Adapter(node)];
+    // The middle node's adapter, and the service network of all six neighbours.
+    let services = around.map(Fault::Service);
+    assert_eq!(check(torus, [Fault::Adapter(middle)].into_iter().chain(services)), 0);
+    assert_eq!(check(torus, dead(middle).into_iter().chain(services)), 0);
+    // Two neighbours in one ring.
+    let ring = [around[0], middle];
+    assert_eq!(check(torus, ring.into_iter().flat_map(dead)), 0);
+    assert_eq!(check(torus, ring.map(Fault::Adapter)), 0);
+    // A whole plane.
+    let plane = || torus.all().take(9);
+    assert_eq!(check(torus, plane().flat_map(dead)), 0);
+    assert_eq!(check(torus, plane().map(Fault::Host)), 0);
+    assert_eq!(check(torus, plane().map(Fault::Service)), 0);
+    // All but one node: the word of one observer is not enough to call a node dead.
+    let others = || torus.all().filter(|&node| node != middle);
+    assert_eq!(check(torus, others().flat_map(dead)), 26);
+    assert_eq!(check(torus, others().map(Fault::Service)), 0);
 }

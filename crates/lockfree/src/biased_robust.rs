@@ -11,7 +11,7 @@
 use std::time::{Duration, Instant};
 
 use crate::barrier;
-use crate::robust::{READS_PER_CHECK, RobustGuard, RobustLock, has_exited};
+use crate::robust::{HolderWatch, READS_PER_CHECK, RobustGuard, RobustLock};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{hint, thread};
 
@@ -83,6 +83,13 @@ impl BiasedRobustLock {
         self.lock_unbiased(me)
     }
 
+    /// Frees the lock if its holder has exited or executes another program, as [`RobustLock::recover`].
+    #[cfg(not(loom))]
+    pub fn recover(&self) {
+        crate::robust::recover(&self.held_biased);
+        self.lock.recover();
+    }
+
     #[inline(never)]
     fn lock_unbiased(&self, me: OwnerId) -> Option<Acquired<'_>> {
         let guard = self.lock.lock(me.pid)?;
@@ -130,6 +137,7 @@ impl BiasedRobustLock {
     #[cold]
     fn wait_for_biased(&self) -> bool {
         let deadline = Instant::now() + RobustLock::TIMEOUT;
+        let mut watch = HolderWatch::new(&self.held_biased);
         for reads in 1u32.. {
             let holder = self.held_biased.load(Ordering::Acquire);
             if holder == 0 {
@@ -143,7 +151,7 @@ impl BiasedRobustLock {
                         hint::spin_loop();
                     }
                 }
-                _ if has_exited(holder) => {
+                _ if watch.is_gone(holder) => {
                     // An exited holder has published no incomplete change.
                     let _ = self.held_biased.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
                 }

@@ -20,7 +20,8 @@
 //! - [`inflight_op`]: how an initiator announces an operation, and how the target waits for its end;
 //! - [`retry_owner`]: the choice of who retries pending requests, a polling application or the progress
 //!   thread;
-//! - [`srq_limit`]: the limit event of a shared receive queue.
+//! - [`srq_limit`]: the limit event of a shared receive queue;
+//! - [`word_ring`]: a ring of 64-bit words with one writer and one reader, and a reader's sleep.
 //!
 //! Memory accesses:
 //! - [`copy_in_order`]: copies whose last bytes become visible last;
@@ -46,6 +47,7 @@ pub mod shared;
 mod spin;
 pub mod srq_limit;
 pub mod sync;
+pub mod word_ring;
 
 pub use biased::BiasedLock;
 pub use biased_robust::{Acquired, BiasedRobustLock, OwnerId};

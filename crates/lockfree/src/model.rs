@@ -22,6 +22,12 @@ pub fn has_exited(pid: u32) -> bool {
     EXITED[pid as usize].load(Ordering::Acquire)
 }
 
+/// Processes of the model execute no other program.
+#[must_use]
+pub(crate) fn has_unmapped(_pid: u32, _address: usize) -> bool {
+    false
+}
+
 /// A number unique to this thread of the model, as an address would be.
 pub(crate) fn this_thread() -> usize {
     let mut hasher = DefaultHasher::new();

@@ -159,6 +159,11 @@ impl MrEntry {
         self.move_cost.store(nanoseconds, Ordering::Relaxed);
     }
 
+    /// Whether initiators tell the owner at some cost.
+    pub fn has_move_cost(&self) -> bool {
+        self.move_cost.load(Ordering::Relaxed) != 0
+    }
+
     /// Adds the estimated cost of a copy through the kernel \[ns\]. True if the initiator shall tell the owner: when the sum
     /// reaches the cost of moving the pages, and whenever it has doubled since.
     pub fn add_kernel_time(&self, nanoseconds: u64) -> bool {

@@ -3,19 +3,61 @@
 use std::time::{Duration, Instant};
 
 #[cfg(loom)]
-pub(crate) use crate::model::has_exited;
+pub(crate) use crate::model::{has_exited, has_unmapped};
 #[cfg(not(loom))]
-pub(crate) use crate::process::has_exited;
+pub(crate) use crate::process::{has_exited, has_unmapped};
 use crate::sync::atomic::{AtomicU32, Ordering, fence};
 use crate::sync::{hint, thread};
 
 /// A waiter checks the holder's process and the time once in this many reads of the lock word.
 pub(crate) const READS_PER_CHECK: u32 = if cfg!(loom) { 2 } else { 1024 };
 
+/// How long a waiter waits before it checks whether the holder executes another program, and between these checks. Each
+/// reads the holder's list of mappings.
+const EXEC_CHECK: Duration = Duration::from_millis(10);
+
+/// Judges whether the holder of a lock word will never release it.
+#[derive(Debug)]
+pub(crate) struct HolderWatch<'a> {
+    word: &'a AtomicU32,
+    exec_check: Instant,
+}
+
+impl<'a> HolderWatch<'a> {
+    pub(crate) fn new(word: &'a AtomicU32) -> Self {
+        Self { word, exec_check: Instant::now() + EXEC_CHECK }
+    }
+
+    /// Whether the process has exited, or executes another program since it took the lock.
+    pub(crate) fn is_gone(&mut self, holder: u32) -> bool {
+        has_exited(holder) || (!cfg!(loom) && self.executes_another(holder))
+    }
+
+    fn executes_another(&mut self, holder: u32) -> bool {
+        let due = Instant::now() >= self.exec_check;
+        if due {
+            self.exec_check = Instant::now() + EXEC_CHECK;
+        }
+        due && has_unmapped(holder, std::ptr::from_ref(self.word).addr())
+    }
+}
+
+/// Frees the word if its holder is gone, without waiting.
+#[cfg(not(loom))]
+pub(crate) fn recover(word: &AtomicU32) {
+    let holder = word.load(Ordering::Relaxed);
+    let gone = holder != 0 && (has_exited(holder) || has_unmapped(holder, std::ptr::from_ref(word).addr()));
+    if gone {
+        // An exited holder has published no incomplete change.
+        let _ = word.compare_exchange(holder, 0, Ordering::AcqRel, Ordering::Relaxed);
+    }
+}
+
 /// A lock word that holds its owner's process id, zero when free.
 ///
 /// Ownership is one compare-and-swap on that word, so the lock is never taken with its owner unknown. After a long wait
-/// a waiter asks the kernel whether the owner still runs, and takes the lock over if it has exited. So the data under the
+/// a waiter asks the kernel whether the owner still runs, and takes the lock over if it has exited or executes another
+/// program. So the data under the
 /// lock must be written such that a half-done change is invisible: the last store publishes.
 ///
 /// The word lies in memory that a hostile peer can overwrite, and a holder may be stopped. In both cases a waiter gives up
@@ -42,6 +84,13 @@ impl RobustLock {
         (free || self.wait(me, timeout)).then(|| RobustGuard(&self.0))
     }
 
+    /// Frees the lock if its holder has exited or executes another program. A new program of the holder may map the memory
+    /// again, so the owner of the memory calls this when it notices that a process is gone.
+    #[cfg(not(loom))]
+    pub fn recover(&self) {
+        recover(&self.0);
+    }
+
     /// Frees the lock, regardless of the holder. For the owner of the memory before a new use of it.
     pub fn reset(&self) {
         self.0.store(0, Ordering::Release);
@@ -50,13 +99,14 @@ impl RobustLock {
     #[cold]
     fn wait(&self, me: u32, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
+        let mut watch = HolderWatch::new(&self.0);
         let mut reads = 0u32;
         loop {
             let owner = self.0.load(Ordering::Relaxed);
             let stale = owner != 0
                 && reads % READS_PER_CHECK == READS_PER_CHECK - 1
                 && owner != me
-                && has_exited(owner);
+                && watch.is_gone(owner);
             let expected = if stale { owner } else { 0 };
             if (owner == 0 || stale)
                 && self.0.compare_exchange(expected, me, Ordering::Acquire, Ordering::Relaxed).is_ok()

@@ -3,8 +3,8 @@
 use crate::benchmarks::perftest::{bandwidth, bandwidth_at, latency};
 use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parameters::Parameters;
-use crate::path::{DataPath, PathError, TargetMemory, Verb, data_path};
-use crate::power::Inventory;
+use crate::path::{DataPath, PathError, Verb, data_path};
+use crate::power::{Inventory, Load};
 use crate::precision::Precision;
 use crate::result_table::{ResultTable, TableValue};
 use crate::rows::Category;
@@ -56,10 +56,7 @@ impl Quantity {
     fn category(self, path: &DataPath) -> Category {
         match self {
             Quantity::Latency => Category::VerbsLatency,
-            Quantity::Bandwidth(_) if path.ends.iter().any(|end| end.target != TargetMemory::Host) => {
-                Category::PeerToPeer
-            }
-            Quantity::Bandwidth(_) => Category::Bandwidth,
+            Quantity::Bandwidth(_) => Category::of_bandwidth(path.is_to_peer(), LONG),
         }
     }
 }
@@ -96,7 +93,7 @@ fn compared(name: &str, sites: [&Candidate; 2], [a, b]: [Interval; 2]) -> Vec<Ta
 }
 
 /// Power, energy and price.
-fn sums(sites: [&Candidate; 2], p: &Parameters, rates: [f64; 2]) -> Vec<Vec<TableValue>> {
+fn sums(sites: [&Candidate; 2], p: &Parameters, load: Option<Load>, rates: [f64; 2]) -> Vec<Vec<TableValue>> {
     let all = sites.map(|candidate| Inventory::new(&candidate.site, p));
     let power = |inventory: &Inventory, value: f64| match inventory.without_power.len() {
         0 => number(value),
@@ -107,28 +104,42 @@ fn sums(sites: [&Candidate; 2], p: &Parameters, rates: [f64; 2]) -> Vec<Vec<Tabl
         _ if inventory.price > 0.0 => format!("{} without {}", number(value), list(&inventory.without_price)),
         _ => format!("no prices; add them to {}", list(&inventory.without_price)),
     };
-    let row = |name: &str, show: &dyn Fn(&Inventory, f64) -> String| {
-        let [a, b] = [show(&all[0], rates[0]), show(&all[1], rates[1])];
+    let texts = |name: &str, [a, b]: [String; 2]| {
         [name.to_owned(), a, b, String::new()].map(TableValue::Text).to_vec()
     };
-    vec![
+    let row = |name: &str, show: &dyn Fn(&Inventory, f64) -> String| {
+        texts(name, [show(&all[0], rates[0]), show(&all[1], rates[1])])
+    };
+    let mut rows = vec![
         row("power without work [W]", &|i, _| power(i, i.idle.0)),
         row("power at full load [W]", &|i, _| power(i, i.active.0)),
+    ];
+    if let Some(load) = load {
+        let at_load = |i: usize| power(&all[i], Inventory::power_of(&sites[i].site, p, load).0);
+        rows.push(texts("power at this load [W]", [at_load(0), at_load(1)]));
+    }
+    rows.extend([
         row("energy of a WRITE [J/GB]", &|i, rate| power(i, i.active.0 / rate)),
         row("price", &|i, _| price(i, i.price)),
         row("price per GB/s of WRITE", &|i, rate| price(i, i.price / rate)),
-    ]
+    ]);
+    rows
 }
 
 fn list(names: &std::collections::BTreeSet<String>) -> String {
     names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
-/// Compares two sites; `samples` samples of the parameters give the intervals.
+/// Compares two sites; `samples` samples of the parameters give the intervals. A `load` adds a row with its power.
 ///
 /// # Errors
 /// [`PathError`] if a site has no path between its two places.
-pub fn compare(sites: [&Candidate; 2], p: &Parameters, samples: u64) -> Result<ResultTable, PathError> {
+pub fn compare(
+    sites: [&Candidate; 2],
+    p: &Parameters,
+    load: Option<Load>,
+    samples: u64,
+) -> Result<ResultTable, PathError> {
     let mut rows = Vec::new();
     let mut writes = [f64::NAN; 2];
     for (name, quantity) in QUANTITIES {
@@ -139,7 +150,7 @@ pub fn compare(sites: [&Candidate; 2], p: &Parameters, samples: u64) -> Result<R
         }
         rows.push(compared(name, sites, pair));
     }
-    rows.extend(sums(sites, p, writes));
+    rows.extend(sums(sites, p, load, writes));
     let columns = ["", &sites[0].name, &sites[1].name, "larger"].map(str::to_owned).to_vec();
     Ok(ResultTable { title: format!("{} and {}", sites[0].name, sites[1].name), columns, rows })
 }
@@ -158,10 +169,13 @@ mod tests {
     fn a_faster_site_is_named_and_a_doubt_is_said() {
         let p = Parameters::shipped();
         let (edr, hdr) = (candidate("edr-pair"), candidate("hdr-fat-tree"));
-        let table = compare([&edr, &hdr], &p, 20).unwrap();
+        let table = compare([&edr, &hdr], &p, None, 20).unwrap();
         let last = |row: usize| table.rows[row].last().unwrap().to_string();
         assert_eq!((table.rows.len(), last(0).as_str()), (8, "hdr-fat-tree"));
-        let same = compare([&edr, &edr], &p, 5).unwrap();
+        let same = compare([&edr, &edr], &p, Some(Load { cores: 0.5, ..Load::FULL }), 5).unwrap();
+        let watts = |row: usize| same.rows[row][1].to_string().parse::<f64>().unwrap();
+        assert!(same.rows[5][0].to_string().contains("this load"), "{same:?}");
+        assert!(watts(3) < watts(5) && watts(5) < watts(4), "{same:?}");
         assert!(same.rows[0].last().unwrap().to_string().contains("overlap"));
         let energy = table.rows[5][1].to_string().parse::<f64>().unwrap();
         let power = table.rows[4][1].to_string().parse::<f64>().unwrap();

@@ -10,7 +10,7 @@
 use crate::engine::{BytesPerSecond, EventQueue, Picos, Random};
 use crate::parameters::Parameters;
 use crate::path::route::Network;
-use crate::path::{PathError, ROCE_V2_HEADERS, data_path};
+use crate::path::{PathError, ROCE_V2_HEADERS, data_path, switch_buffer};
 use crate::result_table::{ResultTable, TableValue};
 use millstream_link::dcqcn::{self, NotificationPoint, ReactionPoint};
 use millstream_site::schema::Protocol;
@@ -360,6 +360,7 @@ pub fn incast_of(
         dcqcn: None,
         duration: Picos(40_000_000_000),
     };
+    let mut buffer = 0;
     for sender in senders {
         let from = host(sender)?;
         let names = || (sender.clone(), receiver.to_owned());
@@ -387,9 +388,13 @@ pub fn incast_of(
         let slowest = before.iter().map(|link| link.rate.0).fold(f64::INFINITY, f64::min);
         incast.senders.push(BytesPerSecond(slowest));
         incast.port = BytesPerSecond(last.rate.0);
+        buffer = route
+            .iter()
+            .filter_map(|route| route.links.last())
+            .map(|hop| switch_buffer(p, site, hop.source(site)))
+            .sum();
         incast.mtu = path.mtu;
     }
-    let buffer = p.get("network-switch.buffer") as u64;
     incast.pause = [buffer, buffer.saturating_sub(2 * u64::from(incast.mtu))];
     incast.dcqcn = Some(Marking::from_paper(incast.port));
     Ok(incast)
@@ -469,6 +474,28 @@ mod tests {
     }
 
     #[test]
+    fn an_incast_at_800_gigabits_fills_the_port_and_needs_headroom_of_a_round_trip() {
+        let site = crate::sites::shipped("roce800-cx8");
+        let senders = ["node0", "node1", "node3", "node4"].map(str::to_owned);
+        let mut config = incast_of(&site, &Parameters::shipped(), "node2", &senders).unwrap();
+        config.duration = Picos(4_000_000_000);
+        let pfc = incast(&Incast { dcqcn: None, ..config.clone() });
+        let total: f64 = pfc.rates.iter().map(|rate| rate.0).sum();
+        assert!((total / (100e9 * PAYLOAD) - 1.0).abs() < 2e-3, "{pfc:?}");
+        // What four senders have on their way when they are paused: a round trip at 100 GB/s each, above XOFF.
+        let round_trip = 2.0 * config.delays[0].seconds() * 100e9;
+        let headroom = pfc.max_queue as f64 - 4.0 * config.pause[0] as f64;
+        // The port takes a quarter of it meanwhile.
+        let expected = 3.0 * round_trip;
+        assert!(
+            headroom > 0.95 * expected && headroom < expected + 4.0 * 3.0 * 4178.0,
+            "{headroom} of {expected}"
+        );
+        let dcqcn = incast(&config);
+        assert!(dcqcn.notifications > 10 && dcqcn.paused < pfc.paused, "{dcqcn:?}");
+    }
+
+    #[test]
     fn a_single_sender_is_never_paused() {
         let mut config = two_to_one(true);
         (config.senders, config.delays) = (vec![config.port], vec![Picos(1_000_000)]);
@@ -498,6 +525,12 @@ mod tests {
         assert!(incast.delays[0] >= Picos(300_000), "{incast:?}");
         let error = incast_of(&site, &p, "node2", &senders[..1]).unwrap_err();
         assert_eq!(error, CongestionError::Senders(1));
+        // A switch of its own buffers, at 800 Gb/s.
+        let site = crate::sites::shipped("roce800-cx8");
+        let fast = incast_of(&site, &p, "node2", &senders).unwrap();
+        assert_eq!((fast.port.0, fast.mtu, fast.headers), (100e9, 4096, ROCE_V2_HEADERS));
+        assert_eq!(fast.pause[0], p.get("spectrum-4.buffer") as u64);
+        assert_eq!(fast.dcqcn, Some(Marking { low: 100_000, high: 4_000_000, share: 0.01 }));
         let site = crate::sites::shipped("ndr-fat-tree");
         let error = incast_of(&site, &p, "node2", &senders).unwrap_err().to_string();
         assert!(error.contains("credits instead of PFC"), "{error}");

@@ -1,11 +1,16 @@
 //! Bottleneck analysis of a flow.
 
-use crate::benchmarks::perftest::{bandwidth, bandwidth_at};
-use crate::engine::BytesPerSecond;
+use crate::benchmarks::mlc::{self, MlcTest};
+use crate::benchmarks::perftest::{bandwidth_at, latency};
+use crate::engine::{BytesPerSecond, Picos};
 use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
-use crate::path::{DataPath, Hop, PathError, TargetMemory, Verb, data_path, hops, pcie_line_rate};
+use crate::path::{
+    BandwidthResult, CoreAccess, DataPath, Hop, PathError, Verb, core_access, data_path, path_hops,
+    pcie_line_rate,
+};
+use crate::power::{Watts, power_of_hosts};
 use crate::precision::Precision;
 use crate::result_table::{ResultTable, TableValue};
 use crate::rows::Category;
@@ -75,6 +80,17 @@ pub struct Sensitivity {
     pub gain: f64,
 }
 
+/// What the translation of DMA addresses by IOMMUs takes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TranslationCost {
+    /// Share of the bandwidth without translation that is lost.
+    pub bandwidth: f64,
+    /// Part of the latency of a small message.
+    pub latency: Picos,
+    /// Latency of a small message, half a round trip; of a READ a full one.
+    pub whole_latency: Picos,
+}
+
 /// Bottleneck analysis of a flow.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
@@ -82,6 +98,10 @@ pub struct Explanation {
     pub rate: BytesPerSecond,
     /// Ends of its 90 % interval, if samples were asked for.
     pub interval: Option<[BytesPerSecond; 2]>,
+    /// What the translation of DMA addresses takes, if an IOMMU is on.
+    pub translation: Option<TranslationCost>,
+    /// Power of the hosts at its ends while it runs, if the library has that of all devices.
+    pub power: Option<Watts>,
     /// Everything between the two memories, from client to server.
     pub hops: Vec<Hop>,
     /// Channels, busiest first.
@@ -90,8 +110,62 @@ pub struct Explanation {
     pub sensitivities: Vec<Sensitivity>,
 }
 
-fn measure(path: &DataPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
-    let result = bandwidth(path, flow.verb, flow.size, 128, false);
+/// What a flow goes over.
+#[derive(Clone, Debug, PartialEq)]
+enum FlowPath {
+    /// Adapters of two hosts.
+    Adapters(Box<DataPath>),
+    /// Cores of a host, to memory behind a CXL link.
+    Cores(CoreAccess),
+}
+
+impl FlowPath {
+    fn new(site: &Site, p: &Parameters, flow: &Flow) -> Result<FlowPath, PathError> {
+        if flow.verb != Verb::Send
+            && let Some(access) = core_access(site, p, &flow.client, &flow.server)?
+        {
+            return Ok(FlowPath::Cores(access));
+        }
+        data_path(site, p, &flow.client, &flow.server).map(|path| FlowPath::Adapters(Box::new(path)))
+    }
+
+    fn bandwidth(&self, precision: Precision, flow: &Flow) -> BandwidthResult {
+        match self {
+            FlowPath::Adapters(path) => bandwidth_at(precision, path, flow.verb, flow.size, 128, false),
+            FlowPath::Cores(access) => {
+                let test = if flow.verb == Verb::Read { MlcTest::Reads } else { MlcTest::Writes };
+                mlc::bandwidth(precision, access, test, flow.size)
+            }
+        }
+    }
+
+    fn hops(&self, flow: &Flow) -> Vec<Hop> {
+        match self {
+            FlowPath::Adapters(path) => path_hops(path, &flow.client, &flow.server),
+            FlowPath::Cores(access) => access.hops(),
+        }
+    }
+
+    /// Rate that no interval exceeds: that of the slowest link.
+    fn limit(&self, flow: &Flow) -> f64 {
+        match self {
+            FlowPath::Adapters(path) => slowest_link(path).0,
+            FlowPath::Cores(access) => access.timing.payload_rate(1.0, flow.verb != Verb::Read).0,
+        }
+    }
+
+    /// Kind of published rows whose errors widen its interval.
+    fn category(&self, flow: &Flow) -> Category {
+        match self {
+            FlowPath::Adapters(path) => Category::of_bandwidth(path.is_to_peer(), flow.size),
+            // No published row is about cores: the category with the largest errors of bandwidths.
+            FlowPath::Cores(_) => Category::PeerToPeer,
+        }
+    }
+}
+
+fn measure(path: &FlowPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
+    let result = path.bandwidth(Precision::Full, flow);
     let rate = result.rate;
     let mut channels: Vec<ChannelLoad> = (result.channels.into_iter())
         .filter(|channel| channel.packets > 0 && channel.elapsed.0 > 0)
@@ -114,7 +188,7 @@ fn measure(path: &DataPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
 /// # Errors
 /// [`PathError`] if the site has no path for it.
 pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result<Explanation, PathError> {
-    let path_with = |p: &Parameters| data_path(site, p, &flow.client, &flow.server);
+    let path_with = |p: &Parameters| FlowPath::new(site, p, flow);
     let path = path_with(p)?;
     let (rate, channels) = measure(&path, flow);
     // Parameters of benchmarks and of the event builder do not affect a path; most others leave it unchanged, too.
@@ -131,8 +205,37 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result
     sensitivities.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     let interval = (samples > 0).then(|| interval(site, p, flow, &path, rate, samples));
     let interval = interval.map(|interval| [interval.low, interval.high].map(BytesPerSecond));
-    let hops = hops(site, p, &flow.client, &flow.server)?;
-    Ok(Explanation { rate, interval, hops, channels, sensitivities })
+    let translation = translation_cost(&path, rate, flow);
+    let power = power(site, p, flow, &path, rate);
+    Ok(Explanation { rate, interval, translation, power, hops: path.hops(flow), channels, sensitivities })
+}
+
+/// Power of the two hosts of a flow between adapters.
+fn power(site: &Site, p: &Parameters, flow: &Flow, path: &FlowPath, rate: BytesPerSecond) -> Option<Watts> {
+    let FlowPath::Adapters(path) = path else { return None };
+    let host = |end: &str| site.hosts.iter().find(|host| Some(host.name.as_str()) == end.split('.').next());
+    let hosts = [host(&flow.client)?, host(&flow.server)?];
+    power_of_hosts(&p.with_devices(&site.devices), &hosts, 1, (rate.0 / slowest_link(path).0).min(1.0))
+}
+
+/// Bytes of a small message.
+const SMALL: u32 = 8;
+
+/// Compares a path with the same path without translation.
+fn translation_cost(path: &FlowPath, rate: BytesPerSecond, flow: &Flow) -> Option<TranslationCost> {
+    let FlowPath::Adapters(path) = path else { return None };
+    if path.ends.iter().all(|end| end.translation.is_none()) {
+        return None;
+    }
+    let mut without = path.clone();
+    without.ends.iter_mut().for_each(|end| end.translation = None);
+    let [whole, rest] = [path, &without].map(|path| latency(path, flow.verb, SMALL));
+    let free = bandwidth_at(Precision::Full, &without, flow.verb, flow.size, 128, false).rate;
+    Some(TranslationCost {
+        bandwidth: (1.0 - rate.0 / free.0).max(0.0),
+        latency: Picos(whole.0.saturating_sub(rest.0)),
+        whole_latency: whole,
+    })
 }
 
 /// The interval of a flow's bandwidth.
@@ -140,29 +243,23 @@ fn interval(
     site: &Site,
     p: &Parameters,
     flow: &Flow,
-    path: &DataPath,
+    path: &FlowPath,
     rate: BytesPerSecond,
     samples: u64,
 ) -> Interval {
-    let run =
-        |path: &DataPath| bandwidth_at(Precision::Sample, path, flow.verb, flow.size, 128, false).rate.0;
     let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
-        Some(vec![run(&data_path(site, p, &flow.client, &flow.server).ok()?)])
+        Some(vec![FlowPath::new(site, p, flow).ok()?.bandwidth(Precision::Sample, flow).rate.0])
     });
-    let is_peer = path.ends.iter().any(|end| end.target != TargetMemory::Host);
-    let category = match flow.size {
-        _ if is_peer => Category::PeerToPeer,
-        0..SHORT => Category::MessageRate,
-        _ => Category::Bandwidth,
-    };
     let spread = spreads.first().copied().unwrap_or_default();
-    let factors = factors(leave_out::shipped(), Level::System, category);
-    let limit = path.link_rate.0.min(pcie_line_rate(path, 0).0).min(pcie_line_rate(path, 1).0);
-    Interval::new(rate.0, spread, factors).below(limit)
+    let factors = factors(leave_out::shipped(), Level::System, path.category(flow));
+    Interval::new(rate.0, spread, factors).below(path.limit(flow))
 }
 
-/// Message size below which the number of messages can be the limit.
-const SHORT: u32 = 16384;
+/// Rate of the slowest link of a path.
+pub(crate) fn slowest_link(path: &DataPath) -> BytesPerSecond {
+    let pcie = [0, 1].map(|end| pcie_line_rate(path, end).0);
+    BytesPerSecond(pcie.into_iter().fold(path.link_rate.0, f64::min))
+}
 
 impl Explanation {
     /// The bottleneck: the busiest channel if it is saturated, else the most effective parameter.
@@ -206,6 +303,19 @@ impl fmt::Display for Explanation {
             .map(|s| format!("{} ({:.2} GB/s)", s.name, s.ceiling.as_gigabytes()))
             .collect();
         writeln!(f, "next: {}", if next.is_empty() { "none".to_owned() } else { next.join(", ") })?;
+        if let Some(cost) = &self.translation {
+            writeln!(
+                f,
+                "address translation: {:.1} % of the bandwidth, {:.0} of {:.0} ns of a message of {SMALL} bytes",
+                cost.bandwidth * 100.0,
+                cost.latency.nanos(),
+                cost.whole_latency.nanos()
+            )?;
+        }
+        if let Some(Watts(power)) = self.power {
+            let energy = power / self.rate.as_gigabytes();
+            writeln!(f, "power of both hosts: {power:.0} W with one polling core each, {energy:.1} J/GB")?;
+        }
         writeln!(f, "\n  {:<56}  largest rate    latency", "hop")?;
         for hop in &self.hops {
             let rate = match hop.rate.as_gigabytes() {
@@ -236,7 +346,7 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Analyses a flow for all combinations of settings; one row for each.
+/// Analyses a flow for all combinations of settings. `samples` samples of the parameters give the intervals; 0 gives none.
 ///
 /// # Errors
 /// [`SweepError`](crate::sweep::SweepError) if a setting is invalid, [`PathError`] if a site has no path for the flow.
@@ -244,21 +354,36 @@ pub fn explain_sweep(
     (name, text): (&str, &str),
     points: &[Vec<(&str, &str)>],
     flow: &Flow,
-) -> Result<ResultTable, Box<dyn std::error::Error>> {
+    samples: u64,
+) -> Result<Vec<Explanation>, Box<dyn std::error::Error>> {
+    let analyse = |point: &Vec<(&str, &str)>| {
+        let (site, p) = apply(name, text, point)?;
+        Ok(explain(&site, &p, flow, samples)?)
+    };
+    points.iter().map(analyse).collect()
+}
+
+/// The analyses of a flow for these settings: one row each.
+#[must_use]
+pub fn sweep_table(
+    site: &str,
+    flow: &Flow,
+    points: &[Vec<(&str, &str)>],
+    explanations: &[Explanation],
+) -> ResultTable {
     let mut columns: Vec<String> =
         points.first().into_iter().flatten().map(|(name, _)| (*name).to_owned()).collect();
-    columns.extend(
-        ["bandwidth [GB/s]", "bottleneck", "utilization", "next limit", "next limit [GB/s]"]
-            .map(str::to_owned),
-    );
-    let mut rows = Vec::new();
-    for point in points {
-        let (site, p) = apply(name, text, point)?;
-        let e = explain(&site, &p, flow, 0)?;
+    let has_intervals = explanations.iter().any(|e| e.interval.is_some());
+    let ends: &[&str] = if has_intervals { &["low [GB/s]", "high [GB/s]"] } else { &[] };
+    let names =
+        [&["bandwidth [GB/s]"], ends, &["bottleneck", "utilization", "next limit", "next limit [GB/s]"]];
+    columns.extend(names.concat().into_iter().map(str::to_owned));
+    let row = |(point, e): (&Vec<(&str, &str)>, &Explanation)| {
         let mut row: Vec<TableValue> =
             point.iter().map(|(_, value)| TableValue::Text((*value).to_owned())).collect();
         let busy = e.channels.first().map_or(0.0, |channel| channel.busy);
         row.push(TableValue::Number(e.rate.as_gigabytes()));
+        row.extend(e.interval.into_iter().flatten().map(|end| TableValue::Number(end.as_gigabytes())));
         row.push(TableValue::Text(e.bottleneck()));
         row.push(TableValue::Number((busy * 100.0).round() / 100.0));
         let next = e.next_limits().next();
@@ -266,9 +391,10 @@ pub fn explain_sweep(
         row.push(next.map_or(TableValue::Text("-".to_owned()), |channel| {
             TableValue::Number(channel.ceiling.as_gigabytes())
         }));
-        rows.push(row);
-    }
-    Ok(ResultTable { title: format!("{flow} on {name}"), columns, rows })
+        row
+    };
+    let rows = points.iter().zip(explanations).map(row).collect();
+    ResultTable { title: format!("{flow} on {site}"), columns, rows }
 }
 
 impl fmt::Display for Flow {

@@ -13,6 +13,7 @@ use crate::path::{DataPath, Verb};
 use crate::precision::Precision;
 use crate::sites::{shipped, shipped_with};
 use millstream_report::chart::{Chart, Series};
+use millstream_torus_core::DeadSet;
 
 /// File name without extension, and the chart.
 pub type Figure = (&'static str, Chart);
@@ -90,6 +91,7 @@ pub fn torus(p: &Parameters) -> Torus {
         hop_latency: hop,
         end_latency: Picos::from_nanos(p.get("apenet.latency") * 1e3) - hop,
         cores: None,
+        dead: DeadSet::new(),
     }
 }
 
@@ -223,10 +225,10 @@ pub fn selected(p: &Parameters, mut wanted: impl FnMut(&str) -> bool) -> Vec<Fig
         let far = [1usize, 2, 6, 10, 26, 42];
         let line = Series {
             name: "small message".to_owned(),
-            points: far
-                .iter()
-                .map(|&to| {
-                    (torus.hops(0, to).len() as f64, small_packet_latency(&torus, 0, to).nanos() * 1e-3)
+            points: (far.iter())
+                .filter_map(|&to| {
+                    let latency = small_packet_latency(&torus, 0, to)?;
+                    Some((torus.hops(0, to)?.len() as f64, latency.nanos() * 1e-3))
                 })
                 .collect(),
         };

@@ -1,62 +1,48 @@
 //! Flow-level simulation: messages as fluid flows with max-min fair sharing of links.
 //!
 //! A flow has remaining bytes and a rate. The start or end of a flow changes the rates of all flows connected
-//! to it by shared links. Progressive filling computes them (Bertsekas and Gallager, Data Networks, 6.5.2).
+//! to it by shared links; [`crate::max_min`] computes them.
 //! The caller subtracts headers and flow control from link rates, so results agree with the packet level.
 //!
 //! Flows over the same links always have the same rate, so rates are computed per path: the cost of an all-to-all
 //! depends on the number of node pairs, not of messages.
 
 use crate::engine::{BytesPerSecond, EventQueue, Picos};
+use crate::max_min::{FairShares, ResourceId, SharedPathId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 /// A link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct LinkId(u32);
+pub struct LinkId(ResourceId);
 
 /// A list of links; all flows on it have the same rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FlowPathId(u32);
+pub struct FlowPathId(SharedPathId);
 
 /// A flow, numbered by start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u64);
 
 #[derive(Debug)]
-struct Link {
-    rate: f64,
-    /// Paths with active flows over this link.
-    paths: Vec<u32>,
-    /// Last rate update that reached this link; `left` and `unfixed_flows` belong to it.
-    round: u64,
-    left: f64,
-    unfixed_flows: u32,
-}
-
-#[derive(Debug)]
 struct FlowPath {
-    links: Vec<u32>,
     latency: Picos,
-    /// Index of this path in each of its links' lists, while the path has flows.
-    positions: Vec<u32>,
     /// Flows by the value of `sent` at which each ends.
     flows: BinaryHeap<Reverse<(u64, u64, u64)>>,
+    /// Rate of each flow.
     rate: f64,
     /// Bytes that a flow active since the path's first start would have sent.
     sent: f64,
     at: Picos,
     /// Version of the valid completion event.
     version: u32,
-    round: u64,
-    fixed: bool,
 }
 
 /// A scheduled event.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     /// The first flow of a path has sent its last byte; stale if the path's version differs.
-    End { path: u32, version: u32 },
+    End { path: SharedPathId, version: u32 },
     /// A flow's last byte has arrived.
     Arrival { tag: u64 },
 }
@@ -65,12 +51,11 @@ enum Event {
 #[derive(Debug, Default)]
 pub struct FlowSimulation {
     now: Picos,
-    links: Vec<Link>,
+    /// Rates: the weight of a path is the number of its flows.
+    shares: FairShares,
     paths: Vec<FlowPath>,
     events: EventQueue<Event>,
-    /// Paths with a flow that started or ended since the last rate update.
-    dirty_paths: Vec<u32>,
-    round: u64,
+    changed: Vec<SharedPathId>,
     started: u64,
     rate_updates: u64,
 }
@@ -84,25 +69,20 @@ impl FlowSimulation {
 
     /// Adds a link.
     pub fn add_link(&mut self, rate: BytesPerSecond) -> LinkId {
-        self.links.push(Link { rate: rate.0, paths: Vec::new(), round: 0, left: 0.0, unfixed_flows: 0 });
-        LinkId(self.links.len() as u32 - 1)
+        LinkId(self.shares.add_resource(rate.0))
     }
 
     /// Adds a path over links.
     pub fn add_path(&mut self, links: &[LinkId], latency: Picos) -> FlowPathId {
         self.paths.push(FlowPath {
-            links: links.iter().map(|link| link.0).collect(),
             latency,
-            positions: vec![0; links.len()],
             flows: BinaryHeap::new(),
             rate: 0.0,
             sent: 0.0,
             at: self.now,
             version: 0,
-            round: 0,
-            fixed: false,
         });
-        FlowPathId(self.paths.len() as u32 - 1)
+        FlowPathId(self.shares.add_path(&links.iter().map(|link| link.0).collect::<Vec<_>>()))
     }
 
     /// Simulated time.
@@ -121,19 +101,13 @@ impl FlowSimulation {
     pub fn start_flow(&mut self, path: FlowPathId, bytes: u64, tag: u64) -> FlowId {
         let id = self.started;
         self.started += 1;
-        let (now, index) = (self.now, path.0);
-        let path = &mut self.paths[index as usize];
-        path.advance(now);
-        if path.flows.is_empty() {
-            path.sent = 0.0;
-            for (i, &link) in path.links.iter().enumerate() {
-                let paths = &mut self.links[link as usize].paths;
-                path.positions[i] = paths.len() as u32;
-                paths.push(index);
-            }
+        let state = &mut self.paths[path.0.index()];
+        state.advance(self.now);
+        if state.flows.is_empty() {
+            state.sent = 0.0;
         }
-        path.flows.push(Reverse(((path.sent * SCALE) as u64 + bytes * SCALE as u64, id, tag)));
-        self.dirty_paths.push(index);
+        state.flows.push(Reverse(((state.sent * SCALE) as u64 + bytes * SCALE as u64, id, tag)));
+        self.shares.set_weight(path.0, state.flows.len() as f64);
         FlowId(id)
     }
 
@@ -141,7 +115,7 @@ impl FlowSimulation {
     #[must_use]
     pub fn rate(&mut self, path: FlowPathId) -> BytesPerSecond {
         self.update_rates();
-        BytesPerSecond(self.paths[path.0 as usize].rate)
+        BytesPerSecond(self.paths[path.0.index()].rate)
     }
 
     /// Advances to the next completion; returns its time and the flow's tag.
@@ -157,7 +131,7 @@ impl FlowSimulation {
                 return None;
             };
             match event {
-                Event::End { path, version } if self.paths[path as usize].version == version => {
+                Event::End { path, version } if self.paths[path.index()].version == version => {
                     self.now = at;
                     self.finish(path);
                 }
@@ -171,9 +145,9 @@ impl FlowSimulation {
     }
 
     /// Removes the flows of a path that have sent everything, and schedules their arrivals.
-    fn finish(&mut self, index: u32) {
+    fn finish(&mut self, id: SharedPathId) {
         let now = self.now;
-        let path = &mut self.paths[index as usize];
+        let path = &mut self.paths[id.index()];
         path.advance(now);
         path.version += 1;
         // Rounding must not keep the first flow alive.
@@ -188,150 +162,44 @@ impl FlowSimulation {
             path.flows.pop();
             self.events.push(now + path.latency, Event::Arrival { tag });
         }
-        if path.flows.is_empty() {
-            for i in 0..self.paths[index as usize].links.len() {
-                self.leave(index, i);
-            }
-        }
-        self.dirty_paths.push(index);
+        self.shares.set_weight(id, path.flows.len() as f64);
     }
 
-    fn leave(&mut self, index: u32, i: usize) {
-        let link = self.paths[index as usize].links[i];
-        let place = self.paths[index as usize].positions[i] as usize;
-        let paths = &mut self.links[link as usize].paths;
-        paths.swap_remove(place);
-        if let Some(&moved) = paths.get(place) {
-            let moved = &mut self.paths[moved as usize];
-            if let Some(j) = moved.links.iter().position(|&l| l == link) {
-                moved.positions[j] = place as u32;
-            }
-        }
-    }
-
-    /// Computes new rates for all flows that the changed paths can affect.
+    /// Computes new rates for all flows that started or ended flows can affect.
     fn update_rates(&mut self) {
-        if self.dirty_paths.is_empty() {
+        if !self.shares.is_dirty() {
             return;
         }
         self.rate_updates += 1;
-        self.round += 1;
-        let round = self.round;
-        // Collect all links and paths connected to the changed paths.
-        let mut links: Vec<u32> = Vec::new();
-        let mut paths: Vec<u32> = Vec::new();
-        let reach = |link: u32, links: &mut Vec<u32>, all: &mut Vec<Link>| {
-            let state = &mut all[link as usize];
-            if state.round != round {
-                state.round = round;
-                state.left = state.rate;
-                state.unfixed_flows = 0;
-                links.push(link);
-            }
-        };
-        let mut dirty_paths = std::mem::take(&mut self.dirty_paths);
-        for index in dirty_paths.drain(..) {
-            let path = &mut self.paths[index as usize];
-            if path.round == round {
-                continue;
-            }
-            let alone = path.links.iter().all(|&link| self.links[link as usize].paths.len() == 1);
-            if alone && !path.flows.is_empty() {
-                // No other path uses these links: the slowest link sets the rate.
-                path.round = round;
-                path.advance(self.now);
-                let rates = path.links.iter().map(|&link| self.links[link as usize].rate);
-                path.rate = rates.fold(f64::INFINITY, f64::min) / path.flows.len() as f64;
-                self.schedule(index);
-                continue;
-            }
-            for &link in &path.links {
-                if !self.links[link as usize].paths.is_empty() {
-                    reach(link, &mut links, &mut self.links);
-                }
-            }
+        let mut changed = std::mem::take(&mut self.changed);
+        self.shares.update(&mut changed);
+        for id in changed.drain(..) {
+            let path = &mut self.paths[id.index()];
+            path.advance(self.now);
+            path.rate = self.shares.level(id).max(SLOWEST);
+            self.schedule(id);
         }
-        self.dirty_paths = dirty_paths;
-        let mut next = 0;
-        while next < links.len() {
-            let link = links[next] as usize;
-            next += 1;
-            for k in 0..self.links[link].paths.len() {
-                let index = self.links[link].paths[k];
-                let path = &mut self.paths[index as usize];
-                if path.round == round {
-                    continue;
-                }
-                path.round = round;
-                path.fixed = false;
-                path.advance(self.now);
-                paths.push(index);
-                let count = path.flows.len() as u32;
-                for i in 0..path.links.len() {
-                    let other = self.paths[index as usize].links[i];
-                    reach(other, &mut links, &mut self.links);
-                    self.links[other as usize].unfixed_flows += count;
-                }
-            }
-        }
-        // Progressive filling: the link with the smallest fair share first.
-        let mut order: BinaryHeap<Reverse<(u64, u32)>> = (links.iter())
-            .filter(|&&link| self.links[link as usize].unfixed_flows > 0)
-            .map(|&link| Reverse((self.links[link as usize].fair_share(), link)))
-            .collect();
-        while let Some(Reverse((share, link))) = order.pop() {
-            let state = &self.links[link as usize];
-            if state.unfixed_flows == 0 {
-                continue;
-            }
-            let now = state.fair_share();
-            if now > share {
-                order.push(Reverse((now, link)));
-                continue;
-            }
-            let rate = f64::from_bits(now);
-            for k in 0..self.links[link as usize].paths.len() {
-                let index = self.links[link as usize].paths[k];
-                let path = &mut self.paths[index as usize];
-                if std::mem::replace(&mut path.fixed, true) {
-                    continue;
-                }
-                path.rate = rate;
-                let count = path.flows.len() as u32;
-                for i in 0..path.links.len() {
-                    let other = self.paths[index as usize].links[i] as usize;
-                    self.links[other].left = (self.links[other].left - rate * f64::from(count)).max(0.0);
-                    self.links[other].unfixed_flows -= count;
-                }
-            }
-        }
-        for index in paths {
-            self.schedule(index);
-        }
+        self.changed = changed;
     }
 
     /// Schedules the end of the first flow of a path.
-    fn schedule(&mut self, index: u32) {
-        let path = &mut self.paths[index as usize];
+    fn schedule(&mut self, id: SharedPathId) {
+        let path = &mut self.paths[id.index()];
         path.version += 1;
         if let Some(&Reverse((end, ..))) = path.flows.peek() {
             let left = (end as f64 / SCALE - path.sent).max(0.0);
             // Round up, so that the flow has ended at that time.
             let span = Picos((left / path.rate * 1e12).ceil() as u64);
-            self.events.push(self.now + span, Event::End { path: index, version: path.version });
+            self.events.push(self.now + span, Event::End { path: id, version: path.version });
         }
     }
 }
 
+/// Rate in B/s that rounding leaves a flow on a full link.
+const SLOWEST: f64 = 1e-3;
+
 /// Fixed-point scale of flow ends: 1/1024 byte.
 const SCALE: f64 = 1024.0;
-
-impl Link {
-    /// Fair share of each flow without a rate; positive floats order like their bits.
-    fn fair_share(&self) -> u64 {
-        (self.left / f64::from(self.unfixed_flows)).max(1e-3).to_bits()
-    }
-}
 
 impl FlowPath {
     fn advance(&mut self, now: Picos) {

@@ -25,6 +25,7 @@ pub mod fit_site;
 pub mod flow;
 pub mod flows;
 pub mod interval;
+pub mod max_min;
 pub mod measure;
 pub mod measurements;
 mod parallel;
@@ -36,6 +37,7 @@ pub mod predict;
 pub mod result_table;
 pub mod rows;
 pub mod sites;
+pub mod ssd;
 pub mod sweep;
 
 pub use parameters::Parameters;

@@ -2,16 +2,24 @@
 
 use crate::benchmarks::apenet;
 use crate::benchmarks::dma::{self, DmaEngine, DmaHost, DmaTest};
+use crate::benchmarks::mlc::{self, MlcTest};
 use crate::benchmarks::osu::{self, Mpi, MpiLibrary};
 use crate::benchmarks::pcie_bench::{self, nfp6000};
-use crate::benchmarks::perftest::{bandwidth, bandwidth_at, latency};
-use crate::engine::BytesPerSecond;
+use crate::benchmarks::perftest::{bandwidth_at, latency_at};
+use crate::component::completer::CompleterTiming;
+use crate::component::cxl::LINE;
+use crate::engine::{BytesPerSecond, Picos};
+use crate::explain::slowest_link;
+use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::Verb;
-use crate::path::{PathError, data_path, stencil_rate};
+use crate::path::{
+    DataPath, PathError, core_access, data_path, host_completer, negotiated_link, stencil_rate,
+};
 use crate::precision::Precision;
 use crate::result_table::TableValue;
+use crate::rows::Category;
 use millstream_site::schema::PcieLink;
 use millstream_site::validate::Parent;
 use millstream_site::{DeviceKind, Site, SocketId};
@@ -30,6 +38,8 @@ pub enum Benchmark {
     Dma(DmaTest),
     /// pcie-bench read latency.
     DmaLatency,
+    /// Memory Latency Checker on CXL memory of the same host.
+    Mlc(MlcTest),
     /// Write of a tile to a remote card, one sweep of the five-point stencil, and read back.
     Stencil,
 }
@@ -52,6 +62,7 @@ pub struct BenchmarkInfo {
 const BW: &[&str] = &["BW average [MiB/s]", "BW average [Gb/s]", "message rate [Mpps]"];
 const LAT: &[&str] = &["t_typical [us]"];
 const OSU: &[&str] = &["bandwidth [MB/s]"];
+const MLC: &[&str] = &["bandwidth [GB/s]"];
 const DMA: &[&str] = &["bandwidth [Gb/s]"];
 const BW_DEFINITION: &str = "payload per time between completions at the client; one QP, tx-depth 128; MiB = 2^20 bytes, Gb = 10^9 bits (perftest)";
 const LAT_DEFINITION: &str = "half a round trip (perftest)";
@@ -150,6 +161,34 @@ pub const BENCHMARKS: &[BenchmarkInfo] = &[
         sizes: (8, 2048),
     },
     BenchmarkInfo {
+        benchmark: Benchmark::Mlc(MlcTest::IdleLatency),
+        name: "mlc_idle_latency",
+        definition: "dependent loads of cache lines by one core from CXL memory (Intel MLC --idle_latency)",
+        columns: &["latency [ns]"],
+        sizes: (64, 64),
+    },
+    BenchmarkInfo {
+        benchmark: Benchmark::Mlc(MlcTest::Reads),
+        name: "mlc_read_bw",
+        definition: "reads of CXL memory by all cores (Intel MLC --max_bandwidth, ALL Reads)",
+        columns: MLC,
+        sizes: (64, 64),
+    },
+    BenchmarkInfo {
+        benchmark: Benchmark::Mlc(MlcTest::ReadsAndWrites),
+        name: "mlc_rw_bw",
+        definition: "two reads to a write of CXL memory by all cores, sum of both (Intel MLC --max_bandwidth, 2:1 Reads-Writes)",
+        columns: MLC,
+        sizes: (64, 64),
+    },
+    BenchmarkInfo {
+        benchmark: Benchmark::Mlc(MlcTest::Writes),
+        name: "mlc_write_bw",
+        definition: "writes that bypass the caches to CXL memory by all cores; less than 64 bytes need byte enables (Intel MLC -W6)",
+        columns: MLC,
+        sizes: (8, 64),
+    },
+    BenchmarkInfo {
         benchmark: Benchmark::Stencil,
         name: "stencil",
         definition: "write of a tile to the card, one sweep of the five-point Jacobi kernel in one bank, and read back, in sequence",
@@ -164,18 +203,30 @@ pub enum BenchmarkError {
     /// The site has no such path.
     #[error(transparent)]
     Path(#[from] PathError),
-    /// A DMA test needs an adapter as client and memory of its host as server.
+    /// A DMA test needs an adapter or a card as client and memory of its host as server.
     #[error(
-        "{0:?}: a DMA test needs host.adapter as client, and host or host.socket1 of the same host as server"
+        "{0:?}: a DMA test needs host.adapter as client, or a card with a DMA engine, and host or host.socket1 of the same host as server"
     )]
     NotAnAdapter(String),
     /// The model has no DMA engine for this adapter.
-    #[error("{name:?} is a {model}: the model has the DMA engines of NFP-6000 and APEnet+ only")]
+    #[error(
+        "{name:?} is a {model}: the model has the DMA engines of NFP-6000, APEnet+ and FPGA cards; others need dma.workers, dma.tags and dma.overhead in a [device.ID]"
+    )]
     NoDmaEngine {
         /// Name of the adapter.
         name: String,
         /// Its model.
         model: String,
+    },
+    /// A test of CXL memory needs a host and its memory.
+    #[error(
+        "{client:?} and {server:?}: the benchmark needs a host as client and CXL memory of this host as server, {client}.MEMORY"
+    )]
+    NotCxlMemory {
+        /// Client.
+        client: String,
+        /// Server.
+        server: String,
     },
     /// The stencil benchmark needs a card with memory.
     #[error("{0:?}: the stencil needs a card with memory, named host.card")]
@@ -214,7 +265,45 @@ impl Benchmark {
 
     /// Largest size; simulations count bytes in 32 bits.
     fn max_size(self) -> u64 {
-        if self == Benchmark::Stencil { 1 << 50 } else { 1 << 30 }
+        match self {
+            Benchmark::Stencil => 1 << 50,
+            Benchmark::Mlc(_) => u64::from(LINE),
+            _ => 1 << 30,
+        }
+    }
+
+    /// The column that a chart shows and an interval belongs to, counted from the first after the size: of a bandwidth
+    /// in Gb/s, of a stencil the total.
+    #[must_use]
+    pub fn main_column(self) -> usize {
+        match self {
+            Benchmark::Bandwidth(_) => 1,
+            _ => self.info().columns.len() - 1,
+        }
+    }
+
+    /// Kind of published rows whose errors widen the interval of a result.
+    fn category(self, path: Option<&DataPath>, size: u64) -> Category {
+        match self {
+            Benchmark::Bandwidth(_) => path
+                .map_or(Category::Bandwidth, |path| Category::of_bandwidth(path.is_to_peer(), size as u32)),
+            Benchmark::Latency(_) => Category::VerbsLatency,
+            Benchmark::Osu(osu::OsuTest::Latency) => Category::MpiLatency,
+            Benchmark::Osu(_) => Category::MpiBandwidth,
+            Benchmark::Dma(_) => Category::DmaBandwidth,
+            Benchmark::DmaLatency => Category::DmaLatency,
+            // No published row is about cores: the category with the largest errors of bandwidths.
+            Benchmark::Mlc(_) => Category::PeerToPeer,
+            Benchmark::Stencil => Category::System,
+        }
+    }
+
+    /// Largest value of the main column: the rate of the slowest link.
+    fn limit(self, path: Option<&DataPath>) -> f64 {
+        match (self, path) {
+            (Benchmark::Bandwidth(_), Some(path)) => slowest_link(path).as_gigabits(),
+            _ => f64::INFINITY,
+        }
     }
 
     /// Default sizes.
@@ -225,7 +314,28 @@ impl Benchmark {
     }
 }
 
-/// DMA engine of an adapter, with host memory and the PCIe link between them.
+/// Issue time of a request or packet: a cycle of an FPGA's clock.
+const CARD_ISSUE: Picos = Picos(4_000);
+/// Payload bytes between a card's DMA engine and its link.
+const CARD_FIFO: u64 = 4096;
+
+/// DMA engine of a device that has `dma.workers`, `dma.tags` and `dma.overhead`: its memory is never the limit.
+fn card_engine(p: &Parameters, id: &str) -> Option<DmaEngine> {
+    let value = |name: &str| p.device(id, name);
+    Some(DmaEngine {
+        workers: value("dma.workers")?.round().max(1.0) as u32,
+        tags: value("dma.tags")?.round().max(1.0) as u32,
+        read_issue: CARD_ISSUE,
+        write_issue: CARD_ISSUE,
+        variation: 0.0,
+        fifo: CARD_FIFO,
+        write_rate: BytesPerSecond::gigabytes(256.0),
+        internal: BytesPerSecond::gigabytes(256.0),
+        overhead: Picos::from_nanos(value("dma.overhead")?),
+    })
+}
+
+/// DMA engine of an adapter or a card, with host memory and the PCIe link between them.
 pub(crate) fn dma_setup(
     site: &Site,
     p: &Parameters,
@@ -236,7 +346,7 @@ pub(crate) fn dma_setup(
     let (host, device) = site.device(client).ok_or_else(not_adapter)?;
     let host = &site.hosts[host.0];
     let adapter = &host.devices[device.0];
-    if adapter.kind != DeviceKind::Adapter {
+    if !matches!(adapter.kind, DeviceKind::Adapter | DeviceKind::Card(_)) {
         return Err(not_adapter());
     }
     let mut above = adapter.parent;
@@ -264,7 +374,23 @@ pub(crate) fn dma_setup(
             Ok((nfp6000(p, "nfp6000.dma.overhead"), memory_host, adapter.pcie))
         }
         "apenet" => Ok((apenet::dma_engine(p.count("apenet.engines")), apenet::dma_host(p), adapter.pcie)),
-        _ => Err(BenchmarkError::NoDmaEngine { name: client.to_owned(), model: adapter.model.clone() }),
+        id => {
+            let engine = card_engine(p, id).ok_or_else(|| BenchmarkError::NoDmaEngine {
+                name: client.to_owned(),
+                model: adapter.model.clone(),
+            })?;
+            let processor = &host.sockets[near.0].id;
+            let memory_host = pcie_bench::host(p, processor, memory != near);
+            let efficiency = p.device(id, "pcie.efficiency").unwrap_or(memory_host.efficiency);
+            // The cards have several requests in progress: the rate of one is not the limit.
+            let rate = host_completer(p, processor).rate;
+            let completer = CompleterTiming { rate, ..memory_host.memory };
+            Ok((
+                engine,
+                DmaHost { efficiency, memory: completer, ..memory_host },
+                negotiated_link(host, adapter),
+            ))
+        }
     }
 }
 
@@ -304,7 +430,8 @@ pub fn value(
         Benchmark::Latency(_) | Benchmark::Osu(osu::OsuTest::Latency) => 1e-6,
         Benchmark::Osu(_) => 1e6,
         Benchmark::Dma(_) => 0.125e9,
-        Benchmark::DmaLatency => 1e-9,
+        Benchmark::DmaLatency | Benchmark::Mlc(MlcTest::IdleLatency) => 1e-9,
+        Benchmark::Mlc(_) => 1e9,
         Benchmark::Stencil => 1.0,
     };
     Ok(result.map_or(f64::NAN, |number| number * factor))
@@ -319,9 +446,54 @@ pub fn measure(
     site: &Site,
     p: &Parameters,
     benchmark: Benchmark,
-    (client, server): (&str, &str),
+    between: (&str, &str),
     sizes: &[u64],
 ) -> Result<Vec<Vec<TableValue>>, BenchmarkError> {
+    let results = results(Precision::Full, site, p, benchmark, between, sizes)?;
+    let row = |(&size, values): (&u64, Vec<f64>)| -> Vec<TableValue> {
+        std::iter::once(size as f64).chain(values).map(TableValue::Number).collect()
+    };
+    Ok(sizes.iter().zip(results).map(row).collect())
+}
+
+/// [`measure`] with two more values in each row: the ends of the 90 % interval of the result's
+/// [main column](Benchmark::main_column), from this many samples of the parameters.
+///
+/// # Errors
+/// As [`measure`].
+pub fn measure_with_intervals(
+    site: &Site,
+    p: &Parameters,
+    benchmark: Benchmark,
+    between: (&str, &str),
+    sizes: &[u64],
+    samples: u64,
+) -> Result<Vec<Vec<TableValue>>, BenchmarkError> {
+    let mut rows = measure(site, p, benchmark, between, sizes)?;
+    let main = benchmark.main_column();
+    let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
+        let results = results(Precision::Sample, site, p, benchmark, between, sizes).ok()?;
+        Some(results.iter().map(|values| values[main]).collect())
+    });
+    let path = data_path(site, p, between.0, between.1).ok();
+    for ((&size, row), spread) in sizes.iter().zip(&mut rows).zip(spreads) {
+        let Some(&TableValue::Number(value)) = row.get(1 + main) else { continue };
+        let factors = factors(leave_out::shipped(), Level::System, benchmark.category(path.as_ref(), size));
+        let interval = Interval::new(value, spread, factors).below(benchmark.limit(path.as_ref()));
+        row.extend([interval.low, interval.high].map(TableValue::Number));
+    }
+    Ok(rows)
+}
+
+/// Values of the benchmark's columns, by size.
+fn results(
+    precision: Precision,
+    site: &Site,
+    p: &Parameters,
+    benchmark: Benchmark,
+    (client, server): (&str, &str),
+    sizes: &[u64],
+) -> Result<Vec<Vec<f64>>, BenchmarkError> {
     let max = benchmark.max_size();
     if let Some(&size) = sizes.iter().find(|&&size| size == 0 || size > max) {
         return Err(BenchmarkError::Size { benchmark: benchmark.info().name, max, size });
@@ -331,13 +503,13 @@ pub fn measure(
         Benchmark::Bandwidth(verb) => {
             let path = data_path(site, p, client, server)?;
             rows(&|size| {
-                let rate = bandwidth(&path, verb, size, 128, false).rate;
+                let rate = bandwidth_at(precision, &path, verb, size, 128, false).rate;
                 vec![rate.0 / f64::from(1 << 20), rate.as_gigabits(), rate.0 / f64::from(size) * 1e-6]
             })
         }
         Benchmark::Latency(verb) => {
             let path = data_path(site, p, client, server)?;
-            rows(&|size| vec![latency(&path, verb, size).nanos() * 1e-3])
+            rows(&|size| vec![latency_at(precision, &path, verb, size).nanos() * 1e-3])
         }
         Benchmark::Osu(test) => {
             let (path, mpi) = (data_path(site, p, client, server)?, Mpi::new(p, MpiLibrary::default()));
@@ -346,7 +518,7 @@ pub fn measure(
                     osu::OsuTest::Latency => osu::latency(&path, &mpi, size).nanos() * 1e-3,
                     _ => {
                         let both = test == osu::OsuTest::Bidirectional;
-                        osu::bandwidth(&path, &mpi, size, both).rate.0 * 1e-6
+                        osu::bandwidth_at(precision, &path, &mpi, size, both).rate.0 * 1e-6
                     }
                 }]
             })
@@ -359,17 +531,24 @@ pub fn measure(
             let (engine, host, link) = dma_setup(site, p, client, server)?;
             rows(&|size| vec![dma::read_latency(&engine, &host, &link, size).nanos()])
         }
+        Benchmark::Mlc(test) => {
+            let access = core_access(site, p, client, server)?.ok_or_else(|| {
+                BenchmarkError::NotCxlMemory { client: client.to_owned(), server: server.to_owned() }
+            })?;
+            rows(&|size| {
+                vec![match test {
+                    MlcTest::IdleLatency => mlc::idle_latency(&access).nanos(),
+                    _ => mlc::bandwidth(precision, &access, test, size).rate.as_gigabytes(),
+                }]
+            })
+        }
         Benchmark::Stencil => {
-            let rates = stencil_rates(Precision::Full, site, p, client, server)?;
+            let rates = stencil_rates(precision, site, p, client, server)?;
             parallel_map(sizes, |&size| {
                 let parts = rates.map(|rate| size as f64 / rate.0);
                 vec![parts[0], parts[1], parts[2], parts.iter().sum()]
             })
         }
     };
-    let rows = sizes
-        .iter()
-        .zip(results)
-        .map(|(&size, values)| std::iter::once(size as f64).chain(values).map(TableValue::Number).collect());
-    Ok(rows.collect())
+    Ok(results)
 }

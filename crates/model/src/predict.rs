@@ -102,7 +102,8 @@ fn predict_row(
             return silent(&by_hand.how);
         };
         let method = format!("by hand: {}", by_hand.how);
-        return Prediction { id, unit, values: vec![Interval { value, low, high }], method, baseline: None };
+        let baseline = by_hand.baseline.clone();
+        return Prediction { id, unit, values: vec![Interval { value, low, high }], method, baseline };
     }
     let method = match answer(row, p) {
         Answer::Values { method, .. } => method,
@@ -123,6 +124,7 @@ fn predict_row(
         Some(reference) => format!("{method}; scaled by {scale:.3}, the residual of row {}", reference.id),
         None => method,
     };
+    let method = if row.is_tuned() { format!("{method}; tuned: not blind") } else { method };
     let known: Vec<Row> = measured.iter().map(|(row, _)| row.clone()).collect();
     Prediction { id, unit, values, method, baseline: baseline(row, p, &known) }
 }

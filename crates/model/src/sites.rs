@@ -27,6 +27,7 @@ sites!(
     "qdr-cx2",
     "edr-ivb",
     "hdr-cx6",
+    "hdr-cx6-icelake",
     "edr-cx6",
     "edr-fat-tree",
     "hdr-fat-tree",
@@ -35,6 +36,19 @@ sites!(
     "roce200-gb10",
     "fdr-snb",
     "ndr-fat-tree",
+    "cxl-memory",
+    "cxl-switch",
+    "roce800-cx8",
+    "soft-device-wire",
+    "xdma",
+    "xdma-kintex",
+    "polarfire",
+    "fpga-peers",
+    "hdr-a100",
+    "ndr-h100",
+    "roce25-geforce",
+    "h100-disks",
+    "p3700-disks",
 );
 
 /// A shipped site.

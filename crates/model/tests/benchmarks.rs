@@ -4,9 +4,9 @@ use millstream_model::Parameters;
 use millstream_model::benchmarks::apenet;
 use millstream_model::benchmarks::osu::{self, Mpi, MpiLibrary};
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
-use millstream_model::explain::{explain, explain_sweep};
+use millstream_model::explain::{explain, explain_sweep, sweep_table};
 use millstream_model::figures;
-use millstream_model::measure::{BENCHMARKS, Benchmark, BenchmarkError, measure};
+use millstream_model::measure::{BENCHMARKS, Benchmark, BenchmarkError, measure, measure_with_intervals};
 use millstream_model::path::data_path;
 use millstream_model::path::{DataPath, Verb};
 use millstream_model::result_table::TableValue;
@@ -32,12 +32,15 @@ fn between(site: &str, client: &str, server: &str) -> DataPath {
 fn every_benchmark_runs_by_name() {
     for about in BENCHMARKS {
         assert_eq!(about.name.parse::<Benchmark>().unwrap().info().name, about.name);
-        let (site, ends) = match about.name {
-            name if name.starts_with("dma") => ("pcie-bench", ("broadwell.nfp", "broadwell.socket1")),
-            "stencil" => ("recipe-baseline", ("client", "server.u280")),
-            _ => ("edr-pair", ("node0", "node1")),
+        let (site, ends, sizes) = match about.name {
+            name if name.starts_with("dma") => {
+                ("pcie-bench", ("broadwell.nfp", "broadwell.socket1"), [64, 1024])
+            }
+            name if name.starts_with("mlc") => ("cxl-memory", ("node0", "node0.expander"), [8, 64]),
+            "stencil" => ("recipe-baseline", ("client", "server.u280"), [64, 1024]),
+            _ => ("edr-pair", ("node0", "node1"), [64, 1024]),
         };
-        for row in run(about.name, site, ends, &[64, 1024]) {
+        for row in run(about.name, site, ends, &sizes) {
             assert_eq!(row.len(), 1 + about.columns.len(), "{}", about.name);
             assert!(row.iter().all(|value| value.is_finite() && *value > 0.0), "{}: {row:?}", about.name);
         }
@@ -201,9 +204,9 @@ fn sweeps_cover_parameters_and_site_fields() {
     let words = ["link.0.rate=QDR,FDR,EDR", "connectx-4.message.gap=100..300+100"].map(str::to_owned);
     let settings = settings(&words).unwrap();
     let points = combinations(&settings).unwrap();
-    let table =
-        explain_sweep(("edr-pair", text("edr-pair")), &points, &"write node0 node1 65536".parse().unwrap())
-            .unwrap();
+    let flow = "write node0 node1 65536".parse().unwrap();
+    let explanations = explain_sweep(("edr-pair", text("edr-pair")), &points, &flow, 0).unwrap();
+    let table = sweep_table("edr-pair", &flow, &points, &explanations);
     assert_eq!((table.rows.len(), table.columns.len()), (9, 7));
     let rate = |row: usize| if let TableValue::Number(value) = table.rows[row][2] { value } else { f64::NAN };
     assert!(rate(0) < rate(3) && rate(3) < rate(6), "faster links carry more: {table}");
@@ -261,4 +264,28 @@ fn figures_have_the_expected_shapes() {
     assert!(near(last(0), last(2), 0.02) && near(last(1), last(2), 0.02));
     let at_256k = |i: usize| translation.series[i].points.iter().find(|p| p.0 == 262_144.0).unwrap().1;
     assert!(at_256k(0) > 1.2 * at_256k(2));
+}
+
+#[test]
+fn every_benchmark_of_adapters_has_intervals_around_its_values() {
+    for (name, site, ends, sizes) in [
+        ("ib_write_bw", "edr-pair", ("node0", "node1"), &[256, 65536][..]),
+        ("ib_read_lat", "edr-pair", ("node0", "node1"), &[8]),
+        ("osu_latency", "edr-pair", ("node0", "node1"), &[8]),
+        ("mlc_read_bw", "cxl-memory", ("node0", "node0.expander"), &[64]),
+    ] {
+        let benchmark: Benchmark = name.parse().unwrap();
+        let (site, p) = (shipped(site), Parameters::shipped());
+        let rows = measure_with_intervals(&site, &p, benchmark, ends, sizes, 200).unwrap();
+        assert_eq!(rows.len(), sizes.len(), "{name}");
+        for row in rows {
+            let number =
+                |cell: &TableValue| if let TableValue::Number(value) = cell { *value } else { f64::NAN };
+            let numbers: Vec<f64> = row.iter().map(number).collect();
+            assert_eq!(numbers.len(), 1 + benchmark.info().columns.len() + 2, "{name}");
+            let [.., low, high] = numbers[..] else { unreachable!("two ends") };
+            let value = numbers[1 + benchmark.main_column()];
+            assert!(low < value && value <= high && high < 3.0 * low, "{name}: {low} {value} {high}");
+        }
+    }
 }

@@ -59,21 +59,25 @@ fn a_run_is_a_function_of_its_setup() {
 
 #[test]
 fn both_levels_agree_with_and_without_shaping() {
-    let mut off = Vec::new();
+    // A run of 40 batches is chaotic: transfers that collide shift all later ones. The mean over seeds is not.
+    const SEEDS: u64 = 8;
     for nodes in [4, 8] {
         for shape in [TrafficShaping::BarrelShifter, TrafficShaping::Unshaped] {
-            let mut scenario = saturated(nodes, 40);
-            scenario.configuration.traffic_shaping = shape;
-            let [packets, flows] =
-                [ModelLevel::Packets, ModelLevel::Flows].map(|level| rate(&run_success(&scenario, level)));
-            off.push((nodes, shape, packets, flows, flows / packets - 1.0));
+            let [packets, flows] = [ModelLevel::Packets, ModelLevel::Flows].map(|level| {
+                let one = |seed| {
+                    let mut scenario = saturated(nodes, 40);
+                    (scenario.seed, scenario.configuration.traffic_shaping) = (seed, shape);
+                    rate(&run_success(&scenario, level))
+                };
+                (1..=SEEDS).map(one).sum::<f64>() / SEEDS as f64
+            });
+            let off = flows / packets - 1.0;
+            assert!(
+                off.abs() < 0.05,
+                "{nodes} {shape:?}: {packets} Gb/s by packets, {flows} by flows: {off}"
+            );
         }
     }
-    // The levels differ in how long transfers hold credits: more when more senders collide.
-    let most = |nodes| if nodes == 4 { 0.05 } else { 0.13 };
-    let agree =
-        off.iter().all(|(nodes, .., off): &(u16, TrafficShaping, f64, f64, f64)| off.abs() < most(*nodes));
-    assert!(agree, "nodes, shape, Gb/s by packets, by flows, off: {off:#?}");
 }
 
 #[test]

@@ -3,8 +3,9 @@
 use millstream_model::Parameters;
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::explain::{Flow, explain};
-use millstream_model::flows::{FlowRate, Pattern, Routing, concurrent};
+use millstream_model::flows::{FlowRate, Pattern, Routing, concurrent, concurrent_with_intervals, table};
 use millstream_model::path::{PathError, Verb, data_path, hops};
+use millstream_model::ssd::{Access, CommandQueue};
 use millstream_site::{Site, parse};
 
 fn near(a: f64, b: f64, part: f64) -> bool {
@@ -63,7 +64,7 @@ fn every_switch_and_cable_of_a_route_adds_its_latency() {
     let site = tree(32, "ports = 8\n");
     // Hosts 0 to 3 share a leaf; host 31 is three switches and four cables of 10 ns away. Packets cut through.
     let (same_leaf, far) = (one(&site, "node1") - direct, one(&site, "node31") - direct);
-    assert!(near(same_leaf, 130.0, 0.01), "{same_leaf}");
+    assert!(near(same_leaf, 130.0 + 10.0, 0.01), "{same_leaf}");
     assert!(near(far, 3.0 * 130.0 + 3.0 * 10.0, 0.01), "{far}");
 }
 
@@ -322,6 +323,81 @@ fn flows_within_a_host_use_its_links_memory_and_disks() {
 }
 
 #[test]
+fn transfers_between_sockets_share_the_links_of_their_generation() {
+    let p = Parameters::shipped();
+    let socket = |processor: &str| {
+        format!("[[host.socket]]\nprocessor = \"{processor}\"\ncores = 16\nclock = \"2 GHz\"\n")
+    };
+    let card = |name: &str, socket: u32| {
+        format!(
+            "[[host.card]]\nname = \"{name}\"\nmodel = \"A100\"\nparent = \"socket{socket}\"\n\
+             pcie = {{ generation = 4, lanes = 16 }}\n"
+        )
+    };
+    for (processor, id) in [
+        ("Xeon E5-2690 v4", "broadwell-ep"),
+        ("Skylake-SP", "skylake-sp"),
+        ("Xeon Gold 6338", "icelake-sp"),
+        ("EPYC 7763", "milan"),
+        ("EPYC 9554", "genoa"),
+    ] {
+        let cards: String = (0..8).map(|i| card(&format!("g{i}"), u32::from(i >= 4))).collect();
+        let text = format!("name = \"s\"\n[[host]]\nname = \"a\"\n{0}{0}{cards}", socket(processor));
+        let site = parse("two.toml", &text).unwrap();
+        let value = |name: &str| p.get(&format!("{id}.{name}"));
+        let one = rates(&site, &["write a.g0 a.g4"], Routing::Deterministic).remove(0).together;
+        let near_socket = rates(&site, &["write a.g0 a.g1"], Routing::Deterministic).remove(0).together;
+        let limit = value("p2p.write.rate").min(value("p2p.remote.write.rate"));
+        assert!(one.as_gigabytes() <= limit * (1.0 + 1e-9), "{processor}: {one:?}");
+        assert!(one.0 <= near_socket.0, "{processor}: {one:?} {near_socket:?}");
+        // All transfers of one direction share the links; the other direction has its own.
+        let crossing: Vec<String> = (0..4)
+            .flat_map(|i| [format!("write a.g{i} a.g{}", i + 4), format!("write a.g{i} a.g{}", 7 - i)])
+            .collect();
+        let crossing: Vec<&str> = crossing.iter().map(String::as_str).collect();
+        let sum = |flows: &[&str]| -> f64 {
+            rates(&site, flows, Routing::Deterministic).iter().map(|rate| rate.together.as_gigabytes()).sum()
+        };
+        let links = value("socket.rate") * value("socket.links");
+        assert!(sum(&crossing) <= links * (1.0 + 1e-9), "{processor}: {}", sum(&crossing));
+        let both = sum(&["write a.g0 a.g4", "write a.g4 a.g0"]);
+        assert!(near(both, 2.0 * one.as_gigabytes(), 1e-9), "{processor}: {both}");
+    }
+}
+
+#[test]
+fn a_queue_depth_limits_a_disk_below_its_rates() {
+    let with = |depth: u32| {
+        let text = NODE.replacen("name = \"disk\"", &format!("name = \"disk\"\nqueue-depth = {depth}"), 1);
+        parse("node.toml", &text)
+    };
+    let rate =
+        |depth: u32, flow: &str| rates(&with(depth).unwrap(), &[flow], Routing::Deterministic).remove(0);
+    let p = Parameters::shipped();
+    let reads = CommandQueue::new(&p, "pm1753", Access::Read).unwrap();
+    // Little's law: one command at a time.
+    let one = rate(1, "write a.disk a 4096");
+    assert!(near(one.together.0, 4096.0 / reads.latency_of(4096).seconds(), 1e-6), "{one:?}");
+    assert!(one.limit.contains("queue depth 1 at 4096 B"), "{one:?}");
+    let deep = rate(1024, "write a.disk a 4096").together.0;
+    assert!(near(deep, 4096e3 * p.get("pm1753.read.iops"), 0.02), "{deep}");
+    // Over the network the disk is the limit, too, and other flows are not.
+    let both = rates(&with(1).unwrap(), &["read b a.disk 4096", "write b a 4096"], Routing::Deterministic);
+    assert!(near(both[0].together.0, one.together.0, 1e-6), "{both:?}");
+    assert!(both[1].together.0 > both[0].together.0, "{both:?}");
+    // Large blocks reach the sequential rate with few commands.
+    let large = rate(8, "write a.disk a 1048576").together.0;
+    let free = rates(&parse("node.toml", NODE).unwrap(), &["write a.disk a"], Routing::Deterministic);
+    assert!(near(large, free[0].together.0, 0.1), "{large}");
+    for (depth, words) in [(0, "must be 1 to 65536"), (70_000, "must be 1 to 65536")] {
+        let error = with(depth).unwrap_err().to_string();
+        assert!(error.contains(words) && error.contains("queue-depth"), "{error}");
+    }
+    let on_card = NODE.replacen("name = \"gpu0\"", "name = \"gpu0\"\nqueue-depth = 4", 1);
+    assert!(parse("node.toml", &on_card).unwrap_err().to_string().contains("for disks only"));
+}
+
+#[test]
 fn flows_without_a_path_are_errors() {
     let p = Parameters::shipped();
     let site = parse("node.toml", NODE).unwrap();
@@ -348,4 +424,76 @@ fn a_torus_shares_its_links() {
     let total: f64 = both.iter().map(|rate| rate.together.as_gigabytes()).sum();
     assert!(total <= link * 1.001, "{total} of {link}: {both:?}");
     assert!(both[0].together.0 < both[0].alone.0 && both[0].together.0 > 0.4 * both[0].alone.0, "{both:?}");
+}
+
+#[test]
+fn rates_of_flows_have_intervals() {
+    let p = Parameters::shipped();
+    let site = tree(16, "ports = 8\n");
+    let flows =
+        ["write node0 node4", "write node1 node4", "read node2 node5 64"].map(|flow| flow.parse().unwrap());
+    let run = |p: &Parameters, samples| {
+        concurrent_with_intervals(&site, p, &flows, Routing::Deterministic, samples).unwrap()
+    };
+    let rates = run(&p, 1000);
+    for rate in &rates {
+        let intervals = rate.intervals.unwrap();
+        for (value, interval) in [(rate.alone, intervals.alone), (rate.together, intervals.together)] {
+            assert!(interval.low < value.0 && value.0 <= interval.high, "{rate:?}");
+            assert!(interval.width() > 0.02 && interval.width() < 1.5, "{rate:?}");
+        }
+    }
+    // No end is above the payload rate of HDR without any loss.
+    let most = 200e9 / 8.0 * 4096.0 / 4122.0;
+    assert!(rates.iter().all(|rate| rate.intervals.unwrap().alone.high <= most * (1.0 + 1e-9)), "{rates:?}");
+    // The same samples again; a range of nothing that the flows depend on changes nothing.
+    assert_eq!(run(&p, 1000), rates);
+    assert_eq!(run(&p.with("u280.reads", 1.7), 1000), rates);
+    assert!(run(&p, 0).iter().all(|rate| rate.intervals.is_none()));
+    let names = table("t", &rates).columns;
+    assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 8, "{names:?}");
+    assert_eq!(table("t", &run(&p, 0)).columns.len(), 4);
+}
+
+#[test]
+fn a_path_over_one_switch_has_two_cables() {
+    let p = Parameters::shipped();
+    let over = |length: &str| {
+        let text = hosts(2)
+            + &format!(
+                "[[switch]]\nname = \"s\"\nports = 4\nlatency = \"130 ns\"\n\
+                 [[link]]\nfrom = \"node*.hca\"\nto = \"s\"\nrate = \"HDR\"\nlength = \"{length}\"\n"
+            );
+        let site = parse("switch.toml", &text).unwrap();
+        latency(&data_path(&site, &p, "node0", "node1").unwrap(), Verb::Write, 8).nanos()
+    };
+    // 5 ns for a metre of each cable.
+    let added = over("100 m") - over("1 m");
+    assert!(near(added, 2.0 * 99.0 * 5.0, 1e-3), "{added}");
+}
+
+#[test]
+fn ethernet_of_400_and_800_gigabits_loses_the_headers_of_roce() {
+    let p = Parameters::shipped();
+    let site = millstream_model::sites::shipped("roce800-cx8");
+    let rate = |name: &str, size| {
+        let site = millstream_model::sites::shipped_with("roce800-cx8", &[("link.0.rate", name)]);
+        let path = data_path(&site, &p, "node0", "node1").unwrap();
+        bandwidth(&path, Verb::Write, size, 128, false).rate.as_gigabytes()
+    };
+    // Preamble and gap 20, Ethernet 18, IPv4 20, UDP 8, BTH 12, ICRC 4 bytes for 4096 of payload.
+    let share = p.get("connectx-8.link.efficiency") * 4096.0 / 4178.0;
+    for (name, gigabits) in [("200GbE", 200.0), ("400GbE", 400.0), ("800GbE", 800.0)] {
+        let (found, expected) = (rate(name, 1 << 20), gigabits / 8.0 * share);
+        assert!(near(found, expected, 0.01), "{name}: {found} of {expected}");
+    }
+    // Gen5 does not carry 800 Gb/s.
+    let slow = millstream_model::sites::shipped_with(
+        "roce800-cx8",
+        &[("host.node.adapter.hca.pcie.generation", "5")],
+    );
+    let report = explain(&slow, &p, &"write node0 node1".parse().unwrap(), 0).unwrap();
+    assert!(report.bottleneck().contains("pcie"), "{report}");
+    let report = explain(&site, &p, &"write node0 node1".parse().unwrap(), 0).unwrap();
+    assert!(!report.bottleneck().contains("pcie"), "{report}");
 }

@@ -11,7 +11,9 @@
 
 mod cut;
 mod dynamics;
+pub mod kernel;
 mod network;
+mod plain;
 mod plasticity;
 mod population;
 pub mod simulation;

@@ -39,7 +39,7 @@ pub enum Model {
 }
 
 /// A network.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Network {
     /// Columns along x and y.
     pub grid: [u32; 2],

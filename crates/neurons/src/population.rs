@@ -9,12 +9,14 @@
 //! A synapse changes when a spike arrives, also for the target's spikes since the last arrival. So only arrivals and the end
 //! of a second touch synapses.
 
+use millstream_application::Array;
 use std::collections::VecDeque;
 
 use millstream_application::mix;
 
 use crate::dynamics::{B, EXCITATORY, INHIBITORY, RESET, THRESHOLD, advance};
 use crate::network::{ColumnId, Model, Network, NeuronId, UNITS_PER_MV};
+use crate::plain::Plain;
 use crate::plasticity::PlasticityTables;
 use crate::synapses::{NEVER, SourceSlot, Synapses};
 
@@ -25,12 +27,16 @@ const INPUT: i64 = 20 * UNITS_PER_MV as i64;
 
 /// Spikes of a neuron: the last one, and the list of this second's ones.
 #[derive(Clone, Copy, Debug)]
+#[repr(C)]
 pub(crate) struct Fired {
     /// Step of the last spike; [`NEVER`] before the first.
     pub(crate) last: i32,
     /// Index of the last spike in the list of this second, plus one; 0 if there is none.
-    newest: u32,
+    pub(crate) newest: u32,
 }
+
+// SAFETY: two numbers of 32 bits.
+unsafe impl Plain for Fired {}
 
 /// A spike of this second.
 #[derive(Clone, Copy, Debug)]
@@ -73,10 +79,10 @@ pub struct Population {
     pub(crate) columns: Vec<ColumnId>,
     pub(crate) synapses: Synapses,
     tables: PlasticityTables,
-    pub(crate) v: Vec<f64>,
-    pub(crate) u: Vec<f64>,
-    currents: Vec<i64>,
-    pub(crate) fired: Vec<Fired>,
+    pub(crate) v: Array<f64>,
+    pub(crate) u: Array<f64>,
+    pub(crate) currents: Array<i64>,
+    pub(crate) fired: Array<Fired>,
     recent: Vec<RecentSpike>,
     /// Sources that fired in this step and those before, newest first.
     pub(crate) arrivals: VecDeque<Vec<SourceSlot>>,
@@ -94,16 +100,26 @@ impl Population {
     #[must_use]
     pub fn new(network: &Network, columns: &[ColumnId]) -> Population {
         let neurons = columns.len() * network.neurons as usize;
+        Population::with(network, columns, Synapses::new(network, columns), neurons)
+    }
+
+    /// A population at rest with these synapses, and arrays of `neurons` neurons.
+    pub(crate) fn with(
+        network: &Network,
+        columns: &[ColumnId],
+        synapses: Synapses,
+        neurons: usize,
+    ) -> Population {
         let delays = network.longest_delay as usize;
         Population {
             network: network.clone(),
             columns: columns.to_vec(),
-            synapses: Synapses::new(network, columns),
+            synapses,
             tables: PlasticityTables::default(),
-            v: vec![RESET; neurons],
-            u: vec![B * RESET; neurons],
-            currents: vec![0; neurons],
-            fired: vec![Fired { last: NEVER, newest: 0 }; neurons],
+            v: vec![RESET; neurons].into(),
+            u: vec![B * RESET; neurons].into(),
+            currents: vec![0; neurons].into(),
+            fired: vec![Fired { last: NEVER, newest: 0 }; neurons].into(),
             recent: Vec::new(),
             arrivals: (0..delays).map(|_| Vec::new()).collect(),
             firing: Vec::new(),
@@ -205,7 +221,8 @@ impl Population {
     }
 
     /// The neurons here that fire in this step.
-    pub(crate) fn firing(&self) -> &[NeuronId] {
+    #[must_use]
+    pub fn firing(&self) -> &[NeuronId] {
         &self.firing
     }
 

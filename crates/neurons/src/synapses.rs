@@ -6,13 +6,16 @@
 //!   plastic   derivative 4 B │ last arrival 4 B    the same order
 //! ```
 
+use millstream_application::Array;
 use std::ops::Range;
 
 use crate::cut::reaches;
 use crate::network::{ColumnId, Network, NeuronId, SynapseGenerator};
+use crate::plain::Plain;
 
 /// A synapse in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct StoredSynapse {
     /// The target's place among the neurons of this node.
     pub(crate) target: u32,
@@ -20,14 +23,21 @@ pub(crate) struct StoredSynapse {
     pub(crate) weight: i32,
 }
 
+// SAFETY: two numbers of 32 bits.
+unsafe impl Plain for StoredSynapse {}
+
 /// What a plastic synapse has besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
 pub(crate) struct Plastic {
     /// Derivative of the weight (2⁻²⁰ mV).
     pub(crate) derivative: i32,
     /// Step of the last arrival; [`NEVER`] before the first.
     pub(crate) arrived: i32,
 }
+
+// SAFETY: two numbers of 32 bits.
+unsafe impl Plain for Plastic {}
 
 /// Before any step.
 pub(crate) const NEVER: i32 = -1;
@@ -43,27 +53,46 @@ pub(crate) struct Synapses {
     pub(crate) source_columns: Vec<ColumnId>,
     /// Rank of each column among them; `u32::MAX` for the others.
     ranks: Vec<u32>,
-    offsets: Vec<u32>,
-    pub(crate) stored: Vec<StoredSynapse>,
+    pub(crate) offsets: Array<u32>,
+    pub(crate) stored: Array<StoredSynapse>,
     /// Empty if no synapse is plastic.
-    pub(crate) plastic: Vec<Plastic>,
+    pub(crate) plastic: Array<Plastic>,
 }
 
 impl Synapses {
-    /// The synapses whose targets are in some columns.
-    pub(crate) fn new(network: &Network, columns: &[ColumnId]) -> Synapses {
+    /// As [`Synapses::new`], without the arrays of synapses.
+    pub(crate) fn without_arrays(network: &Network, columns: &[ColumnId]) -> Synapses {
         let is_source = |&from: &ColumnId| columns.iter().any(|&to| reaches(network, from, to));
         let source_columns: Vec<ColumnId> = (0..network.columns()).filter(is_source).collect();
         let mut ranks = vec![u32::MAX; network.columns() as usize];
         source_columns.iter().enumerate().for_each(|(rank, &column)| ranks[column as usize] = rank as u32);
+        Synapses {
+            neurons: network.neurons,
+            delays: network.longest_delay as usize,
+            source_columns,
+            ranks,
+            offsets: Array::default(),
+            stored: Array::default(),
+            plastic: Array::default(),
+        }
+    }
+
+    /// Number of values of the offsets.
+    pub(crate) fn offset_count(&self) -> usize {
+        self.source_columns.len() * self.neurons as usize * self.delays + 1
+    }
+
+    /// The synapses whose targets are in some columns.
+    pub(crate) fn new(network: &Network, columns: &[ColumnId]) -> Synapses {
+        let mut synapses = Synapses::without_arrays(network, columns);
         let mut own = vec![u32::MAX; network.columns() as usize];
         columns.iter().enumerate().for_each(|(rank, &column)| own[column as usize] = rank as u32);
 
         let delays = network.longest_delay as usize;
-        let mut offsets = Vec::with_capacity(source_columns.len() * network.neurons as usize * delays + 1);
+        let mut offsets = Vec::with_capacity(synapses.offset_count());
         let mut stored: Vec<StoredSynapse> = Vec::new();
         let mut generator = SynapseGenerator::new(network);
-        for &column in &source_columns {
+        for &column in &synapses.source_columns {
             for source in column * network.neurons..(column + 1) * network.neurons {
                 let weight = network.weight_of(source);
                 let mut delay = 0;
@@ -85,7 +114,10 @@ impl Synapses {
         stored.shrink_to_fit();
         let new = Plastic { derivative: 0, arrived: NEVER };
         let plastic = if network.is_plastic { vec![new; stored.len()] } else { Vec::new() };
-        Synapses { neurons: network.neurons, delays, source_columns, ranks, offsets, stored, plastic }
+        synapses.offsets = offsets.into();
+        synapses.stored = stored.into();
+        synapses.plastic = plastic.into();
+        synapses
     }
 
     /// The slot of a neuron; `None` if it cannot have targets here.

@@ -33,6 +33,7 @@ fn options(network: Network, steps: u64) -> SimulationOptions {
         resume: false,
         fail_at: None,
         raster: 100,
+        on_card: false,
     }
 }
 

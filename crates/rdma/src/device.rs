@@ -360,6 +360,19 @@ impl Device {
         self.0.gid
     }
 
+    /// Where the GID in use is in the port's table at this moment. A table moves its entries when a network interface comes
+    /// or goes: the soft device lists the addresses that the host has.
+    pub fn gid_index(&self) -> u8 {
+        let own = self.gid();
+        let table = gid_table(&self.0.context, &self.0.name).unwrap_or_default();
+        let same = table.iter().find(|entry| {
+            entry.port_num() == u32::from(self.0.port)
+                && Ipv6Addr::from(entry.gid()) == own.gid
+                && entry.gid_type() == own.gid_type
+        });
+        same.and_then(|entry| u8::try_from(entry.gid_index()).ok()).unwrap_or(own.index)
+    }
+
     /// The protection domain of all regions and queue pairs of this device.
     pub fn domain(&self) -> &Arc<ProtectionDomain> {
         &self.0.domain

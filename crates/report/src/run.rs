@@ -203,6 +203,12 @@ pub struct StorageReport {
     pub batches: u64,
     /// Payload stored.
     pub payload_bytes: Bytes,
+    /// Bytes of whole packets, with the rest of their blocks, that the storage device read from landing memory.
+    #[serde(default)]
+    pub direct_bytes: Bytes,
+    /// Such bytes that a processor copied first.
+    #[serde(default)]
+    pub copied_bytes: Bytes,
     /// Flushes to the files; batches that wait at the same time share one.
     pub flushes: u64,
     /// Time that the storage thread was busy.

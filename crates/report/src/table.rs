@@ -112,10 +112,16 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
         Emphasis::Bad
     };
     grid.emphasised(["accepted", &count(report.accepted_events), &stored], emphasis);
-    for StorageReport { builder, payload_bytes, busy_s, all_slots_waiting_s, .. } in &report.storage {
+    for storage in &report.storage {
+        let StorageReport { builder, payload_bytes, busy_s, all_slots_waiting_s, .. } = storage;
         let note =
             format!("by {builder} in {busy_s}; all its slots waited for storage for {all_slots_waiting_s}");
         grid.row(["  storage", &payload_bytes.to_string(), &note]);
+        let StorageReport { direct_bytes, copied_bytes, .. } = storage;
+        if direct_bytes.0 > 0 || copied_bytes.0 > 0 {
+            let note = format!("of whole batches past the page cache; {copied_bytes} copied by a processor");
+            grid.row(["", &direct_bytes.to_string(), &note]);
+        }
     }
     if let Some(trigger) = &report.trigger {
         let (matching, compared) = (trigger.decisions_matching, trigger.decisions_compared);

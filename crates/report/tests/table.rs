@@ -74,6 +74,8 @@ fn report() -> RunReport {
             builder: "bu0".into(),
             batches: 30_000,
             payload_bytes: Bytes(152_000_000_000),
+            direct_bytes: Bytes(160_000_000_000),
+            copied_bytes: Bytes(0),
             flushes: 12_000,
             busy_s: Seconds(18.5),
             longest_queue: 7,

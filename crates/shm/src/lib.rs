@@ -17,6 +17,7 @@
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
 //!   instead of a signal;
 //! - [`truncation`]: mapped files that another process truncates;
+//! - [`direct`]: mapped memory is written to files past the page cache;
 //! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`mod@memcpy`]: rates of copies, the baseline of reports;
 //! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
@@ -26,6 +27,7 @@
 mod arena;
 pub mod cuda;
 pub mod datagram;
+pub mod direct;
 mod event;
 mod fault_in;
 pub mod futex;

@@ -13,7 +13,7 @@
 //! ```
 
 use serde::Deserialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -33,6 +33,10 @@ pub enum Kind {
     NetworkSwitch,
     /// A solid-state disk.
     Ssd,
+    /// A memory device behind a CXL link.
+    CxlMemory,
+    /// A CXL switch.
+    CxlSwitch,
 }
 
 impl fmt::Display for Kind {
@@ -44,6 +48,8 @@ impl fmt::Display for Kind {
             Kind::Card => "card",
             Kind::NetworkSwitch => "network switch",
             Kind::Ssd => "SSD",
+            Kind::CxlMemory => "CXL memory",
+            Kind::CxlSwitch => "CXL switch",
         })
     }
 }
@@ -77,6 +83,8 @@ pub struct DeviceModel {
     pub names: Vec<String>,
     /// Device whose values apply where this one has none.
     pub like: Option<String>,
+    /// Lanes of its PCIe link; of a PCIe switch, those of all its ports together.
+    pub lanes: Option<u32>,
     /// Numbers by name.
     #[serde(default)]
     pub values: BTreeMap<String, Value>,
@@ -116,11 +124,29 @@ pub struct Library {
 const FILES: &[(&str, &str)] = &[
     ("devices/adapters.toml", include_str!("../devices/adapters.toml")),
     ("devices/cards.toml", include_str!("../devices/cards.toml")),
+    ("devices/cxl-memory.toml", include_str!("../devices/cxl-memory.toml")),
+    ("devices/cxl-switches.toml", include_str!("../devices/cxl-switches.toml")),
     ("devices/gpus.toml", include_str!("../devices/gpus.toml")),
     ("devices/network-switches.toml", include_str!("../devices/network-switches.toml")),
     ("devices/processors.toml", include_str!("../devices/processors.toml")),
     ("devices/ssds.toml", include_str!("../devices/ssds.toml")),
     ("devices/switches.toml", include_str!("../devices/switches.toml")),
+];
+
+/// Values that the model reads and no shipped device has: prices, completions to peers, transports in software, node
+/// processes of a torus.
+const OPTIONAL: [&str; 11] = [
+    "price",
+    "peer.read.rate",
+    "core.copy.rate",
+    "core.message.time",
+    "core.packet.time",
+    "core.ack.time",
+    "torus.end.latency",
+    "torus.hop.latency",
+    "torus.packet.time",
+    "torus.copy.rate",
+    "torus.cores",
 ];
 
 static SHIPPED: LazyLock<Library> = LazyLock::new(|| {
@@ -151,10 +177,33 @@ impl Library {
 
     /// Adds devices of a site file; they replace shipped ones of the same id.
     pub(crate) fn replace(&mut self, devices: BTreeMap<String, DeviceModel>) -> Result<(), String> {
+        for (id, device) in &devices {
+            self.check_value_names(id, device)?;
+        }
         for id in devices.keys() {
             self.devices.remove(id);
         }
         self.add(devices)
+    }
+
+    /// Checks that a device has values of its kind only: a misspelt one would have no effect.
+    fn check_value_names(&self, id: &str, device: &DeviceModel) -> Result<(), String> {
+        let of_kind = self.devices.values().filter(|known| known.kind == device.kind);
+        let known: BTreeSet<&str> = of_kind
+            .flat_map(|known| known.values.keys().map(String::as_str))
+            .chain(OPTIONAL.iter().copied())
+            .collect();
+        let Some(unknown) = device.values.keys().find(|name| !known.contains(name.as_str())) else {
+            return Ok(());
+        };
+        let mut near: Vec<&str> = known.into_iter().collect();
+        near.sort_by_cached_key(|name| distance(name, unknown));
+        near.truncate(3);
+        Err(format!(
+            "device {id:?}: no value {unknown:?} for devices of kind {}; nearest: {}",
+            device.kind,
+            near.join(", ")
+        ))
     }
 
     /// Adds devices, which may be like each other.
@@ -198,6 +247,7 @@ impl Library {
             if base.kind != device.kind {
                 return Err(format!("device {id:?}: a {} cannot be like a {}", device.kind, base.kind));
             }
+            device.lanes = device.lanes.or(base.lanes);
             for (name, value) in &base.values {
                 // A value that was fitted to rows of another device is only an estimate for this one.
                 let inherited = Value { fitted_to: Vec::new(), ..value.clone() };

@@ -82,6 +82,13 @@ pub fn draw(site: &Site) -> String {
                     DeviceKind::Switch(_) => ("#fff8c5", device.name.clone()),
                     DeviceKind::Adapter => ("#dafbe1", device.name.clone()),
                     DeviceKind::Ssd => ("#f6f8fa", device.name.clone()),
+                    DeviceKind::CxlSwitch(switch) => {
+                        ("#fff8c5", format!("{}, CXL {}", device.name, switch.link.version))
+                    }
+                    DeviceKind::CxlMemory(memory) => (
+                        "#fbefff",
+                        format!("{}, {} CXL {}", device.name, memory.size.binary(), memory.link.version),
+                    ),
                     DeviceKind::Card(memory) => (
                         "#fbefff",
                         memory.as_ref().map_or(device.name.clone(), |m| {

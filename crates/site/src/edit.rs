@@ -17,7 +17,7 @@ pub struct EditError {
 }
 
 /// First words of paths.
-const ROOTS: [&str; 4] = ["host", "switch", "link", "torus"];
+const ROOTS: [&str; 6] = ["host", "switch", "link", "torus", "fat-tree", "dragonfly"];
 
 /// Whether the text is a path into a site file.
 #[must_use]

@@ -9,7 +9,6 @@
 //! Topology", ISCA 2008.
 
 use crate::SiteError;
-use crate::device::Kind as LibraryKind;
 use crate::schema::{self, Encoding, Lanes, Loss, Mtu, Protocol, Signalling, data_rate};
 use crate::validate::{Fabric, LinkEnd, NetworkLink, NetworkSwitch, Site, Validator, link_end_name};
 use millstream_quantity::{Metres, Seconds};
@@ -50,8 +49,14 @@ impl LinkFormat {
 /// A fabric under construction.
 struct Builder<'a> {
     site: &'a mut Site,
-    model: String,
+    model: SwitchModel,
     latency: Seconds,
+}
+
+/// Model of a fabric's switches: its name in the file, and its library id.
+struct SwitchModel {
+    name: String,
+    id: String,
 }
 
 impl Builder<'_> {
@@ -61,7 +66,8 @@ impl Builder<'_> {
         let fabric = Some(self.site.fabrics.len());
         let switches = (0..count).map(|i| NetworkSwitch {
             name: name(i),
-            model: self.model.clone(),
+            model: self.model.name.clone(),
+            id: self.model.id.clone(),
             ports,
             latency: self.latency,
             fabric,
@@ -82,7 +88,7 @@ fn members(
     adapters: &Spanned<String>,
     model: Option<&Spanned<String>>,
     site: &Site,
-) -> Result<(Vec<LinkEnd>, String), SiteError> {
+) -> Result<(Vec<LinkEnd>, SwitchModel), SiteError> {
     validator.name(&format!("{field}.name"), name)?;
     let prefix = format!("{}-", name.get_ref());
     let is_taken = site.fabrics.iter().any(|fabric| fabric.name == *name.get_ref())
@@ -92,15 +98,13 @@ fn members(
             format!("{field}.name {:?}: another switch or fabric has this name or prefix", name.get_ref());
         return validator.fail(&name.span(), message);
     }
-    if let Some(model) = model {
-        validator.library_id(LibraryKind::NetworkSwitch, model)?;
-    }
+    let id = validator.switch_id(model)?;
     let ends = validator.ends(&format!("{field}.adapters"), adapters, site)?;
     if let Some(LinkEnd::Switch(_)) = ends.first() {
         let message = format!("{field}.adapters {:?} is a switch, not an adapter", adapters.get_ref());
         return validator.fail(&adapters.span(), message);
     }
-    Ok((ends, model.map(|model| model.get_ref().clone()).unwrap_or_default()))
+    Ok((ends, SwitchModel { name: model.map(|model| model.get_ref().clone()).unwrap_or_default(), id }))
 }
 
 fn ratio(down: usize, up: usize) -> String {
@@ -138,7 +142,7 @@ pub(crate) fn add_fat_tree(
         encoding: tree.encoding,
         lanes: tree.lanes,
         mtu: tree.mtu,
-        protocol: tree.protocol,
+        protocol: validator.protocol(tree.rate, tree.mtu, tree.protocol.as_ref(), &tree.name.span())?,
         loss: tree.loss,
     };
     let too_many = |most: usize| {
@@ -256,7 +260,12 @@ pub(crate) fn add_dragonfly(
         encoding: dragonfly.encoding,
         lanes: dragonfly.lanes,
         mtu: dragonfly.mtu,
-        protocol: dragonfly.protocol,
+        protocol: validator.protocol(
+            dragonfly.rate,
+            dragonfly.mtu,
+            dragonfly.protocol.as_ref(),
+            &dragonfly.name.span(),
+        )?,
         loss: dragonfly.loss,
     };
     let ports = (hosts + routers - 1 + global) as u32;

@@ -1,4 +1,4 @@
-//! Site files: hosts with sockets and PCIe trees, adapters, cards, network links, fat trees, dragonflies and tori.
+//! Site files: hosts with sockets and PCIe trees, adapters, cards, CXL memory, network links, fat trees, dragonflies and tori.
 //!
 //! The model predicts the performance of a site, and nodes find network cards by their names in it. A site file describes
 //! hardware and the event builders that run on it; model parameters are elsewhere. `docs/site.md` is the format reference.
@@ -13,14 +13,19 @@
 //! Every error names the file, the line and the value. Read [`schema`] first, then [`validate`].
 #![forbid(unsafe_code)]
 
+mod card_link;
+pub mod cxl;
 pub mod device;
 pub mod draw;
 pub mod edit;
 mod error;
 mod event_builder;
 mod fabric;
+pub mod iommu;
+mod lanes;
 pub mod network_card;
 pub mod schema;
+mod torus;
 mod unit;
 pub mod validate;
 

@@ -1,6 +1,8 @@
 //! Schema of site files, with text positions for errors.
 
+use crate::cxl::{CxlMemoryEntry, CxlSwitchEntry};
 use crate::device::DeviceModel;
+use crate::iommu::IommuEntry;
 use crate::unit;
 use millstream_quantity::{Bytes, BytesPerSecond, Hertz, Metres, Seconds};
 use serde::Deserialize;
@@ -97,6 +99,8 @@ pub struct Host {
     pub name: Spanned<String>,
     /// Number of identical hosts.
     pub count: Option<NonZeroU32>,
+    /// IOMMU, if it is on.
+    pub iommu: Option<IommuEntry>,
     /// Sockets `socket0`, `socket1` and so on.
     #[serde(default)]
     pub socket: Vec<Spanned<Socket>>,
@@ -112,6 +116,12 @@ pub struct Host {
     /// Solid-state disks.
     #[serde(default)]
     pub ssd: Vec<Spanned<PcieDevice>>,
+    /// CXL switches.
+    #[serde(default, rename = "cxl-switch")]
+    pub cxl_switch: Vec<CxlSwitchEntry>,
+    /// Memory devices behind CXL links.
+    #[serde(default, rename = "cxl-memory")]
+    pub cxl_memory: Vec<CxlMemoryEntry>,
     /// Links between cards beside the PCIe tree.
     #[serde(default, rename = "card-link")]
     pub card_link: Vec<CardLink>,
@@ -206,6 +216,11 @@ pub struct PcieDevice {
     pub latency: Option<Seconds>,
     /// Memory of a card that peers can access.
     pub memory: Option<Memory>,
+    /// Whether the device translates addresses by ATS.
+    pub ats: Option<Spanned<bool>>,
+    /// Commands outstanding on a disk.
+    #[serde(rename = "queue-depth")]
+    pub queue_depth: Option<Spanned<u32>>,
     /// Whether the device works without a host processor.
     #[serde(default)]
     pub standalone: bool,
@@ -293,11 +308,11 @@ impl<'de> Deserialize<'de> for PcieLanes {
 pub struct PayloadSize(pub u32);
 
 impl PayloadSize {
-    fn default_payload() -> Self {
+    pub(crate) fn default_payload() -> Self {
         Self(256)
     }
 
-    fn default_read_request() -> Self {
+    pub(crate) fn default_read_request() -> Self {
         Self(512)
     }
 }
@@ -341,9 +356,14 @@ pub enum Signalling {
     Ndr,
     /// InfiniBand XDR: 200 Gb/s per lane after line code.
     Xdr,
+    /// Ethernet: data rate of the whole link in Gb/s, after line code and FEC.
+    Ethernet(u16),
     /// Signalling rate of one lane, with the line code of [`Link::encoding`].
     Lane(BytesPerSecond),
 }
+
+/// Rates of Ethernet links in Gb/s (IEEE 802.3).
+const ETHERNET: [u16; 8] = [10, 25, 40, 50, 100, 200, 400, 800];
 
 impl<'de> Deserialize<'de> for Signalling {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -355,9 +375,21 @@ impl<'de> Deserialize<'de> for Signalling {
             "HDR" => Self::Hdr,
             "NDR" => Self::Ndr,
             "XDR" => Self::Xdr,
-            other => Self::Lane(unit::parse(other).map_err(|error| {
-                de::Error::custom(format!("{error}; or one of QDR, FDR, EDR, HDR, NDR, XDR"))
-            })?),
+            other => match other.strip_suffix("GbE").map(|digits| (digits, digits.parse())) {
+                Some((_, Ok(gigabits))) if ETHERNET.contains(&gigabits) => Self::Ethernet(gigabits),
+                Some((digits, _)) => {
+                    let known = ETHERNET.map(|gigabits| gigabits.to_string()).join(", ");
+                    let message = format!(
+                        "rate {other:?}: no Ethernet of {digits} Gb/s: one of {known}, each with GbE"
+                    );
+                    return Err(de::Error::custom(message));
+                }
+                None => Self::Lane(unit::parse(other).map_err(|error| {
+                    de::Error::custom(format!(
+                        "{error}; or one of QDR, FDR, EDR, HDR, NDR, XDR, 10GbE to 800GbE"
+                    ))
+                })?),
+            },
         })
     }
 }
@@ -453,9 +485,8 @@ pub struct Link {
     /// Cable length.
     #[serde(default, deserialize_with = "unit::optional")]
     pub length: Option<Metres>,
-    /// Headers of its packets.
-    #[serde(default)]
-    pub protocol: Protocol,
+    /// Headers of its packets: those of `RoCEv2` by default on Ethernet, else those of `InfiniBand`.
+    pub protocol: Option<Spanned<Protocol>>,
     /// Share of packets that the link loses.
     #[serde(default)]
     pub loss: Loss,
@@ -509,9 +540,8 @@ pub struct FatTree {
     /// Length of a cable.
     #[serde(default, deserialize_with = "unit::optional")]
     pub length: Option<Metres>,
-    /// Headers of its packets.
-    #[serde(default)]
-    pub protocol: Protocol,
+    /// Headers of its packets: those of `RoCEv2` by default on Ethernet, else those of `InfiniBand`.
+    pub protocol: Option<Spanned<Protocol>>,
     /// Share of packets that a link loses.
     #[serde(default)]
     pub loss: Loss,
@@ -554,9 +584,8 @@ pub struct Dragonfly {
     #[serde(rename = "global-length")]
     #[serde(default, deserialize_with = "unit::optional")]
     pub global_length: Option<Metres>,
-    /// Headers of its packets.
-    #[serde(default)]
-    pub protocol: Protocol,
+    /// Headers of its packets: those of `RoCEv2` by default on Ethernet, else those of `InfiniBand`.
+    pub protocol: Option<Spanned<Protocol>>,
     /// Share of packets that a link loses.
     #[serde(default)]
     pub loss: Loss,
@@ -623,6 +652,8 @@ pub fn data_rate(rate: Signalling, encoding: Encoding, lanes: Lanes) -> BytesPer
         Signalling::Hdr => 50e9 / 8.0,
         Signalling::Ndr => 100e9 / 8.0,
         Signalling::Xdr => 200e9 / 8.0,
+        // Its name is that of the whole link, whatever its lanes.
+        Signalling::Ethernet(gigabits) => return BytesPerSecond(f64::from(gigabits) * 1e9 / 8.0),
         Signalling::Lane(rate) => rate.0 * encoding.efficiency(),
     };
     BytesPerSecond(lane * f64::from(lanes.0))

@@ -1,12 +1,14 @@
 //! Quantities of a site file, as text with a unit: `"105 ns"`, `"8 GiB"`, `"56 Gb/s"`, `"450 MHz"`.
 //!
 //! The text is a positive number, an optional space and a unit. Decimal prefixes are powers of 1000, binary ones (`KiB`)
-//! powers of 1024; `b` is a bit, `B` a byte. The unit is required, and zero is an error.
+//! powers of 1024; `b` is a bit, `B` a byte. The unit is required; zero, and values that no hardware has, are errors.
 
 use millstream_quantity::{Bytes, BytesPerSecond, Hertz, Metres, Seconds};
+use serde::Deserialize;
 use serde::de::{self, Deserializer};
 use std::fmt;
 use std::marker::PhantomData;
+use toml::Spanned;
 
 /// A quantity that a site file gives as text with a unit.
 pub(crate) trait Quantity: Sized {
@@ -16,6 +18,8 @@ pub(crate) trait Quantity: Sized {
     const EXAMPLE: &'static str;
     /// Each unit's symbol and size in the quantity's base unit.
     const UNITS: &'static [(&'static str, f64)];
+    /// Smallest and largest value of hardware, as text of the format.
+    const RANGE: (&'static str, &'static str);
 
     /// Converts from a number of base units, which is positive and finite.
     fn from_base(value: f64) -> Self;
@@ -26,6 +30,7 @@ impl Quantity for Seconds {
     const EXAMPLE: &'static str = "105 ns";
     const UNITS: &'static [(&'static str, f64)] =
         &[("ps", 1e-12), ("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)];
+    const RANGE: (&'static str, &'static str) = ("1 ps", "10 ms");
 
     fn from_base(value: f64) -> Self {
         Self(value)
@@ -46,6 +51,7 @@ impl Quantity for Bytes {
         ("GB", 1e9),
         ("TB", 1e12),
     ];
+    const RANGE: (&'static str, &'static str) = ("1 B", "1024 TiB");
 
     fn from_base(value: f64) -> Self {
         // At least one byte: a part of a byte is no size.
@@ -68,6 +74,7 @@ impl Quantity for BytesPerSecond {
         ("GB/s", 1e9),
         ("TB/s", 1e12),
     ];
+    const RANGE: (&'static str, &'static str) = ("1 kb/s", "100 TB/s");
 
     fn from_base(value: f64) -> Self {
         Self(value)
@@ -78,6 +85,7 @@ impl Quantity for Hertz {
     const NAME: &'static str = "frequency";
     const EXAMPLE: &'static str = "450 MHz";
     const UNITS: &'static [(&'static str, f64)] = &[("Hz", 1.0), ("kHz", 1e3), ("MHz", 1e6), ("GHz", 1e9)];
+    const RANGE: (&'static str, &'static str) = ("1 kHz", "20 GHz");
 
     fn from_base(value: f64) -> Self {
         Self(value)
@@ -88,15 +96,15 @@ impl Quantity for Metres {
     const NAME: &'static str = "length";
     const EXAMPLE: &'static str = "2 m";
     const UNITS: &'static [(&'static str, f64)] = &[("mm", 1e-3), ("cm", 1e-2), ("m", 1.0), ("km", 1e3)];
+    const RANGE: (&'static str, &'static str) = ("1 mm", "1000 km");
 
     fn from_base(value: f64) -> Self {
         Self(value)
     }
 }
 
-/// Parses a quantity; the error says what is wrong with the text.
-pub(crate) fn parse<T: Quantity>(text: &str) -> Result<T, String> {
-    let text = text.trim();
+/// Number of base units of a text; the error says what is wrong with it.
+fn base_units<T: Quantity>(text: &str) -> Result<f64, String> {
     let end = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
     let unit = text[end..].trim_start();
     let number: f64 = text[..end].parse().map_err(|_| {
@@ -107,12 +115,22 @@ pub(crate) fn parse<T: Quantity>(text: &str) -> Result<T, String> {
             let names = T::UNITS.iter().map(|(unit, _)| *unit).collect::<Vec<_>>().join(", ");
             format!("{text:?}: unknown unit {unit:?} of a {}; use one of {names}", T::NAME)
         })?;
-    let value = number * factor;
-    if value > 0.0 && value.is_finite() {
-        Ok(T::from_base(value))
-    } else {
-        Err(format!("{text:?}: a {} must be above zero", T::NAME))
+    Ok(number * factor)
+}
+
+/// Parses a quantity; the error says what is wrong with the text.
+pub(crate) fn parse<T: Quantity>(text: &str) -> Result<T, String> {
+    let text = text.trim();
+    let value = base_units::<T>(text)?;
+    if value <= 0.0 {
+        return Err(format!("{text:?}: a {} must be above zero", T::NAME));
     }
+    // Rounding of the product must not exclude the ends.
+    let (low, high) = T::RANGE;
+    if value < base_units::<T>(low)? * (1.0 - 1e-9) || value > base_units::<T>(high)? * (1.0 + 1e-9) {
+        return Err(format!("{text:?}: a {} must be {low} to {high}; check number and unit", T::NAME));
+    }
+    Ok(T::from_base(value))
 }
 
 /// Deserializes a quantity from text with a unit.
@@ -132,6 +150,15 @@ pub(crate) fn quantity<'de, T: Quantity, D: Deserializer<'de>>(deserializer: D) 
     }
 
     deserializer.deserialize_any(Visitor(PhantomData))
+}
+
+/// Deserializes a quantity with its place in the file.
+pub(crate) fn spanned<'de, T: Quantity, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Spanned<T>, D::Error> {
+    let text = Spanned::<String>::deserialize(deserializer)?;
+    let value = parse(text.get_ref()).map_err(de::Error::custom)?;
+    Ok(Spanned::new(text.span(), value))
 }
 
 /// Deserializes an optional key's quantity.
@@ -156,12 +183,30 @@ mod tests {
     }
 
     #[test]
+    fn values_that_no_hardware_has_are_refused() {
+        assert!(parse::<Hertz>("20 GHz").is_ok() && parse::<Seconds>("10 ms").is_ok());
+        for error in [
+            parse::<Hertz>("200 GHz").err(),
+            parse::<Hertz>("2 Hz").err(),
+            parse::<Seconds>("105 s").err(),
+            parse::<BytesPerSecond>("101 TB/s").err(),
+            parse::<BytesPerSecond>("1 b/s").err(),
+            parse::<Metres>("1001 km").err(),
+            parse::<Bytes>(&"9".repeat(400)).err(),
+        ] {
+            let error = error.expect("out of range");
+            assert!(error.contains("check number and unit") || error.contains("unknown unit"), "{error}");
+        }
+    }
+
+    #[test]
     fn invalid_quantities_are_refused_with_the_reason() {
         for (text, why) in [
             ("12", "unknown unit \"\""),
             ("12 parsec", "unknown unit \"parsec\""),
             ("0 B", "above zero"),
             ("fast", "expected a number"),
+            ("2000 TB", "must be 1 B to 1024 TiB"),
         ] {
             let error = parse::<Bytes>(text).unwrap_err();
             assert!(error.contains(why), "{error}");

@@ -1,11 +1,14 @@
 //! Resolves names to indices, and validates what the schema cannot.
 
+use crate::cxl::{self, CxlMemory, CxlSwitch};
 use crate::device::{DeviceModel, Kind as LibraryKind, Library};
 use crate::error::SiteError;
 use crate::event_builder::{self, EventBuilder};
 use crate::fabric;
+use crate::iommu::{self, Iommu};
+use crate::lanes;
 use crate::network_card::{self, NetworkCard};
-use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, SiteFile, data_rate};
+use crate::schema::{self, Memory, Mtu, PcieLink, Protocol, Signalling, SiteFile, data_rate};
 use millstream_quantity::{Bytes, BytesPerSecond, Metres, Seconds};
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -28,9 +31,12 @@ pub struct DeviceId(pub usize);
 pub enum Parent {
     /// A root port of a socket.
     Socket(SocketId),
-    /// A downstream port of a switch.
+    /// A downstream port of a PCIe or CXL switch.
     Switch(DeviceId),
 }
+
+/// Most commands of an NVMe queue pair (NVM Express Base Specification, CAP.MQES).
+const MAX_QUEUE_DEPTH: u32 = 65536;
 
 /// Device type.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +49,10 @@ pub enum DeviceKind {
     Card(Option<CardMemory>),
     /// Solid-state disk.
     Ssd,
+    /// Memory device behind a CXL link, which `pcie` describes, too.
+    CxlMemory(CxlMemory),
+    /// CXL switch; its upstream link is as that of CXL memory.
+    CxlSwitch(CxlSwitch),
 }
 
 /// Memory of a card.
@@ -75,6 +85,10 @@ pub struct Device {
     pub parent: Parent,
     /// PCIe link to the parent.
     pub pcie: PcieLink,
+    /// Whether it translates addresses by ATS.
+    pub ats: bool,
+    /// Commands outstanding on a disk; none: as many as it needs for its rates.
+    pub queue_depth: Option<u32>,
 }
 
 /// A processor socket.
@@ -103,6 +117,8 @@ pub struct Host {
     pub group: String,
     /// Sockets.
     pub sockets: Vec<Socket>,
+    /// IOMMU, if it is on.
+    pub iommu: Option<Iommu>,
     /// Devices; parents precede their children.
     pub devices: Vec<Device>,
     /// Links between cards beside the PCIe tree.
@@ -161,6 +177,8 @@ pub struct NetworkSwitch {
     pub name: String,
     /// Switch model.
     pub model: String,
+    /// Id of the switch in the device library; that of any switch without a model.
+    pub id: String,
     /// Number of ports.
     pub ports: u32,
     /// Port-to-port latency.
@@ -246,6 +264,32 @@ impl Validator<'_> {
         id.or_else(|error| self.fail(&name.span(), error.to_string()))
     }
 
+    /// Library id of a network switch of this model; without one, of any switch.
+    pub(crate) fn switch_id(&self, model: Option<&Spanned<String>>) -> Result<String, SiteError> {
+        model.map_or(Ok("network-switch".to_owned()), |model| {
+            self.library_id(LibraryKind::NetworkSwitch, model)
+        })
+    }
+
+    /// Lanes of a device of the library, if it has them.
+    pub(crate) fn lanes(&self, id: &str) -> Option<u32> {
+        self.library.get(id)?.lanes
+    }
+
+    /// Whether a device of the library has a value.
+    pub(crate) fn has_value(&self, id: &str, value: &str) -> bool {
+        self.library.get(id).is_some_and(|device| device.values.contains_key(value))
+    }
+
+    /// First names of the devices of a kind that have a value.
+    pub(crate) fn names_with(&self, kind: LibraryKind, value: &str) -> Vec<&str> {
+        let with = self
+            .library
+            .iter()
+            .filter(|(_, device)| device.kind == kind && device.values.contains_key(value));
+        with.filter_map(|(_, device)| device.names.first().map(String::as_str)).collect()
+    }
+
     fn host(&self, host: &Spanned<schema::Host>) -> Result<Host, SiteError> {
         let span = host.span();
         let host = host.get_ref();
@@ -266,49 +310,12 @@ impl Validator<'_> {
             })
         });
         let sockets = sockets.collect::<Result<Vec<Socket>, SiteError>>()?;
-        let devices = self.tree(host, sockets.len())?;
+        let devices = cxl::with_cxl(self, host, &sockets, self.tree(host, sockets.len())?)?;
+        lanes::check(self, host, &devices)?;
+        iommu::check_ats(self, host, &devices)?;
+        let iommu = iommu::iommu(self, host, &sockets)?;
         let card_links = self.card_links(host, &devices)?;
-        Ok(Host { name: name.clone(), group: name.clone(), sockets, devices, card_links })
-    }
-
-    fn card_links(&self, host: &schema::Host, devices: &[Device]) -> Result<Vec<CardLink>, SiteError> {
-        let mut found: Vec<CardLink> = Vec::new();
-        for link in &host.card_link {
-            let card = |field: &str, name: &Spanned<String>| {
-                let is_card = |d: &Device| matches!(d.kind, DeviceKind::Card(_));
-                let text = name.get_ref();
-                let place = devices.iter().position(|d| d.name == *text && is_card(d));
-                place.map(DeviceId).map_or_else(
-                    || {
-                        let cards = devices.iter().filter(|d| is_card(d)).map(|d| d.name.as_str());
-                        let cards = cards.collect::<Vec<_>>().join(", ");
-                        let host = host.name.get_ref();
-                        let message = format!("card-link.{field} {text:?}: cards of host {host:?}: {cards}");
-                        self.fail(&name.span(), message)
-                    },
-                    Ok,
-                )
-            };
-            let ends = [card("from", &link.from)?, card("to", &link.to)?];
-            if ends[0] == ends[1] {
-                return self
-                    .fail(&link.to.span(), format!("card-link from {:?} to itself", link.to.get_ref()));
-            }
-            let links = link.links.get_ref().get();
-            if links > 72 {
-                return self.fail(&link.links.span(), format!("card-link.links = {links}: must be 1 to 72"));
-            }
-            let is_known = |known: &CardLink| known.ends == ends || known.ends == [ends[1], ends[0]];
-            if found.iter().any(is_known) {
-                let (from, to) = (link.from.get_ref(), link.to.get_ref());
-                let message = format!("two card-links between {from:?} and {to:?}: give one with more links");
-                return self.fail(&link.from.span(), message);
-            }
-            let rate = BytesPerSecond(link.kind.rate().0 * link.kind.payload_share() * f64::from(links));
-            let what = format!("{links} links NVLink{}", link.kind.nvlink);
-            found.push(CardLink { ends, rate, what });
-        }
-        Ok(found)
+        Ok(Host { name: name.clone(), group: name.clone(), sockets, iommu, devices, card_links })
     }
 
     pub(crate) fn name(&self, field: &str, name: &Spanned<String>) -> Result<(), SiteError> {
@@ -417,6 +424,19 @@ impl Validator<'_> {
                 if device.memory.is_some() && kind != Kind::Card {
                     return self.fail(&device.name.span(), "field `memory` is for cards only");
                 }
+                if let Some(depth) = &device.queue_depth {
+                    let (about, commands) = (device.name.get_ref(), *depth.get_ref());
+                    if kind != Kind::Ssd {
+                        let message = format!("{about:?}: field `queue-depth` is for disks only");
+                        return self.fail(&depth.span(), message);
+                    }
+                    if !(1..=MAX_QUEUE_DEPTH).contains(&commands) {
+                        let message = format!(
+                            "{about:?}: queue-depth = {commands}: must be 1 to {MAX_QUEUE_DEPTH} commands"
+                        );
+                        return self.fail(&depth.span(), message);
+                    }
+                }
                 let library_kind = match kind {
                     Kind::Switch => LibraryKind::PcieSwitch,
                     Kind::Adapter => LibraryKind::Adapter,
@@ -438,6 +458,8 @@ impl Validator<'_> {
                     kind,
                     parent,
                     pcie: device.pcie,
+                    ats: device.ats.as_ref().is_some_and(|ats| *ats.get_ref()),
+                    queue_depth: device.queue_depth.as_ref().map(|depth| *depth.get_ref()),
                 });
             }
         }
@@ -475,6 +497,30 @@ impl Validator<'_> {
         Ok(ends)
     }
 
+    /// The protocol of a link; that of its rate if the file has none.
+    pub(crate) fn protocol(
+        &self,
+        rate: Signalling,
+        mtu: Mtu,
+        given: Option<&Spanned<Protocol>>,
+        at: &Range<usize>,
+    ) -> Result<Protocol, SiteError> {
+        let of_rate =
+            if matches!(rate, Signalling::Ethernet(_)) { Protocol::RoceV2 } else { Protocol::InfiniBand };
+        let protocol = given.map_or(of_rate, |given| *given.get_ref());
+        let at = given.map_or(at.clone(), Spanned::span);
+        if let (Signalling::Ethernet(gigabits), Protocol::InfiniBand) = (rate, protocol) {
+            let message = format!("protocol = \"InfiniBand\": a link of {gigabits}GbE carries \"RoCEv2\"");
+            return self.fail(&at, message);
+        }
+        if protocol == Protocol::RoceV2 && !matches!(mtu.0, 256 | 512 | 1024 | 2048 | 4096) {
+            let message =
+                format!("mtu = {}: RoCEv2 packets carry 256, 512, 1024, 2048 or 4096 B at most", mtu.0);
+            return self.fail(&at, message);
+        }
+        Ok(protocol)
+    }
+
     fn link(&self, link: &Spanned<schema::Link>, site: &Site) -> Result<Vec<NetworkLink>, SiteError> {
         let at = link.span();
         let link = link.get_ref();
@@ -496,6 +542,7 @@ impl Validator<'_> {
         if let Some((end, _)) = pairs.iter().find(|(a, b)| a == b) {
             return self.fail(&at, format!("link from {} to itself", link_end_name(site, *end)));
         }
+        let protocol = self.protocol(link.rate, link.mtu, link.protocol.as_ref(), &at)?;
         let rate = data_rate(link.rate, link.encoding, link.lanes);
         Ok(pairs
             .into_iter()
@@ -505,109 +552,13 @@ impl Validator<'_> {
                 rate,
                 mtu: link.mtu,
                 length: link.length,
-                protocol: link.protocol,
+                protocol,
                 buffer: None,
                 dimension: None,
                 loss: link.loss.0,
                 failed: false,
             })
             .collect())
-    }
-
-    fn torus(
-        &self,
-        torus: &Spanned<schema::Torus>,
-        site: &Site,
-    ) -> Result<(Torus, Vec<NetworkLink>), SiteError> {
-        let torus = torus.get_ref();
-        let dimensions: Vec<u32> = torus.dimensions.get_ref().iter().map(|d| d.get()).collect();
-        if dimensions.is_empty() || dimensions.len() > 3 {
-            return self.fail(&torus.dimensions.span(), "a torus has one to three dimensions");
-        }
-        let nodes: Vec<(HostId, DeviceId)> = (self
-            .ends("torus.adapters", &torus.adapters, site)?
-            .into_iter())
-        .filter_map(|end| if let LinkEnd::Adapter(host, device) = end { Some((host, device)) } else { None })
-        .collect();
-        let product: u64 = dimensions.iter().map(|&d| u64::from(d)).product();
-        if nodes.len() as u64 != product {
-            return self.fail(
-                &torus.dimensions.span(),
-                format!(
-                    "dimensions {dimensions:?} need {product} adapters, {:?} has {}",
-                    torus.adapters.get_ref(),
-                    nodes.len()
-                ),
-            );
-        }
-        let rate = data_rate(torus.rate, torus.encoding, torus.lanes);
-        if torus.buffer.0 < u64::from(torus.mtu.0) * 2 {
-            return self.fail(
-                &torus.name.span(),
-                format!(
-                    "torus {:?}: buffer of {} B must hold two packets of {} B",
-                    torus.name.get_ref(),
-                    torus.buffer.0,
-                    torus.mtu.0
-                ),
-            );
-        }
-        let addresses = self.torus_addresses(torus, nodes.len())?;
-        let mut links = Vec::new();
-        let mut stride = 1usize;
-        for (d, &length) in dimensions.iter().enumerate() {
-            let length = length as usize;
-            for node in 0..nodes.len() {
-                let place = node / stride % length;
-                let next = node - place * stride + (place + 1) % length * stride;
-                // A ring of two nodes has one link, a ring of one node none.
-                if next == node || (length == 2 && place == 1) {
-                    continue;
-                }
-                links.push(NetworkLink {
-                    from: LinkEnd::Adapter(nodes[node].0, nodes[node].1),
-                    to: LinkEnd::Adapter(nodes[next].0, nodes[next].1),
-                    rate,
-                    mtu: torus.mtu,
-                    length: None,
-                    protocol: Protocol::InfiniBand,
-                    buffer: Some(torus.buffer),
-                    dimension: Some(d as u8),
-                    loss: 0.0,
-                    failed: false,
-                });
-            }
-            stride *= length;
-        }
-        Ok((Torus { name: torus.name.get_ref().clone(), dimensions, nodes, addresses, rate }, links))
-    }
-
-    /// Addresses of the nodes' processes: none, or a different one for each node.
-    fn torus_addresses(&self, torus: &schema::Torus, nodes: usize) -> Result<Vec<String>, SiteError> {
-        if torus.addresses.is_empty() {
-            return Ok(Vec::new());
-        }
-        if torus.addresses.len() != nodes {
-            let given = torus.addresses.len();
-            let name = torus.name.get_ref();
-            return self.fail(
-                &torus.name.span(),
-                format!("torus {name:?} has {nodes} nodes, but {given} addresses"),
-            );
-        }
-        let mut addresses = Vec::new();
-        for address in &torus.addresses {
-            let text = address.get_ref();
-            let port = text.rsplit_once(':').map(|(host, port)| (host.is_empty(), port.parse::<u16>()));
-            if !matches!(port, Some((false, Ok(1..)))) {
-                return self.fail(&address.span(), format!("{text:?} is not an address, host:port"));
-            }
-            if addresses.contains(text) {
-                return self.fail(&address.span(), format!("two nodes have the address {text:?}"));
-            }
-            addresses.push(text.clone());
-        }
-        Ok(addresses)
     }
 }
 
@@ -639,11 +590,7 @@ pub fn link_end_name(site: &Site, end: LinkEnd) -> String {
 /// [`SiteError`] names the line and the error.
 pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteError> {
     let mut library = Library::shipped().clone();
-    library.replace(file.device.clone()).map_err(|message| SiteError {
-        file: name.to_owned(),
-        line: None,
-        message,
-    })?;
+    library.replace(file.device.clone()).map_err(|message| SiteError::of_device(name, text, message))?;
     let validator = Validator { file: name, text, library };
     let mut site = Site {
         name: file.name.clone(),
@@ -687,12 +634,11 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
             return validator
                 .fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
         }
-        if let Some(model) = &switch.model {
-            validator.library_id(LibraryKind::NetworkSwitch, model)?;
-        }
+        let id = validator.switch_id(switch.model.as_ref())?;
         site.switches.push(NetworkSwitch {
             name: switch.name.get_ref().clone(),
             model: switch.model.as_ref().map(|model| model.get_ref().clone()).unwrap_or_default(),
+            id,
             ports: switch.ports.get(),
             latency: switch.latency,
             fabric: None,

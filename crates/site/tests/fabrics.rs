@@ -1,5 +1,6 @@
 //! Fat trees, dragonflies, failed links, disks and links between cards in site files.
 
+use millstream_site::schema::Protocol;
 use millstream_site::validate::{LinkEnd, link_end_name};
 use millstream_site::{Site, draw, parse};
 
@@ -180,6 +181,50 @@ fn disks_and_links_between_cards_have_rates() {
     ] {
         let error = parse("t", &DEVICES.replace(old, new)).unwrap_err();
         assert!(error.message.contains(words), "{error}");
+        assert_eq!(error.line, Some(line), "{error}");
+    }
+}
+
+/// Two hosts with one link of these fields.
+fn pair(fields: &str) -> String {
+    hosts(2) + "[[link]]\nfrom = \"node0.hca\"\nto = \"node1.hca\"\n" + fields
+}
+
+#[test]
+fn ethernet_is_named_by_the_rate_of_the_whole_link_and_carries_roce() {
+    for (name, gigabits) in [("10GbE", 10.0), ("100GbE", 100.0), ("400GbE", 400.0), ("800GbE", 800.0)] {
+        for lanes in ["", "lanes = 8\n"] {
+            let site = parse("t", &pair(&format!("rate = \"{name}\"\n{lanes}"))).unwrap();
+            assert_eq!(site.links[0].rate.0, gigabits * 1e9 / 8.0);
+            assert_eq!(site.links[0].protocol, Protocol::RoceV2);
+        }
+    }
+    let xdr = parse("t", &pair("rate = \"XDR\"\n")).unwrap();
+    assert_eq!((xdr.links[0].rate.0, xdr.links[0].protocol), (100e9, Protocol::InfiniBand));
+    let tree = parse("t", &fat_tree(8, "ports = 8\n").replace("\"HDR\"", "\"400GbE\"")).unwrap();
+    assert!(tree.links.iter().all(|link| link.protocol == Protocol::RoceV2 && link.rate.0 == 50e9));
+}
+
+#[test]
+fn invalid_ethernet_is_refused_with_line_field_and_value() {
+    for (fields, line, words) in [
+        ("rate = \"500GbE\"\n", 17, "rate \"500GbE\": no Ethernet of 500 Gb/s: one of 10, 25"),
+        ("rate = \"GbE\"\n", 17, "no Ethernet of  Gb/s"),
+        (
+            "rate = \"400GbE\"\nprotocol = \"InfiniBand\"\n",
+            18,
+            "protocol = \"InfiniBand\": a link of 400GbE carries \"RoCEv2\"",
+        ),
+        (
+            "rate = \"400GbE\"\nmtu = 9000\n",
+            14,
+            "mtu = 9000: RoCEv2 packets carry 256, 512, 1024, 2048 or 4096 B",
+        ),
+        ("rate = \"25 Gb/s\"\nprotocol = \"RoCEv2\"\nmtu = 1500\n", 18, "mtu = 1500: RoCEv2"),
+        ("rate = \"fast\"\n", 17, "or one of QDR, FDR, EDR, HDR, NDR, XDR, 10GbE to 800GbE"),
+    ] {
+        let error = parse("site.toml", &pair(fields)).unwrap_err();
+        assert!(error.to_string().contains(words), "{error}");
         assert_eq!(error.line, Some(line), "{error}");
     }
 }

@@ -99,6 +99,19 @@ fn invalid_files_are_refused_with_the_line() {
         ("\"2 GHz\"", "\"2 furlongs\"", 8, "unknown unit"),
         ("\"2 GHz\"", "\"0 GHz\"", 8, "above zero"),
         ("\"2 GHz\"", "2", 8, "with its unit"),
+        (
+            "\"2 GHz\"",
+            "\"200 GHz\"",
+            8,
+            "clock: \"200 GHz\": a frequency must be 1 kHz to 20 GHz; check number and unit",
+        ),
+        ("lanes = 8", "lanes = 32", 15, "\"hca\": pcie.lanes = 32: a slot has at most 16; use 16 or less"),
+        (
+            "rate = \"FDR\"",
+            "rate = \"FDR\"\nlength = \"2000 km\"",
+            23,
+            "length: \"2000 km\": a length must be 1 mm to 1000 km",
+        ),
         ("cores = 4", "cores = 0", 7, "nonzero"),
         ("count = 2", "count = 0", 4, "nonzero"),
         ("rate = \"FDR\"", "rate = \"SDR\"", 22, "QDR, FDR"),
@@ -184,5 +197,73 @@ fn network_cards_have_names_and_addresses() {
     ] {
         let error = parse(text).unwrap_err();
         assert!(error.line == Some(line) && error.message.contains(words), "{error}");
+    }
+}
+
+#[test]
+fn links_have_at_most_the_lanes_of_their_device_and_switch() {
+    let site = |model: &str, adapters: usize, lanes: u32| {
+        let adapters: String = (0..adapters)
+            .map(|i| {
+                format!(
+                    "[[host.adapter]]\nname = \"a{i}\"\nmodel = \"{model}\"\nparent = \"sw\"\npcie = {{ generation = 4, lanes = {lanes} }}\n"
+                )
+            })
+            .collect();
+        format!(
+            "[[host]]\nname = \"h\"\n[[host.socket]]\nprocessor = \"Rome\"\ncores = 4\nclock = \"2 GHz\"\n\
+             [[host.pcie-switch]]\nname = \"sw\"\nmodel = \"PEX88096\"\nparent = \"socket0\"\npcie = {{ generation = 4, lanes = 16 }}\n{adapters}"
+        )
+    };
+    parse("t", &site("ConnectX-6", 5, 16)).unwrap();
+    let error = parse("t", &site("ConnectX-6", 6, 16)).unwrap_err();
+    assert_eq!(error.line, Some(8), "{error}");
+    assert!(error.message.contains("\"sw\": its links have 112 lanes, a PEX88096 has 98"), "{error}");
+    // An adapter with an auxiliary card has two slots.
+    parse("t", &site("ConnectX-7", 2, 32)).unwrap();
+    let error = parse("t", &site("ConnectX-6", 1, 32)).unwrap_err();
+    assert!(error.message.contains("\"a0\": pcie.lanes = 32: a slot has at most 16"), "{error}");
+    let own =
+        "\n[device.narrow]\nkind = \"adapter\"\nnames = [\"Narrow\"]\nlike = \"connectx-6\"\nlanes = 8\n";
+    let error = parse("t", &(site("Narrow", 1, 16) + own)).unwrap_err();
+    assert!(error.message.contains("pcie.lanes = 16: a Narrow has 8; use 8 or less"), "{error}");
+}
+
+#[test]
+fn a_device_of_the_file_has_values_of_its_kind_within_their_range() {
+    let device = |value: &str| {
+        format!(
+            "{VALID}[device.my-nic]\nkind = \"adapter\"\nnames = [\"My NIC\"]\nlike = \"connectx-6\"\n[device.my-nic.values]\n{value}\n"
+        )
+    };
+    let value = "{ value = 90.0, low = 80.0, high = 110.0, unit = \"ns\", source = \"own\" }";
+    let first = VALID.lines().count() + 1;
+    parse("t", &device(&format!("\"message.gap\" = {value}\nprice = {value}"))).unwrap();
+    for (text, line, why) in [
+        (
+            device(&format!("\"mesage.gap\" = {value}")),
+            first + 5,
+            "device \"my-nic\": no value \"mesage.gap\" for devices of kind adapter; nearest: message.gap",
+        ),
+        (
+            device(&format!("\"message.gap\" = {}", value.replace("low = 80.0", "low = 95.0"))),
+            first + 5,
+            "90: not within its range 95 to 110",
+        ),
+        (
+            device(&format!("\"message.gap\" = {}", value.replace("low", "lowest"))),
+            first + 5,
+            "unknown field `lowest`",
+        ),
+        (device("").replace("names = ", "name = "), first + 2, "unknown field `name`"),
+        (
+            device("").replace("like = \"connectx-6\"", "like = \"connectx-60\""),
+            first + 3,
+            "field `like`: no device \"connectx-60\"",
+        ),
+    ] {
+        let error = parse("t", &text).unwrap_err();
+        assert!(error.message.contains(why), "{error}");
+        assert_eq!(error.line, Some(line), "{error}");
     }
 }

@@ -12,48 +12,33 @@ use std::ops::Range;
 
 use millstream_application::mix;
 
+use millstream_application::Array;
+
+use crate::geometry::{Box3, Extent, Geometry, LINE_VALUES};
 use crate::lattice::Lattice;
 use crate::random::gaussian;
 use crate::real::Real;
 use crate::rows::{COMPONENTS, COUPLINGS, Rows};
 
-/// Values that a row begins with, so that index 0 is aligned to a cache line.
-const LINE_VALUES: usize = 16;
-
-/// Ranges of local coordinates: x, y, z. Local coordinates count from the block's first site; halos are outside.
-pub type Box3 = [Range<isize>; 3];
-
-/// The part of the lattice that a block has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// Global coordinates of the first site; even in x.
-    pub origin: [usize; 3],
-    /// Sites on each axis; even in x.
-    pub size: [usize; 3],
-}
-
-impl Extent {
-    /// Number of sites.
-    #[must_use]
-    pub fn sites(&self) -> usize {
-        self.size.iter().product()
-    }
-}
-
 /// The spins and couplings of one node.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Block<E> {
-    lattice: Lattice,
-    extent: Extent,
-    /// Sites beyond each face.
-    halo: [usize; 3],
-    /// Whether the block has all of x. Its x halo is one site on each side, a copy of the other end.
-    whole_x: bool,
-    left: usize,
-    pitch: usize,
-    memory: Vec<E>,
+    geometry: Geometry,
+    values: Array<E>,
     /// Index of the first aligned value.
     start: usize,
+}
+
+impl<E: Real> Clone for Block<E> {
+    /// A copy in memory of its own.
+    fn clone(&self) -> Block<E> {
+        let mut block = Block::zeros(self.geometry);
+        let used = self.values.len() - 2 * LINE_VALUES;
+        let from = &self.values[self.start..self.start + used];
+        let to = block.start;
+        block.values[to..to + used].copy_from_slice(from);
+        block
+    }
 }
 
 impl<E: Real> Block<E> {
@@ -61,79 +46,98 @@ impl<E: Real> Block<E> {
     /// the halos are zero. Couplings are complete.
     #[must_use]
     pub fn new(lattice: Lattice, extent: Extent, depth: usize) -> Block<E> {
-        let whole_x = extent.size[0] == lattice.size[0];
-        let mut halo = [2 * depth; 3];
-        if whole_x {
-            halo[0] = 2;
+        let mut block = Block::zeros(Geometry::new(lattice, extent, depth));
+        for z in block.geometry.with_halos()[2].clone() {
+            block.fill_plane(z);
         }
-        let left = (halo[0] / 2).next_multiple_of(LINE_VALUES);
-        let pitch = left + (extent.size[0] / 2 + halo[0] / 2).next_multiple_of(LINE_VALUES);
-        let rows = 2 * (extent.size[1] + 2 * halo[1]) * (extent.size[2] + 2 * halo[2]);
-        let memory = vec![E::default(); rows * COMPONENTS * pitch + 2 * LINE_VALUES];
-        let offset = memory.as_ptr().align_offset(64);
-        let start = if offset < LINE_VALUES { offset } else { 0 };
-        let mut block = Block { lattice, extent, halo, whole_x, left, pitch, memory, start };
-        block.fill();
         block
+    }
+
+    /// A block whose spins and couplings are zero.
+    #[must_use]
+    pub fn zeros(geometry: Geometry) -> Block<E> {
+        // More than all memory is more than any allocation.
+        let values = vec![E::default(); geometry.values().unwrap_or(usize::MAX)];
+        let offset = values.as_ptr().align_offset(64);
+        let start = if offset < LINE_VALUES { offset } else { 0 };
+        Block { geometry, values: values.into(), start }
+    }
+
+    /// The block whose values are at `first`, as many as [`Geometry::values`] says.
+    ///
+    /// # Safety
+    /// The values are aligned to 64 bytes, initialised, and exclusively this block's as long as it lives.
+    #[must_use]
+    pub unsafe fn over(geometry: Geometry, first: *mut E) -> Block<E> {
+        let count = geometry.values().unwrap_or(0);
+        // SAFETY: the caller's promise.
+        let values = unsafe { Array::over(first, count) };
+        Block { geometry, values, start: 0 }
+    }
+
+    /// The layout.
+    #[must_use]
+    pub fn geometry(&self) -> &Geometry {
+        &self.geometry
     }
 
     /// The lattice.
     #[must_use]
     pub fn lattice(&self) -> &Lattice {
-        &self.lattice
+        self.geometry.lattice()
     }
 
     /// The part of the lattice.
     #[must_use]
     pub fn extent(&self) -> &Extent {
-        &self.extent
+        self.geometry.extent()
     }
 
     /// Whether the block has all of x, so that its x halo needs no exchange.
     #[must_use]
     pub fn has_whole_x(&self) -> bool {
-        self.whole_x
+        self.geometry.has_whole_x()
     }
 
     /// Sites beyond each face.
     #[must_use]
     pub fn halo(&self) -> [usize; 3] {
-        self.halo
+        self.geometry.halo()
     }
 
     /// The block's sites without halos.
     #[must_use]
     pub fn inside(&self) -> Box3 {
-        self.extent.size.map(|size| 0..size as isize)
+        self.geometry.inside()
     }
 
     /// Global number of the site at local coordinates: x + X·(y + Y·z).
     #[must_use]
     pub fn global(&self, at: [isize; 3]) -> u64 {
-        let g: [usize; 3] = std::array::from_fn(|a| {
-            let size = self.lattice.size[a] as isize;
-            (self.extent.origin[a] as isize + at[a]).rem_euclid(size) as usize
-        });
-        self.lattice.number(g)
+        self.geometry.global(at)
     }
 
     /// `s` of the row of a parity: its sites are x = 2k + s.
     pub(crate) fn shift(&self, parity: usize, y: isize, z: isize) -> usize {
-        let origin = (self.extent.origin[1] + self.extent.origin[2]) as isize;
-        (parity as isize + y + z + origin).rem_euclid(2) as usize
+        self.geometry.shift(parity, y, z)
     }
 
     /// Indices in a row of the sites whose x are in a range.
     pub(crate) fn indices(x: &Range<isize>, shift: usize) -> Range<isize> {
-        let first = |x: isize| (x - shift as isize + 1).div_euclid(2);
-        first(x.start)..first(x.end)
+        Geometry::indices(x, shift)
     }
 
-    /// Where site 0 of a row has its first component, among the values of `memory`.
-    fn row_at(&self, parity: usize, y: isize, z: isize) -> usize {
-        let across = self.extent.size[1] + 2 * self.halo[1];
-        let (y, z) = ((y + self.halo[1] as isize) as usize, (z + self.halo[2] as isize) as usize);
-        self.start + ((z * across + y) * 2 + parity) * COMPONENTS * self.pitch + self.left
+    /// Where a component of the sites of an index range is among the values.
+    fn place(
+        &self,
+        parity: usize,
+        y: isize,
+        z: isize,
+        component: usize,
+        indices: &Range<isize>,
+    ) -> Range<usize> {
+        let at = self.start + self.geometry.row_at(parity, y, z) + component * self.geometry.pitch;
+        at.wrapping_add_signed(indices.start)..at.wrapping_add_signed(indices.end)
     }
 
     /// A component of the sites of an index range in a row.
@@ -145,8 +149,7 @@ impl<E: Real> Block<E> {
         component: usize,
         indices: &Range<isize>,
     ) -> &[E] {
-        let at = self.row_at(parity, y, z) + component * self.pitch;
-        &self.memory[at.wrapping_add_signed(indices.start)..at.wrapping_add_signed(indices.end)]
+        &self.values[self.place(parity, y, z, component, indices)]
     }
 
     fn values_mut(
@@ -157,8 +160,8 @@ impl<E: Real> Block<E> {
         component: usize,
         indices: &Range<isize>,
     ) -> &mut [E] {
-        let at = self.row_at(parity, y, z) + component * self.pitch;
-        &mut self.memory[at.wrapping_add_signed(indices.start)..at.wrapping_add_signed(indices.end)]
+        let place = self.place(parity, y, z, component, indices);
+        &mut self.values[place]
     }
 
     /// Sets a component of the sites of an index range in a row from bytes.
@@ -174,46 +177,51 @@ impl<E: Real> Block<E> {
         E::read(bytes, self.values_mut(parity, y, z, component, indices));
     }
 
-    /// Sets couplings everywhere and spins inside.
-    fn fill(&mut self) {
-        let halo = self.halo.map(|halo| halo as isize);
-        let inside = self.inside();
-        let whole: Box3 = std::array::from_fn(|a| inside[a].start - halo[a]..inside[a].end + halo[a]);
-        let seed = self.lattice.seed;
-        for z in whole[2].clone() {
-            for y in whole[1].clone() {
-                for parity in 0..2 {
-                    let shift = self.shift(parity, y, z);
-                    for k in Self::indices(&whole[0], shift) {
-                        let x = 2 * k + shift as isize;
-                        let site = self.global([x, y, z]);
-                        for axis in 0..3 {
-                            let coupling = E::from_f64(gaussian(seed, 3 * site + axis as u64));
-                            self.values_mut(parity, y, z, COUPLINGS + axis, &(k..k + 1))[0] = coupling;
-                        }
+    /// Sets the couplings of a plane, and its initial spins; those of halos are zero. A block that was not made by
+    /// [`Block::new`] is complete after all planes of [`Geometry::with_halos`].
+    pub fn fill_plane(&mut self, z: isize) {
+        let [xs, ys, _] = self.geometry.with_halos();
+        let seed = self.lattice().seed;
+        for y in ys {
+            for parity in 0..2 {
+                let shift = self.shift(parity, y, z);
+                for k in Self::indices(&xs, shift) {
+                    let x = 2 * k + shift as isize;
+                    let site = self.global([x, y, z]);
+                    for axis in 0..3 {
+                        let coupling = E::from_f64(gaussian(seed, 3 * site + axis as u64));
+                        self.values_mut(parity, y, z, COUPLINGS + axis, &(k..k + 1))[0] = coupling;
+                        self.values_mut(parity, y, z, axis, &(k..k + 1))[0] = E::default();
                     }
                 }
             }
         }
-        self.set_initial_spins();
+        let (lattice, extent) = (*self.lattice(), *self.extent());
+        if self.inside()[2].contains(&z) {
+            self.set_plane(z, |at| lattice.initial_spin(extent, at).map(E::from_f64));
+        }
     }
 
     /// Sets the spins inside to those of the seed.
     pub fn set_initial_spins(&mut self) {
-        let (lattice, extent) = (self.lattice, self.extent);
+        let (lattice, extent) = (*self.lattice(), *self.extent());
         self.set_spins(|at| lattice.initial_spin(extent, at).map(E::from_f64));
     }
 
     /// Sets the spins inside as a function of local coordinates.
     pub fn set_spins(&mut self, spin: impl Fn([isize; 3]) -> [E; 3]) {
-        let [xs, ys, zs] = self.inside();
-        for z in zs {
-            for y in ys.clone() {
-                for x in xs.clone() {
-                    self.set_spin([x, y, z], spin([x, y, z]));
-                }
-                self.copy_x_ends(y, z);
+        for z in self.inside()[2].clone() {
+            self.set_plane(z, &spin);
+        }
+    }
+
+    fn set_plane(&mut self, z: isize, spin: impl Fn([isize; 3]) -> [E; 3]) {
+        let [xs, ys, _] = self.inside();
+        for y in ys {
+            for x in xs.clone() {
+                self.set_spin([x, y, z], spin([x, y, z]));
             }
+            self.copy_x_ends(y, z);
         }
     }
 
@@ -234,8 +242,8 @@ impl<E: Real> Block<E> {
 
     /// Copies the ends of both rows at (y, z) into the x halos, if the block has all of x.
     pub(crate) fn copy_x_ends(&mut self, y: isize, z: isize) {
-        if self.whole_x {
-            let last = (self.extent.size[0] / 2) as isize;
+        if self.has_whole_x() {
+            let last = (self.extent().size[0] / 2) as isize;
             for parity in 0..2 {
                 for c in 0..COUPLINGS {
                     let ends = [last - 1, 0].map(|k| self.values(parity, y, z, c, &(k..k + 1))[0]);
@@ -283,17 +291,21 @@ impl<E: Real> Block<E> {
     /// A checksum over the bits of all spins, the sum over blocks being independent of the cut.
     #[must_use]
     pub fn checksum(&self) -> u64 {
-        let [xs, ys, zs] = self.inside();
+        let zs = self.inside()[2].clone();
+        zs.fold(0, |sum, z| sum.wrapping_add(self.plane_checksum(z)))
+    }
+
+    /// The part of a plane of [`Block::checksum`].
+    pub(crate) fn plane_checksum(&self, z: isize) -> u64 {
+        let [xs, ys, _] = self.inside();
         let mut sum = 0_u64;
-        for z in zs {
-            for y in ys.clone() {
-                for x in xs.clone() {
-                    let word = self
-                        .spin([x, y, z])
-                        .into_iter()
-                        .fold(self.global([x, y, z]), |word, value| mix(word ^ value.bits()));
-                    sum = sum.wrapping_add(word);
-                }
+        for y in ys {
+            for x in xs.clone() {
+                let word = self
+                    .spin([x, y, z])
+                    .into_iter()
+                    .fold(self.global([x, y, z]), |word, value| mix(word ^ value.bits()));
+                sum = sum.wrapping_add(word);
             }
         }
         sum
@@ -301,15 +313,15 @@ impl<E: Real> Block<E> {
 
     /// The block's memory for the update of rows.
     pub(crate) fn shared(&mut self) -> SharedBlock<E> {
-        let first = self.memory.as_mut_ptr().wrapping_add(self.start);
-        let across = self.extent.size[1] + 2 * self.halo[1];
+        let first = self.values.as_mut_ptr().wrapping_add(self.start);
+        let (extent, halo) = (self.geometry.extent(), self.geometry.halo());
         SharedBlock {
-            first: first.wrapping_add(self.left),
-            across,
-            halo: self.halo.map(|halo| halo as isize),
-            pitch: self.pitch,
-            origin_parity: (self.extent.origin[1] + self.extent.origin[2]) % 2,
-            x_end: if self.whole_x { Some((self.extent.size[0] / 2) as isize) } else { None },
+            first: first.wrapping_add(self.geometry.left),
+            across: extent.size[1] + 2 * halo[1],
+            halo: halo.map(|halo| halo as isize),
+            pitch: self.geometry.pitch,
+            origin_parity: (extent.origin[1] + extent.origin[2]) % 2,
+            x_end: if self.has_whole_x() { Some((extent.size[0] / 2) as isize) } else { None },
         }
     }
 }

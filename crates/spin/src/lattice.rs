@@ -2,7 +2,7 @@
 
 use millstream_torus_core::{Axis, Coordinates, Dimensions, NodeNumber};
 
-use crate::block::Extent;
+use crate::geometry::Extent;
 use crate::random::unit_vector;
 
 /// A periodic lattice with the spins and couplings of a seed.

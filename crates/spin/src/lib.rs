@@ -24,7 +24,9 @@
 //! ```
 
 mod block;
+mod geometry;
 pub mod glass;
+pub mod kernel;
 mod lattice;
 mod measure;
 mod random;
@@ -34,7 +36,8 @@ mod rows;
 mod sweeps;
 mod vectors;
 
-pub use block::{Block, Box3, Extent};
+pub use block::Block;
+pub use geometry::{Box3, Extent, Geometry};
 pub use lattice::{Lattice, LatticeError};
 pub use measure::{Measurement, SUMS_BYTES, Sums};
 pub use real::Real;

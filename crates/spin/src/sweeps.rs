@@ -14,9 +14,10 @@
 //! ```
 //! So a tile needs the previous tile's results up to the same step only. Threads take tiles in turn, one step apart.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use crate::block::{Block, Box3, SharedBlock};
+use crate::block::{Block, SharedBlock};
+use crate::geometry::Box3;
 use crate::real::Real;
 use crate::rows::RowUpdate;
 use crate::vectors::VectorUnit;
@@ -99,6 +100,22 @@ impl Sweeper {
     /// # Panics
     /// If the region exceeds the block with its halos less one site.
     pub fn run<E: Real>(&self, block: &mut Block<E>, region: &Region, parity: usize, half_sweeps: usize) {
+        self.run_until(block, region, parity, half_sweeps, &AtomicBool::new(false));
+    }
+
+    /// As [`Sweeper::run`], but ends early when `stop` is set. Returns whether all half-sweeps were made; otherwise some
+    /// sites were updated more often than others.
+    ///
+    /// # Panics
+    /// As [`Sweeper::run`].
+    pub fn run_until<E: Real>(
+        &self,
+        block: &mut Block<E>,
+        region: &Region,
+        parity: usize,
+        half_sweeps: usize,
+        stop: &AtomicBool,
+    ) -> bool {
         for h in 0..half_sweeps {
             for (axis, (size, halo)) in block.extent().size.into_iter().zip(block.halo()).enumerate() {
                 let (range, halo) = (region.range(axis, h), halo as isize);
@@ -109,7 +126,7 @@ impl Sweeper {
         }
         let rows = region.shifted(1, half_sweeps);
         if rows.is_empty() || half_sweeps == 0 {
-            return;
+            return true;
         }
         let height = self.tile_rows.unwrap_or_else(|| tile_rows(block, half_sweeps)).max(1);
         let tiles = rows.len().div_ceil(height);
@@ -123,6 +140,8 @@ impl Sweeper {
             height,
             update: E::row_update(self.unit),
             progress: (0..tiles).map(|_| AtomicUsize::new(0)).collect(),
+            stop,
+            stopped: AtomicBool::new(false),
         };
         let threads = self.threads.min(tiles);
         std::thread::scope(|scope| {
@@ -132,6 +151,7 @@ impl Sweeper {
             }
             work.tiles_of(0, threads);
         });
+        !work.stopped.into_inner()
     }
 }
 
@@ -154,14 +174,24 @@ struct Work<'r, E> {
     update: RowUpdate<E>,
     /// Steps that each tile has made.
     progress: Vec<AtomicUsize>,
+    /// Request to end early.
+    stop: &'r AtomicBool,
+    /// A thread has ended early; so do those that wait for it.
+    stopped: AtomicBool,
 }
 
 impl<E: Real> Work<'_, E> {
     fn tiles_of(&self, thread: usize, threads: usize) {
         for tile in (thread..self.progress.len()).step_by(threads) {
             for (done, step) in self.steps.clone().enumerate() {
+                if self.stop.load(Ordering::Relaxed) {
+                    self.stopped.store(true, Ordering::Relaxed);
+                }
                 if tile > 0 {
                     self.await_step(tile - 1, done + 1);
+                }
+                if self.stopped.load(Ordering::Relaxed) {
+                    return;
                 }
                 self.step(tile, step);
                 self.progress[tile].store(done + 1, Ordering::Release);
@@ -171,7 +201,7 @@ impl<E: Real> Work<'_, E> {
 
     fn await_step(&self, tile: usize, steps: usize) {
         let mut looks = 0_u32;
-        while self.progress[tile].load(Ordering::Acquire) < steps {
+        while self.progress[tile].load(Ordering::Acquire) < steps && !self.stopped.load(Ordering::Relaxed) {
             looks += 1;
             // The other thread may not run: there may be fewer processors than threads.
             if looks.is_multiple_of(256) { std::thread::yield_now() } else { std::hint::spin_loop() }

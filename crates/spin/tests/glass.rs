@@ -19,6 +19,7 @@ fn options(size: [usize; 3], sweeps: u64, depth: usize) -> GlassOptions {
         resume: false,
         fail_at: None,
         plane: false,
+        on_card: false,
     }
 }
 

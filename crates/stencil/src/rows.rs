@@ -77,6 +77,7 @@ unsafe fn portable<E: Element>(rows: [*const E; 4], out: [*mut E; 2], from: usiz
 /// # Safety of all functions
 /// The processor has the instructions. Pointers are to [`LANES`](Self::LANES) elements. Those of
 /// [`store_non_temporal`](Self::store_non_temporal) are aligned to [`ALIGNMENT`](Self::ALIGNMENT).
+#[cfg(target_arch = "x86_64")]
 trait Vector: Copy {
     type Element: Element;
     const LANES: usize;
@@ -98,6 +99,7 @@ trait Vector: Copy {
 ///
 /// # Safety
 /// As for [`RowPairFn`], and the processor has the instructions of `V`.
+#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn vectors<V: Vector, const NON_TEMPORAL: bool>(
     rows: [*const V::Element; 4],

@@ -47,9 +47,33 @@ pub enum FileError {
         /// Error of the library.
         cause: String,
     },
-    /// The file name does not end in `.h5`.
-    #[error("{}: the name of an event file must end in .h5", .0.display())]
-    WrongExtension(PathBuf),
+    /// The file name has another extension.
+    #[error("{}: the name must end in .{expected}", path.display())]
+    WrongExtension {
+        /// The file.
+        path: PathBuf,
+        /// The extension.
+        expected: &'static str,
+    },
+    /// The file system of the file has no direct I/O.
+    #[error(
+        "{}: the file system cannot write past the page cache (O_DIRECT); set direct = false in [output], or use a \
+         directory on another file system",
+        .0.display()
+    )]
+    NoDirectIo(PathBuf),
+    /// A record of a batch file is not as it was written.
+    #[error("{}: record {record} at {offset}: {problem}", path.display())]
+    InvalidRecord {
+        /// The file.
+        path: PathBuf,
+        /// Number of the record, from 0.
+        record: u64,
+        /// Its place \[bytes\].
+        offset: u64,
+        /// The problem.
+        problem: String,
+    },
     /// The file exists, and [`WriteOptions::replace`](crate::WriteOptions::replace) is off.
     #[error("{}: file exists", .0.display())]
     Exists(PathBuf),

@@ -8,6 +8,7 @@ use millstream_fragment::file::{IoError, sync_name};
 use millstream_quantity::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::batches::{self, BatchReader};
 use crate::{EventReader, FileError};
 
 /// Suffix of an index.
@@ -26,7 +27,7 @@ pub struct IndexEntry {
     pub last_event: Option<u64>,
     /// Its length.
     pub bytes: Bytes,
-    /// Algorithm and checksum, as in `crc32:89abcdef`.
+    /// Algorithm and checksum, as in `crc32:89abcdef`; `headers-crc32:…` is that of a batch file's headers.
     pub checksum: String,
     /// Whether it is the recovered file of a writer that did not complete it.
     #[serde(default)]
@@ -85,26 +86,30 @@ pub fn append_to_index(path: &Path, entry: &IndexEntry) -> Result<(), FileError>
 impl IndexEntry {
     /// The entry of a recovered file, which is read for it.
     pub fn of_recovered(path: &Path) -> Result<Self, FileError> {
-        let reader = EventReader::open(path)?;
-        let (bytes, checksum) = checksum(path)?;
+        let (numbers, bytes, checksum) = contents(path)?;
         Ok(Self {
             file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-            events: reader.numbers().len() as u64,
-            first_event: reader.numbers().iter().min().copied(),
-            last_event: reader.numbers().iter().max().copied(),
+            events: numbers.len() as u64,
+            first_event: numbers.iter().min().copied(),
+            last_event: numbers.iter().max().copied(),
             bytes,
             checksum,
             recovered: true,
         })
     }
 
-    /// Compares length and checksum with those of the file in `folder`.
+    /// Compares length and checksum with those of the file in `folder`. In a batch file, the checksum covers the headers; the
+    /// payload of stored events is compared with the checksums in these.
     ///
     /// # Errors
     /// The file cannot be read, or differs.
     pub fn verify(&self, folder: &Path) -> Result<(), FileError> {
         let path = folder.join(&self.file);
-        let (bytes, checksum) = checksum(&path)?;
+        let is_batches = is_batch_file(&path);
+        let (bytes, checksum) = match is_batches {
+            true => BatchReader::open(&path).map(|reader| (reader.bytes(), String::new()))?,
+            false => checksum(&path)?,
+        };
         let wrong = |field: &str, found: String, expected: String| FileError::WrongFormat {
             path: path.clone(),
             field: field.to_owned(),
@@ -114,11 +119,49 @@ impl IndexEntry {
         if bytes != self.bytes {
             return Err(wrong("length", bytes.0.to_string(), self.bytes.0.to_string()));
         }
+        let checksum = if is_batches { BatchReader::open(&path)?.verify()? } else { checksum };
         if checksum != self.checksum {
             return Err(wrong("checksum", checksum, self.checksum.clone()));
         }
         Ok(())
     }
+}
+
+/// Numbers of the events of a complete file, in its order.
+pub fn event_numbers(path: &Path) -> Result<Vec<u64>, FileError> {
+    match is_batch_file(path) {
+        true => BatchReader::open(path)?.numbers().map(|(numbers, _)| numbers),
+        false => Ok(EventReader::open(path)?.numbers().to_vec()),
+    }
+}
+
+/// Numbers of the events that the writer of a file committed, whether it is complete, being written, or left by a dead writer.
+pub fn committed_numbers(path: &Path) -> Result<Vec<u64>, FileError> {
+    match is_batch_file(path) {
+        true => match BatchReader::open(path) {
+            Err(error) if batches::is_cut_in_its_header(&error) => Ok(Vec::new()),
+            reader => reader?.committed(),
+        },
+        false => Ok(EventReader::open_committed(path)?.numbers().to_vec()),
+    }
+}
+
+/// Whether the name is that of a batch file, complete or partial.
+fn is_batch_file(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.ends_with(batches::SUFFIX) || name.ends_with(&format!(".{}", batches::EXTENSION))
+}
+
+/// Numbers of the events, length and checksum of a file.
+fn contents(path: &Path) -> Result<(Vec<u64>, Bytes, String), FileError> {
+    if is_batch_file(path) {
+        let reader = BatchReader::open(path)?;
+        let bytes = reader.bytes();
+        let (numbers, checksum) = reader.numbers()?;
+        return Ok((numbers, bytes, checksum));
+    }
+    let (bytes, checksum) = checksum(path)?;
+    Ok((EventReader::open(path)?.numbers().to_vec(), bytes, checksum))
 }
 
 /// Length and checksum of a file.

@@ -6,7 +6,8 @@
 //! finished file.
 
 use std::fs::{self, File, TryLockError};
-use std::os::unix::fs::MetadataExt;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::{IoError, sync_name};
@@ -33,16 +34,33 @@ pub(crate) struct PartialFile {
 impl PartialFile {
     /// Creates the empty partial file. That of a dead writer is recovered first.
     pub(crate) fn create(final_path: &Path, replace: bool) -> Result<Self, FileError> {
-        if final_path.extension().is_none_or(|found| found != EXTENSION) {
-            return Err(FileError::WrongExtension(final_path.to_owned()));
+        Self::create_as(final_path, EXTENSION, replace, 0)
+    }
+
+    /// Creates the empty partial file of a name with this extension, opened with these flags of open(2) as well.
+    pub(crate) fn create_as(
+        final_path: &Path,
+        extension: &'static str,
+        replace: bool,
+        flags: i32,
+    ) -> Result<Self, FileError> {
+        if final_path.extension().is_none_or(|found| found != extension) {
+            return Err(FileError::WrongExtension { path: final_path.to_owned(), expected: extension });
         }
         refuse_existing(final_path, replace)?;
         let mut path = final_path.as_os_str().to_owned();
         path.push(".partial");
         let path = PathBuf::from(path);
         recover_partial(&path)?;
-        let file =
-            File::options().write(true).create_new(true).open(&path).map_err(IoError::of(&path, "create"))?;
+        let file = File::options().write(true).create_new(true).custom_flags(flags).open(&path);
+        let file = file.map_err(|cause| match cause.kind() {
+            // The only flag is O_DIRECT. The kernel creates the file before it refuses it.
+            ErrorKind::InvalidInput if flags != 0 => {
+                let _ = fs::remove_file(&path);
+                FileError::NoDirectIo(path.clone())
+            }
+            _ => IoError::of(&path, "create")(cause).into(),
+        })?;
         let partial = Self { path, final_path: final_path.to_owned(), file, replace, keep: false };
         lock(&partial.file, &partial.path)?;
         if !partial.is_ours() {
@@ -59,8 +77,18 @@ impl PartialFile {
     /// Records that this many events are complete in the file. From then on it is kept when this is dropped.
     pub(crate) fn record_events(&mut self, events: u64) -> Result<(), FileError> {
         commit_record::write(&self.file, events).map_err(IoError::of(&self.path, "write"))?;
-        self.keep = true;
+        self.keep();
         Ok(())
+    }
+
+    /// From here on the file is kept when this is dropped.
+    pub(crate) fn keep(&mut self) {
+        self.keep = true;
+    }
+
+    /// The open file.
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Makes the file's contents durable.

@@ -1,4 +1,4 @@
-//! Completes the partial file of a dead writer.
+//! Completes the partial file of a dead writer. Batch files are cut (`batches`); this is about event files.
 //!
 //! Everything up to the writer's last flush is in the file, as its commit record says. The superblock still says that the file is being
 //! written, and datasets may have rows of a block that was not finished. Recovery corrects both in place: it needs no
@@ -14,6 +14,7 @@ use hdf5_metno::{Dataset, Group};
 use millstream_fragment::file::{IoError, sync_name};
 
 use crate::FileError;
+use crate::batches;
 use crate::commit_record::{self, PAGE, USER_BLOCK};
 use crate::error::error_text;
 use crate::partial::{EXTENSION, SUFFIX, is_named, lock, unlock};
@@ -25,7 +26,7 @@ pub(crate) const RECOVERED: &str = "recovered";
 /// A partial file that was recovered.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
-    /// Its new name, `NAME.recovered.h5`; `None` if it had no event and was removed.
+    /// Its new name, `NAME.recovered.h5` or `NAME.recovered.batches`; `None` if it had no event and was removed.
     pub path: Option<PathBuf>,
     /// Its old name.
     pub partial: PathBuf,
@@ -49,7 +50,7 @@ pub fn recover_partial(path: &Path) -> Result<Option<Recovered>, FileError> {
     recovered
 }
 
-/// Completes the partial files of dead writers (`*.h5.partial`) in a folder.
+/// Completes the partial files of dead writers (`*.h5.partial`, `*.batches.partial`) in a folder.
 ///
 /// # Errors
 /// The folder cannot be read. Files that cannot be recovered are in the result with their errors.
@@ -73,7 +74,10 @@ pub fn partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
-        let is_partial = entry.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX))
+        let is_partial = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.ends_with(SUFFIX) || name.ends_with(batches::SUFFIX))
             && entry.file_type().map_err(unreadable)?.is_file();
         if is_partial {
             paths.push(entry.path());
@@ -85,19 +89,29 @@ pub fn partials(folder: &Path) -> Result<Vec<PathBuf>, FileError> {
 /// Only the holder of the lock renames or removes the file, so the name cannot change its file.
 fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
     let partial = path.to_owned();
-    let events = commit_record::read(file).map_err(IoError::of(path, "read"))?;
-    if events > 0 {
-        close_superblock(file).map_err(IoError::of(path, "correct the superblock of"))?;
-        cut_unfinished_rows(path, events)?;
-    } else {
+    let (events, extension) = match path.to_string_lossy().ends_with(batches::SUFFIX) {
+        true => (batches::recover(file, path)?, batches::EXTENSION),
+        false => (recover_events(file, path)?, EXTENSION),
+    };
+    if events == 0 {
         fs::remove_file(path).map_err(IoError::of(path, "remove"))?;
         return Ok(Recovered { path: None, partial, events });
     }
     file.sync_all().map_err(IoError::of(path, "sync"))?;
-    let target = free_name(path)?;
+    let target = free_name(path, extension)?;
     fs::rename(path, &target).map_err(IoError::of(path, "rename"))?;
     sync_name(&target)?;
     Ok(Recovered { path: Some(target), partial, events })
+}
+
+/// Corrects an event file. Returns its events; a file without events is left as it is.
+fn recover_events(file: &File, path: &Path) -> Result<u64, FileError> {
+    let events = commit_record::read(file).map_err(IoError::of(path, "read"))?;
+    if events > 0 {
+        close_superblock(file).map_err(IoError::of(path, "correct the superblock of"))?;
+        cut_unfinished_rows(path, events)?;
+    }
+    Ok(events)
 }
 
 /// Marks the file as closed.
@@ -176,14 +190,14 @@ fn event_columns(group: &Group, columns: &mut Vec<Dataset>) -> hdf5_metno::Resul
     group.groups()?.iter().try_for_each(|group| event_columns(group, columns))
 }
 
-/// `NAME.recovered.h5` beside `NAME.h5.partial`, with a number if that exists.
-fn free_name(partial: &Path) -> Result<PathBuf, FileError> {
+/// `NAME.recovered.h5` beside `NAME.h5.partial`, with a number if that exists; likewise for another extension.
+fn free_name(partial: &Path, extension: &str) -> Result<PathBuf, FileError> {
     // The caller found the file by its suffix, or made the name.
     let name = partial.file_name().unwrap_or_default().to_string_lossy();
-    let stem = name.strip_suffix(SUFFIX).unwrap_or(&name);
+    let stem = name.strip_suffix(&*format!(".{extension}.partial")).unwrap_or(&name);
     for number in 1..=u32::MAX {
         let number = if number == 1 { String::new() } else { format!("-{number}") };
-        let path = partial.with_file_name(format!("{stem}.recovered{number}.{EXTENSION}"));
+        let path = partial.with_file_name(format!("{stem}.recovered{number}.{extension}"));
         // Reserves the name.
         match File::options().write(true).create_new(true).open(&path) {
             Ok(_) => return Ok(path),

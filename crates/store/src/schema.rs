@@ -5,9 +5,12 @@
 use std::num::NonZeroUsize;
 
 use millstream_fragment::{SourceId, SourceKind, stream};
+use serde::{Deserialize, Serialize};
+
+use crate::schema_text;
 
 /// Contents of an event file.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Schema {
     /// The run of the events.
     pub run: Run,
@@ -22,7 +25,7 @@ pub struct Schema {
 }
 
 /// Origin of the events: the attributes and datasets of `/run`.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Run {
     /// Name of the run.
     pub name: String,
@@ -37,7 +40,7 @@ pub struct Run {
 }
 
 /// A file with fragments.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InputFile {
     /// Its name.
     pub name: String,
@@ -48,22 +51,24 @@ pub struct InputFile {
 }
 
 /// Value of an attribute.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Attribute {
     /// Stored as a UTF-8 string.
     Text(String),
     /// Stored as i64.
     Integer(i64),
     /// Stored as f64.
-    Real(f64),
+    Real(#[serde(with = "schema_text::real")] f64),
 }
 
 /// A source of fragments.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
     /// Its id.
+    #[serde(with = "schema_text::source_id")]
     pub id: SourceId,
     /// Layout of its payload, as numbered by the experiment.
+    #[serde(with = "schema_text::source_kind")]
     pub kind: SourceKind,
     /// Its name, which also names the group of its fragments outside arrays. An empty name becomes `source_` and
     /// the id.
@@ -77,7 +82,7 @@ impl<'a> From<stream::Source<'a>> for Source {
 }
 
 /// Type of the elements of an array, little-endian in the fragments.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ElementType {
     /// Unsigned, 1 byte.
     U8,
@@ -106,7 +111,7 @@ impl ElementType {
 ///
 /// A row is the concatenation of the sources' fragments, in the shape `dims`. All fragments have the same
 /// length: that of the row divided by the number of sources.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct FragmentArray {
     /// Path of the dataset, without a leading slash, as in `camera/waveforms`.
     pub dataset: String,
@@ -115,6 +120,7 @@ pub struct FragmentArray {
     /// Name and length of each dimension of a row, in C order. The dimension `event` precedes them.
     pub dims: Vec<(String, usize)>,
     /// The sources, in the order of the row.
+    #[serde(with = "schema_text::source_ids")]
     pub sources: Vec<SourceId>,
     /// Unit of the elements.
     pub unit: String,
@@ -123,7 +129,7 @@ pub struct FragmentArray {
 }
 
 /// Shape of an event's decision map: one bit per decision, least significant bit first.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct DecisionSchema {
     /// Number of samples per event.
     pub samples: usize,
@@ -134,7 +140,7 @@ pub struct DecisionSchema {
 }
 
 /// A one-dimensional dataset that does not depend on the event.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ConstantDataset {
     /// Path of the dataset, without a leading slash, as in `camera/pixel_id`.
     pub dataset: String,
@@ -149,14 +155,14 @@ pub struct ConstantDataset {
 }
 
 /// Values of a [`ConstantDataset`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum ConstantValues {
     /// Unsigned, 2 bytes.
     U16(Vec<u16>),
     /// Signed, 4 bytes.
     I32(Vec<i32>),
     /// Floating point, 8 bytes.
-    F64(Vec<f64>),
+    F64(#[serde(with = "schema_text::reals")] Vec<f64>),
 }
 
 /// Options for writing an event file.

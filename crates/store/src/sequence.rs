@@ -1,6 +1,6 @@
-//! A sequence of event files: a new file by size or time, and an index of the complete ones.
+//! A sequence of files with events: a new file by size or time, and an index of the complete ones.
 //!
-//! The sequence `BASE` has the file `BASE.h5`, or with rotation `BASE.0001.h5`, `BASE.0002.h5`, …. A file is
+//! The sequence `BASE` of event files has the file `BASE.h5`, or with rotation `BASE.0001.h5`, `BASE.0002.h5`, …. A file is
 //! completed on a thread of its own: syncing a large file takes long, and the next file is already being written.
 
 use std::fs;
@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use millstream_fragment::file::IoError;
 use millstream_quantity::Bytes;
 
+use crate::batches::{Batch, BatchOptions, BatchWriter, ClosedBatches, WrittenBytes};
 use crate::index::{IndexEntry, append_to_index, index_path};
 use crate::writer::ClosedFile;
 use crate::{AppendError, Event, EventWriter, FileError, Schema, StoreSummary, WriteOptions};
@@ -33,36 +34,146 @@ impl SequenceOptions {
     }
 }
 
+/// A writer of one file of a sequence.
+pub trait SequencedFile: Sized {
+    /// Extension of the complete file.
+    const EXTENSION: &'static str;
+    /// Options of each file.
+    type Options: Clone;
+    /// A file without further events that has its partial name.
+    type Closed: Send + 'static;
+
+    /// Creates the partial file of a name.
+    ///
+    /// # Errors
+    /// The file cannot be created.
+    fn start(path: &Path, schema: &Schema, options: &Self::Options) -> Result<Self, FileError>;
+
+    /// Its events.
+    fn stored(&self) -> u64;
+
+    /// Its length \[bytes\].
+    ///
+    /// # Errors
+    /// The length cannot be read.
+    fn length(&self) -> Result<u64, FileError>;
+
+    /// Writes all events to where they survive the end of this process; with `durable` also a crash of the host.
+    ///
+    /// # Errors
+    /// The events cannot be written.
+    fn write_out(&mut self, durable: bool) -> Result<(), FileError>;
+
+    /// Ends the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    fn end(self) -> Result<Self::Closed, FileError>;
+
+    /// Syncs a file and gives it its final name. Returns its counts, length and checksum.
+    ///
+    /// # Errors
+    /// The file keeps its partial name.
+    fn complete(closed: Self::Closed) -> Result<(StoreSummary, Bytes, String), FileError>;
+}
+
+impl SequencedFile for EventWriter {
+    const EXTENSION: &'static str = crate::partial::EXTENSION;
+    type Options = WriteOptions;
+    type Closed = ClosedFile;
+
+    fn start(path: &Path, schema: &Schema, options: &WriteOptions) -> Result<Self, FileError> {
+        Self::create(path, schema, options)
+    }
+
+    fn stored(&self) -> u64 {
+        self.events()
+    }
+
+    fn length(&self) -> Result<u64, FileError> {
+        self.file_bytes()
+    }
+
+    fn write_out(&mut self, durable: bool) -> Result<(), FileError> {
+        self.flush()?;
+        if durable { self.sync() } else { Ok(()) }
+    }
+
+    fn end(self) -> Result<ClosedFile, FileError> {
+        self.close()
+    }
+
+    fn complete(closed: ClosedFile) -> Result<(StoreSummary, Bytes, String), FileError> {
+        let (bytes, checksum) = closed.checksum()?;
+        Ok((closed.commit()?, bytes, checksum))
+    }
+}
+
+impl SequencedFile for BatchWriter {
+    const EXTENSION: &'static str = crate::batches::EXTENSION;
+    type Options = BatchOptions;
+    type Closed = ClosedBatches;
+
+    fn start(path: &Path, schema: &Schema, options: &BatchOptions) -> Result<Self, FileError> {
+        Self::create(path, schema, *options)
+    }
+
+    fn stored(&self) -> u64 {
+        self.events()
+    }
+
+    fn length(&self) -> Result<u64, FileError> {
+        Ok(self.file_bytes())
+    }
+
+    fn write_out(&mut self, durable: bool) -> Result<(), FileError> {
+        if durable { self.sync() } else { Ok(()) }
+    }
+
+    fn end(self) -> Result<ClosedBatches, FileError> {
+        self.close()
+    }
+
+    fn complete(closed: ClosedBatches) -> Result<(StoreSummary, Bytes, String), FileError> {
+        closed.complete()
+    }
+}
+
 /// Writes a sequence of event files.
+pub type EventFileSequence = FileSequence<EventWriter>;
+/// Writes a sequence of batch files.
+pub type BatchFileSequence = FileSequence<BatchWriter>;
+
+/// Writes a sequence of files.
 #[derive(Debug)]
-pub struct EventFileSequence {
+pub struct FileSequence<W: SequencedFile> {
     base: PathBuf,
     schema: Schema,
-    write: WriteOptions,
+    write: W::Options,
     options: SequenceOptions,
     number: u32,
-    current: CurrentFile,
+    current: CurrentFile<W>,
     /// Completes the previous file.
     completing: Option<JoinHandle<Result<StoreSummary, FileError>>>,
     completed: Vec<StoreSummary>,
 }
 
 #[derive(Debug)]
-struct CurrentFile {
-    writer: EventWriter,
+struct CurrentFile<W> {
+    writer: W,
     opened: Instant,
 }
 
-impl EventFileSequence {
+impl<W: SequencedFile> FileSequence<W> {
     /// Starts a sequence with its first file. A new index replaces that of an earlier sequence.
     pub fn create(
         base: impl AsRef<Path>,
         schema: Schema,
-        write: WriteOptions,
+        write: W::Options,
         options: SequenceOptions,
     ) -> Result<Self, FileError> {
         let base = base.as_ref().to_owned();
-        let current = CurrentFile::create(&file_path(&base, &options, 1), &schema, &write)?;
+        let current = CurrentFile::create(&file_path(&base, &options, 1, W::EXTENSION), &schema, &write)?;
         let index = index_path(&base);
         match fs::remove_file(&index) {
             Err(cause) if cause.kind() != ErrorKind::NotFound => {
@@ -74,18 +185,10 @@ impl EventFileSequence {
         Ok(Self { base, schema, write, options, number: 1, current, completing, completed })
     }
 
-    /// Appends an event. Its bytes are copied before this returns.
-    pub fn append(&mut self, event: &Event<'_>) -> Result<(), AppendError> {
-        self.current.writer.append(event)
-    }
-
     /// Writes all events into the current file, where they survive the end of this process, then starts a new file
     /// if it is time. Call this also without new events, for rotation by time.
     pub fn flush(&mut self) -> Result<(), FileError> {
-        self.current.writer.flush()?;
-        if self.options.sync_on_flush {
-            self.current.writer.sync()?;
-        }
+        self.current.writer.write_out(self.options.sync_on_flush)?;
         if self.is_due()? { self.rotate() } else { Ok(()) }
     }
 
@@ -94,20 +197,20 @@ impl EventFileSequence {
         self.join()?;
         let Self { base, current, mut completed, .. } = self;
         // A file without events is left only if it is the only one.
-        if current.writer.events() > 0 || completed.is_empty() {
-            completed.push(complete(current.writer.close()?, &base)?);
+        if current.writer.stored() > 0 || completed.is_empty() {
+            completed.push(complete::<W>(current.writer.end()?, &base)?);
         }
         Ok(completed)
     }
 
     fn is_due(&self) -> Result<bool, FileError> {
-        if self.current.writer.events() == 0 {
+        if self.current.writer.stored() == 0 {
             return Ok(false);
         }
         let old = self.options.rotate_interval.is_some_and(|most| self.current.opened.elapsed() >= most);
         Ok(old
             || match self.options.rotate_size {
-                Some(most) => self.current.writer.file_bytes()? >= most.0,
+                Some(most) => self.current.writer.length()? >= most.0,
                 None => false,
             })
     }
@@ -115,11 +218,11 @@ impl EventFileSequence {
     fn rotate(&mut self) -> Result<(), FileError> {
         self.join()?;
         self.number += 1;
-        let path = file_path(&self.base, &self.options, self.number);
+        let path = file_path(&self.base, &self.options, self.number, W::EXTENSION);
         let next = CurrentFile::create(&path, &self.schema, &self.write)?;
-        let closed = std::mem::replace(&mut self.current, next).writer.close()?;
+        let closed = std::mem::replace(&mut self.current, next).writer.end()?;
         let base = self.base.clone();
-        self.completing = Some(std::thread::spawn(move || complete(closed, &base)));
+        self.completing = Some(std::thread::spawn(move || complete::<W>(closed, &base)));
         Ok(())
     }
 
@@ -133,16 +236,29 @@ impl EventFileSequence {
     }
 }
 
-impl CurrentFile {
-    fn create(path: &Path, schema: &Schema, write: &WriteOptions) -> Result<Self, FileError> {
-        Ok(Self { writer: EventWriter::create(path, schema, write)?, opened: Instant::now() })
+impl FileSequence<EventWriter> {
+    /// Appends an event. Its bytes are copied before this returns.
+    pub fn append(&mut self, event: &Event<'_>) -> Result<(), AppendError> {
+        self.current.writer.append(event)
+    }
+}
+
+impl FileSequence<BatchWriter> {
+    /// Writes a batch. Its memory may change afterwards.
+    pub fn append(&mut self, batch: &Batch<'_>) -> Result<WrittenBytes, FileError> {
+        self.current.writer.append(batch)
+    }
+}
+
+impl<W: SequencedFile> CurrentFile<W> {
+    fn create(path: &Path, schema: &Schema, write: &W::Options) -> Result<Self, FileError> {
+        Ok(Self { writer: W::start(path, schema, write)?, opened: Instant::now() })
     }
 }
 
 /// Syncs and renames a file, and adds it to the index.
-fn complete(closed: ClosedFile, base: &Path) -> Result<StoreSummary, FileError> {
-    let (bytes, checksum) = closed.checksum()?;
-    let stored = closed.commit()?;
+fn complete<W: SequencedFile>(closed: W::Closed, base: &Path) -> Result<StoreSummary, FileError> {
+    let (stored, bytes, checksum) = W::complete(closed)?;
     let entry = IndexEntry {
         file: stored.path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
         events: stored.events,
@@ -156,11 +272,11 @@ fn complete(closed: ClosedFile, base: &Path) -> Result<StoreSummary, FileError> 
     Ok(stored)
 }
 
-fn file_path(base: &Path, options: &SequenceOptions, number: u32) -> PathBuf {
+fn file_path(base: &Path, options: &SequenceOptions, number: u32, extension: &str) -> PathBuf {
     let mut path = base.as_os_str().to_owned();
     if options.rotates() {
         path.push(format!(".{number:04}"));
     }
-    path.push(".h5");
+    path.push(format!(".{extension}"));
     path.into()
 }

@@ -243,7 +243,7 @@ impl EventWriter {
 
 /// A complete file that has its partial name.
 #[derive(Debug)]
-pub(crate) struct ClosedFile {
+pub struct ClosedFile {
     partial: PartialFile,
     stored: StoreSummary,
 }

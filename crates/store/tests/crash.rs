@@ -237,7 +237,7 @@ fn errors_name_unwritable_paths() {
         assert!(shown.contains(path.to_str().unwrap()), "{shown}");
     }
     let error = create(&folder.path().join("run.hdf")).unwrap_err();
-    assert!(matches!(error, FileError::WrongExtension(_)), "{error}");
+    assert!(matches!(error, FileError::WrongExtension { .. }), "{error}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  0 version │ 1 kind │ 2 virtual channel* │ 3 signs │ 4 source (2) │ 6 target (2)
-//!  8 generation (2) │ 10 hops* (2) │ 12 diagnosis* (2) │ 14 notification │ 15 flags
+//!  8 generation (2) │ 10 hops* (2) │ 12 diagnosis* (2) │ 14 notification │ 15 flags: last, acknowledgement, seventh port
 //! 16 sequence (4) │ 20 epoch (4) │ 24 region (8) │ 32 offset (8) │ 40 length (4) │ 44 operation (4)
 //! 48 notification value (4) │ 52 operation's length (4) │ 56 index of the packet in the operation (4)
 //!      of an acknowledgement:  52 next sequence (4) │ 56 generation (2) │ 58 refusals (2)
@@ -12,6 +12,7 @@
 
 use crate::Epoch;
 use crate::pair::{Generation, Sequence};
+use crate::port::Port;
 use crate::route::{Signs, VirtualChannel};
 use crate::topology::NodeNumber;
 
@@ -23,6 +24,8 @@ pub const VERSION: u8 = 1;
 const CRC_AT: usize = 60;
 const FLAG_LAST: u8 = 1;
 const FLAG_ACKNOWLEDGES: u8 = 2;
+/// Of the seventh port.
+const FLAG_SEVENTH: u8 = 4;
 
 /// What a packet is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -109,6 +112,8 @@ pub struct Header {
     pub source: NodeNumber,
     /// The target.
     pub target: NodeNumber,
+    /// The port whose pair this is. Requests of the seventh port reach only what is published for hosts outside.
+    pub port: Port,
     /// Generation of the pair's route.
     pub generation: Generation,
     /// Hops so far.
@@ -176,6 +181,7 @@ impl Header {
             signs: Signs::default(),
             source,
             target,
+            port: Port::Local,
             generation: Generation(0),
             hops: 0,
             diagnosis: 0,
@@ -208,6 +214,7 @@ impl Header {
         let mut flags = 0;
         flags |= if self.last { FLAG_LAST } else { 0 };
         flags |= if self.acknowledgement.is_some() { FLAG_ACKNOWLEDGES } else { 0 };
+        flags |= if self.port == Port::Seventh { FLAG_SEVENTH } else { 0 };
         let mut bytes = [0; HEADER_BYTES];
         bytes[0] = VERSION;
         bytes[1] = self.kind as u8;
@@ -268,7 +275,7 @@ impl Header {
             2 => Notification::Event { tag: value },
             other => return Err(undefined("notification", other.into())),
         };
-        if bytes[15] & !(FLAG_LAST | FLAG_ACKNOWLEDGES) != 0 {
+        if bytes[15] & !(FLAG_LAST | FLAG_ACKNOWLEDGES | FLAG_SEVENTH) != 0 {
             return Err(undefined("flags", bytes[15].into()));
         }
         let (words, halves) = (u32::from_le_bytes(get(bytes, 52)), u32::from_le_bytes(get(bytes, 56)));
@@ -284,6 +291,7 @@ impl Header {
             signs: Signs::from_bits(bytes[3]).ok_or_else(|| undefined("signs", bytes[3].into()))?,
             source: NodeNumber(u16::from_le_bytes(get(bytes, 4))),
             target: NodeNumber(u16::from_le_bytes(get(bytes, 6))),
+            port: if bytes[15] & FLAG_SEVENTH == 0 { Port::Local } else { Port::Seventh },
             generation: Generation(u16::from_le_bytes(get(bytes, 8))),
             hops: u16::from_le_bytes(get(bytes, 10)),
             diagnosis: u16::from_le_bytes(get(bytes, 12)),
@@ -362,32 +370,36 @@ mod tests {
             any::<u32>().prop_map(|tag| Notification::Event { tag }),
         ];
         let path = (0..8_usize, 0..5_u8, 0..8_u8, any::<[u16; 5]>(), notification);
-        let place = (any::<bool>(), any::<[u32; 6]>(), any::<[u64; 2]>(), any::<Option<(u16, u32, u16)>>());
-        (path, place).prop_map(|((kind, vc, signs, half, notification), (last, word, long, ack))| Header {
-            kind: Kind::ALL[kind],
-            vc: VirtualChannel(vc),
-            signs: Signs::from_bits(signs).expect("below 8"),
-            source: NodeNumber(half[0]),
-            target: NodeNumber(half[1]),
-            generation: Generation(half[2]),
-            hops: half[3],
-            diagnosis: half[4],
-            notification,
-            last,
-            sequence: Sequence(word[0]),
-            epoch: Epoch(word[1]),
-            region: long[0],
-            offset: long[1],
-            length: word[2],
-            operation: word[3],
-            total: if ack.is_some() { 0 } else { word[4] },
-            index: if ack.is_some() { 0 } else { word[5] },
-            acknowledgement: ack.map(|(generation, next, refusals)| Acknowledgement {
-                generation: Generation(generation),
-                next: Sequence(next),
-                refusals,
-            }),
-        })
+        let place =
+            (any::<[bool; 2]>(), any::<[u32; 6]>(), any::<[u64; 2]>(), any::<Option<(u16, u32, u16)>>());
+        (path, place).prop_map(
+            |((kind, vc, signs, half, notification), ([last, seventh], word, long, ack))| Header {
+                kind: Kind::ALL[kind],
+                vc: VirtualChannel(vc),
+                signs: Signs::from_bits(signs).expect("below 8"),
+                source: NodeNumber(half[0]),
+                target: NodeNumber(half[1]),
+                port: Port::ALL[usize::from(seventh)],
+                generation: Generation(half[2]),
+                hops: half[3],
+                diagnosis: half[4],
+                notification,
+                last,
+                sequence: Sequence(word[0]),
+                epoch: Epoch(word[1]),
+                region: long[0],
+                offset: long[1],
+                length: word[2],
+                operation: word[3],
+                total: if ack.is_some() { 0 } else { word[4] },
+                index: if ack.is_some() { 0 } else { word[5] },
+                acknowledgement: ack.map(|(generation, next, refusals)| Acknowledgement {
+                    generation: Generation(generation),
+                    next: Sequence(next),
+                    refusals,
+                }),
+            },
+        )
     }
 
     proptest! {

@@ -21,8 +21,12 @@ pub(crate) enum AttachRequest {
     Register { length: u64 },
     /// Registers a part of the node's card.
     RegisterCard { offset: u64, length: u64 },
+    /// Asks which card the node has, to run kernels on it.
+    Card,
     /// Ends a region.
     Deregister { region: u64 },
+    /// Lets hosts outside of the torus read a region, or write it, too.
+    Publish { region: u64, name: String, writable: bool },
 }
 
 impl AttachRequest {
@@ -45,6 +49,8 @@ pub(crate) enum AttachReply {
     Health,
     /// A region was registered, or ended. With the descriptor of the card's memory if it is a part of that.
     Region { region: u64 },
+    /// The card whose lease the node process holds, and the epoch of the lease.
+    Card { name: String, epoch: u32 },
     /// The node has no card, or the range exceeds the card's memory.
     NoCard,
     /// The request was refused.

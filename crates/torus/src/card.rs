@@ -69,6 +69,12 @@ impl LeasedCard {
         self.card.name()
     }
 
+    /// Epoch of the lease.
+    #[must_use]
+    pub fn epoch(&self) -> u32 {
+        self.epoch
+    }
+
     /// A descriptor of its memory.
     ///
     /// # Errors

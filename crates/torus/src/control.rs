@@ -11,15 +11,16 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_fabric::{COUNTERS, EVENT_LIMIT, Event, Notification, RegionId};
+use millstream_lockfree::word_ring::{SleepFlag, WordRing};
 use millstream_rdma::{Access, Device};
 use millstream_shm::{Mapping, futex};
 use millstream_torus_core::NodeNumber;
 
-use crate::engine::Failure;
+use crate::engine::{AtomicOperation, Failure, Operation, Request, Span};
 use crate::memory::Memory;
 
 /// Commands on their way, and operations without a taken completion.
@@ -45,7 +46,7 @@ const LOST_NODES: usize = FIRST_COUNTER + 8 * ALL_COUNTERS as usize;
 const STAGING_AT: usize = (LOST_NODES + (1 << 16) / 8).next_multiple_of(4096);
 const SIZE: usize = STAGING_AT + STAGING as usize;
 
-/// A ring of entries of 64-bit words, with one writer and one reader.
+/// Where a [`WordRing`] is.
 #[derive(Clone, Copy, Debug)]
 struct Ring {
     taken: usize,
@@ -116,7 +117,30 @@ pub enum CommandKind {
 }
 
 impl Command {
-    fn encode(&self) -> [u64; 8] {
+    /// The engine's operation; `span` finds or refuses local memory: region, start, length.
+    pub(crate) fn operation(
+        &self,
+        span: impl FnOnce(RegionId, u64, u32) -> Result<Span, Failure>,
+    ) -> Result<Operation, Failure> {
+        let (region, offset) = (self.region, self.offset);
+        let request = match self.kind {
+            CommandKind::Put { local, at, length, notification } => {
+                Request::Put { region, offset, source: span(local, at, length)?, length, notification }
+            }
+            CommandKind::Get { local, at, length } => {
+                Request::Get { region, offset, into: span(local, at, length)?, length }
+            }
+            CommandKind::FetchAdd(add) => {
+                Request::Atomic { region, offset, change: AtomicOperation::FetchAdd(add) }
+            }
+            CommandKind::CompareSwap(expected, new) => {
+                Request::Atomic { region, offset, change: AtomicOperation::CompareSwap(expected, new) }
+            }
+        };
+        Ok(Operation { target: self.target, request, cookie: self.cookie })
+    }
+
+    pub(crate) fn encode(&self) -> [u64; 8] {
         let (kind, notification, length, a, b) = match self.kind {
             CommandKind::Put { local, at, length, notification } => (1, notification, length, local.0, at),
             CommandKind::Get { local, at, length } => (2, Notification::None, length, local.0, at),
@@ -132,7 +156,7 @@ impl Command {
         [first, self.region.0, self.offset, length.into(), a, b, value.into(), 0]
     }
 
-    fn decode(words: [u64; 8]) -> Result<Command, ControlError> {
+    pub(crate) fn decode(words: [u64; 8]) -> Result<Command, ControlError> {
         let [first, region, offset, length, a, b, value, _] = words;
         let wrong = |field, value| ControlError { field, value };
         let length = u32::try_from(length).map_err(|_| wrong("command length", length))?;
@@ -168,6 +192,18 @@ pub struct Completion {
     pub value: u64,
     /// Why it failed.
     pub failure: Option<Failure>,
+}
+
+impl Completion {
+    pub(crate) fn encode(self) -> [u64; 4] {
+        let (code, size) = self.failure.map_or((0, 0), Failure::encode);
+        [u64::from(self.cookie) << 32 | u64::from(code), self.value, size, 0]
+    }
+
+    pub(crate) fn decode([first, value, size, _]: [u64; 4]) -> Completion {
+        let failure = (first as u8 != 0).then(|| Failure::decode(first as u8, size));
+        Completion { cookie: (first >> 32) as u32, value, failure }
+    }
 }
 
 /// The control memory, as both sides see it.
@@ -222,41 +258,23 @@ impl Control {
         self.mapping().word64(at)
     }
 
-    /// Entries posted and not taken.
-    fn waiting(&self, ring: Ring, field: &'static str) -> Result<u64, ControlError> {
-        let posted = self.word(ring.posted).load(Ordering::Acquire);
-        let waiting = posted.wrapping_sub(self.word(ring.taken).load(Ordering::Acquire));
-        if waiting > ring.entries { Err(ControlError { field, value: waiting }) } else { Ok(waiting) }
-    }
-
-    fn entry(&self, ring: Ring, number: u64) -> &[AtomicU64] {
-        let at = ring.at + 8 * ring.words * (number % ring.entries) as usize;
-        self.mapping().words64(at, ring.words)
+    fn ring(&self, ring: Ring) -> WordRing<'_> {
+        WordRing {
+            taken: self.word(ring.taken),
+            posted: self.word(ring.posted),
+            words: self.mapping().words64(ring.at, ring.words * ring.entries as usize),
+            entry_words: ring.words,
+        }
     }
 
     /// Writes an entry if there is a place. Only the ring's writer calls it.
     fn push(&self, ring: Ring, words: &[u64]) -> Result<bool, ControlError> {
-        if self.waiting(ring, "ring")? == ring.entries {
-            return Ok(false);
-        }
-        let posted = self.word(ring.posted).load(Ordering::Relaxed);
-        for (place, &word) in self.entry(ring, posted).iter().zip(words) {
-            place.store(word, Ordering::Relaxed);
-        }
-        self.word(ring.posted).store(posted.wrapping_add(1), Ordering::Release);
-        Ok(true)
+        self.ring(ring).push(words).map_err(|value| ControlError { field: "ring", value })
     }
 
     /// Takes an entry. Only the ring's reader calls it.
     fn pop<const N: usize>(&self, ring: Ring) -> Result<Option<[u64; N]>, ControlError> {
-        if self.waiting(ring, "ring")? == 0 {
-            return Ok(None);
-        }
-        let taken = self.word(ring.taken).load(Ordering::Relaxed);
-        let entry = self.entry(ring, taken);
-        let words = std::array::from_fn(|i| entry[i].load(Ordering::Relaxed));
-        self.word(ring.taken).store(taken.wrapping_add(1), Ordering::Release);
-        Ok(Some(words))
+        self.ring(ring).pop().map_err(|value| ControlError { field: "ring", value })
     }
 
     /// Application: posts a command. The caller has fewer than [`MAX_COMMANDS`] operations under way. Returns whether the
@@ -268,9 +286,7 @@ impl Control {
         if !self.push(COMMANDS, &command.encode())? {
             return Err(ControlError { field: "commands", value: MAX_COMMANDS });
         }
-        fence(Ordering::SeqCst);
-        Ok(self.word(NODE_WAITS).load(Ordering::SeqCst) != 0
-            && self.word(NODE_WAITS).swap(0, Ordering::SeqCst) != 0)
+        Ok(SleepFlag(self.word(NODE_WAITS)).claim())
     }
 
     /// Node: the next command.
@@ -283,8 +299,7 @@ impl Control {
 
     /// Node: whether it is about to wait for the event descriptor.
     pub fn set_node_waits(&self, waits: bool) {
-        self.word(NODE_WAITS).store(waits.into(), Ordering::SeqCst);
-        fence(Ordering::SeqCst);
+        SleepFlag(self.word(NODE_WAITS)).set(waits);
     }
 
     /// Node: reports the end of an operation.
@@ -292,9 +307,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`]: the application began more operations than it may.
     pub fn complete(&self, completion: Completion) -> Result<(), ControlError> {
-        let (code, size) = completion.failure.map_or((0, 0), Failure::encode);
-        let words = [u64::from(completion.cookie) << 32 | u64::from(code), completion.value, size, 0];
-        if self.push(COMPLETIONS, &words)? {
+        if self.push(COMPLETIONS, &completion.encode())? {
             return Ok(());
         }
         Err(ControlError { field: "completions", value: MAX_COMMANDS })
@@ -305,9 +318,7 @@ impl Control {
     /// # Errors
     /// [`ControlError`]: the node process is faulty.
     pub fn take_completion(&self) -> Result<Option<Completion>, ControlError> {
-        let Some([first, value, size, _]) = self.pop::<4>(COMPLETIONS)? else { return Ok(None) };
-        let failure = (first as u8 != 0).then(|| Failure::decode(first as u8, size));
-        Ok(Some(Completion { cookie: (first >> 32) as u32, value, failure }))
+        Ok(self.pop::<4>(COMPLETIONS)?.map(Completion::decode))
     }
 
     /// Node: adds an event, or counts it as lost.

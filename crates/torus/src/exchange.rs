@@ -9,6 +9,7 @@ use millstream_fabric::{COUNTERS, Fabric, FabricError, Notification, RegionId};
 use millstream_torus_core::NodeNumber;
 
 use crate::application::TorusNode;
+use crate::initiator::Initiator as _;
 use crate::memory::Memory;
 
 /// Bytes of a block.

@@ -166,11 +166,8 @@ impl Memory {
     /// [`OutOfRange`].
     pub fn load(&self, offset: u64, into: &mut [u8]) -> Result<(), OutOfRange> {
         self.check(offset, into.len() as u64)?;
-        // SAFETY: as in `store`.
-        unsafe {
-            let from = self.mapping.base().add(offset as usize);
-            std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len());
-        }
+        // The range was checked just now.
+        let _ = self.mapping.copy_to_slice(offset as usize, into);
         Ok(())
     }
 

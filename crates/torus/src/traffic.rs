@@ -7,6 +7,7 @@ use millstream_torus_core::router::DropCause;
 use serde::{Deserialize, Serialize};
 
 use crate::engine::Engine;
+use crate::seventh::OutsideCounters;
 
 /// Packets and operations of a node, or of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,6 +34,8 @@ pub struct TrafficCounters {
     pub refused: u64,
     /// Packets with wrong headers.
     pub malformed: u64,
+    /// Commands of hosts outside of the torus.
+    pub outside: OutsideCounters,
     /// The epoch.
     pub epoch: u32,
     /// Whether nothing waits.
@@ -40,7 +43,7 @@ pub struct TrafficCounters {
 }
 
 impl TrafficCounters {
-    /// The counters of a node.
+    /// The counters of a node, without those of its seventh port.
     #[must_use]
     pub fn of(engine: &Engine) -> TrafficCounters {
         let (packets, counters) = (engine.packets(), engine.counters());
@@ -60,6 +63,7 @@ impl TrafficCounters {
             staged_bytes: counters.staged_bytes,
             refused: counters.refused,
             malformed: counters.malformed,
+            outside: OutsideCounters::default(),
             epoch: engine.epoch().0,
             idle: engine.is_idle(),
         }
@@ -80,6 +84,7 @@ impl TrafficCounters {
         self.staged_bytes += other.staged_bytes;
         self.refused += other.refused;
         self.malformed += other.malformed;
+        self.outside.add(&other.outside);
         self.epoch = self.epoch.max(other.epoch);
         self.idle &= other.idle;
     }
@@ -98,12 +103,13 @@ impl TrafficCounters {
         self.dropped.values().sum()
     }
 
-    /// Whether every packet is accounted for. It holds for all nodes together while no link carries a packet; nodes that
+    /// Whether every packet, and every command of an outside host, is accounted for. It holds for all nodes together while no link carries a packet; nodes that
     /// were killed take their terms with them.
     #[must_use]
     pub fn is_balanced(&self) -> bool {
         self.injected + self.received
             == self.delivered + self.dropped_total() + self.in_slots + self.transmitted
+            && self.outside.is_balanced()
     }
 
     /// Packets on links: sent by one node and not received by another.
@@ -126,6 +132,9 @@ impl fmt::Display for TrafficCounters {
         )?;
         for (cause, count) in &self.dropped {
             write!(f, "; {cause} {count}")?;
+        }
+        if self.outside.commands > 0 {
+            write!(f, "; {}", self.outside)?;
         }
         Ok(())
     }

@@ -5,10 +5,12 @@ use std::time::Duration;
 
 use millstream_fabric::{Notification, RegionId};
 use millstream_quantity::Instant;
-use millstream_torus::engine::{AtomicOperation, EngineOptions, Event, Failure, Operation, Request, Span};
+use millstream_torus::engine::{
+    AtomicOperation, EngineOptions, Event, Failure, Operation, OutsideAccess, Request, Span,
+};
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
-use millstream_torus_core::{Direction, NodeNumber};
+use millstream_torus_core::{Direction, NodeNumber, Port};
 
 fn memory(len: usize) -> Arc<Memory> {
     Arc::new(Memory::allocate("test", len, None).expect("memory").0)
@@ -31,7 +33,7 @@ fn settle(torus: &mut InProcessTorus) {
 }
 
 fn events(torus: &mut InProcessTorus, node: usize) -> Vec<Event> {
-    std::iter::from_fn(|| torus.nodes[node].poll_event()).collect()
+    std::iter::from_fn(|| torus.nodes[node].poll_event(Port::Local)).collect()
 }
 
 fn put(
@@ -76,7 +78,8 @@ fn every_pair_puts_every_byte_once() {
             source.store(0, &data).unwrap();
             for (to, &region) in regions.iter().enumerate() {
                 let at = (i * length) as u64;
-                torus.nodes[i].post(put(to as u16, region, at, source, length as u32, to as u32));
+                torus.nodes[i]
+                    .post(Port::Local, put(to as u16, region, at, source, length as u32, to as u32));
             }
         }
         settle(&mut torus);
@@ -115,7 +118,7 @@ fn gets_and_atomics_return_the_targets_values() {
         let offset = u64::from(cookie) * 2000;
         let into = Span { memory: Arc::clone(&into), offset };
         let request = Request::Get { region, offset, into, length: 2000 };
-        torus.nodes[0].post(Operation { target: NodeNumber(5), request, cookie });
+        torus.nodes[0].post(Port::Local, Operation { target: NodeNumber(5), request, cookie });
     }
     settle(&mut torus);
     let mut found = vec![0; 100_000];
@@ -133,7 +136,7 @@ fn gets_and_atomics_return_the_targets_values() {
     .enumerate()
     {
         let request = Request::Atomic { region, offset: 8, change };
-        torus.nodes[1].post(Operation { target: NodeNumber(5), request, cookie: cookie as u32 });
+        torus.nodes[1].post(Port::Local, Operation { target: NodeNumber(5), request, cookie: cookie as u32 });
     }
     settle(&mut torus);
     let values: Vec<_> = (events(&mut torus, 1).into_iter())
@@ -164,7 +167,7 @@ fn a_refused_put_writes_nothing_and_names_its_cause() {
     ];
     assert!(target.size() < 14_000);
     for (cookie, (region, offset, length, _)) in cases.into_iter().enumerate() {
-        torus.nodes[0].post(put(3, region, offset, &source, length, cookie as u32));
+        torus.nodes[0].post(Port::Local, put(3, region, offset, &source, length, cookie as u32));
     }
     settle(&mut torus);
     let found = events(&mut torus, 0);
@@ -183,8 +186,158 @@ fn a_refused_put_writes_nothing_and_names_its_cause() {
 fn an_unreachable_target_fails_at_once() {
     let mut torus = torus("2x1x1");
     let source = memory(8);
-    torus.nodes[0].post(put(9, RegionId(1), 0, &source, 8, 4));
+    torus.nodes[0].post(Port::Local, put(9, RegionId(1), 0, &source, 8, 4));
     let lost = Event::Completed { cookie: 4, value: 0, failure: Some(Failure::NodeLost) };
     assert_eq!(events(&mut torus, 0), [lost]);
     assert!(torus.nodes[0].link_is_up(Direction::ALL[0]));
+}
+
+fn outside_events(torus: &mut InProcessTorus, node: usize) -> Vec<Event> {
+    std::iter::from_fn(|| torus.nodes[node].poll_event(Port::Seventh)).collect()
+}
+
+#[test]
+fn the_seventh_port_reaches_what_is_published() {
+    let mut torus = torus("3x2x1");
+    let targets: Vec<_> = (0..3).map(|_| memory(4096)).collect();
+    let regions: Vec<_> =
+        targets.iter().map(|target| torus.nodes[5].regions.add(Arc::clone(target))).collect();
+    let [hidden, readable, writable] = regions[..] else { panic!("three regions") };
+    assert!(torus.nodes[5].regions.publish(readable, OutsideAccess::Read));
+    assert!(torus.nodes[5].regions.publish(writable, OutsideAccess::ReadWrite));
+    assert!(!torus.nodes[5].regions.publish(RegionId(3), OutsideAccess::Read));
+    targets[1].store(0, &[5; 64]).unwrap();
+    let (source, into) = (memory(64), memory(64));
+    source.store(0, &[9; 64]).unwrap();
+    let get = |region, cookie| {
+        let into = Span { memory: Arc::clone(&into), offset: 0 };
+        let request = Request::Get { region, offset: 0, into, length: 64 };
+        Operation { target: NodeNumber(5), request, cookie }
+    };
+    let add = |region, cookie| {
+        let request = Request::Atomic { region, offset: 128, change: AtomicOperation::FetchAdd(1) };
+        Operation { target: NodeNumber(5), request, cookie }
+    };
+    let operations = [
+        (put(5, hidden, 0, &source, 64, 0), Some(Failure::Access)),
+        (put(5, readable, 0, &source, 64, 1), Some(Failure::Access)),
+        (put(5, writable, 0, &source, 64, 2), None),
+        (get(hidden, 3), Some(Failure::Access)),
+        (get(readable, 4), None),
+        (add(readable, 5), Some(Failure::Access)),
+        (add(writable, 6), None),
+        (get(RegionId(3), 7), Some(Failure::NoRegion)),
+    ];
+    let mut expected: Vec<_> =
+        (operations.iter()).map(|(operation, failure)| (operation.cookie, *failure)).collect();
+    for (operation, _) in operations {
+        torus.nodes[0].post(Port::Seventh, operation);
+    }
+    settle(&mut torus);
+    let mut found: Vec<_> = (outside_events(&mut torus, 0).into_iter())
+        .filter_map(|event| match event {
+            Event::Completed { cookie, failure, .. } => Some((cookie, failure)),
+            _ => None,
+        })
+        .collect();
+    found.sort_by_key(|&(cookie, _)| cookie);
+    expected.sort_by_key(|&(cookie, _)| cookie);
+    assert_eq!(found, expected);
+    let first = |memory: &Memory| {
+        let mut byte = [0];
+        memory.load(0, &mut byte).unwrap();
+        byte[0]
+    };
+    assert_eq!([first(&targets[0]), first(&targets[1]), first(&targets[2]), first(&into)], [0, 5, 9, 5]);
+    assert_eq!(events(&mut torus, 0), [], "the gateway's application began none of these");
+    let notified = events(&mut torus, 5);
+    assert!(
+        matches!(notified[..], [Event::Notification(event)] if event.source == NodeNumber(0)),
+        "{notified:?}"
+    );
+    // Deregistered, so it does not exist; gone with its application.
+    assert!(torus.nodes[5].regions.remove(readable));
+    torus.nodes[5].detach();
+    torus.nodes[0].post(Port::Seventh, get(readable, 8));
+    torus.nodes[0].post(Port::Seventh, get(writable, 9));
+    settle(&mut torus);
+    let failed = |cookie, failure| Event::Completed { cookie, value: 0, failure: Some(failure) };
+    assert_eq!(outside_events(&mut torus, 0), [failed(8, Failure::NoRegion), failed(9, Failure::Gone)]);
+    assert_conserved(&torus);
+}
+
+#[test]
+fn a_flood_of_the_seventh_port_does_not_starve_the_local_one() {
+    let mut torus = torus("4x1x1");
+    let (source, target) = (memory(65_536), memory(65_536));
+    let region = torus.nodes[2].regions.add(Arc::clone(&target));
+    assert!(torus.nodes[2].regions.publish(region, OutsideAccess::ReadWrite));
+    for cookie in 0..500 {
+        torus.nodes[0].post(Port::Seventh, put(2, region, 0, &source, 65_536, cookie));
+    }
+    let mut now = Instant::default();
+    // The flood is under way.
+    for _ in 0..50 {
+        now = now + Duration::from_micros(10);
+        torus.step(now);
+    }
+    torus.nodes[0].post(Port::Local, put(2, region, 0, &source, 65_536, 7));
+    let mut local = Vec::new();
+    let before = outside_events(&mut torus, 0).len();
+    while local.is_empty() {
+        now = now + Duration::from_micros(10);
+        assert!(torus.step(now), "the network is at rest");
+        local = events(&mut torus, 0);
+    }
+    let meanwhile = outside_events(&mut torus, 0).len();
+    assert_eq!(local, [Event::Completed { cookie: 7, value: 0, failure: None }]);
+    assert!(before + meanwhile < 100, "{before} puts before, {meanwhile} while the local one was on its way");
+    settle(&mut torus);
+    assert_eq!(before + meanwhile + outside_events(&mut torus, 0).len(), 500);
+    assert_conserved(&torus);
+}
+
+#[test]
+fn cancelled_operations_end_unseen_and_release_their_memory() {
+    let mut torus = torus("3x1x1");
+    let (theirs, own) = (memory(1 << 20), memory(1 << 20));
+    let target = memory(1 << 20);
+    let region = torus.nodes[1].regions.add(Arc::clone(&target));
+    assert!(torus.nodes[1].regions.publish(region, OutsideAccess::ReadWrite));
+    for cookie in 0..20 {
+        let source = if cookie % 2 == 0 { &theirs } else { &own };
+        torus.nodes[0].post(Port::Seventh, put(1, region, 0, source, 1 << 20, cookie));
+        let into = Span { memory: Arc::clone(source), offset: 0 };
+        let request = Request::Get { region, offset: 0, into, length: 4096 };
+        let target = NodeNumber(1);
+        torus.nodes[0].post(Port::Seventh, Operation { target, request, cookie: 100 + cookie });
+    }
+    let mut now = Instant::default();
+    for _ in 0..20 {
+        now = now + Duration::from_micros(10);
+        torus.step(now);
+    }
+    assert!(Arc::strong_count(&theirs) > 10);
+    let before = outside_events(&mut torus, 0);
+    torus.nodes[0].cancel(Port::Seventh, |cookie| cookie % 2 == 0);
+    assert_eq!(Arc::strong_count(&theirs), 1, "released at once");
+    settle(&mut torus);
+    let cookies = |events: Vec<Event>| -> Vec<u32> {
+        let cookie = |event| match event {
+            Event::Completed { cookie, failure: None, .. } => cookie,
+            other => panic!("{other:?}"),
+        };
+        events.into_iter().map(cookie).collect()
+    };
+    let after = cookies(outside_events(&mut torus, 0));
+    assert!(after.iter().all(|cookie| cookie % 2 == 1), "{after:?}");
+    let mut found: Vec<_> =
+        cookies(before).into_iter().filter(|cookie| cookie % 2 == 1).chain(after).collect();
+    found.sort_unstable();
+    let mut expected: Vec<u32> = (0..20).filter(|cookie| cookie % 2 == 1).collect();
+    expected.extend(expected.clone().iter().map(|cookie| 100 + cookie));
+    assert_eq!(found, expected);
+    assert_eq!(Arc::strong_count(&own), 1);
+    assert!(torus.nodes[0].is_port_idle(Port::Seventh));
+    assert_conserved(&torus);
 }

@@ -80,8 +80,10 @@ fn promises_of_the_threat_model_have_tests() {
             std::fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
         let at =
             source.find(&format!("fn {name}()")).unwrap_or_else(|| panic!("SECURITY.md: no test {test}"));
+        // The name as text: an entry of the list of a test program with its own main.
+        let is_listed = source.contains(&format!("\"{name}\""));
         assert!(
-            source[..at].trim_end().ends_with("#[test]"),
+            source[..at].trim_end().ends_with("#[test]") || is_listed,
             "SECURITY.md: {test} is no test that always runs"
         );
         promises += 1;

@@ -2,8 +2,10 @@
 //!
 //! Each case is a run of real processes on generated events, with one fault in its middle. The figures come
 //! from the run's report and from its event files. For faults of a source, the last readout unit receives datagrams from
-//! this process. For faults of a disk, `strace` changes the writes of one builder unit's storage thread.
+//! this process. For faults of a disk, `strace` changes the writes of one builder unit's storage thread. For faults of a link,
+//! one unit runs in a network namespace of its own.
 
+mod hosts;
 mod process;
 mod source;
 
@@ -16,18 +18,20 @@ use std::time::{Duration, Instant};
 
 use millstream_report::{RunReport, save};
 
+use self::hosts::Hosts;
 use self::process::{Fault, Victim, has_strace, inject_into_storage, is_running, processes_of};
 use self::source::{FrontEnd, FrontEndLoad};
-use crate::{Benchmark, Figure, Table};
+use crate::{Benchmark, Figure, Table, median};
 
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "faults",
     title: "Event builder with faults",
     measures: "Events of a run that are not in its files after one process was killed, stopped or slowed down in its middle, \
-               a source sent corrupt, late or duplicate datagrams, or a disk was full or slow; events that were built \
+               a source sent corrupt, late or duplicate datagrams, a disk was full or slow, or the link of a unit's host was cut \
+               or lost, duplicated or delayed packets; events that were built \
                again; the time to recover, which is the longest time without a finished event; the exit code of the run; \
-               and processes and partial files that the run left behind. Each unit may join again once.",
+               and processes and partial files that the run left behind. Each unit may join again once, and a standby manager takes over.",
     baseline: "the events of the run",
     command: "make bench-faults",
 };
@@ -41,6 +45,8 @@ const RATE: u32 = 1000;
 const EVENTS_BEFORE: u64 = 500;
 /// Payload of a fragment.
 const FRAGMENT: usize = 1024;
+/// Time of a short cut.
+const SHORT_CUT: Duration = Duration::from_millis(200);
 /// Limit for the start of a run, and then for its end.
 const LIMIT: Duration = Duration::from_secs(60);
 const MARKS: [&str; 2] = ["<!-- fault matrix: begin -->", "<!-- fault matrix: end -->"];
@@ -54,21 +60,24 @@ struct Case {
     fault: Fault,
 }
 
-/// What became of the run.
-#[derive(Debug)]
+/// What became of the run, or of several: the largest numbers, and the median time to recover.
+#[derive(Clone, Debug)]
 struct Outcome {
     lost: u64,
     /// Incomplete or corrupt events in the files.
     damaged: u64,
     rebuilt: u64,
     time_to_recover: Duration,
+    /// Of several runs.
+    longest_recovery: Option<Duration>,
     exit_code: i32,
     left_over: usize,
     went_on_without: Vec<String>,
     joined: Vec<String>,
 }
 
-/// Runs all cases whose names contain one of the words, or all without words. `program` is the path of `millstream`.
+/// Runs all cases whose names contain one of the words, or all without words, each `rounds` times. `program` is the path of
+/// `millstream`.
 /// With `document`, writes the matrix into that page, between its marks.
 ///
 /// # Errors
@@ -77,13 +86,14 @@ pub fn run(
     program: &Path,
     out: &Path,
     only: &[String],
+    rounds: usize,
     document: Option<&Path>,
 ) -> Result<Table, Box<dyn Error>> {
     let folder = out.join("faults");
     std::fs::create_dir_all(&folder)
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let folder = folder.canonicalize()?;
-    let mut table = Table::new(BENCHMARK, 1);
+    let mut table = Table::new(BENCHMARK, rounds);
     let mut matrix = String::from(
         "| units | what | fault | events lost | damaged | rebuilt | time to recover | exit code | went on without | joined | left over |\n\
          |---|---|---|--:|--:|--:|--:|--:|---|---|--:|\n",
@@ -92,10 +102,23 @@ pub fn run(
     if !has_strace {
         eprintln!("skipped: faults of a disk, because strace is not installed");
     }
+    let has_hosts = hosts::are_possible();
+    if !has_hosts {
+        eprintln!("skipped: faults of a link, because network namespaces need root and iproute2");
+    }
     let selected = cases().filter(|case| crate::NameFilter(only).selects(&case.name()));
-    for case in selected.filter(|case| has_strace || case.victim != Victim::Disk) {
-        let outcome = case.run(program, &folder).map_err(|error| format!("{}: {error}", case.name()))?;
-        eprintln!("{}: {outcome:?}", case.name());
+    let is_possible = |case: &Case| match case.victim {
+        Victim::Disk => has_strace,
+        victim => has_hosts || !victim.is_link(),
+    };
+    for case in selected.filter(is_possible) {
+        let mut outcomes = Vec::with_capacity(rounds);
+        for _ in 0..rounds.max(1) {
+            let outcome = case.run(program, &folder).map_err(|error| format!("{}: {error}", case.name()))?;
+            eprintln!("{}: {outcome:?}", case.name());
+            outcomes.push(outcome);
+        }
+        let Some(outcome) = Outcome::of_rounds(&outcomes) else { continue };
         let row = outcome.row(&case);
         let _ = writeln!(matrix, "{row}");
         outcome.add_figures(&case.name(), &mut table);
@@ -140,14 +163,19 @@ impl Case {
         // Free a moment ago; the run fails if another process takes it.
         let port = UdpSocket::bind("127.0.0.1:0")?.local_addr()?;
         save(&config, &self.configuration(&output, port))?;
-        let mut launcher = Command::new(program)
-            .args(["evb", "run", "--json"])
-            .args([&json, &config])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        let injected = match self.inject(&mut launcher, &output, port) {
+        let hosts = self.victim.is_link().then(Hosts::new).transpose()?;
+        let mut command = match &hosts {
+            None => Command::new(program),
+            Some(hosts) => hosts.command(program),
+        };
+        command.args(["evb", "run", "--json"]).args([&json, &config]);
+        if let Some(hosts) = &hosts {
+            let through = hosts.write_launcher(folder, self.victim, self.fault, self.last_unit())?;
+            command.arg("--launcher").arg(through);
+        }
+        let mut launcher =
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        let injected = match self.inject(&mut launcher, &output, port, hosts.as_ref()) {
             Ok(injected) => injected,
             Err(error) => {
                 let _ = launcher.kill();
@@ -190,6 +218,7 @@ impl Case {
         launcher: &mut Child,
         output: &Path,
         port: SocketAddr,
+        hosts: Option<&Hosts>,
     ) -> Result<Injected, Box<dyn Error>> {
         let until = Instant::now() + LIMIT;
         let mut front_end = None;
@@ -216,6 +245,8 @@ impl Case {
         let mut strace = None;
         if let Some(front_end) = &front_end {
             front_end.inject();
+        } else if let Some(hosts) = hosts {
+            self.cut(hosts)?;
         } else {
             let victim =
                 processes.iter().find(|process| self.victim.is(process, self.readouts, self.builders));
@@ -228,15 +259,39 @@ impl Case {
         Ok(Injected { processes: processes.iter().map(|process| process.pid).collect(), strace, front_end })
     }
 
+    /// Cuts the link. Faults of single packets are there from the start of the unit.
+    fn cut(&self, hosts: &Hosts) -> Result<(), std::io::Error> {
+        if matches!(self.fault, Fault::CutShortly | Fault::CutForEver) {
+            hosts.cut()?;
+        }
+        if self.fault == Fault::CutShortly {
+            std::thread::sleep(SHORT_CUT);
+            hosts.restore()?;
+        }
+        Ok(())
+    }
+
+    /// The unit whose host has the link.
+    fn last_unit(&self) -> usize {
+        match self.victim {
+            Victim::BuilderLink => self.builders - 1,
+            _ => self.readouts - 1,
+        }
+    }
+
     fn first_source(&self, readout: usize) -> u32 {
         // At most four readout units.
         readout as u32 * 2
     }
 
     fn configuration(&self, output: &Path, port: SocketAddr) -> String {
+        let listen = match self.victim.is_link() {
+            true => format!("listen = \"{}:0\"\n", hosts::ADDRESS),
+            false => String::new(),
+        };
         let mut text = format!(
-            "[run]\nname = \"faults\"\nbatch = 8\nevents = {EVENTS}\n[recovery]\nreadout_loss = \"deliver\"\nrestarts = 1\n\
-             [output]\ndirectory = {output:?}\nevents = \"all\"\n"
+            "[run]\nname = \"faults\"\nbatch = 8\nevents = {EVENTS}\n{listen}[recovery]\nreadout_loss = \"deliver\"\nrestarts = 1\n\
+             standby = true\n[output]\ndirectory = {output:?}\nevents = \"all\"\n"
         );
         for unit in 0..self.readouts {
             let first = self.first_source(unit);
@@ -267,14 +322,13 @@ impl Case {
 
 impl Outcome {
     fn of(report: &RunReport, exit_code: i32, left_over: usize) -> Outcome {
-        let mut longest = 0.0_f64;
-        let mut last = None;
+        // While the manager is lost there is no sample, so the time is that between samples with different counts.
+        let (mut longest, mut last) = (0.0_f64, None);
         for sample in &report.samples {
-            match last {
-                Some((events, at)) if events == sample.events => {
-                    longest = longest.max(sample.elapsed_s.0 - at)
-                }
-                _ => last = Some((sample.events, sample.elapsed_s.0)),
+            let (events, at) = *last.get_or_insert((sample.events, sample.elapsed_s.0));
+            longest = longest.max(sample.elapsed_s.0 - at);
+            if sample.events != events {
+                last = Some((sample.events, sample.elapsed_s.0));
             }
         }
         let incomplete = report.fragment_accounting.of(millstream_report::FragmentOutcome::Incomplete);
@@ -286,11 +340,29 @@ impl Outcome {
                 + corrupt.map(|count| count.events).sum::<u64>(),
             rebuilt: report.fragment_accounting.events_rebuilt,
             time_to_recover: Duration::from_secs_f64(longest.max(0.0)),
+            longest_recovery: None,
             exit_code,
             left_over,
             went_on_without: report.recovered.clone(),
             joined: report.joined.clone(),
         }
+    }
+
+    /// The worst of several runs, with the median time to recover.
+    fn of_rounds(outcomes: &[Outcome]) -> Option<Outcome> {
+        let times: Vec<f64> = outcomes.iter().map(|outcome| outcome.time_to_recover.as_secs_f64()).collect();
+        let mut worst =
+            outcomes.iter().max_by_key(|run| (run.lost, run.damaged, run.time_to_recover))?.clone();
+        for run in outcomes {
+            worst.rebuilt = worst.rebuilt.max(run.rebuilt);
+            worst.damaged = worst.damaged.max(run.damaged);
+            worst.exit_code = worst.exit_code.max(run.exit_code);
+            worst.left_over = worst.left_over.max(run.left_over);
+        }
+        let longest = outcomes.iter().map(|outcome| outcome.time_to_recover).max();
+        worst.longest_recovery = longest.filter(|_| outcomes.len() > 1);
+        worst.time_to_recover = median(&times).map(Duration::from_secs_f64)?;
+        Some(worst)
     }
 
     /// The row of the matrix.
@@ -301,15 +373,18 @@ impl Outcome {
             damaged,
             rebuilt,
             time_to_recover,
+            longest_recovery,
             exit_code,
             left_over,
             went_on_without,
             joined,
         } = self;
+        let longest = longest_recovery.map(|time| format!(", at most {:.1} s", time.as_secs_f64()));
+        let longest = longest.unwrap_or_default();
         let list = |names: &[String]| if names.is_empty() { "–".to_owned() } else { names.join(", ") };
         let (without, joined) = (list(went_on_without), list(joined));
         format!(
-            "| {readouts}→{builders} | {} | {} | {lost} | {damaged} | {rebuilt} | {:.1} s | {exit_code} | {without} | {joined} | {left_over} |",
+            "| {readouts}→{builders} | {} | {} | {lost} | {damaged} | {rebuilt} | {:.1} s{longest} | {exit_code} | {without} | {joined} | {left_over} |",
             victim.name(),
             fault.name(),
             time_to_recover.as_secs_f64(),
@@ -323,6 +398,10 @@ impl Outcome {
         table.push(Figure::with_baseline(format!("{name}: rebuilt"), self.rebuilt as f64, "events", events));
         let time = self.time_to_recover.as_secs_f64();
         table.push(Figure::without_baseline(format!("{name}: time to recover"), time, "s"));
+        if let Some(longest) = self.longest_recovery {
+            let name = format!("{name}: longest time to recover");
+            table.push(Figure::without_baseline(name, longest.as_secs_f64(), "s"));
+        }
         table.push(Figure::without_baseline(format!("{name}: exit code"), self.exit_code.into(), ""));
         table.push(Figure::without_baseline(format!("{name}: left over"), self.left_over as f64, ""));
     }
@@ -400,6 +479,11 @@ mod tests {
         let samples = vec![sample(0.1, 0), sample(0.2, 5), sample(0.3, 5), sample(0.6, 5), sample(0.7, 9)];
         let report = RunReport { samples, stored_events: EVENTS, ..RunReport::default() };
         let outcome = Outcome::of(&report, 0, 0);
-        assert_eq!((outcome.lost, outcome.time_to_recover.as_millis()), (0, 400));
+        assert_eq!((outcome.lost, outcome.time_to_recover.as_millis()), (0, 500));
+        let later =
+            |ms, lost| Outcome { time_to_recover: Duration::from_millis(ms), lost, ..outcome.clone() };
+        let of_three = Outcome::of_rounds(&[later(300, 0), later(200, 7), later(900, 0)]).unwrap();
+        assert_eq!((of_three.lost, of_three.time_to_recover.as_millis()), (7, 300));
+        assert_eq!(of_three.longest_recovery, Some(Duration::from_millis(900)));
     }
 }

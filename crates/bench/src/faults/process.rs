@@ -14,17 +14,23 @@ pub(super) struct Process {
     role: Vec<String>,
 }
 
-/// What fails: the last process of a kind, the front end of the last readout unit, or the disk of the last builder unit.
+/// What fails: the last process of a kind, the front end of the last readout unit, the disk of the last builder unit, or the
+/// link of one of these units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Victim {
     Readout,
     Builder,
     Card,
     Manager,
+    Standby,
     /// A front end that sends datagrams to the readout unit.
     Source,
     /// What the builder unit's storage thread writes to.
     Disk,
+    /// The link of the readout unit's host.
+    ReadoutLink,
+    /// The link of the builder unit's host, with its card.
+    BuilderLink,
 }
 
 /// What happens to it.
@@ -37,23 +43,41 @@ pub(super) enum Fault {
     Slow,
     /// Each tenth datagram has a wrong checksum.
     Corrupt,
-    /// Each tenth datagram comes after the readout unit has stopped waiting for it.
+    /// Each tenth datagram comes after the readout unit has stopped waiting for it; each tenth packet comes 20 ms late.
     Late,
-    /// Each datagram comes twice.
+    /// Each datagram, or packet, comes twice.
     Duplicate,
     /// Writes fail with ENOSPC.
     Full,
+    /// Nothing passes for 200 ms.
+    CutShortly,
+    /// Nothing passes any more.
+    CutForEver,
+    /// Each packet is lost with a probability of 1 %.
+    Loss,
 }
 
 impl Victim {
-    pub(super) const ALL: [Victim; 6] =
-        [Victim::Readout, Victim::Builder, Victim::Card, Victim::Manager, Victim::Source, Victim::Disk];
+    pub(super) const ALL: [Victim; 9] = [
+        Victim::Readout,
+        Victim::Builder,
+        Victim::Card,
+        Victim::Manager,
+        Victim::Standby,
+        Victim::Source,
+        Victim::Disk,
+        Victim::ReadoutLink,
+        Victim::BuilderLink,
+    ];
 
     /// What can happen to it.
     pub(super) fn faults(self) -> &'static [Fault] {
         match self {
             Victim::Source => &[Fault::StopOneSecond, Fault::Corrupt, Fault::Late, Fault::Duplicate],
             Victim::Disk => &[Fault::Full, Fault::Slow],
+            Victim::ReadoutLink | Victim::BuilderLink => {
+                &[Fault::CutShortly, Fault::CutForEver, Fault::Loss, Fault::Duplicate, Fault::Late]
+            }
             _ => &[Fault::Kill, Fault::StopOneSecond, Fault::StopForEver, Fault::Slow],
         }
     }
@@ -64,9 +88,17 @@ impl Victim {
             Victim::Builder => "builder",
             Victim::Card => "card",
             Victim::Manager => "manager",
+            Victim::Standby => "standby",
             Victim::Source => "source",
             Victim::Disk => "disk",
+            Victim::ReadoutLink => "readout link",
+            Victim::BuilderLink => "builder link",
         }
+    }
+
+    /// Whether it is the link of a host.
+    pub(super) fn is_link(self) -> bool {
+        matches!(self, Victim::ReadoutLink | Victim::BuilderLink)
     }
 
     /// Whether the process is this victim in a run with that many units.
@@ -77,7 +109,7 @@ impl Victim {
             (Victim::Readout, ["readout", index, ..]) => is_last(index, readouts),
             (Victim::Builder | Victim::Disk, ["builder", index, ..]) => is_last(index, builders),
             (Victim::Card, ["card", name, ..]) => name.ends_with(&format!(".card{}", builders - 1)),
-            (Victim::Manager, ["manager", ..]) => true,
+            (Victim::Manager, ["manager", ..]) | (Victim::Standby, ["standby", ..]) => true,
             _ => false,
         }
     }
@@ -94,6 +126,19 @@ impl Fault {
             Fault::Late => "late",
             Fault::Duplicate => "duplicate",
             Fault::Full => "full",
+            Fault::CutShortly => "cut for 200 ms",
+            Fault::CutForEver => "cut for ever",
+            Fault::Loss => "1 % of packets lost",
+        }
+    }
+
+    /// A link's fault of single packets, as the soft device's setting.
+    pub(super) fn of_packets(self) -> Option<&'static str> {
+        match self {
+            Fault::Loss => Some("drop=0.01"),
+            Fault::Duplicate => Some("duplicate=1"),
+            Fault::Late => Some("delay=0.1:20ms"),
+            _ => None,
         }
     }
 
@@ -119,9 +164,13 @@ impl Fault {
                 });
                 Ok(())
             }
-            Fault::Corrupt | Fault::Late | Fault::Duplicate | Fault::Full => {
-                Err(io::Error::new(io::ErrorKind::InvalidInput, "not a fault of a process"))
-            }
+            Fault::Corrupt
+            | Fault::Late
+            | Fault::Duplicate
+            | Fault::Full
+            | Fault::CutShortly
+            | Fault::CutForEver
+            | Fault::Loss => Err(io::Error::new(io::ErrorKind::InvalidInput, "not a fault of a process")),
         }
     }
 }

@@ -13,10 +13,11 @@ use crate::{Benchmark, Figure, Table, median};
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "mpi",
     title: "MPI on the soft device, with host and card memory",
-    measures: "Latency, bandwidth and bidirectional bandwidth of messages between two ranks on one host, as the OSU \
-               micro-benchmarks define them, by memory of the two buffers. Open MPI over UCX with RC queue pairs of the soft \
-               device. Card memory is given to MPI as it is (libmillstream_memory). Each case first verifies every byte of \
-               its messages in a pass of its own. LAMMPS: loop and communication time of three short runs on two ranks.",
+    measures: "Latency, bandwidth and bidirectional bandwidth of messages between two ranks on one host, latency and \
+               bandwidth of puts and gets, as the OSU micro-benchmarks define them, by memory of the two buffers. Open MPI \
+               over UCX with RC queue pairs of the soft device. Card memory is given to MPI as it is \
+               (libmillstream_memory). Each case first verifies every byte of its messages in a pass of its own. LAMMPS: \
+               loop and communication time of three short runs on two ranks.",
     baseline: "UCX over its own shared memory (posix) with host buffers; for figures with `staged`, the same \
                messages copied through host buffers; for LAMMPS the same run over UCX's shared memory",
     command: "make bench-mpi",
@@ -38,7 +39,7 @@ pub fn run(
     let mut table = Table::new(BENCHMARK, rounds);
     let ranks = Ranks::start(program, library_dir, folder, seconds)?;
     let mut verified = 0;
-    for test in [Test::Latency, Test::Bandwidth, Test::Bidirectional] {
+    for test in Test::ALL {
         verified += messages(&mut table, &ranks, test, rounds)?;
     }
     drop(ranks);
@@ -52,7 +53,9 @@ fn messages(table: &mut Table, ranks: &Ranks<'_>, test: Test, rounds: usize) -> 
     const BUFFERS: [Buffers; 3] = [Buffers::HostHost, Buffers::HostCard, Buffers::CardCard];
     let mut ways = vec![Way::SharedMemory];
     ways.extend(BUFFERS.map(Way::Device));
-    ways.extend([Buffers::HostCard, Buffers::CardCard].map(Way::Staged));
+    if !test.one_sided() {
+        ways.extend([Buffers::HostCard, Buffers::CardCard].map(Way::Staged));
+    }
     let mut verified = 0;
     for way in &ways {
         verified += ranks.verify(test, *way)?;
@@ -74,9 +77,9 @@ fn messages(table: &mut Table, ranks: &Ranks<'_>, test: Test, rounds: usize) -> 
         let shared = middle(Way::SharedMemory, index);
         for buffers in BUFFERS {
             let value = middle(Way::Device(buffers), index);
-            let name = format!("{} {size}, {}", test.title(), buffers.title());
+            let name = format!("MPI {} {size}, {}", test.title(), buffers.title());
             table.push(Figure::with_baseline(&name, value, test.unit(), shared));
-            if buffers != Buffers::HostHost {
+            if buffers != Buffers::HostHost && !test.one_sided() {
                 let staged = middle(Way::Staged(buffers), index);
                 table.push(Figure::with_baseline(format!("{name}, vs staged"), value, test.unit(), staged));
             }

@@ -18,14 +18,32 @@ pub(super) enum Test {
     Latency,
     Bandwidth,
     Bidirectional,
+    PutLatency,
+    PutBandwidth,
+    GetLatency,
+    GetBandwidth,
 }
 
 impl Test {
+    pub(super) const ALL: [Test; 7] = [
+        Test::Latency,
+        Test::Bandwidth,
+        Test::Bidirectional,
+        Test::PutLatency,
+        Test::PutBandwidth,
+        Test::GetLatency,
+        Test::GetBandwidth,
+    ];
+
     fn word(self) -> &'static str {
         match self {
             Test::Latency => "latency",
             Test::Bandwidth => "bw",
             Test::Bidirectional => "bibw",
+            Test::PutLatency => "put-latency",
+            Test::PutBandwidth => "put-bw",
+            Test::GetLatency => "get-latency",
+            Test::GetBandwidth => "get-bw",
         }
     }
 
@@ -34,11 +52,23 @@ impl Test {
             Test::Latency => "latency",
             Test::Bandwidth => "bandwidth",
             Test::Bidirectional => "bidirectional bandwidth",
+            Test::PutLatency => "put latency",
+            Test::PutBandwidth => "put bandwidth",
+            Test::GetLatency => "get latency",
+            Test::GetBandwidth => "get bandwidth",
         }
     }
 
+    /// Whether the other rank takes no part in a transfer. Such transfers have no staging.
+    pub(super) fn one_sided(self) -> bool {
+        !matches!(self, Test::Latency | Test::Bandwidth | Test::Bidirectional)
+    }
+
     pub(super) fn unit(self) -> &'static str {
-        if self == Test::Latency { "µs" } else { "MB/s" }
+        match self {
+            Test::Latency | Test::PutLatency | Test::GetLatency => "µs",
+            _ => "MB/s",
+        }
     }
 }
 
@@ -108,7 +138,9 @@ pub(super) fn mpirun(ranks: usize, tls: &str, library_dir: &Path) -> Command {
     if tls.contains("rc_verbs") {
         command
             .env("LD_PRELOAD", library_dir.join("libmillstream_preload.so"))
-            .env("UCX_NET_DEVICES", "mill0:1");
+            .env("UCX_NET_DEVICES", "mill0:1")
+            // As docs/mpi.md recommends.
+            .env("UCX_RC_RX_QUEUE_LEN", "512");
     }
     command
 }
@@ -187,6 +219,9 @@ impl<'a> Ranks<'a> {
         command.arg(format!("{},{}", self.cards[0].name, self.cards[1].name));
         if matches!(way, Way::Staged(_)) {
             command.arg("--stage");
+        }
+        if way == Way::SharedMemory && test.one_sided() {
+            command.arg("--allocate");
         }
         command
     }

@@ -138,6 +138,7 @@ fn ours(
         resume: false,
         fail_at: None,
         raster: 0,
+        on_card: false,
     };
     let torus = shape.parse().map_err(|_| ApplicationError::Parameters(format!("dimensions {shape}")))?;
     Ok(simulation.run_on_threads(torus)?)

@@ -28,8 +28,9 @@ pub const BENCHMARK: Benchmark = Benchmark {
     title: "Soft device by queue pairs and processes",
     measures: "RC WRITEs round robin over all queue pairs of a process, for 1 to 512 queue pairs and for 1 to 16 processes: \
                bandwidth of 64 KiB (all processes together), time of an 8-byte WRITE, and the costs of memory registration \
-               and of a queue pair. Then by the size of a region of private memory: registration, the first pass of a peer's \
-               READs, a pass after the pages have moved, and deregistration.",
+               and of a queue pair. Then by the size of a region of private memory, whose pages move when peers have used it \
+               (MILLSTREAM_MOVE=used, the default) or at registration (MILLSTREAM_MOVE=register): registration, the first and the \
+               last pass of a peer's READs in two seconds, and deregistration.",
     baseline: "memcpy of 64 KiB for bandwidth, memcpy of the whole region for passes",
     command: "make bench-scale",
 };
@@ -92,7 +93,7 @@ pub fn run(program: &Path, rounds: usize) -> Result<Table, Failure> {
     Ok(table)
 }
 
-pub use registration::reader;
+pub use registration::{reader, registration};
 
 fn rows(table: &mut Table, name: &str, processes: usize, found: &[ClientResults], baseline: f64) {
     let of = |figure: fn(&ClientResults) -> f64| {
@@ -137,13 +138,14 @@ struct Client {
 
 impl Client {
     fn start(program: &Path, address: &str, pairs: usize) -> Result<Self, Failure> {
-        Self::spawn(program, &["scale-client", address, &pairs.to_string()])
+        Self::spawn(program, &["scale-client", address, &pairs.to_string()], &[])
     }
 
-    fn spawn(program: &Path, arguments: &[&str]) -> Result<Self, Failure> {
+    fn spawn(program: &Path, arguments: &[&str], environment: &[(&str, &str)]) -> Result<Self, Failure> {
         let mut child = Command::new(program)
             .arg("bench")
             .args(arguments)
+            .envs(environment.iter().copied())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()?;
@@ -159,7 +161,7 @@ impl Client {
     fn line(&mut self) -> Result<String, Failure> {
         let mut line = String::new();
         if self.stdout.read_line(&mut line)? == 0 {
-            return Err("a `bench scale-client` process exited early; its error is above".into());
+            return Err("a process of `bench scale` exited early; its error is above".into());
         }
         Ok(line.trim_end().to_owned())
     }

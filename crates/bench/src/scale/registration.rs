@@ -1,7 +1,8 @@
 //! The costs of registered private memory by its size: registration, a peer's passes over it, and deregistration.
 //!
-//! By default pages of private memory move into a file that peers can map at registration. With `MILLSTREAM_MOVE=used` they
-//! move once a peer has used the region much: then the first pass goes through the kernel and the last one does not.
+//! Pages of private memory move into a file that peers can map, either once a peer has used the region much, so that the first pass
+//! goes through the kernel and the last one does not; or at registration. The environment of a process selects the way. So each
+//! measurement is a process of its own, `millstream bench scale-registration`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +15,8 @@ use millstream_rdma::{
     loader,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::{BLOCK, Client, Failure, TIMEOUT, complete, options, print_and_wait};
 use crate::memcpy::{Pages, memcpy};
 use crate::{Figure, Table, median};
@@ -25,13 +28,15 @@ const SIZES: [(usize, &str); 5] = [
     (16 << 20, "16 MiB"),
     (64 << 20, "64 MiB"),
 ];
+/// Values of `MILLSTREAM_MOVE`, and what they select.
+const POLICIES: [(&str, &str); 2] = [("used", "moved when used"), ("register", "moved at registration")];
 /// Registrations and deregistrations of a region that no peer uses.
 const REPEATS: u32 = 30;
 /// The reader passes over the region for this long at least, and until the pages have moved.
 const PASSES: Duration = Duration::from_secs(2);
 
 /// Times of one size \[µs\].
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 struct Costs {
     register: f64,
     deregister: f64,
@@ -41,35 +46,52 @@ struct Costs {
     memcpy: f64,
 }
 
-/// Adds the rows of all sizes.
+/// Adds the rows of all sizes, in both ways.
 pub(super) fn measure(table: &mut Table, program: &Path, rounds: usize) -> Result<(), Failure> {
     for (size, name) in SIZES {
-        let found = (0..rounds).map(|_| costs(program, size)).collect::<Result<Vec<_>, _>>()?;
-        let of =
-            |figure: fn(&Costs) -> f64| median(&found.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0);
-        let memcpy = of(|costs| costs.memcpy);
-        let mut row = |what: &str, value| {
-            table.push(Figure::without_baseline(
-                format!("{name} of touched private memory: {what}"),
-                value,
-                "µs",
-            ));
-        };
-        row("register", of(|costs| costs.register));
-        row("deregister, not used by peers", of(|costs| costs.deregister));
-        row("deregister, pages moved", of(|costs| costs.deregister_moved));
-        for (what, value) in
-            [("first READ pass", of(|c| c.first_pass)), ("READ pass after the move", of(|c| c.last_pass))]
-        {
-            table.push(Figure::with_baseline(
-                format!("{name} of touched private memory: {what}"),
-                value,
-                "µs",
-                memcpy,
-            ));
+        let mut found = POLICIES.map(|_| Vec::new());
+        for _ in 0..rounds {
+            for ((policy, _), found) in POLICIES.iter().zip(&mut found) {
+                found.push(costs_in_process(program, size, policy)?);
+            }
+        }
+        for ((_, way), found) in POLICIES.iter().zip(&found) {
+            rows(table, &format!("{name} of touched private memory, {way}"), found);
         }
     }
     Ok(())
+}
+
+fn rows(table: &mut Table, name: &str, found: &[Costs]) {
+    let of = |figure: fn(&Costs) -> f64| median(&found.iter().map(figure).collect::<Vec<_>>()).unwrap_or(0.0);
+    let memcpy = of(|costs| costs.memcpy);
+    for (what, value) in [
+        ("register", of(|costs| costs.register)),
+        ("deregister, not used by peers", of(|costs| costs.deregister)),
+        ("deregister, used by peers", of(|costs| costs.deregister_moved)),
+    ] {
+        table.push(Figure::without_baseline(format!("{name}: {what}"), value, "µs"));
+    }
+    for (what, value) in [("first READ pass", of(|c| c.first_pass)), ("last READ pass", of(|c| c.last_pass))]
+    {
+        table.push(Figure::with_baseline(format!("{name}: {what}"), value, "µs", memcpy));
+    }
+}
+
+/// Measures one size in a process in which pages move as `policy` says.
+fn costs_in_process(program: &Path, size: usize, policy: &str) -> Result<Costs, Failure> {
+    let environment = [("MILLSTREAM_MOVE", policy)];
+    let mut server = Client::spawn(program, &["scale-registration", &size.to_string()], &environment)?;
+    Ok(serde_json::from_str(&server.line()?)?)
+}
+
+/// The measuring process: measures one size, and prints the times.
+///
+/// # Errors
+/// The first error of a process, a connection or a verbs call.
+pub fn registration(program: &Path, size: usize) -> Result<(), Failure> {
+    loader::ensure(&DeviceSelector::from_environment())?;
+    print_and_wait(&serde_json::to_string(&costs(program, size)?)?)
 }
 
 fn micros(start: Instant) -> f64 {
@@ -92,7 +114,7 @@ fn costs(program: &Path, size: usize) -> Result<Costs, Failure> {
     let queue = CompletionQueue::new(&device, 16)?;
     let listener = listen("127.0.0.1:0")?;
     let mut client =
-        Client::spawn(program, &["scale-reader", &listener.address().to_string(), &size.to_string()])?;
+        Client::spawn(program, &["scale-reader", &listener.address().to_string(), &size.to_string()], &[])?;
     let (mut stream, _) = listener.accept(Deadline::after(TIMEOUT))?;
     let prepared = PreparedQueuePair::new(&device, &queue, &queue, &options())?;
     let _connection = prepared.connect(&mut stream, &region.remote().encode(), Deadline::after(TIMEOUT))?;
@@ -106,7 +128,7 @@ fn costs(program: &Path, size: usize) -> Result<Costs, Failure> {
 
 /// Time of a memcpy of the whole size \[µs\].
 fn pass_of_memcpy(size: usize) -> Result<f64, Failure> {
-    let gb_s = memcpy(Pages::Base, size, size, size.min(BLOCK as usize), Duration::from_millis(50))?;
+    let gb_s = memcpy(Pages::Base, size.min(BLOCK as usize), size, size, Duration::from_millis(50))?;
     Ok(size as f64 / gb_s / 1e3)
 }
 
@@ -143,4 +165,17 @@ pub fn reader(address: &str, size: usize) -> Result<(), Failure> {
     }
     let last = median(&passes[passes.len() - passes.len().div_ceil(4)..]).unwrap_or(first);
     print_and_wait(&serde_json::to_string(&(first, last))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_size_has_a_baseline() {
+        for (size, name) in SIZES {
+            let time = pass_of_memcpy(size).expect("memory");
+            assert!(time > 0.0 && time < 1e6, "{name}: {time} µs");
+        }
+    }
 }

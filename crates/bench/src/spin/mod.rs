@@ -161,6 +161,7 @@ fn ours(
         resume: false,
         fail_at: None,
         plane: false,
+        on_card: false,
     };
     let torus = dimensions.parse().map_err(|_| parameters(format!("dimensions {dimensions}")))?;
     Ok(GlassRun::<f32>::new(&glass).run_on_threads(torus)?)

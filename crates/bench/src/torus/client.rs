@@ -10,7 +10,7 @@ use millstream_torus::application::ENV_SOCKET;
 use millstream_torus::{DirectNode, TorusNode};
 use millstream_torus_core::{Direction, NodeNumber};
 
-use super::{ALL_TO_ALL, ALL_TO_ALL_BYTES, LARGE, SIZES, SUM, TARGETS, bare};
+use super::{ALL_TO_ALL, ALL_TO_ALL_BYTES, LARGE, SIZES, SUM, TARGETS, bare, outside};
 use crate::median;
 
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -32,13 +32,16 @@ pub(super) fn name(operation: &str, size: usize, hops: u32) -> String {
 }
 
 /// Runs on the node that the environment names; node 0 writes the values to `results`. With `traffic`, all nodes only put
-/// that many messages of 64 KiB to each neighbour.
+/// that many messages of 64 KiB to each neighbour. With `serve_outside`, they wait for a host outside of the torus.
 ///
 /// # Errors
 /// The error of the fabric or of the file.
-pub fn run(results: Option<&Path>, traffic: Option<u32>) -> Outcome<()> {
+pub fn run(results: Option<&Path>, traffic: Option<u32>, serve_outside: bool) -> Outcome<()> {
     if std::env::var_os(ENV_SOCKET).is_some() {
         let mut node = TorusNode::from_environment()?;
+        if serve_outside {
+            return outside::serve(&mut node);
+        }
         return match traffic {
             Some(messages) => send_to_neighbours(&mut node, messages),
             None => measure(&mut node, results, false),
@@ -87,7 +90,7 @@ fn exchange_regions<F: Fabric>(fabric: &mut F, size: usize) -> Outcome<Vec<Regio
 }
 
 /// The median time of one of `count` repetitions of an operation (µs).
-fn timed(count: u64, mut operation: impl FnMut(u64) -> Outcome<()>) -> Outcome<f64> {
+pub(super) fn timed(count: u64, mut operation: impl FnMut(u64) -> Outcome<()>) -> Outcome<f64> {
     let mut times = Vec::new();
     for _ in 0..REPETITIONS {
         let start = Instant::now();

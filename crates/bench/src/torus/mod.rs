@@ -6,6 +6,7 @@
 mod bare;
 pub mod client;
 mod monitoring;
+mod outside;
 mod predicted;
 mod simulated;
 
@@ -26,10 +27,10 @@ pub const BENCHMARK: Benchmark = Benchmark {
     name: "torus",
     title: "The torus",
     measures: "Puts and gets over 1, 2 and 3 hops of a 2x2x2 torus of processes, sums and messages of all nodes, and the same \
-               over a full mesh (`direct`); the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
+               over a full mesh (`direct`); a host outside of the torus through the seventh port of node 0; the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
                host against the bound of their detection; all nodes of larger tori on one thread.",
     baseline: "for 8 bytes a bare WRITE with immediate data and its wake-up; for large sizes memcpy divided by the number of \
-               copies; for operations of all nodes the mesh, and the model; for monitoring the run without it; for detection the bound",
+               copies; for a host outside a node that does the same; for operations of all nodes the mesh, and the model; for monitoring the run without it; for detection the bound",
     command: "make bench-torus",
 };
 
@@ -93,6 +94,7 @@ pub fn run(options: &Options) -> Outcome<(Table, Vec<String>)> {
     }
     let copy = memcpy(Pages::Huge, 1 << 20, 1 << 20, 1 << 20, Duration::from_millis(200))?;
     let notes = predicted::compare(&mut table, options, torus, &routed, copy)?;
+    outside::measure(&mut table, options, &routed)?;
     monitoring::measure(&mut table, options)?;
     simulated::detection(&mut table);
     simulated::sizes(&mut table, options)?;

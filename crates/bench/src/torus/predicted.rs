@@ -150,7 +150,9 @@ pub(super) fn compare(
     std::fs::write(&file, &text)?;
     let mut all = Vec::new();
     for (node, hops) in TARGETS {
-        let small = small_packet_latency(&model, 0, usize::from(node)).nanos() * 1e-3;
+        let small =
+            small_packet_latency(&model, 0, usize::from(node)).ok_or("a torus without failed links")?.nanos()
+                * 1e-3;
         let rate = stream(&model, 0, usize::from(node), STREAM).as_gigabytes();
         for (size, predicted, unit) in [(8, small, "µs"), (LONG, rate, "GB/s")] {
             let name = format!("put {}, {hops} hops", super::size_name(size));
@@ -199,7 +201,7 @@ mod tests {
     fn the_site_of_this_host_gives_back_what_calibrated_it() {
         let (_, model) = CALIBRATION.fit(Path::new("this-host.toml"), "2x2x2".parse().unwrap()).unwrap();
         assert_eq!(model.nodes(), 8);
-        assert!((small_packet_latency(&model, 0, 1).nanos() - 7_000.0).abs() < 50.0);
+        assert!((small_packet_latency(&model, 0, 1).unwrap().nanos() - 7_000.0).abs() < 50.0);
         let rate = stream(&model, 0, 1, STREAM).as_gigabytes();
         assert!((rate - 8.0).abs() < 0.8, "{rate}");
         // Three hops take four steps of the two cores.

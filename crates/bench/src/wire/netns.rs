@@ -4,6 +4,8 @@ use std::io;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use crate::netns::{self, ip};
+
 /// IP addresses of the two namespaces.
 pub const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 
@@ -11,15 +13,6 @@ pub const ADDRESSES: [&str; 2] = ["10.78.0.1", "10.78.0.2"];
 #[derive(Debug)]
 pub struct NamespacePair {
     names: [String; 2],
-}
-
-fn ip(words: &str) -> io::Result<()> {
-    let output = Command::new("ip").args(words.split(' ')).output()?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let text = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(io::Error::other(format!("ip {words}: {text}")))
 }
 
 impl NamespacePair {
@@ -31,12 +24,7 @@ impl NamespacePair {
         let pair = Self { names: ["a", "b"].map(|side| format!("millstream-{}-{side}", std::process::id())) };
         let [a, b] = &pair.names;
         for name in &pair.names {
-            ip(&format!("netns add {name}")).map_err(|error| {
-                io::Error::new(
-                    error.kind(),
-                    format!("cannot create a network namespace (needs root): {error}"),
-                )
-            })?;
+            netns::add(name)?;
         }
         ip(&format!("-n {a} link add wire0 mtu {mtu} type veth peer name wire0 mtu {mtu} netns {b}"))?;
         for (name, address) in pair.names.iter().zip(ADDRESSES) {
@@ -100,7 +88,7 @@ impl NamespacePair {
 impl Drop for NamespacePair {
     fn drop(&mut self) {
         for name in &self.names {
-            let _ = Command::new("ip").args(["netns", "delete", name]).stderr(Stdio::null()).status();
+            netns::delete(name);
         }
     }
 }

@@ -74,6 +74,7 @@ pub struct Trigger {
     /// One row for each trace position, and the row of zeros.
     rows: Vec<SampleRow>,
     clusters: Vec<ClusterRows>,
+    #[cfg(target_arch = "x86_64")]
     avx2: bool,
 }
 
@@ -98,6 +99,7 @@ impl Trigger {
         Trigger {
             rows: vec![SampleRow([0; LANES]); PATCHES + 1],
             clusters: vec![[ZERO_ROW as u16; CLUSTER_INPUTS]; PATCHES],
+            #[cfg(target_arch = "x86_64")]
             avx2: has_avx2(),
         }
     }
@@ -273,11 +275,14 @@ mod tests {
 
             let mut trigger = Trigger::new();
             trigger.set_geometry(&geometry);
-            for vector in [trigger.avx2, false] {
-                trigger.avx2 = vector;
+            for vector in [has_avx2(), false] {
+                #[cfg(target_arch = "x86_64")]
+                {
+                    trigger.avx2 = vector;
+                }
                 let mut decisions = [0xff; DECISION_BYTES];
                 let outcome = trigger.decide(&traces, threshold, &mut decisions);
-                prop_assert_eq!((decisions.to_vec(), outcome), expected.clone());
+                prop_assert_eq!((decisions.to_vec(), outcome), expected.clone(), "AVX2: {}", vector);
             }
         }
     }

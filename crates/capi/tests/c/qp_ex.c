@@ -178,8 +178,12 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 	struct pair pair = make(IBV_QPT_RC, RC_OPERATIONS & ~IBV_QP_EX_WITH_RDMA_READ);
 	struct ibv_qp_ex *ex = pair.ex;
 	struct ibv_sge list[4] = { { 0 } };
+	struct ibv_qp_attr attr;
+	struct ibv_qp_init_attr granted;
 	memset(memory, 0, SIZE);
 	memory[0] = 1;
+	CHECK(ibv_query_qp(pair.qp[0], &attr, IBV_QP_CAP, &granted) == 0);
+	CHECK(granted.cap.max_inline_data < SIZE);
 
 	ibv_wr_start(ex);
 	begin(ex, 1, IBV_SEND_SIGNALED);
@@ -201,7 +205,7 @@ static void a_batch_is_posted_whole_or_not_at_all(void)
 		if (wrong == 1)
 			ibv_wr_set_sge_list(ex, 4, list);
 		if (wrong == 2)
-			ibv_wr_set_inline_data(ex, memory, 65);
+			ibv_wr_set_inline_data(ex, memory, granted.cap.max_inline_data + 1);
 		if (wrong == 3)
 			ibv_wr_rdma_read(ex, mr->rkey, at(64));
 		if (wrong == 4)

@@ -23,7 +23,7 @@
 		CHECK(errno == (number));                                                            \
 	} while (0)
 
-enum { GID_INDEX = 1, QKEY = 0x11, SIZE = 4096 };
+enum { GID_INDEX = 1, QKEY = 0x11, SIZE = 8192 };
 
 static struct ibv_context *context;
 static struct ibv_pd *pd;

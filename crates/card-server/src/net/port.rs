@@ -14,6 +14,7 @@ use millstream_rdma::{
     VerbsError, WrId,
 };
 use millstream_shm::EventFd;
+use millstream_tls::Security;
 
 use crate::backing::EmulatedMemory;
 use crate::net::clients::{ClientLink, ClientRegistry, MAX_CLIENTS, MAX_CONNECTING, MESSAGE_DEPTH};
@@ -42,6 +43,7 @@ type Connected = (u32, ClientLink);
 /// The listening port of a card.
 pub(crate) struct NetworkPort {
     pub(crate) device: Device,
+    security: Security,
     listener: Listener,
     waiter: CompletionWaiter,
     doorbells: CompletionQueue,
@@ -59,7 +61,7 @@ impl NetworkPort {
     /// Listens at `address`. The port completes `hello` with addresses and keys.
     pub(crate) fn open(
         device: &Device,
-        address: &str,
+        (address, security): (&str, &Security),
         bar0: &EmulatedMemory,
         hello: ServerHello,
         clients: &ClientRegistry,
@@ -79,6 +81,7 @@ impl NetworkPort {
         clients.set_send_queue(send_queue.clone());
         Ok(NetworkPort {
             device: device.clone(),
+            security: security.clone(),
             listener,
             waiter,
             doorbells,
@@ -167,8 +170,9 @@ impl NetworkPort {
             ..self.hello
         };
         let (connected, wake, registry) = (self.connected.0.clone(), self.wake.clone(), clients.clone());
+        let security = self.security.clone();
         let spawned = std::thread::Builder::new().name(format!("client {client}")).spawn(move || {
-            match shake_hands(prepared, stream.try_clone().ok(), &hello) {
+            match shake_hands(prepared, stream.try_clone().ok(), &security, &hello) {
                 Some(queue_pair) => {
                     let _ = connected.send((client, ClientLink::new(queue_pair, stream)));
                 }
@@ -194,10 +198,13 @@ impl NetworkPort {
 fn shake_hands(
     prepared: PreparedQueuePair,
     stream: Option<TcpStream>,
+    security: &Security,
     hello: &ServerHello,
 ) -> Option<QueuePair> {
     let deadline = Deadline::after(HANDSHAKE_TIMEOUT);
-    let connected = prepared.connect(&mut stream?, &hello.to_bytes(), deadline).ok()?;
+    let stream = security.accept(stream?, deadline);
+    let mut stream = stream.inspect_err(|error| tracing::warn!(%error, "a client was refused")).ok()?;
+    let connected = prepared.connect(&mut stream, &hello.to_bytes(), deadline).ok()?;
     ClientHello::parse(&connected.private_data)?;
     Some(connected.pair)
 }

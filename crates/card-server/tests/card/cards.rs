@@ -10,6 +10,7 @@ use millstream_card_server::backing::DevicePaths;
 use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::{Device, DeviceSelector, device};
+use millstream_tls::{ENV_KEYS, KeyFiles, Security};
 
 use crate::host::{GRACE, TIMEOUT, again};
 
@@ -51,6 +52,7 @@ pub(crate) fn card_main() {
     if let Ok(cuda) = std::env::var(CUDA) {
         config.device_paths.cuda = cuda;
     }
+    config.security = Security::from_environment().unwrap();
     config.network = Some(NetworkConfig { device: device(), address: "127.0.0.1:0".to_owned() });
     let stdin = std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().unwrap();
     config.lifetime = Lifetime::Launcher(stdin);
@@ -115,9 +117,21 @@ impl NetworkCard {
 
     /// Starts a card with this kind of memory.
     pub(crate) fn of(kind: &str, paths: &DevicePaths) -> NetworkCard {
+        NetworkCard::with(kind, paths, None)
+    }
+
+    /// Starts a card with keys.
+    pub(crate) fn with_keys(keys: &KeyFiles) -> NetworkCard {
+        NetworkCard::with("emulated", &DevicePaths::default(), Some(keys))
+    }
+
+    fn with(kind: &str, paths: &DevicePaths, keys: Option<&KeyFiles>) -> NetworkCard {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("address");
         let mut command = again("network_card_main");
+        if let Some(keys) = keys {
+            command.env(ENV_KEYS, keys.to_variable());
+        }
         command.env(KIND, kind).env(SYSFS, &paths.sysfs).env(CUDA, &paths.cuda);
         let process =
             command.env(NETWORK_CARD_ENV, &file).stdin(Stdio::piped()).spawn().expect("start a card");

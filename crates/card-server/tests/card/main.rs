@@ -11,6 +11,7 @@ mod memory_kinds;
 mod port;
 mod process;
 mod regions;
+mod security;
 mod sharing;
 
 /// Not a test: the entry point of a card process.

@@ -7,6 +7,7 @@ use millstream_rdma::connect::ConnectError;
 use millstream_rdma::memory::{MemoryError, OutOfBounds};
 use millstream_rdma::queue::{PollError, PostError, QueueError, WorkError};
 use millstream_rdma::wait::WaitError;
+use millstream_tls::KeysError;
 
 use crate::card::NoSuchKernel;
 use millstream_card_abi::MemoryRange;
@@ -29,6 +30,9 @@ pub enum RemoteErrorKind {
     /// The card cannot be reached, or the local device refused or failed an operation.
     #[error(transparent)]
     Verbs(VerbsError),
+    /// The keys of this program cannot be used.
+    #[error("keys of this program: {0}")]
+    Keys(#[from] KeysError),
     /// The peer is not a card, or one of another version.
     #[error("peer is not a compatible card (version mismatch); use the same release on both sides")]
     VersionMismatch,

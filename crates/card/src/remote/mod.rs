@@ -15,16 +15,15 @@ mod requests;
 mod transfer;
 
 use std::collections::VecDeque;
-use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_rdma::connect;
 use millstream_rdma::queue::WorkError;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, WrId,
 };
+use millstream_tls::{Security, Stream};
 
 pub use self::bar0::Snapshot;
 pub use self::error::{RemoteError, RemoteErrorKind};
@@ -73,7 +72,7 @@ pub(crate) struct Inner {
     pub(crate) queue_pair: QueuePair,
     waiter: CompletionWaiter,
     queue: CompletionQueue,
-    stream: TcpStream,
+    stream: Stream,
     pub(crate) scratch: Region,
     pub(crate) staging: Region,
     /// Id of the latest work request.
@@ -118,15 +117,28 @@ impl std::fmt::Debug for RemoteCard {
 type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 
 impl RemoteCard {
-    /// Connects to the card that listens at `address`, `host:port`.
+    /// Connects to the card that listens at `address`, `host:port`, with the keys that the environment names
+    /// ([`ENV_KEYS`](millstream_tls::ENV_KEYS)), if it does.
     pub fn connect(
         device: &Device,
         address: &str,
         options: RemoteOptions,
     ) -> std::result::Result<RemoteCard, RemoteError> {
+        let security = Security::from_environment()
+            .map_err(|error| RemoteError { card: address.to_owned(), kind: error.into() })?;
+        RemoteCard::connect_with(device, address, options, &security)
+    }
+
+    /// Connects to the card that listens at `address`, `host:port`, with the given keys or without.
+    pub fn connect_with(
+        device: &Device,
+        address: &str,
+        options: RemoteOptions,
+        security: &Security,
+    ) -> std::result::Result<RemoteCard, RemoteError> {
         let open = || {
             let deadline = Deadline::after(options.timeout);
-            let mut stream = connect::dial(address, deadline)?;
+            let mut stream = security.dial(address, deadline)?;
             let waiter = CompletionWaiter::new(
                 device,
                 WaitOptions { spin: Duration::ZERO, ..WaitOptions::default() },

@@ -59,13 +59,18 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
-    /// Break processes, sources and disks of the event builder, and count what is lost
+    /// Break processes, sources, disks and links of the event builder, and count what is lost
     ///
-    /// Prints the fault matrix, with one run of some seconds for each row. Faults of a disk need strace.
+    /// Prints the fault matrix. A run takes some seconds; each row has N runs. Faults of a
+    /// disk need strace; faults of a link need root, for network namespaces.
     ///
     ///     millstream bench faults --only builder
+    ///     millstream bench faults --only "manager, killed" --rounds 100
     #[command(verbatim_doc_comment)]
     Faults {
+        /// Runs of each case; the largest losses, and the median and the longest time to recover are printed
+        #[arg(long, default_value_t = 1, value_name = "N")]
+        rounds: usize,
         /// Run only cases whose names contain one of these words
         #[arg(long, value_name = "WORD", num_args = 1..)]
         only: Vec<String>,
@@ -84,6 +89,17 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
         seconds: f64,
     },
+    /// Measure what a builder unit stores a second, as whole batches and in HDF5, beside `dd`
+    ///
+    ///     millstream bench evb-storage --megabytes 4000 --out /data/bench
+    #[command(verbatim_doc_comment)]
+    EvbStorage {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Payload of each run, and room that it needs in the folder of `--out`
+        #[arg(long, default_value_t = 1000, value_name = "MB")]
+        megabytes: u64,
+    },
     /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
     ///
     ///     millstream bench card --only doorbell
@@ -97,7 +113,8 @@ pub(crate) enum BenchCommand {
     },
     /// Measure MPI messages between host and card memory against UCX's shared memory and copies, and LAMMPS
     ///
-    /// Needs Open MPI (openmpi-bin, libopenmpi-dev) and the libraries and headers of `make lib`; LAMMPS is optional.
+    /// Needs Open MPI (openmpi-bin, libopenmpi-dev) and the libraries and headers of
+    /// `make lib`; LAMMPS is optional.
     ///
     ///     millstream bench mpi --rounds 3
     #[command(verbatim_doc_comment)]
@@ -162,6 +179,23 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_name = "PROGRAM")]
         python: Option<PathBuf>,
     },
+    /// Measure the search of `torus bfs` beside networkit, igraph and GraphBLAS
+    ///
+    ///     millstream bench bfs --scale 20
+    #[command(verbatim_doc_comment)]
+    Bfs {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Logarithm of the number of vertices
+        #[arg(long, default_value_t = 18, value_name = "SCALE", value_parser = clap::value_parser!(u32).range(4..=26))]
+        scale: u32,
+        /// Number of searches of a round
+        #[arg(long, default_value_t = 16, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+        roots: u32,
+        /// Python interpreter with the libraries [default: venv/bin/python in the results folder, if it exists]
+        #[arg(long, value_name = "PROGRAM")]
+        python: Option<PathBuf>,
+    },
     /// Measure the model: its event queue against heaps, its flow level against SimGrid
     ///
     ///     millstream bench model
@@ -187,11 +221,14 @@ pub(crate) enum BenchCommand {
         /// Only put this many messages to each neighbour
         #[arg(long, value_name = "N")]
         traffic: Option<u32>,
+        /// Only publish a region, and wait for a host outside of the torus
+        #[arg(long)]
+        serve_outside: bool,
     },
     /// Render docs/benchmarks.md from the results of all machines
     ///
-    /// Copies the results files of this machine into its folder below RESULTS, then renders the document from all files
-    /// there. The results of other machines stay.
+    /// Copies the results files of this machine into its folder below RESULTS, then
+    /// renders the document from all files there. The results of other machines stay.
     ///
     ///     millstream bench report
     #[command(verbatim_doc_comment)]
@@ -230,6 +267,12 @@ pub(crate) enum BenchCommand {
         /// The server: host:port
         address: String,
         /// Bytes of its region
+        size: usize,
+    },
+    /// The costs of registered memory of one size; `scale` starts it
+    #[command(hide = true)]
+    ScaleRegistration {
+        /// Bytes of the region
         size: usize,
     },
     /// One client process; `scale` starts it

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use millstream_model::power::{IdleStates, Load};
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
@@ -17,13 +18,13 @@ pub(crate) struct Settings {
 /// Output files for a table of results.
 #[derive(Debug, Args)]
 pub(crate) struct ResultOptions {
-    /// Also write the results as JSON
+    /// Also write the results as JSON; `-` for standard output, without the text
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Also write the results as comma-separated values
+    /// Also write the results as comma-separated values; `-` for standard output, without the text
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Also draw the results
+    /// Also draw the results; `-` for standard output, without the text
     #[arg(long, value_name = "FILE")]
     pub(crate) svg: Option<PathBuf>,
 }
@@ -45,19 +46,19 @@ pub(crate) enum ModelCommand {
         /// Predict every published row without itself, its host and its system; print errors and coverage of intervals
         #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000")]
         leave_one_out: Option<u64>,
-        /// Fit the devices of --site to this output of perftest, OSU or fio, or CSV file (benchmark,bytes,value,unit)
+        /// Fit the devices of --site to this output of perftest, OSU, fio or pcie-bench, or CSV file (benchmark,bytes,value,unit)
         #[arg(long, value_name = "FILE", requires = "site", conflicts_with_all = ["fit", "leave_one_out"])]
         measurements: Vec<PathBuf>,
         /// Site on which --measurements ran
         #[arg(long, value_name = "FILE", requires = "measurements")]
         site: Option<PathBuf>,
-        /// Client of the measurements: host or host.card [default: the first host]
+        /// Client of the measurements: host, host.card, or host.adapter of DMA tests [default: the first host]
         #[arg(long, requires = "measurements")]
         client: Option<String>,
         /// Server of the measurements: host or host.card [default: the second host]
         #[arg(long, requires = "measurements")]
         server: Option<String>,
-        /// Output file with the fitted devices, for the site file
+        /// Output file with the fitted devices, for the site file; `-` for standard output, without the report
         #[arg(long, value_name = "FILE", requires = "measurements")]
         out: Option<PathBuf>,
     },
@@ -69,7 +70,7 @@ pub(crate) enum ModelCommand {
         /// CSV file with the columns id, system, quantity, unit
         #[arg(long, value_name = "FILE")]
         questions: PathBuf,
-        /// Output CSV file with the columns id, value, unit, low, high, how
+        /// Output CSV file with the columns id, value, unit, low, high, how; `-` for standard output
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Number of parameter samples for the intervals
@@ -91,14 +92,16 @@ pub(crate) enum ModelCommand {
     },
     /// Simulate the event builder on a site: the state machines of the real program over a modelled network
     ///
-    /// The default site is the LHCb event builder: 500 nodes, one second of data taking (docs/model-event-builder.md).
+    /// The default site is the LHCb event builder: 500 nodes, one second of data
+    /// taking (docs/model-event-builder.md).
     ///
     ///     millstream model event-builder --nodes 64 --seconds 0.01
     #[command(verbatim_doc_comment)]
     EventBuilder(ModelledEventBuilder),
     /// Predict the bandwidth of a flow, its bottleneck and the next limit
     ///
-    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards as host.card:
+    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards and
+    /// CXL memory as host.card. Cores of a host read and write its own CXL memory:
     ///
     ///     millstream model explain sites/recipe-baseline.toml "write client server.u280"
     ///     millstream model explain sites/apenet-torus.toml "write node0 node42" --set torus.torus.lanes=1,2,4
@@ -112,7 +115,7 @@ pub(crate) enum ModelCommand {
         site: PathBuf,
         /// The flow
         flow: String,
-        /// Samples of the parameters behind the interval; 0: no interval. Sweeps have none
+        /// Samples of the parameters behind the interval; 0: no interval
         #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
         samples: u64,
         #[command(flatten)]
@@ -122,12 +125,15 @@ pub(crate) enum ModelCommand {
     },
     /// Predict the bandwidths of flows that run at the same time
     ///
-    /// A flow is VERB CLIENT SERVER [BYTES], or one of --pattern; its ends are hosts, cards (host.card) and disks (host.ssd),
-    /// also of one host. Flows share links, PCIe ports, memory (memory-bandwidth) and disks max-min fairly:
+    /// A flow is VERB CLIENT SERVER [BYTES], or one of --pattern; its ends are hosts,
+    /// cards (host.card), CXL memory and disks (host.ssd), also of one host. Flows
+    /// share links, PCIe ports, memory (memory-bandwidth) and disks max-min fairly:
     ///
     ///     millstream model flows my.toml "write node0 node2" "write node1 node2"
     ///     millstream model flows my.toml --pattern all-to-all --routing adaptive
     ///     millstream model flows my.toml "write node0.ssd node1.gpu" --csv flows.csv
+    ///
+    /// Both rates of a flow have 90 % intervals.
     #[command(verbatim_doc_comment)]
     Flows {
         /// The site file
@@ -144,6 +150,9 @@ pub(crate) enum ModelCommand {
         /// Shortest routes over switches: deterministic (by destination) or adaptive (all equally)
         #[arg(long, default_value = "deterministic")]
         routing: millstream_model::flows::Routing,
+        /// Samples of the parameters behind the intervals; 0: no intervals
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        samples: u64,
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
@@ -151,8 +160,9 @@ pub(crate) enum ModelCommand {
     },
     /// Simulate an incast over RoCE at the last switch: PFC alone, and PFC with DCQCN
     ///
-    /// Every packet is simulated, with the soft device's DCQCN; the port's marking curve is that of the DCQCN paper, scaled
-    /// to its rate. Senders write without end.
+    /// Every packet is simulated, with the soft device's DCQCN; the port's marking
+    /// curve is that of the DCQCN paper, scaled to its rate. Senders write without
+    /// end.
     ///
     ///     millstream model congestion my.toml --to node0 --from node1 --from node2
     #[command(verbatim_doc_comment)]
@@ -176,7 +186,8 @@ pub(crate) enum ModelCommand {
     },
     /// Compare two sites: bandwidth and latency between two memories with intervals, power, energy and price
     ///
-    /// Prices come from `price` values of [device.ID] in the site files.
+    /// Prices come from `price` values of [device.ID] in the site files. --cores,
+    /// --frequency, --idle-states and --transfers add the power at this load.
     ///
     ///     millstream model compare sites/edr-pair.toml sites/hdr-fat-tree.toml
     #[command(verbatim_doc_comment)]
@@ -191,6 +202,8 @@ pub(crate) enum ModelCommand {
         /// Server: host or host.card [default: the second host]
         #[arg(long)]
         server: Option<String>,
+        #[command(flatten)]
+        load: LoadOptions,
         /// Samples of the parameters behind the intervals
         #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
         samples: u64,
@@ -199,13 +212,17 @@ pub(crate) enum ModelCommand {
     },
     /// Simulate a benchmark program between two memories of a site
     ///
-    /// CLIENT and SERVER are hosts, or cards as host.card; DMA tests go from host.adapter to a host or host.socket1.
-    /// Benchmarks: ib_write_bw, ib_read_bw, ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency,
-    /// osu_bw, osu_bibw, dma_read_bw, dma_write_bw, dma_rw_bw, dma_read_lat, stencil.
+    /// CLIENT and SERVER are hosts, or cards as host.card; DMA tests go from
+    /// host.adapter to a host or host.socket1. Benchmarks: ib_write_bw, ib_read_bw,
+    /// ib_send_bw, ib_write_lat, ib_read_lat, ib_send_lat, osu_latency, osu_bw,
+    /// osu_bibw, dma_read_bw, dma_write_bw, dma_rw_bw, dma_read_lat, stencil;
+    /// mlc_idle_latency, mlc_read_bw, mlc_rw_bw and mlc_write_bw go from a host to
+    /// CXL memory of this host.
     ///
     ///     millstream model measure ib_write_bw sites/lhcb-pair-fdr-e5.toml node0 node1
     ///     millstream model measure osu_bw sites/extoll-booster.toml booster0.mic booster1.mic --sizes 65536,1048576
     ///     millstream model measure dma_read_bw sites/pcie-bench.toml haswell.nfp haswell
+    ///     millstream model measure mlc_read_bw sites/cxl-memory.toml node0 node0.expander
     #[command(verbatim_doc_comment)]
     Measure {
         /// The benchmark
@@ -219,6 +236,9 @@ pub(crate) enum ModelCommand {
         /// Message sizes in bytes [default: powers of two in the benchmark's range]
         #[arg(long, value_name = "BYTES", value_delimiter = ',')]
         sizes: Vec<u64>,
+        /// Samples of the parameters behind the intervals; 0: no intervals
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        samples: u64,
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
@@ -280,4 +300,38 @@ pub(crate) struct ModelledEventBuilder {
     pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) settings: Settings,
+}
+
+/// What the devices of a site do.
+#[derive(Debug, Args)]
+pub(crate) struct LoadOptions {
+    /// Share of the cores that work, 0 to 1 [default: 1 if another option of the load is given]
+    #[arg(long, value_name = "SHARE")]
+    cores: Option<f64>,
+    /// Clock of the cores relative to that at full load, 0.1 to 2 [default: 1]
+    #[arg(long, value_name = "FACTOR")]
+    frequency: Option<f64>,
+    /// Sleep states of idle cores: deep, or shallow (C1 at most) [default: deep]
+    #[arg(long, value_name = "STATES")]
+    idle_states: Option<IdleStates>,
+    /// Share of their rate that adapters, cards, disks and switches carry, 0 to 1 [default: 1]
+    #[arg(long, value_name = "SHARE")]
+    transfers: Option<f64>,
+}
+
+impl LoadOptions {
+    /// The load; none if no option is given.
+    pub(crate) fn load(&self) -> Result<Option<Load>, String> {
+        let LoadOptions { cores, frequency, idle_states, transfers } = self;
+        if cores.or(*frequency).or(*transfers).is_none() && idle_states.is_none() {
+            return Ok(None);
+        }
+        let load = Load {
+            cores: cores.unwrap_or(1.0),
+            frequency: frequency.unwrap_or(1.0),
+            idle: idle_states.unwrap_or_default(),
+            transfers: transfers.unwrap_or(1.0),
+        };
+        load.check().map(Some)
+    }
 }

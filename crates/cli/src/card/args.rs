@@ -23,8 +23,8 @@ pub(crate) struct CardOptions {
 pub(crate) enum CardCommand {
     /// Serve a card: memory banks, registers and regions behind a verbs device
     ///
-    /// Runs until it is interrupted. Other commands, on this or other hosts, reach the card at the printed
-    /// address:
+    /// Runs until it is interrupted. Other commands, on this or other hosts, reach the
+    /// card at the printed address:
     ///
     ///     millstream card serve u280-0 --listen 127.0.0.1:7480 &
     ///     millstream card info 127.0.0.1:7480
@@ -44,10 +44,10 @@ pub(crate) enum CardCommand {
     Info(CardName),
     /// Acquire the lease of a card for the following commands, release it, or revoke another client's
     ///
-    /// Only the holder of the lease has keys for memory and control registers. Each wrong key ends the connection
-    /// that tries it. The commands load, start, stop,
-    /// put, get, checkpoint and restore use the lease. It expires when no command has used it for the given
-    /// time; then the card is cleared.
+    /// Only the holder of the lease has keys for memory and control registers. Each
+    /// wrong key ends the connection that tries it. The commands load, start, stop,
+    /// put, get, checkpoint and restore use the lease. It expires when no command has
+    /// used it for the given time; then the card is cleared.
     ///
     ///     millstream card lease u280-0 --for 600
     ///     millstream card load u280-0 0 mix
@@ -135,6 +135,9 @@ pub(crate) struct ServeOptions {
     /// Address for clients; port 0 takes any free one
     #[arg(long, default_value = "[::]:7480", value_name = "HOST:PORT")]
     pub(crate) listen: String,
+    /// Accept this node of the site only; may be repeated; needs MILLSTREAM_KEYS [default: all nodes of the site]
+    #[arg(long = "node", value_name = "NODE")]
+    pub(crate) nodes: Vec<String>,
     /// How long threads poll before they sleep: microseconds, or `always`
     #[arg(long, default_value = "20", value_parser = spin, value_name = "MICROSECONDS")]
     pub(crate) spin: Duration,

@@ -20,10 +20,11 @@ use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card_abi::CardName;
 use millstream_card_server::backing::{DevicePaths, default_size};
-use millstream_card_server::kernel::KernelLoader;
+use millstream_card_server::kernel::{BuiltinKernel, KernelLoader};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::Site;
+use millstream_tls::Security;
 use serde_json::json;
 
 pub(crate) use self::args::CardOptions;
@@ -123,6 +124,14 @@ pub(crate) fn kernel_loaders() -> Vec<Arc<dyn KernelLoader>> {
     vec![Arc::new(loader)]
 }
 
+/// Kernels beyond those of every card.
+fn kernels() -> Vec<BuiltinKernel> {
+    #[cfg(feature = "torus")]
+    return millstream_application_kernels::ALL.to_vec();
+    #[cfg(not(feature = "torus"))]
+    Vec::new()
+}
+
 fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     let name: CardName = options.name.parse()?;
     let device_paths = DevicePaths::default();
@@ -147,8 +156,10 @@ fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     config.spin = options.spin;
     config.lease_duration = options.lease;
     config.command_timeout = options.command_timeout;
+    config.kernels = kernels();
     config.loaders = kernel_loaders();
     config.network = Some(NetworkConfig { device: context.device()?, address: options.listen.clone() });
+    config.security = Security::from_environment()?.for_nodes(&options.nodes)?;
     // The first Ctrl-C ends the card in order: clients see the end of their connections.
     let (watch, asked) = std::io::pipe()?;
     config.lifetime = Lifetime::Launcher(watch.into());

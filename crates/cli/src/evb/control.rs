@@ -16,6 +16,7 @@ use millstream_evb::core::StopCause;
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
 use millstream_report::Bytes;
+use millstream_tls::Security;
 
 use super::usage::Usages;
 use super::{files, folder, launcher, make_output_directory, outcome};
@@ -36,8 +37,10 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
     let token = Token::load_or_create(&token_path)?;
     let backend = Processes { process_launcher: options.launcher.clone() };
     let control = RunControl::new(&options.config, directory, PowerMeter::host(), backend);
-    let server = Server::start(control.clone(), token, &options.listen, ServerLimits::default())?;
-    println!("run control: http://{}/", server.address());
+    let security = Security::from_environment()?;
+    let scheme = if security.is_on() { "https" } else { "http" };
+    let server = Server::start(control.clone(), (token, security), &options.listen, ServerLimits::default())?;
+    println!("run control: {scheme}://{}/", server.address());
     println!("token: {}", token_path.display());
     match control.configure() {
         Ok(()) => println!("configured: {}", options.config.display()),

@@ -1,7 +1,7 @@
 //! `millstream evb ctl`: commands to run control.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use millstream_control::machine::State;
 use millstream_control::status::Status;
 use millstream_control::token::Token;
 use millstream_report::count;
+use millstream_tls::{KeysError, Security};
 use serde_json::{Map, Value, json};
 
 use crate::args::{CtlCommand, CtlRecord, EvbCtlOptions};
@@ -19,9 +20,9 @@ const WAIT: Duration = Duration::from_secs(120);
 
 pub(super) fn run(options: &EvbCtlOptions) -> Result<ExitCode, Box<dyn Error>> {
     match &options.command {
-        CtlCommand::Status => print_status(&reader(options).status()?, options.json)?,
+        CtlCommand::Status => print_status(&reader(options)?.status()?, options.json)?,
         CtlCommand::Log { last } => {
-            print_log(&reader(options).get(&format!("/api/v1/log?last={last}"))?, options.json)?;
+            print_log(&reader(options)?.get(&format!("/api/v1/log?last={last}"))?, options.json)?;
         }
         CtlCommand::Configure => command(options, "configure", &body(""), |_| true)?,
         CtlCommand::Set { settings } => {
@@ -59,8 +60,8 @@ fn exit_code(good: bool) -> ExitCode {
     if good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn reader(options: &EvbCtlOptions) -> Client {
-    Client::new(&options.address, None)
+fn reader(options: &EvbCtlOptions) -> Result<Client, KeysError> {
+    Ok(Client::new(&options.address, None, &Security::from_environment()?))
 }
 
 /// Gives a command and waits for its effect.
@@ -70,9 +71,14 @@ fn give(
     body: &Value,
     is_reached: impl Fn(&Status) -> bool,
 ) -> Result<Status, Box<dyn Error>> {
-    let path = options.token_file.clone().unwrap_or_else(|| PathBuf::from("run-control/token"));
-    let token = load_token(&path)?;
-    let client = Client::new(&options.address, Some(token));
+    let security = Security::from_environment()?;
+    let token = match &options.token_file {
+        Some(path) => Some(load_token(path)?),
+        // The certificate permits commands.
+        None if security.is_on() => None,
+        None => Some(load_token(Path::new("run-control/token"))?),
+    };
+    let client = Client::new(&options.address, token, &security);
     let status = client.command(command, body)?;
     if is_reached(&status) {
         return Ok(status);

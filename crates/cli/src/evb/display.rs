@@ -14,7 +14,7 @@ use millstream_camera::trigger::TriggerGeometry;
 use millstream_control::display;
 use millstream_evb::config::{KernelConfig, LandingTarget, RunConfig};
 use millstream_evb::core::{BuIndex, EventNumber};
-use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
+use millstream_evb::process::{AcceptedBatch, AcceptedEvent, Sink, SinkError, WrittenBytes};
 use millstream_fragment::SourceId;
 use millstream_report::colour::{SECONDARY, TEXT, viridis};
 use millstream_report::svg::{Anchor, Coordinate, Font, Svg};
@@ -91,11 +91,21 @@ struct Displayed {
     path: PathBuf,
 }
 
+impl Displayed {
+    /// Whether it is time to show an event.
+    fn is_due(&mut self) -> bool {
+        let now = Instant::now();
+        let is_due = now >= self.next;
+        if is_due {
+            self.next = now + INTERVAL;
+        }
+        is_due
+    }
+}
+
 impl Sink for Displayed {
     fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
-        let now = Instant::now();
-        if now >= self.next {
-            self.next = now + INTERVAL;
+        if self.is_due() {
             let copy = |(source, fragment): &(SourceId, millstream_fragment::Fragment<'_>)| {
                 (*source, fragment.payload.to_vec())
             };
@@ -107,6 +117,23 @@ impl Sink for Displayed {
             });
         }
         self.sink.store(event)
+    }
+
+    fn takes_batches(&self) -> bool {
+        self.sink.takes_batches()
+    }
+
+    fn store_batch(&mut self, batch: &AcceptedBatch<'_>) -> Result<WrittenBytes, SinkError> {
+        if let Some(event) = batch.events.first()
+            && self.is_due()
+        {
+            let _ = self.events.try_send(Event {
+                number: batch.first_event.0 + u64::from(event.index),
+                fragments: batch.fragments(event),
+                decisions: batch.decisions_of(0).to_vec(),
+            });
+        }
+        self.sink.store_batch(batch)
     }
 
     fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {

@@ -9,14 +9,20 @@ use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
 use millstream_store::{
-    EventReader, FileError, INDEX_SUFFIX, IndexEntry, Recovered, append_to_index, index_path, partials,
-    read_index, recover_partials,
+    FileError, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index, committed_numbers,
+    event_numbers, index_path, partials, read_index, recover_partials, unpack,
 };
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
 pub(crate) fn event_files(config: &RunConfig, bu: BuIndex) -> Option<PathBuf> {
     let builder = config.builders.get(bu.index())?;
     Some(config.output.as_ref()?.directory.join(format!("{}.{}", config.name, builder.name)))
+}
+
+/// Whether a name is that of a file with events, complete or partial.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    let name = name.strip_suffix(".partial").unwrap_or(name);
+    name.ends_with(".h5") || name.ends_with(".batches")
 }
 
 /// What the files of a builder unit hold.
@@ -44,9 +50,9 @@ pub(crate) fn stored(config: &RunConfig, bu: BuIndex) -> StoredFiles {
     };
     for entry in entries {
         let path = base.with_file_name(&entry.file);
-        match EventReader::open(&path) {
-            Ok(reader) => {
-                stored.check(&entry, reader.numbers());
+        match event_numbers(&path) {
+            Ok(numbers) => {
+                stored.check(&entry, &numbers);
                 stored.paths.push(path);
             }
             Err(error) => stored.problems.push(error.to_string()),
@@ -97,14 +103,27 @@ pub(crate) fn list(directory: &Path, recover_partials: bool) -> Result<ExitCode,
         eprintln!(
             "{}: partial; it is being written, or --recover completes it: {}",
             path.display(),
-            EventReader::open(&path).map_or_else(
-                |error| error.to_string(),
-                |reader| format!("{} events", reader.numbers().len())
-            )
+            committed_numbers(&path)
+                .map_or_else(|error| error.to_string(), |numbers| format!("{} events", numbers.len()))
         );
         problems += 1;
     }
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// `millstream evb unpack`: writes the stored events of a batch file into an event file.
+pub(crate) fn unpack_batches(batches: &Path, to: &Path, replace: bool) -> Result<ExitCode, Box<dyn Error>> {
+    let stored = unpack(batches, to, &WriteOptions { replace, ..WriteOptions::default() })?;
+    println!(
+        "{}: {} events, {} fragments, {} B of payload, {} fragments missing, {} corrupt",
+        stored.path.display(),
+        stored.events,
+        stored.fragments,
+        stored.payload_bytes,
+        stored.missing,
+        stored.corrupt
+    );
+    Ok(ExitCode::SUCCESS)
 }
 
 /// The indexes in a directory, by name.

@@ -75,6 +75,8 @@ impl Placement {
     fn rank(&self, arguments: &[String]) -> usize {
         let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let position = match words[..] {
+            // At the last rank, so that the host of the manager is not its own.
+            ["standby", ..] => Some(self.ranks.saturating_sub(2)),
             ["readout", index, ..] => index.parse().ok(),
             ["builder", index, ..] => index.parse().ok().map(|index: usize| self.readouts + index),
             // The card of a run is named INSTANCE.CARD.
@@ -103,7 +105,7 @@ mod tests {
             let placement = Placement { ranks, readouts: 2, cards: cards.clone() };
             placement.rank(&words.split(' ').map(str::to_owned).collect::<Vec<_>>())
         };
-        assert_eq!(rank(5, "manager"), 0);
+        assert_eq!([rank(5, "manager"), rank(5, "standby a:1"), rank(1, "standby a:1")], [0, 4, 0]);
         assert_eq!([rank(5, "readout 0 a:1"), rank(5, "readout 1 a:1")], [1, 2]);
         assert_eq!([rank(5, "builder 0 a:1"), rank(5, "builder 1 a:1")], [3, 4]);
         assert_eq!(rank(5, "card camera-77.card1 4096 20"), 4);

@@ -37,6 +37,7 @@ use millstream_shm::memcpy::{Pages, memcpy};
 
 use crate::args::{EvbCommand, EvbRunOptions};
 use crate::interrupt::Interrupt;
+use crate::output::is_standard_output;
 
 pub(crate) use files::stored;
 use usage::Usages;
@@ -58,6 +59,7 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
             Ok(ExitCode::SUCCESS)
         }
         EvbCommand::Files { directory, recover } => files::list(directory, *recover),
+        EvbCommand::Unpack { batches, out, replace } => files::unpack_batches(batches, out, *replace),
         #[cfg(feature = "control")]
         EvbCommand::Control(options) => control::run(options),
         #[cfg(feature = "control")]
@@ -238,7 +240,7 @@ fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
 
 fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<dyn Error>> {
     if let Some(path) = &options.json {
-        if path == Path::new("-") {
+        if is_standard_output(path) {
             print!("{}", report.to_json());
         } else {
             save(path, &report.to_json())?;

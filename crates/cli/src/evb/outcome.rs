@@ -171,6 +171,8 @@ fn storage(config: &RunConfig, outcome: &RunOutcome) -> Vec<StorageReport> {
             builder: builder.name.clone(),
             batches: storage.batches,
             payload_bytes: storage.bytes,
+            direct_bytes: storage.direct_bytes,
+            copied_bytes: storage.copied_bytes,
             flushes: storage.flushes,
             busy_s: Seconds(storage.busy.as_secs_f64()),
             longest_queue: storage.longest_queue.into(),
@@ -242,7 +244,7 @@ fn add_summary(config: &RunConfig, report: &mut RunReport, summary: &RunSummary)
     };
     let unit_name = |unit: &Unit| name(config, &RunProcess::Unit(*unit));
     report.joined = summary.joined.iter().map(unit_name).collect();
-    report.recovered = summary.recovered.iter().map(unit_name).collect();
+    report.recovered = summary.recovered_with(unit_name).collect();
     let lost: Vec<&Unit> = summary.lost.iter().filter(|unit| !summary.recovered.contains(unit)).collect();
     (!summary.cause.is_success() || !lost.is_empty()).then(|| {
         let lost: Vec<String> = lost.into_iter().map(unit_name).collect();
@@ -287,6 +289,8 @@ fn kernel_name(config: &RunConfig) -> Option<&'static str> {
 fn name(config: &RunConfig, process: &RunProcess) -> String {
     match process {
         RunProcess::Unit(Unit::Manager) => "event manager".to_owned(),
+        RunProcess::Standby(0) => "standby manager".to_owned(),
+        RunProcess::Standby(restart) => format!("standby manager+{restart}"),
         RunProcess::Unit(unit @ Unit::Readout(_)) => format!("readout {}", config.unit_name(*unit)),
         RunProcess::Unit(unit @ Unit::Builder(_)) => format!("builder {}", config.unit_name(*unit)),
         RunProcess::Card(card) => format!("card {card}"),
@@ -304,8 +308,9 @@ fn units(config: &RunConfig, outcome: &RunOutcome, usages: &Usages) -> Vec<UnitR
         LandingTarget::Card(card) => Some(RunProcess::Card(card.name.clone())),
         LandingTarget::Host => None,
     });
-    let manager = std::iter::once(RunProcess::Unit(Unit::Manager));
-    let parts: Vec<RunProcess> = manager.chain(readouts).chain(builders).chain(cards).collect();
+    let managers = std::iter::once(RunProcess::Unit(Unit::Manager));
+    let managers = managers.chain((0..outcome.standbys).map(RunProcess::Standby));
+    let parts: Vec<RunProcess> = managers.chain(readouts).chain(builders).chain(cards).collect();
     parts
         .iter()
         .map(|process| {
@@ -339,6 +344,7 @@ fn handled(config: &RunConfig, outcome: &RunOutcome, process: &RunProcess) -> [u
             _ => [0; 3],
         },
         RunProcess::Unit(Unit::Builder(bu)) => builder(bu.index()),
+        RunProcess::Standby(_) => [0; 3],
         // The manager handles no payload; a card handles its builder unit's.
         RunProcess::Unit(Unit::Manager) => [outcome.summary.as_ref().map_or(0, |a| a.built.events), 0, 0],
         RunProcess::Card(name) => {

@@ -1,4 +1,4 @@
-//! Stores a builder unit's events in HDF5 files.
+//! Stores a builder unit's events in files: events in HDF5, or whole batches.
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -7,17 +7,17 @@ use std::time::SystemTime;
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
 use millstream_camera::trigger::TriggerGeometry;
-use millstream_evb::config::{KernelConfig, LandingTarget, RunConfig, SyncPolicy};
-use millstream_evb::core::{BuIndex, EventNumber, RuIndex};
-use millstream_evb::process::{AcceptedEvent, Sink, SinkError};
+use millstream_evb::config::{KernelConfig, LandingTarget, OutputFormat, RunConfig, SyncPolicy};
+use millstream_evb::core::{BuIndex, Bytes, EventNumber, RuIndex};
+use millstream_evb::process::{AcceptedBatch, AcceptedEvent, Sink, SinkError, WrittenBytes};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, SourceKind};
 use millstream_store::{
-    Attribute, Event, EventFileSequence, EventReader, FileError, InputFile, Run, SequenceOptions, Source,
-    WriteOptions,
+    Attribute, Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, Event, EventFileSequence,
+    FileError, InputFile, Run, SequenceOptions, Source, StoreSummary, WriteOptions, committed_numbers,
 };
 
-use super::files::event_files;
+use super::files::{event_files, is_file_name};
 
 /// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
 pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
@@ -52,7 +52,6 @@ pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
         attributes: Vec::new(),
     };
     let (trigger, pixels) = camera_geometry(config, bu, &mut run)?;
-    let write = WriteOptions { replace: true, ..WriteOptions::default() };
     let options = SequenceOptions {
         rotate_size: output.rotate_size,
         rotate_interval: output.rotate_interval,
@@ -60,8 +59,20 @@ pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
     };
     let schema = schema(run, sources, trigger.as_ref(), pixels.as_ref());
     let others = OtherFiles::new(config, bu);
-    let sequence = EventFileSequence::create(base, schema, write, options)?;
-    Ok(Some(Box::new(EventFiles { sequence, others })))
+    Ok(Some(match output.format {
+        OutputFormat::Hdf5 => {
+            let write = WriteOptions { replace: true, ..WriteOptions::default() };
+            let sequence = EventFileSequence::create(base, schema, write, options)?;
+            Box::new(EventFiles { sequence, others })
+        }
+        OutputFormat::Batches { direct } => {
+            let write = BatchOptions { direct, replace: true };
+            Box::new(BatchFiles {
+                sequence: BatchFileSequence::create(base, schema, write, options)?,
+                others,
+            })
+        }
+    }))
 }
 
 /// The camera's geometry, if the builder unit's card runs the trigger.
@@ -117,8 +128,7 @@ impl OtherFiles {
                 let base = base.file_name().unwrap_or_default().to_string_lossy();
                 name.strip_prefix(&*base).is_some_and(|rest| rest.starts_with('.'))
             };
-            let is_events = name.ends_with(".h5") || name.ends_with(".h5.partial");
-            if is_events && self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
+            if is_file_name(&name) && self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
                 return Ok(true);
             }
         }
@@ -136,13 +146,12 @@ impl OtherFiles {
         if let Some((_, _, numbers)) = known {
             return Ok(numbers.contains(&event.0));
         }
-        let reader = match EventReader::open_committed(path) {
+        let numbers: HashSet<u64> = match committed_numbers(path) {
             Err(FileError::Io(error)) if error.cause.kind() == std::io::ErrorKind::NotFound => {
                 return Ok(false);
             }
-            opened => opened?,
+            numbers => numbers?.into_iter().collect(),
         };
-        let numbers: HashSet<u64> = reader.numbers().iter().copied().collect();
         let holds = numbers.contains(&event.0);
         self.read.insert(path.to_owned(), (changed, len, numbers));
         Ok(holds)
@@ -170,8 +179,66 @@ impl Sink for EventFiles {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
-        let files = self.sequence.finish()?;
-        let files: Vec<String> = files.iter().map(|stored| stored.path.display().to_string()).collect();
-        Ok(Some(files.join(", ")))
+        Ok(Some(paths(&self.sequence.finish()?)))
+    }
+}
+
+fn paths(files: &[StoreSummary]) -> String {
+    let files: Vec<String> = files.iter().map(|stored| stored.path.display().to_string()).collect();
+    files.join(", ")
+}
+
+struct BatchFiles {
+    sequence: BatchFileSequence,
+    others: OtherFiles,
+}
+
+impl Sink for BatchFiles {
+    fn store(&mut self, event: &AcceptedEvent<'_>) -> Result<(), SinkError> {
+        Err(format!("event {}: batch files hold no single events", event.number.0).into())
+    }
+
+    fn takes_batches(&self) -> bool {
+        true
+    }
+
+    fn store_batch(&mut self, batch: &AcceptedBatch<'_>) -> Result<WrittenBytes, SinkError> {
+        let events = batch.events.iter().map(|event| BatchEvent {
+            index: event.index.into(),
+            incomplete: event.incomplete,
+            fragments: event.fragments.into(),
+            payload: event.payload.0,
+        });
+        let packets = batch.packets.iter().map(|packet| BatchPacket {
+            source: packet.source.0,
+            kind: packet.kind.0,
+            offset: packet.offset,
+            len: packet.len,
+            header_len: packet.header_len,
+            header_crc: packet.header_crc,
+        });
+        let written = self.sequence.append(&Batch {
+            batch: batch.id.0,
+            first_event: batch.first_event.0,
+            n_events: batch.n_events.into(),
+            events: &events.collect::<Vec<_>>(),
+            decisions: batch.decisions,
+            readout_lost: batch.readout_lost,
+            packets: &packets.collect::<Vec<_>>(),
+            memory: batch.memory,
+        })?;
+        Ok(WrittenBytes { direct: Bytes(written.direct), copied: Bytes(written.copied) })
+    }
+
+    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+        self.others.hold(event)
+    }
+
+    fn flush(&mut self) -> Result<(), SinkError> {
+        Ok(self.sequence.flush()?)
+    }
+
+    fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
+        Ok(Some(paths(&self.sequence.finish()?)))
     }
 }

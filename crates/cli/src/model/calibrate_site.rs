@@ -7,6 +7,8 @@ use millstream_model::Parameters;
 use millstream_model::fit_site::{DeviceFile, SiteFitReport, fit_site};
 use millstream_model::measurements;
 
+use super::output::{save, takes_standard_output};
+
 pub(super) fn run(
     parameters: &Parameters,
     files: &[PathBuf],
@@ -26,12 +28,17 @@ pub(super) fn run(
         all.extend(measurements::parse(&file.display().to_string(), &text)?);
     }
     let fit = fit_site(&site, parameters, &all, (client, server))?;
-    print!("{}", SiteFitReport(&fit));
+    let has_text = !takes_standard_output(out);
+    if has_text {
+        print!("{}", SiteFitReport(&fit));
+    }
     if let Some(out) = out {
         let names: Vec<String> = files.iter().map(|file| file.display().to_string()).collect();
         let devices = DeviceFile { fit: &fit, site: &site, source: &names.join(", ") }.to_string();
-        millstream_report::save(out, &devices)?;
-        println!("\nfitted devices: {}", out.display());
+        save(out, &devices)?;
+        if has_text {
+            println!("\nfitted devices: {}", out.display());
+        }
     }
     Ok(())
 }

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use millstream_model::Parameters;
 use millstream_model::benchmarks::event_builder::{
-    ModelLevel, Scenario, ScenarioReport, SlowBuilder, TrafficShaping, run as simulate,
+    BuiltCost, ModelLevel, Scenario, ScenarioReport, SlowBuilder, TrafficShaping, run as simulate,
 };
 use millstream_model::engine::Picos;
 use millstream_model::sites::shipped;
+use millstream_site::Site;
 use serde_json::json;
 
 use crate::args::model::ModelledEventBuilder;
@@ -28,7 +29,10 @@ fn slow_builder(text: &str) -> Result<SlowBuilder, String> {
     parsed.ok_or_else(|| format!("--slow-builder {text:?}: expected NODE=FACTOR, for example 3=10"))
 }
 
-fn scenario(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<Scenario, Box<dyn Error>> {
+fn scenario(
+    options: &ModelledEventBuilder,
+    parameters: &Parameters,
+) -> Result<(Site, Scenario), Box<dyn Error>> {
     let site = match &options.site {
         Some(path) => millstream_site::load(path)?,
         None => shipped("event-builder-500"),
@@ -64,22 +68,24 @@ fn scenario(options: &ModelledEventBuilder, parameters: &Parameters) -> Result<S
         }
         at => at.map(Picos::from_seconds),
     };
-    Ok(scenario)
+    Ok((site, scenario))
 }
 
 pub(super) fn run(
     options: &ModelledEventBuilder,
     parameters: &Parameters,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let scenario = scenario(options, parameters)?;
+    let (site, scenario) = scenario(options, parameters)?;
     let level = if options.packets { ModelLevel::Packets } else { ModelLevel::Flows };
     let start = Instant::now();
     let outcome = simulate(&scenario, level)?;
     let wall = start.elapsed().as_secs_f64();
     let peak = peak_memory();
+    let cost = BuiltCost::new(&site, parameters, scenario.nodes, &outcome);
     if options.json {
         let summary = serde_json::to_value(&outcome.summary)?;
         let [mean, max] = outcome.build_latency;
+        let [idle, full_load] = cost.energy_per_event();
         println!(
             "{}",
             json!({
@@ -95,11 +101,23 @@ pub(super) fn run(
                 "peak_link_utilization": outcome.peak_link_utilization,
                 "build_latency_s": { "mean": mean.seconds(), "max": max.seconds() },
                 "max_batches_buffered": outcome.max_buffered_batches,
+                "power_w": {
+                    "idle": cost.inventory.idle.0,
+                    "running": cost.running.map(|power| power.0),
+                    "full_load": cost.inventory.active.0,
+                },
+                "energy_per_event_j": {
+                    "idle": idle,
+                    "running": cost.energy_while_running(),
+                    "full_load": full_load,
+                },
+                "price_per_built_gb_per_s": cost.price_per_rate(),
                 "summary": summary,
             })
         );
     } else {
         println!("{}", ScenarioReport { scenario: &scenario, level, outcome: &outcome });
+        print!("\n{cost}");
         let memory =
             peak.map_or_else(|| "unknown".to_owned(), |peak| format!("{:.2} GB", peak as f64 * 1e-9));
         println!("\nsimulated in {wall:.2} s on one core, peak memory {memory}");

@@ -11,6 +11,7 @@ use millstream_card::{RemoteCard, RemoteOptions};
 use millstream_quantity::Bytes;
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_site::{NetworkCard, Site};
+use millstream_tls::Security;
 
 use super::up::{LiveSite, state_file};
 
@@ -23,6 +24,7 @@ pub(super) fn check(
     file: &Path,
     choice: Option<&DeviceSelector>,
 ) -> Result<bool, Box<dyn Error>> {
+    let security = Security::from_environment()?;
     let mut agree = true;
     let mut line = |what: String, found: Result<String, String>| match found {
         Ok(state) => println!("  {what}: {state}"),
@@ -54,7 +56,8 @@ pub(super) fn check(
         line(format!("torus {}", torus.name), compare_torus(&torus.name, torus.nodes.len(), live.as_ref()));
     }
     for builder in &site.event_builders {
-        let found = run_control(&builder.control).map_err(|error| format!("{}: {error}", builder.control));
+        let found =
+            run_control(&builder.control, &security).map_err(|error| format!("{}: {error}", builder.control));
         line(format!("event builder {}", builder.name), found);
     }
     Ok(agree)
@@ -96,8 +99,24 @@ fn is_node(pid: u32) -> bool {
     words.any(|word| word == b"torus") && words.next() == Some(b"node")
 }
 
+/// Whether run control answers with keys.
+#[cfg(feature = "control")]
+fn secured_run_control(address: &str, security: &Security) -> std::io::Result<String> {
+    let client = millstream_control::client::Client::new(address, None, security);
+    client.status().map_err(std::io::Error::other)?;
+    Ok(format!("run control answers at {address}"))
+}
+
+#[cfg(not(feature = "control"))]
+fn secured_run_control(_: &str, _: &Security) -> std::io::Result<String> {
+    Err(std::io::Error::other("this build has no client of run control (feature control)"))
+}
+
 /// The first line of run control's answer.
-fn run_control(address: &str) -> std::io::Result<String> {
+fn run_control(address: &str, security: &Security) -> std::io::Result<String> {
+    if security.is_on() {
+        return secured_run_control(address, security);
+    }
     let mut latest = std::io::ErrorKind::NotFound.into();
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, TIMEOUT) {

@@ -1,5 +1,6 @@
-//! `millstream site`: validation, drawings and processes of sites.
+//! `millstream site`: validation, drawings, keys and processes of sites.
 
+mod keys;
 #[cfg(feature = "torus")]
 mod live;
 mod manifests;
@@ -46,6 +47,7 @@ pub(crate) fn run(
         }
         #[cfg(feature = "torus")]
         SiteCommand::Up { file } => return up::run(&load(file)?, file, device),
+        SiteCommand::Keys(options) => keys::run(options)?,
         SiteCommand::Manifests(options) => manifests::run(options)?,
     }
     Ok(ExitCode::SUCCESS)

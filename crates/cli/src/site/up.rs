@@ -187,6 +187,7 @@ fn launch_torus(
         addresses: Vec::new(),
         supervisor_address: None,
         node_arguments: Vec::new(),
+        seventh: None,
         card: None,
         device: device.map(ToString::to_string),
         supervisors: 0,

@@ -4,14 +4,35 @@ use std::error::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use millstream_application::{ApplicationError, FailAt, TorusApplication};
-use millstream_fabric::Fabric as _;
+use millstream_fabric::{Fabric as _, OnCard};
 use millstream_report::save;
 use millstream_torus::TorusNode;
 use millstream_torus::application::ENV_SOCKET;
 use millstream_torus_core::{Dimensions, NodeNumber};
 use serde::Serialize;
+
+/// Memory of an application.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NodeMemory {
+    /// The program's memory; its threads compute
+    Host,
+    /// Messages go from card to card; the program's threads compute
+    CardMessages,
+    /// All data are in card memory; a kernel of the card computes, if the application has one
+    Card,
+}
+
+impl NodeMemory {
+    /// Whether messages go from card to card.
+    pub(super) fn has_card(self) -> bool {
+        self != NodeMemory::Host
+    }
+}
+
+pub(super) const NO_CARD: &str =
+    "--memory card and card-messages need a node with a card: torus run --card NAME";
 
 /// Options that all applications have.
 #[derive(Debug, Args)]
@@ -19,6 +40,9 @@ pub(crate) struct ApplicationArguments {
     /// Nodes on each axis, as threads of this process; under `torus run` its dimensions apply [default: 1x1x1]
     #[arg(long, value_name = "XxYxZ")]
     pub(super) dimensions: Option<Dimensions>,
+    /// Where the node's data are; cards need `torus run --card`
+    #[arg(long, value_enum, default_value_t = NodeMemory::Host)]
+    pub(super) memory: NodeMemory,
     /// Print JSON
     #[arg(long)]
     pub(super) json: bool,
@@ -36,7 +60,8 @@ pub(crate) struct ApplicationArguments {
     pub(super) fail: Option<FailAt>,
 }
 
-fn fail_at(text: &str) -> Result<FailAt, String> {
+/// Reads a node and a step.
+pub(super) fn fail_at(text: &str) -> Result<FailAt, String> {
     let expected = || format!("{text:?}: expected NODE@STEP, for example 3@20");
     let (node, step) = text.split_once('@').ok_or_else(expected)?;
     let number = |text: &str| u64::from_str(text).ok();
@@ -50,6 +75,9 @@ pub(super) fn run<A: TorusApplication>(
     application: &A,
 ) -> Result<Option<A::Report>, Box<dyn Error>> {
     if std::env::var_os(ENV_SOCKET).is_none() {
+        if arguments.memory.has_card() {
+            return Err(NO_CARD.into());
+        }
         let torus = match arguments.dimensions {
             Some(torus) => torus,
             None => "1x1x1".parse()?,
@@ -64,16 +92,29 @@ pub(super) fn run<A: TorusApplication>(
         );
     }
     let is_first = node.here() == NodeNumber(0);
-    match application.run(node) {
-        Ok(report) => Ok(is_first.then_some(report)),
-        Err(error @ ApplicationError::ToldToFail { .. }) => {
-            eprintln!("millstream: {error}");
-            let this = rustix::process::getpid();
-            rustix::process::kill_process(this, rustix::process::Signal::KILL)?;
-            Err(error.into())
+    let result = match arguments.memory {
+        NodeMemory::Host => application.run(node),
+        NodeMemory::CardMessages | NodeMemory::Card => {
+            application.run(OnCard::new(node, 0).map_err(|error| format!("{error}; {NO_CARD}"))?)
         }
+    };
+    match result {
+        Ok(report) => Ok(is_first.then_some(report)),
+        Err(error @ ApplicationError::ToldToFail { .. }) => Err(fail(error)),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Ends this process as a fault would if it is a node of a torus: it kills itself.
+pub(super) fn fail(error: impl Error + 'static) -> Box<dyn Error> {
+    if std::env::var_os(ENV_SOCKET).is_some() {
+        eprintln!("millstream: {error}");
+        let this = rustix::process::getpid();
+        if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::KILL) {
+            return error.into();
+        }
+    }
+    error.into()
 }
 
 /// Prints a report as JSON or as a table, and saves its picture.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use millstream_application::FailAt;
 use millstream_bfs::job::Width;
 use millstream_bfs::search::Thresholds;
 use millstream_bfs::{BfsError, BfsOptions, BfsReport};
@@ -14,6 +15,7 @@ use millstream_fabric::{Fabric, FabricError};
 use millstream_report::{Progress, save};
 use millstream_torus_core::Dimensions;
 
+use super::application::{self, NodeMemory};
 use super::nodes::{self, NodeProgram};
 
 #[derive(Debug, Args)]
@@ -45,6 +47,12 @@ pub(crate) struct TorusBfsOptions {
     /// End if a node has waited this long for others, in seconds
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     timeout: u64,
+    /// Where the node's data are; cards need `torus run --card`
+    #[arg(long, value_enum, default_value_t = NodeMemory::Host)]
+    memory: NodeMemory,
+    /// Let a node fail after this many searches, to see what its loss does; a process kills itself
+    #[arg(long, value_name = "NODE@SEARCHES", value_parser = application::fail_at)]
+    fail: Option<FailAt>,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -73,23 +81,31 @@ impl TorusBfsOptions {
             thresholds: Thresholds { alpha: self.alpha, beta: self.beta },
             checkpoint: self.checkpoint.clone(),
             timeout: Duration::from_secs(self.timeout),
+            on_card: self.memory == NodeMemory::Card,
             ..BfsOptions::new(self.scale)
         }
     }
 }
 
-struct Search(BfsOptions);
+struct Search {
+    options: BfsOptions,
+    fail: Option<FailAt>,
+}
 
 impl NodeProgram for Search {
     type Output = Result<BfsReport, BfsError>;
 
     fn run<F: Fabric>(&self, node: &mut F) -> Self::Output {
-        let bar = (node.here().0 == 0).then(|| Progress::new("bfs", self.0.roots as u64));
+        let bar = (node.here().0 == 0).then(|| Progress::new("bfs", self.options.roots as u64));
+        let fail = self.fail.filter(|fail| fail.node == node.here());
         let mut done = 0;
-        millstream_bfs::run(node, &self.0, |_| {
+        millstream_bfs::run(node, &self.options, |_| {
             done += 1;
             if let Some(bar) = &bar {
                 bar.set_position(done);
+            }
+            if fail.is_some_and(|fail| fail.step == done) {
+                return ControlFlow::Break(());
             }
             ControlFlow::Continue(())
         })
@@ -97,12 +113,19 @@ impl NodeProgram for Search {
 }
 
 pub(super) fn run(arguments: &TorusBfsOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let outputs = nodes::run(&Search(arguments.options()), arguments.dimensions)?;
+    let outputs = nodes::run(
+        &Search { options: arguments.options(), fail: arguments.fail },
+        arguments.dimensions,
+        arguments.memory,
+    )?;
     let mut first = None;
     for (node, output) in outputs {
         match output {
             Ok(report) if node.0 == 0 => first = Some(report),
             Ok(_) => {}
+            Err(error @ BfsError::Interrupted { .. }) if arguments.fail.is_some() => {
+                return Err(application::fail(error));
+            }
             Err(error) => return Err(explain(error, arguments.checkpoint.as_ref())),
         }
     }

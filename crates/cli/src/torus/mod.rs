@@ -5,6 +5,7 @@ mod bfs;
 mod join;
 mod neurons;
 mod nodes;
+mod outside;
 mod run;
 mod shape;
 mod simulate;
@@ -24,33 +25,37 @@ use millstream_rdma::device::DeviceSelector;
 use millstream_torus::DEFAULT_POLLING;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::monitor::{self, MonitorOptions};
-use millstream_torus::node::{self, NodeOptions};
+use millstream_torus::node::{self, NodeOptions, SeventhOptions};
 use millstream_torus::service::supervisor::{self, SupervisorOptions};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::args::JobOptions;
+use outside::TorusOutsideOptions;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum TorusCommand {
     /// Run an application on every node of a torus of processes on this host
     ///
-    /// Starts one node process for each node and connects it with its six neighbours. Then starts PROGRAM beside each node.
-    /// The program attaches by `TorusNode::from_environment`. The run fails if a program or a node fails, or if the
-    /// packet counters do not balance.
+    /// Starts one node process for each node and connects it with its six neighbours.
+    /// Then starts PROGRAM beside each node. The program attaches by
+    /// `TorusNode::from_environment`. The run fails if a program or a node fails, or
+    /// if the packet counters do not balance.
     ///
     ///     millstream torus run --dimensions 2x2x2 -- target/debug/examples/neighbours
     ///     millstream torus run --dimensions 2x2x1 --network direct -- millstream torus bfs --scale 16
     ///
-    /// On several hosts, --launcher names a program that starts the process of a node where it belongs: it is called with
-    /// the process's program and arguments, and finds the node's number in MILLSTREAM_TORUS_RANK. Nodes listen at the
-    /// addresses of a site file, or at --listen.
+    /// On several hosts, --launcher names a program that starts the process of a node
+    /// where it belongs: it is called with the process's program and arguments, and
+    /// finds the node's number in MILLSTREAM_TORUS_RANK. Nodes listen at the addresses
+    /// of a site file, or at --listen.
     ///
     ///     millstream torus run --dimensions 2x1x1 --launcher ./on-node --listen 10.0.0.1{node}:7500 -- ./program
     #[command(verbatim_doc_comment)]
     Run(TorusRunOptions),
     /// Run an application on a torus of nodes on the ranks of a job that srun or mpirun has started (docs/launchers.md)
     ///
-    /// Start it on every rank. Node n and its PROGRAM are at rank n modulo the number of ranks.
+    /// Start it on every rank. Node n and its PROGRAM are at rank n modulo the number
+    /// of ranks.
     ///
     ///     srun --ntasks 4 millstream torus join --dimensions 2x2x1 -- ./neighbours
     ///     mpirun -n 2 millstream torus join --dimensions 2x2x1 --json -- ./neighbours
@@ -58,12 +63,23 @@ pub(crate) enum TorusCommand {
     Join(TorusJoinOptions),
     /// Run the process of one node; `torus run` starts these
     ///
-    /// Prints `{"listening": …}`, then waits for `{"peers": [ADDRESS, …]}` with the addresses of all nodes on standard input.
-    /// Ends with its standard input. With --site, the addresses are those of the site file.
+    /// Prints `{"listening": …}`, then waits for `{"peers": [ADDRESS, …]}` with the
+    /// addresses of all nodes on standard input. Ends with its standard input. With
+    /// --site, the addresses are those of the site file.
     ///
     ///     millstream torus node --dimensions 2x1x1 --node 0 --key 00000000000000c0
     #[command(verbatim_doc_comment)]
     Node(TorusNodeOptions),
+    /// Use the torus from a host that is no node, through the seventh port of a node
+    ///
+    /// Programs of nodes publish regions by name (`TorusNode::publish`). `torus run
+    /// --seventh` prints address and key.
+    ///
+    ///     millstream torus outside --gateway node0:7600 --key 00000000000000c0 list
+    ///     millstream torus outside get 3 histogram --output histogram.bin
+    ///     millstream torus outside put 3 parameters --input parameters.bin --counter 7
+    #[command(verbatim_doc_comment)]
+    Outside(TorusOutsideOptions),
     /// Run the host monitor of a node; `torus run --supervisors` starts these
     ///
     ///     millstream torus monitor --dimensions 2x1x1 --node 0 --key 00000000000000c0 --supervisors node7:7490
@@ -78,8 +94,8 @@ pub(crate) enum TorusCommand {
     Supervise(TorusSuperviseOptions),
     /// Show the state of a torus that has supervisors
     ///
-    /// Draws the planes of the torus with one letter for each node, again at every change. `torus run --supervisors` prints
-    /// the addresses and the key.
+    /// Draws the planes of the torus with one letter for each node, again at every
+    /// change. `torus run --supervisors` prints the addresses and the key.
     ///
     ///     millstream torus watch --supervisors 127.0.0.1:7490 --key 00000000000000c0 --once --svg torus.svg
     #[command(verbatim_doc_comment)]
@@ -91,7 +107,8 @@ pub(crate) enum TorusCommand {
     Simulate(TorusSimulateOptions),
     /// Sweep a Heisenberg spin glass by over-relaxation (docs/torus-applications.md)
     ///
-    /// Runs alone, with threads as nodes, or as the program of `torus run`. The result does not depend on the shape.
+    /// Runs alone, with threads as nodes, or as the program of `torus run`. The result
+    /// does not depend on the shape.
     ///
     ///     millstream torus spin --lattice 64 --sweeps 100 --dimensions 2x2x1 --svg spin.svg
     ///     millstream torus run --dimensions 2x2x2 -- millstream torus spin --lattice 64 --sweeps 100
@@ -99,7 +116,8 @@ pub(crate) enum TorusCommand {
     Spin(spin::TorusSpinOptions),
     /// Simulate a spiking network of columns with plastic synapses (docs/torus-applications.md)
     ///
-    /// Runs alone, with threads as nodes, or as the program of `torus run`. The spikes do not depend on the shape.
+    /// Runs alone, with threads as nodes, or as the program of `torus run`. The spikes
+    /// do not depend on the shape.
     ///
     ///     millstream torus neurons --columns 4x4 --duration 2000 --dimensions 2x2x1 --svg neurons.svg
     ///     millstream torus run --dimensions 2x2x2 -- millstream torus neurons --columns 6x6 --duration 1000
@@ -107,8 +125,9 @@ pub(crate) enum TorusCommand {
     Neurons(neurons::TorusNeuronsOptions),
     /// Search a Graph500 graph breadth-first (docs/torus-applications.md)
     ///
-    /// Generates the Kronecker graph of Graph500, searches from 64 roots and validates each result by the five rules.
-    /// Runs alone, with threads as nodes, or as the program of `torus run`.
+    /// Generates the Kronecker graph of Graph500, searches from 64 roots and validates
+    /// each result by the five rules. Runs alone, with threads as nodes, or as the
+    /// program of `torus run`.
     ///
     ///     millstream torus bfs --scale 16 --dimensions 2x1x1 --svg bfs.svg
     ///     millstream torus run --dimensions 2x2x1 -- millstream torus bfs --scale 16 --checkpoint bfs.jsonl
@@ -171,6 +190,15 @@ pub(crate) struct TorusRunOptions {
     /// Card of each node, whose memory programs may register; {node} stands for the node's number
     #[arg(long, value_name = "NAME")]
     card: Option<String>,
+    /// Publish each card's whole memory as `card` for hosts outside of the torus
+    #[arg(long, requires_all = ["card", "seventh"])]
+    publish_card: bool,
+    /// Admit hosts outside of the torus at each node's seventh port, at this address; {node} stands for the node's number
+    #[arg(long, value_name = "HOST:PORT")]
+    seventh: Option<String>,
+    /// Key that outside hosts must know, in hexadecimal digits; by default one is drawn
+    #[arg(long, value_name = "HEX", requires = "seventh", value_parser = hexadecimal)]
+    seventh_key: Option<u64>,
     /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on
     #[arg(long, default_value_t = 0, value_name = "N")]
     supervisors: usize,
@@ -218,6 +246,15 @@ pub(crate) struct TorusNodeOptions {
     /// Card of this host: the node acquires its lease, and programs may register its memory
     #[arg(long, value_name = "NAME")]
     card: Option<CardName>,
+    /// Publish the card's whole memory as `card` for hosts outside of the torus, also while no program runs beside this node
+    #[arg(long, requires = "card")]
+    publish_card: bool,
+    /// Address of the seventh port, for hosts outside of the torus
+    #[arg(long, value_name = "HOST:PORT", requires = "seventh_key")]
+    seventh: Option<String>,
+    /// Key that outside hosts must know, in hexadecimal digits
+    #[arg(long, value_name = "HEX", requires = "seventh", value_parser = hexadecimal)]
+    seventh_key: Option<u64>,
     /// Take the place of a process of this node that has ended: links are connected one by one, and an application is
     /// attached once the supervisors have taken the node back
     #[arg(long, requires = "supervisors")]
@@ -317,6 +354,7 @@ pub(crate) fn run(
         TorusCommand::Run(options) => run::run(options, device),
         TorusCommand::Join(options) => join::join(options, device),
         TorusCommand::Node(options) => run_node(options, device),
+        TorusCommand::Outside(options) => outside::run(options, device),
         TorusCommand::Monitor(options) => run_monitor(options),
         TorusCommand::Supervise(options) => run_supervisor(options),
         TorusCommand::Watch(options) => watch::run(options),
@@ -364,6 +402,12 @@ fn run_node(options: &TorusNodeOptions, device: Option<&DeviceSelector>) -> Resu
         spin: Duration::from_micros(options.spin),
         supervisors: options.supervisors.clone(),
         card: options.card.clone(),
+        publish_card: options.publish_card,
+        seventh: options
+            .seventh
+            .clone()
+            .zip(options.seventh_key)
+            .map(|(listen, key)| SeventhOptions { listen, key }),
         timers: (!options.supervisors.is_empty()).then(|| Timers::default().scaled(options.period_factor)),
     })?;
     Ok(ExitCode::SUCCESS)

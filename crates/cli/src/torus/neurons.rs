@@ -10,7 +10,7 @@ use millstream_application::time_table;
 use millstream_neurons::simulation::{SimulationOptions, SimulationReport, picture};
 use millstream_neurons::{Model, Network, UNITS_PER_MV};
 
-use super::application::{self, ApplicationArguments};
+use super::application::{self, ApplicationArguments, NodeMemory};
 
 #[derive(Debug, Args)]
 pub(crate) struct TorusNeuronsOptions {
@@ -107,6 +107,7 @@ pub(super) fn run(options: &TorusNeuronsOptions) -> Result<ExitCode, Box<dyn Err
         resume: arguments.resume,
         fail_at: arguments.fail,
         raster: options.raster,
+        on_card: arguments.memory == NodeMemory::Card,
     };
     if let Some(report) = application::run(arguments, &simulation)? {
         application::show(arguments, &report, table, picture::draw)?;

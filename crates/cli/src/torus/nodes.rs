@@ -2,11 +2,13 @@
 
 use std::error::Error;
 
-use millstream_fabric::{Fabric, LocalNode};
+use millstream_fabric::{Fabric, LocalNode, OnCard};
 use millstream_torus::application::ENV_SOCKET;
 use millstream_torus::direct::ENV_RENDEZVOUS;
 use millstream_torus::{DirectNode, TorusNode};
 use millstream_torus_core::{Dimensions, NodeNumber};
+
+use super::application::{NO_CARD, NodeMemory};
 
 /// An application that runs on every node.
 pub(super) trait NodeProgram: Sync {
@@ -20,9 +22,21 @@ type Outputs<P> = Result<Vec<(NodeNumber, <P as NodeProgram>::Output)>, Box<dyn 
 
 /// Runs a program on this process's node if `torus run` started it, else on a thread for each node of `dimensions`.
 /// Returns the results of this process, by node.
-pub(super) fn run<P: NodeProgram>(program: &P, dimensions: Option<Dimensions>) -> Outputs<P> {
+pub(super) fn run<P: NodeProgram>(
+    program: &P,
+    dimensions: Option<Dimensions>,
+    memory: NodeMemory,
+) -> Outputs<P> {
     if std::env::var_os(ENV_SOCKET).is_some() {
-        return on_this_node(program, TorusNode::from_environment()?, dimensions);
+        let node = TorusNode::from_environment()?;
+        if memory.has_card() {
+            let node = OnCard::new(node, 0).map_err(|error| format!("{error}; {NO_CARD}"))?;
+            return on_this_node(program, node, dimensions);
+        }
+        return on_this_node(program, node, dimensions);
+    }
+    if memory.has_card() {
+        return Err(NO_CARD.into());
     }
     if std::env::var_os(ENV_RENDEZVOUS).is_some() {
         return on_this_node(program, DirectNode::from_environment()?, dimensions);

@@ -8,7 +8,10 @@ use std::process::ExitCode;
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::launch::{Launcher, run_direct};
+use millstream_torus::node::SeventhOptions;
+use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
 use millstream_torus::traffic::TrafficCounters;
+use millstream_torus_core::NodeNumber;
 
 use super::{Network, TorusRunOptions};
 
@@ -38,6 +41,7 @@ pub(super) fn launcher(
     for (name, value) in [("--packet", engine.packet.to_string()), ("--slots", engine.slots.to_string())] {
         node_arguments.extend([name.into(), value.into()]);
     }
+    node_arguments.extend(options.publish_card.then(|| "--publish-card".into()));
     let (dimensions, mut addresses) = options.shape.resolve()?;
     if let Some(listen) = &options.listen {
         addresses = dimensions.all().map(|node| listen.replace("{node}", &node.0.to_string())).collect();
@@ -52,6 +56,10 @@ pub(super) fn launcher(
         node_arguments,
         device: device.map(ToString::to_string),
         card: options.card.clone(),
+        seventh: options.seventh.clone().map(|listen| SeventhOptions {
+            listen,
+            key: options.seventh_key.unwrap_or_else(millstream_shm::random_u64),
+        }),
         supervisors: options.supervisors,
         period_factor: options.period_factor,
     })
@@ -68,6 +76,9 @@ pub(super) fn run_with(
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
         eprintln!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
+    }
+    if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
+        eprintln!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={key:016x}");
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {
@@ -105,6 +116,7 @@ fn run_mesh(options: &TorusRunOptions, device: Option<&DeviceSelector>) -> Resul
         ("--launcher", options.launcher.is_some()),
         ("--listen", options.listen.is_some()),
         ("--card", options.card.is_some()),
+        ("--seventh", options.seventh.is_some()),
         ("--once", options.once),
     ];
     if let Some((option, _)) = without_nodes.into_iter().find(|&(_, given)| given) {

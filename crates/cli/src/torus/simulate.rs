@@ -10,6 +10,7 @@ use millstream_torus::engine::{EngineOptions, Event, Operation, Request, Span};
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
 use millstream_torus::traffic::TrafficCounters;
+use millstream_torus_core::Port;
 
 use super::TorusSimulateOptions;
 
@@ -30,7 +31,7 @@ pub(super) fn run(options: &TorusSimulateOptions) -> Result<ExitCode, Box<dyn Er
                 let source = Span { memory: Arc::clone(&source), offset: 0 };
                 let (length, notification) = (options.bytes, Notification::None);
                 let request = Request::Put { region, offset: 0, source, length, notification };
-                here.post(Operation { target: to, request, cookie: round });
+                here.post(Port::Local, Operation { target: to, request, cookie: round });
             }
         }
         settle(&mut network, start)?;
@@ -74,7 +75,7 @@ fn settle(network: &mut InProcessTorus, start: Instant) -> Result<(), String> {
         let now = millstream_quantity::Instant::from_nanos(start.elapsed().as_nanos() as u64);
         let moved = network.step(now);
         for engine in &mut network.nodes {
-            while let Some(event) = engine.poll_event() {
+            while let Some(event) = engine.poll_event(Port::Local) {
                 if let Event::Completed { failure: Some(failure), .. } = event {
                     return Err(format!("{}: a put failed: {failure:?}", engine.here()));
                 }

@@ -10,7 +10,7 @@ use millstream_application::time_table;
 use millstream_spin::Lattice;
 use millstream_spin::glass::{GlassOptions, GlassReport, GlassRun, picture};
 
-use super::application::{self, ApplicationArguments};
+use super::application::{self, ApplicationArguments, NodeMemory};
 
 #[derive(Debug, Args)]
 pub(crate) struct TorusSpinOptions {
@@ -78,6 +78,7 @@ pub(super) fn run(options: &TorusSpinOptions) -> Result<ExitCode, Box<dyn Error>
         resume: arguments.resume,
         fail_at: arguments.fail,
         plane: arguments.svg.is_some(),
+        on_card: arguments.memory == NodeMemory::Card,
     };
     let report = match options.element {
         Element::F32 => application::run(arguments, &GlassRun::<f32>::new(&glass))?,

@@ -1,6 +1,6 @@
 //! The HTTP API, the metrics and the page.
 //!
-//! Reading needs no token. Commands need `Authorization: Bearer TOKEN`. The server bounds what a client can take:
+//! Reading needs no token. Commands need `Authorization: Bearer TOKEN`, or a certificate of the site. The server bounds what a client can take:
 //! connections, time for a header and a body, and their sizes.
 
 mod api;
@@ -34,12 +34,14 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 struct Context {
     control: RunControl,
     token: Arc<Token>,
+    /// Clients have presented a certificate of the site, which permits commands.
+    has_certificates: bool,
     /// Open event streams.
     streams: Arc<AtomicUsize>,
 }
 
-fn router(control: RunControl, token: Token) -> Router {
-    let context = Context { control, token: Arc::new(token), streams: Arc::default() };
+fn router(control: RunControl, token: Token, has_certificates: bool) -> Router {
+    let context = Context { control, token: Arc::new(token), has_certificates, streams: Arc::default() };
     let authorized = middleware::from_fn_with_state(context.clone(), require_token);
     let commands = Router::new()
         .route("/api/v1/configure", post(api::configure))
@@ -71,12 +73,13 @@ fn router(control: RunControl, token: Token) -> Router {
         .with_state(context)
 }
 
-/// Checks the token before the body is read.
+/// Checks the token before the body is read. A client that presented a certificate needs none.
 async fn require_token(State(context): State<Context>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
     let (status, problem) = match given.map(|given| given.strip_prefix("Bearer ")) {
         Some(Some(token)) if context.token.matches(token) => return next.run(request).await,
         Some(_) => (StatusCode::FORBIDDEN, "the token is wrong; use that of run control's token file"),
+        None if context.has_certificates => return next.run(request).await,
         None => (StatusCode::UNAUTHORIZED, "this command needs the header Authorization: Bearer TOKEN"),
     };
     let mut response = api::error(status, problem);

@@ -39,7 +39,7 @@ pub fn document() -> Value {
         "info": {
             "title": "Millstream run control",
             "version": env!("CARGO_PKG_VERSION"),
-            "description": "Reading needs no token; commands need the bearer token of run control's token file.",
+            "description": "Reading needs no token; commands need the bearer token of run control's token file. With keys, run control serves HTTPS, and a client certificate of the site replaces the token.",
         },
         "paths": paths,
         "components": {

@@ -1,4 +1,4 @@
-//! The server: one thread, bounded connections, bounded time for a request's header.
+//! The server: one thread, bounded connections, bounded time for a TLS handshake and for a request's header.
 
 use super::router;
 use crate::control::RunControl;
@@ -7,11 +7,15 @@ use crate::token::Token;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use millstream_tls::{HANDSHAKE, HttpsConnection, Security};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::net::TcpListener;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, oneshot};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 
 /// What clients can take together and each.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +32,10 @@ impl Default for ServerLimits {
     }
 }
 
+/// Answer to a client without TLS.
+const PLAIN_ANSWER: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nConnection: close\r\n\
+    Content-Length: 95\r\n\r\n{\"error\": \"run control uses TLS: use https, with a certificate of the site (MILLSTREAM_KEYS)\"}\n";
+
 /// Largest header of a request, in bytes.
 const MAX_HEADER: usize = 16 << 10;
 
@@ -40,13 +48,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves run control on an address.
+    /// Serves run control on an address; with keys over TLS to clients with a certificate of the site.
     ///
     /// # Errors
     /// The address cannot be bound.
     pub fn start(
         control: RunControl,
-        token: Token,
+        (token, security): (Token, Security),
         address: &str,
         limits: ServerLimits,
     ) -> Result<Server, ControlError> {
@@ -60,7 +68,7 @@ impl Server {
             runtime.block_on(async move {
                 match TcpListener::from_std(listener) {
                     Ok(listener) => tokio::select! {
-                        () = accept(listener, control, token, limits) => {}
+                        () = accept(listener, control, (token, security), limits) => {}
                         _ = stopped => {}
                     },
                     Err(error) => tracing::error!("the HTTP server cannot start: {error}"),
@@ -88,14 +96,19 @@ impl Drop for Server {
     }
 }
 
-async fn accept(listener: TcpListener, control: RunControl, token: Token, limits: ServerLimits) {
-    let service = TowerToHyperService::new(router(control, token));
+async fn accept(
+    listener: TcpListener,
+    control: RunControl,
+    (token, security): (Token, Security),
+    limits: ServerLimits,
+) {
+    let service = TowerToHyperService::new(router(control.clone(), token, security.is_on()));
     let places = Arc::new(Semaphore::new(limits.connections));
     loop {
         // The semaphore is never closed.
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // No descriptor is left, for example.
                 tracing::warn!("a connection was not accepted: {error}");
@@ -103,16 +116,59 @@ async fn accept(listener: TcpListener, control: RunControl, token: Token, limits
                 continue;
             }
         };
-        let service = service.clone();
+        let tls = match HttpsConnection::new(&security) {
+            Ok(tls) => tls,
+            Err(error) => {
+                tracing::error!("no connection is accepted: {error}");
+                continue;
+            }
+        };
+        let (service, control) = (service.clone(), control.clone());
         tokio::spawn(async move {
-            let mut builder = http1::Builder::new();
-            builder
-                .timer(TokioTimer::new())
-                .header_read_timeout(limits.header_timeout)
-                .max_buf_size(MAX_HEADER);
-            // Errors are the client's: a closed connection or a malformed request.
-            let _ = builder.serve_connection(TokioIo::new(stream), service).await;
+            match tls {
+                None => serve(TokioIo::new(stream), service, limits).await,
+                Some(tls) => {
+                    let secured = tokio::time::timeout(limits.header_timeout, secure(stream, &tls)).await;
+                    let secured = secured.unwrap_or_else(|_| Err("no TLS handshake in time".to_owned()));
+                    match secured {
+                        Ok(stream) => serve(TokioIo::new(stream), service, limits).await,
+                        Err(reason) => {
+                            let refused = control.count_refused_client();
+                            tracing::warn!(%peer, reason, refused, "a client was refused");
+                        }
+                    }
+                }
+            }
             drop(place);
         });
     }
+}
+
+async fn serve<S>(stream: TokioIo<S>, service: TowerToHyperService<axum::Router>, limits: ServerLimits)
+where
+    TokioIo<S>: hyper::rt::Read + hyper::rt::Write + Unpin,
+{
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.header_timeout).max_buf_size(MAX_HEADER);
+    // Errors are the client's: a closed connection or a malformed request.
+    let _ = builder.serve_connection(stream, service).await;
+}
+
+/// Makes the TLS connection, or tells a client without TLS what to do. Returns why the client is refused.
+async fn secure(mut stream: TcpStream, tls: &HttpsConnection) -> Result<TlsStream<TcpStream>, String> {
+    let mut first = [0];
+    let read = stream.peek(&mut first).await.map_err(|error| error.to_string())?;
+    if read == 1 && first != [HANDSHAKE] {
+        // The client may have gone. What it sent is read, so that the answer is not lost with a reset.
+        let _ = stream.write_all(PLAIN_ANSWER).await;
+        let _ = stream.shutdown().await;
+        let mut rest = [0; 1024];
+        for _ in 0..MAX_HEADER / rest.len() {
+            if !matches!(stream.read(&mut rest).await, Ok(1..)) {
+                break;
+            }
+        }
+        return Err("it does not use TLS".to_owned());
+    }
+    TlsAcceptor::from(tls.config()).accept(stream).await.map_err(|error| tls.explain(&error))
 }

@@ -14,6 +14,7 @@ use millstream_evb::process::manager::ProgressSample;
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use millstream_report::{Bytes, RunReport};
+use millstream_tls::Security;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -43,6 +44,9 @@ directory = \"out\"
 events = \"built\"
 ";
 
+/// Connections that the manager of a simulated run refuses at its start.
+pub(crate) const REFUSED: u64 = 3;
+
 /// Builds events until it is stopped; fails with batches of 13 events.
 struct Simulated {
     /// Whether the run has a process for each unit.
@@ -61,6 +65,10 @@ impl Backend for Simulated {
         for unit in units.into_iter().filter(|_| self.has_units) {
             let (process, pid) = (RunProcess::Unit(unit), std::process::id());
             let _ = observe(&RunEvent::Spawned { process, pid });
+        }
+        for connections in 1..=REFUSED {
+            let process = RunProcess::Unit(Unit::Manager);
+            let _ = observe(&RunEvent::Refused { process, connections });
         }
         let _ = observe(&RunEvent::Started);
         let mut sample = ProgressSample::default();
@@ -130,6 +138,10 @@ impl Test {
     }
 
     fn start(limits: &ServerLimits, has_units: bool) -> Test {
+        Test::secured(limits, has_units, Security::NONE)
+    }
+
+    pub(crate) fn secured(limits: &ServerLimits, has_units: bool, security: Security) -> Test {
         let folder = tempfile::tempdir().unwrap();
         let mut writer =
             StreamWriter::create(folder.path().join("crate1.mfs"), 0..8, Alignment::CACHE_LINE).unwrap();
@@ -138,7 +150,8 @@ impl Test {
         writer.finish().unwrap();
         std::fs::write(folder.path().join("run.toml"), CONFIGURATION).unwrap();
         let (control, token) = open_with(folder.path(), has_units);
-        let server = Server::start(control.clone(), token.clone(), "127.0.0.1:0", *limits).unwrap();
+        let server =
+            Server::start(control.clone(), (token.clone(), security), "127.0.0.1:0", *limits).unwrap();
         Test { folder, control, server, token }
     }
 

@@ -8,3 +8,4 @@ mod hostile;
 mod metrics;
 mod page;
 mod power;
+mod security;

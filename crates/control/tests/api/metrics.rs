@@ -1,6 +1,6 @@
 //! The metrics' text, its list, the documentation and the dashboard.
 
-use crate::backend::Test;
+use crate::backend::{REFUSED, Test};
 use millstream_control::machine::State;
 use millstream_control::metrics::{METRICS, table};
 use serde_json::Value;
@@ -64,6 +64,28 @@ fn the_text_follows_the_exposition_format() {
     let known: HashSet<_> = METRICS.iter().map(|metric| metric.name).collect();
     assert!(ended.keys().all(|name| known.contains(name.as_str())), "{ended:?}");
     check_with_promtool(&text);
+}
+
+#[test]
+fn units_that_listen_have_counts_of_refused_connections() {
+    let test = Test::with_units();
+    test.succeed("configure", "");
+    test.succeed("start", "");
+    test.wait(|status| status.run.as_ref().is_some_and(|run| run.progress.events_built > 0));
+    let samples = parse(&test.get("/metrics").body);
+    let refused = &samples["millstream_unit_connections_refused_total"];
+    let of = |role: &str| {
+        let role = format!("role=\"{role}\"");
+        refused
+            .iter()
+            .filter(|(labels, _)| labels.contains(&role))
+            .map(|(_, count)| *count)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!((of("manager"), of("builder"), of("readout")), (vec![REFUSED as f64], vec![0.0], vec![]));
+    assert_eq!(samples["millstream_control_clients_refused_total"], [(String::new(), 0.0)]);
+    test.succeed("stop", "");
+    test.wait_for(State::Configured);
 }
 
 /// Prometheus' own checker, where it is installed.

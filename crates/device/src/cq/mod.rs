@@ -201,6 +201,11 @@ impl Cq {
         Ok(std::mem::replace(&mut consumer.block, block))
     }
 
+    /// Frees the producers' lock if its holder is gone.
+    pub(crate) fn recover_lock(&self) {
+        self.ring.lock.recover();
+    }
+
     /// The channel given at creation.
     #[must_use]
     pub fn channel(&self) -> Option<&Arc<Channel>> {

@@ -32,6 +32,8 @@ pub(super) struct RegionMemory {
     pub(super) may_be_shared: bool,
     /// Keeps moved pages shared.
     pub(super) shared: Option<SharedPages>,
+    /// Moves that ended in front of a page that the kernel used, while [`shared`](Self::shared) is not exported yet.
+    pub(super) unfinished_moves: u32,
     /// This process's mapping of a dma-buf.
     pub(super) view: Option<Mapping>,
     /// The device memory that the region is a part of.
@@ -59,6 +61,7 @@ impl RegionMemory {
             iova: 0,
             may_be_shared: false,
             shared: None,
+            unfinished_moves: 0,
             view: None,
             dm: None,
         }
@@ -85,6 +88,7 @@ impl RegionMemory {
             iova,
             may_be_shared: false,
             shared: None,
+            unfinished_moves: 0,
             view: None,
             dm: None,
         };
@@ -94,10 +98,14 @@ impl RegionMemory {
             return Ok(memory);
         }
         check_mapped(addr, len)?;
-        populate(memory.range(), stores(access));
         memory.may_be_shared = len != 0 && relocate::is_enabled();
+        // Where no page exists yet, the file gets the pages that the region needs anyway, and nothing is copied.
+        let is_fresh = memory.may_be_shared && len >= FRESH_MOVE && relocate::is_untouched(memory.range());
+        if !is_fresh {
+            populate(memory.range(), stores(access));
+        }
         // Pages that another region has moved are shared: atomic operations through both keys take one way.
-        let at_once = memory.may_be_shared && relocate::moves_at_registration();
+        let at_once = memory.may_be_shared && (is_fresh || relocate::moves_at_registration());
         let shared = if at_once {
             relocate::move_pages(memory.range())
                 .inspect_err(|error| tracing::debug!("pages of {:#x?} stay: {error}", memory.range()))
@@ -105,6 +113,9 @@ impl RegionMemory {
         } else {
             relocate::find_moved(memory.range())
         };
+        if is_fresh {
+            populate(memory.range(), stores(access));
+        }
         if let Some(shared) = shared {
             memory.export_pages(adapter, shared);
         } else {
@@ -179,6 +190,7 @@ impl RegionMemory {
             iova,
             may_be_shared: false,
             shared: None,
+            unfinished_moves: 0,
             view: None,
             dm: None,
         };
@@ -282,11 +294,18 @@ impl RegionPages for RegionState {
         if !memory.may_be_shared || !goes_on() {
             return Ok(false);
         }
-        if let Some(shared) = relocate::find_moved(memory.range()) {
+        let moved_before = memory.shared.is_none().then(|| relocate::find_moved(memory.range())).flatten();
+        if let Some(shared) = moved_before {
             memory.export_pages(self.adapter, shared);
-        } else if !memory.export_file(self.adapter, true) {
+        } else if memory.shared.is_some() || !memory.export_file(self.adapter, true) {
             // Kernels without a quick way to find the file leave this to the first time that it matters.
             let shared = relocate::move_pages_while(memory.range(), goes_on)?;
+            // An entry is promoted once. Peers tell again when their costs have doubled.
+            if !shared.is_whole() && memory.unfinished_moves < UNFINISHED_MOVES {
+                memory.unfinished_moves += 1;
+                memory.shared = Some(shared);
+                return Err(io::Error::from_raw_os_error(libc::EBUSY));
+            }
             memory.export_pages(self.adapter, shared);
         }
         self.adapter.mrs.promote(key, &memory.exported);
@@ -299,10 +318,17 @@ impl RegionPages for RegionState {
     }
 }
 
+/// Bytes of the smallest region that moves at registration if none of its pages exist yet. The file then has huge pages, so this
+/// takes no longer than to allocate private pages. Regions of this size are the pools of message layers.
+const FRESH_MOVE: u64 = 2 << 20;
+
+/// Moves of a region's pages that may end early before peers map only the part that has moved.
+const UNFINISHED_MOVES: u32 = 4;
+
 /// Estimated cost of moving the pages of a region, and of moving them back when it is deregistered \[ns\]:
 /// `millstream bench scale` measures it.
 fn move_cost(len: u64) -> u64 {
-    (len / 10).saturating_mul(23).saturating_add(60_000)
+    (len / 2).saturating_mul(3).saturating_add(60_000)
 }
 
 /// Whether a region with this access is stored to.

@@ -192,11 +192,13 @@ unsafe fn deliver_to(
         return;
     }
     if target.has_abandoned() {
-        // The record of the abandoned receive must not be overwritten, so this datagram is dropped.
+        // The record of the abandoned receive must not be overwritten, nor its memory, which the application may use
+        // already. So this datagram is dropped.
         drop(guard);
         return peer.send(Message::new(Op::RecvAbandoned, [to.qpn.get()]));
     }
     let Ok((receive, limit)) = target.take_receive(qp.owner_id()) else { return };
+    target.record_receive(receive);
     let mut elements = Elements::new();
     target.read_receive(receive, &mut elements);
     let len = total_len(wr.sges);
@@ -225,6 +227,7 @@ unsafe fn deliver_to(
     };
     let solicited = wr.flags & SEND_SOLICITED != 0 || status != 0;
     let completed = target.complete_receive(qp.owner_id(), receive, cqe, solicited);
+    target.release_receive();
     drop(guard);
     if completed == Err(PushError::Full) {
         peer.send(Message::new(Op::CqOverrun, [to.qpn.get()]));

@@ -167,7 +167,6 @@ impl Qp {
         let revision = ready_revision(peer, target, op.access())?;
         let (inflight, asymmetric) = (&target.entry.inflight, peer.asymmetric);
         let always = if self.send.signal_all { SEND_SIGNALED } else { 0 };
-        let mut announced = local.announced;
         let (mut signal, mut progressed) = (Signal::Nobody, false);
         loop {
             let Some(wr) = list.single_sge(op.opcode()) else {
@@ -181,7 +180,7 @@ impl Qp {
                 break;
             }
             // Ends the announcement of one request and begins that of the next one.
-            inflight.begin(&mut announced, asymmetric);
+            inflight.begin(&mut local.announced, asymmetric);
             if target.revision() != revision || !self.states.is_rts() {
                 break;
             }
@@ -200,15 +199,14 @@ impl Qp {
                 signal = done;
                 send.posted = send.posted.wrapping_add(1);
                 if (wr.flags | always) & SEND_SIGNALED != 0 {
-                    self.complete_fast(wr.wr_id, op.opcode(), wr.sge.length, send.posted);
+                    self.complete_first(list, op, send.posted);
                 }
                 list.advance();
                 room -= 1;
                 progressed = true;
             }
         }
-        inflight.end(&mut announced);
-        local.announced = announced;
+        inflight.end(&mut local.announced);
         if signal == Signal::Receiver {
             peer.signal(target.cq.channel());
         }
@@ -391,6 +389,14 @@ impl Qp {
     fn check_fast_length(&self, opcode: u32, wr: &SingleSgeWr) -> Option<()> {
         let len = u64::from(wr.sge.length);
         (len != 0 && self.may_carry(opcode, wr.flags, len, MAX_MSG)).then_some(())
+    }
+
+    /// Completes the first request of a list. Its fields are read again, so that the loop needs no registers for them.
+    #[inline(never)]
+    fn complete_first(&self, list: impl SendWrList, op: FastOp, posted: u32) {
+        if let Some(wr) = list.single_sge(op.opcode()) {
+            self.complete_fast(wr.wr_id, op.opcode(), wr.sge.length, posted);
+        }
     }
 
     /// Completes a request. The arguments are fields of the request: a request whose address is not taken

@@ -197,6 +197,11 @@ impl RemoteMr {
         self.entry().add_kernel_time(nanoseconds)
     }
 
+    /// Whether the owner moves the pages when copies through the kernel have cost enough.
+    pub(super) fn may_move(&self) -> bool {
+        self.entry().has_move_cost()
+    }
+
     /// Whether stores are discarded.
     pub(super) fn discards_stores(&self) -> bool {
         self.access & ACCESS_NULL != 0

@@ -124,7 +124,16 @@ impl LocalTransport {
         }
         // Bound only when a packet would be taken, so that this is the first request that arrives.
         let revision = target.revision();
-        target.responder_status(qp.qpn).check()?;
+        let status = target.responder_status(qp.qpn);
+        if !target.has_same_connection() {
+            // It was reset in between.
+            return Err(ExecError::PeerNotReady);
+        }
+        status.check()?;
+        if qp.kind.is_reliable() && !target.claim(qp.connection().revision()) {
+            // An adapter drops packets of another sequence, until its queue pair is reset, too.
+            return Err(ExecError::PeerNotReady);
+        }
         if target.awaits_contact() {
             peer.send(Message::new(Op::CommEst, [self.dest_qpn.get(), qp.qpn.get(), revision]));
         }

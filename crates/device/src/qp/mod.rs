@@ -35,7 +35,7 @@ use millstream_lockfree::OwnerId;
 use millstream_quantity::Qpn;
 
 use crate::adapter::LocalAdapter;
-use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_SGE, MIN_INLINE};
+use crate::caps::{MAX_INLINE, MAX_QP_WR, MAX_SGE, granted_inline};
 use crate::cq::Cq;
 use crate::errno::{Errno, Result};
 use crate::layout::{QpEntry, qp_state, recv_slot_len};
@@ -69,7 +69,7 @@ pub struct QpCap {
 }
 
 impl QpCap {
-    fn granted(self) -> Result<Self> {
+    fn granted(self, kind: QpType) -> Result<Self> {
         let fits = self.max_send_wr <= MAX_QP_WR
             && self.max_recv_wr <= MAX_QP_WR
             && self.max_send_sge <= MAX_SGE
@@ -81,7 +81,7 @@ impl QpCap {
         Ok(Self {
             max_send_sge: self.max_send_sge.max(1),
             max_recv_sge: self.max_recv_sge.max(1),
-            max_inline_data: self.max_inline_data.max(MIN_INLINE),
+            max_inline_data: granted_inline(self.max_inline_data, kind != QpType::Ud),
             ..self
         })
     }
@@ -165,7 +165,7 @@ impl Qp {
         kind: QpType,
         receives: RecvSource,
     ) -> Result<Arc<Self>> {
-        let mut capacity = capacity.granted()?;
+        let mut capacity = capacity.granted(kind)?;
         let (srq, domain) = match receives {
             RecvSource::Own => (None, None),
             RecvSource::Shared(srq) => (Some(srq), None),

@@ -61,6 +61,15 @@ impl QpOps for Qp {
         self.recv.cq.request_move();
     }
 
+    fn recover_locks(&self) {
+        self.entry.delivery.recover();
+        self.send.cq.recover_lock();
+        self.recv.cq.recover_lock();
+        if let Some(srq) = &self.recv.srq {
+            srq.recover_locks();
+        }
+    }
+
     fn peer_lost(&self, peer: &Arc<Peer>) {
         self.peer_died(peer);
     }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use millstream_lockfree::cqe::Cqe;
 use millstream_quantity::Qpn;
@@ -79,9 +80,31 @@ impl Qp {
 
     /// Returns the receive that an exited sender of a datagram took, while other senders continue.
     pub(crate) fn take_back_abandoned(&self) {
-        if let (QpType::Ud, Some(srq)) = (self.kind, &self.recv.srq) {
-            srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
+        match (self.kind, &self.recv.srq) {
+            (QpType::Ud, Some(srq)) => {
+                srq.reclaim(take_abandoned(&self.entry.delivery, &self.entry.srq_taken, self.adapter.id.pid));
+            }
+            (QpType::Ud, None) => self.consume_completed(),
+            _ => {}
         }
+    }
+
+    /// Consumes the oldest receive of its own queue if a sender has completed it and exited before it consumed it. Otherwise
+    /// the receive stays, and the next sender uses it.
+    fn consume_completed(&self) {
+        let delivery = self.entry.delivery.lock_within(self.adapter.id.pid, Duration::from_millis(100));
+        if delivery.is_none() || self.entry.srq_taken.load(Ordering::Acquire) == 0 {
+            return;
+        }
+        let head = self.entry.rq_head.load(Ordering::Acquire);
+        let waits = self.recv.cq.has_received(|cqe| cqe.qpn == self.qpn.get() && cqe.sequence == head);
+        // Asked last: a completion that was polled meanwhile is counted.
+        let recv = self.work_queues.recv.lock();
+        let is_polled = recv.tail().wrapping_sub(recv.done()) < recv.tail().wrapping_sub(head);
+        if waits || is_polled {
+            self.entry.rq_head.store(head.wrapping_add(1), Ordering::Release);
+        }
+        self.entry.srq_taken.store(0, Ordering::Release);
     }
 
     /// Whether a receive of its shared queue is in use: taken by a peer, or completed and not polled yet.

@@ -261,28 +261,39 @@ fn copy_by_pieces(
             }
             continue;
         }
-        let piece = process_vm::IoVec { base: here as u64, len: n as u64 };
-        let remote = process_vm::IoVec { base: mr.va(start), len: n as u64 };
-        // SAFETY: the local piece is the application's registered (or inline) memory.
-        let copy = || unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) };
-        copy_while_pages_move(mr, copy).map_err(|error| {
-            if error.raw_os_error() == Some(libc::ESRCH) {
-                failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
-            } else {
-                failed(WC_REM_OP_ERR, vendor::COPY)
-            }
-        })?;
-        if mr.add_kernel_time(kernel_time(n)) {
+        let start_of_copy = Instant::now();
+        let step = if mr.may_move() { KERNEL_COPY.min(n) } else { n };
+        for done in (0..n).step_by(step) {
+            let len = step.min(n - done) as u64;
+            let piece = process_vm::IoVec { base: here as u64 + done as u64, len };
+            let remote = process_vm::IoVec { base: mr.va(start) + done as u64, len };
+            // SAFETY: the local piece is the application's registered (or inline) memory.
+            let copy = || unsafe { process_vm::copy(peer.pid, &[piece], remote, direction) };
+            copy_while_pages_move(mr, copy).map_err(|error| {
+                if error.raw_os_error() == Some(libc::ESRCH) {
+                    failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
+                } else {
+                    failed(WC_REM_OP_ERR, vendor::COPY)
+                }
+            })?;
+        }
+        if mr.add_kernel_time(kernel_time(n, start_of_copy.elapsed())) {
             peer.send(Message::new(Op::RegionBusy, [mr.key()]));
         }
     }
     Ok(())
 }
 
-/// Estimated time that a copy of `n` bytes through the kernel takes beyond a copy to mapped memory \[ns\]: a system call,
-/// and the kernel's own mapping of each page.
-fn kernel_time(n: usize) -> u64 {
-    600 + n as u64 / 40
+/// Bytes that one system call copies to or from pages that may move. The kernel pins the pages of a call, up to 4 MiB at once,
+/// until it has copied them, and a pinned page cannot move.
+const KERNEL_COPY: usize = 256 << 10;
+
+/// Time that a copy of `n` bytes through the kernel, which took `elapsed`, takes beyond a copy to mapped memory \[ns\]: a system
+/// call, and the kernel's own mapping of each page. A copy that was interrupted counts four times the usual at most.
+fn kernel_time(n: usize, elapsed: Duration) -> u64 {
+    let usual = 600 + n as u64 / 20;
+    let mapped = n as u64 / 32;
+    (elapsed.as_nanos() as u64).saturating_sub(mapped).clamp(usual / 2, usual * 4)
 }
 
 /// The longest time for which copies fail with EFAULT because an unprivileged process moves the pages.

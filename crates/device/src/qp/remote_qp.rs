@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use millstream_lockfree::{OwnerId, prefetch};
 use millstream_quantity::Qpn;
@@ -14,8 +14,8 @@ use super::transfer::{ExecError, UNRESPONSIVE};
 use crate::caps::{MAX_QP_WR, MAX_SGE};
 use crate::ipc::{Message, Op, srq_event};
 use crate::layout::{
-    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, qp_state, qpn_index, recv_slot_len, srq_len,
-    taken_request,
+    ARENA_LEN, QpEntry, RecvSlot, SrqRing, XrcEntry, initiator_claim, is_same_claimed, qp_state, qpn_index,
+    recv_slot_len, srq_len, taken_request,
 };
 use crate::peer::Peer;
 use crate::types::{Sge, WC_OP_RECV};
@@ -29,7 +29,7 @@ pub(super) enum ResponderStatus {
     Ready,
     /// Not yet in a state to receive: an adapter would drop packets, and the sender retry them.
     NotReady,
-    /// Destroyed, failed, or connected to another queue pair.
+    /// Destroyed, failed, connected to another queue pair, or reset since the first request.
     Gone,
 }
 
@@ -54,6 +54,8 @@ pub(super) struct RemoteQp {
     pub(super) entry: MappedRef<QpEntry>,
     qpn: Qpn,
     generation: u32,
+    /// The connection that the entry had when it was bound.
+    connection: u32,
     /// The revision of the entry at which it was found ready, if it was, and the access that it allowed then.
     ready_at: Cell<Option<u32>>,
     access: Cell<u32>,
@@ -148,6 +150,7 @@ impl RemoteQp {
         Some(Self {
             qpn,
             generation: entry.generation.load(Ordering::Acquire),
+            connection: entry.connection.load(Ordering::Acquire),
             ready_at: Cell::new(None),
             access: Cell::new(0),
             srq,
@@ -183,6 +186,7 @@ impl RemoteQp {
             entry: self.entry.clone(),
             qpn: self.qpn,
             generation: self.generation,
+            connection: self.connection,
             ready_at: Cell::new(None),
             access: Cell::new(0),
             srq: Some(srq),
@@ -210,6 +214,25 @@ impl RemoteQp {
             && self.entry.generation.load(Ordering::Relaxed) == self.generation
     }
 
+    /// Whether the queue pair was not reset since it was bound. An unreliable connection goes on after a reset of one end: its
+    /// receiver takes up any message that begins (9.8.2.2.1).
+    pub(super) fn has_same_connection(&self) -> bool {
+        self.entry.kind.load(Ordering::Relaxed) == QpType::Uc as u32
+            || self.entry.connection.load(Ordering::Acquire) == self.connection
+    }
+
+    /// Joins the connection of the queue pair to `initiator`, a connection of the caller's. False if it has had requests of
+    /// another one: one of the two queue pairs was reset alone, so that their packet sequence numbers differ.
+    pub(super) fn claim(&self, initiator: u32) -> bool {
+        let mine = initiator_claim(self.connection, initiator);
+        let found = self.entry.initiator.load(Ordering::Acquire);
+        if is_same_claimed(found, mine) {
+            return found == mine;
+        }
+        let claimed = self.entry.initiator.compare_exchange(found, mine, Ordering::AcqRel, Ordering::Relaxed);
+        claimed.is_ok()
+    }
+
     /// Whether the queue pair has the type that receives from the type `sender`.
     pub(super) fn is_peer_of(&self, sender: QpType) -> bool {
         self.entry.kind.load(Ordering::Relaxed) == sender.receiver() as u32
@@ -233,7 +256,8 @@ impl RemoteQp {
         match self.entry.state.load(Ordering::Acquire) {
             _ if !self.is_same() => ResponderStatus::Gone,
             qp_state::RTR | qp_state::RTS | qp_state::SQD | qp_state::SQE => {
-                if me == Qpn::default() || self.entry.dest_qpn.load(Ordering::Relaxed) == me.get() {
+                let connected = self.entry.dest_qpn.load(Ordering::Relaxed) == me.get();
+                if me == Qpn::default() || (connected && self.has_same_connection()) {
                     ResponderStatus::Ready
                 } else {
                     ResponderStatus::Gone
@@ -312,7 +336,27 @@ impl RemoteQp {
     /// which taken receives are recorded.
     #[inline]
     pub(super) fn has_abandoned(&self) -> bool {
-        self.srq.as_ref().is_some_and(|srq| srq.taken.load(Ordering::Relaxed) != 0)
+        self.srq.as_ref().map_or(&self.entry.srq_taken, |srq| &*srq.taken).load(Ordering::Relaxed) != 0
+    }
+
+    /// Records that a receive of the queue pair's own queue is in use, for one of its many initiators. If this process exits
+    /// before [`release_receive`](Self::release_receive), the owner finds out whether the receive was completed.
+    #[inline]
+    pub(super) fn record_receive(&self, receive: Receive) {
+        if self.srq.is_none() {
+            let note = taken_request::encode(receive.sequence, receive.slot);
+            self.entry.srq_taken.store(note, Ordering::Relaxed);
+            // No store to the receive's memory, nor its completion, may be seen before the record.
+            fence(Ordering::Release);
+        }
+    }
+
+    /// Ends [`record_receive`](Self::record_receive).
+    #[inline]
+    pub(super) fn release_receive(&self) {
+        if self.srq.is_none() {
+            self.entry.srq_taken.store(0, Ordering::Release);
+        }
     }
 
     /// Whether receives come from a shared queue: a receive is removed when it is taken.

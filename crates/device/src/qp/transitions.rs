@@ -62,6 +62,11 @@ impl QpStates {
 pub(super) struct ConnectionId(u32);
 
 impl ConnectionId {
+    /// The revision of the entry at the reset before the connection.
+    pub(super) fn revision(self) -> u32 {
+        self.0
+    }
+
     /// Whether the entry had this revision during the connection.
     fn includes(self, revision: u32) -> bool {
         (revision.wrapping_sub(self.0) as i32) > 0
@@ -180,7 +185,9 @@ impl Qp {
 
     /// Begins a connection: earlier revisions of the entry are of earlier ones.
     pub(super) fn begin_connection(&self) {
-        self.states.last_reset.store(self.entry.revision.load(Ordering::Acquire), Ordering::Release);
+        let revision = self.entry.revision.load(Ordering::Acquire);
+        self.states.last_reset.store(revision, Ordering::Release);
+        self.entry.connection.store(revision, Ordering::Release);
     }
 
     /// Moves to the error state and flushes both queues, in order.

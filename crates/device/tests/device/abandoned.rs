@@ -1,8 +1,8 @@
 //! Senders that die in the middle of a message after they have taken a request from a shared receive queue.
 //! The request returns to the queue exactly once, also if several senders die.
 //!
-//! The senders die of SIGBUS: the message lies in a file that was truncated. They copy the message after they
-//! have taken the request.
+//! The senders get SIGBUS, because the message lies in a file that was truncated. They copy the message after they have taken
+//! the request. Some die of the signal. Others execute another program, in which the process lives on.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const MESSAGE: u32 = 64;
 const ROOM: u32 = MESSAGE + 40;
 const REQUESTS: usize = 4;
 
-fn ready(qp: &Qp, dest: u32) {
+pub(crate) fn ready(qp: &Qp, dest: u32) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let needed = match (qp.kind(), state) {
             (QpType::Ud, QpState::Init) => attr::PKEY_INDEX | attr::PORT | attr::QKEY,
@@ -40,12 +40,12 @@ fn ready(qp: &Qp, dest: u32) {
     }
 }
 
-fn datagram(qpn: u32) -> SendWr<'static> {
+pub(crate) fn datagram(qpn: u32) -> SendWr<'static> {
     let to = UdDestination { on_this_host: true, qpn: Qpn::new(qpn), qkey: Qkey::new(QKEY), grh: [0x60; 40] };
     SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }
 }
 
-fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: QpType) -> Arc<Qp> {
+pub(crate) fn sender(adapter: &Adapter, cq: &Arc<Cq>, kind: QpType) -> Arc<Qp> {
     let capacity = QpCap { max_send_wr: 16, max_send_sge: 1, ..QpCap::default() };
     Qp::new(&adapter.pd, cq, cq, capacity, true, kind, RecvSource::Own).expect("a queue pair")
 }
@@ -86,12 +86,48 @@ impl Queue {
     }
 }
 
-/// Makes another process send, and expects it to die of SIGBUS.
-fn dies(process: &mut Process) {
-    assert_eq!(process.signal_of_death(), Some(libc::SIGBUS));
+/// The end of a sender in the middle of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum SenderEnd {
+    Dies,
+    Execs,
 }
 
-/// The other process.
+impl SenderEnd {
+    const BOTH: [Self; 2] = [Self::Dies, Self::Execs];
+
+    fn role(self) -> &'static str {
+        match self {
+            Self::Dies => "crashing_sender",
+            Self::Execs => "execing_sender",
+        }
+    }
+
+    /// Waits until the sender has ended in this way.
+    fn wait(self, process: &mut Process) {
+        match self {
+            Self::Dies => assert_eq!(process.signal_of_death(), Some(libc::SIGBUS)),
+            Self::Execs => process.wait_for_program("sleep"),
+        }
+    }
+}
+
+/// The other process, which executes another program while it holds the locks of a SEND.
+pub(crate) fn execing_sender() {
+    extern "C" fn exec_sleep(_: libc::c_int) {
+        let words = [c"sleep".as_ptr(), c"60".as_ptr(), std::ptr::null()];
+        // SAFETY: system calls that a signal handler may make; the words are terminated by NULL.
+        unsafe {
+            libc::execv(c"/bin/sleep".as_ptr(), words.as_ptr());
+            libc::_exit(9);
+        }
+    }
+    // SAFETY: a plain system call.
+    unsafe { libc::signal(libc::SIGBUS, exec_sleep as *const () as libc::sighandler_t) };
+    send_until_fault();
+}
+
+/// The other process, which dies of SIGBUS.
 pub(crate) fn crashing_sender() {
     let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: plain system calls. The process dies of SIGBUS and leaves no core file.
@@ -99,6 +135,11 @@ pub(crate) fn crashing_sender() {
         libc::setrlimit(libc::RLIMIT_CORE, &raw const none);
         libc::signal(libc::SIGBUS, libc::SIG_DFL);
     }
+    send_until_fault();
+}
+
+/// Sends messages that are not there.
+fn send_until_fault() {
     let file = tempfile::tempfile().expect("a file");
     file.set_len(PAGE as u64).expect("room");
     let mapping = Mapping::new(file.as_fd(), 0, PAGE, true).expect("room");
@@ -137,16 +178,23 @@ fn requests_taken_by_datagram_senders_are_returned() {
     if runs_with_moved_pages("abandoned::requests_taken_by_datagram_senders_are_returned") {
         return;
     }
+    SenderEnd::BOTH.into_iter().for_each(datagram_requests_are_returned);
+}
+
+fn datagram_requests_are_returned(end: SenderEnd) {
     let adapter = Adapter::open();
     let queue = Queue::new(&adapter, None);
     let shared = RecvSource::Shared(queue.srq.clone());
     let receiver = adapter.qp_with(&queue.cq, QpType::Ud, shared).expect("a queue pair");
     ready(&receiver, 0);
-    for _ in 1..REQUESTS {
-        let mut process = Process::start("crashing_sender");
-        process.send_line(&receiver.qpn().get().to_string());
-        dies(&mut process);
-    }
+    let _ended: Vec<Process> = (1..REQUESTS)
+        .map(|_| {
+            let mut process = Process::start(end.role());
+            process.send_line(&receiver.qpn().get().to_string());
+            end.wait(&mut process);
+            process
+        })
+        .collect();
     let sent = adapter.cq();
     let sender = sender(&adapter, &sent, QpType::Ud);
     ready(&sender, 0);
@@ -171,17 +219,24 @@ fn requests_taken_by_xrc_senders_are_returned() {
     if runs_with_moved_pages("abandoned::requests_taken_by_xrc_senders_are_returned") {
         return;
     }
+    SenderEnd::BOTH.into_iter().for_each(xrc_requests_are_returned);
+}
+
+fn xrc_requests_are_returned(end: SenderEnd) {
     let adapter = Adapter::open();
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));
-    for _ in 1..REQUESTS {
-        let receiver = Qp::for_domain(&domain).expect("a queue pair");
-        let mut process = Process::start("crashing_sender");
-        process.send_line(&format!("{} {}", receiver.qpn().get(), queue.srq.number()));
-        ready(&receiver, process.recv_line().parse().expect("a number"));
-        process.send_line("connected");
-        dies(&mut process);
-    }
+    let _ended: Vec<Process> = (1..REQUESTS)
+        .map(|_| {
+            let receiver = Qp::for_domain(&domain).expect("a queue pair");
+            let mut process = Process::start(end.role());
+            process.send_line(&format!("{} {}", receiver.qpn().get(), queue.srq.number()));
+            ready(&receiver, process.recv_line().parse().expect("a number"));
+            process.send_line("connected");
+            end.wait(&mut process);
+            process
+        })
+        .collect();
     let sent = adapter.cq();
     let (sender, receiver) =
         (sender(&adapter, &sent, QpType::XrcSend), Qp::for_domain(&domain).expect("a queue pair"));

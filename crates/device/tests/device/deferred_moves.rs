@@ -42,6 +42,8 @@ pub(crate) fn role() {
         Some("file") => hands_out_a_file(),
         Some("end") => deregisters_while_pages_move(),
         Some("stores") => keeps_stores(),
+        Some("fresh") => moves_fresh_pages(),
+        Some("pause") => moves_without_a_pause(),
         Some("alone") => moves_in_the_only_thread(),
         check => panic!("{check:?} is no check"),
     }
@@ -108,7 +110,15 @@ struct Pages {
 }
 
 impl Pages {
+    /// Pages that exist.
     fn anonymous(pages: usize) -> Self {
+        let memory = Self::untouched(pages);
+        // SAFETY: the whole mapping.
+        unsafe { memory.base.write_bytes(0, memory.len) };
+        memory
+    }
+
+    fn untouched(pages: usize) -> Self {
         let (protection, flags) =
             (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         let len = pages * PAGE;
@@ -358,6 +368,58 @@ fn keeps_stores() {
         }
         fixture.mr = register(&fixture.owner, &fixture.pages);
     }
+}
+
+#[test]
+fn large_regions_without_pages_are_mapped_at_once() {
+    run("fresh");
+}
+
+fn moves_fresh_pages() {
+    const LARGE: usize = (2 << 20) / PAGE;
+    let mut fixture = Fixture::new(1);
+    for (pages, is_mapped) in [
+        (Pages::untouched(LARGE), true),
+        (Pages::untouched(LARGE - 1), false),
+        (Pages::anonymous(LARGE), false),
+    ] {
+        fixture.mr.deregister().expect("no window is bound");
+        fixture.pages = pages;
+        fixture.mr = register(&fixture.owner, &fixture.pages);
+        let len = if is_mapped { fixture.pages.len() as u64 } else { 0 };
+        assert_eq!(fixture.mr.mapped_len(), len);
+        fixture.peer.store(&fixture.local.clone(), 0, &pattern(7, PAGE));
+        fixture.write(5 * PAGE, PAGE);
+        assert_eq!(fixture.bytes(4 * PAGE, PAGE), [0; PAGE]);
+        assert_eq!(fixture.bytes(5 * PAGE, PAGE), pattern(7, PAGE));
+    }
+    fixture.mr.deregister().expect("no window is bound");
+    assert_eq!(fixture.bytes(5 * PAGE, PAGE), pattern(7, PAGE), "private again");
+}
+
+#[test]
+fn a_large_region_moves_while_a_peer_writes_all_of_it_without_a_pause() {
+    run("pause");
+}
+
+/// At every moment the kernel has pinned some pages of the region.
+fn moves_without_a_pause() {
+    const LEN: usize = 8 << 20;
+    let mut fixture = Fixture::new(LEN / PAGE);
+    let source = fixture.peer.register(Kind::Anonymous, LEN, 0);
+    fixture.peer.store(&source, 0, &pattern(6, LEN));
+    let (start, key) = fixture.target();
+    let whole = request(1, WR_RDMA_WRITE, &[source.part(0, LEN)], (start, key));
+    for rounds in 0.. {
+        assert!(rounds < 100, "the pages do not move");
+        fixture.peer.begin(&Command::Repeat(whole.clone(), 20));
+        assert!(matches!(fixture.peer.answer(), Reply::Done));
+        if fixture.mr.mapped_len() != 0 {
+            break;
+        }
+    }
+    assert_eq!(fixture.mr.mapped_len(), LEN as u64, "all pages move");
+    assert!(fixture.bytes(0, LEN) == pattern(6, LEN), "contents stay");
 }
 
 #[test]

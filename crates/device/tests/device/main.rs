@@ -6,6 +6,7 @@ mod corrupted_arena;
 mod deferred_moves;
 mod errors;
 mod events;
+mod forged_peer;
 mod fuzz_seeds;
 mod hostile_socket;
 mod lifetime;
@@ -44,16 +45,19 @@ fn other_process() {
         Ok("key_table") => lifetime::key_table(),
         Ok("victim") => corrupted_arena::victim(),
         Ok("corruptor") => corrupted_arena::corruptor(),
+        Ok("inline") => queues::inline(),
         Ok("deferred_moves") => deferred_moves::role(),
         Ok("churn") => object_churn::churn(),
         Ok("owner") => other_users::owner(),
         Ok("trespasser") => other_users::trespasser(),
         Ok("squatter") => other_users::squatter(),
         Ok("load") => process_kills::load::serve(),
+        Ok("stepped_datagrams") => process_kills::datagrams::sender(),
         Ok("stepped_sender") => process_kills::stepping::sender(),
         Ok("registration") => registration::registers_under_stores(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("fork_tree") => peer_exit::fork_tree(),
+        Ok("forged_peer") => fuzz_seeds::forged_peer(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),
@@ -61,6 +65,7 @@ fn other_process() {
         Ok("full_queues") => other_users::full_queues(),
         Ok("xrc_member") => xrc::member(),
         Ok("peer") => operations::peer(support::send_to_parent, support::recv_from_parent),
+        Ok("execing_sender") => abandoned::execing_sender(),
         Ok("crashing_sender") => abandoned::crashing_sender(),
         Ok("qpn_reuse") => lifetime::qpn_reuse(),
         Ok("wire_killed_peer") => wire::killed_peer(),

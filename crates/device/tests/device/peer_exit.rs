@@ -58,6 +58,23 @@ fn pending_requests_fail_when_the_peer_is_killed() {
 }
 
 #[test]
+fn pending_requests_fail_when_the_peer_executes_another_program() {
+    // ACK timers of minutes.
+    let config = QpConfig { timeout: 24, ..QpConfig::default() };
+    let (mut a, mut b) = pair(Placement::OtherProcess, &config);
+    let source = a.hold(&pattern(1, 64));
+    a.recv(10, &[source.all()]);
+    (0..3).for_each(|wr_id| a.send(wr_id, &[source.all()]));
+    a.arm(CqKind::Send, false);
+    b.begin(&Command::Exec);
+    assert!(a.event(CqKind::Send, TEST_TIMEOUT));
+    expect_errors_in_order(&mut a, 0, 3);
+    assert_eq!(statuses(&a.received(1)), [(10, WC_WR_FLUSH_ERR)]);
+    // The process runs on.
+    b.process().wait_for_program("sleep");
+}
+
+#[test]
 fn a_peer_that_exits_or_disconnects_fails_the_stream() {
     for (killed, opcode) in
         [(true, WR_RDMA_WRITE), (true, WR_RDMA_READ), (true, WR_SEND), (false, WR_RDMA_WRITE)]

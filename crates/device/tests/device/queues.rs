@@ -16,7 +16,8 @@ use millstream_device::{
 };
 
 use crate::support::{
-    Command, Completion, CqKind, End, Kind, Placement, QpConfig, connect, pair, pattern, wait_for,
+    Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, connect, pair, pattern,
+    send_to_parent, wait_for,
 };
 
 /// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
@@ -42,9 +43,10 @@ fn sizes_beyond_the_devices_are_refused() {
         max_recv_sge: MAX_SGE,
         max_inline_data: MAX_INLINE,
     };
-    let make = |capacity| {
-        Qp::new(&pd, &cq, &cq, capacity, true, QpType::Rc, RecvSource::Own).map(|qp| qp.capacity())
+    let make_as = |kind, capacity| {
+        Qp::new(&pd, &cq, &cq, capacity, true, kind, RecvSource::Own).map(|qp| qp.capacity())
     };
+    let make = |capacity| make_as(QpType::Rc, capacity);
     assert_eq!(make(most), Ok(most));
     for too_much in [
         QpCap { max_send_wr: MAX_QP_WR + 1, ..most },
@@ -57,9 +59,38 @@ fn sizes_beyond_the_devices_are_refused() {
     }
     let none = make(QpCap::default()).expect("queues without room");
     assert_eq!((none.max_send_wr, none.max_recv_wr), (0, 0));
+    assert_eq!(none.max_inline_data, MAX_INLINE, "every connected queue pair has it");
+    // Message layers take it for the size of a datagram.
+    for (asked, granted) in [(0, 64), (100, 100)] {
+        let datagrams = make_as(QpType::Ud, QpCap { max_inline_data: asked, ..QpCap::default() });
+        assert_eq!(datagrams.expect("queues without room").max_inline_data, granted);
+    }
     assert_eq!(Srq::new(&pd, 0, 1).err(), Some(Errno::INVAL));
     assert_eq!(Srq::new(&pd, MAX_QP_WR + 1, 1).err(), Some(Errno::INVAL));
     assert_eq!(Srq::new(&pd, 1, MAX_SGE + 1).err(), Some(Errno::INVAL));
+}
+
+#[test]
+fn the_environment_limits_what_connected_queue_pairs_get() {
+    for (setting, granted) in
+        [("64", 64), ("100", 100), ("0", 64), ("100000", MAX_INLINE), ("many", MAX_INLINE)]
+    {
+        let mut process = Process::start_with("inline", |command| command.env("MILLSTREAM_INLINE", setting));
+        assert_eq!(process.recv_line(), format!("{granted} {}", granted.max(200)), "{setting}");
+        assert!(process.finish().success(), "{setting}");
+    }
+}
+
+/// Reports what queue pairs get that were created with 0 and 200 inline bytes.
+pub(crate) fn inline() {
+    let context = Context::open().expect("the device opens");
+    let (pd, cq) = (Pd::new(&context), Cq::new(&context, 1, None).expect("the smallest"));
+    let granted = [0, 200].map(|max_inline_data| {
+        let asked = QpCap { max_inline_data, ..QpCap::default() };
+        let qp = Qp::new(&pd, &cq, &cq, asked, true, QpType::Rc, RecvSource::Own).expect("room");
+        qp.capacity().max_inline_data
+    });
+    send_to_parent(&format!("{} {}", granted[0], granted[1]));
 }
 
 #[test]
@@ -139,7 +170,7 @@ fn each_message_meets_its_own_receive() {
     for place in Placement::BOTH {
         let config = QpConfig { send_wr: 64, recv_wr: 21, ..QpConfig::default() };
         let (mut a, mut b) = pair(place, &config);
-        let to_a = a.number();
+        let (to_a, to_b) = (a.number(), b.number());
         let source = a.register(Kind::Anonymous, 4096, 0);
         let target = b.register(Kind::Anonymous, 4096, 0);
         let (mut posted, mut taken) = (0u64, 0u64);
@@ -175,9 +206,11 @@ fn each_message_meets_its_own_receive() {
             taken += messages;
             a.sent(messages as usize);
             if round % 7 == 3 {
-                // RESET drops pending receives; the sender, which has cached the queue pair, is unaffected.
+                // RESET drops pending receives.
                 b.modify(QpState::Reset, &config);
+                a.modify(QpState::Reset, &config);
                 b.connect_to(to_a, &config);
+                a.connect_to(to_b, &config);
                 let waiting = posted - taken;
                 taken = posted;
                 post(&mut b, posted..posted + waiting);

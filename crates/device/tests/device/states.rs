@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
-use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_SEND, WR_SEND};
+use millstream_device::types::{
+    WC_OP_RDMA_WRITE, WC_OP_SEND, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND,
+};
 use millstream_device::{Errno, Qp};
 
 use crate::support::{
@@ -27,6 +29,88 @@ fn walk(qp: &Qp, to: QpState) {
         if state == to {
             return;
         }
+    }
+}
+
+#[test]
+fn a_queue_pair_that_is_reset_alone_has_no_connection_with_its_peer() {
+    for place in Placement::BOTH {
+        for reset_end_sends_first in [true, false] {
+            reset_alone(place, reset_end_sends_first);
+        }
+    }
+}
+
+fn reset_alone(place: Placement, reset_end_sends_first: bool) {
+    let case = format!("{place:?}, the reset end sends first: {reset_end_sends_first}");
+    // 4.2 ms, with one retry.
+    let config = QpConfig { timeout: 10, retry_cnt: 1, ..QpConfig::default() };
+    let (mut a, mut b) = pair(place, &config);
+    let (to_a, to_b) = (a.number(), b.number());
+    let (of_a, of_b) = (a.hold(&pattern(1, 64)), b.hold(&pattern(2, 64)));
+    let (at_a, at_b) = (a.register(Kind::Anonymous, 64, 0), b.register(Kind::Anonymous, 64, 0));
+    // Requests in both directions, then `b` has a new connection, of which `a` does not know.
+    a.recv(1, &[at_a.all()]);
+    b.recv(1, &[at_b.all()]);
+    a.send(1, &[of_a.all()]);
+    b.send(1, &[of_b.all()]);
+    for end in [&mut a, &mut b] {
+        assert_eq!([end.sent(1)[0].status, end.received(1)[0].status], [WC_SUCCESS; 2], "{case}");
+    }
+    b.modify(QpState::Reset, &config);
+    b.connect_to(to_a, &config);
+    a.store(&at_a, 0, &[0; 64]);
+    b.store(&at_b, 0, &[0; 64]);
+    a.recv(2, &[at_a.all()]);
+    b.recv(2, &[at_b.all()]);
+
+    // Neither takes data of the other's connection, and both get an error.
+    for reset_end in [reset_end_sends_first, !reset_end_sends_first] {
+        let (end, source, target) = if reset_end { (&mut b, &of_b, &at_a) } else { (&mut a, &of_a, &at_b) };
+        end.send(2, &[source.all()]);
+        end.write(3, &[source.all()], (target.addr, target.key));
+        let ends: Vec<_> = end.sent(2).iter().map(|c| (c.wr_id, c.status)).collect();
+        assert_eq!(ends, [(2, WC_RETRY_EXC_ERR), (3, WC_WR_FLUSH_ERR)], "{case}");
+        assert_eq!(end.state(), QpState::Err, "{case}");
+    }
+    assert_eq!([a.load(&at_a, 0, 64), b.load(&at_b, 0, 64)], [vec![0; 64], vec![0; 64]], "{case}");
+
+    // Both are reset: a new connection.
+    a.modify(QpState::Reset, &config);
+    b.modify(QpState::Reset, &config);
+    a.connect_to(to_b, &config);
+    b.connect_to(to_a, &config);
+    b.recv(4, &[at_b.all()]);
+    a.send(4, &[of_a.all()]);
+    assert_eq!((a.sent(1)[0].status, b.received(1)[0].wr_id), (WC_SUCCESS, 4), "{case}");
+    assert_eq!(b.load(&at_b, 0, 64), pattern(1, 64), "{case}");
+}
+
+#[test]
+fn a_request_before_the_peer_is_reset_waits_for_the_new_connection() {
+    for place in Placement::BOTH {
+        let config = QpConfig { timeout: 18, ..QpConfig::default() };
+        let (mut a, mut b) = pair(place, &config);
+        let (to_a, to_b) = (a.number(), b.number());
+        let source = a.hold(&pattern(1, 64));
+        let target = b.register(Kind::Anonymous, 64, 0);
+        b.recv(1, &[target.all()]);
+        a.send(1, &[source.all()]);
+        assert_eq!((a.sent(1)[0].status, b.received(1)[0].status), (WC_SUCCESS, WC_SUCCESS), "{place:?}");
+        b.store(&target, 0, &[0; 64]);
+        b.recv(2, &[target.all()]);
+        // `a` has its new connection and sends, while `b` has the old one.
+        a.modify(QpState::Reset, &config);
+        a.connect_to(to_b, &config);
+        a.send(3, &[source.all()]);
+        std::thread::sleep(Duration::from_millis(20));
+        b.has_nothing(CqKind::Recv);
+        assert_eq!(b.load(&target, 0, 64), [0; 64], "{place:?}");
+        b.modify(QpState::Reset, &config);
+        b.connect_to(to_a, &config);
+        b.recv(4, &[target.all()]);
+        assert_eq!((a.sent(1)[0].status, b.received(1)[0].wr_id), (WC_SUCCESS, 4), "{place:?}");
+        assert_eq!(b.load(&target, 0, 64), pattern(1, 64), "{place:?}");
     }
 }
 

@@ -1,5 +1,6 @@
 //! Transfers from and to every type of memory: all bytes arrive, and no others change.
 
+use millstream_device::MAX_INLINE;
 use millstream_device::types::{
     SEND_INLINE, WC_OP_ATOMIC_WRITE, WC_OP_COMP_SWAP, WC_OP_FETCH_ADD, WC_OP_RDMA_READ, WC_OP_RDMA_WRITE,
     WC_OP_RECV, WC_OP_RECV_RDMA_WITH_IMM, WC_OP_SEND, WC_REM_INV_REQ_ERR, WR_ATOMIC_CMP_AND_SWP,
@@ -255,17 +256,18 @@ fn the_senders_memory_may_be_of_every_kind_too() {
 fn inline_data_is_taken_when_posted() {
     for place in Placement::BOTH {
         let (mut a, mut b) = pair(place, &QpConfig::default());
-        let source = a.register(Kind::Anonymous, 256, 0);
-        let target = b.register(Kind::Anonymous, 256, 1);
+        const MOST: usize = MAX_INLINE as usize;
+        let source = a.register(Kind::Anonymous, MOST, 0);
+        let target = b.register(Kind::Anonymous, MOST, 1);
         // Without a key, in pieces, and overwritten before the receiver can have read it.
         let pieces = |len: usize| {
             let half = len / 2;
             [(source.addr, half as u32, 0), (source.addr + half as u64, (len - half) as u32, 0)]
         };
-        for len in [0, 1, 8, 100, 256] {
+        for len in [0, 1, 8, 100, 256, PAGE, MOST] {
             a.store(&source, 0, &pattern(len as u64, len));
             a.post(request(1, WR_SEND, &pieces(len), (0, 0)).inline());
-            a.store(&source, 0, &[0xff; 256]);
+            a.store(&source, 0, &[0xff; MOST]);
             a.has_nothing(CqKind::Send);
             b.recv(2, &[target.all()]);
             assert_eq!(b.received(1), [Completion::ok(2, WC_OP_RECV, len)]);
@@ -492,14 +494,14 @@ fn a_queue_pair_can_be_connected_to_itself() {
 #[test]
 fn flags_of_the_wrong_operation_are_refused() {
     let (mut a, mut b) = pair(Placement::SameProcess, &QpConfig::default());
-    let source = a.hold(&[0; 300]);
+    let source = a.hold(&[0; MAX_INLINE as usize + 1]);
     let target = b.register(Kind::Anonymous, 300, 0);
     let to = (target.addr, target.key);
     let refused = |a: &mut End, request: Request, errno| {
         assert_eq!(a.attempt(crate::support::Command::Send(request)).unwrap_err(), errno);
     };
     refused(&mut a, request(1, WR_RDMA_READ, &[source.part(0, 8)], to).inline(), libc::EINVAL);
-    refused(&mut a, request(1, WR_SEND, &[source.part(0, 257)], (0, 0)).inline(), libc::EINVAL);
+    refused(&mut a, request(1, WR_SEND, &[source.all()], (0, 0)).inline(), libc::EINVAL);
     refused(&mut a, request(1, WR_SEND, &[source.part(0, 8); 9], (0, 0)), libc::EINVAL);
     refused(&mut a, request(1, 77, &[source.part(0, 8)], (0, 0)), libc::EOPNOTSUPP);
     // Longer than the device's longest message, with lengths whose sum does not fit 32 bits.

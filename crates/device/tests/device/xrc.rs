@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
@@ -514,4 +515,34 @@ fn the_first_message_is_reported_to_the_receiver_in_rtr() {
     from.post_send(&queue.send()).expect("room");
     assert_eq!((next(&sent).status, next(&queue.cq).status), (WC_SUCCESS, WC_SUCCESS));
     assert_eq!(event(&adapter.context, TEST_TIMEOUT), Some(COMM_EST));
+}
+
+#[test]
+fn a_domain_is_unused_as_soon_as_its_queue_is_destroyed() {
+    let adapter = Adapter::open();
+    let domain = Xrcd::private(&adapter.context).expect("a domain");
+    let cq = adapter.cq();
+    let over = AtomicBool::new(false);
+    let queue = || Srq::for_domain(&adapter.pd, &domain, &cq, 4, 1).expect("a shared queue");
+    // Each deregistration visits all queues of the process. With many, that takes longer.
+    let others: Vec<_> = (0..300).map(|_| queue()).collect();
+    let domain = Xrcd::private(&adapter.context).expect("a domain");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let memory = [0_u8; 4096];
+            let start = memory.as_ptr() as u64;
+            while !over.load(Ordering::Relaxed) {
+                drop(Mr::register(&adapter.pd, start, 4096, start, 15).expect("registered"));
+            }
+        });
+        let in_use = (0..5000).find(|_| {
+            let srq = Srq::for_domain(&adapter.pd, &domain, &cq, 4, 1).expect("a shared queue");
+            srq.destroy().expect("no queue pair uses it");
+            drop(srq);
+            domain.in_use()
+        });
+        over.store(true, Ordering::Relaxed);
+        assert_eq!(in_use, None, "the round in which the domain was in use");
+    });
+    drop(others);
 }

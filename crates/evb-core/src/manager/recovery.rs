@@ -7,12 +7,14 @@ use crate::recovery::{Membership, OnBuilderLoss, OnReadoutLoss, ReadoutMember};
 use crate::report::{BuilderReport, SlotState};
 use crate::types::{BuIndex, Instant, RuIndex, SlotIndex, StopCause, Unit};
 
-/// A batch of a lost builder unit that waits for another one.
+/// A batch that waits for a builder unit, because another one was lost or no unit got its assignment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rebuild {
     pub(super) batch: Batch,
-    /// Its slot at the lost builder unit, in the tables over all slots.
-    pub(super) from: usize,
+    /// Its slot at the lost builder unit, in the tables over all slots; `None` if no unit had it.
+    pub(super) from: Option<usize>,
+    /// Whether a lost builder unit may have stored its events.
+    pub(super) again: bool,
 }
 
 impl Manager {
@@ -82,6 +84,7 @@ impl Manager {
         let is_absent = |state| !matches!(state, BuilderState::Active | BuilderState::Spare);
         let builders = (0..).map(BuIndex).zip(&self.builders);
         Membership {
+            term: self.term,
             readouts: readouts.collect(),
             absent_builders: builders
                 .filter(|(_, unit)| is_absent(unit.membership))
@@ -116,6 +119,7 @@ impl Manager {
             }
         }
         self.joined.push(unit);
+        self.is_replica_due = true;
         if self.has_readout() && self.has_builder() {
             self.waits_for_unit = None;
         }
@@ -132,7 +136,7 @@ impl Manager {
     }
 
     /// Waits for a restart if no unit of a kind is left.
-    fn wait_if_alone(&mut self, cause: StopCause, now: Instant) {
+    pub(super) fn wait_if_alone(&mut self, cause: StopCause, now: Instant) {
         if !self.has_readout() || !self.has_builder() {
             self.waits_for_unit.get_or_insert((now + self.plan.recovery.join_timeout, cause));
         }
@@ -175,7 +179,7 @@ impl Manager {
 
     /// Stops using a builder unit that may still be there. Its batches are assigned again once it has reported or ended.
     /// False if the run cannot go on without it.
-    fn exclude_builder(&mut self, bu: BuIndex, cause: StopCause, now: Instant) -> bool {
+    pub(super) fn exclude_builder(&mut self, bu: BuIndex, cause: StopCause, now: Instant) -> bool {
         let Some(unit) = self.builders.get(bu.index()) else { return false };
         if matches!(unit.membership, BuilderState::Excluded { .. } | BuilderState::Gone) {
             return self.phase == Phase::Running;
@@ -183,13 +187,18 @@ impl Manager {
         if !self.can_go_on_without_builder(bu) {
             return false;
         }
-        let until = now + 2 * self.plan.timeout + 4 * self.plan.drain_timeout;
-        self.leave(bu, BuilderState::Excluded { cause, until }, cause, now);
+        self.leave(bu, self.excluded_state(cause, now), cause, now);
         let to = Receivers::Unit(Unit::Builder(bu));
         self.outbox.push_back(Transmit { to, message: Message::Stop { cause } });
         self.outbox.push_back(Transmit { to, message: Message::Drain });
         self.excluded.push_back(Unit::Builder(bu));
         true
+    }
+
+    /// State of a builder unit that is excluded at that time.
+    pub(super) fn excluded_state(&self, cause: StopCause, now: Instant) -> BuilderState {
+        let until = now + 2 * self.plan.timeout + 4 * self.plan.drain_timeout;
+        BuilderState::Excluded { cause, until }
     }
 
     /// A builder unit ended. False if the run cannot go on without it.
@@ -221,6 +230,7 @@ impl Manager {
             {
                 self.slots[base + position].1 = Slot::Busy;
                 self.events_done += u64::from(batch.events);
+                self.events_settled += u64::from(batch.events);
             }
         }
         self.assign_again(bu);
@@ -230,6 +240,7 @@ impl Manager {
 
     /// Stops using a builder unit, and starts to use a spare one.
     fn leave(&mut self, bu: BuIndex, membership: BuilderState, cause: StopCause, now: Instant) {
+        self.is_replica_due = true;
         let unit = &mut self.builders[bu.index()];
         unit.membership = membership;
         unit.credits.clear();
@@ -250,13 +261,14 @@ impl Manager {
 
     /// Queues the unfinished batches of a builder unit that stores no event any more.
     fn assign_again(&mut self, bu: BuIndex) {
+        self.is_replica_due = true;
         self.builders[bu.index()].membership = BuilderState::Gone;
         self.departed.push_back(Unit::Builder(bu));
         let base = self.builders[bu.index()].base;
         for from in base..base + usize::from(self.plan.slots[bu.index()].get()) {
             if let (_, Slot::Assigned(batch)) = self.slots[from] {
                 self.slots[from].1 = Slot::Moved { batch, again: false };
-                self.rebuild.push_back(Rebuild { batch, from });
+                self.rebuild.push_back(Rebuild { batch, from: Some(from), again: true });
             }
         }
         self.rebuild.make_contiguous().sort_unstable_by_key(|rebuild| rebuild.batch.id);
@@ -306,6 +318,7 @@ impl Manager {
         }
         // A report that comes later does not say what arrived before it was excluded.
         self.readouts[ru.index()].mark_lost();
+        self.is_replica_due = true;
         self.recovered.push(unit);
         self.excluded.push_back(unit);
         self.departed.push_back(unit);

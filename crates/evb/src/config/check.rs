@@ -5,7 +5,7 @@ use super::file::{Builder, Card, ConfigFile, Recovery, Trigger};
 use super::input::Inputs;
 use super::run_config::{
     BuilderConfig, Candidates, ChecksumPolicy, KernelConfig, LandingCard, LandingTarget, OutputConfig,
-    ReadoutConfig, RunConfig, StoredEvents, SyncPolicy, WorkersConfig,
+    OutputFormat, ReadoutConfig, RunConfig, StoredEvents, SyncPolicy, WorkersConfig,
 };
 use crate::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use crate::core::shaping::TrafficShaping;
@@ -31,6 +31,8 @@ const DEFAULT_TIMEOUT_MS: u64 = 2000;
 const DEFAULT_BATCH_TIMEOUT_MS: u64 = 100;
 /// A unit with much landing memory needs seconds to start.
 const DEFAULT_JOIN_TIMEOUT_MS: u64 = 10_000;
+/// A takeover takes milliseconds once the launcher has noticed the loss; a busy host is slower.
+const DEFAULT_TAKEOVER_TIMEOUT_MS: u64 = 5000;
 /// Stopping has four steps; with this value a failed run ends within five seconds, with margin.
 const DEFAULT_DRAIN_MS: u64 = 500;
 /// About the cost of a wake-up.
@@ -118,6 +120,7 @@ impl ConfigFile {
             checksums: self.checksums(),
             max_corrupt: self.max_corrupt()?,
             output: self.output()?,
+            security: self.security()?,
             builders,
             layout,
             plan,
@@ -152,8 +155,17 @@ impl ConfigFile {
 
     /// A lost builder unit costs no event, so the run goes on by default. A lost readout unit does, so the run stops.
     fn recovery(&self) -> RecoveryPolicy {
-        let Recovery { builder_loss, readout_loss, spare_builders, restarts, join_timeout_ms } =
-            &self.tables.recovery;
+        let Recovery {
+            builder_loss,
+            readout_loss,
+            spare_builders,
+            restarts,
+            join_timeout_ms,
+            standby,
+            takeover_timeout_ms,
+        } = &self.tables.recovery;
+        let has_standby = standby.as_ref().is_some_and(|standby| *standby.get_ref());
+        let takeover = takeover_timeout_ms.as_ref().map_or(DEFAULT_TAKEOVER_TIMEOUT_MS, |ms| *ms.get_ref());
         RecoveryPolicy {
             builder: match builder_loss.as_ref().map(|policy| policy.get_ref().as_str()) {
                 Some("stop") => OnBuilderLoss::Stop,
@@ -170,6 +182,7 @@ impl ConfigFile {
             join_timeout: Duration::from_millis(
                 join_timeout_ms.as_ref().map_or(DEFAULT_JOIN_TIMEOUT_MS, |ms| *ms.get_ref()),
             ),
+            takeover_timeout: Duration::from_millis(if has_standby { takeover } else { 0 }),
         }
     }
 
@@ -423,6 +436,13 @@ impl ConfigFile {
                     sync: match output.sync.as_ref().map(|sync| sync.get_ref().as_str()) {
                         Some("batch") => SyncPolicy::Batch,
                         _ => SyncPolicy::File,
+                    },
+                    format: match output.format.as_ref().map(|format| format.get_ref().as_str()) {
+                        Some("batches") => {
+                            let direct = output.direct.as_ref().is_none_or(|direct| *direct.get_ref());
+                            OutputFormat::Batches { direct }
+                        }
+                        _ => OutputFormat::Hdf5,
                     },
                 })
             }),

@@ -135,6 +135,9 @@ pub enum Problem {
         /// The cause.
         cause: std::io::Error,
     },
+    /// Keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] millstream_tls::KeysError),
     /// The output directory cannot be used.
     #[error("{}: {cause}", .path.display())]
     Directory {

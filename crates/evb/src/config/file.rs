@@ -1,6 +1,7 @@
 //! The configuration file, and the checks that need only the file.
 
 use super::error::{ConfigError, Problem};
+use super::security::SecurityTable;
 use crate::core::Bytes;
 use millstream_card_abi::events::FUNCTION_ARGUMENTS;
 use serde::Deserialize;
@@ -53,6 +54,7 @@ pub(super) struct Tables {
     pub(super) recovery: Recovery,
     pub(super) output: Option<Output>,
     pub(super) check: Option<Check>,
+    pub(super) security: Option<SecurityTable>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -177,6 +179,8 @@ pub(super) struct Recovery {
     pub(super) spare_builders: Option<Spanned<u64>>,
     pub(super) restarts: Option<Spanned<u64>>,
     pub(super) join_timeout_ms: Option<Spanned<u64>>,
+    pub(super) standby: Option<Spanned<bool>>,
+    pub(super) takeover_timeout_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -189,6 +193,7 @@ pub(super) struct Output {
     pub(super) rotate_interval_s: Option<Spanned<u64>>,
     pub(super) sync: Option<Spanned<String>>,
     pub(super) format: Option<Spanned<String>>,
+    pub(super) direct: Option<Spanned<bool>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -291,8 +296,15 @@ impl ConfigFile {
             self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
             unit.trigger.as_ref().map_or(Ok(()), |trigger| self.check_trigger(trigger))?;
         }
-        let Recovery { builder_loss, readout_loss, spare_builders, restarts, join_timeout_ms } =
-            &self.tables.recovery;
+        let Recovery {
+            builder_loss,
+            readout_loss,
+            spare_builders,
+            restarts,
+            join_timeout_ms,
+            standby,
+            takeover_timeout_ms,
+        } = &self.tables.recovery;
         if let Some(policy) = builder_loss {
             self.check_value("recovery.builder_loss", policy, &["rebuild", "stop"])?;
         }
@@ -303,6 +315,13 @@ impl ConfigFile {
         self.check_range("recovery.spare_builders", spare_builders.as_ref(), 0..=most)?;
         self.check_range("recovery.restarts", restarts.as_ref(), 0..=MAX_RESTARTS)?;
         self.check_range("recovery.join_timeout_ms", join_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        self.check_range("recovery.takeover_timeout_ms", takeover_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        let has_standby = standby.as_ref().is_some_and(|standby| *standby.get_ref());
+        if let Some(timeout) = takeover_timeout_ms.as_ref().filter(|_| !has_standby) {
+            let problem =
+                Problem::Conflict("there is no standby manager to wait for; set standby = true".into());
+            return Err(self.at(timeout, "recovery.takeover_timeout_ms", problem));
+        }
         let is_stop =
             |policy: &Option<Spanned<String>>| policy.as_ref().is_some_and(|p| p.get_ref() == "stop");
         let stops = is_stop(builder_loss) && (readout_loss.is_none() || is_stop(readout_loss));
@@ -348,7 +367,13 @@ impl ConfigFile {
 
     fn check_output(&self, output: &Output) -> Result<(), ConfigError> {
         if let Some(format) = &output.format {
-            self.check_value("output.format", format, &["hdf5"])?;
+            self.check_value("output.format", format, &["hdf5", "batches"])?;
+        }
+        if let Some(direct) = &output.direct
+            && output.format.as_ref().is_none_or(|format| format.get_ref() != "batches")
+        {
+            let problem = Problem::Conflict("only for format = \"batches\"; remove this line".into());
+            return Err(self.at(direct, "output.direct", problem));
         }
         if let Some(events) = &output.events {
             self.check_value("output.events", events, &["accepted", "built", "all"])?;

@@ -11,12 +11,14 @@ mod error;
 mod file;
 mod input;
 mod run_config;
+mod security;
 
 pub use check::{CardField, InspectCard, RefusedCard};
 pub use error::{ConfigError, Problem};
 pub use file::ConfigFile;
 pub use run_config::{
     Arrival, BuilderConfig, Candidates, ChecksumPolicy, GeneratorConfig, InputConfig, KernelConfig,
-    LandingCard, LandingTarget, OutputConfig, ReadoutConfig, RingConfig, RunConfig, SizeDistribution,
-    StoredEvents, SyncPolicy, UdpConfig, WorkersConfig,
+    LandingCard, LandingTarget, OutputConfig, OutputFormat, ReadoutConfig, RingConfig, RunConfig,
+    SizeDistribution, StoredEvents, SyncPolicy, UdpConfig, WorkersConfig,
 };
+pub use security::SecurityConfig;

@@ -1,5 +1,6 @@
 //! A checked run: the parameters of all units.
 
+use super::security::SecurityConfig;
 use crate::core::{Bytes, EventNumber, Plan, Unit};
 use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
 use serde::{Deserialize, Serialize};
@@ -43,6 +44,9 @@ pub struct RunConfig {
     pub checksums: ChecksumPolicy,
     /// The run fails if a larger fraction of a source's checked fragments is corrupt.
     pub max_corrupt: f64,
+    /// Keys of the processes that the launcher starts, and the nodes that may join.
+    #[serde(default)]
+    pub security: SecurityConfig,
     /// Stream file with reference trigger decisions for the kernels' results.
     pub reference_decisions: Option<PathBuf>,
 }
@@ -372,6 +376,22 @@ pub struct OutputConfig {
     pub rotate_interval: Option<Duration>,
     /// When events are made durable.
     pub sync: SyncPolicy,
+    /// Format of the files.
+    pub format: OutputFormat,
+}
+
+/// Format of the files with events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputFormat {
+    /// Events in HDF5.
+    #[default]
+    Hdf5,
+    /// Whole batches.
+    Batches {
+        /// Whether they are written past the page cache (`O_DIRECT`).
+        direct: bool,
+    },
 }
 
 /// When stored events are made durable. In any case, they survive their process as soon as their batch is done.

@@ -9,11 +9,12 @@ use super::card::{CardProcess, ServeCard, unfit};
 use super::error::IoContext;
 use super::manager::{self, ManagerEvent};
 use super::sink::MakeSink;
-use super::{ProcessError, readout};
+use super::{ProcessError, ReportRefused, readout, standby};
 use crate::config::RunConfig;
 use crate::core::report::ReadoutReport;
 use crate::core::{BuIndex, Bytes, RuIndex};
 use crate::source::SourceStatistics;
+use millstream_tls::Security;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, Write};
 use std::os::fd::AsFd;
@@ -24,6 +25,11 @@ use std::time::Duration;
 pub enum Child {
     /// The event manager.
     Manager,
+    /// The standby manager.
+    Standby {
+        /// The manager's address.
+        manager: String,
+    },
     /// A readout unit.
     Readout {
         /// Its index.
@@ -55,6 +61,8 @@ pub enum ChildMessage {
         /// Whether the error is a consequence of another process's failure.
         is_secondary: bool,
     },
+    /// Connections that the process has refused so far.
+    Refused(u64),
     /// What the live sources of a readout unit delivered.
     Sources(Vec<SourceStatistics>),
     /// Final report of a readout unit.
@@ -73,6 +81,7 @@ impl Child {
     pub fn to_arguments(&self) -> Vec<String> {
         match self {
             Child::Manager => vec!["manager".to_owned()],
+            Child::Standby { manager } => vec!["standby".to_owned(), manager.clone()],
             Child::Readout { index, manager } => {
                 vec!["readout".to_owned(), index.0.to_string(), manager.clone()]
             }
@@ -95,6 +104,7 @@ impl Child {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         match words[..] {
             ["manager"] => Ok(Child::Manager),
+            ["standby", manager] => Ok(Child::Standby { manager: manager.to_owned() }),
             ["readout", index, manager] => Ok(Child::Readout {
                 index: RuIndex(index.parse().map_err(|_| bad())?),
                 manager: manager.to_owned(),
@@ -127,17 +137,27 @@ impl Child {
     }
 
     fn run_role(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
+        let security = Security::from_environment()?;
+        let report_refused: ReportRefused = |count| send_to_parent(&ChildMessage::Refused(count));
         match self {
             Child::Manager => {
                 let config = read_config()?;
                 let stop = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
-                let finished = manager::run(&config, stop.as_fd(), |event| {
+                let finished = manager::run(&config, &security, stop.as_fd(), report_refused, |event| {
                     send_to_parent(&ChildMessage::Manager(event.clone()));
                 })?;
                 Ok(finished.summary.is_success())
             }
+            Child::Standby { manager } => {
+                let finished =
+                    standby::run(manager, &security, std::io::stdin().as_fd(), report_refused, |event| {
+                        send_to_parent(&ChildMessage::Manager(event.clone()));
+                    })?;
+                Ok(finished.is_none_or(|finished| finished.summary.is_success()))
+            }
             Child::Readout { index, manager } => {
-                let (report, sources) = readout::run(manager, *index, Some(std::io::stdin().as_fd()))?;
+                let (report, sources) =
+                    readout::run(manager, *index, &security, Some(std::io::stdin().as_fd()))?;
                 let good = report.cause.is_success();
                 if !sources.is_empty() {
                     send_to_parent(&ChildMessage::Sources(sources));
@@ -146,7 +166,14 @@ impl Child {
                 Ok(good)
             }
             Child::Builder { index, manager } => {
-                let (end, sink) = builder::run(manager, *index, make_sink, Some(std::io::stdin().as_fd()))?;
+                let parent_pipe = std::io::stdin();
+                let (end, sink) = builder::run(
+                    (manager, *index),
+                    &security,
+                    make_sink,
+                    report_refused,
+                    Some(parent_pipe.as_fd()),
+                )?;
                 let good = end.report.cause.is_success() && end.statistics.comparison.is_full();
                 send_to_parent(&ChildMessage::Builder { end: Box::new(end), sink });
                 Ok(good)
@@ -184,6 +211,7 @@ mod tests {
         let manager = "127.0.0.1:4711".to_owned();
         for child in [
             Child::Manager,
+            Child::Standby { manager: manager.clone() },
             Child::Readout { index: RuIndex(3), manager: manager.clone() },
             Child::Builder { index: BuIndex(0), manager },
             Child::Card(CardProcess {
@@ -199,7 +227,13 @@ mod tests {
 
     #[test]
     fn other_words_are_refused() {
-        for words in [&[][..], &["readout"], &["readout", "x", "y"], &["card", "a b", "1", "emulated", "2"]] {
+        for words in [
+            &[][..],
+            &["readout"],
+            &["standby"],
+            &["readout", "x", "y"],
+            &["card", "a b", "1", "emulated", "2"],
+        ] {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             assert!(Child::from_arguments(&words).is_err(), "{words:?}");
         }

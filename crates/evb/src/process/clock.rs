@@ -14,6 +14,12 @@ impl MonotonicClock {
         MonotonicClock(std::time::Instant::now())
     }
 
+    /// A clock that was started some time ago.
+    pub(super) fn started(ago: Duration) -> MonotonicClock {
+        let now = std::time::Instant::now();
+        MonotonicClock(now.checked_sub(ago).unwrap_or(now))
+    }
+
     /// The current time.
     pub(super) fn now(self) -> Instant {
         Instant::default() + self.0.elapsed()

@@ -3,7 +3,7 @@
 //! The message channel's memory is bounded. Messages that do not fit wait in a backlog. The core bounds the backlog: the
 //! manager has at most one assignment per credit outstanding, a builder unit one report per slot.
 
-use crate::core::Message;
+use crate::core::{Message, Term};
 use millstream_rdma::Completion;
 use millstream_rdma::message::{MessageChannel, MessageError};
 use std::collections::VecDeque;
@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 /// Result of [`Control::receive`].
 #[derive(Debug)]
 pub(super) enum Received {
-    /// A message.
-    Message(Message),
+    /// A message, and the term of the manager if it sent it.
+    Message(Term, Message),
     /// Bytes that do not decode.
     Malformed,
     /// No message.
@@ -23,14 +23,17 @@ pub(super) enum Received {
 #[derive(Debug)]
 pub(super) struct Control {
     messages: MessageChannel,
+    /// The manager's term, for its messages.
+    term: Term,
     backlog: VecDeque<Message>,
     /// The connection failed. The TCP stream's end shows the cause, or the core's timers expire.
     failed: bool,
 }
 
 impl Control {
-    pub(super) fn new(messages: MessageChannel) -> Control {
-        Control { messages, backlog: VecDeque::new(), failed: false }
+    /// A connection of the manager of that term.
+    pub(super) fn new(messages: MessageChannel, term: Term) -> Control {
+        Control { messages, term, backlog: VecDeque::new(), failed: false }
     }
 
     /// The queue pair number.
@@ -88,7 +91,8 @@ impl Control {
     /// Takes the next message.
     pub(super) fn receive(&mut self) -> Received {
         match self.messages.receive() {
-            Ok(Some(bytes)) => Message::decode(bytes).map_or(Received::Malformed, Received::Message),
+            Ok(Some(bytes)) => Message::decode(bytes)
+                .map_or(Received::Malformed, |(term, message)| Received::Message(term, message)),
             Ok(None) => Received::Nothing,
             Err(_) => {
                 self.failed = true;
@@ -99,7 +103,7 @@ impl Control {
 
     /// False if there is no room. A message to a failed connection counts as sent.
     fn try_send(&mut self, message: &Message) -> bool {
-        let sent = self.messages.send(&message.encode());
+        let sent = self.messages.send(&message.encode(self.term));
         if matches!(sent, Err(MessageError::Full { .. })) {
             return false;
         }

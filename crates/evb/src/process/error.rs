@@ -2,6 +2,7 @@
 
 use crate::core::Unit;
 use crate::core::plan::PlanError;
+use crate::core::takeover::TakeoverError;
 use crate::core::types::StopCause;
 use millstream_card::{OpenError, RingError};
 use millstream_fragment::stream::ReadError;
@@ -17,6 +18,9 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProcessError {
+    /// The keys of the process cannot be used.
+    #[error(transparent)]
+    Keys(#[from] millstream_tls::KeysError),
     /// No RDMA device.
     #[error(transparent)]
     Device(#[from] DeviceError),
@@ -107,6 +111,9 @@ pub enum ProcessError {
         /// The unit's error.
         why: String,
     },
+    /// The standby manager cannot take over.
+    #[error("the standby manager cannot take over: {0}")]
+    Takeover(#[from] TakeoverError),
     /// The sink for accepted events failed.
     #[error("storing accepted events failed: {0}")]
     Sink(super::SinkError),
@@ -122,7 +129,7 @@ pub enum ProcessError {
         cause: io::Error,
     },
     /// Arguments that are not a role of a child process.
-    #[error("arguments {0:?}: expected manager, readout, builder or card with their parameters")]
+    #[error("arguments {0:?}: expected manager, standby, readout, builder or card with their parameters")]
     Arguments(Vec<String>),
 }
 

@@ -12,9 +12,12 @@
 //!  │ ◄── Start: the units of the run ─── │
 //! ```
 //!
+//! A standby manager joins at once: it is welcome, and gets a copy of the manager's state; the manager names it to all units.
+//!
 //! One unit joins at a time. If a unit is lost or joins meanwhile, the joining unit is refused and may be started again.
 //! The run goes on all the while: the manager waits for a joining unit only while both make the control connection.
 
+use super::admission::Admission;
 use super::control::Control;
 use super::rendezvous::{JoinRequest, Unidentified};
 use super::startup::{self, Channel, FromManager, ToManager, TryReceive};
@@ -35,6 +38,8 @@ pub(super) struct Joining<'a> {
     listener: &'a Listener,
     unidentified: Unidentified,
     unit: Option<JoiningUnit>,
+    /// A standby manager that is welcome, and where it listens.
+    standby: Option<(Channel, String)>,
 }
 
 /// A unit that is joining.
@@ -51,7 +56,7 @@ struct JoiningUnit {
     deadline: Deadline,
 }
 
-/// A unit that has joined, with its connections.
+/// A unit that has joined, with its connections. It waits for its start.
 pub(super) struct JoinedUnit {
     pub(super) unit: Unit,
     pub(super) channel: Channel,
@@ -69,6 +74,13 @@ pub(super) enum JoinEvent {
         /// Where it accepts connections.
         address: String,
     },
+    /// A standby manager has joined.
+    Standby {
+        /// Its stream.
+        channel: Channel,
+        /// Where it listens.
+        address: String,
+    },
     /// A unit has joined.
     Joined(Box<JoinedUnit>),
 }
@@ -81,11 +93,13 @@ pub(super) struct Joinable<'a> {
     pub(super) queue: &'a CompletionQueue,
     /// Where the builder units accept data connections, by index; `None` for those that are not there.
     pub(super) builders: &'a [Option<String>],
+    /// The stream of the standby manager, and where it listens.
+    pub(super) standby: &'a mut Option<(Channel, String)>,
 }
 
 impl<'a> Joining<'a> {
-    pub(super) fn new(listener: &'a Listener) -> Joining<'a> {
-        Joining { listener, unidentified: Unidentified::default(), unit: None }
+    pub(super) fn new(listener: &'a Listener, admission: &Admission) -> Joining<'a> {
+        Joining { listener, unidentified: Unidentified::new(admission), unit: None, standby: None }
     }
 
     /// Descriptors to wait for.
@@ -101,6 +115,9 @@ impl<'a> Joining<'a> {
         self.unidentified.accept(self.listener, Deadline::after(Duration::ZERO));
         for request in self.unidentified.take_requests() {
             self.admit(request, run);
+        }
+        if let Some((channel, address)) = self.standby.take() {
+            return Some(JoinEvent::Standby { channel, address });
         }
         let joining = self.unit.as_mut()?;
         if joining.deadline.passed() {
@@ -136,8 +153,14 @@ impl<'a> Joining<'a> {
         if !startup::is_our_version(&version) {
             return refuse(format!("it has version {version:?}; start all units from one build"), false);
         }
-        if self.unit.is_some() {
+        if self.unit.is_some() || self.standby.is_some() {
             return refuse("another unit joins at the moment".to_owned(), true);
+        }
+        if unit == Unit::Manager {
+            return match refusal_of_standby(run) {
+                Some((why, try_again)) => refuse(why.to_owned(), try_again),
+                None => self.admit_standby(channel, data, run.config),
+            };
         }
         let Some(member) = run.core.join_candidate(unit) else {
             let has_restart = run.core.has_restart(unit);
@@ -155,12 +178,21 @@ impl<'a> Joining<'a> {
             unit: member,
             builders: builders.map(|(bu, address)| address.clone().filter(|_| is_present(bu))).collect(),
             readouts: present_readouts(&membership),
+            standby: run.standby.as_ref().map(|(_, address)| address.clone()),
         };
         if channel.send(&welcome).is_ok() {
             let deadline = Deadline::after(startup::timeout(run.config));
             self.unit =
                 Some(JoiningUnit { unit: member, channel, data, membership, control: None, deadline });
         }
+    }
+
+    /// Welcomes a standby manager. The manager waits no longer for it than for the one at the start.
+    fn admit_standby(&mut self, mut channel: Channel, address: Option<String>, config: &RunConfig) {
+        let welcome = FromManager::welcome_standby(config);
+        let is_welcome =
+            channel.set_send_timeout(config.plan.timeout / 4).and_then(|()| channel.send(&welcome)).is_ok();
+        self.standby = address.filter(|_| is_welcome).map(|address| (channel, address));
     }
 
     /// Makes the control connection.
@@ -177,13 +209,13 @@ impl<'a> Joining<'a> {
                 return None;
             }
         };
-        joining.control = Some(Control::new(messages));
+        joining.control = Some(Control::new(messages, run.core.term()));
         let connect = joining.data.clone().map(|address| JoinEvent::Connect { unit: joining.unit, address });
         self.unit = Some(joining);
         connect
     }
 
-    /// Starts the unit, if the run has not changed.
+    /// The unit joins, if the run has not changed.
     fn start(&mut self, run: &mut Joinable<'_>) -> Option<JoinEvent> {
         let JoiningUnit { unit, mut channel, data, membership, control, .. } = self.unit.take()?;
         let now = run.core.membership();
@@ -195,10 +227,20 @@ impl<'a> Joining<'a> {
             let _ = channel.send(&FromManager::Refused { why, try_again: false });
             return None;
         };
-        // A unit that has ended is noticed by the end of its stream.
-        let _ = channel.send(&FromManager::Start { membership: Some(membership.clone()) });
         let control = control?;
         Some(JoinEvent::Joined(Box::new(JoinedUnit { unit, channel, control, data, membership })))
+    }
+}
+
+/// Why a standby manager cannot join, and whether it may come again soon.
+fn refusal_of_standby(run: &mut Joinable<'_>) -> Option<(&'static str, bool)> {
+    // It sends nothing.
+    let is_open = |(channel, _): &mut (Channel, String)| {
+        matches!(channel.try_receive::<ToManager>(), TryReceive::Pending)
+    };
+    match run.core.admits_standby() {
+        false => Some(("the run has no standby manager (recovery.standby), or it ends", false)),
+        true => run.standby.as_mut().is_some_and(is_open).then_some(("the run has a standby manager", true)),
     }
 }
 

@@ -8,16 +8,22 @@
 //! A unit that the run goes on without is started again while `recovery.restarts` permits, a builder unit with its card. Its
 //! process has the index of the restart ([`Plan`](crate::core::Plan)).
 
+mod ending;
+mod restarts;
+mod takeover;
+
 use super::builder::{BuilderEnd, BuilderStatistics};
 use super::card::{self, CardProcess};
 use super::child::{Child, ChildMessage};
+use super::commands::ManagerCommand;
 use super::error::{IoContext, ProcessError};
-use super::manager::{ManagerEvent, PAUSE, ProgressSample, RESUME};
+use super::manager::{ManagerEvent, ProgressSample};
 use crate::config::{LandingCard, LandingTarget, RunConfig};
 use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
-use crate::core::{BuIndex, ReportMerger, RuIndex, RunSummary, StopCause, Unit};
+use crate::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use crate::source::SourceStatistics;
+use millstream_tls::ENV_KEYS;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
@@ -30,11 +36,6 @@ use std::time::{Duration, Instant};
 
 /// How long to wait for messages before a run starts; its processes bound the start themselves.
 const IDLE: Duration = Duration::from_secs(3600);
-
-/// Number of times that a restart is started until it has joined.
-const MAX_JOIN_ATTEMPTS: u32 = 3;
-/// Time between them.
-const JOIN_INTERVAL: Duration = Duration::from_millis(300);
 
 /// Starts the processes of a run.
 #[derive(Clone, Debug)]
@@ -50,6 +51,8 @@ pub struct Launcher {
 pub enum RunProcess {
     /// A unit.
     Unit(Unit),
+    /// A standby manager. That of the start is 0; each that is started later has the next number.
+    Standby(u16),
     /// A card, by its name in the configuration.
     Card(String),
 }
@@ -72,6 +75,20 @@ pub enum RunEvent {
     Progress(ProgressSample),
     /// A unit that was started again has joined the run.
     Joined(Unit),
+    /// A standby manager can take over.
+    StandbyJoined,
+    /// The standby manager has taken over.
+    TookOver {
+        /// Its term.
+        term: Term,
+    },
+    /// A process has refused a connection.
+    Refused {
+        /// Its role.
+        process: RunProcess,
+        /// Connections that it has refused so far.
+        connections: u64,
+    },
     /// A process ended.
     Ended {
         /// Its role.
@@ -151,6 +168,8 @@ pub struct RunOutcome {
     pub sinks: Vec<(BuIndex, String)>,
     /// Failed processes in the order of their exits: primary failures, then secondary ones.
     pub failures: Vec<ProcessFailure>,
+    /// Standby managers that were started.
+    pub standbys: u16,
 }
 
 /// A process that failed.
@@ -224,6 +243,12 @@ struct LaunchedRun<'a, 'w> {
     superseded: Vec<BuIndex>,
     /// The manager's address.
     manager: String,
+    /// The process that is the manager.
+    manager_process: RunProcess,
+    /// Where the standby manager listens; `None` while none can take over.
+    standby_address: Option<String>,
+    /// Whether the operator has ordered the stop of the run.
+    is_stopping: bool,
     /// Units that may be started again once their processes have ended.
     departed: HashSet<Unit>,
     /// Restarts that have joined.
@@ -293,6 +318,7 @@ impl Launcher {
             sources: Vec::new(),
             sinks: Vec::new(),
             failures: Vec::new(),
+            standbys: 0,
         };
         let mut run = LaunchedRun {
             launcher: self,
@@ -305,6 +331,9 @@ impl Launcher {
             outputs,
             output_sender,
             manager: String::new(),
+            manager_process: RunProcess::Unit(Unit::Manager),
+            standby_address: None,
+            is_stopping: false,
             departed: HashSet::new(),
             joined: HashSet::new(),
             attempts: HashMap::new(),
@@ -357,6 +386,9 @@ impl LaunchedRun<'_, '_> {
         if self.config.device != "auto" {
             command.env(millstream_rdma::loader::ENV_DEVICE, &self.config.device);
         }
+        if let Some(keys) = &self.config.security.keys {
+            command.env(ENV_KEYS, keys.to_variable());
+        }
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().context("start a process of the run")?;
@@ -399,20 +431,23 @@ impl LaunchedRun<'_, '_> {
 
     /// Passes a command to the manager. Before the start, only [`RunCommand::Stop`] has an effect.
     fn command(&mut self, command: RunCommand) {
-        let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager)) else { return };
-        let word = match command {
-            RunCommand::Stop => {
-                manager.parent_pipe = None;
-                return;
-            }
-            RunCommand::Pause => PAUSE,
-            RunCommand::Resume => RESUME,
-        };
-        if let Some(pipe) = &mut manager.parent_pipe
+        self.is_stopping |= command == RunCommand::Stop;
+        let Some(manager) = self.running.get_mut(&self.manager_process) else { return };
+        match command {
+            RunCommand::Stop => manager.parent_pipe = None,
+            RunCommand::Pause => self.tell_manager(ManagerCommand::Pause),
+            RunCommand::Resume => self.tell_manager(ManagerCommand::Resume),
+        }
+    }
+
+    /// Passes a command to the manager once the run has started.
+    fn tell_manager(&mut self, command: ManagerCommand) {
+        if let Some(manager) = self.running.get_mut(&self.manager_process)
+            && let Some(pipe) = &mut manager.parent_pipe
             && self.started
         {
             // Errors are ignored: the end of the manager is handled as any other.
-            let _ = pipe.write_all(format!("{word}\n").as_bytes());
+            let _ = pipe.write_all(command.line().as_bytes());
         }
     }
 
@@ -420,7 +455,7 @@ impl LaunchedRun<'_, '_> {
     fn supervise(&mut self) -> Result<(), ProcessError> {
         let mut give_up_at: Option<Instant> = None;
         while self.units_running() {
-            let silent_at = self.manager_alive + self.config.plan.timeout + self.grace();
+            let silent_at = self.silent_at();
             let wait = give_up_at
                 .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
                 .saturating_duration_since(Instant::now());
@@ -444,14 +479,20 @@ impl LaunchedRun<'_, '_> {
                     }
                     self.notify(&RunEvent::Ended { process: role.clone() });
                     if let RunProcess::Unit(unit) = role {
+                        self.tell_manager(ManagerCommand::Ended(unit));
                         self.retry_join(unit);
                         self.restart(unit)?;
                     }
-                    // Before the start, the end of any process ends the run.
-                    if role == RunProcess::Unit(Unit::Manager) {
+                    self.replace_standby(&role)?;
+                    let is_manager = role == self.manager_process;
+                    if is_manager && self.take_over() {
+                        continue;
+                    }
+                    if is_manager {
                         self.kill_joining();
                     }
-                    if role == RunProcess::Unit(Unit::Manager) || !self.started {
+                    // Before the start, the end of any process ends the run.
+                    if is_manager || !self.started {
                         let grace = if self.cause.is_some() { self.closing() } else { self.grace() };
                         give_up_at.get_or_insert(Instant::now() + grace);
                     }
@@ -464,100 +505,15 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Whether the manager lets units join.
-    fn may_join(&self) -> bool {
-        let manager = self.running.get(&RunProcess::Unit(Unit::Manager));
-        self.started && self.cause.is_none() && manager.is_some_and(|manager| manager.ended.is_none())
-    }
-
-    /// Starts a unit again that the run went on without, once its process has ended.
-    fn restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
-        let process = self.running.get(&RunProcess::Unit(unit));
-        let has_ended = process.is_some_and(|process| process.ended.is_some());
-        if !has_ended || !self.may_join() || !self.departed.remove(&unit) {
-            return Ok(());
-        }
-        let plan = &self.config.plan;
-        let next = match unit {
-            Unit::Manager => None,
-            Unit::Readout(ru) => plan.next_readout(ru).map(Unit::Readout),
-            Unit::Builder(bu) => plan.next_builder(bu).map(Unit::Builder),
-        };
-        next.map_or(Ok(()), |next| self.start_restart(next))
-    }
-
-    /// Starts the process of a restart. A builder unit gets a new card process: the one before may hang.
-    fn start_restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
-        *self.attempts.entry(unit).or_default() += 1;
-        let (plan, manager) = (&self.config.plan, self.manager.clone());
-        let child = match unit {
-            Unit::Manager => return Ok(()),
-            Unit::Readout(ru) => Child::Readout { index: plan.readout_role(ru), manager },
-            Unit::Builder(bu) => {
-                if let LandingTarget::Card(config) = &self.config.builders[bu.index()].landing {
-                    if let Some(card) = self.running.get_mut(&RunProcess::Card(config.name.clone())) {
-                        let _ = card.process.kill().and_then(|()| card.process.wait());
-                    }
-                    self.spawn_card(config)?;
-                }
-                Child::Builder { index: plan.builder_role(bu), manager }
-            }
-        };
-        self.spawn(RunProcess::Unit(unit), &child)
-    }
-
-    /// A restart that ended before it joined is started again, as the run may have changed while it joined.
-    fn retry_join(&mut self, unit: Unit) {
-        let attempts = self.attempts.get(&unit).copied().unwrap_or(0);
-        if (1..MAX_JOIN_ATTEMPTS).contains(&attempts) && !self.joined.contains(&unit) && self.may_join() {
-            self.start_at.push((Instant::now() + JOIN_INTERVAL, unit));
-        }
-    }
-
-    /// Starts restarts whose time has come.
-    fn start_due(&mut self) -> Result<(), ProcessError> {
-        let now = Instant::now();
-        let due: Vec<_> = self.start_at.extract_if(.., |(at, _)| *at <= now).collect();
-        for (_, unit) in due {
-            if self.may_join() {
-                self.start_restart(unit)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Kills restarts that have not joined: the manager has ended.
-    fn kill_joining(&mut self) {
-        for (role, running) in &mut self.running {
-            if let RunProcess::Unit(unit) = role
-                && self.attempts.contains_key(unit)
-                && !self.joined.contains(unit)
-            {
-                let _ = running.process.kill();
-            }
-        }
-    }
-
-    /// Kills the processes of excluded units whose time is up.
-    fn kill_excluded(&mut self) {
-        let now = Instant::now();
-        for running in self.running.values_mut() {
-            if running.kill_at.is_some_and(|at| at <= now) {
-                running.kill_at = None;
-                let _ = running.process.kill();
-                let why = "did not respond; the run went on without it, and it was killed";
-                running.failure = Some((why.to_owned(), true));
-            }
-        }
-    }
-
-    /// Kills the manager if it is silent: it reports progress many times in its timeout, so it is stopped or hangs. Its end
-    /// is handled as any other.
+    /// Lets the standby manager take over if the manager is silent: it is stopped or hangs. Without one, kills the manager; its
+    /// end is handled as any other.
     fn end_silent_manager(&mut self) {
-        let silent = self.manager_alive.elapsed() >= self.config.plan.timeout + self.grace();
-        if let Some(manager) = self.running.get_mut(&RunProcess::Unit(Unit::Manager))
+        let silent = self.silent_at() <= Instant::now();
+        if !silent || self.take_over() {
+            return;
+        }
+        if let Some(manager) = self.running.get_mut(&self.manager_process)
             && self.started
-            && silent
         {
             tracing::warn!("the event manager is silent and is killed");
             let _ = manager.process.kill();
@@ -566,10 +522,18 @@ impl LaunchedRun<'_, '_> {
         }
     }
 
+    /// Whether the run lasts until this process has ended.
+    fn is_unit(&self, role: &RunProcess) -> bool {
+        match (role, &self.manager_process) {
+            (RunProcess::Unit(_), _) => true,
+            // It is the manager, or was one.
+            (RunProcess::Standby(standby), RunProcess::Standby(manager)) => standby <= manager,
+            _ => false,
+        }
+    }
+
     fn units_running(&self) -> bool {
-        self.running
-            .iter()
-            .any(|(role, running)| matches!(role, RunProcess::Unit(_)) && running.ended.is_none())
+        self.running.iter().any(|(role, running)| self.is_unit(role) && running.ended.is_none())
     }
 
     /// Time for units to stop after the manager is lost.
@@ -583,11 +547,12 @@ impl LaunchedRun<'_, '_> {
     }
 
     fn take(&mut self, role: &RunProcess, message: ChildMessage) -> Result<(), ProcessError> {
-        if *role == RunProcess::Unit(Unit::Manager) {
-            self.manager_alive = Instant::now();
+        let is_manager = *role == self.manager_process;
+        if is_manager {
+            self.manager_alive = self.manager_alive.max(Instant::now());
         }
         match (message, role) {
-            (ChildMessage::Manager(event), RunProcess::Unit(Unit::Manager)) => match event {
+            (ChildMessage::Manager(event), _) if is_manager => match event {
                 ManagerEvent::Listening { address } => {
                     self.manager.clone_from(&address);
                     self.spawn_units(&address)?;
@@ -615,6 +580,16 @@ impl LaunchedRun<'_, '_> {
                     self.joined.insert(unit);
                     self.notify(&RunEvent::Joined(unit));
                 }
+                ManagerEvent::StandbyJoined { address } => {
+                    self.standby_address = Some(address);
+                    self.notify(&RunEvent::StandbyJoined);
+                }
+                ManagerEvent::StandbyLost { address } => self.end_standby(&address),
+                ManagerEvent::TookOver { address, term } => {
+                    (self.manager, self.manager_alive) = (address, Instant::now());
+                    self.notify(&RunEvent::TookOver { term });
+                    self.start_standby()?;
+                }
                 ManagerEvent::Finished(finished) => {
                     let recovered = &finished.summary.recovered;
                     for bu in (0..self.config.builders.len()).map(|bu| BuIndex(bu as u16)) {
@@ -637,6 +612,9 @@ impl LaunchedRun<'_, '_> {
                 if let Some(running) = self.running.get_mut(role) {
                     running.failure = Some((reason, is_secondary));
                 }
+            }
+            (ChildMessage::Refused(connections), role) => {
+                self.notify(&RunEvent::Refused { process: role.clone(), connections });
             }
             (ChildMessage::Sources(sources), RunProcess::Unit(Unit::Readout(_))) => {
                 self.outcome.sources.extend(sources);
@@ -669,6 +647,9 @@ impl LaunchedRun<'_, '_> {
     }
 
     fn spawn_units(&mut self, manager: &str) -> Result<(), ProcessError> {
+        if self.config.plan.recovery.has_standby() {
+            self.spawn_standby()?;
+        }
         for index in (0..self.config.plan.readouts()).map(|index| RuIndex(index as u16)) {
             let child = Child::Readout { index, manager: manager.to_owned() };
             self.spawn(RunProcess::Unit(Unit::Readout(index)), &child)?;
@@ -680,104 +661,10 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Ends the remaining processes and makes the summary of the run.
-    fn end(&mut self) {
-        let mut exits = Vec::new();
-        for (role, running) in &mut self.running {
-            // Cards end with their standard input; units had their time.
-            running.parent_pipe = None;
-            if matches!(role, RunProcess::Unit(_)) && running.ended.is_none() {
-                let _ = running.process.kill();
-                running.failure = Some(("did not end in time and was killed".to_owned(), true));
-            }
-        }
-        for (role, running) in &mut self.running {
-            if let Ok(status) = wait_or_kill(&mut running.process) {
-                exits.push((role.clone(), status));
-            }
-        }
-        self.take_last_messages();
-        let mut failures = Vec::new();
-        for (role, status) in exits.into_iter().filter(|(_, status)| !status.success()) {
-            let Some(running) = self.running.remove(&role) else { continue };
-            let lines: Vec<String> = running.errors.iter().collect();
-            let last = lines[lines.len().saturating_sub(10)..].join("\n");
-            let (reason, is_secondary) = running.failure.unwrap_or((last, false));
-            let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
-            failures.push((rank, ProcessFailure { process: role, status, reason, is_recovered: false }));
-        }
-        failures.sort_by_key(|(rank, _)| *rank);
-        self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
-        if self.started {
-            self.merge_reports();
-        }
-        let recovered = self.outcome.summary.as_ref().map_or(&[][..], |summary| &summary.recovered);
-        for failure in &mut self.outcome.failures {
-            failure.is_recovered = match &failure.process {
-                // A restart that did not join is none of the run's units.
-                RunProcess::Unit(unit) => {
-                    recovered.contains(unit)
-                        || self.attempts.contains_key(unit) && !self.joined.contains(unit)
-                }
-                RunProcess::Card(card) => (0..).zip(&self.config.builders).any(|(bu, builder)| {
-                    matches!(&builder.landing, LandingTarget::Card(config) if config.name == *card)
-                        && recovered.contains(&Unit::Builder(BuIndex(bu)))
-                }),
-            };
-        }
-    }
-
-    /// Makes the summary of the run. Reports that came too late for the manager count as well.
-    fn merge_reports(&mut self) {
-        let cause = self.cause.unwrap_or(StopCause::Lost(Unit::Manager));
-        for bu in &self.superseded {
-            self.reports.builders[bu.index()] = None;
-        }
-        let own = self.reports.builders.iter().map(|report| Some(report.as_ref()?.done));
-        // The manager knows which batches a lost unit had done.
-        let views = self.reports.manager.iter().flat_map(|manager| &manager.builders);
-        let known: Vec<_> = views.map(|view| Some(view.done)).collect();
-        self.outcome.totals =
-            own.enumerate().map(|(bu, own)| own.or(known.get(bu).copied().flatten())).collect();
-        self.outcome.readouts.clone_from(&self.reports.readouts);
-        let merger = ReportMerger::of(self.config.plan.clone(), self.reports.clone());
-        self.outcome.summary = Some(merger.summary(cause));
-    }
-
-    /// Handles the last messages of the children, which have all ended.
-    fn take_last_messages(&mut self) {
-        while self.running.values().any(|running| running.ended.is_none()) {
-            match self.outputs.recv_timeout(Duration::from_secs(1)) {
-                // No further process is started.
-                Ok(ChildOutput::Message(_, message))
-                    if matches!(*message, ChildMessage::Manager(ManagerEvent::Listening { .. })) => {}
-                Ok(ChildOutput::Message(role, message)) => {
-                    let _ = self.take(&role, *message);
-                }
-                Ok(ChildOutput::Ended(role, pid)) => _ = self.record_end(&role, pid),
-                Ok(ChildOutput::Command(_)) => {}
-                Err(_) => return,
-            }
-        }
-    }
-
     /// Records the end of a process. False if another one has taken its place.
     fn record_end(&mut self, role: &RunProcess, pid: u32) -> bool {
         let order = self.running.values().filter_map(|running| running.ended).count();
         let running = self.running.get_mut(role).filter(|running| running.process.id() == pid);
         running.map(|running| running.ended = Some(order)).is_some()
     }
-}
-
-/// Waits for a card to end after its standard input was closed; then kills it.
-fn wait_or_kill(process: &mut std::process::Child) -> std::io::Result<ExitStatus> {
-    let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
-        if let Some(status) = process.try_wait()? {
-            return Ok(status);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-    process.kill()?;
-    process.wait()
 }

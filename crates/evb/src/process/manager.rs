@@ -1,8 +1,12 @@
-//! Process of the event manager.
+//! Process of the event manager. `manager/replication.rs` has its side of the standby manager.
+
+mod replication;
 
 use super::ProcessError;
+use super::admission::{Admission, ReportRefused};
 use super::builder::BuilderStatistics;
 use super::clock::MonotonicClock;
+use super::commands::{CommandReader, ManagerCommand};
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::joining::{JoinEvent, Joinable, JoinedUnit, Joining};
@@ -10,16 +14,18 @@ use super::rendezvous::Rendezvous;
 use super::startup::{Channel, FromManager, ToManager, TryReceive};
 use crate::config::RunConfig;
 use crate::core::manager::{Manager, Transmit};
+use crate::core::recovery::Membership;
 use crate::core::report::RunReports;
 use crate::core::summary::Totals;
-use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Unit};
+use crate::core::{BuIndex, Instant, Message, RuIndex, RunSummary, Term, Unit};
 use millstream_rdma::Qpn;
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::message::PreparedMessageChannel;
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{Completion, CompletionQueue, Device, WaitFd};
+use millstream_tls::Security;
 use serde::{Deserialize, Serialize};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -27,11 +33,6 @@ use std::time::Duration;
 const POLL: usize = 64;
 /// Interval of progress samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(100);
-
-/// Command: assign no further batch.
-pub const PAUSE: &str = "pause";
-/// Command: assign batches again.
-pub const RESUME: &str = "resume";
 
 /// Events that the manager reports to its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +55,23 @@ pub enum ManagerEvent {
     Departed(Unit),
     /// A unit that was started again has joined the run, with this index.
     Joined(Unit),
+    /// A standby manager can take over: units are connected to it, or will be before they notice that the manager is lost.
+    StandbyJoined {
+        /// Where it listens.
+        address: String,
+    },
+    /// The standby manager takes no message, and its process has to be ended.
+    StandbyLost {
+        /// Where it listens.
+        address: String,
+    },
+    /// The standby manager has taken over.
+    TookOver {
+        /// Where it listens.
+        address: String,
+        /// Its term.
+        term: Term,
+    },
     /// The run is over.
     Finished(Box<RunResult>),
 }
@@ -84,29 +102,35 @@ pub struct RunResult {
 
 /// Runs the event manager from the rendezvous to the run summary.
 ///
-/// `commands` has [`PAUSE`] and [`RESUME`], one in a line; the run stops when it is closed. Before the start, the run stops
+/// `commands` has the commands of the launcher; the run stops when it is closed. Before the start, the run stops
 /// when it becomes readable. `notify` is called for each [`ManagerEvent`]. The last event
-/// has the returned result.
+/// has the returned result. `report_refused` is called for each connection that is refused.
 ///
 /// # Errors
 /// The startup or the RDMA device failed.
 pub fn run(
     config: &RunConfig,
+    security: &Security,
     commands: BorrowedFd<'_>,
+    report_refused: ReportRefused,
     mut notify: impl FnMut(&ManagerEvent),
 ) -> Result<RunResult, ProcessError> {
     config.plan.check()?;
     let listener = listen(&config.listen)?;
+    let admission = Admission::new(config.security.apply(security.clone())?, report_refused);
     notify(&ManagerEvent::Listening { address: listener.address().to_string() });
-    let (process, queues) = ManagerProcess::start(config, &listener, commands)?;
+    let (process, queues) = ManagerProcess::start(config, &admission, &listener, commands)?;
+    if let Some((_, address)) = &process.standby {
+        notify(&ManagerEvent::StandbyJoined { address: address.clone() });
+    }
     notify(&ManagerEvent::Started);
-    let finished = process.work(queues, commands, Joining::new(&listener), &mut notify)?;
+    let finished = process.work(queues, commands, Joining::new(&listener, &admission), &mut notify)?;
     notify(&ManagerEvent::Finished(Box::new(finished.clone())));
     Ok(finished)
 }
 
 /// Completion queues and descriptors to wait for.
-struct WaitSet {
+pub(super) struct WaitSet {
     waiter: CompletionWaiter,
     control: CompletionQueue,
     device: Device,
@@ -114,9 +138,25 @@ struct WaitSet {
     channels: Vec<Option<Channel>>,
 }
 
+/// The parts of a manager that has taken over.
+pub(super) struct TakenOver {
+    pub(super) config: RunConfig,
+    pub(super) clock: MonotonicClock,
+    pub(super) core: Manager,
+    /// The units of the run.
+    pub(super) membership: Membership,
+    /// Their streams, and where builder units accept data connections.
+    pub(super) units: BTreeMap<Unit, (Channel, Option<String>)>,
+    pub(super) controls: BTreeMap<Unit, Control>,
+    /// Units whose streams have ended.
+    pub(super) gone: BTreeSet<Unit>,
+    /// When the first batch was assigned.
+    pub(super) first_assigned: Option<Instant>,
+}
+
 /// State of the process. Units are in one order everywhere: readout units by index, then builder units by index, both with
 /// restarts.
-struct ManagerProcess {
+pub(super) struct ManagerProcess {
     config: RunConfig,
     clock: MonotonicClock,
     core: Manager,
@@ -130,6 +170,10 @@ struct ManagerProcess {
     current: Vec<RuIndex>,
     /// Where the builder units accept data connections, by index.
     addresses: Vec<Option<String>>,
+    /// The stream of the standby manager, and where it listens.
+    standby: Option<(Channel, String)>,
+    /// Where a standby manager listened that takes no message.
+    lost_standby: Option<String>,
     statistics: Vec<Option<BuilderStatistics>>,
     /// Time of the last iteration.
     now: Instant,
@@ -147,6 +191,7 @@ impl ManagerProcess {
     /// The startup, up to the start of the run.
     fn start(
         config: &RunConfig,
+        admission: &Admission,
         listener: &Listener,
         stop: BorrowedFd<'_>,
     ) -> Result<(ManagerProcess, WaitSet), ProcessError> {
@@ -155,17 +200,25 @@ impl ManagerProcess {
         let units = readouts + builders;
         let waiter =
             CompletionWaiter::new(&device, WaitOptions { spin: config.spin, ..WaitOptions::default() })?;
-        let mut rendezvous = Rendezvous::new(config, waiter);
+        let mut rendezvous = Rendezvous::new(config, admission, waiter);
         rendezvous.admit_all(listener, stop)?;
         let mut addresses: Vec<Option<String>> =
             rendezvous.joined[readouts..].iter().map(|joined| joined.as_ref()?.1.clone()).collect();
         addresses.resize(config.plan.builders(), None);
+        if let Some((channel, _)) = &mut rendezvous.standby {
+            let welcome = FromManager::welcome_standby(config);
+            channel.send(&welcome).context("send the configuration to the standby manager")?;
+            channel
+                .set_send_timeout(config.plan.timeout / 4)
+                .context("use the standby manager's TCP stream")?;
+        }
         for position in 0..units {
             let welcome = FromManager::Welcome {
                 config: Box::new(config.clone()),
                 unit: rendezvous.unit(position),
                 builders: addresses.clone(),
                 readouts: (0..readouts).map(|ru| RuIndex(ru as u16)).collect(),
+                standby: rendezvous.standby.as_ref().map(|(_, address)| address.clone()),
             };
             if let Some((channel, _)) = &mut rendezvous.joined[position] {
                 channel.send(&welcome).context("send the configuration to a unit")?;
@@ -184,7 +237,7 @@ impl ManagerProcess {
                 &[],
                 rendezvous.deadline,
             )?;
-            controls.push(Control::new(messages));
+            controls.push(Control::new(messages, Term::FIRST));
         }
         rendezvous.await_all(stop, "ready", |frame| matches!(frame, ToManager::Ready))?;
         let mut channels = Vec::with_capacity(units);
@@ -201,9 +254,7 @@ impl ManagerProcess {
         controls.splice(readouts..readouts, (0..readout_restarts).map(|_| None));
         controls.extend((0..builder_restarts).map(|_| None));
         let position = |at: usize| if at < readouts { at } else { at + readout_restarts };
-        let units = (0..config.plan.readout_members()).map(|ru| Unit::Readout(RuIndex(ru as u16)));
-        let units: Vec<Unit> =
-            units.chain((0..config.plan.builders()).map(|bu| Unit::Builder(BuIndex(bu as u16)))).collect();
+        let units = units_of(config);
         let clock = MonotonicClock::start();
         let mut core = Manager::new(config.plan.clone(), clock.now());
         core.handle_pause(config.starts_paused);
@@ -217,13 +268,11 @@ impl ManagerProcess {
             readouts: config.plan.readout_members(),
             current: (0..readouts).map(|ru| RuIndex(ru as u16)).collect(),
             addresses,
+            standby: rendezvous.standby,
+            lost_standby: None,
             now: Instant::default(),
             first_assigned: None,
-            available: config
-                .readouts
-                .iter()
-                .map(|unit| if unit.input.file().is_some() { u64::MAX } else { 0 })
-                .collect(),
+            available: initially_available(config),
             heard: vec![clock.now(); readouts],
             config: config.clone(),
             last_done: Instant::default(),
@@ -234,19 +283,88 @@ impl ManagerProcess {
         Ok((process, WaitSet { waiter: rendezvous.waiter, control, device, channels }))
     }
 
+    /// The process after the takeover.
+    pub(super) fn take_over(
+        taken: TakenOver,
+        waiter: CompletionWaiter,
+        control: CompletionQueue,
+        device: Device,
+    ) -> (ManagerProcess, WaitSet) {
+        let TakenOver {
+            config, clock, core, membership, units: mut streams, controls: mut connected, ..
+        } = taken;
+        let units = units_of(&config);
+        let mut addresses = vec![None; config.plan.builders()];
+        let mut channels: Vec<Option<Channel>> = Vec::with_capacity(units.len());
+        for unit in &units {
+            let (channel, address) = streams.remove(unit).unzip();
+            if let Unit::Builder(bu) = unit {
+                addresses[bu.index()] = address.flatten();
+            }
+            channels.push(channel);
+        }
+        let controls: Vec<Option<Control>> = units.iter().map(|unit| connected.remove(unit)).collect();
+        let qpns = controls.iter().enumerate();
+        let control_of = qpns.filter_map(|(at, control)| Some((control.as_ref()?.qpn(), at))).collect();
+        let now = clock.now();
+        let batches_done = core.progress().done.batches;
+        let mut process = ManagerProcess {
+            clock,
+            core,
+            control_of,
+            statistics: vec![None; config.plan.builders()],
+            units,
+            controls,
+            readouts: config.plan.readout_members(),
+            current: membership.readouts.iter().map(|member| member.index).collect(),
+            addresses,
+            standby: None,
+            lost_standby: None,
+            now,
+            first_assigned: taken.first_assigned,
+            available: initially_available(&config),
+            heard: vec![now; config.plan.readouts()],
+            last_done: now,
+            batches_done,
+            completions: [Completion::EMPTY; POLL],
+            config,
+        };
+        // Their streams have ended already.
+        for unit in taken.gone {
+            process.core.handle_lost(unit, now);
+        }
+        process.update_available();
+        (process, WaitSet { waiter, control, device, channels })
+    }
+
+    /// The manager's term.
+    pub(super) fn term(&self) -> Term {
+        self.core.term()
+    }
+
     /// The run, up to the run summary.
-    fn work(
+    pub(super) fn work(
         mut self,
         mut queues: WaitSet,
         commands: BorrowedFd<'_>,
         mut joining: Joining<'_>,
         notify: &mut impl FnMut(&ManagerEvent),
     ) -> Result<RunResult, ProcessError> {
+        let mut reader = CommandReader::default();
         let mut next_sample = self.clock.now() + SAMPLE_INTERVAL;
         let mut can_stop = true;
         loop {
             if self.wait(&mut queues, &joining, can_stop.then_some(commands), next_sample)? {
-                can_stop = self.take_commands(commands, notify);
+                can_stop = match reader.read(commands) {
+                    Some(commands) => {
+                        commands.into_iter().for_each(|command| self.carry_out(command, &queues, notify));
+                        true
+                    }
+                    None => {
+                        self.core.handle_stop_request(self.now);
+                        false
+                    }
+                };
             }
             for at in 0..queues.channels.len() {
                 self.receive(at, &mut queues.channels[at]);
@@ -259,6 +377,9 @@ impl ManagerProcess {
             while let Some(unit) = self.core.poll_excluded() {
                 notify(&ManagerEvent::Excluded(unit));
                 self.update_available();
+            }
+            if let Some(address) = self.lost_standby.take() {
+                notify(&ManagerEvent::StandbyLost { address });
             }
             while let Some(unit) = self.core.poll_departed() {
                 notify(&ManagerEvent::Departed(unit));
@@ -301,28 +422,28 @@ impl ManagerProcess {
         }
     }
 
-    /// Carries out the launcher's commands. False if there will be no more, which stops the run.
-    fn take_commands(&mut self, commands: BorrowedFd<'_>, notify: &mut impl FnMut(&ManagerEvent)) -> bool {
-        let mut bytes = [0; 256];
-        let length = match rustix::io::read(commands, &mut bytes) {
-            Err(rustix::io::Errno::INTR | rustix::io::Errno::AGAIN) => return true,
-            Err(_) | Ok(0) => {
-                self.core.handle_stop_request(self.now);
-                return false;
+    /// Carries out a command of the launcher.
+    fn carry_out(
+        &mut self,
+        command: ManagerCommand,
+        queues: &WaitSet,
+        notify: &mut impl FnMut(&ManagerEvent),
+    ) {
+        match command {
+            ManagerCommand::Pause | ManagerCommand::Resume => {
+                let paused = command == ManagerCommand::Pause;
+                self.core.handle_pause(paused);
+                notify(&ManagerEvent::Paused(paused));
             }
-            Ok(length) => length,
-        };
-        // The launcher writes a line at once, so that none is cut.
-        for command in bytes[..length].split(|&byte| byte == b'\n') {
-            let paused = match command {
-                command if command == PAUSE.as_bytes() => true,
-                command if command == RESUME.as_bytes() => false,
-                _ => continue,
-            };
-            self.core.handle_pause(paused);
-            notify(&ManagerEvent::Paused(paused));
+            // The end of a unit's stream, after its last frames, comes first.
+            ManagerCommand::Ended(unit) => {
+                let at = self.units.iter().position(|known| *known == unit);
+                if at.is_some_and(|at| queues.channels[at].is_none()) {
+                    self.core.handle_lost(unit, self.now);
+                }
+            }
+            ManagerCommand::TakeOver => {}
         }
-        true
     }
 
     /// Handles the frames of a unit's stream.
@@ -346,6 +467,8 @@ impl ManagerProcess {
                     self.statistics[bu.index()] = Some(end.statistics);
                     self.core.handle_builder_report(bu, end.report, self.now);
                 }
+                // Of a unit that the run goes on without, and that is being ended.
+                TryReceive::Frame(_) if self.core.is_recovered(self.units[at]) => {}
                 TryReceive::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
                 TryReceive::Closed => {
                     *place = None;
@@ -380,6 +503,7 @@ impl ManagerProcess {
                 device: &queues.device,
                 queue: &queues.control,
                 builders: &self.addresses,
+                standby: &mut self.standby,
             };
             match joining.progress(&mut run) {
                 None => return,
@@ -396,9 +520,14 @@ impl ManagerProcess {
                 }
                 // Nobody connects to a readout unit.
                 Some(JoinEvent::Connect { .. }) => {}
+                Some(JoinEvent::Standby { channel, address }) => {
+                    self.standby_joined(channel, &address, queues);
+                    notify(&ManagerEvent::StandbyJoined { address });
+                }
                 Some(JoinEvent::Joined(joined)) => {
-                    notify(&ManagerEvent::Joined(joined.unit));
+                    let unit = joined.unit;
                     self.joined(*joined, queues);
+                    notify(&ManagerEvent::Joined(unit));
                 }
             }
         }
@@ -406,7 +535,11 @@ impl ManagerProcess {
 
     /// A unit has joined.
     fn joined(&mut self, joined: JoinedUnit, queues: &mut WaitSet) {
-        let JoinedUnit { unit, channel, control, data, membership } = joined;
+        let JoinedUnit { unit, mut channel, control, data, membership } = joined;
+        // The standby manager knows the unit before anybody else.
+        self.replicate();
+        // A unit that has ended is noticed by the end of its stream.
+        let _ = channel.send(&FromManager::Start { membership: Some(membership.clone()) });
         let Some(at) = self.units.iter().position(|known| *known == unit) else { return };
         self.control_of.insert(control.qpn(), at);
         self.controls[at] = Some(control);
@@ -441,7 +574,7 @@ impl ManagerProcess {
         for (unit, control) in self.units.iter().zip(&mut self.controls) {
             while let Some(control) = control {
                 match control.receive() {
-                    Received::Message(message) => self.core.handle_message(*unit, message, self.now),
+                    Received::Message(_, message) => self.core.handle_message(*unit, message, self.now),
                     Received::Malformed => self.core.handle_malformed(*unit, self.now),
                     Received::Nothing => break,
                 }
@@ -451,10 +584,13 @@ impl ManagerProcess {
             self.core.handle_timeout(self.now);
         }
         let mut sent = any;
+        self.replicate();
         while let Some(Transmit { to, message }) = self.core.poll_transmit(self.now) {
             sent = true;
-            if matches!(message, Message::Assign(_)) {
-                self.first_assigned.get_or_insert(self.now);
+            if matches!(message, Message::Assign(_)) && self.first_assigned.is_none() {
+                self.first_assigned = Some(self.now);
+                let replica = self.core.replica();
+                self.copy_to_standby(replica);
             }
             for (unit, control) in self.units.iter().zip(&mut self.controls) {
                 if to.includes(*unit)
@@ -498,4 +634,16 @@ impl ManagerProcess {
         let elapsed = self.now.since(Instant::default());
         ProgressSample { elapsed, assigned: progress.assigned, done: progress.done }
     }
+}
+
+/// All units with their restarts: readout units, then builder units.
+fn units_of(config: &RunConfig) -> Vec<Unit> {
+    let readouts = (0..config.plan.readout_members()).map(|ru| Unit::Readout(RuIndex(ru as u16)));
+    readouts.chain((0..config.plan.builders()).map(|bu| Unit::Builder(BuIndex(bu as u16)))).collect()
+}
+
+/// Events that each readout unit has before it says more: all of a file.
+fn initially_available(config: &RunConfig) -> Vec<u64> {
+    let all_of_file = |is_file| if is_file { u64::MAX } else { 0 };
+    config.readouts.iter().map(|unit| all_of_file(unit.input.file().is_some())).collect()
 }

@@ -9,25 +9,30 @@
 //!
 //! - [`launcher`] starts all processes of a run on this host, and builds the run summary if the manager cannot. On a
 //!   cluster, the site's launcher starts each process with the arguments of [`child::Child`].
-//! - [`manager`], [`readout`] and [`builder`] are one process each; [`card`] is the process of an emulated card.
+//! - [`manager`], [`readout`] and [`builder`] are one process each; [`card`] is the process of an emulated card, [`standby`]
+//!   that of the standby manager.
 //! - Each unit's TCP stream to the manager stays open; its end means that the unit died. Control messages use a
 //!   reliable connection.
 //!
 //! `startup.rs` describes the startup, `joining.rs` how a unit joins a run in progress.
 
+mod admission;
 pub mod builder;
 pub mod card;
 pub mod child;
 mod clock;
+mod commands;
 mod control;
 mod corruption;
 pub(crate) mod error;
 mod joining;
 pub mod launcher;
 pub mod manager;
+mod manager_link;
 pub mod readout;
 mod rendezvous;
 pub mod sink;
+pub mod standby;
 mod startup;
 pub mod usage;
 
@@ -36,9 +41,10 @@ use millstream_rdma::connect::{AckTimeout, RcOptions};
 use millstream_rdma::message::MessageChannelOptions;
 use millstream_rdma::{Device, DeviceSelector, device};
 
+pub use admission::ReportRefused;
 pub use error::ProcessError;
 pub use launcher::{Launcher, RunOutcome};
-pub use sink::{AcceptedEvent, Sink, SinkError};
+pub use sink::{AcceptedBatch, AcceptedEvent, EventOfBatch, PacketPlace, Sink, SinkError, WrittenBytes};
 
 /// Options of the run's connections: a link that is cut for less than the run's timeout does not break them. All retries
 /// together take that long; with adapters that wait longer than their ACK timeout, more.

@@ -11,25 +11,28 @@ use super::ProcessError;
 use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
-use super::startup::{self, Channel, FromManager, JoinedRun, ToManager, TryReceive};
+use super::manager_link::{LinkEvent, ManagerLink};
+use super::startup::{self, FromManager, JoinedRun, ToManager};
 use crate::config::RunConfig;
 use crate::core::message::Assignment;
 use crate::core::readout::{BatchPayload, BatchSend, Readout};
+use crate::core::recovery::Membership;
 use crate::core::report::ReadoutReport;
-use crate::core::{BuIndex, RuIndex, SlotIndex, Unit};
+use crate::core::{BuIndex, RuIndex, SlotIndex, Term, Unit};
 use crate::layout::PacketArea;
 use crate::source::{self, Source, SourceStatistics};
 use millstream_fragment::packetize::FileExtent;
 use millstream_fragment::{SourceId, mfp};
 use millstream_rdma::connect::RcOptions;
 use millstream_rdma::memory::RemoteAddress;
-use millstream_rdma::message::PreparedMessageChannel;
+use millstream_rdma::message::{MessageChannelOptions, PreparedMessageChannel};
 use millstream_rdma::queue::{ListFull, SendList, Signal};
 use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, Region,
     RemoteMemory, Sge, WaitFd, WrId,
 };
+use millstream_tls::Security;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -58,14 +61,15 @@ const MAX_COALESCED: u64 = 256 << 10;
 pub fn run(
     manager: &str,
     ru: RuIndex,
+    security: &Security,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
-    let mut joined = startup::join(manager, Unit::Readout(ru), None, parent_pipe)?;
+    let mut joined = startup::join(manager, Unit::Readout(ru), None, security, parent_pipe)?;
     let Unit::Readout(ru) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
     let local = LocalResources::open(&joined.config, joined.config.plan.readout_role(ru));
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let (process, queues) = ReadoutProcess::connect(local, &mut joined, ru)?;
-    process.work(queues, joined.channel)
+    process.work(queues, ManagerLink::new(joined))
 }
 
 /// Resources on the host of the unit.
@@ -110,11 +114,12 @@ impl Peer {
         ru: RuIndex,
         (device, queue, connection): (&Device, &CompletionQueue, &RcOptions),
         requests: &BatchRequests,
+        security: &Security,
         deadline: Deadline,
     ) -> Result<Peer, ProcessError> {
         let prepared = PreparedQueuePair::new(device, queue, queue, connection)?;
         let unit = Unit::Builder(bu);
-        let mut to_builder = startup::connect_to_unit(unit, address, deadline)?;
+        let mut to_builder = startup::connect_to_unit(unit, address, security, deadline)?;
         let connected = prepared.connect(&mut to_builder, &ru.0.to_be_bytes(), deadline)?;
         let landing = connected.private_data.as_slice().try_into().map_err(|_| ProcessError::Startup {
             unit,
@@ -171,11 +176,13 @@ struct WaitSet {
 struct ReadoutProcess {
     ru: RuIndex,
     device: Device,
+    security: Security,
     connection: RcOptions,
     requests: BatchRequests,
     clock: MonotonicClock,
     core: Readout,
     control: Control,
+    control_options: MessageChannelOptions,
     /// By builder unit; `None` for those that are not there.
     peers: Vec<Option<Peer>>,
     sources: Vec<SourceArea>,
@@ -208,7 +215,7 @@ impl ReadoutProcess {
         joined: &mut JoinedRun,
         ru: RuIndex,
     ) -> Result<(ReadoutProcess, WaitSet), ProcessError> {
-        let JoinedRun { channel, config, builders, deadline, .. } = joined;
+        let JoinedRun { channel, config, builders, deadline, security, .. } = joined;
         let deadline = *deadline;
         let LocalResources { device, sources, mut input, mapping, headers, headers_per_batch } = local;
         let window = u64::from(config.plan.window.get());
@@ -230,7 +237,7 @@ impl ReadoutProcess {
         for (bu, address) in (0..).map(BuIndex).zip(builders.iter()) {
             let connect = |address: &String| {
                 let queue = (&device, &data_queue, &connection);
-                Peer::connect(bu, address, ru, queue, &requests_per_batch, deadline)
+                Peer::connect(bu, address, ru, queue, &requests_per_batch, security, deadline)
             };
             peers.push(address.as_ref().map(connect).transpose()?);
         }
@@ -247,10 +254,12 @@ impl ReadoutProcess {
         let process = ReadoutProcess {
             ru,
             device,
+            security: security.clone(),
             connection,
             clock,
             core,
-            control: Control::new(messages),
+            control: Control::new(messages, Term::FIRST),
+            control_options: options,
             peers,
             input,
             available: 0,
@@ -277,38 +286,56 @@ impl ReadoutProcess {
     fn work(
         mut self,
         mut queues: WaitSet,
-        mut channel: Channel,
+        mut link: ManagerLink,
     ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
-        let mut manager_alive = true;
+        if !link.has_standby() {
+            self.core.handle_standby_lost(self.clock.now());
+        }
         loop {
-            let manager_readable = self.wait(&mut queues, manager_alive.then_some(&channel))?;
-            self.announce_available(&mut channel);
-            while manager_readable && manager_alive {
-                match channel.try_receive::<FromManager>() {
-                    TryReceive::Frame(FromManager::Connect { builder, address }) => {
+            let is_ready = self.wait(&mut queues, &link)?;
+            self.announce_available(&mut link);
+            while is_ready && let Some(event) = link.poll() {
+                match event {
+                    LinkEvent::Frame(FromManager::Connect { builder, address }) => {
                         self.connect_joining(builder, &address, &queues.data);
                     }
-                    TryReceive::Frame(_) => self.core.handle_malformed(),
-                    TryReceive::Pending => break,
-                    TryReceive::Closed => {
-                        manager_alive = false;
-                        self.core.handle_manager_lost(self.clock.now());
-                    }
+                    LinkEvent::Frame(_) => self.core.handle_malformed(),
+                    LinkEvent::ManagerLost => self.core.handle_manager_lost(self.clock.now()),
+                    LinkEvent::StandbyJoined => self.core.handle_standby_joined(self.clock.now()),
+                    LinkEvent::StandbyLost => self.core.handle_standby_lost(self.clock.now()),
+                    LinkEvent::NewTerm(membership) => self.follow(&membership, &mut link, &mut queues),
                 }
             }
             if let Some(report) = self.core.poll_report() {
-                // Errors are ignored: the parent gets the report, too.
-                let _ = channel.send(&ToManager::Readout(report.clone()));
+                // The parent gets the report, too.
+                link.send(&ToManager::Readout(report.clone()));
                 return Ok((report, self.input.statistics()));
             }
         }
+    }
+
+    /// The standby manager takes over.
+    fn follow(&mut self, membership: &Membership, link: &mut ManagerLink, queues: &mut WaitSet) {
+        let Some(state) = self.core.handle_new_term(membership, self.clock.now()) else {
+            return link.refuse("the run ends, or has changed");
+        };
+        let state = ToManager::ReadoutState(state);
+        match link.follow(membership, &state, (&self.device, &queues.waiter, &self.control_options)) {
+            Ok((control, queue)) => (self.control, queues.control) = (control, queue),
+            Err(error) => {
+                tracing::warn!(%error, "no connection to the manager of the new term");
+                self.core.handle_manager_lost(self.clock.now());
+            }
+        }
+        // The new manager does not know which events are there.
+        self.available_sent.1 = std::time::Instant::now() - self.alive_interval;
     }
 
     /// Connects to a builder unit that joins the run. It does not join if a readout unit cannot reach it.
     fn connect_joining(&mut self, bu: BuIndex, address: &str, queue: &CompletionQueue) {
         let deadline = Deadline::after(CONNECT_TIMEOUT.min(self.alive_interval));
         let queue = (&self.device, queue, &self.connection);
-        match Peer::connect(bu, address, self.ru, queue, &self.requests, deadline) {
+        match Peer::connect(bu, address, self.ru, queue, &self.requests, &self.security, deadline) {
             Ok(peer) => {
                 if let Some(place) = self.peers.get_mut(bu.index()) {
                     *place = Some(peer);
@@ -318,21 +345,22 @@ impl ReadoutProcess {
         }
     }
 
-    /// Makes progress until the manager's stream is readable or the run is over. Returns whether it is readable.
-    fn wait(&mut self, queues: &mut WaitSet, manager: Option<&Channel>) -> Result<bool, ProcessError> {
+    /// Makes progress until a manager's stream is readable or the run is over. Returns whether one is.
+    fn wait(&mut self, queues: &mut WaitSet, link: &ManagerLink) -> Result<bool, ProcessError> {
         let WaitSet { waiter, control, data } = queues;
         let descriptor = self.input.descriptor().map(|input| input.try_clone_to_owned());
         let descriptor = descriptor.transpose().context("wait for the input")?;
-        let mut others: Vec<_> = manager.map(WaitFd::readable).into_iter().collect();
+        let mut others = link.descriptors();
+        let streams = others.len();
         others.extend(descriptor.as_ref().map(WaitFd::readable));
         loop {
             let core = self.clock.deadline(self.core.poll_timeout());
             let input = Deadline::at(self.input_timeout());
             waiter.wait(&[control, data], &mut others, core.earlier(input), || self.progress(data))?;
-            let manager_readable = manager.is_some() && others.first().is_some_and(WaitFd::is_ready);
+            let is_ready = others[..streams].iter().any(WaitFd::is_ready);
             // A core that has reported has no timeout.
-            if manager_readable || self.core.poll_timeout().is_none() || self.is_news_due() {
-                return Ok(manager_readable);
+            if is_ready || self.core.poll_timeout().is_none() || self.is_news_due() {
+                return Ok(is_ready);
             }
         }
     }
@@ -355,12 +383,11 @@ impl ReadoutProcess {
     }
 
     /// Tells the manager which events are there.
-    fn announce_available(&mut self, channel: &mut Channel) {
+    fn announce_available(&mut self, link: &mut ManagerLink) {
         if self.is_news_due() {
             let events = self.available.max(self.available_sent.0);
             self.available_sent = (events, std::time::Instant::now());
-            // A manager that is gone is noticed by the end of its stream.
-            let _ = channel.send(&ToManager::Available { events });
+            link.send(&ToManager::Available { events });
         }
     }
 
@@ -370,7 +397,7 @@ impl ReadoutProcess {
         let now = self.clock.now();
         loop {
             match self.control.receive() {
-                Received::Message(message) => self.core.handle_message(message, now),
+                Received::Message(term, message) => self.core.handle_message(term, message, now),
                 Received::Malformed => self.core.handle_malformed(),
                 Received::Nothing => break,
             }

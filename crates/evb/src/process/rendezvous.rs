@@ -3,6 +3,7 @@
 //! Each step waits for all units. It fails if a unit ends or cannot start, or if the stop is requested.
 
 use super::ProcessError;
+use super::admission::Admission;
 use super::startup::{self, Channel, ToManager, TryReceive};
 use crate::config::RunConfig;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
@@ -25,13 +26,17 @@ pub(super) struct Rendezvous<'a> {
     /// Each unit's stream, and the address for data connections.
     pub(super) joined: Vec<Option<(Channel, Option<String>)>>,
     pub(super) deadline: Deadline,
+    /// The stream of the standby manager, and where it listens.
+    pub(super) standby: Option<(Channel, String)>,
     timeout: Duration,
     unidentified: Unidentified,
 }
 
 /// Connections that have not sent a complete first frame, with the time at which they are dropped.
-#[derive(Default)]
-pub(super) struct Unidentified(Vec<(Channel, SocketAddr, Deadline)>);
+pub(super) struct Unidentified {
+    admission: Admission,
+    connections: Vec<(Channel, SocketAddr, Deadline)>,
+}
 
 /// The first frame of a unit.
 pub(super) struct JoinRequest {
@@ -44,37 +49,61 @@ pub(super) struct JoinRequest {
 }
 
 impl Unidentified {
+    pub(super) fn new(admission: &Admission) -> Unidentified {
+        Unidentified { admission: admission.clone(), connections: Vec::new() }
+    }
+
     pub(super) fn descriptors(&self) -> impl Iterator<Item = WaitFd<'_>> {
-        self.0.iter().map(|(channel, ..)| WaitFd::readable(channel))
+        self.connections.iter().map(|(channel, ..)| WaitFd::readable(channel))
     }
 
     /// When the first connection has to be dropped, if that is before `deadline`.
     fn due(&self, deadline: Deadline) -> Deadline {
-        self.0.iter().fold(deadline, |due, (.., at)| due.earlier(*at))
+        self.connections.iter().fold(deadline, |due, (.., at)| due.earlier(*at))
     }
 
     /// Accepts a connection that waits.
     pub(super) fn accept(&mut self, listener: &Listener, deadline: Deadline) {
         // A connection that has gone away is none.
         let Ok((stream, address)) = listener.accept(deadline) else { return };
-        if self.0.len() == MAX_UNIDENTIFIED {
-            self.0.remove(0);
+        let stream = match self.admission.security.accept_later(stream) {
+            Ok(stream) => stream,
+            Err(error) => return self.admission.refuse(address, &error.to_string()),
+        };
+        if self.connections.len() == MAX_UNIDENTIFIED {
+            let (_, oldest, _) = self.connections.remove(0);
+            self.admission.refuse(oldest, "it made room for a new connection");
         }
-        self.0.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
+        self.connections.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
     }
 
     /// Takes the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
     /// for too long, is not a unit and is dropped.
     pub(super) fn take_requests(&mut self) -> Vec<JoinRequest> {
         let mut requests = Vec::new();
-        for (mut channel, address, due) in std::mem::take(&mut self.0) {
+        for (mut channel, address, due) in std::mem::take(&mut self.connections) {
+            match channel.handshake() {
+                Ok(true) => {}
+                Ok(false) if due.passed() => {
+                    self.admission.refuse(address, "it did not complete the TLS handshake in time");
+                    continue;
+                }
+                Ok(false) => {
+                    self.connections.push((channel, address, due));
+                    continue;
+                }
+                Err(error) => {
+                    self.admission.refuse(address, &error.to_string());
+                    continue;
+                }
+            }
             match channel.try_receive() {
                 TryReceive::Frame(ToManager::Join { version, unit, data }) => {
                     requests.push(JoinRequest { channel, address, version, unit, data });
                 }
-                TryReceive::Pending if !due.passed() => self.0.push((channel, address, due)),
+                TryReceive::Pending if !due.passed() => self.connections.push((channel, address, due)),
                 TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {
-                    tracing::warn!(%address, "connection dropped: it sent no Join frame");
+                    self.admission.refuse(address, "it sent no Join frame");
                 }
             }
         }
@@ -84,7 +113,11 @@ impl Unidentified {
 
 impl<'a> Rendezvous<'a> {
     /// Starts without units.
-    pub(super) fn new(config: &'a RunConfig, waiter: CompletionWaiter) -> Rendezvous<'a> {
+    pub(super) fn new(
+        config: &'a RunConfig,
+        admission: &Admission,
+        waiter: CompletionWaiter,
+    ) -> Rendezvous<'a> {
         let units = config.plan.readouts() + config.plan.initial_builders();
         let joined = (0..units).map(|_| None).collect();
         let timeout = startup::timeout(config);
@@ -93,8 +126,9 @@ impl<'a> Rendezvous<'a> {
             waiter,
             joined,
             deadline: Deadline::after(timeout),
+            standby: None,
             timeout,
-            unidentified: Unidentified::default(),
+            unidentified: Unidentified::new(admission),
         }
     }
 
@@ -117,9 +151,13 @@ impl<'a> Rendezvous<'a> {
         position.filter(|&position| position < self.joined.len())
     }
 
+    /// A unit that has not joined; the manager stands for its standby.
     fn missing(&self) -> Option<Unit> {
-        let position = self.joined.iter().position(Option::is_none)?;
-        Some(self.unit(position))
+        let needs_standby = self.config.plan.recovery.has_standby();
+        match self.joined.iter().position(Option::is_none) {
+            Some(position) => Some(self.unit(position)),
+            None => (needs_standby && self.standby.is_none()).then_some(Unit::Manager),
+        }
     }
 
     /// Waits until all units have joined.
@@ -151,7 +189,8 @@ impl<'a> Rendezvous<'a> {
                 self.join(request)?;
             }
             if self.deadline.passed() {
-                let what = format!("did not join within {:?}", self.timeout);
+                let whose = if missing == Unit::Manager { "its standby " } else { "" };
+                let what = format!("{whose}did not join within {:?}", self.timeout);
                 return Err(ProcessError::Startup { unit: missing, what });
             }
         }
@@ -165,6 +204,12 @@ impl<'a> Rendezvous<'a> {
             return Err(unknown_peer(format!(
                 "{unit} has version {version:?}; start all units from one build"
             )));
+        }
+        if unit == Unit::Manager && self.config.plan.recovery.has_standby() {
+            let address =
+                data.ok_or_else(|| unknown_peer("joined as standby manager without address".into()))?;
+            self.standby = Some((channel, address));
+            return Ok(());
         }
         let position = self
             .position(unit)

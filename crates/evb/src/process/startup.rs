@@ -13,18 +13,24 @@
 //!  │ ── report ────────────────────────► │
 //! ```
 //!
+//! The standby manager joins before the units are welcome. Each unit then connects to it as well (`manager_link.rs`). A later
+//! standby manager joins the run in progress (`joining.rs`).
+//!
 //! Frames are JSON with a length prefix (32 bits, big-endian) over one TCP stream per unit. The control connection is
 //! set up over the same stream. The stream stays open during the run; its end means that the peer died.
 
 use super::ProcessError;
 use super::builder::BuilderEnd;
 use super::error::IoContext;
+use super::manager_link;
 use crate::config::RunConfig;
 use crate::core::recovery::Membership;
 use crate::core::report::ReadoutReport;
+use crate::core::takeover::{BuilderState, DoneBatch, ManagerReplica, ReadoutState};
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::Deadline;
-use millstream_rdma::connect::{ConnectError, ConnectErrorKind};
+use millstream_rdma::connect::{ConnectError, ConnectErrorKind, ControlStream as _, is_tls};
+use millstream_tls::{Security, Stream};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -67,6 +73,10 @@ pub(super) enum ToManager {
         /// Their number.
         events: u64,
     },
+    /// State of a readout unit, for the standby manager that takes over.
+    ReadoutState(ReadoutState),
+    /// State of a builder unit, for the standby manager that takes over.
+    BuilderState(Box<BuilderState>),
     /// Final report of a readout unit.
     Readout(ReadoutReport),
     /// Final report of a builder unit.
@@ -85,7 +95,17 @@ pub(super) enum FromManager {
         builders: Vec<Option<String>>,
         /// The readout units that connect to a builder unit.
         readouts: Vec<RuIndex>,
+        /// Where the standby manager listens.
+        standby: Option<String>,
     },
+    /// To a unit in the run: a standby manager has joined and waits for its connection.
+    Standby { address: String },
+    /// To the standby manager.
+    Copy(Box<ManagerCopy>),
+    /// To the standby manager: batches that are done since the copy.
+    Done(Vec<DoneBatch>),
+    /// From the standby manager, which takes over: the units of the run, with its term.
+    NewTerm { membership: Membership },
     /// The unit cannot join the run in progress.
     Refused {
         why: String,
@@ -101,8 +121,31 @@ pub(super) enum FromManager {
     },
 }
 
+impl FromManager {
+    /// To a standby manager.
+    pub(super) fn welcome_standby(config: &RunConfig) -> FromManager {
+        FromManager::Welcome {
+            config: Box::new(config.clone()),
+            unit: Unit::Manager,
+            builders: Vec::new(),
+            readouts: Vec::new(),
+            standby: None,
+        }
+    }
+}
+
+/// What the standby manager needs of the manager.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct ManagerCopy {
+    pub(super) replica: ManagerReplica,
+    /// Time since the start of the run.
+    pub(super) elapsed: Duration,
+    /// When the first batch was assigned, from the start of the run.
+    pub(super) first_assigned: Option<Duration>,
+}
+
 impl ToManager {
-    /// The first frame of a unit.
+    /// The first frame of a unit; that of the standby manager names the manager.
     pub(super) fn join(unit: Unit, data: Option<String>) -> ToManager {
         ToManager::Join { version: VERSION.to_owned(), unit, data }
     }
@@ -113,10 +156,10 @@ pub(super) fn is_our_version(version: &str) -> bool {
     version == VERSION
 }
 
-/// Frames over a TCP stream.
+/// Frames over a control stream.
 #[derive(Debug)]
 pub(super) struct Channel {
-    stream: TcpStream,
+    stream: Stream,
     /// Bytes of an incomplete frame.
     buffer: Vec<u8>,
 }
@@ -133,12 +176,27 @@ pub(super) enum TryReceive<T> {
 }
 
 impl Channel {
-    pub(super) fn new(stream: TcpStream) -> Channel {
+    pub(super) fn new(stream: Stream) -> Channel {
         Channel { stream, buffer: Vec::new() }
     }
 
-    /// The TCP stream in blocking mode, for setting up connections. No frame may be incomplete.
-    pub(super) fn stream(&mut self) -> io::Result<&mut TcpStream> {
+    /// Bounds the time of each [`send`](Self::send).
+    pub(super) fn set_send_timeout(&self, timeout: Duration) -> io::Result<()> {
+        self.stream.set_write_timeout(Some(timeout.max(Duration::from_millis(1))))
+    }
+
+    /// Continues the TLS handshake without waiting. Returns whether it is complete.
+    pub(super) fn handshake(&mut self) -> io::Result<bool> {
+        self.stream.set_nonblocking(true)?;
+        match self.stream.handshake() {
+            Ok(()) => Ok(true),
+            Err(cause) if cause.kind() == io::ErrorKind::WouldBlock => Ok(false),
+            Err(cause) => Err(cause),
+        }
+    }
+
+    /// The stream in blocking mode, for setting up connections. No frame may be incomplete.
+    pub(super) fn stream(&mut self) -> io::Result<&mut Stream> {
         self.stream.set_nonblocking(false)?;
         Ok(&mut self.stream)
     }
@@ -215,6 +273,12 @@ impl Channel {
     /// Length of the current frame, in bytes; of the prefix while that is incomplete.
     fn frame_len(&self) -> io::Result<usize> {
         let Some(length) = self.buffer.first_chunk::<LENGTH_BYTES>() else { return Ok(LENGTH_BYTES) };
+        if is_tls(length) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "the peer uses TLS: give this process keys of the site (MILLSTREAM_KEYS, or [security] in the configuration)",
+            ));
+        }
         let length = u32::from_be_bytes(*length) as usize;
         if length > MAX_FRAME {
             return Err(io::Error::new(
@@ -249,10 +313,16 @@ pub(super) struct JoinedRun {
     pub(super) config: RunConfig,
     /// Its index.
     pub(super) unit: Unit,
+    /// Where it accepts data connections, if it is a builder unit.
+    pub(super) data: Option<String>,
     /// Where the builder units accept data connections, by index; `None` for those that are not there.
     pub(super) builders: Vec<Option<String>>,
     /// The readout units that connect to a builder unit.
     pub(super) readouts: Vec<RuIndex>,
+    /// The stream to the standby manager.
+    pub(super) standby: Option<Channel>,
+    /// For connections between units.
+    pub(super) security: Security,
     pub(super) deadline: Deadline,
 }
 
@@ -270,17 +340,37 @@ pub(super) fn join(
     manager: &str,
     unit: Unit,
     data: Option<String>,
+    security: &Security,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<JoinedRun, ProcessError> {
     let deadline = Deadline::after(STARTUP_TIMEOUT);
     loop {
-        let mut channel = Channel::new(dial_manager(manager, deadline, parent_pipe)?);
+        let mut channel = Channel::new(security.connect(
+            dial_manager(manager, deadline, parent_pipe)?,
+            manager,
+            deadline,
+        )?);
         channel.send(&ToManager::join(unit, data.clone())).context("join the manager")?;
         match channel.receive(deadline).map_err(manager_gone)? {
-            FromManager::Welcome { config, unit, builders, readouts } => {
+            FromManager::Welcome { config, unit, builders, readouts, standby } => {
                 config.plan.check()?;
                 let deadline = Deadline::after(timeout(&config));
-                return Ok(JoinedRun { channel, config: *config, unit, builders, readouts, deadline });
+                let standby = standby.and_then(|address| {
+                    manager_link::connect_to_standby(&address, unit, data.clone(), security, deadline)
+                });
+                let config = *config;
+                let security = config.security.apply(security.clone())?;
+                return Ok(JoinedRun {
+                    channel,
+                    config,
+                    unit,
+                    data,
+                    builders,
+                    readouts,
+                    standby,
+                    security,
+                    deadline,
+                });
             }
             FromManager::Refused { try_again: true, .. } if !deadline.passed() => {
                 if parent_pipe.is_some_and(has_ended) {
@@ -289,9 +379,7 @@ pub(super) fn join(
                 std::thread::sleep(RETRY_INTERVAL);
             }
             FromManager::Refused { why, .. } => return Err(refused(why)),
-            FromManager::Start { .. } | FromManager::Connect { .. } => {
-                return Err(unexpected_frame(Unit::Manager));
-            }
+            _ => return Err(unexpected_frame(Unit::Manager)),
         }
     }
 }
@@ -330,19 +418,38 @@ fn has_ended(descriptor: BorrowedFd<'_>) -> bool {
     rustix::event::poll(&mut polled, Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
+/// Address for connections of other units: the interface that leads to the manager, any port.
+pub(super) fn own_address(manager: &str) -> String {
+    let loopback = manager.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback());
+    if loopback { "127.0.0.1:0".to_owned() } else { own_interface(manager) }
+}
+
+/// The local address of the route to the manager.
+fn own_interface(manager: &str) -> String {
+    let probe = std::net::UdpSocket::bind("0.0.0.0:0");
+    let local = probe.and_then(|probe| {
+        // Connecting a datagram socket sends nothing; it selects the route.
+        probe.connect(manager)?;
+        probe.local_addr()
+    });
+    local.map_or_else(|_| "127.0.0.1:0".to_owned(), |address| SocketAddr::new(address.ip(), 0).to_string())
+}
+
 /// Connects to a unit that is listening.
 pub(super) fn connect_to_unit(
     unit: Unit,
     address: &str,
+    security: &Security,
     deadline: Deadline,
-) -> Result<TcpStream, ProcessError> {
+) -> Result<Stream, ProcessError> {
     let failed = |what: String| ProcessError::Startup { unit, what };
     let socket: SocketAddr =
         address.parse().map_err(|_| failed(format!("has the invalid address {address:?}")))?;
     let left = deadline.remaining().unwrap_or(STARTUP_TIMEOUT).max(Duration::from_millis(1));
     let stream = TcpStream::connect_timeout(&socket, left);
     let stream = stream.and_then(|stream| stream.set_nodelay(true).map(|()| stream));
-    stream.map_err(|cause| failed(format!("cannot be reached at {address}: {cause}")))
+    let stream = stream.map_err(|cause| failed(format!("cannot be reached at {address}: {cause}")))?;
+    Ok(security.connect(stream, address, deadline)?)
 }
 
 /// Reports whether the unit's local resources are ready.
@@ -372,7 +479,7 @@ pub(super) fn await_start(
     match channel.receive(deadline).map_err(manager_gone)? {
         FromManager::Start { membership } => Ok(membership),
         FromManager::Refused { why, .. } => Err(refused(why)),
-        FromManager::Welcome { .. } | FromManager::Connect { .. } => Err(unexpected_frame(Unit::Manager)),
+        _ => Err(unexpected_frame(Unit::Manager)),
     }
 }
 
@@ -396,14 +503,14 @@ mod tests {
         let soon = Deadline::after(STARTUP_TIMEOUT);
         let listener = listen("127.0.0.1:0").unwrap();
         let other = dial(&listener.address().to_string(), soon).unwrap();
-        (Channel::new(listener.accept(soon).unwrap().0), other)
+        (Channel::new(Stream::plain(listener.accept(soon).unwrap().0)), other)
     }
 
     #[test]
     fn frames_arrive_in_pieces_and_in_order() {
         let (mut channel, mut other) = channels();
         assert!(matches!(channel.try_receive::<ToManager>(), TryReceive::Pending));
-        let mut sender = Channel::new(other.try_clone().unwrap());
+        let mut sender = Channel::new(Stream::plain(other.try_clone().unwrap()));
         sender.send(&ToManager::join(Unit::Readout(RuIndex(3)), None)).unwrap();
         let soon = Deadline::after(STARTUP_TIMEOUT);
         let join = channel.receive(soon).unwrap();

@@ -12,7 +12,9 @@ mod live;
 mod recovery;
 mod ring;
 mod runs;
+mod security;
 mod software_trigger;
+mod standby;
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_evb::config::RunConfig;
@@ -128,6 +130,8 @@ fn main() -> ExitCode {
         .chain(live::TESTS)
         .chain(faults::TESTS)
         .chain(recovery::TESTS)
+        .chain(standby::TESTS)
+        .chain(security::TESTS)
         .copied()
         .map(trial)
         .collect();

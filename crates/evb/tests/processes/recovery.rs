@@ -51,19 +51,19 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_short_stop_costs_only_time", a_short_stop_costs_only_time),
 ];
 
-const EVENTS: u64 = 4000;
+pub(crate) const EVENTS: u64 = 4000;
 /// Fragments of an event: two readout units with two sources each.
 const SOURCES: usize = 4;
 
 /// A run of two seconds or more on generated events that stores all built events in lists.
-struct TestRun {
+pub(crate) struct TestRun {
     folder: TempDir,
     text: String,
 }
 
 impl TestRun {
     /// `landing` has one entry for each builder unit: `host`, or `card` for one with the kernel `verify`.
-    fn new(landing: &[&str], timeout_ms: u64, recovery: &str, output: &str) -> TestRun {
+    pub(crate) fn new(landing: &[&str], timeout_ms: u64, recovery: &str, output: &str) -> TestRun {
         let mut text = format!(
             "[run]\nname = \"goes-on\"\nbatch = 8\nevents = {EVENTS}\ntimeout_ms = {timeout_ms}\n\
              drain_timeout_ms = 300\n[recovery]\n{recovery}\n\
@@ -99,6 +99,32 @@ impl TestRun {
         self
     }
 
+    /// Another rate of events, in hertz.
+    pub(crate) fn with_rate(mut self, rate: u32) -> TestRun {
+        self.text = self.text.replace("rate_hz = 2000.0", &format!("rate_hz = {rate}.0"));
+        self
+    }
+
+    /// Runs to the end.
+    pub(crate) fn launch(&self, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
+        let path = self.folder.path().join("run.toml");
+        std::fs::write(&path, &self.text).unwrap();
+        let config = ConfigFile::load(&path)
+            .and_then(|config| config.check())
+            .unwrap_or_else(|error| panic!("{error}"));
+        launcher().run(&config, watch).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// No process of the run is there.
+    pub(crate) fn assert_nothing_left(&self, processes: &[(RunProcess, u32)]) {
+        assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
+    }
+
+    /// Removes an output directory.
+    pub(crate) fn remove(&self, output: &str) {
+        std::fs::remove_dir_all(self.folder.path().join(output)).unwrap();
+    }
+
     /// Sends the signal to one process in mid-run, and SIGCONT after `resume`. The invariants hold and nothing is left.
     fn run_any(
         &self,
@@ -106,14 +132,9 @@ impl TestRun {
         signal: Signal,
         resume: Option<Duration>,
     ) -> (RunSummary, RunOutcome) {
-        let path = self.folder.path().join("run.toml");
-        std::fs::write(&path, &self.text).unwrap();
-        let config = ConfigFile::load(&path)
-            .and_then(|config| config.check())
-            .unwrap_or_else(|error| panic!("{error}"));
         let mut processes = Vec::new();
         let mut signalled = false;
-        let outcome = launcher().run(&config, &mut |event| match event {
+        let outcome = self.launch(&mut |event| match event {
             RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
             RunEvent::Progress(sample) if !signalled && sample.done.batches > 0 => {
                 signalled = true;
@@ -129,8 +150,7 @@ impl TestRun {
             }
             _ => {}
         });
-        let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
-        assert!(processes.iter().all(|(_, process)| !is_there(*process)), "{processes:?}");
+        self.assert_nothing_left(&processes);
         let summary = outcome.summary.clone().expect("the run had started");
         assert!(signalled && summary.is_balanced(), "{summary}\n{outcome:#?}");
         (summary, outcome)
@@ -163,7 +183,7 @@ impl TestRun {
     }
 
     /// Every event is stored once, with all its fragments.
-    fn assert_all_stored(&self, output: &str) {
+    pub(crate) fn assert_all_stored(&self, output: &str) {
         let stored = self.stored(output);
         assert_eq!(stored.len() as u64, EVENTS);
         assert!(stored.values().all(|&fragments| fragments == SOURCES));
@@ -176,11 +196,11 @@ fn lines(path: &Path) -> Vec<String> {
     list.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')).map(str::to_owned).collect()
 }
 
-fn builder(index: u16) -> RunProcess {
+pub(crate) fn builder(index: u16) -> RunProcess {
     RunProcess::Unit(Unit::Builder(BuIndex(index)))
 }
 
-fn readout(index: u16) -> RunProcess {
+pub(crate) fn readout(index: u16) -> RunProcess {
     RunProcess::Unit(Unit::Readout(RuIndex(index)))
 }
 
@@ -192,7 +212,7 @@ fn assert_rebuilt(summary: &RunSummary, lost: u16) {
 }
 
 fn batches_of_a_killed_builder_unit_are_built_by_another() {
-    let run = TestRun::new(&["host", "host"], 2000, "", "out");
+    let run = TestRun::new(&["host", "host"], 5000, "", "out");
     let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
     assert_rebuilt(&summary, 1);
     assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
@@ -201,7 +221,7 @@ fn batches_of_a_killed_builder_unit_are_built_by_another() {
 
 /// The unit's own sink kills it; the signal to the other unit does nothing.
 fn a_builder_unit_that_is_killed_after_storing_stores_nothing_twice() {
-    let run = TestRun::new(&["host", "host"], 2000, "", KILLED_OUTPUT);
+    let run = TestRun::new(&["host", "host"], 5000, "", KILLED_OUTPUT);
     let (summary, outcome) = run.run(&builder(1), Signal::CONT, None);
     assert_rebuilt(&summary, 0);
     run.assert_all_stored(KILLED_OUTPUT);
@@ -210,14 +230,14 @@ fn a_builder_unit_that_is_killed_after_storing_stores_nothing_twice() {
 }
 
 fn batches_of_a_killed_card_are_built_by_another() {
-    let run = TestRun::new(&["card", "card"], 2000, "", "out");
+    let run = TestRun::new(&["card", "card"], 5000, "", "out");
     let (summary, _) = run.run(&RunProcess::Card("card0".to_owned()), Signal::KILL, None);
     assert_rebuilt(&summary, 0);
     run.assert_all_stored("out");
 }
 
 fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
-    let run = TestRun::new(&["host", "host"], 300, "", "out");
+    let run = TestRun::new(&["host", "host"], 1000, "", "out");
     let (summary, outcome) = run.run(&builder(1), Signal::STOP, None);
     assert_rebuilt(&summary, 1);
     let ended = outcome.failures.iter().find(|failure| failure.process == builder(1));
@@ -226,7 +246,7 @@ fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
 }
 
 fn a_spare_builder_unit_takes_over() {
-    let run = TestRun::new(&["host", "host"], 2000, "spare_builders = 1", "out");
+    let run = TestRun::new(&["host", "host"], 5000, "spare_builders = 1", "out");
     let (summary, outcome) = run.run(&builder(0), Signal::KILL, None);
     assert_rebuilt(&summary, 0);
     assert!(outcome.totals[1].is_some_and(|totals| totals.batches > 0), "{outcome:#?}");
@@ -243,7 +263,7 @@ fn assert_incomplete(summary: &RunSummary) {
 
 fn events_without_a_killed_readout_unit_are_delivered() {
     for landing in ["host", "card"] {
-        let run = TestRun::new(&[landing, landing], 2000, "readout_loss = \"deliver\"", "out");
+        let run = TestRun::new(&[landing, landing], 5000, "readout_loss = \"deliver\"", "out");
         let (summary, _) = run.run(&readout(1), Signal::KILL, None);
         assert_incomplete(&summary);
         let stored = run.stored("out");
@@ -255,14 +275,14 @@ fn events_without_a_killed_readout_unit_are_delivered() {
 }
 
 fn events_without_a_killed_readout_unit_are_discarded() {
-    let run = TestRun::new(&["host", "host"], 2000, "readout_loss = \"discard\"", "out");
+    let run = TestRun::new(&["host", "host"], 5000, "readout_loss = \"discard\"", "out");
     let (summary, _) = run.run(&readout(1), Signal::KILL, None);
     assert_incomplete(&summary);
     assert_eq!(run.stored("out").len() as u64, summary.built.events);
 }
 
 fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {
-    let run = TestRun::new(&["host", "host"], 500, "readout_loss = \"deliver\"", "out");
+    let run = TestRun::new(&["host", "host"], 1000, "readout_loss = \"deliver\"", "out");
     let (summary, outcome) = run.run(&readout(1), Signal::STOP, None);
     assert_eq!(summary.recovered, [Unit::Readout(RuIndex(1))], "{summary}");
     assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
@@ -285,7 +305,7 @@ fn assert_joined_readout(run: &TestRun, summary: &RunSummary, lost: u16, joined:
 
 fn a_killed_readout_unit_joins_again() {
     for landing in ["host", "card"] {
-        let run = TestRun::new(&[landing, landing], 2000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+        let run = TestRun::new(&[landing, landing], 5000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
         let (summary, outcome) = run.run(&readout(1), Signal::KILL, None);
         assert_joined_readout(&run, &summary, 1, 3);
         let report = outcome.readouts[3].as_ref().expect("the restarted unit reports");
@@ -295,15 +315,15 @@ fn a_killed_readout_unit_joins_again() {
 }
 
 fn a_stopped_readout_unit_joins_again() {
-    let mut run = TestRun::new(&["host", "host"], 300, "readout_loss = \"deliver\"\nrestarts = 1", "out");
+    let run = TestRun::new(&["host", "host"], 1000, "readout_loss = \"deliver\"\nrestarts = 1", "out");
     // Long enough for the launcher to kill the stopped process.
-    run.text = run.text.replace("rate_hz = 2000.0", "rate_hz = 700.0");
+    let run = run.with_rate(400);
     let (summary, _) = run.run(&readout(0), Signal::STOP, None);
     assert_joined_readout(&run, &summary, 0, 2);
 }
 
 fn a_killed_builder_unit_joins_again() {
-    let run = TestRun::new(&["host", "host"], 2000, "restarts = 2", "out");
+    let run = TestRun::new(&["host", "host"], 5000, "restarts = 2", "out");
     let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
     assert_rebuilt(&summary, 1);
     assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");
@@ -314,7 +334,7 @@ fn a_killed_builder_unit_joins_again() {
 
 fn a_builder_unit_joins_again_with_a_new_card() {
     for victim in [RunProcess::Card("card1".to_owned()), builder(1)] {
-        let run = TestRun::new(&["card", "card"], 2000, "restarts = 1", "out");
+        let run = TestRun::new(&["card", "card"], 5000, "restarts = 1", "out");
         let (summary, outcome) = run.run(&victim, Signal::KILL, None);
         assert_rebuilt(&summary, 1);
         assert_eq!(summary.joined, [Unit::Builder(BuIndex(3))], "{summary}");
@@ -324,20 +344,20 @@ fn a_builder_unit_joins_again_with_a_new_card() {
 }
 
 fn a_run_waits_for_its_only_units_to_join_again() {
-    let run = TestRun::new(&["host"], 2000, "restarts = 1", "out").with_readouts(1);
+    let run = TestRun::new(&["host"], 5000, "restarts = 1", "out").with_readouts(1);
     let (summary, _) = run.run(&builder(0), Signal::KILL, None);
     assert_eq!(summary.joined, [Unit::Builder(BuIndex(1))], "{summary}");
     assert_eq!(summary.built, Counts { events: EVENTS, fragments: EVENTS * SOURCES as u64 / 2 }, "{summary}");
     assert_eq!(run.stored("out").len() as u64, EVENTS);
 
     let run =
-        TestRun::new(&["host"], 2000, "readout_loss = \"deliver\"\nrestarts = 1", "out").with_readouts(1);
+        TestRun::new(&["host"], 5000, "readout_loss = \"deliver\"\nrestarts = 1", "out").with_readouts(1);
     let (summary, _) = run.run(&readout(0), Signal::KILL, None);
     assert_joined_readout(&run, &summary, 0, 1);
 }
 
 fn a_run_whose_only_builder_unit_does_not_join_stops() {
-    let run = TestRun::new(&["host"], 500, "restarts = 1\njoin_timeout_ms = 1", "out");
+    let run = TestRun::new(&["host"], 2000, "restarts = 1\njoin_timeout_ms = 1", "out");
     let (summary, outcome) = run.run_any(&builder(0), Signal::KILL, None);
     let lost = StopCause::Lost(Unit::Builder(BuIndex(0)));
     assert!(

@@ -5,10 +5,12 @@
 //!
 //! Control messages keep their order per pair of units and have random delays. Packets land at any time between posting
 //! and arrival. Kernels take random times. Units die or stall at any step. The oracle knows which fragments exist and
-//! which are corrupt. The monitor checks rules that span units.
+//! which are corrupt. The monitor checks rules that span units. A standby manager takes over if the plan has one, and another one
+//! is started while the plan permits.
 
 pub mod monitor;
 pub mod oracle;
+mod standby;
 
 use millstream_evb::core::manager::{Manager, Receivers, Transmit};
 use millstream_evb::core::message::Assignment;
@@ -16,10 +18,11 @@ use millstream_evb::core::readout::{BatchPayload, Readout};
 use millstream_evb::core::report::{BuilderReport, ReadoutReport};
 use millstream_evb::core::{
     BuIndex, Builder, Bytes, Immediate, Instant, Message, Plan, ReportMerger, RuIndex, RunSummary, SlotIndex,
-    StopCause, Unit,
+    StopCause, Term, Unit,
 };
 use monitor::SlotMonitor;
 use oracle::{Oracle, Random};
+use standby::{Standby, StandbyEvent};
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::time::Duration;
 
@@ -34,6 +37,8 @@ pub enum Failure {
     Cut(BuIndex),
     /// The unit stops for this time and then continues.
     Pause(Duration),
+    /// The standby manager dies.
+    StandbyDeath,
 }
 
 /// A failure at a step of the simulation.
@@ -106,6 +111,10 @@ pub struct Outcome {
     pub end: Instant,
     /// Number of steps.
     pub steps: u64,
+    /// How many standby managers took over.
+    pub takeovers: u32,
+    /// Whether a standby manager refused the run, because events were in no known batch or a unit is needed.
+    pub is_refused: bool,
 }
 
 #[derive(Debug)]
@@ -113,8 +122,11 @@ enum SimEvent {
     Control {
         from: Unit,
         to: Unit,
+        /// Of the manager that sends or receives it.
+        term: Term,
         message: Message,
     },
+    Standby(StandbyEvent),
     ReadoutReport(RuIndex, ReadoutReport),
     BuilderReport(BuIndex, BuilderReport),
     Land {
@@ -143,6 +155,8 @@ enum SimEvent {
     Notice {
         to: Unit,
         lost: Unit,
+        /// Of the manager at that time.
+        term: Term,
     },
     /// The launcher ends the process of a unit that the run goes on without.
     Kill(Unit),
@@ -190,6 +204,7 @@ struct Sim {
     last: BTreeMap<(Unit, Unit, bool), Instant>,
     random: Random,
     manager: Manager,
+    standby: Standby,
     readouts: Vec<Readout>,
     builders: Vec<Builder>,
     health: BTreeMap<Unit, Health>,
@@ -229,6 +244,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         last: BTreeMap::new(),
         random: Random::new(scenario.seed),
         manager: Manager::new(plan.clone(), now),
+        standby: Standby::new(&units),
         readouts: (0..plan.readout_members())
             .map(|i| Readout::new(RuIndex(i as u16), plan.clone(), now))
             .collect(),
@@ -274,7 +290,16 @@ pub fn run(scenario: Scenario) -> Outcome {
         None => sim.launcher_merger.summary(sim.launcher_cause),
     };
     let violations = sim.monitor.violations;
-    Outcome { summary, oracle: sim.oracle, violations, fault_at: sim.fault_at, end: sim.now, steps }
+    Outcome {
+        summary,
+        oracle: sim.oracle,
+        violations,
+        fault_at: sim.fault_at,
+        end: sim.now,
+        steps,
+        takeovers: sim.standby.takeovers(),
+        is_refused: sim.standby.is_refused(),
+    }
 }
 
 impl Sim {
@@ -305,12 +330,18 @@ impl Sim {
                 let is_paused = self.paused.get(&fault.unit).is_some_and(|&until| self.now < until);
                 if !is_paused {
                     self.paused.insert(fault.unit, self.now + time);
+                    self.watch_manager(fault.unit);
                 }
                 continue;
             }
             match (fault.failure, fault.unit) {
                 (Failure::Stall, unit) => {
                     self.health.insert(unit, Health::Stalled);
+                    self.watch_manager(unit);
+                    continue;
+                }
+                (Failure::StandbyDeath, _) => {
+                    self.lose_standby();
                     continue;
                 }
                 (Failure::Cut(bu), Unit::Readout(ru)) => {
@@ -330,13 +361,14 @@ impl Sim {
         if before == Some(Health::Vacant) {
             self.health.insert(unit, Health::Vacant);
         } else if before != Some(Health::Dead) {
+            let term = self.standby.term();
             for to in self.health.keys().copied().collect::<Vec<_>>() {
                 // The manager and the units watch each other; builder units may watch readout units.
                 let watches = to == Unit::Manager
                     || unit == Unit::Manager
                     || matches!((to, unit), (Unit::Builder(_), Unit::Readout(_))) && self.random.one_in(2);
                 if watches && to != unit {
-                    self.after(0, 500_000, SimEvent::Notice { to, lost: unit });
+                    self.after(0, 500_000, SimEvent::Notice { to, lost: unit, term });
                 }
             }
             if let Unit::Builder(bu) = unit {
@@ -348,6 +380,10 @@ impl Sim {
                 }
             }
             self.start_again(unit);
+            self.close_stream_to_standby(unit);
+            if unit == Unit::Manager {
+                self.after(0, 2_000_000, SimEvent::Standby(StandbyEvent::Promote));
+            }
         }
     }
 
@@ -356,9 +392,10 @@ impl Sim {
     fn start_again(&mut self, unit: Unit) {
         if self.is(unit, Health::Dead)
             && self.departed.remove(&unit)
+            && self.is_alive(Unit::Manager)
             && let Some(next) = self.manager.join_candidate(unit)
         {
-            self.after(100_000, 20_000_000, SimEvent::Join(next));
+            self.after(50_000, 2_000_000, SimEvent::Join(next));
         }
     }
 
@@ -375,6 +412,13 @@ impl Sim {
             Unit::Builder(bu) => self.builders[bu.index()] = Builder::join(bu, plan, &membership, now),
         }
         self.health.insert(unit, Health::Alive);
+        if !self.standby.joined(unit, membership.term) {
+            match unit {
+                Unit::Manager => {}
+                Unit::Readout(ru) => self.readouts[ru.index()].handle_standby_lost(now),
+                Unit::Builder(bu) => self.builders[bu.index()].handle_standby_lost(now),
+            }
+        }
         self.pump(unit);
         self.pump(Unit::Manager);
     }
@@ -419,12 +463,38 @@ impl Sim {
     }
 
     fn send(&mut self, from: Unit, to: Unit, message: Message) {
+        let term = match from {
+            Unit::Manager => self.manager.term(),
+            unit => self.standby.term_of(unit),
+        };
+        self.send_in_term(term, from, to, message);
+    }
+
+    fn send_in_term(&mut self, term: Term, from: Unit, to: Unit, message: Message) {
         let at = self.in_order(from, to, false, 300_000);
-        self.at(at, SimEvent::Control { from, to, message });
+        self.at(at, SimEvent::Control { from, to, term, message });
     }
 
     fn dispatch(&mut self, event: SimEvent) {
         let unit = match &event {
+            SimEvent::Standby(
+                StandbyEvent::Promote
+                | StandbyEvent::GiveUp
+                | StandbyEvent::Start
+                | StandbyEvent::WakeDeposed(_)
+                | StandbyEvent::Ended(_)
+                | StandbyEvent::Deadline(_),
+            )
+            | SimEvent::Standby(StandbyEvent::Readout(..) | StandbyEvent::Builder(..)) => {
+                return self.handle_standby(event);
+            }
+            SimEvent::Control { from, to: Unit::Manager, term, message } if *term != self.standby.term() => {
+                // Its connection to the former manager.
+                return self.reach_deposed(*from, *term, *message);
+            }
+            SimEvent::Standby(
+                StandbyEvent::NewTerm(to, _) | StandbyEvent::Named(to, _) | StandbyEvent::Closed(to, _),
+            ) => *to,
             SimEvent::Control { to, .. } | SimEvent::Notice { to, .. } => *to,
             SimEvent::ReadoutReport(..) | SimEvent::BuilderReport(..) => Unit::Manager,
             SimEvent::Kill(unit) => return self.kill(*unit),
@@ -479,13 +549,14 @@ impl Sim {
     fn handle(&mut self, unit: Unit, event: SimEvent) {
         let now = self.now;
         match event {
-            SimEvent::Control { from, message, .. } => match unit {
+            SimEvent::Standby(_) => self.handle_standby(event),
+            SimEvent::Control { from, message, term, .. } => match unit {
                 Unit::Manager => {
                     self.monitor.reaches_manager(&message);
                     self.manager.handle_message(from, message, now);
                 }
-                Unit::Readout(ru) => self.readouts[ru.index()].handle_message(message, now),
-                Unit::Builder(bu) => self.builders[bu.index()].handle_message(message, now),
+                Unit::Readout(ru) => self.readouts[ru.index()].handle_message(term, message, now),
+                Unit::Builder(bu) => self.builders[bu.index()].handle_message(term, message, now),
             },
             SimEvent::ReadoutReport(ru, report) => self.manager.handle_readout_report(ru, report, now),
             SimEvent::BuilderReport(bu, report) => self.manager.handle_builder_report(bu, report, now),
@@ -506,10 +577,20 @@ impl Sim {
             }
             SimEvent::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
             SimEvent::Process { bu, slot } => self.process(bu, slot),
-            SimEvent::Notice { lost, .. } => match (unit, lost) {
-                (Unit::Manager, lost) => self.manager.handle_lost(lost, now),
-                (Unit::Readout(ru), Unit::Manager) => self.readouts[ru.index()].handle_manager_lost(now),
-                (Unit::Builder(bu), Unit::Manager) => self.builders[bu.index()].handle_manager_lost(now),
+            SimEvent::Notice { lost, term, .. } => match (unit, lost) {
+                (Unit::Manager, lost) if self.standby.is_noticed(lost) => self.manager.handle_lost(lost, now),
+                (Unit::Manager, _) => {}
+                // The end of its stream to the former manager.
+                (unit, Unit::Manager) if term != self.standby.term_of(unit) => {}
+                (unit, Unit::Manager) => {
+                    // The manager's messages are in the stream before its end.
+                    self.connect(unit);
+                    match unit {
+                        Unit::Manager => {}
+                        Unit::Readout(ru) => self.readouts[ru.index()].handle_manager_lost(now),
+                        Unit::Builder(bu) => self.builders[bu.index()].handle_manager_lost(now),
+                    }
+                }
                 (Unit::Builder(bu), Unit::Readout(ru)) => self.builders[bu.index()].handle_readout_lost(ru),
                 _ => {}
             },
@@ -574,6 +655,7 @@ impl Sim {
     }
 
     fn pump_manager(&mut self) -> Option<Instant> {
+        self.replicate();
         while let Some(Transmit { to, message }) = self.manager.poll_transmit(self.now) {
             self.transmit(to, message);
             if let (Message::Assign(mut assignment), Misbehavior::AssignTwice) =
@@ -595,6 +677,13 @@ impl Sim {
             self.summary = Some(summary);
         }
         self.manager.poll_timeout()
+    }
+
+    /// The standby manager gets what has changed before the units are told.
+    fn replicate(&mut self) {
+        if let Some(update) = self.manager.poll_replica() {
+            self.standby.update(update);
+        }
     }
 
     fn transmit(&mut self, to: Receivers, message: Message) {

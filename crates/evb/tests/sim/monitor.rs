@@ -55,6 +55,13 @@ impl SlotMonitor {
         }
     }
 
+    /// A manager of a new term assigns the batches in the slots of that builder unit again; all slots are granted.
+    pub fn take_over(&mut self, bu: BuIndex) {
+        for slot in &mut self.slots[bu.index()] {
+            (slot.granted, slot.assigned) = (true, None);
+        }
+    }
+
     /// The manager assigned a batch.
     pub fn assign(&mut self, assignment: &Assignment) {
         let slot = self.slot(assignment.builder, assignment.slot);

@@ -96,6 +96,10 @@ int main(void)
     CHECK(ms_fabric_put(fabric, next, regions[next], 0, &value, 8, &unknown) == MS_FABRIC_INVALID);
     CHECK(strcmp(ms_fabric_error_message(), "notification kind 9 is unknown") == 0);
     CHECK(ms_fabric_register_card(fabric, 0, 4096, &value, NULL) == MS_FABRIC_NO_CARD);
+    CHECK(ms_fabric_publish(fabric, regions[rank], "words", 1) == MS_FABRIC_OK);
+    CHECK(ms_fabric_publish(fabric, regions[rank], "two words", 1) == MS_FABRIC_INVALID);
+    CHECK(ms_fabric_publish(fabric, 1, "none", 0) == MS_FABRIC_INVALID);
+    CHECK(ms_fabric_publish(fabric, regions[rank], NULL, 0) == MS_FABRIC_INVALID);
     CHECK(ms_fabric_lost_node(fabric) == -1);
 
     /* More than one step of a reduction. */

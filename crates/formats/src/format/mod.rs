@@ -4,6 +4,7 @@ use millstream_fragment::stream::Malformed;
 
 use crate::FileIndexer;
 
+mod cbm;
 mod evio;
 mod frd;
 mod hld;
@@ -45,7 +46,18 @@ pub trait Format: Send + Sync {
 
 /// All formats.
 pub fn all() -> &'static [&'static dyn Format] {
-    &[&evio::Evio, &frd::Frd, &hld::Hld, &mdf::Mdf, &midas::Midas, &pcapng::Pcapng, &rdh::Rdh]
+    &[
+        &evio::Evio,
+        &frd::Frd,
+        &hld::Hld,
+        &mdf::Mdf,
+        &cbm::Microslices,
+        &midas::Midas,
+        &cbm::Msa,
+        &pcapng::Pcapng,
+        &rdh::Rdh,
+        &cbm::Tsa,
+    ]
 }
 
 /// The format with a name.

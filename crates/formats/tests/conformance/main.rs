@@ -88,7 +88,8 @@ fn a_file_of_no_known_format_is_refused_with_the_names() {
     let import = Import { input: &input, output: &output, events: None, alignment: Alignment::default() };
     let error = import.run(None).expect_err("no format").to_string();
     assert!(
-        error.contains("notes.txt") && error.contains("evio, frd, hld, mdf, midas, pcapng, rdh"),
+        error.contains("notes.txt")
+            && error.contains("evio, frd, hld, mdf, microslices, midas, msa, pcapng, rdh, tsa"),
         "{error}"
     );
     assert!(!output.exists());
@@ -113,10 +114,13 @@ fn a_selection_of_events_is_written_and_the_rest_is_counted() {
     assert!(!output.exists());
 }
 
+/// Offset of the first descriptor in the sample of microslice archives.
+const MSA: usize = 96;
+
 /// Damage that each format must find, with a part of the error.
 #[test]
 fn damage_is_named() {
-    let damage: [(&str, usize, u8, &str); 9] = [
+    let damage: [(&str, usize, u8, &str); 19] = [
         ("hld", 32 + 4 + 2, 9, "byte 36: decoding: found 0x90001"),
         ("hld", 32 + 32 + 3, 9, "byte 64: subEvtSize: found 9, expected at least the 16 bytes"),
         ("midas", 16 + 6 + 16 + 4, 3, "byte 42: flags of the banks: found 0x3, expected 0x1, 0x11 or 0x31"),
@@ -126,6 +130,26 @@ fn damage_is_named() {
         ("rdh", 80, 5, "byte 80: header version: found 5, expected 6 or 7"),
         ("evio", 56 + 20, 4, "byte 76: version: found 4, expected 6"),
         ("pcapng", 28, 2, "interface id: found 1, expected less than 1"),
+        ("msa", 30, 9, "byte 30: version of the archive library: found 9, expected 10 to 20"),
+        ("msa", MSA, 0xda, "byte 96: hdr_id: found 0xda, expected 0xdd"),
+        ("msa", MSA + 40, b'F', "byte 112: crc: found"),
+        (
+            "msa",
+            MSA + 32,
+            6,
+            "byte 128: size of the content: found 6, expected the size in the descriptor, 5",
+        ),
+        ("microslices", 0, 0xda, "byte 0: hdr_id: found 0xda, expected 0xdd"),
+        ("microslices", 37 + 1, 2, "byte 38: hdr_ver: found 2, expected 1"),
+        ("microslices", 32, b'F', "byte 16: crc: found"),
+        (
+            "microslices",
+            37 + 32 + 20 + 3,
+            1,
+            "byte 101: content: found 16777223 bytes, expected at most 76 bytes, the rest of the file",
+        ),
+        ("tsa", 49, 1, "byte 49: archive compression: found 1, expected 0, none"),
+        ("tsa", 45, 2, "byte 45: archive type: found 2, expected 0, Timeslices"),
     ];
     for (format, at, value, expected) in damage {
         let sample = samples::all().into_iter().find(|sample| sample.format == format).expect("a sample");
@@ -147,15 +171,63 @@ fn a_second_fragment_of_a_source_and_event_is_refused() {
     assert!(error.contains("source 0x4b0 (FED 1200), event 40: found a second fragment"), "{error}");
 }
 
+#[test]
+fn a_second_microslice_of_an_index_is_refused() {
+    // Bytes from the last descriptor to the end of the file.
+    for (format, last) in [("msa", 32 + 8 + 4), ("microslices", 32 + 4)] {
+        let sample = samples::all().into_iter().find(|sample| sample.format == format).expect("a sample");
+        let mut file = sample.file.clone();
+        // The last microslice gets the index of the first one of its equipment.
+        let last = file.len() - last;
+        file[last + 8..last + 16].copy_from_slice(&1_280_000_000_u64.to_le_bytes());
+        let error = import(&sample, &file).expect_err("two microslices");
+        assert!(
+            error
+                .contains(&format!("byte {}: idx of TOF-01-000b: found 1280000000, a second time", last + 8)),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn a_microslice_stream_with_a_damaged_content_is_still_recognised() {
+    let sample = samples::all().into_iter().find(|sample| sample.format == "microslices").expect("a sample");
+    let mut file = sample.file.clone();
+    file[33] ^= 1;
+    assert_eq!(recognise(&file).map(|format| format.name()), Some("microslices"));
+    // Another byte than the start of a descriptor after the content.
+    file[37] = 0;
+    assert!(recognise(&file).is_none());
+}
+
+#[test]
+fn a_microslice_outside_its_timeslice_component_is_refused() {
+    let sample = samples::all().into_iter().find(|sample| sample.format == "tsa").expect("a sample");
+    let component = &sample.fragments[0].2;
+    let start = sample.file.windows(component.len()).position(|bytes| bytes == component).expect("its bytes");
+    // Size of the third microslice, offset of the second one.
+    for (at, value, expected) in [
+        (64 + 20, 6, "found 6 bytes at 4099, expected a range between 4099 and 4104"),
+        (32 + 24, 2, "found 0 bytes at 4098, expected a range between 4099 and 4104"),
+    ] {
+        let mut file = sample.file.clone();
+        file[start + at] = value;
+        let error = import(&sample, &file).expect_err("a microslice outside");
+        let at = start + at / 32 * 32 + 20;
+        assert!(error.contains(&format!("byte {at}: size and offset: {expected}")), "{error}");
+    }
+}
+
 proptest! {
     /// No damage makes a reader panic, and what is read still covers all bytes.
     #[test]
     fn damaged_files_are_read_or_refused(
-        which in 0..8_usize,
+        which in any::<prop::sample::Index>(),
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
         cut in any::<prop::sample::Index>(),
     ) {
-        let sample = &samples::all()[which];
+        let samples = samples::all();
+        let sample = which.get(&samples);
         let mut file = sample.file.clone();
         for (at, value) in changes {
             let at = at.index(file.len());

@@ -8,7 +8,21 @@ pub(crate) struct Sample {
 }
 
 pub(crate) fn all() -> Vec<Sample> {
-    vec![hld(), midas(), mdf(), frd(), rdh(), evio(), evio_big_endian(), pcapng()]
+    vec![
+        hld(),
+        midas(),
+        mdf(),
+        frd(),
+        rdh(),
+        evio(),
+        evio_big_endian(),
+        pcapng(),
+        microslices(),
+        microslice_alone(),
+        msa(),
+        tsa(),
+        tsa_of_oldest_classes(),
+    ]
 }
 
 /// Bytes under construction.
@@ -22,6 +36,11 @@ impl Bytes {
     }
 
     fn le32(mut self, values: &[u32]) -> Self {
+        values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
+        self
+    }
+
+    fn le64(mut self, values: &[u64]) -> Self {
         values.iter().for_each(|value| self.0.extend(value.to_le_bytes()));
         self
     }
@@ -268,4 +287,156 @@ fn pcapng() -> Sample {
     .concat();
     let fragments = vec![(5000, 0, b"one".to_vec()), (5001, 0, Vec::new()), (5000, 1, b"two!".to_vec())];
     Sample { format: "pcapng", file, fragments }
+}
+
+/// The class information of a Boost archive.
+fn class(version: u32) -> Vec<u8> {
+    bytes().raw(&[0]).le32(&[version]).0
+}
+
+/// The headers of a flesnet archive; `kind` is the archive type and, in the newest version, the compression.
+fn archive(library: u16, kind: &[u32]) -> Vec<u8> {
+    let string = |text: &str| bytes().le64(&[text.len() as u64]).raw(text.as_bytes()).0;
+    string("serialization::archive")
+        .into_iter()
+        .chain(
+            bytes()
+                .le16(&[library])
+                .raw(&[4, 8, 4, 8])
+                .le32(&[1])
+                .raw(&class(kind.len() as u32))
+                .le32(kind)
+                .0,
+        )
+        .chain(bytes().le64(&[1_700_000_000]).raw(&string("entry-node")).raw(&string("daq")).0)
+        .collect()
+}
+
+/// A descriptor with the CRC of its content.
+fn microslice(source: [u8; 2], equipment: u16, idx: u64, offset: u64, content: &[u8]) -> Vec<u8> {
+    bytes()
+        .raw(&[0xdd, 1])
+        .le16(&[equipment, 1])
+        .raw(&source)
+        .le64(&[idx])
+        .le32(&[crc32c(content), content.len() as u32])
+        .le64(&[offset])
+        .0
+}
+
+const STS: [u8; 2] = [0x10, 0x20];
+const STS_A: u32 = 0x1020_000a;
+const TOF: [u8; 2] = [0x60, 1];
+const TOF_B: u32 = 0x6001_000b;
+
+/// Microslices of 1,280 µs of two equipments; the second one lacks the middle. Source, event, descriptor and content.
+fn microslices_of_two_equipments() -> Vec<(u32, u64, Vec<u8>, &'static [u8])> {
+    [
+        (STS, 10, STS_A, 1000_u64, &b"first"[..]),
+        (TOF, 11, TOF_B, 1000, b""),
+        (STS, 10, STS_A, 1001, b"second!"),
+        (STS, 10, STS_A, 1002, b"x"),
+        (TOF, 11, TOF_B, 1002, b"hits"),
+    ]
+    .into_iter()
+    .map(|(system, equipment, source, number, content)| {
+        (source, number, microslice(system, equipment, number * 1_280_000, 77, content), content)
+    })
+    .collect()
+}
+
+fn microslices() -> Sample {
+    let fragments: Fragments = microslices_of_two_equipments()
+        .into_iter()
+        .map(|(source, number, descriptor, content)| (source, number, [&descriptor, content].concat()))
+        .collect();
+    let file = fragments.iter().flat_map(|(_, _, microslice)| microslice.clone()).collect();
+    Sample { format: "microslices", file, fragments }
+}
+
+/// One microslice without content and, its flag says, without checksum.
+fn microslice_alone() -> Sample {
+    let mut file = microslice(STS, 10, 7, 0, b"");
+    file[4] = 0;
+    file[16] = 9;
+    Sample { format: "microslices", fragments: vec![(STS_A, 1, file.clone())], file }
+}
+
+fn msa() -> Sample {
+    let mut file = [archive(10, &[1]), class(0), class(0)].concat();
+    let mut fragments = Vec::new();
+    for (source, number, descriptor, content) in microslices_of_two_equipments() {
+        file.extend(bytes().raw(&descriptor).le64(&[content.len() as u64]).raw(content).0);
+        fragments.push((source, number, [&descriptor, content].concat()));
+    }
+    Sample { format: "msa", file, fragments }
+}
+
+/// Descriptors, contents; offsets count from `origin`.
+fn component(system: [u8; 2], equipment: u16, origin: u64, first: u64, contents: &[&[u8]]) -> Vec<u8> {
+    let mut offset = origin;
+    let mut descriptors = Vec::new();
+    for (number, content) in (first..).zip(contents) {
+        descriptors.extend(microslice(system, equipment, number, offset, content));
+        offset += content.len() as u64;
+    }
+    [descriptors, contents.concat()].concat()
+}
+
+/// Two timeslices of two components, the second timeslice with a component without microslices.
+fn timeslice_archive(
+    headers: Vec<u8>,
+    descriptor: impl Fn(u64, u32) -> Vec<u8>,
+    component_descriptor: impl Fn(u64, usize, u64) -> Vec<u8>,
+    versions: [u32; 2],
+    timeslices: [u64; 2],
+) -> (Vec<u8>, Fragments) {
+    let sts = |first| component(STS, 10, 4096, first, &[b"one", b"", b"three"]);
+    let tof = component(TOF, 11, 0, 5, &[b"hits"]);
+    let mut fragments = Fragments::new();
+    let mut file = headers;
+    let contents = [vec![(STS_A, sts(5), 3), (TOF_B, tof, 1)], vec![(STS_A, sts(7), 3), (0, vec![], 0)]];
+    for (first, (timeslice, components)) in timeslices.iter().zip(contents).enumerate() {
+        // Only the first object of a class has a class information.
+        let class = |version| if first == 0 { class(version) } else { Vec::new() };
+        let count = components.len() as u64;
+        file.extend(bytes().raw(&class(0)).raw(&class(versions[0])).raw(&descriptor(*timeslice, 2)).0);
+        file.extend(bytes().raw(&class(0)).le64(&[count]).le32(&[0]).0);
+        for (source, component, microslices) in &components {
+            file.extend(bytes().le64(&[component.len() as u64]).raw(component).0);
+            if *microslices > 0 {
+                fragments.push((*source, *timeslice, component.clone()));
+            }
+        }
+        file.extend(bytes().raw(&class(0)).le64(&[count]).le32(&[versions[1]]).raw(&class(versions[1])).0);
+        for (_, component, microslices) in components {
+            file.extend(component_descriptor(*timeslice, component.len(), microslices));
+        }
+    }
+    (file, fragments)
+}
+
+fn tsa() -> Sample {
+    let (file, fragments) = timeslice_archive(
+        archive(18, &[0, 0]),
+        |index, components| {
+            bytes().le64(&[index, index * 100, 100]).le32(&[0]).le64(&[0]).le32(&[3, components]).0
+        },
+        |_, size, microslices| bytes().le64(&[0, 0, size as u64, microslices]).le32(&[1]).0,
+        [2, 1],
+        [400, 402],
+    );
+    Sample { format: "tsa", file, fragments }
+}
+
+/// The timeslice's number is in its components only.
+fn tsa_of_oldest_classes() -> Sample {
+    let (file, fragments) = timeslice_archive(
+        archive(10, &[]),
+        |_, components| bytes().le64(&[u64::MAX]).le32(&[1, components]).0,
+        |number, size, microslices| bytes().le64(&[number, 0, size as u64, microslices]).0,
+        [0, 0],
+        [8, 9],
+    );
+    Sample { format: "tsa", file, fragments }
 }

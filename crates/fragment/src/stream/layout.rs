@@ -256,7 +256,7 @@ impl TableWalker<'_> {
         }
         let name: [u8; format::NAME_BYTES] = array_at(entry, source::NAME);
         let Some(name) = format::parse_name(&name) else {
-            let found = format_args!("\"{}\"", name.escape_ascii());
+            let found = format!("\"{}\"", name.escape_ascii());
             let expected = "UTF-8 without control characters, filled up with zeros";
             return Err(table_entry.wrong("name", source::NAME, found, expected));
         };

@@ -10,7 +10,8 @@ use millstream_lockfree::mr_entry::{self, MappedFile, MrDescriptor, MrEntry};
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::sync::Arc;
-use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use millstream_lockfree::word_ring::{SleepFlag, WordRing};
 use millstream_lockfree::{OwnerId, barrier, model};
 
 use crate::{check, check_with};
@@ -393,5 +394,78 @@ fn a_window_is_invalidated_once() {
         let here = entry.invalidate(tag(1));
         assert_ne!(here, other.join().unwrap());
         assert!(!entry.has_tag(tag(1)));
+    });
+}
+
+/// A ring of words, and its reader's sleep. It is never freed.
+struct Words {
+    taken: AtomicU64,
+    posted: AtomicU64,
+    sleeps: AtomicU64,
+    words: Vec<AtomicU64>,
+}
+
+impl Words {
+    /// Entries have two words.
+    fn new(entries: usize) -> &'static Words {
+        let new = || AtomicU64::new(0);
+        // Positions wrap.
+        let start = || AtomicU64::new(u64::MAX);
+        let words = (0..2 * entries).map(|_| new()).collect();
+        Box::leak(Box::new(Words { taken: start(), posted: start(), sleeps: new(), words }))
+    }
+
+    fn ring(&self) -> WordRing<'_> {
+        WordRing { taken: &self.taken, posted: &self.posted, words: &self.words, entry_words: 2 }
+    }
+}
+
+#[test]
+fn entries_of_words_come_whole_once_and_in_order() {
+    check(|| {
+        let words = Words::new(2);
+        // The third one is posted only if the reader has made room.
+        let writer =
+            thread::spawn(move || (1..=3).take_while(|&n| words.ring().push(&[n, 10 * n]).unwrap()).count());
+        let reader =
+            thread::spawn(move || [(); 2].map(|()| words.ring().pop::<2>().unwrap()).into_iter().flatten());
+        let mut found: Vec<[u64; 2]> = reader.join().unwrap().collect();
+        let posted = writer.join().unwrap();
+        while let Some(entry) = words.ring().pop::<2>().unwrap() {
+            found.push(entry);
+        }
+        let expected: Vec<[u64; 2]> = (1..=posted as u64).map(|n| [n, 10 * n]).collect();
+        assert!(posted >= 2);
+        assert_eq!(found, expected);
+    });
+}
+
+#[test]
+fn a_reader_of_words_that_sleeps_is_woken() {
+    check(|| {
+        let words = Words::new(1);
+        let writer = thread::spawn(move || {
+            assert_eq!(words.ring().push(&[7, 8]), Ok(true));
+            SleepFlag(&words.sleeps).claim()
+        });
+        let flag = SleepFlag(&words.sleeps);
+        flag.set(true);
+        let seen = words.ring().pop::<2>().unwrap();
+        let woken = writer.join().unwrap();
+        assert!(seen.is_some() || woken, "the reader sleeps, and nobody wakes it");
+        flag.set(false);
+        assert_eq!(seen.or(words.ring().pop().unwrap()), Some([7, 8]));
+        assert!(!flag.claim());
+    });
+}
+
+#[test]
+fn one_of_two_writers_wakes_a_reader() {
+    check(|| {
+        let words = Words::new(1);
+        SleepFlag(&words.sleeps).set(true);
+        let writer = thread::spawn(move || SleepFlag(&words.sleeps).claim());
+        let here = SleepFlag(&words.sleeps).claim();
+        assert!(here != writer.join().unwrap());
     });
 }

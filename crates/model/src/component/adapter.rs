@@ -6,13 +6,18 @@
 //! ```
 
 use crate::component::completer::{Completer, read_tag};
+use crate::component::cxl::{self, CxlMemory, HomeAgent};
 use crate::component::pcie::{self, LinkChannels, MEMORY_READ, MEMORY_WRITE};
 use crate::component::tlb::Tlb;
+use crate::component::translation::{Stream, Translator};
 use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
     Picos, Route, Simulation,
 };
-use crate::path::{Adapter, AddressTranslation, DataPath, PathEnd, PeerRoute, TargetMemory, Uplink, Verb};
+use crate::path::{
+    Adapter, AddressTranslation, CxlTarget, DataPath, PathEnd, PeerRoute, TargetMemory, TransportCore,
+    Uplink, Verb,
+};
 use millstream_site::schema::PcieLink;
 use std::collections::VecDeque;
 
@@ -31,6 +36,7 @@ const FROM_NETWORK: u16 = 2;
 const PLACED: u16 = 3;
 const TRANSLATED: u16 = 4;
 const RESPONDING: u16 = 5;
+const DMA_TRANSLATED: u16 = 6;
 
 // Tags of network packets: message length, flags, and the message type in the upper 16 bits.
 const LAST: u64 = 1 << 32;
@@ -90,10 +96,14 @@ struct Nic {
     tlb: Option<(Route<Internal>, Tlb)>,
     /// Packets that wait for translation.
     awaiting_tlb: VecDeque<Packet>,
+    /// Translation of DMA addresses, if the host's IOMMU is on.
+    translator: Option<Translator>,
+    /// DMA reads, and packets to be written, that wait for translation.
+    translating: (VecDeque<Packet>, VecDeque<Packet>),
     /// Bytes received of the current message.
     offset: u64,
-    /// Messages whose payload is to be fetched: bytes left.
-    fetch_queue: VecDeque<u32>,
+    /// Messages whose payload is to be fetched: bytes left, and all bytes.
+    fetch_queue: VecDeque<(u32, u32)>,
     gather_queue: VecDeque<u64>,
     fetch_bytes: u32,
     tx_pending: VecDeque<TxPacket>,
@@ -108,7 +118,10 @@ struct Nic {
 
 const GATHER_TIMER: u64 = 0;
 const FETCH_TIMER: u64 = 1;
-/// Bytes queued for the link above which payload fetches pause.
+const READ_TIMER: u64 = 2;
+const WRITE_TIMER: u64 = 3;
+/// Bytes queued for the link above which payload fetches pause: at least this, and half of the bytes that are fetched at a time,
+/// so that the queue lasts until the next ones are here.
 const TX_BACKLOG: u32 = 32 << 10;
 
 impl Nic {
@@ -135,28 +148,34 @@ impl Nic {
     }
 
     fn fetch_payload(&mut self, context: &mut Context<'_>) {
-        while let Some(left) = self.fetch_queue.front_mut() {
+        while let Some((left, size)) = self.fetch_queue.front_mut() {
             let length = (*left).min(self.max_read_request);
             if self.fetch_bytes > 0 && self.fetch_bytes + length > self.adapter.dma_read_window {
                 return;
             }
+            let most = TX_BACKLOG.max(self.adapter.dma_read_window / 2);
             if context.backlog(self.network)
-                > (TX_BACKLOG / self.mtu.min(self.adapter.rx_unit).max(1)).max(8) as usize
+                > (most / self.mtu.min(self.adapter.rx_unit).max(1)).max(8) as usize
             {
                 if !std::mem::replace(&mut self.fetch_timer_set, true) {
                     context.set_timer(Picos(50_000), FETCH_TIMER);
                 }
                 return;
             }
+            let offset = u64::from(*size - *left);
             *left -= length;
             if *left == 0 {
                 self.fetch_queue.pop_front();
             }
             self.fetch_bytes += length;
-            context.send(
-                self.read_route,
-                Packet::new(MEMORY_READ, 0, read_tag(0, length)).with_reply(self.completion_route),
-            );
+            let read = Packet::new(MEMORY_READ, 0, read_tag(0, length)).with_reply(self.completion_route);
+            match &mut self.translator {
+                None => context.send(self.read_route, read),
+                Some(translator) => {
+                    translator.start(Stream::Reads, offset, length, context);
+                    self.translating.0.push_back(read);
+                }
+            }
         }
     }
 
@@ -200,7 +219,7 @@ impl Nic {
             }
             self.transmit_ready(context);
         } else {
-            self.fetch_queue.push_back(size);
+            self.fetch_queue.push_back((size, size));
             self.fetch_payload(context);
         }
     }
@@ -234,14 +253,25 @@ impl Nic {
     fn packet_arrived(&mut self, packet: Packet, context: &mut Context<'_>) {
         let offset = self.offset;
         self.offset = if packet.tag & LAST != 0 { 0 } else { offset + u64::from(packet.size) };
-        match &mut self.tlb {
-            None => self.write_payload(packet, context),
-            Some((route, table)) => {
+        match (&mut self.tlb, &mut self.translator) {
+            (None, None) => self.write_payload(packet, context),
+            (None, Some(translator)) => {
+                translator.start(Stream::Writes, offset, packet.size, context);
+                self.translating.1.push_back(packet);
+            }
+            (Some((route, table)), _) => {
                 let step = if table.lookup(offset) { HIT } else { MISS };
                 self.awaiting_tlb.push_back(packet);
                 context.send(*route, Packet::new(step, 0, 0));
             }
         }
+    }
+
+    /// An access has passed the stage of translations: it leaves after its miss, in order.
+    fn pass_translation(&mut self, step: Packet, context: &mut Context<'_>) {
+        let Some(translator) = &mut self.translator else { return };
+        let token = if Stream::of(&step) == Stream::Reads { READ_TIMER } else { WRITE_TIMER };
+        context.set_timer(translator.delay(&step, context.now()), token);
     }
 
     /// A packet's payload is in memory.
@@ -313,6 +343,7 @@ impl Endpoint for Nic {
                     self.write_payload(packet, context);
                 }
             }
+            DMA_TRANSLATED => self.pass_translation(packet, context),
             _ => {}
         }
     }
@@ -321,6 +352,14 @@ impl Endpoint for Nic {
         if token == FETCH_TIMER {
             self.fetch_timer_set = false;
             self.fetch_payload(context);
+        } else if token == READ_TIMER {
+            if let Some(read) = self.translating.0.pop_front() {
+                context.send(self.read_route, read);
+            }
+        } else if token == WRITE_TIMER {
+            if let Some(packet) = self.translating.1.pop_front() {
+                self.write_payload(packet, context);
+            }
         } else if let Some(job) = self.gather_queue.pop_front() {
             self.start(job as u32, job & (RESPONSE | LABEL), context);
         }
@@ -391,6 +430,20 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
     }
 }
 
+/// Payload of posted writes that a root complex takes before their lines are on the CXL link.
+const CXL_POSTED: u64 = 16 << 10;
+
+/// Adds the memory behind a CXL link; returns its home agent.
+fn cxl_memory(simulation: &mut Simulation, name: &str, target: &CxlTarget) -> EndpointId {
+    let home = simulation.reserve_endpoint();
+    let links = cxl::add_links(simulation, &format!("{name} CXL"), &target.timing);
+    let memory = simulation.add_endpoint(CxlMemory::new(target.timing.clone()));
+    let [to_memory, to_home] = [simulation.port(memory, 0), simulation.port(home, cxl::FROM_LINK)];
+    let (m2s, s2m) = (simulation.route(&links.m2s, to_memory), simulation.route(&links.s2m, to_home));
+    simulation.install(home, HomeAgent::new(target.home, m2s, s2m));
+    home
+}
+
 /// Channels of the network route; the receiving port is behind the last.
 fn network_channels(
     simulation: &mut Simulation,
@@ -415,6 +468,21 @@ fn network_channels(
     lines.collect()
 }
 
+/// Adds the core that carries an adapter's packets in both directions, if its transport is software.
+fn transport_core(
+    simulation: &mut Simulation,
+    name: &str,
+    core: Option<TransportCore>,
+) -> Vec<ChannelId<Network>> {
+    let channel = |TransportCore { message, packet, acknowledgement, copy }: TransportCore| {
+        // Bytes whose copy takes the time of a packet of each kind: middle, first, acknowledgement, later parts.
+        let bytes = |time: Picos| (time.seconds() * copy.0).round() as u32;
+        let overhead = [bytes(packet), bytes(message), bytes(acknowledgement), bytes(packet)];
+        Channel { overhead, ..Channel::new(format!("{name} transport core"), copy) }
+    };
+    core.map(|core| simulation.add_channel(channel(core))).into_iter().collect()
+}
+
 /// Adds both adapters with their surroundings. `programs` receive completions and messages at port 0; they post a
 /// [`message`] on the returned routes.
 pub(crate) fn connect(
@@ -425,21 +493,25 @@ pub(crate) fn connect(
 ) -> [Route<Internal>; 2] {
     let nics = [simulation.reserve_endpoint(), simulation.reserve_endpoint()];
     let names = ["client", "server"];
+    let cores = [0, 1].map(|i| transport_core(simulation, names[i], path.ends[i].adapter.core));
     [0, 1].map(|i| {
         let (end, name) = (&path.ends[i], names[i]);
         let (adapter, far) = (&end.adapter, &path.ends[1 - i].adapter);
         let pcie = pcie_path(simulation, name, end, path);
-        let (timing, window) = match &end.target {
-            TargetMemory::Host => (end.host, u64::MAX),
-            TargetMemory::Card(card) => (card.timing, card.write_window),
+        let (memory, window) = match &end.target {
+            TargetMemory::Host => (simulation.add_endpoint(Completer::new(end.host)), u64::MAX),
+            TargetMemory::Card(card) => {
+                (simulation.add_endpoint(Completer::new(card.timing)), card.write_window)
+            }
+            TargetMemory::Cxl(target) => (cxl_memory(simulation, name, target), CXL_POSTED),
         };
-        let memory = simulation.add_endpoint(Completer::new(timing));
         let reads = simulation.port(memory, 0);
         let writes = simulation.bounded_port(memory, 1, window);
         let from_memory = simulation.port(nics[i], FROM_MEMORY);
         let placed = simulation.port(nics[i], PLACED);
         let part = far.rx_unit.clamp(1, path.mtu);
-        let wire = network_channels(simulation, path, i, far.rx_latency, part);
+        let hops = network_channels(simulation, path, i, far.rx_latency, part);
+        let wire = [cores[i].clone(), hops, cores[1 - i].clone()].concat();
         let peer = simulation.bounded_port(nics[1 - i], FROM_NETWORK, far.rx_buffer);
         let software = simulation.port(nics[i], FROM_SOFTWARE);
         let software_port = simulation.port(programs[i], 0);
@@ -465,6 +537,10 @@ pub(crate) fn connect(
             let port = simulation.port(nics[i], TRANSLATED);
             (simulation.route(&[line], port), Tlb::new(entries, page))
         });
+        let translator = end.translation.map(|timing| {
+            let port = simulation.port(nics[i], DMA_TRANSLATED);
+            Translator::new(simulation, name, timing, port)
+        });
         let responding = Channel::new(format!("{name} responder"), path.rate).gap(adapter.response_gap);
         let responding = simulation.add_channel(responding);
         let responded = simulation.port(nics[i], RESPONDING);
@@ -483,6 +559,8 @@ pub(crate) fn connect(
             completed: simulation.route(&[completed], software_port),
             received: simulation.route(&[seen], software_port),
             tlb,
+            translator,
+            translating: Default::default(),
             awaiting_tlb: VecDeque::new(),
             offset: 0,
             fetch_queue: VecDeque::new(),

@@ -2,5 +2,7 @@
 
 pub(crate) mod adapter;
 pub mod completer;
+pub mod cxl;
 pub mod pcie;
 pub mod tlb;
+pub mod translation;

@@ -4,7 +4,7 @@
 //!   buffer. It starts a packet only if the next buffer on the route has room (credit-based flow control).
 //! - An [`Endpoint`] is code that receives packets at its ports and sends packets.
 //! - A [`Route`] is a list of channels that ends at a port. Channels, ports and routes carry the type of their
-//!   bus ([`Pcie`], [`Network`], [`Internal`]), so a packet cannot enter another bus.
+//!   bus ([`Pcie`], [`Cxl`], [`Network`], [`Internal`]), so a packet cannot enter another bus.
 //!
 //! A simulation runs on one thread and is a function of its input and seed. Sweeps and parameter samples run many
 //! simulations in parallel; the number of threads does not change results.
@@ -28,6 +28,9 @@ pub trait Bus {}
 /// PCI Express: packets are TLPs.
 #[derive(Clone, Copy, Debug)]
 pub struct Pcie;
+/// CXL.mem: packets are messages of one cache line.
+#[derive(Clone, Copy, Debug)]
+pub struct Cxl;
 /// A network: packets are InfiniBand or torus packets.
 #[derive(Clone, Copy, Debug)]
 pub struct Network;
@@ -36,6 +39,7 @@ pub struct Network;
 pub struct Internal;
 
 impl Bus for Pcie {}
+impl Bus for Cxl {}
 impl Bus for Network {}
 impl Bus for Internal {}
 

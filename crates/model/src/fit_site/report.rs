@@ -91,6 +91,9 @@ impl DeviceFile<'_> {
     ) -> fmt::Result {
         let names: Vec<String> = device.names.iter().map(|name| quoted(name)).collect();
         writeln!(f, "\n[device.{id}]\nkind = {}\nnames = [{}]", quoted(kind(device)), names.join(", "))?;
+        if let Some(lanes) = device.lanes {
+            writeln!(f, "lanes = {lanes}")?;
+        }
         writeln!(f, "\n[device.{id}.values]")?;
         for (name, value) in &device.values {
             match found.get(name.as_str()) {
@@ -118,6 +121,8 @@ fn kind(device: &DeviceModel) -> &'static str {
         Kind::Card => "card",
         Kind::NetworkSwitch => "network-switch",
         Kind::Ssd => "ssd",
+        Kind::CxlMemory => "cxl-memory",
+        Kind::CxlSwitch => "cxl-switch",
     }
 }
 

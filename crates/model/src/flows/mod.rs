@@ -1,22 +1,24 @@
 //! Concurrent flows of a site: what each gets when all share links, PCIe, memory and disks.
 //!
 //! Each flow alone is simulated at packet level; its rate is the most that it takes. Flows together share every direction of
-//! every link max-min fairly ([`fair_share`]), as credit-based and PFC networks with fair arbitration do. Flows end at host
-//! memory, cards (`host.card`) and disks (`host.ssd`). Disks transfer from and to host memory.
+//! every link max-min fairly ([`crate::max_min`]), as credit-based and PFC networks with fair arbitration do. Flows end at host
+//! memory, cards (`host.card`), CXL memory and disks (`host.ssd`). Disks transfer from and to host memory.
 
-pub mod fair_share;
 mod pattern;
 mod resources;
 
+use crate::benchmarks::mlc::{self, MlcTest};
 use crate::benchmarks::perftest::bandwidth_at;
 use crate::engine::BytesPerSecond;
 use crate::explain::Flow;
+use crate::interval::{Interval, Level, factors::factors, leave_out, response};
+use crate::max_min::{SharedPath, fair_rates};
 use crate::parameters::Parameters;
 use crate::path::route::Network;
-use crate::path::{DataPath, PathError, Verb, data_path};
+use crate::path::{DataPath, PathError, Verb, core_access, data_path};
 use crate::precision::Precision;
 use crate::result_table::{ResultTable, TableValue};
-use fair_share::{SharedPath, fair_rates};
+use crate::rows::Category;
 use millstream_site::Site;
 use resources::{FlowRoutes, Resources};
 use std::collections::BTreeMap;
@@ -57,6 +59,17 @@ pub struct FlowRate {
     pub together: BytesPerSecond,
     /// What limits it beside the others.
     pub limit: String,
+    /// Ends of the 90 % intervals of both rates, if samples were asked for.
+    pub intervals: Option<FlowIntervals>,
+}
+
+/// 90 % intervals of a flow.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FlowIntervals {
+    /// Of the rate without other flows.
+    pub alone: Interval,
+    /// Of the rate beside the others.
+    pub together: Interval,
 }
 
 /// Simulated rates of paths; most paths of a site differ in their names only.
@@ -64,17 +77,30 @@ pub struct FlowRate {
 struct Simulated(Vec<(DataPath, Verb, u32, f64)>);
 
 impl Simulated {
-    fn rate(&mut self, path: &DataPath, flow: &Flow) -> f64 {
+    fn rate(&mut self, precision: Precision, path: &DataPath, flow: &Flow) -> f64 {
         let path = path.without_names();
         let known =
             self.0.iter().find(|(p, verb, size, _)| (p, *verb, *size) == (&path, flow.verb, flow.size));
         if let Some((.., rate)) = known {
             return *rate;
         }
-        let rate = bandwidth_at(Precision::Full, &path, flow.verb, flow.size, 128, false).rate.0;
+        let rate = bandwidth_at(precision, &path, flow.verb, flow.size, 128, false).rate.0;
         self.0.push((path, flow.verb, flow.size, rate));
         rate
     }
+}
+
+/// The most that a flow within a host takes: what cores reach if they access memory behind a CXL link.
+fn within_host_limit(
+    precision: Precision,
+    site: &Site,
+    p: &Parameters,
+    flow: &Flow,
+) -> Result<f64, PathError> {
+    let access = core_access(site, p, &flow.client, &flow.server)?;
+    let test = if flow.verb == Verb::Read { MlcTest::Reads } else { MlcTest::Writes };
+    let rate = access.map(|access| mlc::bandwidth(precision, &access, test, flow.size).rate.0);
+    Ok(rate.unwrap_or(f64::INFINITY))
 }
 
 /// Rates of flows that run at the same time, in their order.
@@ -82,6 +108,16 @@ impl Simulated {
 /// # Errors
 /// [`PathError`] if the site has no path for one of them.
 pub fn concurrent(
+    site: &Site,
+    p: &Parameters,
+    flows: &[Flow],
+    routing: Routing,
+) -> Result<Vec<FlowRate>, PathError> {
+    concurrent_at(Precision::Full, site, p, flows, routing)
+}
+
+fn concurrent_at(
+    precision: Precision,
     site: &Site,
     p: &Parameters,
     flows: &[Flow],
@@ -96,8 +132,8 @@ pub fn concurrent(
     for (i, flow) in flows.iter().enumerate() {
         let FlowRoutes { routes, ends } = resources.routes(&network, flow, routing)?;
         let own = match ends {
-            Some((client, server)) => simulated.rate(&data_path(site, p, &client, &server)?, flow),
-            None => f64::INFINITY,
+            Some((client, server)) => simulated.rate(precision, &data_path(site, p, &client, &server)?, flow),
+            None => within_host_limit(precision, site, p, flow)?,
         };
         let own = resources.add(format!("its own path: explain \"{flow}\""), own);
         let weight = 1.0 / routes.len() as f64;
@@ -118,23 +154,80 @@ pub fn concurrent(
             flow: flow.clone(),
             alone: BytesPerSecond(alone),
             together: BytesPerSecond(together),
-            limit: limit.map_or("nothing".to_owned(), |limit| resources.names[limit].clone()),
+            limit: limit.map_or("nothing".to_owned(), |limit| resources.names[limit.index()].clone()),
+            intervals: None,
         }
     });
     Ok(results.collect())
 }
 
+/// [`concurrent`] with 90 % intervals from this many samples of the parameters; 0: none.
+///
+/// # Errors
+/// As of [`concurrent`].
+pub fn concurrent_with_intervals(
+    site: &Site,
+    p: &Parameters,
+    flows: &[Flow],
+    routing: Routing,
+    samples: u64,
+) -> Result<Vec<FlowRate>, PathError> {
+    let mut rates = concurrent(site, p, flows, routing)?;
+    if samples == 0 {
+        return Ok(rates);
+    }
+    let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
+        let rates = concurrent_at(Precision::Sample, site, p, flows, routing).ok()?;
+        Some(rates.iter().flat_map(|rate| [rate.alone.0, rate.together.0]).collect())
+    });
+    let spread = |i: usize| spreads.get(i).copied().unwrap_or_default();
+    let with_devices = p.with_devices(&site.devices);
+    let (network, mut resources) = (Network::new(site), Resources::new(site, &with_devices));
+    for (i, rate) in rates.iter_mut().enumerate() {
+        let is_host = |name: &str| site.hosts.iter().any(|host| host.name == name);
+        let is_peer = !is_host(&rate.flow.client) || !is_host(&rate.flow.server);
+        let category = Category::of_bandwidth(is_peer, rate.flow.size);
+        let factors = factors(leave_out::shipped(), Level::System, category);
+        let interval = |value: BytesPerSecond, spread| Interval::new(value.0, spread, factors);
+        let routes = resources.routes(&network, &rate.flow, routing)?.routes;
+        let most: f64 = routes.iter().map(|route| resources.line_rate(route)).sum();
+        rate.intervals = Some(FlowIntervals {
+            alone: interval(rate.alone, spread(2 * i)).below(most),
+            together: interval(rate.together, spread(2 * i + 1)).below(most),
+        });
+    }
+    Ok(rates)
+}
+
 /// A row for each flow.
 #[must_use]
 pub fn table(site: &str, rates: &[FlowRate]) -> ResultTable {
-    let columns = ["flow", "alone [GB/s]", "together [GB/s]", "limit"].map(str::to_owned).to_vec();
+    let mut columns = vec!["flow", "alone [GB/s]", "together [GB/s]", "limit"];
+    if rates.iter().any(|rate| rate.intervals.is_some()) {
+        columns = vec![
+            "flow",
+            "alone [GB/s]",
+            "alone, low",
+            "alone, high",
+            "together [GB/s]",
+            "together, low",
+            "together, high",
+            "limit",
+        ];
+    }
+    let columns = columns.into_iter().map(str::to_owned).collect();
+    let ends = |interval: Option<Interval>| {
+        let ends = interval.map(|interval| [interval.low, interval.high]);
+        ends.into_iter().flatten().map(|end| TableValue::Number(BytesPerSecond(end).as_gigabytes()))
+    };
     let row = |rate: &FlowRate| {
-        vec![
-            TableValue::Text(rate.flow.to_string()),
-            TableValue::Number(rate.alone.as_gigabytes()),
-            TableValue::Number(rate.together.as_gigabytes()),
-            TableValue::Text(rate.limit.clone()),
-        ]
+        let mut row = vec![TableValue::Text(rate.flow.to_string())];
+        row.push(TableValue::Number(rate.alone.as_gigabytes()));
+        row.extend(ends(rate.intervals.map(|intervals| intervals.alone)));
+        row.push(TableValue::Number(rate.together.as_gigabytes()));
+        row.extend(ends(rate.intervals.map(|intervals| intervals.together)));
+        row.push(TableValue::Text(rate.limit.clone()));
+        row
     };
     ResultTable {
         title: format!("concurrent flows on {site}"),

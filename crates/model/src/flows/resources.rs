@@ -1,15 +1,16 @@
 //! What concurrent flows share: directions of links, PCIe ports, memory, disks.
 
 use super::Routing;
-use crate::component::pcie;
+use crate::component::{cxl, pcie};
 use crate::engine::BytesPerSecond;
 use crate::explain::Flow;
 use crate::parameters::Parameters;
 use crate::path::route::{Network, Route};
 use crate::path::{
-    IB_HEADERS, PathError, PeerRoute, ROCE_V2_HEADERS, Verb, ancestors, fact, negotiated_link, peer_route,
-    torus_path,
+    IB_HEADERS, PathError, PeerRoute, ROCE_V2_HEADERS, Verb, ancestors, cxl_timing, fact, is_redirected,
+    negotiated_link, pcie_efficiency, peer_route, socket_rate, torus_path,
 };
+use crate::ssd::{Access, CommandQueue};
 use millstream_site::schema::Protocol;
 use millstream_site::validate::link_end_name;
 use millstream_site::{DeviceId, DeviceKind, HostId, Site, SocketId};
@@ -21,9 +22,12 @@ enum Key {
     Torus { torus: usize, node: usize, dimension: usize, positive: bool },
     Pcie { host: usize, device: usize, up: bool },
     Peer { host: usize, from: usize, to: usize },
+    Sockets { host: usize, from: usize, to: usize },
     Memory { host: usize, socket: usize },
     CardMemory { host: usize, device: usize },
     CardLink { host: usize, link: usize, forward: bool },
+    Cxl { host: usize, device: usize, is_write: bool },
+    CxlMemory { host: usize, device: usize },
     Disk { host: usize, device: usize, read: bool },
 }
 
@@ -41,6 +45,25 @@ pub(super) struct Resources<'a> {
     index: HashMap<Key, usize>,
     pub(super) capacities: Vec<f64>,
     pub(super) names: Vec<String>,
+    /// Message size of the flow whose routes are looked up: the block size of disks.
+    block: u64,
+    /// Rates without any loss: no interval ends above them.
+    line_rates: Vec<f64>,
+}
+
+/// A resource that flows share.
+struct Shared {
+    name: String,
+    capacity: f64,
+    /// Rate without any loss.
+    line_rate: f64,
+}
+
+impl Shared {
+    /// A resource without a known loss.
+    fn new(name: String, capacity: f64) -> Shared {
+        Shared { name, capacity, line_rate: capacity }
+    }
 }
 
 /// Resources of a flow.
@@ -53,22 +76,39 @@ pub(super) struct FlowRoutes {
 
 impl<'a> Resources<'a> {
     pub(super) fn new(site: &'a Site, p: &'a Parameters) -> Resources<'a> {
-        Resources { site, p, index: HashMap::new(), capacities: Vec::new(), names: Vec::new() }
+        Resources {
+            site,
+            p,
+            index: HashMap::new(),
+            capacities: Vec::new(),
+            names: Vec::new(),
+            block: 0,
+            line_rates: Vec::new(),
+        }
     }
 
     /// Adds a resource of one flow.
     pub(super) fn add(&mut self, name: String, capacity: f64) -> usize {
-        self.capacities.push(capacity);
-        self.names.push(name);
+        self.push(Shared { line_rate: f64::INFINITY, ..Shared::new(name, capacity) })
+    }
+
+    fn push(&mut self, shared: Shared) -> usize {
+        self.capacities.push(shared.capacity);
+        self.names.push(shared.name);
+        self.line_rates.push(shared.line_rate);
         self.names.len() - 1
     }
 
-    fn shared(&mut self, key: Key, describe: impl FnOnce(&Site, &Parameters) -> (String, f64)) -> usize {
+    /// Rate of a route without any loss.
+    pub(super) fn line_rate(&self, route: &[usize]) -> f64 {
+        route.iter().map(|&i| self.line_rates[i]).fold(f64::INFINITY, f64::min)
+    }
+
+    fn shared(&mut self, key: Key, describe: impl FnOnce(&Site, &Parameters) -> Shared) -> usize {
         if let Some(&known) = self.index.get(&key) {
             return known;
         }
-        let (name, capacity) = describe(self.site, self.p);
-        let index = self.add(name, capacity);
+        let index = self.push(describe(self.site, self.p));
         self.index.insert(key, index);
         index
     }
@@ -79,16 +119,27 @@ impl<'a> Resources<'a> {
         }
         let found = self.site.device(name).filter(|(host, device)| {
             let kind = &self.site.hosts[host.0].devices[device.0].kind;
-            matches!(kind, DeviceKind::Card(_) | DeviceKind::Ssd)
+            matches!(kind, DeviceKind::Card(_) | DeviceKind::Ssd | DeviceKind::CxlMemory(_))
         });
         let (host, device) = found.ok_or_else(|| PathError::Unknown(name.to_owned()))?;
         Ok(Place { host, device: Some(device) })
     }
 
+    fn kind(&self, place: Place) -> Option<&'a DeviceKind> {
+        place.device.map(|device| &self.site.hosts[place.host.0].devices[device.0].kind)
+    }
+
     fn is_disk(&self, place: Place) -> bool {
-        place
-            .device
-            .is_some_and(|device| self.site.hosts[place.host.0].devices[device.0].kind == DeviceKind::Ssd)
+        self.kind(place) == Some(&DeviceKind::Ssd)
+    }
+
+    fn is_cxl(&self, place: Place) -> bool {
+        matches!(self.kind(place), Some(DeviceKind::CxlMemory(_)))
+    }
+
+    /// The card that a place is.
+    fn card(&self, place: Place) -> Option<DeviceId> {
+        place.device.filter(|_| matches!(self.kind(place), Some(DeviceKind::Card(_))))
     }
 
     /// The link of a device to its parent, in one direction.
@@ -98,12 +149,13 @@ impl<'a> Resources<'a> {
             let device = &host.devices[device.0];
             let link = negotiated_link(host, device);
             let raw = pcie::raw_rate(link.generation.0, link.lanes.0).0;
-            let share = p.device(&device.id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency"));
+            let share = pcie_efficiency(p, &device.id);
             let payload = u64::from(link.max_payload.0);
-            let rate = pcie::write_ceiling(BytesPerSecond(raw * share), payload, payload);
+            let ceiling = |rate: f64| pcie::write_ceiling(BytesPerSecond(rate), payload, payload).0;
             let direction = if up { "upstream" } else { "downstream" };
             let what = if matches!(device.kind, DeviceKind::Switch(_)) { " uplink" } else { "" };
-            (format!("{}.{}{what}, PCIe {direction}", host.name, device.name), rate.0)
+            let name = format!("{}.{}{what}, PCIe {direction}", host.name, device.name);
+            Shared { name, capacity: ceiling(raw * share), line_rate: ceiling(raw) }
         })
     }
 
@@ -112,7 +164,7 @@ impl<'a> Resources<'a> {
             let host = &site.hosts[host.0];
             let bandwidth = host.sockets.get(socket.0).and_then(|socket| socket.memory_bandwidth);
             let name = format!("{}.socket{} memory", host.name, socket.0);
-            (name, bandwidth.map_or(f64::INFINITY, |rate| rate.0))
+            Shared::new(name, bandwidth.map_or(f64::INFINITY, |rate| rate.0))
         })
     }
 
@@ -129,15 +181,40 @@ impl<'a> Resources<'a> {
         Ok(self.shared(Key::Disk { host: host.0, device: device.0, read }, |site, _| {
             let host = &site.hosts[host.0];
             let what = if read { "reads" } else { "writes" };
-            (format!("{}.{}, {what}", host.name, host.devices[device.0].name), rate * 1e9)
+            let name = format!("{}.{}, {what}", host.name, host.devices[device.0].name);
+            // Ranges of disks are those of data sheets.
+            Shared { line_rate: f64::INFINITY, ..Shared::new(name, rate * 1e9) }
         }))
+    }
+
+    /// What the commands that a flow has outstanding on a disk reach, if the site limits their number.
+    fn command_queue(
+        &mut self,
+        host: HostId,
+        device: DeviceId,
+        read: bool,
+    ) -> Result<Option<usize>, PathError> {
+        let host = &self.site.hosts[host.0];
+        let found = &host.devices[device.0];
+        let Some(depth) = found.queue_depth else { return Ok(None) };
+        let access = if read { Access::Read } else { Access::Write };
+        let queue = CommandQueue::new(self.p, &found.id, access).ok_or_else(|| PathError::NoValue {
+            device: format!("{}.{}", host.name, found.name),
+            model: found.model.clone(),
+            value: CommandQueue::VALUES.join(", "),
+        })?;
+        let name = format!("{}.{}, queue depth {depth} at {} B", host.name, found.name, self.block);
+        let rate = queue.bandwidth(self.block, depth).0;
+        Ok(Some(self.add(name, rate)))
     }
 
     /// Links from a device up to the root complex, or below the switches of another device.
     fn climb(&mut self, host: HostId, device: DeviceId, other: Option<DeviceId>, up: bool) -> Vec<usize> {
         let tree = &self.site.hosts[host.0];
         let above = |device: DeviceId| ancestors(tree, tree.devices[device.0].parent).0;
-        let beside = other.map(above).unwrap_or_default();
+        let direct =
+            other.filter(|&other| !is_redirected(tree, &tree.devices[device.0], &tree.devices[other.0]));
+        let beside = direct.map(above).unwrap_or_default();
         let below = above(device).into_iter().take_while(|switch| !beside.contains(switch));
         let devices: Vec<DeviceId> = std::iter::once(device).chain(below).collect();
         devices.into_iter().map(|device| self.pcie(host, device, up)).collect()
@@ -146,6 +223,17 @@ impl<'a> Resources<'a> {
     fn socket(&self, host: HostId, device: Option<DeviceId>) -> SocketId {
         let tree = &self.site.hosts[host.0];
         device.map_or(SocketId(0), |device| ancestors(tree, tree.devices[device.0].parent).1)
+    }
+
+    /// The links from one socket to another, which all transfers of this direction share.
+    fn between_sockets(&mut self, host: HostId, from: SocketId, to: SocketId) -> Option<usize> {
+        (from != to).then(|| {
+            self.shared(Key::Sockets { host: host.0, from: from.0, to: to.0 }, |site, p| {
+                let host = &site.hosts[host.0];
+                let rate = socket_rate(p, &host.sockets[from.0].id).0;
+                Shared::new(format!("{} socket{} to socket{}", host.name, from.0, to.0), rate)
+            })
+        })
     }
 
     /// Transfer between two devices of one host, or between a device and host memory.
@@ -161,7 +249,8 @@ impl<'a> Resources<'a> {
                     let link = &host.card_links[link];
                     let name = |device: DeviceId| host.devices[device.0].name.as_str();
                     let (from, to) = (name(from), name(to));
-                    (format!("{}.{from} to {}.{to}, {}", host.name, host.name, link.what), link.rate.0)
+                    let name = format!("{}.{from} to {}.{to}, {}", host.name, host.name, link.what);
+                    Shared::new(name, link.rate.0)
                 })];
             }
         }
@@ -175,6 +264,7 @@ impl<'a> Resources<'a> {
         let (first, second) = (self.socket(host, from.or(to)), self.socket(host, to.or(from)));
         match (from, to) {
             (Some(a), Some(b)) => {
+                all.extend(self.between_sockets(host, first, second));
                 let key = Key::Peer { host: host.0, from: a.0, to: b.0 };
                 all.push(self.shared(key, |site, p| {
                     let host = &site.hosts[host.0];
@@ -184,7 +274,8 @@ impl<'a> Resources<'a> {
                         PeerRoute::Switch { .. } => f64::INFINITY,
                     };
                     let sockets = if first == second { "" } else { " of two sockets" };
-                    (format!("{} root ports{sockets}, {} to {}", host.name, from.name, to.name), rate)
+                    let name = format!("{} root ports{sockets}, {} to {}", host.name, from.name, to.name);
+                    Shared { line_rate: f64::INFINITY, ..Shared::new(name, rate) }
                 }));
             }
             _ => all.push(self.memory(host, first)),
@@ -192,9 +283,23 @@ impl<'a> Resources<'a> {
         all
     }
 
+    /// The way between a place and the root port of memory behind a CXL link: a card's, or that to host memory.
+    fn beside_cxl(&mut self, place: Place, card: Option<DeviceId>, is_source: bool) -> Vec<usize> {
+        match card {
+            Some(card) => self.climb(place.host, card, None, is_source),
+            None if place.device.is_none() => vec![self.memory(place.host, SocketId(0))],
+            None => Vec::new(),
+        }
+    }
+
     /// A place's own memory or disk, and the way between an adapter and it.
     fn end(&mut self, place: Place, adapter: DeviceId, source: bool) -> Result<Vec<usize>, PathError> {
-        let (from, to) = match place.device.filter(|_| !self.is_disk(place)) {
+        if self.is_cxl(place) {
+            let mut all = self.climb(place.host, adapter, None, !source);
+            all.extend(self.media(place, source)?);
+            return Ok(all);
+        }
+        let (from, to) = match self.card(place) {
             Some(card) if source => (Some(card), Some(adapter)),
             Some(card) => (Some(adapter), Some(card)),
             None if source => (None, Some(adapter)),
@@ -205,27 +310,56 @@ impl<'a> Resources<'a> {
         Ok(all)
     }
 
-    /// A disk with its way to host memory, or the memory of a card.
+    /// A disk with its way to host memory, the memory of a card, or memory behind a CXL link with this link.
     fn media(&mut self, place: Place, source: bool) -> Result<Vec<usize>, PathError> {
         let Some(device) = place.device else { return Ok(Vec::new()) };
         if self.is_disk(place) {
             let (from, to) = if source { (Some(device), None) } else { (None, Some(device)) };
             let mut all = self.within_host(place.host, from, to);
             all.push(self.disk(place.host, device, source)?);
+            all.extend(self.command_queue(place.host, device, source)?);
+            return Ok(all);
+        }
+        let found = &self.site.hosts[place.host.0];
+        if let DeviceKind::CxlMemory(memory) = &found.devices[device.0].kind {
+            let timing = cxl_timing(self.p, found, &found.devices[device.0], memory)?;
+            let name = format!("{}.{}", found.name, found.devices[device.0].name);
+            let what = if source { "CXL reads" } else { "CXL writes" };
+            // The link of each switch is shared by all memory below it.
+            let above = ancestors(found, found.devices[device.0].parent).0;
+            let ends = std::iter::once(device).chain(above);
+            let mut all = Vec::new();
+            for (end, hop) in ends.zip(timing.hops.iter().rev()) {
+                let key = Key::Cxl { host: place.host.0, device: end.0, is_write: !source };
+                all.push(self.shared(key, |_, _| {
+                    let rate = |efficiency: f64| cxl::payload_rate(&hop.link, efficiency, !source).0;
+                    let of = if hop.switch.is_empty() { "" } else { " uplink" };
+                    let name = format!("{}.{}{of}, {what}", found.name, found.devices[end.0].name);
+                    Shared { name, capacity: rate(timing.efficiency), line_rate: rate(1.0) }
+                }));
+            }
+            let key = Key::CxlMemory { host: place.host.0, device: device.0 };
+            all.push(self.shared(key, |_, _| {
+                let name = format!("{name} memory");
+                Shared { line_rate: f64::INFINITY, ..Shared::new(name, timing.memory_rate.0) }
+            }));
             return Ok(all);
         }
         let key = Key::CardMemory { host: place.host.0, device: device.0 };
         Ok(vec![self.shared(key, |site, p| {
             let host = &site.hosts[place.host.0];
             let card = &host.devices[device.0];
-            let DeviceKind::Card(memory) = &card.kind else { return (String::new(), f64::INFINITY) };
+            let DeviceKind::Card(memory) = &card.kind else {
+                return Shared::new(String::new(), f64::INFINITY);
+            };
             let rate = memory.as_ref().map_or(f64::INFINITY, |memory| {
                 f64::from(memory.channels)
                     * memory.clock
                     * f64::from(memory.width)
                     * p.get("hbm.port.efficiency")
             });
-            (format!("{}.{} memory", host.name, card.name), rate)
+            let name = format!("{}.{} memory", host.name, card.name);
+            Shared { line_rate: f64::INFINITY, ..Shared::new(name, rate) }
         })])
     }
 
@@ -250,7 +384,9 @@ impl<'a> Resources<'a> {
                     _ => 1.0,
                 };
                 let ends = [hop.source(site), hop.target(site)].map(|end| link_end_name(site, end));
-                (format!("{} to {}", ends[0], ends[1]), link.rate.0 * payload * share)
+                let line_rate = link.rate.0 * payload;
+                let name = format!("{} to {}", ends[0], ends[1]);
+                Shared { name, capacity: line_rate * share, line_rate }
             })
         });
         keys.collect()
@@ -264,6 +400,7 @@ impl<'a> Resources<'a> {
         routing: Routing,
     ) -> Result<FlowRoutes, PathError> {
         let (client, server) = (self.locate(&flow.client)?, self.locate(&flow.server)?);
+        self.block = u64::from(flow.size);
         // Data of a READ comes from the server.
         let (from, to) = if flow.verb == Verb::Read { (server, client) } else { (client, server) };
         if from.host == to.host {
@@ -271,15 +408,13 @@ impl<'a> Resources<'a> {
                 return Err(PathError::SamePlace(flow.client.clone()));
             }
             let staged = self.is_disk(from) || self.is_disk(to);
-            let card = |place: Place, this: &Self| place.device.filter(|_| !this.is_disk(place));
-            let mut all = if staged {
+            let cards = (self.card(from), self.card(to));
+            let mut all = match cards {
                 // Through host memory: a card's side, and the disks' below.
-                match (card(from, self), card(to, self)) {
-                    (None, None) => Vec::new(),
-                    (from_card, to_card) => self.within_host(from.host, from_card, to_card),
-                }
-            } else {
-                self.within_host(from.host, from.device, to.device)
+                (None, None) if staged => Vec::new(),
+                (card, None) if self.is_cxl(to) => self.beside_cxl(from, card, true),
+                (None, card) if self.is_cxl(from) => self.beside_cxl(to, card, false),
+                _ => self.within_host(from.host, cards.0, cards.1),
             };
             all.extend(self.media(from, true)?);
             all.extend(self.media(to, false)?);
@@ -304,7 +439,7 @@ impl<'a> Resources<'a> {
                     let share = p.get("apenet.payload.efficiency") * p.get("apenet.protocol.efficiency");
                     let direction = if hop.positive { '+' } else { '-' };
                     let name = format!("{host} link {direction}{}", ["x", "y", "z"][hop.dimension]);
-                    (name, torus.link.rate.0 * share)
+                    Shared { name, capacity: torus.link.rate.0 * share, line_rate: torus.link.rate.0 }
                 }));
             }
             all.extend(self.end(to, torus.adapters[1], false)?);

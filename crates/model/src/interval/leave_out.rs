@@ -104,9 +104,12 @@ fn one_value(answer: Answer) -> Option<f64> {
     }
 }
 
-/// Spread of a row over samples of the parameters.
+/// Spread of a row over samples of the parameters; without samples none.
 #[must_use]
 pub fn spread_of(row: &Row, p: &Parameters, samples: u64) -> Spread {
+    if samples == 0 {
+        return Spread::default();
+    }
     let run = |p: &Parameters| Some(vec![one_value(answer_at(Precision::Sample, row, p))?]);
     response::spreads(&with_devices_of(row, p), samples, run).first().copied().unwrap_or_default()
 }
@@ -248,6 +251,49 @@ impl LeaveOutReport<'_> {
     }
 }
 
+/// Error of every prediction of a system that was left out.
+struct SystemErrors {
+    system: String,
+    errors: Vec<f64>,
+}
+
+/// Errors of the rows at the level of systems, by the system that was measured.
+fn errors_by_system(rows: &[LeftOut]) -> Vec<SystemErrors> {
+    let published = calibration();
+    let mut all: Vec<SystemErrors> = Vec::new();
+    for row in rows.iter().filter(|row| row.level == Level::System) {
+        let known = published.iter().find(|known| known.id == row.id);
+        let system = known.map_or_else(|| row.id.clone(), |known| known.system.clone());
+        let error = (row.predicted / row.published - 1.0).abs();
+        match all.iter_mut().find(|entry| entry.system == system) {
+            Some(entry) => entry.errors.push(error),
+            None => all.push(SystemErrors { system, errors: vec![error] }),
+        }
+    }
+    all
+}
+
+impl LeaveOutReport<'_> {
+    /// Median error of each system without its rows, and the mean of these medians.
+    fn systems(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let systems = errors_by_system(self.0);
+        if systems.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nsystem without its rows                      rows   median error   largest error")?;
+        let mut sum = 0.0;
+        for SystemErrors { system, errors } in &systems {
+            let (middle, largest) =
+                (median(errors.clone()), errors.iter().copied().fold(f64::NEG_INFINITY, f64::max));
+            sum += middle;
+            let rows = errors.len();
+            writeln!(f, "{system:<44} {rows:>4}   {:>10.1} %   {:>11.1} %", middle * 100.0, largest * 100.0)?;
+        }
+        let mean = sum / systems.len() as f64 * 100.0;
+        writeln!(f, "mean of the medians of {} systems: {mean:.1} %", systems.len())
+    }
+}
+
 impl fmt::Display for LeaveOutReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -270,6 +316,7 @@ impl fmt::Display for LeaveOutReport<'_> {
                 self.line(f, &format!("  {category}"), &own)?;
             }
         }
+        self.systems(f)?;
         writeln!(f, "\nratio: median error of the model to that of the baseline, over rows with a baseline")
     }
 }
@@ -288,6 +335,21 @@ mod tests {
             assert!(measured.iter().all(|(row, _)| ids.contains(&row.id.as_str())), "{level}");
         }
         assert_eq!(parse(&to_csv(shipped())).as_deref(), Some(shipped()));
+    }
+
+    #[test]
+    fn the_report_has_every_system_with_its_median_and_the_mean_of_all() {
+        let systems = errors_by_system(shipped());
+        let rows: usize = systems.iter().map(|entry| entry.errors.len()).sum();
+        assert_eq!(rows, measured_rows().len());
+        let text = LeaveOutReport(shipped()).to_string();
+        assert!(systems.iter().all(|entry| text.contains(&entry.system)), "{text}");
+        let mean: f64 = systems.iter().map(|entry| median(entry.errors.clone())).sum::<f64>();
+        let mean = mean / systems.len() as f64 * 100.0;
+        assert!(text.contains(&format!("{} systems: {mean:.1} %", systems.len())), "{text}");
+        // What the model promises (docs/model.md).
+        assert!(mean <= 8.0, "{text}");
+        assert!(systems.iter().all(|entry| median(entry.errors.clone()) <= 0.1), "{text}");
     }
 
     #[test]

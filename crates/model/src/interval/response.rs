@@ -5,6 +5,7 @@
 //! Combined effects of several parameters are not in the samples.
 
 use super::Spread;
+use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 
 /// Change of each result, as a logarithm, with one parameter at the low and at the high end.
@@ -15,7 +16,11 @@ struct Response {
 
 /// Spreads of the results of `run` over `samples` samples; none if `run` has no results.
 #[must_use]
-pub fn spreads(p: &Parameters, samples: u64, run: impl Fn(&Parameters) -> Option<Vec<f64>>) -> Vec<Spread> {
+pub fn spreads(
+    p: &Parameters,
+    samples: u64,
+    run: impl Fn(&Parameters) -> Option<Vec<f64>> + Sync,
+) -> Vec<Spread> {
     let (nominal, names) = Parameters::reads_of(|| run(p));
     let Some(nominal) = nominal else { return Vec::new() };
     let changes = |q: &Parameters| -> Vec<f64> {
@@ -25,25 +30,26 @@ pub fn spreads(p: &Parameters, samples: u64, run: impl Fn(&Parameters) -> Option
         all.resize(nominal.len(), 0.0);
         all
     };
-    let responses: Vec<Response> = (names.into_iter())
-        .filter_map(|name| {
-            let q = p.parameter(&name).filter(|q| q.low < q.high)?;
-            let ends = [q.low, q.high].map(|end| {
-                if end == q.value { vec![0.0; nominal.len()] } else { changes(&p.with(&name, end)) }
-            });
-            Some(Response { name, ends }).filter(|r| r.ends.iter().flatten().any(|change| *change != 0.0))
-        })
-        .collect();
-    let sample = |i: usize, seed: u64| -> f64 {
-        let sum: f64 = (responses.iter())
-            .map(|response| {
-                let (is_low, share) = Parameters::position(&response.name, seed);
-                share * response.ends[usize::from(!is_low)][i]
-            })
-            .sum();
-        sum.exp()
+    let names: Vec<String> = names.into_iter().collect();
+    let response = |name: &String| {
+        let q = p.parameter(name).filter(|q| q.low < q.high)?;
+        let ends = [q.low, q.high]
+            .map(|end| if end == q.value { vec![0.0; nominal.len()] } else { changes(&p.with(name, end)) });
+        let response = Response { name: name.clone(), ends };
+        Some(response).filter(|r| r.ends.iter().flatten().any(|change| *change != 0.0))
     };
-    (0..nominal.len()).map(|i| Spread::new(1.0, (1..=samples).map(|seed| sample(i, seed)))).collect()
+    let responses: Vec<Response> = parallel_map(&names, response).into_iter().flatten().collect();
+    // The same positions serve all results.
+    let positions: Vec<Vec<(bool, f64)>> = (1..=samples)
+        .map(|seed| responses.iter().map(|response| Parameters::position(&response.name, seed)).collect())
+        .collect();
+    let sample = |i: usize, positions: &[(bool, f64)]| -> f64 {
+        let change = |(response, &(is_low, share)): (&Response, &(bool, f64))| {
+            share * response.ends[usize::from(!is_low)][i]
+        };
+        responses.iter().zip(positions).map(change).sum::<f64>().exp()
+    };
+    (0..nominal.len()).map(|i| Spread::new(1.0, positions.iter().map(|at| sample(i, at)))).collect()
 }
 
 #[cfg(test)]

@@ -23,8 +23,14 @@ fn unit(text: &str) -> Option<(f64, bool)> {
 }
 
 fn is_time(benchmark: Benchmark) -> bool {
-    use crate::benchmarks::osu::OsuTest;
-    matches!(benchmark, Benchmark::Latency(_) | Benchmark::Osu(OsuTest::Latency) | Benchmark::DmaLatency)
+    use crate::benchmarks::{mlc::MlcTest, osu::OsuTest};
+    matches!(
+        benchmark,
+        Benchmark::Latency(_)
+            | Benchmark::Osu(OsuTest::Latency)
+            | Benchmark::DmaLatency
+            | Benchmark::Mlc(MlcTest::IdleLatency)
+    )
 }
 
 pub(super) fn parse(text: &str) -> Result<Vec<Measurement>, (usize, String)> {

@@ -1,10 +1,11 @@
-//! Measurements of one's own site: the text of perftest, OSU micro-benchmarks and fio, or a CSV file.
+//! Measurements of one's own site: the text of perftest, OSU micro-benchmarks, fio and pcie-bench, or a CSV file.
 //!
 //! [`parse`] recognises the format. [`crate::fit_site`] fits devices to the measurements.
 
 mod columns;
 mod fio;
 mod osu;
+mod pcie_bench;
 mod perftest;
 
 use crate::measure::Benchmark;
@@ -57,13 +58,14 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Measurement>, MeasurementErro
         let mut found = perftest::parse(text).map_err(fail)?;
         found.extend(osu::parse(text).map_err(fail)?);
         found.extend(fio::parse(text).map_err(fail)?);
+        found.extend(pcie_bench::parse(text).map_err(fail)?);
         found
     };
     if found.is_empty() {
         return Err(fail((
             1,
-            "no measurements: expected the output of perftest, of the OSU micro-benchmarks or of fio, or a CSV file with \
-             the columns benchmark, bytes, value, unit"
+            "no measurements: expected the output of perftest, of the OSU micro-benchmarks, of fio or of pcie-bench, or a CSV \
+             file with the columns benchmark, bytes, value, unit"
                 .to_owned(),
         )));
     }
@@ -85,6 +87,7 @@ fn numbers(line: &str) -> Option<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::benchmarks::dma::DmaTest;
     use crate::path::Verb;
     use proptest::prelude::*;
 
@@ -126,6 +129,46 @@ mod tests {
     }
 
     #[test]
+    fn pcie_bench_tables_are_read_in_all_of_its_formats() {
+        let rates = "\
+Test  PAT   Cache HO DO WinSZ   SZ     Time(cyc)      Time    Bytes     Trans   BW (GB/s)    Trans/s
+ BW_DMA_RD Rand   HWarm  0  0   8KB   64     26800000   22.33ms   64MB   1000000     27.500 53710937.5
+ BW_DMA_RW  Seq   HWarm  0  0   8KB  256     26800000   22.33ms   64MB   1000000     30.250 53710937.5
+";
+        let found = parse("b", rates).unwrap();
+        assert_eq!(found.len(), 2);
+        assert_eq!(found[0].what, Measured::Benchmark(Benchmark::Dma(DmaTest::Read)));
+        assert!((found[0].value / 27.5e9 * 8.0 - 1.0).abs() < 1e-9 && found[0].size == 64);
+        assert_eq!(found[1].what, Measured::Benchmark(Benchmark::Dma(DmaTest::ReadWrite)));
+        let gnuplot = format!("#{}", rates.replace("8KB", "8192").replace("22.33ms", "22333333.3"));
+        assert_eq!(parse("b", &gnuplot).unwrap(), found);
+        let comma =
+            |line: &str| line.replace("BW (", "BW(").split_whitespace().collect::<Vec<_>>().join(",") + "\n";
+        let table: String = rates.lines().map(comma).collect::<String>().replace("BW(", "BW (");
+        assert_eq!(parse("b", &table).unwrap(), found);
+        // Commands of the adapter's own are not simulated.
+        let times = "\
+Test  PAT   Cache HO DO WinSZ   SZ     TAvg    Avg   Med   Min   Max   95% 99.9%   TAvg(ns) Avg(ns) Med(ns) Min(ns) Max(ns) 95%(ns) 99.9%(ns)   #outliers   #samples
+  LAT_CMD_RD Rand   HWarm  0  0   8KB   64  600.0  600.0   600   500   900   700   800     500.0   500.0     500     420     750     583       667            0    2000000
+  LAT_DMA_RD Rand   HWarm  0  0   8KB   64  700.0  700.0   700   600  1000   800   900     583.0   583.0     583     500     833     667       750            0    2000000
+";
+        let found = parse("l", times).unwrap();
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].what.clone(), found[0].line), (Measured::Benchmark(Benchmark::DmaLatency), 3));
+        assert!((found[0].value - 583e-9).abs() < 1e-15);
+        let swapped = rates.replace("BW_DMA_RD", "LAT_DMA_RD");
+        for (text, line, what) in [
+            (rates.lines().nth(1).unwrap(), 1, "without its header"),
+            (&rates.replace("27.500", "fast"), 2, "\"fast\" is no number"),
+            (&rates.replace("BW (GB/s)", "BW (TB/s)"), 1, "needs SZ"),
+            (&swapped, 2, "another kind of test"),
+        ] {
+            let error = parse("b", text).unwrap_err();
+            assert!(error.line == line && error.to_string().contains(what), "{error}");
+        }
+    }
+
+    #[test]
     fn a_table_has_one_measurement_per_line() {
         let found =
             parse("c", "benchmark,bytes,value,unit\nib_write_lat,2,980,ns\nib_write_bw,4096,90,Gb/s\n")
@@ -157,6 +200,7 @@ mod tests {
             let _ = parse("any", &text);
             let _ = parse("any", &format!("RDMA_Write BW Test\n#bytes BW average[MB/sec]\n{text}"));
             let _ = parse("any", &format!("benchmark,bytes,value,unit\n{text}"));
+            let _ = parse("any", &format!("Test PAT Cache HO DO WinSZ SZ BW (GB/s)\nBW_DMA_RD {text}"));
             let _ = parse("any", &format!("x: rw=read, bs=(R) {text}\n read: IOPS=1, BW={text}"));
         }
     }

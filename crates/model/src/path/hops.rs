@@ -1,9 +1,12 @@
 //! The hops of a data path by name, from memory to memory.
 
+use crate::component::cxl::{self, CxlHop, CxlTiming};
 use crate::component::pcie;
+use crate::component::translation::{DmaTranslation, TranslationCache};
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{DataPath, PathEnd, PathError, PeerRoute, TargetMemory, data_path};
+use millstream_quantity::Bytes;
 use millstream_site::Site;
 use millstream_site::schema::PcieLink;
 
@@ -31,6 +34,44 @@ fn link_hop(name: &str, link: &PcieLink, efficiency: f64, latency: Picos) -> Hop
     }
 }
 
+/// The memory behind CXL links and the links, the memory's first; rates are those of whole lines in one direction.
+pub(crate) fn cxl_hops(place: &str, timing: &CxlTiming) -> Vec<Hop> {
+    let host = place.split('.').next().unwrap_or(place);
+    let memory =
+        Hop { name: format!("{place} memory"), rate: timing.memory_rate, latency: timing.read_latency };
+    let link = |hop: &CxlHop| {
+        let [reads, writes] =
+            [false, true].map(|is_write| cxl::payload_rate(&hop.link, timing.efficiency, is_write));
+        let of = match hop.switch.as_str() {
+            "" => place.to_owned(),
+            switch => format!("{host}.{switch} uplink"),
+        };
+        let name = format!("{of}: {} (writes: {:.1} GB/s)", hop.link, writes.as_gigabytes());
+        Hop { name, rate: reads, latency: hop.latency }
+    };
+    std::iter::once(memory).chain(timing.hops.iter().rev().map(link)).collect()
+}
+
+/// Translation of addresses; its latency is the mean of first accesses to a page.
+fn translation_hop(host: &str, translation: &DmaTranslation) -> Hop {
+    let cache = match translation.cache {
+        TranslationCache::Iotlb => "IOTLB",
+        TranslationCache::Device => "ATC (ATS)",
+    };
+    let DmaTranslation { page, miss_share, miss, interval, .. } = *translation;
+    let slowest = interval[0].max(interval[1]);
+    Hop {
+        name: format!(
+            "{host} translation: {cache} hits {:.0} % of {} pages, {:.0} ns a miss",
+            (1.0 - miss_share) * 100.0,
+            Bytes(page).binary(),
+            miss.nanos()
+        ),
+        rate: BytesPerSecond(page as f64 / (miss_share * slowest.seconds())),
+        latency: Picos::from_nanos(miss_share * miss.nanos()),
+    }
+}
+
 /// Hops of one end, from memory to the adapter.
 fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
     let host = place.split('.').next().unwrap_or(place);
@@ -41,6 +82,12 @@ fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
         TargetMemory::Host => {
             let (rate, latency) = (end.host.rate, end.host.read_latency);
             hops.push(Hop { name: format!("{host} memory"), rate, latency });
+        }
+        TargetMemory::Cxl(target) => {
+            hops.extend(cxl_hops(place, &target.timing));
+            let latency = target.home.read_latency;
+            let name = format!("{host} root complex, to CXL");
+            hops.push(Hop { name, rate: BytesPerSecond(f64::INFINITY), latency });
         }
         TargetMemory::Card(card) => {
             let (rate, latency) = (card.timing.rate, card.timing.read_latency);
@@ -61,6 +108,7 @@ fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
             });
         }
     }
+    hops.extend(end.translation.map(|translation| translation_hop(host, &translation)));
     for uplink in end.uplinks.iter().rev() {
         let name = format!("{host}.{} uplink", uplink.name);
         hops.push(link_hop(&name, &uplink.pcie, efficiency, link_latency + uplink.latency));

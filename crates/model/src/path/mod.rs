@@ -3,15 +3,25 @@
 //! [`data_path`] builds a [`DataPath`] from a site and parameters. [`crate::component`] simulates it.
 
 use crate::component::completer::CompleterTiming;
+use crate::component::cxl::{CxlTiming, HomeAgentTiming};
+use crate::component::translation::DmaTranslation;
 use crate::engine::{BytesPerSecond, ChannelReport, Picos};
+use crate::parameters::Parameters;
 use millstream_site::schema::PcieLink;
 
+mod cxl;
 mod hops;
 mod resolve;
 pub mod route;
+mod torus;
+mod translation;
 
+pub(crate) use cxl::timing as cxl_timing;
+pub use cxl::{CoreAccess, core_access};
+pub(crate) use hops::path_hops;
 pub use hops::{Hop, hops};
 pub use resolve::*;
+pub(crate) use torus::torus_path;
 
 /// Memory that an adapter accesses.
 #[derive(Clone, Debug, PartialEq)]
@@ -20,6 +30,17 @@ pub enum TargetMemory {
     Host,
     /// Memory of a card.
     Card(PeerCard),
+    /// Memory behind a CXL link of the host's root complex.
+    Cxl(CxlTarget),
+}
+
+/// Memory behind a CXL link, as adapters access it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CxlTarget {
+    /// The links and the device.
+    pub timing: CxlTiming,
+    /// The root complex.
+    pub home: HomeAgentTiming,
 }
 
 /// A card that an adapter accesses as PCIe peer.
@@ -83,6 +104,8 @@ pub struct PathEnd {
     pub host: CompleterTiming,
     /// Share of PCIe link rates that DLLPs and the adapter leave.
     pub pcie_efficiency: f64,
+    /// Translation of the adapter's DMA addresses, if the host's IOMMU is on.
+    pub translation: Option<DmaTranslation>,
     /// Timing of the adapter and its software.
     pub adapter: Adapter,
 }
@@ -124,6 +147,21 @@ pub struct Adapter {
     pub inline_rate: BytesPerSecond,
     /// Address translation of received packets; none if it is hidden by other latencies.
     pub translation: Option<AddressTranslation>,
+    /// The core that carries packets, if the transport is software.
+    pub core: Option<TransportCore>,
+}
+
+/// Times of a core that runs a transport in software (rxe, the soft device): it sends and receives one packet after the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TransportCore {
+    /// Time of the first packet of a WRITE and of a READ request, without its bytes.
+    pub message: Picos,
+    /// Time of every other packet with data, without its bytes.
+    pub packet: Picos,
+    /// Time of an acknowledgement.
+    pub acknowledgement: Picos,
+    /// Rate at which payload passes.
+    pub copy: BytesPerSecond,
 }
 
 /// Timing of address translation on the receive path, one packet at a time.
@@ -180,6 +218,11 @@ pub struct DataPath {
 }
 
 impl DataPath {
+    /// Whether an end is memory of a card, a PCIe peer of the adapter.
+    pub(crate) fn is_to_peer(&self) -> bool {
+        self.ends.iter().any(|end| end.target != TargetMemory::Host)
+    }
+
     /// Links of one direction: 0 from client to server, 1 back.
     #[must_use]
     pub fn network_hops(&self, direction: usize) -> Vec<NetworkHop> {
@@ -196,6 +239,13 @@ impl DataPath {
         [vec![first], self.later_hops[direction].clone()].concat()
     }
 
+    /// Atomics per second of a responder, which reads and writes host memory for one after the other.
+    #[must_use]
+    pub fn atomic_rate(&self, p: &Parameters) -> f64 {
+        let read = self.pcie_latency * 2 + self.ends[1].host.read_latency;
+        1.0 / (read + p.nanos("atomic.gap")).seconds()
+    }
+
     /// This path without names: paths that differ in names only behave alike.
     #[must_use]
     pub fn without_names(&self) -> DataPath {
@@ -204,6 +254,11 @@ impl DataPath {
         let hops = there.iter_mut().chain(back).chain(path.first_hops.iter_mut().flatten());
         hops.for_each(|hop| hop.name.clear());
         for end in &mut path.ends {
+            if let TargetMemory::Cxl(target) = &mut end.target {
+                // The memory device's link stays apart from those of switches.
+                let switches = target.timing.hops.iter_mut().filter(|hop| !hop.switch.is_empty());
+                switches.for_each(|hop| "switch".clone_into(&mut hop.switch));
+            }
             let card = if let TargetMemory::Card(card) = &mut end.target { Some(card) } else { None };
             let below = card.into_iter().flat_map(|card| &mut card.uplinks);
             end.uplinks.iter_mut().chain(below).for_each(|uplink| uplink.name.clear());

@@ -3,18 +3,17 @@
 use crate::benchmarks::apenet;
 use crate::benchmarks::hbm::HbmTiming;
 use crate::benchmarks::osu::{self, Mpi, MpiLibrary};
-use crate::benchmarks::perftest;
-use crate::benchmarks::torus::{Torus, TorusHop};
 use crate::component::completer::CompleterTiming;
 use crate::component::pcie;
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::route::{Network, Route, RouteLink};
+use crate::path::torus::{data_path_over_torus, torus_path};
 use crate::path::{
     Adapter, AddressTranslation, DataPath, IB_HEADERS, NetworkHop, PathEnd, PeerCard, PeerRoute,
-    ROCE_V2_HEADERS, TargetMemory, Uplink, Verb, overhead,
+    ROCE_V2_HEADERS, TargetMemory, TransportCore, Uplink, overhead,
 };
-use millstream_site::device::{Kind, Library};
+use crate::path::{cxl, translation};
 use millstream_site::schema::{PcieLink, Protocol};
 use millstream_site::validate::{CardMemory, LinkEnd, Parent, link_end_name};
 use millstream_site::{Device, DeviceId, DeviceKind, Host, HostId, NetworkLink, Site, SocketId};
@@ -59,13 +58,13 @@ fn failed_links(links: usize) -> String {
 
 /// Memory at one end of a path.
 #[derive(Clone, Copy, Debug)]
-struct MemoryLocation {
-    host: HostId,
-    card: Option<DeviceId>,
+pub(super) struct MemoryLocation {
+    pub(super) host: HostId,
+    pub(super) card: Option<DeviceId>,
 }
 
 /// Library id of APEnet+ adapters, whose latency is published as a total.
-const APENET: &str = "apenet";
+pub(super) const APENET: &str = "apenet";
 /// Library id of EXTOLL adapters, whose latency is published as a total.
 const EXTOLL: &str = "extoll";
 /// Library id of the root port of a booster node without processor.
@@ -77,8 +76,9 @@ fn locate(site: &Site, name: &str) -> Result<MemoryLocation, PathError> {
         Some(host) => Ok(MemoryLocation { host: HostId(host), card: None }),
         None => {
             let (host, card) = site.device(name).ok_or_else(unknown)?;
-            let is_card = matches!(site.hosts[host.0].devices[card.0].kind, DeviceKind::Card(_));
-            if is_card { Ok(MemoryLocation { host, card: Some(card) }) } else { Err(unknown()) }
+            let kind = &site.hosts[host.0].devices[card.0].kind;
+            let is_memory = matches!(kind, DeviceKind::Card(_) | DeviceKind::CxlMemory(_));
+            if is_memory { Ok(MemoryLocation { host, card: Some(card) }) } else { Err(unknown()) }
         }
     }
 }
@@ -104,6 +104,11 @@ pub(crate) fn fact(p: &Parameters, id: &str, kind: &str, value: &str) -> f64 {
     p.device(id, value).unwrap_or_else(|| p.get(&format!("{kind}.{value}")))
 }
 
+/// Share of a PCIe link's rate that a device reaches.
+pub(crate) fn pcie_efficiency(p: &Parameters, id: &str) -> f64 {
+    p.device(id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency"))
+}
+
 fn nanos(p: &Parameters, id: &str, kind: &str, value: &str) -> Picos {
     Picos::from_nanos(fact(p, id, kind, value))
 }
@@ -115,7 +120,7 @@ pub fn host_completer(p: &Parameters, processor: &str) -> CompleterTiming {
         read_latency: nanos(p, processor, "processor", "read.latency"),
         write_latency: nanos(p, processor, "processor", "write.latency"),
         max_reads: 256,
-        rate: BytesPerSecond::gigabytes(60.0),
+        rate: BytesPerSecond::gigabytes(fact(p, processor, "processor", "dma.rate")),
         request_gap: Picos::ZERO,
         max_completion: 256,
         short_read_completion: p.count("pcie.completion.short"),
@@ -178,7 +183,19 @@ pub fn adapter(p: &Parameters, id: &str, processor: &str) -> Adapter {
         max_inline: count("inline"),
         inline_rate: BytesPerSecond::gigabytes(fact(p, id, "connectx", "inline.rate")),
         translation: None,
+        core: transport_core(p, id),
     }
+}
+
+/// Times of the core that is the adapter, for devices with the value `core.copy.rate`.
+fn transport_core(p: &Parameters, id: &str) -> Option<TransportCore> {
+    let time = |value: &str| p.device(id, value).map(Picos::from_nanos);
+    Some(TransportCore {
+        copy: BytesPerSecond::gigabytes(p.device(id, "core.copy.rate")?),
+        message: time("core.message.time")?,
+        packet: time("core.packet.time")?,
+        acknowledgement: time("core.ack.time")?,
+    })
 }
 
 /// Timing of APEnet+ adapters: DMA engines with one packet each, a translation table, a receive buffer.
@@ -246,12 +263,25 @@ pub(crate) fn negotiated_link(host: &Host, device: &Device) -> PcieLink {
     PcieLink { max_payload, ..device.pcie }
 }
 
-fn switch_latency(p: &Parameters, host: &Host, switch: DeviceId) -> Picos {
+/// Cut-through latency of a PCIe switch.
+pub(crate) fn switch_latency(p: &Parameters, host: &Host, switch: DeviceId) -> Picos {
     let device = &host.devices[switch.0];
     match device.kind {
         DeviceKind::Switch(Some(latency)) => Picos::from_seconds(latency.0),
         _ => nanos(p, &device.id, "pcie-switch", "latency"),
     }
+}
+
+/// Whether switches send transfers between two devices up to the root complex: its IOMMU translates the addresses, unless one of
+/// the devices has translated them by ATS (ACS P2P request redirect).
+pub(crate) fn is_redirected(host: &Host, one: &Device, other: &Device) -> bool {
+    host.iommu.is_some() && !one.ats && !other.ats
+}
+
+/// Rate of one direction between two sockets, over all of their UPI or xGMI links.
+pub(crate) fn socket_rate(p: &Parameters, processor: &str) -> BytesPerSecond {
+    let value = |name: &str| fact(p, processor, "processor", name);
+    BytesPerSecond::gigabytes(value("socket.rate") * value("socket.links").round())
 }
 
 /// Route between two devices of one host: over their nearest common switch, one root complex, or two sockets.
@@ -260,7 +290,8 @@ pub(crate) fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Devic
     let latency = |switches: &[DeviceId]| {
         switches.iter().fold(Picos::ZERO, |sum, &switch| sum + switch_latency(p, host, switch))
     };
-    if let Some(common) = above_nic.iter().position(|switch| above_card.contains(switch)) {
+    let common = above_nic.iter().position(|switch| above_card.contains(switch));
+    if let Some(common) = common.filter(|_| !is_redirected(host, nic, card)) {
         let other = above_card.iter().position(|switch| *switch == above_nic[common]).unwrap_or(0);
         return PeerRoute::Switch { latency: latency(&above_nic[..=common]) + latency(&above_card[..other]) };
     }
@@ -274,7 +305,9 @@ pub(crate) fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Devic
     let (mut write, mut read) = (rate("p2p.write.rate"), rate("p2p.read.rate"));
     let mut hop = Picos::ZERO;
     if near != far {
-        (write, read) = (write.min(rate("p2p.remote.write.rate")), read.min(rate("p2p.remote.read.rate")));
+        let between = socket_rate(p, id).as_gigabytes();
+        write = write.min(rate("p2p.remote.write.rate")).min(between);
+        read = read.min(rate("p2p.remote.read.rate")).min(between);
         hop = Picos(nanos(p, id, "processor", "socket.hop").0 / 2);
     }
     PeerRoute::RootComplex {
@@ -284,7 +317,7 @@ pub(crate) fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Devic
     }
 }
 
-fn path_end(
+pub(super) fn path_end(
     site: &Site,
     p: &Parameters,
     place: MemoryLocation,
@@ -297,18 +330,20 @@ fn path_end(
     let (above, socket) = ancestors(host, nic.parent);
     // The published latency of APEnet+ reads includes the switch.
     let mut nic_uplinks = if nic.id == APENET { Vec::new() } else { uplinks(p, host, &above, true) };
-    let target = match place.card {
+    let device = place.card.map(|id| &host.devices[id.0]);
+    let target = match device.map(|device| (device, &device.kind)) {
         None => TargetMemory::Host,
-        Some(id) => {
-            let card = &host.devices[id.0];
-            let DeviceKind::Card(Some(memory)) = &card.kind else {
-                return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
-            };
+        Some((device, DeviceKind::CxlMemory(memory))) => {
+            let max_completion = nic_link.max_payload.0;
+            TargetMemory::Cxl(cxl::target(p, host, (device, memory), socket, max_completion)?)
+        }
+        Some((card, DeviceKind::Card(Some(memory)))) => {
             let route = peer_route(p, host, nic, card);
             let (above_card, _) = ancestors(host, card.parent);
             // Switches below the nearest common one; all without one.
+            let redirected = is_redirected(host, nic, card);
             let below = |of: &[DeviceId], other: &[DeviceId]| {
-                let common = of.iter().position(|switch| other.contains(switch));
+                let common = of.iter().position(|switch| other.contains(switch) && !redirected);
                 uplinks(p, host, &of[..common.unwrap_or(of.len())], false)
             };
             nic_uplinks = below(&above, &above_card);
@@ -327,6 +362,9 @@ fn path_end(
                 route,
                 uplinks: card_uplinks,
             })
+        }
+        Some((card, _)) => {
+            return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
         }
     };
     let processor = host.sockets.get(socket.0).map_or("processor", |socket| socket.id.as_str());
@@ -347,65 +385,18 @@ fn path_end(
         uplinks: nic_uplinks,
         target,
         host: CompleterTiming { read_latency, max_completion, ..memory },
-        pcie_efficiency: p.device(&nic.id, "pcie.efficiency").unwrap_or_else(|| p.get("pcie.efficiency")),
+        pcie_efficiency: pcie_efficiency(p, &nic.id),
+        translation: translation::of_adapter(p, host, nic, processor),
         adapter: timing,
     })
 }
 
-/// A route through a torus: its first link and the hops of both directions.
-pub(crate) struct TorusPath<'a> {
-    pub(crate) link: &'a NetworkLink,
-    pub(crate) adapters: [DeviceId; 2],
-    pub(crate) hops: [Vec<TorusHop>; 2],
-    pub(crate) torus: usize,
-}
-
-pub(crate) fn torus_path(site: &Site, from: HostId, to: HostId) -> Option<TorusPath<'_>> {
-    site.tori.iter().enumerate().find_map(|(torus, t)| {
-        let position = |host: HostId| t.nodes.iter().position(|(h, _)| *h == host);
-        let (a, b) = (position(from)?, position(to)?);
-        let routing = Torus { dimensions: t.dimensions.clone(), ..Torus::default() };
-        let link = site.links.iter().find(|link| {
-            link.dimension.is_some()
-                && [link.from, link.to].contains(&LinkEnd::Adapter(t.nodes[a].0, t.nodes[a].1))
-        })?;
-        Some(TorusPath {
-            link,
-            adapters: [t.nodes[a].1, t.nodes[b].1],
-            hops: [routing.hops(a, b), routing.hops(b, a)],
-            torus,
-        })
-    })
-}
-
-/// The hops of a route after the first.
-fn later_hops(
-    site: &Site,
-    torus_path: &TorusPath<'_>,
-    hops: &[TorusHop],
-    rate: BytesPerSecond,
-    latency: Picos,
-) -> Vec<NetworkHop> {
-    let nodes = &site.tori[torus_path.torus].nodes;
-    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0);
-    (hops.iter().skip(1))
-        .map(|hop| {
-            let host = &site.hosts[nodes[hop.node].0.0].name;
-            let direction = if hop.positive { '+' } else { '-' };
-            let dimension = ["x", "y", "z"][hop.dimension];
-            NetworkHop {
-                name: format!("{host} link {direction}{dimension}"),
-                rate,
-                latency,
-                buffer,
-                loss: 0.0,
-            }
-        })
-        .collect()
-}
-
 /// Splits the part of a published latency that other components do not explain between the two adapters.
-fn split_residual_latency(path: &mut DataPath, published: Picos, measured: impl Fn(&DataPath) -> Picos) {
+pub(super) fn split_residual_latency(
+    path: &mut DataPath,
+    published: Picos,
+    measured: impl Fn(&DataPath) -> Picos,
+) {
     let later_hops = std::mem::take(&mut path.later_hops);
     let residual = published - measured(path);
     path.later_hops = later_hops;
@@ -415,51 +406,8 @@ fn split_residual_latency(path: &mut DataPath, published: Picos, measured: impl 
     }
 }
 
-fn data_path_over_torus(
-    site: &Site,
-    p: &Parameters,
-    torus_path: &TorusPath<'_>,
-    a: MemoryLocation,
-    b: MemoryLocation,
-) -> Result<DataPath, PathError> {
-    let link_rate = torus_path.link.rate;
-    let apenet = site.hosts[a.host.0].devices[torus_path.adapters[0].0].id == APENET;
-    let buffer = torus_path.link.buffer.map_or(u64::MAX, |buffer| buffer.0);
-    let rate = BytesPerSecond(
-        link_rate.0 * p.get("apenet.payload.efficiency") * p.get("apenet.protocol.efficiency"),
-    );
-    let hop_latency = p.nanos("apenet.hop.latency");
-    let mut path = DataPath {
-        ends: [
-            path_end(site, p, a, torus_path.adapters[0], BytesPerSecond(link_rate.0))?,
-            path_end(site, p, b, torus_path.adapters[1], BytesPerSecond(link_rate.0))?,
-        ],
-        link_rate: BytesPerSecond(link_rate.0),
-        rate,
-        mtu: torus_path.link.mtu.0,
-        // The shares of the rate include headers and stuffing.
-        overhead: [0; 4],
-        latency: hop_latency,
-        loss: 0.0,
-        first_hops: None,
-        later_hops: [0, 1].map(|i| later_hops(site, torus_path, &torus_path.hops[i], rate, hop_latency)),
-        pcie_latency: p.nanos("pcie.link.latency"),
-    };
-    for end in &mut path.ends {
-        end.adapter.rx_buffer = buffer;
-    }
-    if apenet {
-        // Half a round trip between neighbours is published; GPU ends add their known latencies.
-        let (from, to) = (a.card.is_some(), b.card.is_some());
-        let both = apenet::small_latency(p, from, to) + apenet::small_latency(p, to, from);
-        let published = Picos::from_nanos(both / 2.0 * 1e3);
-        split_residual_latency(&mut path, published, |path| perftest::latency(path, Verb::Write, SMALL));
-    }
-    Ok(path)
-}
-
 /// Message size of published minimum latencies, in bytes.
-const SMALL: u32 = 8;
+pub(super) const SMALL: u32 = 8;
 
 /// Data path between the memories of two hosts or cards.
 ///
@@ -511,8 +459,8 @@ pub fn data_path(site: &Site, p: &Parameters, client: &str, server: &str) -> Res
         pcie_latency: p.nanos("pcie.link.latency"),
     };
     if is_one_line(site, &there) {
-        let switch = there.links[0].target(site);
-        path.latency = cable(links[0]) + switch_of(site, switch);
+        let cables = links.iter().fold(Picos::ZERO, |sum, link| sum + cable(link));
+        path.latency = cables + switch_of(site, there.links[0].target(site));
     } else {
         let [mut there, mut back] = [there, back].map(|route| network_hops(site, p, &route, share));
         path.first_hops = Some([there.remove(0), back.remove(0)]);
@@ -567,10 +515,9 @@ fn network_hops(site: &Site, p: &Parameters, route: &Route, share: f64) -> Vec<N
 }
 
 /// Payload that a switch buffers in front of an output.
-fn switch_buffer(p: &Parameters, site: &Site, end: LinkEnd) -> u64 {
+pub(crate) fn switch_buffer(p: &Parameters, site: &Site, end: LinkEnd) -> u64 {
     let LinkEnd::Switch(switch) = end else { return u64::MAX };
-    let id = Library::shipped().find(Kind::NetworkSwitch, &site.switches[switch].model);
-    fact(p, id.unwrap_or("network-switch"), "network-switch", "buffer") as u64
+    fact(p, &site.switches[switch].id, "network-switch", "buffer") as u64
 }
 
 /// Bandwidth of one direction of the stencil kernel in one memory bank; none if `card` has no memory.

@@ -1,18 +1,23 @@
 //! Runs the program of a row.
 
 use super::Row;
+use super::command::command;
 use super::spec::{Program, RowSpec, spec};
+use crate::benchmarks::disks::{self, Submitter};
 use crate::benchmarks::dma::{self, DmaTest};
 use crate::benchmarks::hbm::{self, AccessPattern};
 use crate::benchmarks::osu::{self, Mpi};
 use crate::benchmarks::pcie_bench::{self, nfp6000};
 use crate::benchmarks::perftest::{bandwidth_at, latency_at};
 use crate::benchmarks::{apenet, extoll};
+use crate::benchmarks::{exchange, nvmf, peer};
+use crate::explain::Flow;
+use crate::flows::{Routing, concurrent};
 use crate::measure::{dma_setup, stencil_rates};
 use crate::parameters::Parameters;
 use crate::path::{self, DataPath, Verb, data_path};
 use crate::precision::Precision;
-use crate::sites::shipped_with;
+use crate::ssd::Access;
 use millstream_site::Site;
 
 /// The model's answer to a row.
@@ -75,8 +80,8 @@ struct Run<'a> {
 impl Run<'_> {
     /// The site with the values of `set` and of one step of a sweep.
     fn site(&self, step: Option<(&str, &str)>) -> Site {
-        let set = self.spec.set.iter().map(|(path, value)| (path.as_str(), value.as_str()));
-        shipped_with(self.text(&self.spec.site), &set.chain(step).collect::<Vec<_>>())
+        let site = self.spec.site_with(step);
+        site.unwrap_or_else(|| panic!("row {}: the schema check requires a site", self.row))
     }
 
     fn text<'a>(&self, field: &'a Option<String>) -> &'a str {
@@ -114,6 +119,36 @@ impl Run<'_> {
             .map(|bit| 1u32 << bit)
             .find(|&size| self.verb_bandwidth(path, Verb::Write, size) >= 0.99 * top);
         f64::from(reached.unwrap_or(MEBIBYTE))
+    }
+
+    /// Sum of the rates of concurrent flows.
+    fn flows(&self, step: Option<(&str, &str)>) -> f64 {
+        let parse = |flow: &String| flow.parse().unwrap_or_else(|error| panic!("row {}: {error}", self.row));
+        let flows: Vec<Flow> = self.spec.flows.iter().flatten().map(parse).collect();
+        let rates = concurrent(&self.site(step), self.p, &flows, Routing::Deterministic);
+        let rates = rates.unwrap_or_else(|error| panic!("row {}: {error}", self.row));
+        rates.iter().map(|rate| rate.together.0).sum()
+    }
+
+    /// Disks that read into a card; `client` is one of them.
+    fn disk_read(&self, step: Option<(&str, &str)>) -> f64 {
+        let (site, spec) = (self.site(step), self.spec);
+        let p = &*self.p.with_devices(&site.devices);
+        let device = |name: &str| {
+            let (host, device) = site.device(name).unwrap_or_else(|| panic!("row {}: no {name}", self.row));
+            &site.hosts[host.0].devices[device.0]
+        };
+        let link = peer::write_ceiling(p, device(self.text(&spec.server)));
+        let commands = (spec.size.unwrap_or(0), spec.queue_depth.unwrap_or(1));
+        let submitter = spec.submitter.unwrap_or(Submitter::Card);
+        let id = &device(self.client(&site)).id;
+        disks::read_bandwidth(p, id, spec.disks.unwrap_or(1), commands, submitter, link)
+            .map_or(f64::NAN, |rate| rate.0)
+    }
+
+    fn nvmf(&self, step: Option<(&str, &str)>, access: Access) -> f64 {
+        let initiator = self.spec.initiator.unwrap_or_default();
+        nvmf::latency(self.precision, &self.path(step), self.p, access, initiator, self.size()).seconds()
     }
 
     fn dma(&self, test: Option<DmaTest>) -> f64 {
@@ -158,6 +193,29 @@ impl Run<'_> {
                 osu::bandwidth_at(self.precision, &self.path(step), &self.mpi(), self.size(), false).rate.0
             }
             Program::IbWriteBwPlateau => self.plateau(&self.path(step)),
+            Program::AtomicRate => self.path(step).atomic_rate(p),
+            Program::Flows => self.flows(step),
+            Program::PeerWriteLat => {
+                let (site, size) = (self.site(step), self.size());
+                peer::write_latency(&site, p, self.client(&site), self.text(&spec.server), size)
+                    .unwrap_or_else(|error| panic!("row {}: {error}", self.row))
+                    .seconds()
+            }
+            Program::SwitchHopLat => peer::switch_hop(&self.site(step), p, self.text(&spec.server))
+                .unwrap_or_else(|error| panic!("row {}: {error}", self.row))
+                .seconds(),
+            Program::DiskReadBw => self.disk_read(step),
+            Program::NvmfReadLat => self.nvmf(step, Access::Read),
+            Program::NvmfWriteLat => self.nvmf(step, Access::Write),
+            Program::NvmfReadRate => nvmf::read_rate(&self.path(step), self.size()),
+            Program::AllToAllTime => {
+                exchange::pairwise(&self.path(step), &self.mpi(), spec.ranks.unwrap_or(2), self.size())
+                    .seconds()
+            }
+            Program::ExchangeTime => {
+                let messages = spec.messages.unwrap_or(1);
+                exchange::pipelined(self.precision, &self.path(step), messages, self.size()).seconds()
+            }
             Program::DmaReadBw => self.dma(Some(DmaTest::Read)),
             Program::DmaWriteBw => self.dma(Some(DmaTest::Write)),
             Program::DmaRwBw => self.dma(Some(DmaTest::ReadWrite)),
@@ -212,6 +270,20 @@ impl Run<'_> {
             Program::OsuLatency => self.perftest("osu_latency"),
             Program::OsuBw => self.perftest("osu_bw"),
             Program::IbWriteBwPlateau => "ib_write_bw over all sizes, simulated".to_owned(),
+            Program::AtomicRate => "atomics of one responder, one PCIe read after the other".to_owned(),
+            Program::Flows => {
+                format!("flows {}", spec.flows.iter().flatten().cloned().collect::<Vec<_>>().join(", "))
+            }
+            Program::PeerWriteLat => "write from card to card through PCIe switches".to_owned(),
+            Program::SwitchHopLat => "latency of a PCIe switch and its link".to_owned(),
+            Program::DiskReadBw => "command queues of the disks, submission, link of the card".to_owned(),
+            Program::NvmfReadLat => self.perftest("NVMe read: SEND, WRITE of data and response, software"),
+            Program::NvmfWriteLat => {
+                self.perftest("NVMe write: SEND with data, SEND of the response, software")
+            }
+            Program::NvmfReadRate => "data and responses of NVMe reads at the link's rate".to_owned(),
+            Program::AllToAllTime => self.perftest("pairwise all-to-all"),
+            Program::ExchangeTime => self.perftest("messages posted at once"),
             Program::DmaReadBw | Program::DmaWriteBw | Program::DmaRwBw => {
                 "pcie-bench DMA bandwidth, simulated".to_owned()
             }
@@ -230,6 +302,7 @@ impl Run<'_> {
             Program::Parameter => format!("input: parameter {}", self.text(&spec.parameter)),
             Program::Constant | Program::Definition => format!("input: {}", self.text(&spec.source)),
         };
-        method + &factors
+        let command = command(spec).map_or(String::new(), |words| format!(": millstream model {words}"));
+        method + &command + &factors
     }
 }

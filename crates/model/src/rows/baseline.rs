@@ -2,12 +2,15 @@
 
 use super::spec::{Program, RowSpec, spec};
 use super::{Category, Row};
+use crate::component::pcie;
 use crate::parameters::Parameters;
 use crate::path::{data_path, pcie_line_rate};
-use crate::sites::{shipped, shipped_with};
+use crate::sites::shipped;
+use serde::Deserialize;
 
 /// An answer without model.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Baseline {
     /// Value in the row's unit.
     pub value: f64,
@@ -15,9 +18,42 @@ pub struct Baseline {
     pub source: String,
 }
 
+impl Baseline {
+    /// Checks an answer that a file gives.
+    ///
+    /// # Errors
+    /// The field and what it must be.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let is_valid = self.value.is_finite() && self.value > 0.0 && !self.source.is_empty();
+        let message = "field `baseline`: `value` must be above 0, and `source` say where it is from";
+        if is_valid { Ok(()) } else { Err(message.to_owned()) }
+    }
+}
+
 /// Whether the answer is bytes of messages per time.
 fn is_bandwidth(program: Program) -> bool {
     matches!(program, Program::IbWriteBw | Program::IbReadBw | Program::IbSendBw | Program::OsuBw)
+}
+
+fn is_dma(program: Program) -> bool {
+    matches!(program, Program::DmaReadBw | Program::DmaWriteBw | Program::DmaRwBw)
+}
+
+/// Payload rate of the adapter's PCIe link less the headers of packets, in the row's unit.
+fn dma_line_rate(spec: &RowSpec) -> Option<f64> {
+    let site = spec.site_with(None)?;
+    let (host, device) = site.device(spec.client.as_deref()?)?;
+    let link = site.hosts[host.0].devices[device.0].pcie;
+    let (size, payload) = (spec.size?, u64::from(link.max_payload.0));
+    let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
+    let writes = pcie::write_ceiling(raw, size, payload).0;
+    let reads = pcie::read_ceiling(raw, size, payload, u64::from(link.max_read_request.0)).0;
+    let rate = match spec.program {
+        Program::DmaReadBw => reads,
+        Program::DmaWriteBw => writes,
+        _ => reads.min(writes),
+    };
+    Some(rate * unit(spec))
 }
 
 /// Factor from the program's own unit to the row's.
@@ -28,10 +64,14 @@ fn unit(spec: &RowSpec) -> f64 {
 /// Rate of the slowest link of a row's path: payload share of network packets and of PCIe writes, in the row's unit.
 #[must_use]
 pub fn line_rate(row: &Row, p: &Parameters) -> Option<f64> {
-    let spec = spec(&row.id).filter(|spec| is_bandwidth(spec.program))?;
-    let set: Vec<(&str, &str)> =
-        spec.set.iter().map(|(path, value)| (path.as_str(), value.as_str())).collect();
-    let site = shipped_with(spec.site.as_deref()?, &set);
+    let spec = spec(&row.id)?;
+    if is_dma(spec.program) {
+        return dma_line_rate(spec);
+    }
+    if !is_bandwidth(spec.program) {
+        return None;
+    }
+    let site = spec.site_with(None)?;
     let client = spec.client.as_deref().unwrap_or(&site.hosts[0].name);
     let path = data_path(&site, p, client, spec.server.as_deref()?).ok()?;
     let payload = f64::from(path.mtu.min(u32::try_from(spec.size?).unwrap_or(u32::MAX)));
@@ -58,10 +98,13 @@ fn distance(a: &RowSpec, b: &RowSpec) -> Option<f64> {
 /// The answer of somebody without model, who knows `known` rows.
 ///
 /// A bandwidth is that of the slowest link, or for short messages the message rate of the nearest row if that is lower.
-/// Everything else is the value of the nearest row of the same program.
+/// Everything else is the value of the nearest row of the same program. Where there is none, the row file has the answer.
 #[must_use]
 pub fn baseline(row: &Row, p: &Parameters, known: &[Row]) -> Option<Baseline> {
     let own = spec(&row.id)?;
+    if let Some(given) = &own.baseline {
+        return Some(given.clone());
+    }
     let limit = line_rate(row, p);
     let is_long = matches!(own.category, Some(Category::Bandwidth | Category::PeerToPeer));
     if let (Some(value), true) = (limit, is_long) {
@@ -103,5 +146,31 @@ pub fn with_devices_of(row: &Row, p: &Parameters) -> Parameters {
     match site_of(row) {
         Some(name) => p.with_devices(&shipped(name).devices).into_owned(),
         None => p.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::spec;
+    use crate::rows::estimate::estimate;
+    use crate::rows::{calibration, questions_2};
+
+    #[test]
+    fn a_baseline_from_a_row_has_its_value() {
+        let rows = calibration();
+        let mut count = 0;
+        for question in questions_2() {
+            let given = spec(&question.id).and_then(|spec| spec.baseline.as_ref());
+            let by_hand = || estimate(&question.id).and_then(|estimate| estimate.baseline.as_ref());
+            let Some(baseline) = given.or_else(by_hand) else { continue };
+            let Some(id) = baseline.source.strip_prefix("row ") else { continue };
+            let row = rows.iter().find(|row| row.id == id).unwrap_or_else(|| panic!("{}: {id}", question.id));
+            let value: f64 = row.value.parse().unwrap();
+            let (value, unit) =
+                if row.unit == "ns" { (value * 1e-3, "us") } else { (value, row.unit.as_str()) };
+            assert_eq!((value, unit), (baseline.value, question.unit.as_str()), "{}: {id}", question.id);
+            count += 1;
+        }
+        assert!(count > 0);
     }
 }

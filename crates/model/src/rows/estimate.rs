@@ -3,6 +3,7 @@
 //! Each has an interval and the reasoning behind it: a line rate, a number of requests in flight, a calibrated row of a similar
 //! device. Predictions mark them "by hand"; a question without simulation and estimate is answered with silence and its reason.
 
+use super::Baseline;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -17,6 +18,8 @@ pub struct Estimate {
     pub low: Option<f64>,
     /// Upper end of the 90 % interval.
     pub high: Option<f64>,
+    /// Answer without model: a line rate, or a calibrated row.
+    pub baseline: Option<Baseline>,
     /// The reasoning; for a row without value, why nothing can be said.
     pub how: String,
 }
@@ -45,6 +48,9 @@ fn parse(file: &str, text: &str) -> Result<BTreeMap<String, Estimate>, EstimateE
             return Err(fail(format!(
                 "row {row}: needs `how`, and `low` < `value` < `high` or none of the three"
             )));
+        }
+        if let Some(baseline) = &estimate.baseline {
+            baseline.check().map_err(|message| fail(format!("row {row}: {message}")))?;
         }
     }
     Ok(all)
@@ -76,11 +82,21 @@ mod tests {
     }
 
     #[test]
+    fn an_answer_has_a_baseline() {
+        let without: Vec<&String> = (SHIPPED.iter())
+            .filter(|(_, estimate)| estimate.value.is_some() != estimate.baseline.is_some())
+            .map(|(id, _)| id)
+            .collect();
+        assert!(without.is_empty(), "an answer has a baseline: {without:?}");
+    }
+
+    #[test]
     fn invalid_estimates_are_refused() {
         for text in [
             "A1 = { value = 1.0, how = \"x\" }",
             "A1 = { value = 1.0, low = 2.0, high = 3.0, how = \"x\" }",
             "A1 = { how = \"\" }",
+            "A1 = { how = \"x\", baseline = 2.0 }",
             "A1 = { value = 1.0, low = 0.5, high = 3.0, why = \"x\" }",
         ] {
             assert!(parse("estimates.toml", text).is_err(), "{text}");

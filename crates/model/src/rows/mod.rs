@@ -4,6 +4,7 @@
 
 mod answer;
 mod baseline;
+mod command;
 mod csv;
 mod estimate;
 pub mod spec;
@@ -43,6 +44,12 @@ impl Row {
     #[must_use]
     pub fn is_input(&self) -> bool {
         spec::spec(&self.id).is_some_and(|spec| spec.input)
+    }
+
+    /// Whether hints about its physics preceded the answer.
+    #[must_use]
+    pub fn is_tuned(&self) -> bool {
+        spec::spec(&self.id).is_some_and(|spec| spec.tuned)
     }
 
     /// Calibrated row of the same adapter on another host.

@@ -2,10 +2,15 @@
 //!
 //! One entry per row id. The schema is [`RowSpec`]; every error names the row and the field.
 
+use super::Baseline;
+use crate::benchmarks::disks::Submitter;
 use crate::benchmarks::hbm::AccessPattern;
+use crate::benchmarks::nvmf::Initiator;
 use crate::benchmarks::osu::MpiLibrary;
+use crate::explain::Flow;
 use crate::parameters::Parameters;
-use crate::sites::SHIPPED;
+use crate::sites::{SHIPPED, shipped_with};
+use millstream_site::Site;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -32,6 +37,26 @@ pub enum Program {
     OsuBw,
     /// Smallest power of two with at least 99 % of the bandwidth of 1 MiB RDMA WRITEs.
     IbWriteBwPlateau,
+    /// perftest rate of RDMA atomics, of which a responder executes one after the other.
+    AtomicRate,
+    /// Rate of concurrent flows of a site, their sum.
+    Flows,
+    /// Time of a write from one card to another of the same host, through PCIe switches.
+    PeerWriteLat,
+    /// Latency that a further PCIe switch adds, with its link.
+    SwitchHopLat,
+    /// Disks that read into a card.
+    DiskReadBw,
+    /// NVMe over RDMA: time of one read.
+    NvmfReadLat,
+    /// NVMe over RDMA: time of one write.
+    NvmfWriteLat,
+    /// NVMe over RDMA: reads per second that a link carries.
+    NvmfReadRate,
+    /// All-to-all over MPI, in pairs.
+    AllToAllTime,
+    /// Messages posted at once by every rank.
+    ExchangeTime,
     /// pcie-bench `BW_DMA_RD`.
     DmaReadBw,
     /// pcie-bench `BW_DMA_WR`.
@@ -92,6 +117,8 @@ pub enum Category {
     VerbsLatency,
     /// Bandwidth of messages so short that their number is the limit.
     MessageRate,
+    /// Disks and their protocols.
+    Storage,
     /// Latency of MPI.
     MpiLatency,
     /// Bandwidth of MPI.
@@ -102,6 +129,20 @@ pub enum Category {
     Threshold,
     /// Applications and systems with few published numbers for many parameters.
     System,
+}
+
+impl Category {
+    /// Message size below which the number of messages can be the limit.
+    const SHORT: u32 = 16384;
+
+    /// Kind of published rows whose errors widen the interval of a bandwidth; `is_peer`: into or out of a card.
+    pub(crate) fn of_bandwidth(is_peer: bool, size: u32) -> Category {
+        match size {
+            _ if is_peer => Category::PeerToPeer,
+            0..Self::SHORT => Category::MessageRate,
+            _ => Category::Bandwidth,
+        }
+    }
 }
 
 impl std::fmt::Display for Category {
@@ -115,6 +156,7 @@ impl std::fmt::Display for Category {
             Category::Latency => "latency",
             Category::VerbsLatency => "verbs-latency",
             Category::MessageRate => "message-rate",
+            Category::Storage => "storage",
             Category::MpiLatency => "mpi-latency",
             Category::MpiBandwidth => "mpi-bandwidth",
             Category::PeerToPeer => "peer-to-peer",
@@ -220,6 +262,18 @@ pub struct RowSpec {
     pub pattern: Option<AccessPattern>,
     /// HBM pseudo channels.
     pub pseudo_channels: Option<u32>,
+    /// Flows of the site, each `VERB CLIENT SERVER BYTES`.
+    pub flows: Option<Vec<String>>,
+    /// Equal disks.
+    pub disks: Option<u32>,
+    /// Who submits commands to disks.
+    pub submitter: Option<Submitter>,
+    /// Software of an NVMe initiator.
+    pub initiator: Option<Initiator>,
+    /// Ranks of a collective.
+    pub ranks: Option<u32>,
+    /// Messages that every rank sends.
+    pub messages: Option<u32>,
     /// Bytes that DMA accesses through an IOMMU at random.
     pub iommu_window: Option<u64>,
     /// MPI library.
@@ -242,6 +296,11 @@ pub struct RowSpec {
     pub percent_of: Option<f64>,
     /// Calibrated row of the same adapter on another host.
     pub reference: Option<String>,
+    /// Whether hints about the physics of the row preceded its answer: it is not blind.
+    #[serde(default)]
+    pub tuned: bool,
+    /// Answer without model, for a program that no measured row has.
+    pub baseline: Option<Baseline>,
 }
 
 /// An entry of the row file that cannot be used.
@@ -266,6 +325,16 @@ impl Program {
             }
             P::IbWriteLat | P::IbSendLat | P::IbReadLat => (&["site", "server", "size"], &["client"]),
             P::OsuLatency | P::OsuBw => (&["site", "server", "size"], &["client", "mpi"]),
+            P::AtomicRate | P::NvmfReadRate => (&["site", "server", "size"], &["client"]),
+            P::Flows => (&["site", "flows"], &[]),
+            P::PeerWriteLat => (&["site", "client", "server", "size"], &[]),
+            P::SwitchHopLat => (&["site", "server"], &[]),
+            P::DiskReadBw => {
+                (&["site", "client", "server", "size", "disks", "queue_depth", "submitter"], &[])
+            }
+            P::NvmfReadLat | P::NvmfWriteLat => (&["site", "server", "size", "initiator"], &["client"]),
+            P::AllToAllTime => (&["site", "server", "size", "ranks"], &["client", "mpi"]),
+            P::ExchangeTime => (&["site", "client", "server", "size", "messages"], &[]),
             P::IbWriteBwPlateau => (&["site", "server"], &["client"]),
             P::DmaReadBw | P::DmaWriteBw | P::DmaRwBw => {
                 (&["site", "client", "server", "size"], &["iommu_window"])
@@ -295,8 +364,14 @@ impl Program {
 }
 
 impl RowSpec {
+    /// The site with the values of `set` and of one step of a sweep.
+    pub(super) fn site_with(&self, step: Option<(&str, &str)>) -> Option<Site> {
+        let set = self.set.iter().map(|(path, value)| (path.as_str(), value.as_str()));
+        Some(shipped_with(self.site.as_deref()?, &set.chain(step).collect::<Vec<_>>()))
+    }
+
     /// Fields that belong to programs, with whether the entry has them.
-    fn program_fields(&self) -> [(&'static str, bool); 13] {
+    fn program_fields(&self) -> [(&'static str, bool); 19] {
         [
             ("site", self.site.is_some()),
             ("client", self.client.is_some()),
@@ -308,6 +383,12 @@ impl RowSpec {
             ("pseudo_channels", self.pseudo_channels.is_some()),
             ("mpi", self.mpi.is_some()),
             ("iommu_window", self.iommu_window.is_some()),
+            ("flows", self.flows.is_some()),
+            ("disks", self.disks.is_some()),
+            ("submitter", self.submitter.is_some()),
+            ("initiator", self.initiator.is_some()),
+            ("ranks", self.ranks.is_some()),
+            ("messages", self.messages.is_some()),
             ("parameter", self.parameter.is_some()),
             ("values", self.values.is_some()),
             ("source", self.source.is_some()),
@@ -329,6 +410,12 @@ impl RowSpec {
         }
         if self.input == self.category.is_some() {
             return Err("field `category`: all rows but inputs have one".to_owned());
+        }
+        for flow in self.flows.iter().flatten() {
+            flow.parse::<Flow>().map_err(|error| format!("field `flows`: {error}"))?;
+        }
+        if let Some(baseline) = &self.baseline {
+            baseline.check()?;
         }
         if self.size.is_some_and(|size| size == 0) {
             return Err("field `size` must be 1 or more".to_owned());
@@ -409,6 +496,8 @@ mod tests {
             (&format!("{perftest}, size = 0"), "`size`"),
             (&format!("{perftest}, size = 8, pattern = \"random\""), "`pattern`"),
             (&format!("{perftest}, size = 8, input = true"), "`input`"),
+            (&format!("{perftest}, size = 8, baseline = {{ value = 0, source = \"x\" }}"), "`baseline`"),
+            (&format!("{perftest}, size = 8, baseline = {{ value = 1.0 }}"), "source"),
             (&format!("{perftest}, size = 8, factors = [\"u280.nothing\"]"), "u280.nothing"),
             (&format!("{}, size = 8", perftest.replace("edr-pair", "nowhere")), "nowhere"),
             ("program = \"parameter\", parameter = \"u280.reads\"", "`input`"),

@@ -1,5 +1,6 @@
 //! A network on the nodes of a torus.
 
+mod card;
 pub mod picture;
 mod resume;
 
@@ -11,6 +12,8 @@ use millstream_application::{ApplicationError, FailAt, NodeGroup, NodeTimes, Tim
 use millstream_fabric::{Fabric, Neighbourhood};
 use millstream_torus_core::NodeNumber;
 use serde::{Deserialize, Serialize};
+
+use card::CardPopulation;
 
 use crate::cut::{ColumnCut, reaches};
 use crate::network::{Network, NeuronId};
@@ -40,6 +43,9 @@ pub struct SimulationOptions {
     pub fail_at: Option<FailAt>,
     /// Steps of the raster at the end of the run.
     pub raster: u64,
+    /// Whether neurons and synapses are in the memory of the nodes' cards, whose kernel `neurons` computes. The fabric registers
+    /// memory of the card, as [`OnCard`](millstream_fabric::OnCard) does.
+    pub on_card: bool,
 }
 
 /// One second of the network, or what the run had of it.
@@ -116,12 +122,23 @@ impl TorusApplication for SimulationOptions {
     }
 }
 
+/// Where a node's population is.
+enum PopulationPlace {
+    /// In host memory; this process computes.
+    Host { population: Population, neighbourhood: Neighbourhood },
+    /// In the memory of the node's card; the card computes.
+    Card(CardPopulation),
+    /// Nowhere, while the run begins.
+    Unplaced(Population),
+}
+
 /// The state of a node during a run.
 struct Node<'o, F> {
     options: &'o SimulationOptions,
     group: NodeGroup<F>,
-    population: Population,
-    neighbourhood: Neighbourhood,
+    place: PopulationPlace,
+    /// The nodes with neurons that own columns reach.
+    peers: Vec<NodeNumber>,
     /// For each own column, the peers that it reaches.
     peers_of: Vec<Vec<usize>>,
     times: TimeSplit,
@@ -130,7 +147,7 @@ struct Node<'o, F> {
 }
 
 impl<'o, F: Fabric> Node<'o, F> {
-    fn new(mut group: NodeGroup<F>, options: &'o SimulationOptions) -> Result<Node<'o, F>, ApplicationError> {
+    fn new(group: NodeGroup<F>, options: &'o SimulationOptions) -> Result<Node<'o, F>, ApplicationError> {
         let network = &options.network;
         let cut = ColumnCut::new(network, group.dimensions());
         let own = cut.columns(group.here());
@@ -144,15 +161,12 @@ impl<'o, F: Fabric> Node<'o, F> {
                 peers.push(node);
             }
         }
-        let timeout = group.timeout();
-        let capacity = MESSAGE_SPIKES * size_of::<NeuronId>();
-        let neighbourhood = Neighbourhood::new(&mut group.fabric, &peers, capacity, timeout)?;
         let population = Population::new(network, &own);
         Ok(Node {
             options,
             group,
-            population,
-            neighbourhood,
+            place: PopulationPlace::Unplaced(population),
+            peers,
             peers_of,
             times: TimeSplit::default(),
             wall: Duration::ZERO,
@@ -163,17 +177,14 @@ impl<'o, F: Fabric> Node<'o, F> {
     fn run(&mut self) -> Result<SimulationReport, ApplicationError> {
         let options = self.options;
         let folder = options.checkpoint.as_deref().map(CheckpointFolder::create).transpose()?;
-        let mut seconds = Vec::new();
-        if let Some(folder) = folder.as_ref().filter(|_| options.resume) {
-            seconds = resume::load(folder, &identity(options), &mut self.population)?;
-        }
-        let start = self.population.step();
+        let mut seconds = self.begin(folder.as_ref())?;
+        let start = self.step_number();
         self.group.barrier()?;
-        while self.population.step() < options.steps {
+        while self.step_number() < options.steps {
             let begin = Instant::now();
             self.step()?;
             self.wall += begin.elapsed();
-            let step = self.population.step();
+            let step = self.step_number();
             let is_second = step.is_multiple_of(SECOND);
             if is_second || step == options.steps {
                 seconds.push(self.second(step, seconds.last())?);
@@ -181,7 +192,7 @@ impl<'o, F: Fabric> Node<'o, F> {
             if let Some(folder) = folder.as_ref().filter(|_| is_second)
                 && (step / SECOND).is_multiple_of(options.checkpoint_every)
             {
-                let bytes = resume::part(&self.population);
+                let bytes = self.with_population(resume::part)?;
                 // The rows are plain data.
                 let progress = || serde_json::to_value(&seconds).unwrap_or_default();
                 folder.save(&mut self.group, &identity(options), step, &bytes, progress)?;
@@ -190,68 +201,84 @@ impl<'o, F: Fabric> Node<'o, F> {
         self.report(start, seconds)
     }
 
+    /// Puts the population where it belongs, in the folder's state if the run resumes. Returns the seconds so far.
+    fn begin(&mut self, folder: Option<&CheckpointFolder>) -> Result<Vec<SecondReport>, ApplicationError> {
+        let options = self.options;
+        let empty = PopulationPlace::Unplaced(Population::without_arrays(&options.network, &[]));
+        let unplaced = std::mem::replace(&mut self.place, empty);
+        let PopulationPlace::Unplaced(mut population) = unplaced else { return Ok(Vec::new()) };
+        let seconds = match folder.filter(|_| options.resume) {
+            Some(folder) => resume::load(folder, &identity(options), &mut population)?,
+            None => Vec::new(),
+        };
+        self.place = if options.on_card {
+            let (peers, peers_of) = (&self.peers, &self.peers_of);
+            PopulationPlace::Card(CardPopulation::new(&mut self.group, population, peers, peers_of)?)
+        } else {
+            let timeout = self.group.timeout();
+            let capacity = MESSAGE_SPIKES * size_of::<NeuronId>();
+            let fabric = &mut self.group.fabric;
+            let neighbourhood = Neighbourhood::new(fabric, &self.peers, capacity, timeout)?;
+            PopulationPlace::Host { population, neighbourhood }
+        };
+        Ok(seconds)
+    }
+
+    /// The next step (ms).
+    fn step_number(&self) -> u64 {
+        match &self.place {
+            PopulationPlace::Host { population, .. } | PopulationPlace::Unplaced(population) => {
+                population.step()
+            }
+            PopulationPlace::Card(card) => card.step_number(),
+        }
+    }
+
+    /// A function of the population, or of a copy of the card's.
+    fn with_population<R>(&mut self, work: impl FnOnce(&Population) -> R) -> Result<R, ApplicationError> {
+        match &self.place {
+            PopulationPlace::Host { population, .. } | PopulationPlace::Unplaced(population) => {
+                Ok(work(population))
+            }
+            PopulationPlace::Card(card) => Ok(work(&card.load(&mut self.group.fabric)?)),
+        }
+    }
+
     fn step(&mut self) -> Result<(), ApplicationError> {
-        let step = self.population.step();
+        let step = self.step_number();
         if self.options.fail_at.is_some_and(|fail| fail.step == step && fail.node == self.group.here()) {
             return Err(ApplicationError::ToldToFail { step });
         }
-        let begin = Instant::now();
-        self.population.fire();
-        let fired = Instant::now();
-        let mut messages = vec![Vec::new(); self.neighbourhood.peers().len()];
-        let neurons = self.options.network.neurons;
-        let mut rank = 0;
-        for &neuron in self.population.firing() {
-            // Neurons and columns are in the order of their numbers.
-            while self.population.columns[rank] != neuron / neurons {
-                rank += 1;
+        let is_shown = step + self.options.raster >= self.options.steps;
+        let fabric = &mut self.group.fabric;
+        let shown = match &mut self.place {
+            PopulationPlace::Host { population, neighbourhood } => {
+                host_step(fabric, population, neighbourhood, &self.peers_of, &mut self.times)?;
+                if is_shown { population.firing().to_vec() } else { Vec::new() }
             }
-            for &peer in &self.peers_of[rank] {
-                messages[peer].extend_from_slice(&neuron.to_le_bytes());
-            }
-        }
-        self.note_raster(step);
-        self.times.compute += fired - begin;
-        self.times.communicate += fired.elapsed();
-        let before = self.neighbourhood.statistics();
-        self.neighbourhood.start(&mut self.group.fabric, messages)?;
-        let population = &mut self.population;
-        self.times.computing(|| {
-            population.deliver_earlier();
-            population.receive_own();
-        });
-        let messages = self.neighbourhood.finish(&mut self.group.fabric)?;
-        self.times.add_exchange(before, self.neighbourhood.statistics());
-        self.times.communicating(|| {
-            for message in &messages {
-                let (spikes, rest) = message.as_chunks();
-                let spikes = spikes.iter().map(|&bytes| NeuronId::from_le_bytes(bytes));
-                if !rest.is_empty() || !population.receive(spikes) {
-                    return Err(ApplicationError::Message { bytes: message.len() });
-                }
-            }
-            Ok(())
-        })?;
-        self.times.computing(|| {
-            population.deliver_new();
-            population.integrate();
-        });
+            PopulationPlace::Card(card) => card.step(fabric, &mut self.times, is_shown)?,
+            PopulationPlace::Unplaced(_) => Vec::new(),
+        };
+        self.note_raster(step, &shown);
         Ok(())
     }
 
-    fn note_raster(&mut self, step: u64) {
-        if step + self.options.raster >= self.options.steps {
-            let network = &self.options.network;
-            let all = u64::from(network.columns()) * u64::from(network.neurons);
-            let every = all.div_ceil(RASTER_NEURONS) as u32;
-            let shown = self.population.firing().iter().filter(|&&neuron| neuron.is_multiple_of(every));
-            self.raster.extend(shown.map(|&neuron| RasterSpike { step: step as u32, neuron }));
-        }
+    fn note_raster(&mut self, step: u64, firing: &[NeuronId]) {
+        let network = &self.options.network;
+        let all = u64::from(network.columns()) * u64::from(network.neurons);
+        let every = all.div_ceil(RASTER_NEURONS) as u32;
+        let shown = firing.iter().filter(|&&neuron| neuron.is_multiple_of(every));
+        self.raster.extend(shown.map(|&neuron| RasterSpike { step: step as u32, neuron }));
     }
 
     /// Adds up the counts of all nodes since the last second.
     fn second(&mut self, step: u64, last: Option<&SecondReport>) -> Result<SecondReport, ApplicationError> {
-        let own = self.population.take_counts();
+        let own = match &mut self.place {
+            PopulationPlace::Host { population, .. } | PopulationPlace::Unplaced(population) => {
+                population.take_counts()
+            }
+            PopulationPlace::Card(card) => card.take_counts(),
+        };
         let mut bytes = [0; 32];
         let words = [own.excitatory, own.inhibitory, own.events, own.raster];
         for (place, word) in bytes.as_chunks_mut().0.iter_mut().zip(words) {
@@ -287,8 +314,15 @@ impl<'o, F: Fabric> Node<'o, F> {
     ) -> Result<SimulationReport, ApplicationError> {
         let options = self.options;
         let sum = |all: Vec<[u8; 8]>| all.into_iter().map(u64::from_le_bytes).fold(0, u64::wrapping_add);
-        let state = sum(self.group.all_blocks(&self.population.checksum().to_le_bytes())?);
-        let synapses = sum(self.group.all_blocks(&(self.population.synapses() as u64).to_le_bytes())?);
+        let own = self.with_population(Population::checksum)?;
+        let state = sum(self.group.all_blocks(&own.to_le_bytes())?);
+        let own = match &self.place {
+            PopulationPlace::Host { population, .. } | PopulationPlace::Unplaced(population) => {
+                population.synapses()
+            }
+            PopulationPlace::Card(card) => card.synapses(),
+        };
+        let synapses = sum(self.group.all_blocks(&(own as u64).to_le_bytes())?);
         let walls = self.group.all_blocks(&(self.wall.as_nanos() as u64).to_le_bytes())?;
         let wall = walls.into_iter().map(u64::from_le_bytes).max().unwrap_or(0) as f64 / 1e9;
         let nodes = self.group.all_blocks(&self.times.to_bytes())?;
@@ -326,6 +360,44 @@ impl<'o, F: Fabric> Node<'o, F> {
             raster,
         })
     }
+}
+
+/// A step of a population in host memory: spikes of earlier steps are delivered while those of this step travel.
+fn host_step<F: Fabric>(
+    fabric: &mut F,
+    population: &mut Population,
+    neighbourhood: &mut Neighbourhood,
+    peers_of: &[Vec<usize>],
+    times: &mut TimeSplit,
+) -> Result<(), ApplicationError> {
+    times.computing(|| {
+        population.fire();
+    });
+    let peers = neighbourhood.peers().len();
+    let messages = times.communicating(|| population.messages(peers_of, peers));
+    let before = neighbourhood.statistics();
+    neighbourhood.start(fabric, messages)?;
+    times.computing(|| {
+        population.deliver_earlier();
+        population.receive_own();
+    });
+    let messages = neighbourhood.finish(fabric)?;
+    times.add_exchange(before, neighbourhood.statistics());
+    times.communicating(|| {
+        for message in &messages {
+            let (spikes, rest) = message.as_chunks();
+            let spikes = spikes.iter().map(|&bytes| NeuronId::from_le_bytes(bytes));
+            if !rest.is_empty() || !population.receive(spikes) {
+                return Err(ApplicationError::Message { bytes: message.len() });
+            }
+        }
+        Ok(())
+    })?;
+    times.computing(|| {
+        population.deliver_new();
+        population.integrate();
+    });
+    Ok(())
 }
 
 fn raster_bytes(raster: &[RasterSpike]) -> Vec<u8> {

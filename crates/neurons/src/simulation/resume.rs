@@ -33,7 +33,7 @@ pub(super) fn part(population: &Population) -> Vec<u8> {
         })
         .collect();
     let synapses = &population.synapses;
-    for (stored, plastic) in synapses.stored.iter().zip(&synapses.plastic) {
+    for (stored, plastic) in synapses.stored.iter().zip(synapses.plastic.iter()) {
         let record = &mut records[stored.target as usize / neurons];
         for word in [stored.weight, plastic.derivative, plastic.arrived] {
             record.extend_from_slice(&word.to_le_bytes());
@@ -140,7 +140,7 @@ fn set_synapses(population: &mut Population, columns: &[Vec<u8>]) -> Option<()> 
     let neurons = population.network.neurons as usize;
     let mut readers: Vec<Reader<'_>> = columns.iter().map(|bytes| Reader { rest: bytes }).collect();
     let synapses = &mut population.synapses;
-    for (stored, plastic) in synapses.stored.iter_mut().zip(&mut synapses.plastic) {
+    for (stored, plastic) in synapses.stored.iter_mut().zip(synapses.plastic.iter_mut()) {
         let reader = readers.get_mut(stored.target as usize / neurons)?;
         stored.weight = i32::from_le_bytes(reader.word()?);
         let derivative = i32::from_le_bytes(reader.word()?);

@@ -51,6 +51,12 @@ pub enum ConnectErrorKind {
         /// The cause.
         cause: io::Error,
     },
+    /// The peer was refused, or refused this program: one has no keys, or a certificate is not accepted.
+    #[error("{reason}")]
+    Security {
+        /// Why.
+        reason: String,
+    },
     /// The peer sent an invalid record.
     #[error("{0}")]
     Hello(HelloError),
@@ -78,7 +84,8 @@ impl ConnectError {
     }
 
     /// Classifies an I/O error of the stream.
-    pub(super) fn stream(peer: impl fmt::Display, doing: &'static str, cause: io::Error) -> ConnectError {
+    #[must_use]
+    pub fn stream(peer: impl fmt::Display, doing: &'static str, cause: io::Error) -> ConnectError {
         let kind = match cause.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => ConnectErrorKind::TimedOut { doing },
             io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {

@@ -20,7 +20,9 @@
 use millstream_quantity::{Psn, Qpn};
 use sideway::ibverbs::device_context::Mtu;
 
-const MAGIC: [u8; 4] = *b"MsRC";
+/// Length of the magic number, in bytes.
+pub(super) const MAGIC_LEN: usize = 4;
+const MAGIC: [u8; MAGIC_LEN] = *b"MsRC";
 const VERSION: u16 = 1;
 /// Length of the fixed part, in bytes.
 pub(super) const HEADER_LEN: usize = 48;
@@ -57,6 +59,12 @@ pub enum HelloError {
         /// The bytes received.
         found: [u8; 4],
     },
+    /// The peer uses TLS.
+    #[error(
+        "uses TLS: it accepts nodes of its site only; give this program keys of the site (MILLSTREAM_KEYS, \
+         or [security] in the configuration)"
+    )]
+    Tls,
     /// Another protocol version.
     #[error(
         "uses connection protocol version {found}, this program uses {VERSION}; run the same release on both ends"
@@ -83,6 +91,12 @@ pub enum HelloError {
         /// Its valid values.
         must: &'static str,
     },
+}
+
+/// Whether these bytes start a TLS record: an alert, or a handshake (RFC 8446, section 5.1).
+#[must_use]
+pub fn is_tls(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x15 | 0x16, 0x03, 0x01..=0x04, ..])
 }
 
 impl Hello {

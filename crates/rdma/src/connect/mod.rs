@@ -15,7 +15,7 @@ mod prepared;
 mod tcp;
 
 pub use error::{ConnectError, ConnectErrorKind};
-pub use hello::{Hello, HelloError, MAX_PRIVATE_DATA};
+pub use hello::{Hello, HelloError, MAX_PRIVATE_DATA, is_tls};
 pub use options::{AckTimeout, RcOptions, RnrTimer};
 pub use prepared::{ConnectedQueuePair, PreparedQueuePair};
-pub use tcp::{Listener, dial, listen};
+pub use tcp::{ControlStream, Listener, dial, listen, wait_readable};

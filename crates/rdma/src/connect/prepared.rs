@@ -2,7 +2,6 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io;
-use std::net::TcpStream;
 
 use millstream_quantity::{Psn, Qpn};
 use sideway::ibverbs::address::{AddressHandleAttribute, Gid};
@@ -12,9 +11,9 @@ use sideway::ibverbs::queue_pair::{
 };
 
 use super::error::{ConnectError, ConnectErrorKind};
-use super::hello::{HEADER_LEN, Hello, MAX_PRIVATE_DATA};
+use super::hello::{HEADER_LEN, Hello, HelloError, MAGIC_LEN, MAX_PRIVATE_DATA, is_tls};
 use super::options::RcOptions;
-use super::tcp::{read_exact, write_all};
+use super::tcp::{ControlStream, read_exact, write_all};
 use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::error::os_error;
@@ -128,7 +127,7 @@ impl PreparedQueuePair {
     /// [`ConnectError`] with the peer's address.
     pub fn connect(
         mut self,
-        stream: &mut TcpStream,
+        stream: &mut impl ControlStream,
         private_data: &[u8],
         deadline: Deadline,
     ) -> Result<ConnectedQueuePair, ConnectError> {
@@ -181,7 +180,7 @@ impl PreparedQueuePair {
         route.setup_port(device.port()).setup_dest_lid(theirs.lid);
         // Within an InfiniBand subnet the LID suffices; all other routes need a GRH.
         if device.link_layer() == LinkLayer::Ethernet || theirs.lid == 0 {
-            route.setup_grh(&Gid { raw: theirs.gid }, 0, device.gid().index, HOP_LIMIT, 0);
+            route.setup_grh(&Gid { raw: theirs.gid }, 0, device.gid_index(), HOP_LIMIT, 0);
         }
         let mut attributes = QueuePairAttribute::new();
         attributes
@@ -214,14 +213,20 @@ impl PreparedQueuePair {
 }
 
 fn receive_hello(
-    stream: &mut TcpStream,
+    stream: &mut impl ControlStream,
     peer: &str,
     deadline: Deadline,
 ) -> Result<(Hello, Vec<u8>), ConnectError> {
     let failed = |cause| ConnectError::stream(peer, "waiting for the connection record", cause);
     let mistaken = |error| ConnectError::new(peer, ConnectErrorKind::Hello(error));
     let mut header = [0; HEADER_LEN];
-    read_exact(stream, &mut header, deadline).map_err(failed)?;
+    let (magic, rest) = header.split_at_mut(MAGIC_LEN);
+    read_exact(stream, magic, deadline).map_err(failed)?;
+    // An alert of TLS is shorter than the header.
+    if is_tls(magic) {
+        return Err(mistaken(HelloError::Tls));
+    }
+    read_exact(stream, rest, deadline).map_err(failed)?;
     let mut private_data = vec![0; Hello::private_data_len(&header).map_err(mistaken)?];
     read_exact(stream, &mut private_data, deadline).map_err(failed)?;
     let hello = Hello::decode(&header, &private_data).map_err(mistaken)?;
@@ -252,7 +257,7 @@ fn random_24_bits() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::connect::{HelloError, dial, listen};
+    use crate::connect::{dial, listen};
     use std::io::Write;
     use std::time::Duration;
 

@@ -27,6 +27,41 @@ pub struct Listener {
     address: SocketAddr,
 }
 
+/// A stream over which a queue pair is connected. Its timeouts bound each read and write.
+pub trait ControlStream: Read + Write {
+    /// The peer's address.
+    ///
+    /// # Errors
+    /// The stream is not connected.
+    fn peer_addr(&self) -> io::Result<SocketAddr>;
+
+    /// Bounds each read; `None` waits without limit.
+    ///
+    /// # Errors
+    /// The timeout is zero.
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
+
+    /// Bounds each write; `None` waits without limit.
+    ///
+    /// # Errors
+    /// The timeout is zero.
+    fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()>;
+}
+
+impl ControlStream for TcpStream {
+    fn peer_addr(&self) -> io::Result<SocketAddr> {
+        TcpStream::peer_addr(self)
+    }
+
+    fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        TcpStream::set_read_timeout(self, timeout)
+    }
+
+    fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        TcpStream::set_write_timeout(self, timeout)
+    }
+}
+
 /// Listens on `address`, for example `127.0.0.1:0` or `[::]:7471`. Port 0 selects any free port.
 ///
 /// # Errors
@@ -127,8 +162,11 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     }
 }
 
-/// Waits until the descriptor is readable. A timeout is an error.
-fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<()> {
+/// Waits until the descriptor is readable, or a signal arrived. A timeout is an error.
+///
+/// # Errors
+/// [`io::ErrorKind::TimedOut`] at the deadline; errors of the system.
+pub fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<()> {
     let mut polled = [libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }];
     match millstream_shm::poll(&mut polled, deadline.remaining()) {
         Ok(0) => Err(io::ErrorKind::TimedOut.into()),
@@ -139,7 +177,7 @@ fn wait_readable(descriptor: BorrowedFd<'_>, deadline: Deadline) -> io::Result<(
 
 /// Reads exactly `buffer` before the deadline. Changes the stream's read timeout.
 pub(super) fn read_exact(
-    stream: &mut TcpStream,
+    stream: &mut impl ControlStream,
     mut buffer: &mut [u8],
     deadline: Deadline,
 ) -> io::Result<()> {
@@ -156,7 +194,11 @@ pub(super) fn read_exact(
 }
 
 /// Writes all of `buffer` before the deadline. Changes the stream's write timeout.
-pub(super) fn write_all(stream: &mut TcpStream, mut buffer: &[u8], deadline: Deadline) -> io::Result<()> {
+pub(super) fn write_all(
+    stream: &mut impl ControlStream,
+    mut buffer: &[u8],
+    deadline: Deadline,
+) -> io::Result<()> {
     while !buffer.is_empty() {
         stream.set_write_timeout(time_left(deadline)?)?;
         match stream.write(buffer) {

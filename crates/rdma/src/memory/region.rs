@@ -312,6 +312,14 @@ impl Region {
         }
     }
 
+    /// The mapping of landing memory; `None` for other memory.
+    pub fn mapping(&self) -> Option<&Mapping> {
+        match &self.memory {
+            Memory::Landing(_, mapping) => Some(mapping),
+            Memory::Source(_) | Memory::Dmabuf(_) | Memory::Mapped { .. } => None,
+        }
+    }
+
     /// Address of the first byte; `None` for memory that is not mapped here.
     pub fn as_ptr(&self) -> Option<NonNull<u8>> {
         match &self.memory {

@@ -1,12 +1,10 @@
 //! Setup of message channels.
 #![forbid(unsafe_code)]
 
-use std::net::TcpStream;
-
 use super::channel::{MessageChannel, recv_id};
 use super::credits::MIN_WINDOW;
 use super::frame::{HEADER_LEN, LENGTH_LEN};
-use crate::connect::{ConnectError, PreparedQueuePair, RcOptions};
+use crate::connect::{ConnectError, ControlStream, PreparedQueuePair, RcOptions};
 use crate::deadline::Deadline;
 use crate::device::Device;
 use crate::memory::{Access, MemoryError, Region};
@@ -154,7 +152,7 @@ impl PreparedMessageChannel {
     /// message channel.
     pub fn connect(
         self,
-        stream: &mut TcpStream,
+        stream: &mut impl ControlStream,
         private_data: &[u8],
         deadline: Deadline,
     ) -> Result<(MessageChannel, Vec<u8>), PrepareError> {

@@ -10,11 +10,15 @@ use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
+use std::time::{Duration, Instant};
+
+use super::progress::Progress;
 use crate::userfault::{Faults, Userfault};
 use crate::{Mapping, PAGE, mm};
 
-/// Attempts to move a page that the kernel uses. A copy that is under way ends soon; a pin may stay.
-const ATTEMPTS: u32 = 20;
+/// How long a page that the kernel uses is waited for. A copy that is under way ends within a millisecond on a running
+/// processor; a pin may stay. Accesses to the pages in front of it wait meanwhile.
+const PIN_TIMEOUT: Duration = Duration::from_millis(2);
 
 /// Maps `fresh`, shared memory as long as `range`, in place of private anonymous memory.
 ///
@@ -22,27 +26,46 @@ const ATTEMPTS: u32 = 20;
 /// EBUSY if the kernel uses a page: a pinned page would receive data after its replacement. EINVAL for a range of
 /// several kinds of memory, or of locked memory. ENOENT if another thread has mapped something else there meanwhile. The
 /// range is unchanged then.
-pub(super) fn to_shared(userfault: &Userfault, range: &Range<usize>, fresh: Mapping) -> io::Result<()> {
+pub(super) fn to_shared(
+    userfault: &Userfault,
+    range: &Range<usize>,
+    fresh: Mapping,
+    progress: &mut Progress,
+) -> io::Result<()> {
     let aside = anonymous(range.len())?;
     let pagemap = File::open("/proc/self/pagemap")?;
     let _blocked = BlockedSignals::new();
     let aside_range = aside.base() as usize..aside.base() as usize + range.len();
     userfault.register(&aside_range, Faults::Missing)?;
+    // No missing page waits yet, and no other descriptor can make the pages wait.
+    userfault.register(range, Faults::WriteProtected)?;
+    unshare_pages(range, &pagemap);
     // From here on, other threads' accesses to missing pages wait.
     let result = userfault.register(range, Faults::All).and_then(|()| {
-        take_pages(userfault, range, aside_range.start)
+        take_pages(userfault, range, aside_range.start, progress)
             .and_then(|()| userfault.unregister(&aside_range))
             .and_then(|()| copy_present(&aside_range, &pagemap, fresh.base()))
             .and_then(|()| userfault.check_registered(range, Faults::All))
             .and_then(|()| replace(range, fresh))
-            .inspect_err(|_| {
-                // The pages that were moved so far go back. Their addresses are free, because every access waits.
-                return_pages(userfault, &aside_range, range.start);
-                let _ = userfault.unregister(range);
-            })
+            // The pages that were moved so far go back. Their addresses are free, because every access waits.
+            .inspect_err(|_| return_pages(userfault, &aside_range, range.start, &pagemap))
     });
+    if result.is_err() {
+        let _ = userfault.unregister(range);
+    }
     userfault.wake(range);
     result
+}
+
+/// Gives this process pages of its own in place of those that a fork has shared, also of a child that has ended: the kernel
+/// moves no page that another process may have mapped (EBUSY) before this one has stored to it. The handlers of
+/// `fork` wait for the lock of the list, which the caller holds; only a raw `clone` shares the pages again.
+fn unshare_pages(range: &Range<usize>, pagemap: &File) {
+    let _ = present_pages(range, pagemap, |pages| {
+        // SAFETY: as a store of the same contents to each page. No page is missing, so none is allocated. A failure shows
+        // when the pages move.
+        unsafe { libc::madvise(pages.start as *mut libc::c_void, pages.len(), libc::MADV_POPULATE_WRITE) };
+    });
 }
 
 /// Maps private memory with the contents of `range`, a mapping of the file `memory` from `offset` on, in its place.
@@ -86,17 +109,33 @@ pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
 }
 
 /// Moves all pages of `range` to the addresses from `to` on.
-fn take_pages(userfault: &Userfault, range: &Range<usize>, to: usize) -> io::Result<()> {
-    let (mut done, mut attempt) = (0, 0);
+///
+/// # Errors
+/// EBUSY if the kernel uses a page for longer than [`PIN_TIMEOUT`].
+fn take_pages(
+    userfault: &Userfault,
+    range: &Range<usize>,
+    to: usize,
+    progress: &mut Progress,
+) -> io::Result<()> {
+    let mut done = 0;
+    let mut deadline = None;
     while done < range.len() {
         let (moved, result) = userfault.move_pages(&(range.start + done..range.end), to + done);
         done += moved;
         let Err(error) = result else { continue };
         match error.raw_os_error() {
-            // Another thread changes the address space or holds the page's lock.
-            Some(libc::EAGAIN) => {}
-            Some(libc::EBUSY) if attempt < ATTEMPTS => attempt += 1,
+            Some(libc::EBUSY) => progress.pinned += 1,
+            // Another thread changes the address space or holds the page's lock. A huge page with a pinned part answers
+            // alike.
+            Some(libc::EAGAIN) => progress.locked += 1,
             _ => return Err(error),
+        }
+        if moved != 0 {
+            deadline = None;
+        }
+        if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + PIN_TIMEOUT) {
+            return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         // SAFETY: a plain system call.
         unsafe { libc::sched_yield() };
@@ -104,37 +143,53 @@ fn take_pages(userfault: &Userfault, range: &Range<usize>, to: usize) -> io::Res
     Ok(())
 }
 
-/// Moves the pages of `range` back to the addresses from `to` on, as far as these are still registered.
-fn return_pages(userfault: &Userfault, range: &Range<usize>, to: usize) {
-    if take_pages(userfault, range, to).is_ok() {
+/// Moves the pages of `range` back to the addresses from `to` on, as far as these are still registered. Nobody else knows
+/// the pages, so the kernel uses none of them for long.
+fn return_pages(userfault: &Userfault, range: &Range<usize>, to: usize, pagemap: &File) {
+    let mut ignored = Progress::default();
+    if take_pages(userfault, range, to, &mut ignored).is_ok() {
         return;
     }
+    // A raw `clone` may have shared them.
+    unshare_pages(range, pagemap);
     // Pages that went back already are holes now.
     for page in range.clone().step_by(PAGE) {
-        let _ = take_pages(userfault, &(page..page + PAGE), to + (page - range.start));
+        let _ = take_pages(userfault, &(page..page + PAGE), to + (page - range.start), &mut ignored);
     }
 }
 
-/// Pages whose entries [`copy_present`] reads at once, onto the stack.
+/// Pages whose entries [`present_pages`] reads at once, onto the stack.
 pub(super) const PAGEMAP_BATCH: usize = 512;
 
-/// Copies the pages of `range` that exist, as `/proc/self/pagemap` shows them, to the same offsets of `to`. No other
-/// thread knows the range.
-fn copy_present(range: &Range<usize>, pagemap: &File, to: *mut u8) -> io::Result<()> {
+/// Calls `each` for the runs of pages of `range` that exist, as `/proc/self/pagemap` shows them.
+fn present_pages(range: &Range<usize>, pagemap: &File, mut each: impl FnMut(Range<usize>)) -> io::Result<()> {
     let mut entries = [0u8; PAGEMAP_BATCH * size_of::<u64>()];
     for batch in range.clone().step_by(PAGEMAP_BATCH * PAGE) {
         let pages = ((range.end - batch) / PAGE).min(PAGEMAP_BATCH);
         let entries = &mut entries[..pages * size_of::<u64>()];
         pagemap.read_exact_at(entries, (batch / PAGE * size_of::<u64>()) as u64)?;
-        for (page, entry) in (batch..range.end).step_by(PAGE).zip(entries.as_chunks::<8>().0) {
-            // Bits 63 and 62 of an entry: present, swapped.
-            if u64::from_ne_bytes(*entry) >> 62 != 0 {
-                // SAFETY: a page of the range; the new mapping is as long.
-                unsafe { to.add(page - range.start).copy_from_nonoverlapping(page as *const u8, PAGE) };
+        // Bits 63 and 62 of an entry: present, swapped.
+        let exists = |entry: &[u8; 8]| u64::from_ne_bytes(*entry) >> 62 != 0;
+        let mut at = batch;
+        for run in entries.as_chunks::<8>().0.chunk_by(|a, b| exists(a) == exists(b)) {
+            let end = at + run.len() * PAGE;
+            if exists(&run[0]) {
+                each(at..end);
             }
+            at = end;
         }
     }
     Ok(())
+}
+
+/// Copies the pages of `range` that exist to the same offsets of `to`. No other thread knows the range.
+fn copy_present(range: &Range<usize>, pagemap: &File, to: *mut u8) -> io::Result<()> {
+    present_pages(range, pagemap, |pages| {
+        // SAFETY: pages of the range; the new mapping is as long.
+        unsafe {
+            to.add(pages.start - range.start).copy_from_nonoverlapping(pages.start as *const u8, pages.len());
+        }
+    })
 }
 
 /// Copies the parts of `range` that the file `memory`, mapped there from `offset` on, has data for.

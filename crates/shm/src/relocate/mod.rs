@@ -46,16 +46,20 @@
 
 mod exchange;
 mod fork;
+mod policy;
+mod progress;
 
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use millstream_lockfree::{SpinGuard, SpinLock};
 
+use self::policy::MovePolicy;
+use self::progress::Progress;
 use crate::userfault::Userfault;
 use crate::{Mapping, Memfd, PAGE, maps, round_up, thread};
 
@@ -110,32 +114,6 @@ fn begin_moving() -> SpinGuard<'static, ()> {
 /// Name of the files that pages move to.
 const FILE_NAME: &str = "millstream-moved";
 
-/// When pages may move (`MILLSTREAM_MOVE`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MovePolicy {
-    /// `0`: never.
-    Never,
-    /// `used`: when peers have used the region much, if no access can be lost.
-    OnceUsed,
-    /// The default, and `register`: likewise, but at registration.
-    AtRegistration,
-    /// `always`: at registration, also when system calls of other threads can fail with EFAULT.
-    Always,
-}
-
-impl MovePolicy {
-    /// The policy of this process. A forked child keeps it.
-    fn get() -> Self {
-        static POLICY: OnceLock<MovePolicy> = OnceLock::new();
-        *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
-            Ok("0") => Self::Never,
-            Ok("always") => Self::Always,
-            Ok("used") => Self::OnceUsed,
-            _ => Self::AtRegistration,
-        })
-    }
-}
-
 impl SharedPages {
     /// Identifies the memfd that the range lies in.
     #[must_use]
@@ -147,6 +125,13 @@ impl SharedPages {
     #[must_use]
     pub fn file_len(&self) -> usize {
         self.moved.memory.len()
+    }
+
+    /// Whether all pages that were to move are shared. Otherwise a move ended in front of a page that the kernel used, and
+    /// [`move_pages_while`] of the same range goes on there.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.moved.shared() == self.moved.range
     }
 
     /// Whether this is the last reference to the pages, so that dropping it gives the application fresh ones.
@@ -236,6 +221,25 @@ pub fn moves_at_registration() -> bool {
     matches!(MovePolicy::get(), MovePolicy::AtRegistration | MovePolicy::Always)
 }
 
+/// Whether no page inside `range` seems to exist: a sample of them is looked at. False if that cannot be found out.
+#[must_use]
+pub fn is_untouched(range: Range<usize>) -> bool {
+    const SAMPLES: usize = 16;
+    let inner = whole_pages(&range);
+    if inner.start >= inner.end {
+        return false;
+    }
+    let pages = inner.len() / PAGE;
+    let count = pages.min(SAMPLES);
+    (0..count).all(|n| {
+        let page = inner.start + pages * n / count * PAGE;
+        let mut state = 0u8;
+        // SAFETY: reports one page into a local.
+        let done = unsafe { libc::mincore(page as *mut libc::c_void, PAGE, &raw mut state) };
+        done == 0 && state & 1 == 0
+    })
+}
+
 /// The whole pages inside a range; empty or reversed if there is none.
 fn whole_pages(range: &Range<usize>) -> Range<usize> {
     round_up(range.start, PAGE)..range.end & !(PAGE - 1)
@@ -249,63 +253,72 @@ fn whole_pages(range: &Range<usize>) -> Range<usize> {
 /// EPERM if an access of another thread could be lost, or with `MILLSTREAM_MOVE=0`. EINVAL for memory that
 /// the rule excludes. EBUSY for pages that the kernel uses. Those of memory allocation and `userfaultfd`.
 pub fn move_pages(range: Range<usize>) -> io::Result<SharedPages> {
-    move_pages_while(range, || true)
+    move_in_pieces(range, 1, || true)
 }
 
-/// As [`move_pages`], as long as `goes_on` answers true, which is asked before each piece.
+/// The pause between two attempts to move a piece.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
+
+/// Attempts to move a piece of which peers reach pages through the kernel.
+const ATTEMPTS: u32 = 5;
+
+/// As [`move_pages`], for pages that peers use through the kernel meanwhile: waits longer for pages that are pinned. It goes on
+/// as long as `goes_on` answers true, which is asked before each attempt of each piece.
 ///
 /// # Errors
 /// As [`move_pages`]; ECANCELED if the first answer is false.
 pub fn move_pages_while(range: Range<usize>, goes_on: impl Fn() -> bool) -> io::Result<SharedPages> {
+    move_in_pieces(range, ATTEMPTS, goes_on)
+}
+
+fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool) -> io::Result<SharedPages> {
     let error = io::Error::from_raw_os_error;
     fork::install_handlers();
     if range.is_empty() {
         return Err(error(libc::EINVAL));
     }
     let _moving = begin_moving();
-    if let Some(shared) = find_moved(range.clone()) {
-        return Ok(shared);
-    }
     let inner = whole_pages(&range);
+    let found = find_moved(range);
+    if let Some(shared) = &found
+        && (shared.is_whole() || shared.moved.range != inner)
+    {
+        return found.ok_or(error(libc::EINVAL));
+    }
     if inner.start >= inner.end {
         return Err(error(libc::EINVAL));
     }
-    let userfault = match (MovePolicy::get(), Userfault::for_all_accesses()) {
-        (MovePolicy::Never, _) => return Err(error(libc::EPERM)),
-        (_, Ok(userfault)) => userfault,
-        (MovePolicy::Always, Err(_)) => Userfault::for_user_mode()?,
-        (_, Err(_)) if !thread::is_alone() => return Err(error(libc::EPERM)),
-        (_, Err(_)) => Userfault::for_user_mode()?,
+    let before = found.as_ref().map_or(0, |shared| shared.moved.shared().len());
+    let rest = inner.start + before..inner.end;
+    let userfault = match prepare(&rest) {
+        Ok(userfault) => userfault,
+        // The memory has changed since the first part moved.
+        Err(error) => return found.ok_or(error),
     };
-    let areas = maps::vmas(inner.clone())?;
-    let on_the_stack = 0u8;
-    // SAFETY: the address of this thread's errno, which system calls store to.
-    let used = [(&raw const on_the_stack).addr(), unsafe { libc::__errno_location() }.addr()];
-    let fits =
-        |a: &maps::Vma| a.writable && a.anonymous && !a.shared && !used.iter().any(|at| a.range.contains(at));
-    if !maps::covers(&areas, &inner) || !areas.iter().all(fits) {
-        return Err(error(libc::EINVAL));
-    }
-    // Peers get the descriptor, and must not seal it against each other.
-    let memory = Memfd::sealed(FILE_NAME, inner.len())?;
-    let moved = Arc::new(MovedRange {
-        memory,
-        range: inner.clone(),
-        len: AtomicUsize::new(0),
-        users: AtomicUsize::new(0),
-    });
-    MOVED_RANGES.lock().push(moved.clone());
-    let mut result = Ok(());
-    for start in inner.clone().step_by(PIECE) {
-        result = if goes_on() {
-            move_piece(&userfault, &moved, start..inner.end.min(start + PIECE))
-        } else {
-            Err(error(libc::ECANCELED))
-        };
-        if result.is_err() {
-            break;
+    let moved = match &found {
+        Some(shared) => shared.moved.clone(),
+        None => {
+            let moved = Arc::new(MovedRange {
+                // Peers get the descriptor, and must not seal it against each other.
+                memory: Memfd::sealed(FILE_NAME, inner.len())?,
+                range: inner.clone(),
+                len: AtomicUsize::new(0),
+                users: AtomicUsize::new(0),
+            });
+            MOVED_RANGES.lock().push(moved.clone());
+            moved
         }
-    }
+    };
+    let mut progress = Progress::default();
+    let pieces = rest.clone().step_by(PIECE).map(|start| start..inner.end.min(start + PIECE));
+    let move_all = || -> io::Result<()> {
+        for piece in pieces {
+            move_piece(&userfault, &moved, &piece, attempts, &goes_on, &mut progress)?;
+        }
+        Ok(())
+    };
+    let result = move_all();
+    progress.log(&inner, before, moved.shared().len(), &result);
     let mut moved_ranges = MOVED_RANGES.lock();
     if let (true, Err(error)) = (moved.shared().is_empty(), result) {
         moved_ranges.retain(|other| !Arc::ptr_eq(other, &moved));
@@ -314,16 +327,63 @@ pub fn move_pages_while(range: Range<usize>, goes_on: impl Fn() -> bool) -> io::
     Ok(SharedPages::new(&moved, moved.shared()))
 }
 
-/// Moves the pages of `piece`, which follow those that were moved before.
-fn move_piece(userfault: &Userfault, moved: &MovedRange, piece: Range<usize>) -> io::Result<()> {
+/// Checks that the pages of `range` may move, and opens the descriptor for their faults.
+fn prepare(range: &Range<usize>) -> io::Result<Userfault> {
+    let error = io::Error::from_raw_os_error;
+    let userfault = match (MovePolicy::get(), Userfault::for_all_accesses()) {
+        (MovePolicy::Never, _) => return Err(error(libc::EPERM)),
+        (_, Ok(userfault)) => userfault,
+        (MovePolicy::Always, Err(_)) => Userfault::for_user_mode()?,
+        (_, Err(_)) if !thread::is_alone() => return Err(error(libc::EPERM)),
+        (_, Err(_)) => Userfault::for_user_mode()?,
+    };
+    let areas = maps::vmas(range.clone())?;
+    let on_the_stack = 0u8;
+    // SAFETY: the address of this thread's errno, which system calls store to.
+    let used = [(&raw const on_the_stack).addr(), unsafe { libc::__errno_location() }.addr()];
+    let fits =
+        |a: &maps::Vma| a.writable && a.anonymous && !a.shared && !used.iter().any(|at| a.range.contains(at));
+    if !maps::covers(&areas, range) || !areas.iter().all(fits) {
+        return Err(error(libc::EINVAL));
+    }
+    Ok(userfault)
+}
+
+/// Moves the pages of `piece`, which follow those that were moved before. While a page is pinned, the piece goes back to
+/// its place between two of the `attempts`, so that accesses go on.
+fn move_piece(
+    userfault: &Userfault,
+    moved: &MovedRange,
+    piece: &Range<usize>,
+    attempts: u32,
+    goes_on: impl Fn() -> bool,
+    progress: &mut Progress,
+) -> io::Result<()> {
     let offset = piece.start - moved.range.start;
-    let fresh = Mapping::new(moved.memory.as_fd(), offset, piece.len(), true)?;
-    // Before the accesses wait. A large range may be mostly untouched.
-    let _ = fresh.prefault(0, piece.len().min(crate::population_limit().saturating_sub(offset)));
-    // A fork finds the piece at one of its places.
-    let _list = MOVED_RANGES.lock();
-    exchange::to_shared(userfault, &piece, fresh)?;
-    moved.len.fetch_add(piece.len(), Ordering::Relaxed);
+    for attempt in 1.. {
+        if !goes_on() {
+            return Err(io::Error::from_raw_os_error(libc::ECANCELED));
+        }
+        let fresh = Mapping::new(moved.memory.as_fd(), offset, piece.len(), true)?;
+        // Before the accesses wait. A large range may be mostly untouched.
+        let _ = fresh.prefault(0, piece.len().min(crate::population_limit().saturating_sub(offset)));
+        // A fork finds the piece at one of its places.
+        let list = MOVED_RANGES.lock();
+        match exchange::to_shared(userfault, piece, fresh, progress) {
+            Ok(()) => {
+                moved.len.fetch_add(piece.len(), Ordering::Relaxed);
+                break;
+            }
+            Err(error) => {
+                drop(list);
+                progress.put_back += 1;
+                if attempt == attempts || error.raw_os_error() != Some(libc::EBUSY) {
+                    return Err(error);
+                }
+            }
+        }
+        std::thread::sleep(BETWEEN_ATTEMPTS);
+    }
     Ok(())
 }
 
@@ -376,338 +436,4 @@ impl Drop for SharedPages {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::Mapping;
-    use std::io::{Read, Write};
-    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-
-    fn pages(n: usize) -> Mapping {
-        exchange::anonymous(n * PAGE).unwrap()
-    }
-
-    /// False, with a printed reason, where this process may not move pages.
-    fn is_tested() -> bool {
-        let tested = is_available();
-        if !tested {
-            println!("skipped: pages do not move here; run as root, or set vm.unprivileged_userfaultfd=1");
-        }
-        tested
-    }
-
-    #[test]
-    fn contents_survive_and_are_shared() {
-        if !is_tested() {
-            return;
-        }
-        let memory = pages(4);
-        let base = memory.base() as usize;
-        // SAFETY: within the four pages, here and below.
-        unsafe { memory.base().add(5000).write(42) };
-        let shared = move_pages(base + 100..base + 4 * PAGE - 100).unwrap();
-        assert_eq!(shared.range, base + PAGE..base + 3 * PAGE);
-        let view = Mapping::new(shared.as_fd(), 0, 2 * PAGE, true).unwrap();
-        // SAFETY: as above.
-        unsafe {
-            assert_eq!(view.base().add(5000 - PAGE).read_volatile(), 42);
-            view.base().add(1).write_volatile(9);
-            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
-            drop(shared);
-            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
-            view.base().add(1).write_volatile(10);
-            assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9, "private again");
-        }
-    }
-
-    #[test]
-    fn shared_twice_moves_once() {
-        if !is_tested() {
-            return;
-        }
-        let memory = pages(4);
-        let base = memory.base() as usize;
-        let a = move_pages(base..base + 4 * PAGE).unwrap();
-        let b = move_pages(base + PAGE..base + 2 * PAGE).unwrap();
-        assert_eq!((a.id(), b.offset), (b.id(), PAGE));
-        drop(a);
-        // SAFETY: inside the four pages.
-        unsafe { memory.base().add(PAGE).write_volatile(3) };
-        let view = Mapping::new(b.as_fd(), 0, 4 * PAGE, true).unwrap();
-        // SAFETY: inside the view.
-        assert_eq!(unsafe { view.base().add(PAGE).read_volatile() }, 3);
-    }
-
-    #[test]
-    fn a_part_of_a_shared_page_is_shared() {
-        if !is_tested() {
-            return;
-        }
-        let memory = pages(3);
-        let base = memory.base() as usize;
-        assert!(move_pages(base + 8..base + 16).is_err(), "not for a part of a page");
-        let whole = move_pages(base..base + 3 * PAGE).unwrap();
-        assert!(whole.is_last());
-        let part = move_pages(base + PAGE + 8..base + PAGE + 16).unwrap();
-        assert_eq!((part.range.clone(), part.offset), (base + PAGE + 8..base + PAGE + 16, PAGE + 8));
-        assert!(!whole.is_last() && move_pages(base..base).is_err());
-        let view = Mapping::new(whole.as_fd(), 0, 3 * PAGE, true).unwrap();
-        drop(whole);
-        assert!(part.is_last());
-        // SAFETY: inside the three pages and their view.
-        unsafe {
-            view.base().add(PAGE + 9).write_volatile(5);
-            assert_eq!(memory.base().add(PAGE + 9).read_volatile(), 5);
-        }
-    }
-
-    #[test]
-    fn what_is_not_plain_memory_stays() {
-        let text = move_pages as *const () as usize;
-        assert!(move_pages(text & !(PAGE - 1)..(text & !(PAGE - 1)) + PAGE).is_err());
-        let small = [0u8; 64];
-        assert!(move_pages(small.as_ptr() as usize..small.as_ptr() as usize + 64).is_err());
-    }
-
-    #[test]
-    fn no_store_is_lost_while_pages_move() {
-        if !is_tested() {
-            return;
-        }
-        let memory = Arc::new(pages(64));
-        let stop = Arc::new(AtomicBool::new(false));
-        let written = Arc::new(AtomicU64::new(0));
-        let writer = {
-            let (memory, stop, written) = (memory.clone(), stop.clone(), written.clone());
-            std::thread::spawn(move || {
-                let mut n = 0u64;
-                while !stop.load(Ordering::Relaxed) {
-                    n += 1;
-                    for page in 0..64 {
-                        // SAFETY: the first eight bytes of each page of the mapping.
-                        unsafe { memory.base().add(page * PAGE).cast::<u64>().write_volatile(n) };
-                    }
-                }
-                written.store(n, Ordering::SeqCst);
-            })
-        };
-        let base = memory.base() as usize;
-        for _ in 0..200 {
-            let shared = move_pages(base..base + 64 * PAGE).unwrap();
-            std::thread::yield_now();
-            drop(shared);
-        }
-        stop.store(true, Ordering::Relaxed);
-        writer.join().unwrap();
-        for page in 0..64 {
-            // SAFETY: as above.
-            let value = unsafe { memory.base().add(page * PAGE).cast::<u64>().read_volatile() };
-            assert_eq!(value, written.load(Ordering::SeqCst), "page {page}");
-        }
-    }
-
-    #[test]
-    fn a_forked_child_has_its_own_copy() {
-        if !is_tested() {
-            return;
-        }
-        let memory = pages(2);
-        let base = memory.base();
-        // SAFETY: inside the two pages; the child only stores, waits and exits.
-        unsafe {
-            base.write(1);
-            let _shared = move_pages(base as usize..base as usize + 2 * PAGE).unwrap();
-            let child = libc::fork();
-            if child == 0 {
-                libc::usleep(20_000);
-                let seen = base.read_volatile();
-                base.write_volatile(3);
-                libc::_exit(i32::from(seen != 1));
-            }
-            base.write_volatile(2);
-            let mut status = 0;
-            libc::waitpid(child, &raw mut status, 0);
-            assert_eq!(status, 0, "the child sees the contents as they were at the fork");
-            assert_eq!(base.read_volatile(), 2, "the child's store stays in the child");
-        }
-    }
-
-    #[test]
-    fn moved_pages_are_allocated_and_keep_their_contents() {
-        if !is_tested() {
-            return;
-        }
-        const PAGES: usize = 3 * exchange::PAGEMAP_BATCH + 7;
-        let memory = pages(PAGES);
-        let written = [0, exchange::PAGEMAP_BATCH - 1, exchange::PAGEMAP_BATCH, PAGES - 1];
-        for page in written {
-            // SAFETY: within the pages, here and below.
-            unsafe { memory.base().add(page * PAGE + 9).write_volatile(page as u8 | 1) };
-        }
-        let base = memory.base() as usize;
-        let shared = move_pages(base..base + PAGES * PAGE).unwrap();
-        assert!(shared.moved.memory.is_fully_allocated());
-        let check = |turn: &str| {
-            for page in 0..PAGES {
-                let expected = if written.contains(&page) { page as u8 | 1 } else { 0 };
-                // SAFETY: as above.
-                let found = unsafe { memory.base().add(page * PAGE + 9).read_volatile() };
-                assert_eq!(found, expected, "page {page}, {turn}");
-            }
-        };
-        check("shared");
-        drop(shared);
-        check("private again");
-    }
-
-    #[test]
-    fn locked_pages_stay() {
-        let memory = pages(2);
-        let base = memory.base() as usize;
-        // SAFETY: this test's pages.
-        if unsafe { libc::mlock(memory.base().cast(), 2 * PAGE) } == 0 {
-            assert!(move_pages(base..base + 2 * PAGE).is_err());
-        }
-        // SAFETY: as above.
-        unsafe { memory.base().add(PAGE).write_volatile(3) };
-    }
-
-    #[test]
-    fn pages_that_the_kernel_has_pinned_stay() {
-        if !is_tested() {
-            return;
-        }
-        use std::os::fd::FromRawFd;
-        /// `IORING_REGISTER_BUFFERS` (linux/io_uring.h).
-        const REGISTER_BUFFERS: u32 = 0;
-        let memory = pages(8);
-        let base = memory.base() as usize;
-        for page in 0..8 {
-            // SAFETY: within the pages, here and below.
-            unsafe { memory.base().add(page * PAGE).write_volatile(page as u8 + 1) };
-        }
-        // The parameters of a ring, all zero.
-        let mut parameters = [0u64; 15];
-        // SAFETY: makes a new descriptor; the parameters take 120 bytes.
-        let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
-        if ring < 0 {
-            println!("skipped: io_uring is not available: {}", io::Error::last_os_error());
-            return;
-        }
-        // SAFETY: a new descriptor.
-        let ring = unsafe { std::os::fd::OwnedFd::from_raw_fd(ring as i32) };
-        let fixed = libc::iovec { iov_base: memory.base().wrapping_add(5 * PAGE).cast(), iov_len: PAGE };
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&ring);
-        // SAFETY: one buffer, a page of this test.
-        let registered =
-            unsafe { libc::syscall(libc::SYS_io_uring_register, fd, REGISTER_BUFFERS, &raw const fixed, 1) };
-        assert_eq!(registered, 0, "{}", io::Error::last_os_error());
-        let refused = move_pages(base..base + 8 * PAGE).unwrap_err();
-        assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
-        for page in 0..8 {
-            // SAFETY: as above.
-            assert_eq!(unsafe { memory.base().add(page * PAGE).read_volatile() }, page as u8 + 1);
-        }
-        drop(ring);
-        // The kernel unpins the pages soon after the ring's end.
-        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
-        while move_pages(base..base + 8 * PAGE).is_err() {
-            assert!(std::time::Instant::now() < deadline, "the pages stay pinned");
-            std::thread::yield_now();
-        }
-    }
-
-    #[test]
-    fn system_calls_wait_while_pages_move() {
-        if !is_tested() {
-            return;
-        }
-        let memory = Arc::new(pages(64));
-        let stop = Arc::new(AtomicBool::new(false));
-        let (mut reader, writer) = std::io::pipe().unwrap();
-        let reading = {
-            let (memory, stop) = (memory.clone(), stop.clone());
-            std::thread::spawn(move || {
-                let mut reads = 0u32;
-                while !stop.load(Ordering::Relaxed) {
-                    (&writer).write_all(&[reads as u8; 8]).unwrap();
-                    let at = memory.base().wrapping_add(reads as usize % 64 * PAGE);
-                    // SAFETY: eight bytes of a page of the mapping.
-                    let into = unsafe { std::slice::from_raw_parts_mut(at, 8) };
-                    reader.read_exact(into).expect("no read fails");
-                    // SAFETY: as above.
-                    assert_eq!(unsafe { at.add(7).read_volatile() }, reads as u8);
-                    reads += 1;
-                }
-                reads
-            })
-        };
-        let base = memory.base() as usize;
-        for _ in 0..200 {
-            drop(move_pages(base..base + 64 * PAGE).unwrap());
-        }
-        stop.store(true, Ordering::Relaxed);
-        assert!(reading.join().unwrap() > 0);
-    }
-
-    #[test]
-    fn no_signal_handler_is_installed() {
-        if !is_tested() {
-            return;
-        }
-        let handler = || {
-            // SAFETY: reads the disposition of a signal.
-            unsafe {
-                let mut action: libc::sigaction = std::mem::zeroed();
-                libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action);
-                action.sa_sigaction
-            }
-        };
-        let before = handler();
-        let memory = pages(2);
-        let base = memory.base() as usize;
-        let _shared = move_pages(base..base + 2 * PAGE).unwrap();
-        assert_eq!(handler(), before);
-    }
-
-    /// Runs a test in another thread, and fails if it does not end in time.
-    fn ends(test: impl FnOnce() + Send + 'static) {
-        let (end, ended) = std::sync::mpsc::channel();
-        std::thread::spawn(move || {
-            test();
-            end.send(()).unwrap();
-        });
-        ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the move ends");
-    }
-
-    #[test]
-    fn pages_of_the_heap_move_with_what_moving_them_uses() {
-        if !is_tested() {
-            return;
-        }
-        ends(|| {
-            // Freed chunks of these sizes are what the allocator returns next.
-            let around = || vec![7u8; 16 * PAGE];
-            let (before, inside, after) = (around(), (1..400).map(|n| vec![0u8; n]), around());
-            let inside: Vec<Vec<u8>> = inside.collect();
-            let last = around();
-            let starts = [&before, &after, &last].map(|block| block.as_ptr().addr());
-            let start = *starts.iter().min().unwrap();
-            let end = *starts.iter().max().unwrap() + 16 * PAGE;
-            drop(inside);
-            for _ in 0..20 {
-                assert!(move_pages(start..end).is_ok());
-            }
-            assert!([before, after, last].iter().flatten().all(|byte| *byte == 7));
-        });
-    }
-
-    #[test]
-    fn a_stack_that_is_in_use_stays() {
-        ends(|| {
-            let block = [7u8; 8 * PAGE];
-            let start = block.as_ptr().addr();
-            assert!(move_pages(start..start + block.len()).is_err());
-            assert!(block.iter().all(|byte| *byte == 7));
-        });
-    }
-}
+mod tests;

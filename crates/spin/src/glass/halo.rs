@@ -7,17 +7,18 @@ use millstream_application::{ApplicationError, NodeGroup, TimeSplit};
 use millstream_fabric::{Fabric, Neighbourhood};
 use millstream_torus_core::{Axis, Coordinates, Dimensions, NodeNumber};
 
-use crate::block::{Block, Box3};
+use crate::block::Block;
+use crate::geometry::{Box3, Geometry};
 use crate::real::Real;
 
 /// Largest message that travels at once (bytes).
 const CAPACITY: usize = 4 << 20;
 
 /// One step along each axis, not all zero.
-type Offset = [isize; 3];
+pub(super) type Offset = [isize; 3];
 
 /// The steps to all neighbours whose spins a block needs.
-fn offsets<E: Real>(block: &Block<E>) -> Vec<Offset> {
+fn offsets(block: &Geometry) -> Vec<Offset> {
     let x = if block.has_whole_x() { 0..=0 } else { -1..=1 };
     let all = x.flat_map(|x| (-1..=1).flat_map(move |y| (-1..=1).map(move |z| [x, y, z])));
     all.filter(|offset| *offset != [0; 3]).collect()
@@ -34,7 +35,7 @@ fn neighbour(torus: Dimensions, here: NodeNumber, offset: Offset) -> NodeNumber 
 }
 
 /// The sites of a block that its neighbour at an offset needs.
-fn sent<E: Real>(block: &Block<E>, offset: Offset) -> Box3 {
+pub(super) fn sent(block: &Geometry, offset: Offset) -> Box3 {
     let (inside, halo) = (block.inside(), block.halo().map(|halo| halo as isize));
     std::array::from_fn(|a| match offset[a] {
         1 => inside[a].end - halo[a]..inside[a].end,
@@ -44,7 +45,7 @@ fn sent<E: Real>(block: &Block<E>, offset: Offset) -> Box3 {
 }
 
 /// The halo sites that the neighbour at an offset has.
-fn received<E: Real>(block: &Block<E>, offset: Offset) -> Box3 {
+pub(super) fn received(block: &Geometry, offset: Offset) -> Box3 {
     let (inside, halo) = (block.inside(), block.halo().map(|halo| halo as isize));
     std::array::from_fn(|a| match offset[a] {
         1 => inside[a].end..inside[a].end + halo[a],
@@ -55,41 +56,47 @@ fn received<E: Real>(block: &Block<E>, offset: Offset) -> Box3 {
 
 /// A node, and the offsets at which it is.
 #[derive(Clone, Debug)]
-struct Peer {
-    offsets: Vec<Offset>,
+pub(super) struct HaloPeer {
+    /// The node.
+    pub(super) node: NodeNumber,
+    /// The offsets, in the order in which their boxes are sent.
+    pub(super) offsets: Vec<Offset>,
+}
+
+/// The nodes whose spins a block needs.
+pub(super) fn peers(block: &Geometry, torus: Dimensions, here: NodeNumber) -> Vec<HaloPeer> {
+    let mut peers = Vec::<HaloPeer>::new();
+    for offset in offsets(block) {
+        let node = neighbour(torus, here, offset);
+        match peers.iter_mut().find(|peer| peer.node == node) {
+            Some(peer) => peer.offsets.push(offset),
+            None => peers.push(HaloPeer { node, offsets: vec![offset] }),
+        }
+    }
+    peers
 }
 
 /// The exchange of halos of one node.
 #[derive(Debug)]
 pub struct HaloExchange {
     neighbourhood: Neighbourhood,
-    peers: Vec<Peer>,
+    peers: Vec<HaloPeer>,
 }
 
 impl HaloExchange {
-    /// Prepares the exchange; all nodes call this.
+    /// Prepares the exchange for spins of values of `element` bytes; all nodes call this.
     ///
     /// # Errors
     /// [`ApplicationError::Fabric`].
-    pub fn new<E: Real, F: Fabric>(
+    pub fn new<F: Fabric>(
         group: &mut NodeGroup<F>,
-        block: &Block<E>,
+        block: &Geometry,
+        element: usize,
     ) -> Result<HaloExchange, ApplicationError> {
-        let (torus, here) = (group.dimensions(), group.here());
-        let (mut nodes, mut peers) = (Vec::new(), Vec::<Peer>::new());
-        for offset in offsets(block) {
-            let node = neighbour(torus, here, offset);
-            match nodes.iter().position(|&known| known == node) {
-                Some(at) => peers[at].offsets.push(offset),
-                None => {
-                    nodes.push(node);
-                    peers.push(Peer { offsets: vec![offset] });
-                }
-            }
-        }
-        let bytes = |part: Box3| part.iter().map(|range| range.len()).product::<usize>() * 3 * E::BYTES;
-        let message =
-            |peer: &Peer| peer.offsets.iter().map(|&offset| bytes(sent(block, offset))).sum::<usize>();
+        let peers = peers(block, group.dimensions(), group.here());
+        let nodes: Vec<NodeNumber> = peers.iter().map(|peer| peer.node).collect();
+        let bytes = |&offset: &Offset| Geometry::box_bytes(&sent(block, offset), element);
+        let message = |peer: &HaloPeer| peer.offsets.iter().map(bytes).sum::<usize>();
         let longest = peers.iter().map(message).max().unwrap_or(0).min(CAPACITY);
         // All nodes give the same capacity.
         let longest = group.all_blocks(&(longest as u64).to_le_bytes())?;
@@ -109,9 +116,9 @@ impl HaloExchange {
         block: &Block<E>,
         times: &mut TimeSplit,
     ) -> Result<(), ApplicationError> {
-        let pack = |peer: &Peer| {
+        let pack = |peer: &HaloPeer| {
             let mut bytes = Vec::new();
-            peer.offsets.iter().for_each(|&offset| block.pack(&sent(block, offset), &mut bytes));
+            peer.offsets.iter().for_each(|&offset| block.pack(&sent(block.geometry(), offset), &mut bytes));
             bytes
         };
         let messages = times.communicating(|| self.peers.iter().map(pack).collect());
@@ -140,7 +147,7 @@ impl HaloExchange {
                 let mut rest: &[u8] = message;
                 // The sender's order of offsets: the reverse of this node's, as they point the other way.
                 for &offset in peer.offsets.iter().rev() {
-                    rest = block.unpack(&received(block, offset), rest).ok_or_else(malformed)?;
+                    rest = block.unpack(&received(block.geometry(), offset), rest).ok_or_else(malformed)?;
                 }
                 if !rest.is_empty() {
                     return Err(malformed());
@@ -153,11 +160,11 @@ impl HaloExchange {
 
 /// Fills the halos of a block that has the whole lattice.
 pub fn fill_from_itself<E: Real>(block: &mut Block<E>) {
-    for offset in offsets(block) {
+    for offset in offsets(block.geometry()) {
         let mut bytes = Vec::new();
-        block.pack(&sent(block, offset), &mut bytes);
+        block.pack(&sent(block.geometry(), offset), &mut bytes);
         let opposite = offset.map(|step| -step);
         // The box has the size of what was packed.
-        let _ = block.unpack(&received(block, opposite), &bytes);
+        let _ = block.unpack(&received(block.geometry(), opposite), &bytes);
     }
 }

@@ -1,8 +1,10 @@
 //! A spin glass on the nodes of a torus.
 
+mod card;
 pub mod halo;
 pub mod picture;
 mod resume;
+mod sites;
 
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -14,11 +16,11 @@ use millstream_fabric::Fabric;
 use serde::{Deserialize, Serialize};
 
 use crate::block::Block;
+use crate::geometry::{Extent, Geometry};
 use crate::lattice::Lattice;
 use crate::measure::{Measurement, Sums};
 use crate::real::Real;
-use crate::sweeps::{Region, Sweeper};
-use halo::HaloExchange;
+use sites::Sites;
 
 /// How long a node waits for another one.
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -48,6 +50,9 @@ pub struct GlassOptions {
     pub fail_at: Option<FailAt>,
     /// Whether to gather the spins of the plane z = 0.
     pub plane: bool,
+    /// Whether the spins are in the memory of the nodes' cards, whose kernel `spin` computes. The fabric registers memory of
+    /// the card, as [`OnCard`](millstream_fabric::OnCard) does.
+    pub on_card: bool,
 }
 
 /// A site of the plane z = 0, and its spin.
@@ -139,16 +144,17 @@ pub fn run<E: Real, F: Fabric>(fabric: F, options: &GlassOptions) -> Result<Glas
     }
     let extent = options.lattice.extent(torus, fabric.here(), options.depth);
     let extent = extent.map_err(|error| ApplicationError::Parameters(error.to_string()))?;
-    let group = NodeGroup::new(fabric, TIMEOUT)?;
-    let block = Block::<E>::new(options.lattice, extent, options.depth);
-    let mut node = Node { group, block, options, times: TimeSplit::default(), wall: Duration::ZERO };
+    let mut group = NodeGroup::new(fabric, TIMEOUT)?;
+    let geometry = Geometry::new(options.lattice, extent, options.depth);
+    let sites = Sites::<E>::new(&mut group, geometry, options.depth, options.threads, options.on_card)?;
+    let mut node = Node { group, sites, options, times: TimeSplit::default(), wall: Duration::ZERO };
     node.run()
 }
 
 /// The state of a node during a run.
 struct Node<'o, E, F> {
     group: NodeGroup<F>,
-    block: Block<E>,
+    sites: Sites<E>,
     options: &'o GlassOptions,
     times: TimeSplit,
     wall: Duration,
@@ -160,15 +166,16 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
         let folder = options.checkpoint.as_deref().map(CheckpointFolder::create).transpose()?;
         let (mut sweep, mut measurements) = (0, Vec::new());
         if let Some(folder) = folder.as_ref().filter(|_| options.resume) {
-            (sweep, measurements) = resume::load(folder, &identity::<E>(options), &mut self.block)?;
+            let extent = *self.sites.geometry().extent();
+            let mut saved = Block::zeros(Geometry::new(options.lattice, extent, 0));
+            (sweep, measurements) = resume::load(folder, &identity::<E>(options), &mut saved)?;
+            self.sites.set(&mut self.group, &saved)?;
         }
-        let (start, sweeper) = (sweep, Sweeper::new(options.threads));
-        let mut halos = HaloExchange::new(&mut self.group, &self.block)?;
+        let start = sweep;
         self.group.barrier()?;
         loop {
             let begin = Instant::now();
-            halos.start(&mut self.group, &self.block, &mut self.times)?;
-            halos.finish(&mut self.group, &mut self.block, &mut self.times)?;
+            self.sites.exchange(&mut self.group, &mut self.times)?;
             self.wall += begin.elapsed();
             let is_measured = measurements.last().is_some_and(|last: &Measurement| last.sweep == sweep);
             if !is_measured && (sweep.is_multiple_of(options.measure_every) || sweep == options.sweeps) {
@@ -189,8 +196,7 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
             }
             let begin = Instant::now();
             let half_sweeps = 2 * sweeps as usize;
-            let region = Region::with_halos(&self.block, half_sweeps);
-            self.times.computing(|| sweeper.run(&mut self.block, &region, 0, half_sweeps));
+            self.times.computing(|| self.sites.sweep(&mut self.group, half_sweeps))?;
             self.wall += begin.elapsed();
             sweep += sweeps;
         }
@@ -213,7 +219,7 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
     }
 
     fn measure(&mut self, sweep: u64) -> Result<Measurement, ApplicationError> {
-        let own = Sums::of(&self.block).to_bytes();
+        let own = self.sites.sums(&mut self.group)?.to_bytes();
         let all = self.group.all_blocks(&own)?;
         let sums = all.iter().map(Sums::from_bytes).fold(Sums::default(), |sum, other| sum.plus(&other));
         Ok(sums.means(sweep, self.options.lattice.sites()))
@@ -225,8 +231,8 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
         sweep: u64,
         measurements: &[Measurement],
     ) -> Result<(), ApplicationError> {
-        let mut bytes = Vec::new();
-        self.block.pack(&self.block.inside(), &mut bytes);
+        let inside = self.sites.geometry().inside();
+        let bytes = self.sites.pack(&mut self.group, &inside)?;
         let identity = identity::<E>(self.options);
         // Measurements are plain data.
         let progress = || serde_json::to_value(measurements).unwrap_or_default();
@@ -266,17 +272,24 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
 
     /// The spins of some sites of the plane z = 0, from all nodes.
     fn plane(&mut self) -> Result<Vec<PlaneSite>, ApplicationError> {
-        let extent = *self.block.extent();
+        let extent = *self.sites.geometry().extent();
         let [width, height, _] = self.options.lattice.size;
         let step = width.max(height).div_ceil(PICTURE_SITES);
-        let mut own = Vec::new();
         let [xs, ys, _] = extent.size;
-        for y in (0..ys).filter(|y| (extent.origin[1] + y).is_multiple_of(step)) {
-            for x in (0..xs).filter(|x| (extent.origin[0] + x).is_multiple_of(step)) {
-                if extent.origin[2] == 0 {
+        let mut own = Vec::new();
+        if extent.origin[2] == 0 {
+            // A block of one plane, with the spins of this one's first.
+            let first = Extent { size: [xs, ys, 1], ..extent };
+            let mut plane = Block::<E>::zeros(Geometry::new(self.options.lattice, first, 0));
+            let part = plane.inside();
+            let bytes = self.sites.pack(&mut self.group, &part)?;
+            // The plane has as many spins as were packed.
+            let _ = plane.unpack(&part, &bytes);
+            for y in (0..ys).filter(|y| (extent.origin[1] + y).is_multiple_of(step)) {
+                for x in (0..xs).filter(|x| (extent.origin[0] + x).is_multiple_of(step)) {
                     own.extend_from_slice(&((extent.origin[0] + x) as u32).to_le_bytes());
                     own.extend_from_slice(&((extent.origin[1] + y) as u32).to_le_bytes());
-                    for component in self.block.spin([x as isize, y as isize, 0]) {
+                    for component in plane.spin([x as isize, y as isize, 0]) {
                         own.extend_from_slice(&(component.to_f64() as f32).to_le_bytes());
                     }
                 }

@@ -3,7 +3,8 @@
 use millstream_application::ApplicationError;
 use millstream_application::checkpoint::{CheckpointFolder, Manifest, RunIdentity};
 
-use crate::block::{Block, Extent};
+use crate::block::Block;
+use crate::geometry::{Box3, Extent};
 use crate::measure::Measurement;
 use crate::real::Real;
 
@@ -40,7 +41,7 @@ fn overlaps(a: &Extent, b: &Extent) -> bool {
 /// Copies the spins that a part has of a block. Its rows have even sites before odd ones, as [`Block::pack`] writes them.
 fn copy<E: Real>(block: &mut Block<E>, extent: &Extent, bytes: &[u8]) {
     let own = *block.extent();
-    let part: crate::block::Box3 = std::array::from_fn(|i| {
+    let part: Box3 = std::array::from_fn(|i| {
         let start = extent.origin[i].max(own.origin[i]);
         let end = (extent.origin[i] + extent.size[i]).min(own.origin[i] + own.size[i]);
         (start - own.origin[i]) as isize..(end - own.origin[i]) as isize

@@ -55,6 +55,12 @@ impl Coordinator {
         coordinator
     }
 
+    /// The supervisor's term.
+    #[must_use]
+    pub fn ballot(&self) -> Ballot {
+        self.ballot
+    }
+
     /// The committed epoch.
     #[must_use]
     pub fn current(&self) -> Epoch {

@@ -71,7 +71,8 @@ impl Participant {
     /// An order arrived. Returns what to do, in this order.
     pub fn handle_order(&mut self, order: &Order) -> Vec<Effect> {
         if order.ballot < self.promised {
-            return Vec::new();
+            // The answer names the ballot that a supervisor needs to exceed.
+            return vec![self.state()];
         }
         self.promised = order.ballot;
         match &order.step {

@@ -1,6 +1,6 @@
 //! Round-robin arbitration over the inputs of each output.
 
-use super::queue::INJECTION_PORTS;
+use crate::port::INJECTION_PORTS;
 use crate::route::VirtualChannel;
 use crate::topology::{DIRECTIONS, Direction};
 

@@ -13,8 +13,8 @@ mod decision;
 mod queue;
 mod ring;
 
+pub use crate::port::{INJECTION_PORTS, Port};
 pub use decision::{Decision, DropCause, Routing, TorusRouting};
-pub use queue::{INJECTION_PORTS, Port};
 pub use ring::{CreditError, SlotError, SlotRef};
 
 use std::collections::VecDeque;
@@ -206,11 +206,13 @@ impl<T: Clone, R: Routing> Router<T, R> {
         Ok(())
     }
 
-    /// Accepts a packet from a port of this node. The header's virtual channel names its layer.
+    /// Accepts a packet from a port of this node, which the header names from here on. The header's virtual channel names
+    /// its layer.
     ///
     /// # Errors
     /// The packet's handle if the queue of its output is full.
     pub fn inject(&mut self, port: Port, header: Header, packet: T) -> Result<(), T> {
+        let header = Header { port, ..header };
         let Decision::Forward(direction, vc) = self.routing.decide(&header, None) else {
             self.counters.injected += 1;
             self.finish(header, Origin::Injected(packet), None);

@@ -4,26 +4,6 @@ use std::collections::VecDeque;
 
 use crate::header::Header;
 
-/// Where packets enter the network at a node.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Port {
-    /// The node's applications and card.
-    Local,
-    /// Hosts outside of the torus. It is never a transit port.
-    Seventh,
-}
-
-/// Number of [`Port`]s.
-pub const INJECTION_PORTS: usize = 2;
-
-impl Port {
-    pub(super) const ALL: [Port; INJECTION_PORTS] = [Port::Local, Port::Seventh];
-
-    pub(super) fn index(self) -> usize {
-        self as usize
-    }
-}
-
 /// Packets of one port for one output and virtual channel.
 #[derive(Clone, Debug)]
 pub(super) struct InjectionQueue<T> {

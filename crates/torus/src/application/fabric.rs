@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{Event, Fabric, FabricError, Notification, RegionId, Span, check};
+use millstream_fabric::{Event, Fabric, FabricError, KernelWords, Notification, RegionId, Span, check};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use super::{CHUNK, NEVER, Pending, REGION_CHUNK, TorusNode};
+use super::{REGION_CHUNK, TorusNode};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
-use crate::control::{Command, CommandKind, Control};
+use crate::control::{Command, CommandKind};
+use crate::initiator::{Initiator, NEVER};
+use crate::outstanding::Pending;
 
 impl Fabric for TorusNode {
     fn dimensions(&self) -> Dimensions {
@@ -38,6 +40,18 @@ impl Fabric for TorusNode {
                 Err(FabricError::NodeLost { node: self.here })
             }
         }
+    }
+
+    fn card_offset(&self, region: RegionId) -> Option<u64> {
+        self.card_regions.get(&region).copied()
+    }
+
+    fn run_kernel(
+        &mut self,
+        kernel: &'static str,
+        arguments: &KernelWords,
+    ) -> Result<KernelWords, FabricError> {
+        self.run_on_card(kernel, arguments)
     }
 
     fn deregister(&mut self, region: RegionId) -> Result<(), FabricError> {
@@ -112,31 +126,7 @@ impl Fabric for TorusNode {
         into: &mut [u8],
     ) -> Result<(), FabricError> {
         self.check_put(from, Notification::None)?;
-        let mut offset = offset;
-        for part in into.chunks_mut(CHUNK) {
-            let at = self.stage(part.len())?;
-            let length = part.len() as u32;
-            let kind = CommandKind::Get { local: RegionId(0), at, length };
-            let pending = Pending {
-                target: from,
-                region,
-                offset,
-                length: length.into(),
-                // Freed below, after the data were copied.
-                staged: None,
-                awaited: true,
-            };
-            let cookie = self.post(Command { kind, target: from, cookie: 0, region, offset }, pending)?;
-            let result = self.result(cookie);
-            if result.is_ok() {
-                let place = Control::staging(at, length).unwrap_or_default();
-                let _ = self.control.memory().load(place, part);
-            }
-            self.staging.free(at);
-            result?;
-            offset = offset.wrapping_add(part.len() as u64);
-        }
-        Ok(())
+        self.get_bytes(from, region, offset, into)
     }
 
     fn get_region(
@@ -189,17 +179,10 @@ impl Fabric for TorusNode {
         if !self.torus.contains(to) {
             return Err(FabricError::NodeLost { node: to });
         }
-        self.wait(NEVER, |node| {
-            let idle = node.outstanding.get(&to).is_none_or(|&count| count == 0);
-            idle.then_some(Ok(()))
-        })?;
-        let flushed = self.unflushed.remove(&to);
-        match self.failures.remove(&to) {
-            Some(error) => Err(error),
-            // The puts arrived before the node was lost.
-            None if flushed || !self.control.is_lost(to) => Ok(()),
-            None => Err(FabricError::NodeLost { node: to }),
-        }
+        self.wait(NEVER, |node| node.outstanding.is_idle(to).then_some(Ok(())))?;
+        let flushed = self.outstanding.flushed(to)?;
+        // Puts that arrived before the node was lost are no failure.
+        if flushed || !self.control.is_lost(to) { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {

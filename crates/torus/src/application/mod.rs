@@ -2,10 +2,11 @@
 
 mod environment;
 mod fabric;
+mod kernels;
 
 pub use environment::environment_names_a_node;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -15,12 +16,14 @@ use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::attach::{AttachReply, AttachRequest, receive, send};
-use crate::control::{Command, CommandKind, Control, ControlError, MAX_COMMANDS};
-use crate::engine::Failure;
+use crate::control::{Command, Control, ControlError, MAX_COMMANDS};
+use crate::engine::OutsideAccess;
 use crate::exchange::Exchange;
+use crate::initiator::{Initiator, NEVER};
 use crate::memory::Memory;
+use crate::outstanding::{Outstanding, Pending};
 use crate::polling::{DEFAULT_POLLING, Polling};
-use crate::staging::Staging;
+use kernels::NodeCard;
 
 /// Environment variable with the address of the node process.
 pub const ENV_SOCKET: &str = "MILLSTREAM_TORUS_SOCKET";
@@ -34,14 +37,10 @@ pub const ENV_SIZE: &str = "MILLSTREAM_TORUS_SIZE";
 /// Environment variable with the dimensions, as `2x2x2`.
 pub const ENV_DIMENSIONS: &str = "MILLSTREAM_TORUS_DIMENSIONS";
 
-/// Most bytes of one command with data in the staging memory.
-const CHUNK: usize = 512 << 10;
 /// Most bytes of one command with data in a region.
 const REGION_CHUNK: usize = 1 << 30;
 /// Interval in which a waiting application checks that its node process lives.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
-/// How long an operation without a deadline of its own waits for its node.
-const NEVER: Duration = Duration::from_secs(3600);
 
 /// Why an application cannot attach.
 #[derive(Debug, thiserror::Error)]
@@ -72,19 +71,6 @@ pub enum AttachError {
     },
 }
 
-/// An operation under way.
-#[derive(Clone, Copy, Debug)]
-struct Pending {
-    target: NodeNumber,
-    region: RegionId,
-    offset: u64,
-    length: u64,
-    /// Staging memory to free at the end.
-    staged: Option<u64>,
-    /// Whether a caller takes the result; else [`Fabric::flush`] reports a failure.
-    awaited: bool,
-}
-
 /// This application's node in the torus.
 #[derive(Debug)]
 pub struct TorusNode {
@@ -94,16 +80,11 @@ pub struct TorusNode {
     connection: Connection,
     wake: EventFd,
     regions: BTreeMap<RegionId, Memory>,
-    /// Those that are memory of the node's card.
-    card_regions: BTreeSet<RegionId>,
-    staging: Staging,
-    pending: HashMap<u32, Pending>,
-    results: HashMap<u32, Result<u64, FabricError>>,
-    outstanding: BTreeMap<NodeNumber, usize>,
-    failures: BTreeMap<NodeNumber, FabricError>,
-    /// Targets of puts since the last flush.
-    unflushed: BTreeSet<NodeNumber>,
-    next_cookie: u32,
+    /// Those that are memory of the node's card, and where they begin in it.
+    card_regions: BTreeMap<RegionId, u64>,
+    /// The node's card, once a kernel ran on it.
+    card: Option<NodeCard>,
+    outstanding: Outstanding,
     exchange: Exchange,
     polling: Polling,
     broken: bool,
@@ -132,7 +113,10 @@ impl TorusNode {
             AttachReply::Failed { reason } => {
                 return Err(AttachError::Refused { socket: socket.to_owned(), reason });
             }
-            AttachReply::Region { .. } | AttachReply::NoCard | AttachReply::Health => {
+            AttachReply::Region { .. }
+            | AttachReply::Card { .. }
+            | AttachReply::NoCard
+            | AttachReply::Health => {
                 return Err(failed(io::ErrorKind::InvalidData.into()));
             }
         };
@@ -150,14 +134,9 @@ impl TorusNode {
             connection,
             wake,
             regions: BTreeMap::new(),
-            card_regions: BTreeSet::new(),
-            staging: Staging::new(),
-            pending: HashMap::new(),
-            results: HashMap::new(),
-            outstanding: BTreeMap::new(),
-            failures: BTreeMap::new(),
-            unflushed: BTreeSet::new(),
-            next_cookie: 0,
+            card_regions: BTreeMap::new(),
+            card: None,
+            outstanding: Outstanding::new(),
             exchange: Exchange::new(RegionId(mailbox_region), mailbox, torus.nodes()),
             polling: Polling::new(DEFAULT_POLLING),
             broken: false,
@@ -165,7 +144,7 @@ impl TorusNode {
     }
 
     fn own(&self, region: RegionId) -> Result<&Memory, FabricError> {
-        if self.card_regions.contains(&region) && self.control.card_is_gone() {
+        if self.card_regions.contains_key(&region) && self.control.card_is_gone() {
             return Err(FabricError::Gone { node: self.here, region: region.0 });
         }
         check::region(self.regions.get(&region), self.here, region)
@@ -181,10 +160,7 @@ impl TorusNode {
     fn drain(&mut self) -> bool {
         loop {
             match self.control.take_completion() {
-                Ok(Some(done)) => {
-                    let Some(pending) = self.pending.remove(&done.cookie) else { continue };
-                    self.finish(done.cookie, pending, done.value, done.failure);
-                }
+                Ok(Some(done)) => self.outstanding.finish(done),
                 Ok(None) => return !self.broken,
                 Err(error) => {
                     self.give_up(error);
@@ -199,146 +175,10 @@ impl TorusNode {
         self.broken = true;
     }
 
-    fn finish(&mut self, cookie: u32, pending: Pending, value: u64, failure: Option<Failure>) {
-        if let Some(staged) = pending.staged {
-            self.staging.free(staged);
-        }
-        if let Some(count) = self.outstanding.get_mut(&pending.target) {
-            *count -= 1;
-        }
-        let result = match failure {
-            None => Ok(value),
-            Some(failure) => Err(error_of(failure, &pending)),
-        };
-        if pending.awaited {
-            self.results.insert(cookie, result);
-        } else if let Err(error) = result {
-            self.failures.entry(pending.target).or_insert(error);
-        }
-    }
-
-    /// Waits until `check` has a result, for `timeout` at most.
-    fn wait<R>(
-        &mut self,
-        timeout: Duration,
-        mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
-    ) -> Result<R, FabricError> {
-        let start = Instant::now();
-        let mut checked = start;
-        self.polling.begin();
-        loop {
-            let seen = self.control.signals();
-            let lives = self.drain();
-            if let Some(result) = check(self) {
-                return result;
-            }
-            if !lives {
-                return Err(FabricError::NodeLost { node: self.here });
-            }
-            if self.polling.pause() {
-                continue;
-            }
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(FabricError::TimedOut { waited: timeout });
-            }
-            if checked.elapsed() >= CHECK_EVERY {
-                checked = Instant::now();
-                self.broken |= self.connection.is_hung_up();
-            }
-            self.control.wait(seen, left.min(CHECK_EVERY));
-        }
-    }
-
-    /// Posts a command, after there is a place for its completion.
-    fn post(&mut self, command: Command, pending: Pending) -> Result<u32, FabricError> {
-        if self.pending.len() as u64 >= MAX_COMMANDS {
-            self.wait(NEVER, |node| ((node.pending.len() as u64) < MAX_COMMANDS).then_some(Ok(())))?;
-        }
-        if self.broken {
-            return Err(FabricError::NodeLost { node: self.here });
-        }
-        let cookie = self.next_cookie;
-        self.next_cookie = self.next_cookie.wrapping_add(1);
-        self.pending.insert(cookie, pending);
-        if !pending.awaited {
-            self.unflushed.insert(pending.target);
-        }
-        *self.outstanding.entry(pending.target).or_default() += 1;
-        match self.control.post(&Command { cookie, ..command }) {
-            Ok(true) => self.wake.signal(),
-            Ok(false) => {}
-            Err(error) => {
-                self.give_up(error);
-                return Err(FabricError::NodeLost { node: self.here });
-            }
-        }
-        Ok(cookie)
-    }
-
-    /// Allocates staging memory, after earlier operations have freed some.
-    fn stage(&mut self, length: usize) -> Result<u64, FabricError> {
-        self.wait(NEVER, |node| node.staging.allocate(length as u64).map(Ok))
-    }
-
-    fn result(&mut self, cookie: u32) -> Result<u64, FabricError> {
-        self.wait(NEVER, |node| node.results.remove(&cookie))
-    }
-
-    fn atomic(
-        &mut self,
-        at: NodeNumber,
-        region: RegionId,
-        offset: u64,
-        kind: CommandKind,
-    ) -> Result<u64, FabricError> {
-        check::word(offset)?;
-        let pending = Pending { target: at, region, offset, length: 8, staged: None, awaited: true };
-        let cookie = self.post(Command { kind, target: at, cookie: 0, region, offset }, pending)?;
-        self.result(cookie)
-    }
-
     fn check_put(&self, to: NodeNumber, notification: Notification) -> Result<(), FabricError> {
         check::notification(notification)?;
         let lives = self.torus.contains(to) && !self.control.is_lost(to);
         if lives { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
-    }
-
-    /// A put of some bytes, with a notification of any counter.
-    pub(crate) fn put_bytes(
-        &mut self,
-        to: NodeNumber,
-        region: RegionId,
-        offset: u64,
-        data: &[u8],
-        notification: Notification,
-    ) -> Result<(), FabricError> {
-        let mut rest = data;
-        let mut offset = offset;
-        loop {
-            let (part, more) = rest.split_at(rest.len().min(CHUNK));
-            let at = self.stage(part.len())?;
-            let place = Control::staging(at, part.len() as u32).unwrap_or_default();
-            // `allocate` returns places inside the staging memory.
-            let _ = self.control.memory().store(place, part);
-            let notification = if more.is_empty() { notification } else { Notification::None };
-            let length = part.len() as u32;
-            let kind = CommandKind::Put { local: RegionId(0), at, length, notification };
-            let pending = Pending {
-                target: to,
-                region,
-                offset,
-                length: length.into(),
-                staged: Some(at),
-                awaited: false,
-            };
-            self.post(Command { kind, target: to, cookie: 0, region, offset }, pending)?;
-            if more.is_empty() {
-                return Ok(());
-            }
-            offset = offset.wrapping_add(part.len() as u64);
-            rest = more;
-        }
     }
 
     pub(crate) fn exchange_state(&mut self) -> &mut Exchange {
@@ -372,23 +212,77 @@ impl TorusNode {
     }
 }
 
+impl Initiator for TorusNode {
+    fn outstanding(&mut self) -> &mut Outstanding {
+        &mut self.outstanding
+    }
+
+    fn store_staged(&self, at: u64, data: &[u8]) {
+        let place = Control::staging(at, data.len() as u32).unwrap_or_default();
+        // The place is inside the staging memory.
+        let _ = self.control.memory().store(place, data);
+    }
+
+    fn load_staged(&self, at: u64, into: &mut [u8]) {
+        let place = Control::staging(at, into.len() as u32).unwrap_or_default();
+        let _ = self.control.memory().load(place, into);
+    }
+
+    fn post(&mut self, command: Command, pending: Pending) -> Result<u32, FabricError> {
+        if self.outstanding.count() as u64 >= MAX_COMMANDS {
+            self.wait(NEVER, |node| ((node.outstanding.count() as u64) < MAX_COMMANDS).then_some(Ok(())))?;
+        }
+        if self.broken {
+            return Err(FabricError::NodeLost { node: self.here });
+        }
+        let cookie = self.outstanding.begin(pending);
+        match self.control.post(&Command { cookie, ..command }) {
+            Ok(true) => self.wake.signal(),
+            Ok(false) => {}
+            Err(error) => {
+                self.give_up(error);
+                return Err(FabricError::NodeLost { node: self.here });
+            }
+        }
+        Ok(cookie)
+    }
+
+    fn wait<R>(
+        &mut self,
+        timeout: Duration,
+        mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
+    ) -> Result<R, FabricError> {
+        let start = Instant::now();
+        let mut checked = start;
+        self.polling.begin();
+        loop {
+            let seen = self.control.signals();
+            let lives = self.drain();
+            if let Some(result) = check(self) {
+                return result;
+            }
+            if !lives {
+                return Err(FabricError::NodeLost { node: self.here });
+            }
+            if self.polling.pause() {
+                continue;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(FabricError::TimedOut { waited: timeout });
+            }
+            if checked.elapsed() >= CHECK_EVERY {
+                checked = Instant::now();
+                self.broken |= self.connection.is_hung_up();
+            }
+            self.control.wait(seen, left.min(CHECK_EVERY));
+        }
+    }
+}
+
 fn node_number(number: u32, torus: &Dimensions) -> io::Result<u16> {
     (u16::try_from(number).ok().filter(|&number| torus.contains(NodeNumber(number))))
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("node {number} of {torus}")))
-}
-
-fn error_of(failure: Failure, pending: &Pending) -> FabricError {
-    let (node, region) = (pending.target, pending.region.0);
-    let (offset, length) = (pending.offset, pending.length);
-    match failure {
-        Failure::NoRegion => FabricError::NoRegion { node, region },
-        Failure::Bounds(size) => FabricError::Bounds { offset, length, size },
-        Failure::Unaligned => FabricError::Unaligned { offset },
-        Failure::Access => FabricError::Access { node, region },
-        Failure::Gone => FabricError::Gone { node, region },
-        Failure::NodeLost => FabricError::NodeLost { node },
-        Failure::NoRoute => FabricError::NoRoute { node },
-    }
 }
 
 impl TorusNode {
@@ -410,9 +304,26 @@ impl TorusNode {
                 Ok(RegionId(region))
             }
             AttachReply::Failed { reason } => Err(io::Error::other(reason)),
-            AttachReply::Attached { .. } | AttachReply::NoCard | AttachReply::Health => {
-                Err(io::ErrorKind::InvalidData.into())
-            }
+            AttachReply::Attached { .. }
+            | AttachReply::Card { .. }
+            | AttachReply::NoCard
+            | AttachReply::Health => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    /// Lets hosts outside of the torus use a region of this application: they find it by its name at this node. A region
+    /// that is deregistered, or whose application ends, is withdrawn.
+    ///
+    /// # Errors
+    /// The name is not valid or another region's, the region does not exist, or the node process is lost.
+    pub fn publish(&mut self, region: RegionId, name: &str, access: OutsideAccess) -> io::Result<()> {
+        let writable = access == OutsideAccess::ReadWrite;
+        let request = AttachRequest::Publish { region: region.0, name: name.to_owned(), writable };
+        send(&self.connection, &request, &[])?;
+        match receive::<AttachReply>(&self.connection)?.0 {
+            AttachReply::Region { .. } => Ok(()),
+            AttachReply::Failed { reason } => Err(io::Error::new(io::ErrorKind::InvalidInput, reason)),
+            _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }
 
@@ -425,7 +336,7 @@ impl TorusNode {
         };
         let region = RegionId(region);
         self.regions.insert(region, Memory::part_of(descriptor, offset, size)?);
-        self.card_regions.insert(region);
+        self.card_regions.insert(region, offset);
         Ok(Some(region))
     }
 

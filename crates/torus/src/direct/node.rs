@@ -104,6 +104,9 @@ pub(super) struct Node {
     peers: Vec<Option<Peer>>,
     queue: CompletionQueue,
     waiter: Option<CompletionWaiter>,
+    /// Completions that were taken and not handled yet. Answers wait for room and take further ones meanwhile, which come
+    /// behind these.
+    taken: VecDeque<Completion>,
     pub(super) regions: BTreeMap<RegionId, Memory>,
     /// Regions that ended, with the nodes that may still write to them.
     retired: Vec<(RegionId, Memory, BTreeSet<NodeNumber>)>,
@@ -137,6 +140,7 @@ impl Node {
             peers: torus.all().map(|_| None).collect(),
             queue,
             waiter: Some(waiter),
+            taken: VecDeque::new(),
             regions: BTreeMap::new(),
             retired: Vec::new(),
             staging: Staging::new(),
@@ -307,14 +311,22 @@ impl Node {
                     return true;
                 }
             };
-            for completion in &buffer[..taken] {
-                self.complete(completion);
-            }
-            moved |= taken > 0;
+            self.taken.extend(&buffer[..taken]);
+            moved |= self.handle_taken();
             if taken < buffer.len() {
                 return moved;
             }
         }
+    }
+
+    /// Handles completions in the order of their arrival. Returns whether there were any.
+    fn handle_taken(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(completion) = self.taken.pop_front() {
+            self.complete(&completion);
+            moved = true;
+        }
+        moved
     }
 
     fn complete(&mut self, completion: &Completion) {
@@ -501,9 +513,8 @@ impl Node {
         let is_closed = descriptors.iter().any(WaitFd::is_ready);
         drop(descriptors);
         self.waiter = Some(waiter);
-        for completion in &taken {
-            self.complete(completion);
-        }
+        self.taken.extend(taken);
+        self.handle_taken();
         if let Err(error) = waited {
             tracing::error!("{}: {error}", self.here);
             self.broken = true;

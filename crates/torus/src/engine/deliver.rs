@@ -1,14 +1,14 @@
 //! Execution of packets at their target. Every value of a header is input.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use millstream_fabric::{Event as FabricEvent, Notification, RegionId};
-use millstream_torus_core::Header;
 use millstream_torus_core::header::Kind;
-use millstream_torus_core::pair::Acceptance;
+use millstream_torus_core::{Header, Port};
 
 use super::operation::Reply;
-use super::operations::{OperationId, Packet};
+use super::operations::Packet;
 use super::regions::RegionError;
 use super::{AtomicOperation, Engine, Event, Failure, Payload, Span};
 use crate::memory::Memory;
@@ -18,6 +18,7 @@ impl From<RegionError> for Failure {
         match error {
             RegionError::NoRegion => Failure::NoRegion,
             RegionError::Gone => Failure::Gone,
+            RegionError::NotPublished => Failure::Access,
             RegionError::Bounds(range) => Failure::Bounds(range.size),
         }
     }
@@ -26,6 +27,7 @@ impl From<RegionError> for Failure {
 /// Where the payload is: in a slot, or at a packet that was injected here.
 #[derive(Clone, Copy)]
 struct Arrived<'m> {
+    port: Port,
     slot: Option<(&'m Memory, u64)>,
     packet: Option<Packet>,
 }
@@ -37,27 +39,22 @@ impl Engine {
         slot: Option<(&Memory, u64)>,
         packet: Option<Packet>,
     ) {
-        if header.length > self.operations.packet() {
+        if header.length > self.options.packet.max(64) {
             self.counters.malformed += 1;
             return;
         }
-        let source = header.source;
+        let endpoint = &mut self.endpoints[header.port.index()];
         if let Some(ack) = header.acknowledgement {
-            let done = self.sources.handle_acknowledgement(source, ack.generation, ack.next, self.now);
-            self.operations.acknowledged(source, done, ack.refusals, &mut self.events);
+            endpoint.handle_acknowledgement(header.source, ack, self.now);
             return;
         }
         if !header.kind.is_sequenced() {
             return;
         }
-        let receiver = self.receivers.entry(source).or_default();
-        let acceptance = receiver.pair.handle_packet(header.generation, header.sequence);
-        if acceptance != Acceptance::StaleGeneration && !std::mem::replace(&mut receiver.queued, true) {
-            self.acknowledgements.push_back(source);
-        }
-        match acceptance {
-            Acceptance::Execute => self.execute(header, Arrived { slot, packet }),
-            _ => self.counters.not_executed += 1,
+        if endpoint.accept(header) {
+            self.execute(header, Arrived { port: header.port, slot, packet });
+        } else {
+            self.counters.not_executed += 1;
         }
     }
 
@@ -72,24 +69,18 @@ impl Engine {
             }
         };
         let Err(failure) = result else { return };
-        let Some(receiver) = self.receivers.get_mut(&header.source) else { return };
-        // One answer for all packets of an operation.
-        let first = header.index == 0 || receiver.refusing != Some(header.operation);
-        receiver.refusing = Some(header.operation);
-        if first {
+        if self.endpoints[header.port.index()].refuse(header, failure) {
             self.counters.refused += 1;
-            receiver.refusals = receiver.refusals.wrapping_add(1);
-            self.operations.reply(header.source, header.operation, Reply::Refused(failure));
         }
     }
 
     fn execute_put(&mut self, header: &Header, arrived: Arrived<'_>) -> Result<(), Failure> {
         let region = RegionId(header.region);
         // The whole operation must fit, so that none is executed in part.
-        let before = u64::from(header.index) * u64::from(self.operations.packet());
+        let before = u64::from(header.index) * u64::from(self.options.packet.max(64));
         let whole = u64::from(header.total).max(before + u64::from(header.length));
         let start = header.offset.checked_sub(before).ok_or(Failure::Bounds(0))?;
-        let memory = Arc::clone(self.regions.range(region, start, whole)?);
+        let memory = Arc::clone(self.regions.written(header.port, region, start, whole)?);
         let _access = memory.access().ok_or(RegionError::Gone)?;
         if !self.copy_payload(arrived, &memory, header.offset, header.length) {
             return Ok(());
@@ -104,8 +95,10 @@ impl Engine {
     fn notify(&mut self, header: &Header, start: u64) {
         match header.notification {
             Notification::None => {}
-            Notification::Counter { index, add } => self.events.push_back(Event::Counter { index, add }),
-            Notification::Event { tag } => self.events.push_back(Event::Notification(FabricEvent {
+            Notification::Counter { index, add } => {
+                self.application().push_back(Event::Counter { index, add })
+            }
+            Notification::Event { tag } => self.application().push_back(Event::Notification(FabricEvent {
                 source: header.source,
                 tag,
                 region: RegionId(header.region),
@@ -117,14 +110,17 @@ impl Engine {
 
     fn execute_get(&mut self, header: &Header) -> Result<(), Failure> {
         let region = RegionId(header.region);
-        let memory = Arc::clone(self.regions.range(region, header.offset, header.total.into())?);
+        let memory =
+            Arc::clone(self.regions.read(header.port, region, header.offset, header.total.into())?);
         let source = Span { memory, offset: header.offset };
-        self.operations.reply(header.source, header.operation, Reply::Data { source, length: header.total });
+        let reply = Reply::Data { source, length: header.total };
+        self.endpoints[header.port.index()].operations.reply(header.source, header.operation, reply);
         Ok(())
     }
 
     fn execute_atomic(&mut self, header: &Header, arrived: Arrived<'_>) -> Result<(), Failure> {
-        let memory = Arc::clone(self.regions.range(RegionId(header.region), header.offset, 8)?);
+        let memory =
+            Arc::clone(self.regions.written(header.port, RegionId(header.region), header.offset, 8)?);
         if !header.offset.is_multiple_of(8) {
             return Err(Failure::Unaligned);
         }
@@ -138,14 +134,16 @@ impl Engine {
         let old = memory
             .update(header.offset, |old| change.apply(old))
             .map_err(|range| Failure::Bounds(range.size))?;
-        self.operations.reply(header.source, header.operation, Reply::Value(old));
+        let operations = &mut self.endpoints[header.port.index()].operations;
+        operations.reply(header.source, header.operation, Reply::Value(old));
         Ok(())
     }
 
     fn take_reply(&mut self, header: &Header, arrived: Arrived<'_>) {
         if header.kind == Kind::GetData {
-            let Some((memory, at)) = self.operations.data_place(header) else {
-                if self.operations.has_ended(header) {
+            let operations = &self.endpoints[header.port.index()].operations;
+            let Some((memory, at)) = operations.data_place(header) else {
+                if operations.has_ended(header) {
                     self.counters.not_executed += 1;
                 } else {
                     self.counters.malformed += 1;
@@ -156,7 +154,7 @@ impl Engine {
             if access.is_some() && self.copy_payload(arrived, &memory, at, header.length) {
                 self.counters.delivered_bytes += u64::from(header.length);
             }
-            self.operations.data_arrived(header, &mut self.events);
+            self.endpoints[header.port.index()].data_arrived(header);
             return;
         }
         let mut bytes = [0; 16];
@@ -169,13 +167,22 @@ impl Engine {
             word.copy_from_slice(&bytes[at..at + 8]);
             u64::from_le_bytes(word)
         };
+        let endpoint = &mut self.endpoints[header.port.index()];
         if header.kind == Kind::AtomicResult {
-            self.operations.value_arrived(header, word(0), &mut self.events);
+            endpoint.value_arrived(header, word(0));
         } else {
-            let failure = Failure::decode(bytes[0], word(8));
-            let id = OperationId(header.operation);
-            self.operations.refused(header.source, id, failure, &mut self.events);
+            endpoint.refused(header, Failure::decode(bytes[0], word(8)));
         }
+    }
+
+    /// Payload of a packet that was injected here.
+    fn injected_payload(&self, port: Port, packet: Packet) -> Option<Payload<'_>> {
+        self.endpoints[port.index()].operations.payload(packet)
+    }
+
+    /// What this node's application learns, whoever initiated it.
+    fn application(&mut self) -> &mut VecDeque<Event> {
+        &mut self.endpoints[Port::Local.index()].events
     }
 
     /// Copies the payload to memory. False if there is none of that length.
@@ -183,7 +190,7 @@ impl Engine {
         if let Some((slot, offset)) = arrived.slot {
             return to.copy_from(at, slot, offset, length.into()).is_ok();
         }
-        match arrived.packet.and_then(|packet| self.operations.payload(packet)) {
+        match arrived.packet.and_then(|packet| self.injected_payload(arrived.port, packet)) {
             Some(Payload::Memory { memory, offset, length: found }) if found == length => {
                 to.copy_from(at, memory, offset, length.into()).is_ok()
             }
@@ -196,7 +203,7 @@ impl Engine {
         if let Some((slot, offset)) = arrived.slot {
             return slot.load(offset, into).is_ok();
         }
-        match arrived.packet.and_then(|packet| self.operations.payload(packet)) {
+        match arrived.packet.and_then(|packet| self.injected_payload(arrived.port, packet)) {
             Some(Payload::Bytes(bytes)) if bytes.len() == into.len() => {
                 into.copy_from_slice(bytes);
                 true

@@ -2,34 +2,35 @@
 //!
 //! ```text
 //!   post ─► operation ─► packets ─► Sources ─► Router ═► Links ═► neighbour
+//!           └──────── one Endpoint a port ──┘
 //!                                                 │
 //!   Event ◄─ memory, completion, notification ◄───┘ delivery
 //! ```
 
 mod deliver;
+mod endpoint;
 mod operation;
 mod operations;
 mod regions;
 
 pub use operation::{AtomicOperation, Failure, Operation, Request, Span};
-pub use regions::{RegionError, Regions};
+pub use regions::{OutsideAccess, RegionError, Regions};
 
-use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use millstream_quantity::Instant;
-use millstream_torus_core::epoch::{Answer, Effect, Order, Participant};
+use millstream_torus_core::epoch::{Answer, Effect, Order, Participant, Plan};
 use millstream_torus_core::header::Kind;
-use millstream_torus_core::route::{NodeTable, Route, UpDown, VirtualChannel};
-use millstream_torus_core::router::{Action, CreditError, Origin, Port, SlotError, SlotRef};
+use millstream_torus_core::route::{NodeTable, UpDown, VirtualChannel};
+use millstream_torus_core::router::{Action, CreditError, INJECTION_PORTS, Origin, SlotError, SlotRef};
 use millstream_torus_core::topology::DIRECTIONS;
 use millstream_torus_core::{
-    Acknowledgement, DeadSet, Dimensions, Direction, Epoch, Header, NodeNumber, PairReceiver, Router,
-    RouterOptions, Sources, TorusRouting, Unreachable,
+    DeadSet, Dimensions, Direction, Epoch, Header, NodeNumber, Port, Router, RouterOptions, TorusRouting,
 };
 
 use crate::memory::Memory;
-use operations::{Operations, Packet};
+use endpoint::Endpoint;
+use operations::Packet;
 
 /// Sizes and times of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -134,15 +135,6 @@ pub struct EngineCounters {
     pub malformed: u64,
 }
 
-#[derive(Debug, Default)]
-struct Receiver {
-    pair: PairReceiver,
-    /// Operation whose further packets are refused without another answer.
-    refusing: Option<u32>,
-    refusals: u16,
-    queued: bool,
-}
-
 /// A node.
 #[derive(Debug)]
 pub struct Engine {
@@ -150,18 +142,13 @@ pub struct Engine {
     here: NodeNumber,
     options: EngineOptions,
     router: Router<Packet>,
-    sources: Sources<Packet>,
-    receivers: BTreeMap<NodeNumber, Receiver>,
+    /// By port.
+    endpoints: [Endpoint; INJECTION_PORTS],
     participant: Participant,
-    operations: Operations,
     /// Regions of the application, by number.
     pub regions: Regions,
-    acknowledgements: VecDeque<NodeNumber>,
-    /// A header that found its injection queue full.
-    stalled: Option<(Header, Packet)>,
     advertised: [[u32; VirtualChannel::COUNT]; DIRECTIONS],
     diagnosis: [u16; DIRECTIONS],
-    events: VecDeque<Event>,
     counters: EngineCounters,
     activated: Instant,
     now: Instant,
@@ -180,16 +167,11 @@ impl Engine {
             here,
             options,
             router: Router::new(routing, router),
-            sources: Sources::new(torus, here, table, options.window, options.repeat),
-            receivers: BTreeMap::new(),
+            endpoints: Port::ALL.map(|port| Endpoint::new(port, torus, here, table.clone(), &options)),
             participant: Participant::new(here),
-            operations: Operations::new(options.packet),
             regions: Regions::new(here),
-            acknowledgements: VecDeque::new(),
-            stalled: None,
             advertised: Default::default(),
             diagnosis: [0; DIRECTIONS],
-            events: VecDeque::new(),
             counters: EngineCounters::default(),
             activated: Instant::default(),
             now: Instant::default(),
@@ -241,35 +223,35 @@ impl Engine {
     /// Packets sent again, and acknowledgements of packets that were never sent.
     #[must_use]
     pub fn repeated_and_foreign(&self) -> (u64, u64) {
-        self.sources.repeated_and_foreign()
+        self.endpoints
+            .iter()
+            .map(Endpoint::repeated_and_foreign)
+            .fold((0, 0), |sum, of_port| (sum.0 + of_port.0, sum.1 + of_port.1))
     }
 
     /// Whether nothing of this node waits for another one.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.sources.is_idle()
-            && self.operations.is_idle()
-            && self.acknowledgements.is_empty()
-            && self.stalled.is_none()
-            && self.router.waiting() == 0
+        self.endpoints.iter().all(Endpoint::is_idle) && self.router.waiting() == 0
+    }
+
+    /// Whether every operation of a port has ended, and nothing of it is on its way.
+    #[must_use]
+    pub fn is_port_idle(&self, port: Port) -> bool {
+        self.endpoints[port.index()].is_idle()
     }
 
     /// The clock.
     pub fn handle_time(&mut self, now: Instant) {
         self.now = now;
-        if self.sources.poll_timeout().is_some_and(|at| at <= now) {
-            self.sources.handle_timeout(now);
-        }
-        if self.activated != Instant::default() && now >= self.activated + 2 * self.options.repeat {
-            self.sources.give_up_old_routes(now);
-        }
-        self.lose();
+        let give_up = self.activated != Instant::default() && now >= self.activated + 2 * self.options.repeat;
+        self.endpoints.iter_mut().for_each(|endpoint| endpoint.handle_time(give_up, now));
     }
 
     /// When [`Engine::handle_time`] has something to do.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.sources.poll_timeout()
+        self.endpoints.iter().filter_map(Endpoint::poll_timeout).min()
     }
 
     /// A link came up or died.
@@ -327,20 +309,9 @@ impl Engine {
         }
     }
 
-    /// Begins an operation of the application.
-    pub fn post(&mut self, operation: Operation) {
-        let target = operation.target;
-        if let Err(unreachable) = self.reach(target) {
-            self.operations.fail_new(&operation, unreachable.into(), &mut self.events);
-            return;
-        }
-        if let Err(operation) = self.operations.post(operation) {
-            self.operations.fail_new(&operation, Failure::NoRoute, &mut self.events);
-        }
-    }
-
-    fn reach(&self, target: NodeNumber) -> Result<(), Unreachable> {
-        self.sources.route(target).map(drop)
+    /// Begins an operation of a port.
+    pub fn post(&mut self, port: Port, operation: Operation) {
+        self.endpoints[port.index()].post(operation);
     }
 
     /// An order of a supervisor. Returns answers.
@@ -350,16 +321,14 @@ impl Engine {
             match effect {
                 Effect::Install { epoch, plan } => {
                     // Now, because another node that has activated the epoch may send before this one has.
-                    if plan.returning.contains(&self.here) {
-                        self.receivers.clear();
-                    }
-                    self.receivers.retain(|source, _| !plan.returning.contains(source));
+                    self.endpoints.iter_mut().for_each(|endpoint| endpoint.forget(&plan.returning));
                     let table = NodeTable::new(&UpDown::new(&self.torus, &plan.dead), self.here);
                     self.router.routing_mut().install(epoch, table);
                     self.router.reroute();
                 }
                 Effect::Retire { epoch } => {
-                    self.sources.give_up_old_routes(self.now);
+                    let now = self.now;
+                    self.endpoints.iter_mut().for_each(|endpoint| endpoint.give_up_old_routes(now));
                     self.router.routing_mut().retire(epoch);
                     self.router.reroute();
                 }
@@ -367,52 +336,48 @@ impl Engine {
                 Effect::Answer(answer) => answers.push(answer),
             }
         }
-        self.lose();
+        self.endpoints.iter_mut().for_each(Endpoint::lose);
         answers
     }
 
-    fn activate(&mut self, epoch: Epoch, plan: millstream_torus_core::epoch::Plan) {
+    fn activate(&mut self, epoch: Epoch, plan: Plan) {
         // The same order installed it, or an earlier one of the same epoch did.
         let Some(table) = self.router.routing().table(epoch).cloned() else { return };
-        for node in plan.dead.nodes().chain(plan.returning.iter().copied()) {
-            self.operations.fail_target(node, Failure::NodeLost, &mut self.events);
-        }
         self.activated = self.now;
-        self.sources.activate(epoch, plan.dead, plan.returning, table, self.now);
+        for endpoint in &mut self.endpoints {
+            endpoint.activate(epoch, &plan, table.clone(), self.now);
+        }
         self.router.reroute();
     }
 
     /// The answer that the previous epoch has drained, once.
     pub fn poll_drained(&mut self) -> Option<Answer> {
-        if self.sources.is_drained() { self.participant.handle_drained() } else { None }
+        if self.endpoints.iter().all(Endpoint::is_drained) { self.participant.handle_drained() } else { None }
     }
 
-    fn lose(&mut self) {
-        while let Some((unreachable, packet)) = self.sources.poll_lost() {
-            self.operations.fail(packet.operation, unreachable.into(), &mut self.events);
-        }
-    }
-
-    /// What the application learns next.
-    pub fn poll_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
+    /// What the user of a port learns next: the application of the local port also learns of notifications.
+    pub fn poll_event(&mut self, port: Port) -> Option<Event> {
+        self.endpoints[port.index()].events.pop_front()
     }
 
     /// The application is gone: its regions end, its operations complete unseen.
     pub fn detach(&mut self) {
         self.regions.end_all();
-        self.operations.disown();
-        self.events.clear();
+        let local = &mut self.endpoints[Port::Local.index()];
+        local.operations.disown();
+        local.events.clear();
+    }
+
+    /// A host outside is gone: its operations, by their numbers, end unseen and release their memory. A put of which a part
+    /// is on its way ends in the middle, without its notification.
+    pub fn cancel(&mut self, port: Port, is_cancelled: impl Fn(u32) -> bool) {
+        self.endpoints[port.index()].cancel(is_cancelled);
     }
 
     /// Leases of cards may have ended: operations on their memory fail.
     pub fn handle_lost_memory(&mut self) {
         self.regions.end_dead();
-        for reader in self.operations.lose_memory(&mut self.events) {
-            // As every refusal: the reader counts them.
-            let receiver = self.receivers.entry(reader).or_default();
-            receiver.refusals = receiver.refusals.wrapping_add(1);
-        }
+        self.endpoints.iter_mut().for_each(Endpoint::lose_memory);
     }
 
     /// Payload of an operation goes through memory that is neither its source nor its target.
@@ -425,8 +390,10 @@ impl Engine {
         let mut worked = false;
         loop {
             let mut moved = self.deliver(links);
-            moved |= self.inject();
-            moved |= self.acknowledge();
+            for endpoint in &mut self.endpoints {
+                moved |= endpoint.inject(&mut self.router, self.now);
+                moved |= endpoint.acknowledge(&mut self.router);
+            }
             moved |= self.transmit(links);
             self.return_credits(links);
             worked |= moved;
@@ -454,49 +421,6 @@ impl Engine {
         moved
     }
 
-    /// Gives packets of operations to their pairs, and packets of pairs to the router.
-    fn inject(&mut self) -> bool {
-        let mut moved = self.operations.feed(&mut self.sources, 2 * self.options.window, self.now);
-        self.lose();
-        loop {
-            let next = self.stalled.take().or_else(|| {
-                let out = self.sources.poll()?;
-                let mut header = self.operations.header(out.packet, self.here, out.target);
-                (header.generation, header.sequence) = (out.generation, out.sequence);
-                Some((routed(header, out.epoch, out.route), out.packet))
-            });
-            let Some((header, packet)) = next else { return moved };
-            if self.router.inject(Port::Local, header, packet).is_err() {
-                self.stalled = Some((header, packet));
-                return moved;
-            }
-            moved = true;
-        }
-    }
-
-    fn acknowledge(&mut self) -> bool {
-        let mut moved = false;
-        for _ in 0..self.acknowledgements.len() {
-            let Some(to) = self.acknowledgements.pop_front() else { break };
-            let Some(receiver) = self.receivers.get_mut(&to) else { continue };
-            receiver.queued = false;
-            // Without a route the source repeats later.
-            let Ok(route) = self.sources.route(to) else { continue };
-            let (generation, next) = receiver.pair.acknowledge();
-            let mut header = Header::new(Kind::Acknowledge, self.here, to);
-            header.acknowledgement = Some(Acknowledgement { generation, next, refusals: receiver.refusals });
-            let header = routed(header, self.sources.epoch(), route);
-            if self.router.inject(Port::Local, header, Packet::NONE).is_ok() {
-                moved = true;
-                continue;
-            }
-            receiver.queued = true;
-            self.acknowledgements.push_back(to);
-            break;
-        }
-        moved
-    }
-
     fn transmit(&mut self, links: &mut impl Links) -> bool {
         let mut moved = false;
         for direction in Direction::ALL {
@@ -513,7 +437,7 @@ impl Engine {
                         }
                     }
                     Origin::Injected(packet) => {
-                        let payload = self.operations.payload(packet);
+                        let payload = self.endpoints[header.port.index()].operations.payload(packet);
                         if payload.is_none() {
                             // A repeat of what is acknowledged by now is never executed. What lost its memory is refused.
                             (header.kind, header.region, header.length) = (Kind::Put, 0, 0);
@@ -542,13 +466,4 @@ impl Engine {
             }
         }
     }
-}
-
-fn routed(mut header: Header, epoch: Epoch, route: Route) -> Header {
-    header.epoch = epoch;
-    match route {
-        Route::DimensionOrder { signs, .. } => header.signs = signs,
-        Route::UpDown { .. } => header.vc = VirtualChannel::up_down(epoch),
-    }
-    header
 }

@@ -106,10 +106,6 @@ impl Operations {
         }
     }
 
-    pub(super) fn packet(&self) -> u32 {
-        self.packet
-    }
-
     pub(super) fn is_idle(&self) -> bool {
         self.live == 0
     }
@@ -389,7 +385,10 @@ impl Operations {
         let target = self.targets.entry(node).or_default();
         target.refusals = target.refusals.wrapping_add(1);
         if let Some(entry) = self.get_mut(id).filter(|entry| entry.target == node) {
-            entry.failure.get_or_insert(failure);
+            // Packets whose source is lost leave without payload, and the target refuses them.
+            let is_lost =
+                matches!(&entry.work, Work::Request(Request::Put { source, .. }) if !source.memory.is_live());
+            entry.failure.get_or_insert(if is_lost { Failure::Gone } else { failure });
             // A put completes with its last acknowledgement.
             if let Work::Request(Request::Get { .. } | Request::Atomic { .. }) = entry.work {
                 self.complete(id, 0, events);
@@ -488,6 +487,24 @@ impl Operations {
             }
         }
         readers
+    }
+
+    /// Operations of the user of a port end here: their memory is released, and packets of them that pairs still hold are
+    /// sent without payload.
+    pub(super) fn cancel(&mut self, is_cancelled: impl Fn(u32) -> bool) {
+        let ids: Vec<_> = (self.entries.iter().enumerate())
+            .filter_map(|(index, (generation, entry))| {
+                let cookie = entry.as_ref()?.cookie.filter(|&cookie| is_cancelled(cookie));
+                cookie.map(|_| OperationId(generation << INDEX_BITS | index as u32))
+            })
+            .collect();
+        for id in ids {
+            if let Some(entry) = self.get_mut(id) {
+                entry.cookie = None;
+            }
+            // Nobody learns of it, so there is no event.
+            self.complete(id, 0, &mut VecDeque::new());
+        }
     }
 
     /// The application is gone: nobody learns of completions.

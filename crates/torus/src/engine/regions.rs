@@ -4,12 +4,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use millstream_fabric::RegionId;
-use millstream_torus_core::NodeNumber;
+use millstream_torus_core::{NodeNumber, Port};
 
 use crate::memory::{Memory, OutOfRange};
 
 /// Ended regions that are remembered, so that their users learn the reason.
 const REMEMBERED: usize = 4096;
+
+/// What hosts outside of the torus may do with a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutsideAccess {
+    /// Gets.
+    Read,
+    /// Gets, puts and atomic operations.
+    ReadWrite,
+}
 
 /// Why a region refuses an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +27,8 @@ pub enum RegionError {
     NoRegion,
     /// Its application, or the lease of its card, ended.
     Gone,
+    /// It is not published for hosts outside of the torus, or not for writing.
+    NotPublished,
     /// The range exceeds it.
     Bounds(OutOfRange),
 }
@@ -28,11 +39,12 @@ pub struct Regions {
     here: NodeNumber,
     live: BTreeMap<RegionId, Arc<Memory>>,
     gone: BTreeSet<RegionId>,
+    published: BTreeMap<RegionId, OutsideAccess>,
 }
 
 impl Regions {
     pub(super) fn new(here: NodeNumber) -> Regions {
-        Regions { here, live: BTreeMap::new(), gone: BTreeSet::new() }
+        Regions { here, live: BTreeMap::new(), gone: BTreeSet::new(), published: BTreeMap::new() }
     }
 
     /// Adds memory under an unguessable number.
@@ -50,17 +62,29 @@ impl Regions {
 
     /// Ends a region. Packets under way keep its memory. Returns whether it was there.
     pub fn remove(&mut self, id: RegionId) -> bool {
+        self.published.remove(&id);
         self.live.remove(&id).is_some()
+    }
+
+    /// Lets hosts outside of the torus use a region. Returns whether it is live.
+    pub fn publish(&mut self, id: RegionId, access: OutsideAccess) -> bool {
+        let is_live = self.live.contains_key(&id);
+        if is_live {
+            self.published.insert(id, access);
+        }
+        is_live
     }
 
     /// Ends a region whose memory is gone.
     pub fn end(&mut self, id: RegionId) {
+        self.published.remove(&id);
         if self.live.remove(&id).is_some() {
             self.remember(id);
         }
     }
 
     pub(super) fn end_all(&mut self) {
+        self.published.clear();
         for id in std::mem::take(&mut self.live).into_keys() {
             self.remember(id);
         }
@@ -99,6 +123,49 @@ impl Regions {
         }
         memory.check(offset, length).map_err(RegionError::Bounds)?;
         Ok(memory)
+    }
+
+    /// The memory of a range that an operation of a port writes.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    pub(super) fn written(
+        &self,
+        port: Port,
+        id: RegionId,
+        offset: u64,
+        length: u64,
+    ) -> Result<&Arc<Memory>, RegionError> {
+        self.permitted(port, id, |access| access == OutsideAccess::ReadWrite)?;
+        self.range(id, offset, length)
+    }
+
+    /// The memory of a range that an operation of a port reads.
+    ///
+    /// # Errors
+    /// [`RegionError`].
+    pub(super) fn read(
+        &self,
+        port: Port,
+        id: RegionId,
+        offset: u64,
+        length: u64,
+    ) -> Result<&Arc<Memory>, RegionError> {
+        self.permitted(port, id, |_| true)?;
+        self.range(id, offset, length)
+    }
+
+    fn permitted(
+        &self,
+        port: Port,
+        id: RegionId,
+        suffices: impl Fn(OutsideAccess) -> bool,
+    ) -> Result<(), RegionError> {
+        let published = || self.published.get(&id).is_some_and(|&access| suffices(access));
+        if port == Port::Local || !self.live.contains_key(&id) || published() {
+            return Ok(());
+        }
+        Err(RegionError::NotPublished)
     }
 
     /// The node.

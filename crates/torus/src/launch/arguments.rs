@@ -10,7 +10,7 @@ use millstream_torus_core::{Dimensions, NodeNumber};
 use super::Launcher;
 use crate::engine::EngineOptions;
 use crate::monitor::MonitorOptions;
-use crate::node::NodeOptions;
+use crate::node::{NodeOptions, SeventhOptions};
 use crate::service::supervisor::SupervisorOptions;
 
 /// Words that no [`Launcher`] passes.
@@ -58,8 +58,16 @@ impl<'w> ProcessArguments<'w> {
             spin: crate::DEFAULT_POLLING,
             supervisors: self.list("--supervisors"),
             card: self.optional("--card")?,
+            publish_card: self.0.iter().any(|word| word == "--publish-card"),
+            seventh: self.seventh()?,
             timers: self.timers()?,
         })
+    }
+
+    fn seventh(self) -> Result<Option<SeventhOptions>, ArgumentError> {
+        let Some(listen) = self.value("--seventh") else { return Ok(None) };
+        let key = self.hexadecimal("--seventh-key")?;
+        Ok(Some(SeventhOptions { listen: listen.to_owned(), key }))
     }
 
     /// Options of a host monitor.
@@ -105,7 +113,10 @@ impl<'w> ProcessArguments<'w> {
     }
 
     fn key(self) -> Result<u64, ArgumentError> {
-        let option = "--key";
+        self.hexadecimal("--key")
+    }
+
+    fn hexadecimal(self, option: &'static str) -> Result<u64, ArgumentError> {
         let value = self.value(option).ok_or(ArgumentError::Missing { option })?;
         u64::from_str_radix(value, 16).map_err(|_| ArgumentError::Value { option, value: value.to_owned() })
     }
@@ -136,6 +147,7 @@ impl Launcher {
             node_arguments: Vec::new(),
             device: None,
             card: None,
+            seventh: None,
             launcher: None,
             addresses: Vec::new(),
             supervisor_address: None,
@@ -159,6 +171,11 @@ mod tests {
         let node = ProcessArguments(&node).node().unwrap();
         assert_eq!((node.dimensions.to_string().as_str(), node.node.0, node.key), ("2x3x4", 5, 255));
         assert_eq!((node.listen.as_str(), node.rejoin, node.timers), (":1", true, None));
+        assert!(node.seventh.is_none());
+        let node =
+            words("node --dimensions 2x1x1 --key 1 --node 0 --seventh :76 --seventh-key 000000000000000a");
+        let seventh = ProcessArguments(&node).node().unwrap().seventh.unwrap();
+        assert_eq!((seventh.listen.as_str(), seventh.key), (":76", 10));
         let monitor =
             words("monitor --dimensions 2x1x1 --key 1 --node 0 --supervisors a,b --period-factor 2");
         let monitor = ProcessArguments(&monitor).monitor().unwrap();
@@ -172,6 +189,8 @@ mod tests {
         assert_eq!(error("node --node 1"), "the option --dimensions is missing");
         assert_eq!(error("node --dimensions 2x1x1 --node 1 --key xyz"), "--key xyz: not a valid value");
         assert_eq!(error("node --dimensions 2x0 --node 1"), "--dimensions 2x0: not a valid value");
+        let error_of_seventh = error("node --dimensions 2x1x1 --node 1 --key 1 --seventh :76");
+        assert_eq!(error_of_seventh, "the option --seventh-key is missing");
         let supervisor = words("supervise --dimensions 2x1x1 --key 1");
         let missing = ArgumentError::Missing { option: "--period-factor" };
         assert_eq!(ProcessArguments(&supervisor).supervisor().unwrap_err(), missing);

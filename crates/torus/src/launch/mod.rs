@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use crate::application::{ENV_DIMENSIONS, ENV_RANK, ENV_SIZE, ENV_SOCKET, ENV_SOCKETS};
-use crate::node::{NodeCommand, NodeMessage, socket_names};
+use crate::node::{NodeCommand, NodeMessage, SeventhOptions, socket_names};
 use crate::service::TorusState;
 use crate::traffic::TrafficCounters;
 use applications::Applications;
@@ -45,6 +45,8 @@ pub struct Launcher {
     pub device: Option<String>,
     /// Name of each node's card; `{node}` stands for the node's number.
     pub card: Option<String>,
+    /// The nodes' seventh ports for outside hosts; `{node}` in the address stands for the node's number.
+    pub seventh: Option<SeventhOptions>,
     /// Program that starts each process, with the process's program and arguments: `ssh` by a script, for example. It finds
     /// the node's number in `MILLSTREAM_TORUS_RANK`.
     pub launcher: Option<PathBuf>,
@@ -72,6 +74,8 @@ pub struct LaunchedTorus {
     nodes: Vec<NodeChild>,
     supervisors: Vec<ServiceProcess>,
     sockets: Vec<String>,
+    /// Addresses of seventh ports.
+    gateways: Vec<Option<String>>,
 }
 
 /// The application of a node that ended.
@@ -151,6 +155,7 @@ impl Launcher {
             nodes: Vec::new(),
             supervisors: Vec::new(),
             sockets: Vec::new(),
+            gateways: Vec::new(),
         };
         let mut addresses: Vec<String> = Vec::new();
         for index in 0..self.supervisors {
@@ -192,6 +197,10 @@ impl Launcher {
         if let Some(card) = &self.card {
             command.args(["--card", &card.replace("{node}", &node.0.to_string())]);
         }
+        if let Some(seventh) = &self.seventh {
+            let listen = seventh.listen.replace("{node}", &node.0.to_string());
+            command.args(["--seventh", &listen, "--seventh-key", &format!("{:016x}", seventh.key)]);
+        }
         self.watch(&mut command, watched);
         command
     }
@@ -232,6 +241,13 @@ impl LaunchedTorus {
         self.sockets.get(node.index()).map(String::as_str)
     }
 
+    /// Address and key of a node's seventh port, for outside hosts.
+    #[must_use]
+    pub fn gateway(&self, node: NodeNumber) -> Option<(&str, u64)> {
+        let address = self.gateways.get(node.index())?.as_deref()?;
+        Some((address, self.launcher.seventh.as_ref()?.key))
+    }
+
     /// Process id of a node.
     #[must_use]
     pub fn pid(&self, node: NodeNumber) -> Option<u32> {
@@ -266,11 +282,12 @@ impl LaunchedTorus {
     fn connect(&mut self, deadline: Instant) -> Result<(), LaunchError> {
         let mut addresses = Vec::new();
         for node in &mut self.nodes {
-            let NodeMessage::Listening { address, socket } = node.expect(deadline)? else {
+            let NodeMessage::Listening { address, socket, seventh } = node.expect(deadline)? else {
                 return Err(node.failure("did not say where it listens"));
             };
             addresses.push(address);
             self.sockets.push(socket);
+            self.gateways.push(seventh);
         }
         self.addresses.clone_from(&addresses);
         for node in &mut self.nodes {
@@ -382,9 +399,12 @@ impl LaunchedTorus {
         let Some(place) = self.nodes.get_mut(node.index()) else { return Ok(()) };
         let mut child = NodeChild::start(node, command)?;
         let deadline = Instant::now() + START;
-        let NodeMessage::Listening { .. } = child.expect(deadline)? else {
+        let NodeMessage::Listening { seventh, .. } = child.expect(deadline)? else {
             return Err(child.failure("did not say where it listens"));
         };
+        if let Some(gateway) = self.gateways.get_mut(node.index()) {
+            *gateway = seventh;
+        }
         child.send(&NodeCommand::Peers(self.addresses.clone()))?;
         if child.expect(deadline)? != NodeMessage::Ready {
             return Err(child.failure("is not ready"));

@@ -14,6 +14,9 @@ pub enum NodeMessage {
         address: String,
         /// Abstract socket for applications.
         socket: String,
+        /// Address of the seventh port for outside hosts.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        seventh: Option<String>,
     },
     /// All links are up.
     Ready,

@@ -1,40 +1,41 @@
 //! A node process: the links, the engine and the place of an application, in one loop.
 
+mod input;
 mod message;
 mod monitor;
+mod options;
 mod port;
 mod reconnect;
 mod service;
 
 pub use message::{NodeCommand, NodeMessage};
+pub use options::{NodeError, NodeOptions, SeventhOptions};
 
-use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_card_abi::CardName;
 use millstream_fabric::RegionId;
-use millstream_health::Timers;
 use millstream_quantity::Instant;
-use millstream_rdma::connect::{ConnectError, Listener, listen};
-use millstream_rdma::device::{DeviceError, DeviceSelector};
-use millstream_rdma::queue::{PollError, QueueError};
-use millstream_rdma::wait::{WaitError, WaitOptions};
+use millstream_rdma::connect::{Listener, listen};
+use millstream_rdma::wait::WaitOptions;
 use millstream_rdma::{Completion, CompletionQueue, CompletionWaiter, Deadline, Device, WaitFd};
 use millstream_shm::socket::{self, Connection};
-use millstream_torus_core::{Dimensions, Direction, NodeNumber};
+use millstream_torus_core::{Direction, NodeNumber};
 
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
-use crate::engine::{Engine, EngineOptions};
+use crate::engine::Engine;
 use crate::health_page::HealthPage;
 use crate::polling::Polling;
 use crate::service::{FromSupervisor, ToSupervisor};
+use crate::seventh::gateway::{self, Gateway};
 use crate::traffic::TrafficCounters;
-use crate::verbs::{Connections, LinkConnector, LinkError, LinkEvent, LinkStream, VerbsLinks, connect_all};
+use crate::verbs::{Connections, LinkConnector, LinkEvent, LinkStream, VerbsLinks, connect_all};
+use input::{Input, await_peers, parse};
 use monitor::AdapterMonitor;
+use options::context;
 use port::Port;
 use reconnect::{Outcome, Reconnector};
 use service::Service;
@@ -48,104 +49,6 @@ const COMPLETIONS_PER_POLL: usize = 64;
 const DESCRIPTORS_EVERY: Duration = Duration::from_millis(10);
 /// Looks between two reads of the clock while packets come.
 const LOOKS: u32 = 64;
-
-/// What a node process is.
-#[derive(Clone, Debug)]
-pub struct NodeOptions {
-    /// Shape of the torus.
-    pub dimensions: Dimensions,
-    /// This node.
-    pub node: NodeNumber,
-    /// The run's key: nodes and applications of different runs do not meet.
-    pub key: u64,
-    /// Address for neighbours, for example `127.0.0.1:0`.
-    pub listen: String,
-    /// Addresses of all nodes by number, if they are known; else they come on standard input.
-    pub peers: Option<Vec<String>>,
-    /// The node was part of this run before: links are connected one by one, and an application is attached once the
-    /// supervisors have taken the node back.
-    pub rejoin: bool,
-    /// The device.
-    pub device: DeviceSelector,
-    /// Sizes and times.
-    pub engine: EngineOptions,
-    /// How long to poll for further packets before the process sleeps.
-    pub spin: Duration,
-    /// Addresses of the supervisors.
-    pub supervisors: Vec<String>,
-    /// The card whose memory applications may register.
-    pub card: Option<CardName>,
-    /// Periods of the adapter monitor; without them it does not watch.
-    pub timers: Option<Timers>,
-}
-
-/// Why a node process cannot go on.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum NodeError {
-    /// The number exceeds the torus.
-    #[error("node {node} does not exist: a torus of {dimensions} has nodes 0 to {}", .dimensions.nodes() - 1)]
-    NoSuchNode {
-        /// The number.
-        node: u16,
-        /// The dimensions.
-        dimensions: Dimensions,
-    },
-    /// The list of addresses has another length.
-    #[error("{given} addresses for a torus of {dimensions}, which has {} nodes", .dimensions.nodes())]
-    Peers {
-        /// Number of addresses.
-        given: usize,
-        /// The dimensions.
-        dimensions: Dimensions,
-    },
-    /// The launcher sent something else than a command.
-    #[error("standard input: {line:?} is not a command: {cause}")]
-    Command {
-        /// The line.
-        line: String,
-        /// The cause.
-        cause: serde_json::Error,
-    },
-    /// The device cannot be opened.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The device refused a queue.
-    #[error(transparent)]
-    Queue(#[from] QueueError),
-    /// The address cannot be used.
-    #[error(transparent)]
-    Listen(#[from] ConnectError),
-    /// The links cannot be connected.
-    #[error(transparent)]
-    Link(#[from] LinkError),
-    /// Completions cannot be waited for.
-    #[error(transparent)]
-    Wait(#[from] WaitError),
-    /// Completions cannot be polled.
-    #[error(transparent)]
-    Poll(#[from] PollError),
-    /// The card cannot be used.
-    #[error("card {name}: {cause}")]
-    Card {
-        /// The card.
-        name: CardName,
-        /// The cause.
-        cause: io::Error,
-    },
-    /// A system call failed.
-    #[error("{what}: {cause}")]
-    Io {
-        /// What was tried.
-        what: &'static str,
-        /// The cause.
-        cause: io::Error,
-    },
-}
-
-fn context(what: &'static str) -> impl FnOnce(io::Error) -> NodeError {
-    move |cause| NodeError::Io { what, cause }
-}
 
 /// The abstract socket of a node for applications.
 #[must_use]
@@ -178,41 +81,6 @@ fn say(message: &NodeMessage) {
     }
 }
 
-/// Lines of standard input.
-struct Input {
-    file: Arc<File>,
-    buffer: Vec<u8>,
-}
-
-impl Input {
-    fn open() -> io::Result<Input> {
-        Ok(Input {
-            file: Arc::new(File::from(io::stdin().as_fd().try_clone_to_owned()?)),
-            buffer: Vec::new(),
-        })
-    }
-
-    /// Reads once. `None` at the end, otherwise whole lines.
-    fn read(&mut self) -> io::Result<Option<Vec<String>>> {
-        let mut chunk = [0; 4096];
-        let read = (&*self.file).read(&mut chunk)?;
-        if read == 0 {
-            return Ok(None);
-        }
-        self.buffer.extend_from_slice(&chunk[..read]);
-        let mut lines = Vec::new();
-        while let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
-            let line: Vec<u8> = self.buffer.drain(..=end).collect();
-            lines.push(String::from_utf8_lossy(&line[..end]).into_owned());
-        }
-        Ok(Some(lines))
-    }
-}
-
-fn parse(line: &str) -> Result<NodeCommand, NodeError> {
-    serde_json::from_str(line).map_err(|cause| NodeError::Command { line: line.to_owned(), cause })
-}
-
 struct Node {
     options: NodeOptions,
     device: Device,
@@ -243,6 +111,7 @@ struct State {
     links: VerbsLinks,
     queue: CompletionQueue,
     port: Port,
+    gateway: Option<Gateway>,
     completions: Vec<Completion>,
     origin: std::time::Instant,
     monitor: Option<AdapterMonitor>,
@@ -271,14 +140,20 @@ impl Node {
         let mut links =
             VerbsLinks::new(&device, options.engine).map_err(context("memory for receive slots"))?;
         let mut engine = Engine::new(torus, options.node, options.engine);
-        let port = Port::new(&device, card.clone(), &mut engine, RegionId(options.key))
+        let publish = options.publish_card;
+        let port = Port::new(&device, card.clone(), publish, &mut engine, RegionId(options.key))
             .map_err(context("memory for an application"))?;
         let socket = socket_name(options.key, options.node);
         let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
         applications.set_nonblocking().map_err(context("listen for applications"))?;
         let listener = listen(&options.listen)?;
         let mut input = Input::open().map_err(context("read standard input"))?;
-        say(&NodeMessage::Listening { address: listener.address().to_string(), socket });
+        let gateway = open_gateway(options, &device, &waiter)?;
+        say(&NodeMessage::Listening {
+            address: listener.address().to_string(),
+            socket,
+            seventh: gateway.as_ref().map(|gateway| gateway.listener().address().to_string()),
+        });
         let peers = match &options.peers {
             Some(peers) => Some(peers.clone()),
             None => await_peers(&mut input)?,
@@ -320,6 +195,7 @@ impl Node {
             links,
             queue,
             port,
+            gateway,
             completions: vec![Completion::EMPTY; COMPLETIONS_PER_POLL],
             origin: std::time::Instant::now(),
             faulty: false,
@@ -368,13 +244,23 @@ impl Node {
             fds.extend(connection.iter().map(|connection| WaitFd::readable(&**connection)));
             let (card, card_at) = (self.card.clone(), fds.len());
             fds.extend(card.iter().map(|card| WaitFd::readable(&**card)));
+            // Outside hosts are admitted once this node takes part.
+            let gateway = self.state.gateway.as_ref().filter(|_| self.has_joined());
+            let seventh = gateway.map(|gateway| (Arc::clone(gateway.listener()), Arc::clone(gateway.wake())));
+            let (hosts, seventh_at) = (gateway.map(Gateway::streams).unwrap_or_default(), fds.len());
+            if let Some((listener, wake)) = &seventh {
+                fds.extend([WaitFd::readable(&**listener), WaitFd::readable(&**wake)]);
+            }
+            fds.extend(hosts.iter().map(|(_, stream)| WaitFd::readable(&**stream)));
 
             let deadline = Deadline::after(self.state.sleep());
-            let queue = self.state.queue.clone();
+            let mut queues = vec![self.state.queue.clone()];
+            queues.extend(self.state.gateway.as_ref().map(|gateway| gateway.queue().clone()));
+            let queues: Vec<_> = queues.iter().collect();
             let state = &mut self.state;
             // The application signals the event only while this is set; `progress` looks at its ring afterwards.
             state.port.control().set_node_waits(true);
-            self.waiter.wait(&[&queue], &mut fds, deadline, || state.progress())?;
+            self.waiter.wait(&queues, &mut fds, deadline, || state.progress())?;
             state.port.control().set_node_waits(false);
 
             let ready: Vec<bool> = fds.iter().map(WaitFd::is_ready).collect();
@@ -412,6 +298,14 @@ impl Node {
                 && let Some(card) = &self.card
             {
                 card.set_ended();
+            }
+            if let Some((_, wake)) = &seventh {
+                if ready[seventh_at + 1] {
+                    wake.clear();
+                }
+                let gone = (hosts.iter().zip(&ready[seventh_at + 2..])).filter(|&(_, &ready)| ready);
+                let gone: Vec<_> = gone.map(|((host, _), _)| *host).collect();
+                self.state.serve_gateway(ready[seventh_at], &gone);
             }
             self.check_lease();
             self.state.tick();
@@ -452,7 +346,7 @@ impl Node {
             self.service.send(&ToSupervisor::Answer(answer));
         }
         // Its last puts have arrived by then, so that nobody takes it for lost before.
-        if self.departed && self.state.engine.is_idle() {
+        if self.departed && self.state.engine.is_port_idle(millstream_torus_core::Port::Local) {
             self.departed = false;
             let node = self.options.node;
             self.service.send(&ToSupervisor::Application { node, attached: false });
@@ -563,8 +457,9 @@ impl Node {
     fn detach(&mut self) -> Result<(), NodeError> {
         self.state.engine.detach();
         self.state.faulty = false;
+        let (publish, mailbox) = (self.options.publish_card, RegionId(self.options.key));
         self.state.port =
-            Port::new(&self.device, self.card.clone(), &mut self.state.engine, RegionId(self.options.key))
+            Port::new(&self.device, self.card.clone(), publish, &mut self.state.engine, mailbox)
                 .map_err(context("memory for an application"))?;
         self.departed = true;
         self.show_lost();
@@ -578,7 +473,7 @@ impl Node {
         };
         for line in lines {
             match parse(&line)? {
-                NodeCommand::Counters => say(&NodeMessage::Counters(TrafficCounters::of(&self.state.engine))),
+                NodeCommand::Counters => say(&NodeMessage::Counters(self.state.counters())),
                 NodeCommand::Finish => self.state.finishing = true,
                 NodeCommand::Peers(_) => {}
             }
@@ -599,18 +494,37 @@ fn lease_card(options: &NodeOptions) -> Result<Option<Arc<LeasedCard>>, NodeErro
     Ok(Some(Arc::new(card)))
 }
 
-fn await_peers(input: &mut Input) -> Result<Option<Vec<String>>, NodeError> {
-    loop {
-        let Some(lines) = input.read().map_err(context("read standard input"))? else { return Ok(None) };
-        for line in lines {
-            if let NodeCommand::Peers(peers) = parse(&line)? {
-                return Ok(Some(peers));
-            }
-        }
-    }
+/// The seventh port, if the node has one.
+fn open_gateway(
+    options: &NodeOptions,
+    device: &Device,
+    waiter: &CompletionWaiter,
+) -> Result<Option<Gateway>, NodeError> {
+    let Some(seventh) = &options.seventh else { return Ok(None) };
+    let queue = waiter.completion_queue(gateway::completions())?;
+    let listener = listen(&seventh.listen)?;
+    let here = (options.dimensions, options.node);
+    Gateway::new(device, queue, listener, seventh.key, here)
+        .map(Some)
+        .map_err(context("open the seventh port"))
 }
 
 impl State {
+    /// Admits outside hosts, and removes those that have gone.
+    fn serve_gateway(&mut self, accept: bool, gone: &[u32]) {
+        let Some(gateway) = &mut self.gateway else { return };
+        gateway.take_connected();
+        if accept {
+            gateway.accept();
+        }
+        gone.iter().for_each(|&host| gateway.remove(host, &mut self.engine));
+    }
+
+    fn counters(&self) -> TrafficCounters {
+        let outside = self.gateway.as_ref().map(Gateway::counters).unwrap_or_default();
+        TrafficCounters { outside, ..TrafficCounters::of(&self.engine) }
+    }
+
     fn now(&self) -> Instant {
         Instant::from_nanos(self.origin.elapsed().as_nanos() as u64)
     }
@@ -658,7 +572,10 @@ impl State {
 
     /// Handles completions and commands, and moves packets. Returns whether there was work.
     fn progress(&mut self) -> Result<bool, NodeError> {
-        let completed = self.poll_completions()?;
+        let mut completed = self.poll_completions()?;
+        if let Some(gateway) = &mut self.gateway {
+            completed |= gateway.poll(&mut self.engine)?;
+        }
         // The application learns of what arrived before the node answers it.
         let mut moved = self.engine.deliver(&mut self.links);
         let Ok(reported) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
@@ -666,6 +583,9 @@ impl State {
         let Ok(commands) = self.port.take_commands(&mut self.engine) else { return Ok(self.fault()) };
         moved |= commands;
         moved |= self.engine.run(&mut self.links);
+        if let Some(gateway) = &mut self.gateway {
+            moved |= gateway.report(&mut self.engine);
+        }
         let Ok(reported) = self.port.report(&mut self.engine) else { return Ok(self.fault()) };
         moved |= reported;
         self.moved |= moved;

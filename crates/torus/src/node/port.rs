@@ -8,15 +8,20 @@ use millstream_fabric::RegionId;
 use millstream_rdma::{Access, Device};
 use millstream_shm::EventFd;
 use millstream_shm::socket::Connection;
-use millstream_torus_core::{Dimensions, NodeNumber};
+use millstream_torus_core::{Dimensions, NodeNumber, router};
 
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
-use crate::control::{Command, CommandKind, Completion, Control, ControlError};
-use crate::engine::{AtomicOperation, Engine, Event, Failure, Operation, Request, Span};
+use crate::control::{Command, Completion, Control, ControlError};
+use crate::engine::{Engine, Event, Failure, Operation, OutsideAccess, Span};
 use crate::exchange::mailbox_bytes;
 use crate::memory::Memory;
+use crate::seventh::directory::{
+    self, DIRECTORY, DIRECTORY_BYTES, MAX_NAME, MAX_PUBLISHED, PublishedRegion, is_valid_name,
+};
 
+/// Name of the card's memory for hosts outside.
+const CARD: &str = "card";
 /// Commands that one look takes, so that packets are not kept waiting.
 const COMMANDS_PER_POLL: usize = 64;
 
@@ -28,6 +33,8 @@ pub(super) struct Port {
     torus: Dimensions,
     here: NodeNumber,
     mailbox: RegionId,
+    directory: Arc<Memory>,
+    published: Vec<PublishedRegion>,
     control: Control,
     descriptors: [OwnedFd; 2],
     wake: Arc<EventFd>,
@@ -38,6 +45,7 @@ impl Port {
     pub(super) fn new(
         device: &Device,
         card: Option<Arc<LeasedCard>>,
+        publish_card: bool,
         engine: &mut Engine,
         mailbox: RegionId,
     ) -> io::Result<Port> {
@@ -50,17 +58,41 @@ impl Port {
         let (memory, mailbox_fd) =
             Memory::allocate("millstream-torus-mailbox", mailbox_bytes(torus.nodes()), access)?;
         engine.regions.add_known(mailbox, Arc::new(memory));
-        Ok(Port {
+        let (directory, _) = Memory::allocate("millstream-torus-directory", DIRECTORY_BYTES, access)?;
+        let directory = Arc::new(directory);
+        engine.regions.add_known(DIRECTORY, Arc::clone(&directory));
+        engine.regions.publish(DIRECTORY, OutsideAccess::Read);
+        let mut port = Port {
             device: device.clone(),
             card,
             torus,
             here,
             mailbox,
+            directory,
+            published: Vec::new(),
             control,
             descriptors: [control_fd, mailbox_fd],
             wake: Arc::new(EventFd::latch()?),
             connection: None,
-        })
+        };
+        if publish_card {
+            port.publish_card(engine)?;
+        }
+        Ok(port)
+    }
+
+    /// Lets hosts outside of the torus use the whole memory of the card, while it is leased.
+    fn publish_card(&mut self, engine: &mut Engine) -> io::Result<()> {
+        let Some(card) = self.card.as_ref().filter(|card| card.is_leased()) else { return Ok(()) };
+        let size = card.size();
+        let length = usize::try_from(size).map_err(io::Error::other)?;
+        let memory = Memory::of_card(card, 0, length, &self.device, Access::LOCAL_WRITE)?;
+        let region = engine.regions.add(Arc::new(memory));
+        let access = OutsideAccess::ReadWrite;
+        engine.regions.publish(region, access);
+        self.published.push(PublishedRegion { name: CARD.to_owned(), region, size, access });
+        self.write_directory();
+        Ok(())
     }
 
     pub(super) fn control(&self) -> &Control {
@@ -125,13 +157,71 @@ impl Port {
                     None => AttachReply::NoCard,
                 }
             }
+            AttachRequest::Card => match self.card.as_ref().filter(|card| card.is_leased()) {
+                Some(card) => AttachReply::Card { name: card.name().to_string(), epoch: card.epoch() },
+                None => AttachReply::NoCard,
+            },
             AttachRequest::Deregister { region } => {
-                engine.regions.remove(RegionId(region));
+                // Neither the mailbox nor the directory is the application's.
+                if ![self.mailbox, DIRECTORY].contains(&RegionId(region)) {
+                    self.withdraw(RegionId(region));
+                    engine.regions.remove(RegionId(region));
+                }
                 AttachReply::Region { region }
+            }
+            AttachRequest::Publish { region, name, writable } => {
+                match self.publish(engine, RegionId(region), name, writable) {
+                    Ok(()) => AttachReply::Region { region },
+                    Err(reason) => failed(reason),
+                }
             }
         };
         let memory: Vec<_> = memory.iter().map(OwnedFd::as_fd).collect();
         send(&connection, &reply, &memory)
+    }
+
+    /// Lets hosts outside of the torus use a region by a name.
+    fn publish(
+        &mut self,
+        engine: &mut Engine,
+        region: RegionId,
+        name: String,
+        writable: bool,
+    ) -> Result<(), String> {
+        if !is_valid_name(&name) {
+            return Err(format!(
+                "{name:?}: a name has 1 to {MAX_NAME} printable ASCII characters without spaces"
+            ));
+        }
+        if [self.mailbox, DIRECTORY].contains(&region) {
+            return Err(format!("region {:#018x} is not the application's", region.0));
+        }
+        if self.published.iter().any(|other| other.name == name && other.region != region) {
+            return Err(format!("{name:?} is the name of another region of {}", self.here));
+        }
+        if self.published.iter().filter(|other| other.region != region).count() >= MAX_PUBLISHED {
+            return Err(format!("{} has published {MAX_PUBLISHED} regions: deregister one first", self.here));
+        }
+        let access = if writable { OutsideAccess::ReadWrite } else { OutsideAccess::Read };
+        let size = (engine.regions.range(region, 0, 0))
+            .map_err(|_| format!("{} has no region {:#018x}", self.here, region.0))?
+            .size();
+        engine.regions.publish(region, access);
+        self.published.retain(|other| other.region != region);
+        self.published.push(PublishedRegion { name, region, size, access });
+        self.write_directory();
+        Ok(())
+    }
+
+    /// A region ends: so does its name.
+    fn withdraw(&mut self, region: RegionId) {
+        self.published.retain(|other| other.region != region);
+        self.write_directory();
+    }
+
+    fn write_directory(&self) {
+        // As long as the memory.
+        let _ = self.directory.store(0, &directory::encode(&self.published));
     }
 
     /// A region in the card's memory, and a descriptor of that memory; `None` if there is no such memory.
@@ -171,7 +261,7 @@ impl Port {
             let Some(command) = self.control.take_command()? else { break };
             worked = true;
             match self.operation(engine, &command) {
-                Ok(operation) => engine.post(operation),
+                Ok(operation) => engine.post(router::Port::Local, operation),
                 Err(failure) => {
                     let completion = Completion { cookie: command.cookie, value: 0, failure: Some(failure) };
                     self.control.complete(completion)?;
@@ -183,8 +273,7 @@ impl Port {
     }
 
     fn operation(&self, engine: &mut Engine, command: &Command) -> Result<Operation, Failure> {
-        let (region, offset) = (command.region, command.offset);
-        let mut span = |local: RegionId, at: u64, length: u32| -> Result<Span, Failure> {
+        command.operation(|local, at, length| {
             if local == RegionId(0) {
                 let offset = Control::staging(at, length).ok_or(Failure::Access)?;
                 engine.count_staged(length);
@@ -192,28 +281,13 @@ impl Port {
             }
             let memory = engine.regions.range(local, at, length.into())?;
             Ok(Span { memory: Arc::clone(memory), offset: at })
-        };
-        let request = match command.kind {
-            CommandKind::Put { local, at, length, notification } => {
-                Request::Put { region, offset, source: span(local, at, length)?, length, notification }
-            }
-            CommandKind::Get { local, at, length } => {
-                Request::Get { region, offset, into: span(local, at, length)?, length }
-            }
-            CommandKind::FetchAdd(add) => {
-                Request::Atomic { region, offset, change: AtomicOperation::FetchAdd(add) }
-            }
-            CommandKind::CompareSwap(expected, new) => {
-                Request::Atomic { region, offset, change: AtomicOperation::CompareSwap(expected, new) }
-            }
-        };
-        Ok(Operation { target: command.target, request, cookie: command.cookie })
+        })
     }
 
     /// Tells the application what happened. Notifications that come before one is attached are kept for it.
     pub(super) fn report(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
         let mut reported = false;
-        while let Some(event) = engine.poll_event() {
+        while let Some(event) = engine.poll_event(router::Port::Local) {
             reported = true;
             match event {
                 Event::Completed { cookie, value, failure } => {

@@ -30,6 +30,8 @@ pub struct SupervisorCore {
     states: Vec<NodeState>,
     dead: DeadSet,
     coordinator: Option<Coordinator>,
+    /// Highest term that a node has answered.
+    highest_term: u32,
     repeat_at: Instant,
     changes: Vec<Change>,
 }
@@ -48,6 +50,7 @@ impl SupervisorCore {
             states: vec![NodeState::Unknown; torus.nodes()],
             dead: DeadSet::new(),
             coordinator: None,
+            highest_term: 0,
             repeat_at: Instant::default(),
             changes: Vec::new(),
         }
@@ -70,17 +73,22 @@ impl SupervisorCore {
 
     /// A node process answered.
     pub fn handle_answer(&mut self, node: NodeNumber, answer: &Answer) {
+        self.highest_term = self.highest_term.max(answer.ballot.term);
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.handle_answer(node, answer);
         }
     }
 
-    /// Begins to act, with a term higher than all before.
+    /// Begins to act, with this term or a higher one than all that nodes have answered.
     pub fn act(&mut self, term: u32) {
         if self.coordinator.is_none() {
-            let ballot = Ballot { term, supervisor: self.index };
-            self.coordinator = Some(Coordinator::take_over(self.torus, ballot, self.dead.clone()));
+            self.take_over(term.max(self.highest_term.saturating_add(1)));
         }
+    }
+
+    fn take_over(&mut self, term: u32) {
+        let ballot = Ballot { term, supervisor: self.index };
+        self.coordinator = Some(Coordinator::take_over(self.torus, ballot, self.dead.clone()));
     }
 
     /// A lower supervisor lives: this one only watches.
@@ -108,10 +116,17 @@ impl SupervisorCore {
         }
         let changed = self.update_states(now);
         self.avoid();
+        let repeats = now >= self.repeat_at;
+        if repeats {
+            self.repeat_at = now + REPEAT;
+            // Another supervisor acted meanwhile, or one with a clock that is ahead acted before: nodes refuse a lower term.
+            if self.coordinator.as_ref().is_some_and(|own| own.ballot().term < self.highest_term) {
+                self.take_over(self.highest_term.saturating_add(1));
+            }
+        }
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.request(self.dead.clone());
-            if now >= self.repeat_at {
-                self.repeat_at = now + REPEAT;
+            if repeats {
                 coordinator.repeat();
             }
         }
@@ -253,6 +268,7 @@ mod tests {
     use super::*;
     use millstream_health::registers::Condition;
     use millstream_health::verdict::NeighbourView;
+    use millstream_torus_core::epoch::{Effect, Participant};
 
     fn page(
         torus: &Dimensions,
@@ -291,6 +307,58 @@ mod tests {
         core.act(5);
         let asked: Vec<_> = std::iter::from_fn(|| core.poll()).map(|(node, _)| node).collect();
         assert_eq!(asked.len(), 7, "the dead are not asked: {asked:?}");
+    }
+
+    /// Carries orders and answers until there are none.
+    fn settle(core: &mut SupervisorCore, nodes: &mut [Participant]) {
+        while let Some((node, order)) = core.poll() {
+            for effect in nodes[node.index()].handle_order(&order) {
+                match effect {
+                    Effect::Answer(answer) => core.handle_answer(node, &answer),
+                    // No packets: each epoch is drained at once.
+                    Effect::Activate { .. } => {
+                        let drained = nodes[node.index()].handle_drained().expect("once");
+                        core.handle_answer(node, &drained);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// The clock of the first supervisor is an hour ahead of that of the second one; the first one goes on after a stop.
+    #[test]
+    fn a_supervisor_with_an_earlier_clock_takes_over() {
+        let torus: Dimensions = "2x2x1".parse().unwrap();
+        let mut nodes: Vec<_> = torus.all().map(Participant::new).collect();
+        let mut now = Instant::default();
+        let mut supervise = |core: &mut SupervisorCore, dead: Option<NodeNumber>| {
+            for _ in 0..4 {
+                now = now + REPEAT;
+                for node in torus.all() {
+                    let failed = if Some(node) == dead { Condition::Failed } else { Condition::Ok };
+                    core.handle_report(node, page(&torus, node, dead, failed), now);
+                }
+                core.handle_time(now);
+                settle(core, &mut nodes);
+            }
+            core.state()
+        };
+        let new = |index| SupervisorCore::new(torus, index, Timers::default());
+        let (mut first, mut second) = (new(0), new(1));
+        first.act(7200);
+        let state = supervise(&mut first, Some(NodeNumber(3)));
+        assert!(state.settled && state.epoch == 1, "{state:?}");
+        second.act(3600);
+        let state = supervise(&mut second, None);
+        assert!(state.settled && state.epoch == 2, "{state:?}");
+        // The clock was set back, and then forth.
+        let mut restarted = new(0);
+        restarted.act(5);
+        let state = supervise(&mut restarted, Some(NodeNumber(1)));
+        assert!(state.settled && state.epoch == 3 && state.nodes[1].avoided, "{state:?}");
+        let state = supervise(&mut first, None);
+        assert!(state.settled && state.epoch == 4, "{state:?}");
     }
 
     #[test]

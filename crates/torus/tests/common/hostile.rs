@@ -16,7 +16,7 @@ use millstream_torus_core::header::{HEADER_BYTES, Kind};
 use millstream_torus_core::route::VirtualChannel;
 use millstream_torus_core::router::SlotRef;
 use millstream_torus_core::{
-    Acknowledgement, Dimensions, Direction, Epoch, Generation, Header, NodeNumber, Sequence,
+    Acknowledgement, Dimensions, Direction, Epoch, Generation, Header, NodeNumber, Port, Sequence,
 };
 
 const REGION: RegionId = RegionId(7);
@@ -97,11 +97,17 @@ pub(crate) fn play(bytes: &[u8]) {
                 now = now + std::time::Duration::from_millis(input.number() & 0xffff);
                 node.handle_time(now);
             }
-            6 => node.post(operation(&mut input, &own)),
+            6 => {
+                let port = Port::ALL[usize::from(input.byte()) % 2];
+                node.post(port, operation(&mut input, &own));
+                if input.byte() & 7 == 0 {
+                    node.cancel(port, |_| true);
+                }
+            }
             _ => order_or_link(&mut node, &mut input, side),
         }
         node.run(&mut links);
-        while node.poll_event().is_some() {}
+        Port::ALL.into_iter().for_each(|port| while node.poll_event(port).is_some() {});
         check(&node);
     }
 }
@@ -155,7 +161,8 @@ fn packet(node: &mut Engine, input: &mut Input<'_>, side: Direction) {
     let slot = u16::from(input.byte()) % 3;
     let kind = KINDS[usize::from(input.byte()) % 8];
     let mut header = Header::new(kind, NodeNumber(input.number() as u16), NodeNumber(input.number() as u16));
-    header.vc = VirtualChannel(input.byte() % 6);
+    let (port, vc) = (input.byte(), input.byte());
+    (header.port, header.vc) = (Port::ALL[usize::from(port) % 2], VirtualChannel(vc % 6));
     header.hops = input.number() as u16;
     header.generation = Generation(input.number() as u16);
     header.sequence = Sequence(input.number() as u32);

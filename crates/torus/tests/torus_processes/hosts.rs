@@ -4,6 +4,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libtest_mimic::{Failed, Trial};
 use millstream_health::NodeState;
@@ -22,7 +23,8 @@ pub(crate) fn trials() -> Vec<Trial> {
             "hosts_that_reach_only_their_neighbours_form_a_torus",
             hosts_that_reach_only_their_neighbours_form_a_torus,
         ),
-        trial("a_cut_link_is_avoided", a_cut_link_is_avoided),
+        trial("a_cut_link_is_avoided_until_it_returns", a_cut_link_is_avoided_until_it_returns),
+        trial("a_link_with_a_silent_direction_is_avoided_until_it_returns", a_link_with_a_silent_direction),
     ]
 }
 
@@ -47,12 +49,17 @@ fn ip(words: &str) {
 struct Hosts {
     name: String,
     torus: Dimensions,
+    /// Held while there is a service network.
+    service: Option<MutexGuard<'static, ()>>,
 }
+
+/// Service networks of two tests would have the same addresses on this host.
+static SERVICE_NETWORK: Mutex<()> = Mutex::new(());
 
 impl Hosts {
     /// A node has one address, on all its links; the other end of a link is the only address behind it.
     fn new(test: &str, torus: Dimensions) -> Hosts {
-        let hosts = Hosts { name: format!("millstream-{test}-{}", std::process::id()), torus };
+        let hosts = Hosts { name: format!("millstream-{test}-{}", std::process::id()), torus, service: None };
         for node in torus.all() {
             ip(&format!("netns add {}", hosts.host(node)));
             ip(&format!("-n {} link set lo up", hosts.host(node)));
@@ -82,9 +89,10 @@ impl Hosts {
 
     /// A service network: every host reaches this one, for supervisors. Returns the address here. It has IPv6 addresses,
     /// because the device takes an IPv4 address for its packets if there is one.
-    fn serve(&self) -> String {
+    fn serve(&mut self) -> String {
+        self.service = Some(SERVICE_NETWORK.lock().unwrap_or_else(PoisonError::into_inner));
         for node in self.torus.all() {
-            let (host, link) = (self.host(node), format!("ms{}-{}", std::process::id() % 100_000, node.0));
+            let (host, link) = (self.host(node), service_link(node));
             let there = format!("fd79::{}", node.0 + 1);
             ip(&format!("link add {link} type veth peer name service netns {host}"));
             ip(&format!("-6 address add {SERVICE}/128 dev {link} nodad"));
@@ -115,6 +123,13 @@ impl Hosts {
         run("ip", &["-n", &self.host(from), "route", "get", &address(to)]).status.success()
     }
 
+    /// Bytes that a host received over a link.
+    fn received_over(&self, node: NodeNumber, link: &str) -> u64 {
+        let links = run("ip", &["-n", &self.host(node), "-s", "-j", "link", "show", link]).stdout;
+        let links: serde_json::Value = serde_json::from_slice(&links).expect("a list of links");
+        links[0]["stats64"]["rx"]["bytes"].as_u64().expect("a count")
+    }
+
     /// Bytes that a host received from its neighbours.
     fn received(&self, node: NodeNumber) -> u64 {
         let links = run("ip", &["-n", &self.host(node), "-s", "-j", "link", "show"]).stdout;
@@ -127,12 +142,20 @@ impl Hosts {
 impl Drop for Hosts {
     fn drop(&mut self) {
         for node in self.torus.all() {
+            // Those of a namespace go some time after it.
+            if self.service.is_some() {
+                run("ip", &["link", "delete", &service_link(node)]);
+            }
             run("ip", &["netns", "delete", &self.host(node)]);
         }
     }
 }
 
 const SERVICE: &str = "fd79::fe";
+
+fn service_link(node: NodeNumber) -> String {
+    format!("ms{}-{}", std::process::id() % 100_000, node.0)
+}
 
 fn address(node: NodeNumber) -> String {
     format!("10.79.1.{}", node.0 + 1)
@@ -163,10 +186,32 @@ fn hosts_that_reach_only_their_neighbours_form_a_torus() -> TestResult {
     Ok(())
 }
 
-/// The link between nodes 0 and 1 loses its carrier: all nodes go on around it.
-fn a_cut_link_is_avoided() -> TestResult {
+/// The link between nodes 0 and 1 loses its carrier.
+fn a_cut_link_is_avoided_until_it_returns() -> TestResult {
+    fn set(hosts: &Hosts, state: &str) {
+        ip(&format!("-n {} link set to1 {state}", hosts.host(NodeNumber(0))));
+    }
+    a_link_is_avoided_until_it_returns("cut", |hosts| set(hosts, "down"), |hosts| set(hosts, "up"))
+}
+
+/// What node 0 sends to node 1 does not arrive, because its host has a wrong hardware address of that of node 1. The other
+/// direction works.
+fn a_link_with_a_silent_direction() -> TestResult {
+    fn neighbour(hosts: &Hosts, words: &str) {
+        let (host, there) = (hosts.host(NodeNumber(0)), address(NodeNumber(1)));
+        ip(&format!("-n {host} neigh {}", words.replace("THERE", &there)));
+    }
+    a_link_is_avoided_until_it_returns(
+        "silent",
+        |hosts| neighbour(hosts, "replace THERE lladdr 02:00:00:00:00:01 nud permanent dev to1"),
+        |hosts| neighbour(hosts, "delete THERE dev to1"),
+    )
+}
+
+/// All nodes go on around a link that fails, and over it when it is back.
+fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&Hosts)) -> TestResult {
     let torus: Dimensions = "2x2x1".parse()?;
-    let hosts = Hosts::new("cut", torus);
+    let mut hosts = Hosts::new(test, torus);
     let service = hosts.serve();
     let folder = tempfile::tempdir()?;
     let launcher = Launcher {
@@ -182,7 +227,7 @@ fn a_cut_link_is_avoided() -> TestResult {
     };
     await_state(&launched, "all nodes are well", all_well);
     launched.run(&application("conformance"))?;
-    ip(&format!("-n {} link set to1 down", hosts.host(NodeNumber(0))));
+    cut(&hosts);
     await_state(&launched, "the link is avoided", |state| {
         let ends =
             state.nodes[..2].iter().all(|row| matches!(row.state, NodeState::LinkFailed(_)) && !row.avoided);
@@ -190,6 +235,12 @@ fn a_cut_link_is_avoided() -> TestResult {
     });
     // Around the link.
     launched.run(&application("conformance"))?;
+    let around = hosts.received_over(NodeNumber(1), "to0");
+    restore(&hosts);
+    await_state(&launched, "the link is back", |state| all_well(state) && state.epoch == 2);
+    launched.run(&application("conformance"))?;
+    let back = hosts.received_over(NodeNumber(1), "to0");
+    assert!(back > around + 1_000_000, "{} bytes over the link that is back", back - around);
     launched.finish()?;
     Ok(())
 }

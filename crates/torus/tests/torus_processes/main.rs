@@ -1,17 +1,22 @@
 //! Tori of processes on this host: the conformance suite, and applications and nodes that die.
 //!
-//! This program is also every process of the tori: `node …` runs a node process, `application NAME` an application.
+//! This program is also every process of the tori: `node …` runs a node process, `application NAME` an application,
+//! `outside NAME` a host outside of the torus.
 
 mod cards;
 mod hosts;
+mod loss;
 mod returning;
+mod seventh;
+mod soak;
+mod supervisors;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use millstream_fabric::{Collectives, Fabric, FabricError, Notification, RegionId, conformance};
+use millstream_fabric::{Collectives, Fabric, FabricError, Notification, OnCard, RegionId, conformance};
 use millstream_health::NodeState;
 use millstream_torus::TorusNode;
 use millstream_torus::direct::DirectNode;
@@ -35,6 +40,10 @@ fn main() -> ExitCode {
         }
         Some("supervise") => {
             arguments.supervisor().map_err(Into::into).and_then(|options| Ok(supervisor::run(&options)?))
+        }
+        Some("outside") => {
+            seventh::run_outside(&words[1], &words[2..]);
+            Ok(())
         }
         Some("application") => {
             run_application(&words[1]);
@@ -65,6 +74,10 @@ fn run_application(name: &str) {
         return run_on_mesh(name);
     }
     let mut node = TorusNode::from_environment().expect("a node process");
+    if name == "conformance_on_card" {
+        let mut node = OnCard::new(node, 0).expect("the node has a card");
+        return conformance::checks().into_iter().for_each(|(_, check)| check(&mut node));
+    }
     match name {
         "conformance" => {
             // The supervisors know of all applications of this run, not of those of an earlier one.
@@ -78,6 +91,10 @@ fn run_application(name: &str) {
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         }
         "survive" => survive(&mut node),
+        "soak" => soak::run_application(&mut node),
+        name if name.starts_with("seventh-") => {
+            seventh::run_application(name.trim_start_matches("seventh-"), &mut node);
+        }
         "card_and_host" => cards::between_card_and_host_memory(&mut node),
         "lost_lease" => cards::use_a_card_until_its_lease_ends(&mut node),
         other => panic!("no application {other}"),
@@ -292,6 +309,10 @@ fn trials() -> Vec<Trial> {
     trials.extend(cards::trials());
     trials.extend(hosts::trials());
     trials.extend(returning::trials());
+    trials.extend(seventh::trials());
+    trials.extend(loss::trials());
+    trials.extend(soak::trials());
+    trials.extend(supervisors::trials());
     let failing = || a_failing_application_fails_the_run().map_err(|error| Failed::from(error.to_string()));
     trials.push(Trial::test("a_failing_application_fails_the_run", failing));
     trials

@@ -1,5 +1,7 @@
 //! Nodes that come back: a killed process that is started again, a stopped one that goes on. What is no fault.
 
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,10 +28,13 @@ pub(crate) fn trials() -> Vec<Trial> {
             garbage_in_a_health_page().map_err(failed)
         }),
         Trial::test("no_fault_under_load_is_reported", move || no_fault_under_load().map_err(failed)),
+        Trial::test("a_clock_that_is_set_back_and_forth_changes_nothing", move || {
+            a_clock_that_jumps().map_err(|error| Failed::from(error.to_string()))
+        }),
     ]
 }
 
-fn is_well(state: &TorusState) -> bool {
+pub(crate) fn is_well(state: &TorusState) -> bool {
     state.settled && state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided)
 }
 
@@ -107,7 +112,7 @@ fn garbage_in_a_health_page() -> Result<(), LaunchError> {
 }
 
 /// Attaches as the host monitor does.
-fn health_page(socket: &str) -> HealthPage {
+pub(crate) fn health_page(socket: &str) -> HealthPage {
     let connection = Connection::open(socket, Duration::from_secs(10)).expect("a node process");
     connection.send(b"\"Monitor\"", &[]).expect("sent");
     let mut reply = [0; 64];
@@ -128,4 +133,54 @@ fn no_fault_under_load() -> Result<(), LaunchError> {
     let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
     assert_eq!(faults.count(), 0, "{:?}", state.changes);
     torus.finish().map(drop)
+}
+
+/// Each look at the clock that can be set is an hour before or after the previous one.
+const JUMPING_CLOCK: &str = r"
+#define _GNU_SOURCE
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+int clock_gettime(clockid_t clock, struct timespec *time) {
+    static unsigned looks;
+    long result = syscall(SYS_clock_gettime, clock, time);
+    if (result == 0 && clock == CLOCK_REALTIME)
+        time->tv_sec += __atomic_fetch_add(&looks, 1, __ATOMIC_RELAXED) % 2 ? 3600 : -3600;
+    return result;
+}
+";
+
+/// The clock of all processes is set back and forth: nobody is reported, a killed node is avoided and comes back, and a
+/// supervisor whose clock is behind takes over.
+fn a_clock_that_jumps() -> Result<(), Box<dyn std::error::Error>> {
+    let folder = tempfile::tempdir()?;
+    let (source, library) = (folder.path().join("clock.c"), folder.path().join("clock.so"));
+    std::fs::write(&source, JUMPING_CLOCK)?;
+    let compiled =
+        Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status()?;
+    assert!(compiled.success(), "cc: {compiled}");
+    let usual = launcher("2x2x1");
+    let script = folder.path().join("with-clock");
+    let (library, program) = (library.display(), usual.program.display());
+    std::fs::write(&script, format!("#!/bin/sh\nexec env LD_PRELOAD={library} {program} \"$@\"\n"))?;
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755))?;
+    let mut torus = Launcher { program: script, supervisors: 2, ..usual }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    conforms(&mut torus)?;
+    let state = torus.state().expect("an acting supervisor");
+    assert!(
+        state.epoch == 0 && state.changes.iter().all(|change| change.state == NodeState::Ok),
+        "{state:?}"
+    );
+    kill(torus.supervisor_pid(0).expect("exists"), Signal::KILL);
+    await_state(&torus, "supervisor 1 acts", |state| state.supervisor == 1 && is_well(state));
+    let node = NodeNumber(3);
+    kill(torus.pid(node).expect("exists"), Signal::KILL);
+    await_state(&torus, "node 3 is avoided", |state| state.settled && state.nodes[3].avoided);
+    torus.restart_node(node)?;
+    await_state(&torus, "node 3 is back", |state| is_well(state) && state.epoch == 2);
+    conforms(&mut torus)?;
+    torus.finish()?;
+    Ok(())
 }

@@ -20,6 +20,7 @@ use millstream_card_abi::registers::{DMA_RING, DMA_RING_SLOTS, MAX_PEERS, at};
 use millstream_rdma::queue::SendList;
 use millstream_rdma::{Access, CompletionQueue, Device, VerbsError};
 use millstream_shm::futex;
+use millstream_tls::Security;
 
 pub(crate) use self::control::DmaControl;
 use self::peers::Network;
@@ -76,14 +77,15 @@ impl DmaEngine {
         notifications: Arc<dyn NotificationSink>,
         stop: Arc<AtomicBool>,
         polling: PollPolicy,
-        device: Option<&Device>,
+        network: Option<(&Device, &Security)>,
     ) -> Result<DmaEngine, VerbsError> {
-        let network = match device {
+        let network = match network {
             None => None,
-            Some(device) => {
+            Some((device, security)) => {
                 let generation = hardware.generation();
                 Some(Network {
                     device: device.clone(),
+                    security: security.clone(),
                     queue: CompletionQueue::new(device, DEPTH * MAX_PEERS as u32)?,
                     list: SendList::new(DMA_RING_SLOTS, DMA_RING_SLOTS),
                     memory: hardware.memory().backing().register(device, Access::LOCAL_WRITE)?,

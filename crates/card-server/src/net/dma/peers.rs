@@ -1,6 +1,5 @@
 //! Connections of the DMA engine to peer cards.
 
-use std::net::TcpStream;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
@@ -10,9 +9,8 @@ use millstream_card_abi::command::Cause;
 use millstream_card_abi::hello::{ClientHello, ServerHello};
 use millstream_card_abi::registers::{MAX_PEERS, PEER_BYTES, PEER_TABLE};
 use millstream_rdma::queue::SendList;
-use millstream_rdma::{
-    CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, connect,
-};
+use millstream_rdma::{CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region};
+use millstream_tls::{Security, Stream};
 
 use super::{DEPTH, DmaEngine};
 use crate::notification::Notification;
@@ -24,7 +22,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Peer {
     pub(super) queue_pair: QueuePair,
     /// Keeps the connection alive for the peer.
-    _stream: TcpStream,
+    _stream: Stream,
 }
 
 /// Number of the peer, generation of the network state, outcome.
@@ -33,6 +31,7 @@ pub(super) type ConnectOutcome = (usize, u64, Result<Peer, Cause>);
 /// The network state of the engine.
 pub(super) struct Network {
     pub(super) device: Device,
+    pub(super) security: Security,
     pub(super) queue: CompletionQueue,
     pub(super) list: SendList,
     /// Card memory, registered without remote access.
@@ -72,10 +71,11 @@ impl DmaEngine {
         network.peers[index] = None;
         registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
         let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
+        let security = network.security.clone();
         let (reached, control, generation) =
             (network.connect_outcomes.0.clone(), self.control.clone(), network.generation);
         let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
-            let peer = connect_to(&device, &queue, &address);
+            let peer = connect_to(&device, &queue, &address, &security);
             let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
             control.connect_ended.store(true, Ordering::Release);
             control.notify();
@@ -113,10 +113,12 @@ impl DmaEngine {
     }
 }
 
-fn connect_to(device: &Device, queue: &CompletionQueue, address: &str) -> Option<Peer> {
+fn connect_to(device: &Device, queue: &CompletionQueue, address: &str, security: &Security) -> Option<Peer> {
     let deadline = Deadline::after(CONNECT_TIMEOUT);
     let options = RcOptions { send_depth: DEPTH, recv_depth: 1, ..RcOptions::default() };
-    let mut stream = connect::dial(address, deadline).ok()?;
+    let stream = security.dial(address, deadline);
+    let mut stream =
+        stream.inspect_err(|error| tracing::warn!(%error, "no connection to a peer card")).ok()?;
     let prepared = PreparedQueuePair::new(device, queue, queue, &options).ok()?;
     let connected = prepared.connect(&mut stream, &ClientHello::new(true).to_bytes(), deadline).ok()?;
     ServerHello::parse(&connected.private_data)?;

@@ -4,6 +4,7 @@
 //! `make soak` runs the long form. `MILLSTREAM_KILLS` sets the number of kills, `MILLSTREAM_SEED` the random
 //! seed.
 
+pub(crate) mod datagrams;
 pub(crate) mod load;
 pub(crate) mod stepping;
 

@@ -165,6 +165,8 @@ pub(crate) enum Command {
     Hammer(Request),
     /// Repeats a request as often as given, each time after the last one has succeeded.
     Repeat(Request, u64),
+    /// Executes the program `sleep` in this process. No answer.
+    Exec,
     /// Forks a child that sleeps for half a minute. Answers with its process id.
     ForkSleeper,
     /// The queue pair's state.
@@ -420,6 +422,11 @@ impl Actor {
                     };
                     assert_eq!(found.first().map(|completion| completion.status), Some(WC_SUCCESS));
                 }
+            }
+            Command::Exec => {
+                use std::os::unix::process::CommandExt as _;
+                let error = std::process::Command::new("sleep").arg("60").exec();
+                panic!("sleep is not executed: {error}");
             }
             Command::ForkSleeper => {
                 // SAFETY: the child makes system calls only.

@@ -91,6 +91,14 @@ impl Process {
         });
     }
 
+    /// Waits until the process executes this program.
+    pub(crate) fn wait_for_program(&self, name: &str) {
+        let comm = format!("/proc/{}/comm", self.id());
+        super::wait_for("another program", || {
+            std::fs::read_to_string(&comm).is_ok_and(|running| running.trim_end() == name)
+        });
+    }
+
     /// Kills the process and waits for its end.
     pub(crate) fn kill(&mut self) {
         self.child.kill().expect("our own child");

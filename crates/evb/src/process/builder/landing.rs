@@ -7,6 +7,7 @@ use crate::process::card;
 use millstream_card::Card;
 use millstream_card_abi::MemoryRange;
 use millstream_rdma::{Access, Device, Region, RemoteMemory};
+use millstream_shm::Mapping;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
@@ -97,6 +98,14 @@ impl LandingMemory {
                 operation: "share the slots with the software trigger",
                 cause: std::io::ErrorKind::Unsupported.into(),
             }),
+        }
+    }
+
+    /// Landing memory in this process; it starts with the slots.
+    pub(super) fn mapping(&self) -> Result<&Mapping, OutsideLandingMemory> {
+        match &self.memory {
+            Memory::Card(card) => Ok(card.memory().mapping()),
+            Memory::Host => self.slots.mapping().ok_or(OutsideLandingMemory { offset: 0, len: 0 }),
         }
     }
 

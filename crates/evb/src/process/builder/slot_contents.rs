@@ -6,6 +6,7 @@ use crate::core::plan::Batch;
 use crate::core::summary::{BatchCounts, BatchOutcome};
 use crate::core::{Bytes, RuIndex};
 use crate::layout::{PacketArea, SlotLayout};
+use crate::process::sink::PacketPlace;
 use millstream_fragment::mfp::{Entry, Header, HeaderBuilder, MfpError, Repr};
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 
@@ -80,6 +81,21 @@ impl HeaderReader {
         landing.read(slot_offset + area.offset, header)?;
         Header::new_checked(&*header, area.capacity.into())
             .map_err(|error| InvalidSlotData::Packet { source_id: area.source, error })
+    }
+
+    /// Reads the header of the packet in `area` again, and returns where the packet is in landing memory.
+    pub(super) fn place(
+        &mut self,
+        landing: &LandingMemory,
+        slot_offset: u64,
+        area: &PacketArea,
+    ) -> Result<PacketPlace, InvalidSlotData> {
+        let header = self.read(landing, slot_offset, area)?;
+        let (source, kind) = (header.source(), header.kind());
+        let (len, header_len) = (header.total_len(), header.header_len());
+        let header_crc = crc32fast::hash(&self.buffer[..header_len as usize]);
+        let offset = (slot_offset + area.offset) as usize;
+        Ok(PacketPlace { source, kind, offset, len, header_len, header_crc })
     }
 }
 

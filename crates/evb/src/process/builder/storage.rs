@@ -9,15 +9,15 @@
 //! A batch keeps its slot until its events are in the sink and flushed. So the slots bound the queue, no event is
 //! copied for it, and a batch that is done is stored. Batches that wait at the same time share a flush.
 
-use super::landing::{LandingMemory, OutsideLandingMemory};
-use super::slot_contents::SlotContents;
+use super::landing::LandingMemory;
+use super::slot_contents::{HeaderReader, InvalidSlotData, SlotContents};
 use crate::core::plan::Batch;
 use crate::core::types::EventNumber;
 use crate::core::{Bytes, SlotIndex};
 use crate::layout::SlotLayout;
 use crate::process::ProcessError;
 use crate::process::error::IoContext;
-use crate::process::sink::{AcceptedEvent, Sink, SinkError};
+use crate::process::sink::{AcceptedBatch, AcceptedEvent, EventOfBatch, PacketPlace, Sink, SinkError};
 use millstream_fragment::{Fragment, SourceId};
 use rustix::event::{EventfdFlags, eventfd};
 use serde::{Deserialize, Serialize};
@@ -46,6 +46,13 @@ pub(super) struct StorageJob {
     pub(super) decisions: Vec<u8>,
 }
 
+impl StorageJob {
+    /// Length of a decision map.
+    fn decision_bytes(&self) -> usize {
+        self.decisions.len().checked_div(self.events.len()).unwrap_or(0)
+    }
+}
+
 /// A batch whose events are in the sink.
 #[derive(Debug)]
 pub(super) struct StoredBatch {
@@ -59,9 +66,9 @@ pub(super) struct StoredBatch {
 /// Why events were not stored.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StorageError {
-    /// A fragment lies outside of landing memory.
+    /// A fragment lies outside of landing memory, or a packet has changed.
     #[error(transparent)]
-    Data(#[from] OutsideLandingMemory),
+    Data(#[from] InvalidSlotData),
     /// The sink failed.
     #[error("{0}")]
     Sink(SinkError),
@@ -74,6 +81,12 @@ pub struct StorageStatistics {
     pub batches: u64,
     /// Payload stored.
     pub bytes: Bytes,
+    /// Bytes of whole packets, with the rest of their blocks, that the storage device read from landing memory.
+    #[serde(default)]
+    pub direct_bytes: Bytes,
+    /// Such bytes that a processor copied first. Single events are always copied; they count only as payload.
+    #[serde(default)]
+    pub copied_bytes: Bytes,
     /// Events that were not stored, because a builder unit that was lost had stored them.
     #[serde(default)]
     pub duplicates: u64,
@@ -118,6 +131,9 @@ impl Storage {
         let (jobs, job_receiver) = mpsc::channel();
         let (result_sender, results) = mpsc::channel();
         let worker = StorageWorker {
+            takes_batches: sink.takes_batches(),
+            reader: HeaderReader::new(&layout),
+            packets: Vec::new(),
             sink,
             landing,
             layout,
@@ -221,6 +237,8 @@ impl Storage {
             self.results.try_iter().flatten().map(|stored| stored.events - stored.duplicates).sum();
         let statistics = StorageStatistics {
             bytes: worker.bytes,
+            direct_bytes: worker.direct_bytes,
+            copied_bytes: worker.copied_bytes,
             duplicates: worker.duplicates,
             flushes: worker.flushes,
             busy: worker.busy,
@@ -233,8 +251,12 @@ impl Storage {
 /// The storage thread.
 struct StorageWorker {
     sink: Box<dyn Sink>,
+    takes_batches: bool,
     landing: Arc<LandingMemory>,
     layout: SlotLayout,
+    reader: HeaderReader,
+    /// Packets of the current batch, if the sink takes batches.
+    packets: Vec<PacketPlace>,
     results: Sender<Result<StoredBatch, StorageError>>,
     wake: Arc<OwnedFd>,
     /// Payload of the current event.
@@ -278,17 +300,19 @@ impl StorageWorker {
         let mut next = Some(first);
         while let Some(job) = next {
             let before = self.statistics.duplicates;
-            for (position, &event) in job.events.iter().enumerate() {
-                let number = EventNumber(job.batch.first_event.0 + u64::from(event));
-                if job.again && self.sink.is_stored(number).map_err(StorageError::Sink)? {
-                    self.statistics.duplicates += 1;
-                    continue;
-                }
-                let decisions = job.decisions.len() / job.events.len();
-                let decisions = &job.decisions[position * decisions..(position + 1) * decisions];
-                self.store(&job, event, decisions)?;
-            }
             let events = job.events.len() as u64;
+            let mut job = job;
+            if job.again {
+                self.remove_duplicates(&mut job)?;
+            }
+            if self.takes_batches && !job.events.is_empty() {
+                self.store_batch(&job)?;
+            } else {
+                let map = job.decision_bytes();
+                for (position, &event) in job.events.iter().enumerate() {
+                    self.store(&job, event, &job.decisions[position * map..(position + 1) * map])?;
+                }
+            }
             let duplicates = self.statistics.duplicates - before;
             stored.push(StoredBatch { slot: job.slot, contents: job.contents, events, duplicates });
             let has_room = self.statistics.bytes.0 - begin.0 < MAX_UNFLUSHED.0;
@@ -300,10 +324,58 @@ impl StorageWorker {
         Ok(())
     }
 
+    /// Removes events that a lost builder unit has stored.
+    fn remove_duplicates(&mut self, job: &mut StorageJob) -> Result<(), StorageError> {
+        let map = job.decision_bytes();
+        let (mut events, mut decisions) = (Vec::new(), Vec::new());
+        for (position, &event) in job.events.iter().enumerate() {
+            let number = EventNumber(job.batch.first_event.0 + u64::from(event));
+            if self.sink.is_stored(number).map_err(StorageError::Sink)? {
+                self.statistics.duplicates += 1;
+            } else {
+                events.push(event);
+                decisions.extend_from_slice(&job.decisions[position * map..(position + 1) * map]);
+            }
+        }
+        (job.events, job.decisions) = (events, decisions);
+        Ok(())
+    }
+
     fn report(&self, result: Result<StoredBatch, StorageError>) {
         // The builder unit holds the other end until this thread has ended.
         let _ = self.results.send(result);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
+    }
+
+    /// Stores a batch from where it is.
+    fn store_batch(&mut self, job: &StorageJob) -> Result<(), StorageError> {
+        let slot_offset = self.layout.slot_offset(job.slot);
+        self.packets.clear();
+        for area in &self.layout.packets {
+            self.packets.push(self.reader.place(&self.landing, slot_offset, area)?);
+        }
+        let event = |&index: &u16| EventOfBatch {
+            index,
+            incomplete: !job.contents.is_complete(index.into()),
+            fragments: job.contents.fragments(index.into()),
+            payload: job.contents.payload(index.into()),
+        };
+        let events: Vec<_> = job.events.iter().map(event).collect();
+        let batch = AcceptedBatch {
+            id: job.batch.id,
+            first_event: job.batch.first_event,
+            n_events: job.batch.events,
+            events: &events,
+            decisions: &job.decisions,
+            readout_lost: job.contents.lacks_readout_unit(),
+            packets: &self.packets,
+            memory: self.landing.mapping().map_err(InvalidSlotData::from)?,
+        };
+        let written = self.sink.store_batch(&batch).map_err(StorageError::Sink)?;
+        self.statistics.direct_bytes.0 += written.direct.0;
+        self.statistics.copied_bytes.0 += written.copied.0;
+        self.statistics.bytes.0 += events.iter().map(|event| event.payload.0).sum::<u64>();
+        Ok(())
     }
 
     fn store(&mut self, job: &StorageJob, event: u16, decisions: &[u8]) -> Result<(), StorageError> {
@@ -316,7 +388,7 @@ impl StorageWorker {
             let (start, len) = (self.payload.len(), entry.len as usize);
             self.payload.resize(start + len, 0);
             let at = slot_offset + area.offset + u64::from(entry.offset);
-            self.landing.read(at, &mut self.payload[start..])?;
+            self.landing.read(at, &mut self.payload[start..]).map_err(InvalidSlotData::from)?;
             self.found.push((SourceId(area.source), start, len, entry.crc));
         }
         self.found.sort_unstable_by_key(|(source, ..)| *source);

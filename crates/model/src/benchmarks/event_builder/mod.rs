@@ -12,6 +12,7 @@
 //!
 //! The core makes all decisions: assignment, slots, credits, sending order, completeness, and the run summary of the run.
 
+mod cost;
 mod flow_level;
 mod packet_level;
 mod summary;
@@ -22,6 +23,7 @@ use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use crate::path::{Adapter, DataPath, IB_HEADERS};
 use crate::path::{PathError, data_path};
+pub use cost::BuiltCost;
 pub use millstream_evb_core::plan::PlanError;
 pub use millstream_evb_core::shaping::TrafficShaping;
 pub use millstream_evb_core::summary::RunSummary;

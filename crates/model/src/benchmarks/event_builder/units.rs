@@ -13,7 +13,7 @@ use millstream_evb_core::report::{BuilderReport, ReadoutReport};
 use millstream_evb_core::summary::{BatchCounts, BatchOutcome, RunSummary};
 use millstream_evb_core::{
     BuIndex, Builder, Bytes, EventNumber, Immediate, Instant, Message, Plan, RecoveryPolicy, RuIndex,
-    SlotIndex, Unit,
+    SlotIndex, Term, Unit,
 };
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::rc::Rc;
@@ -444,12 +444,12 @@ impl Units {
         match (slot_state, to) {
             (ControlBatch::ToReadouts(messages), ControlEndpoint::Node(node)) => {
                 let unit = &mut self.readouts[usize::from(node)];
-                messages.iter().for_each(|message| unit.handle_message(*message, now));
+                messages.iter().for_each(|message| unit.handle_message(Term::FIRST, *message, now));
                 self.pump_readout(node, network);
             }
             (ControlBatch::ToBuilder(messages), ControlEndpoint::Node(node)) => {
                 let unit = &mut self.builders[usize::from(node)];
-                messages.iter().for_each(|message| unit.handle_message(*message, now));
+                messages.iter().for_each(|message| unit.handle_message(Term::FIRST, *message, now));
                 self.pump_builder(node, network);
             }
             (ControlBatch::ToManager(unit, inputs), _) => {

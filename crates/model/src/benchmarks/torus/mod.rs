@@ -5,14 +5,17 @@
 //! host ([`SharedCores`]).
 
 mod network;
+mod routes;
 
 use millstream_site::Site;
-use millstream_torus_core::route::dimension_order::{self, Arrival, Step};
-use millstream_torus_core::{Dimensions, NodeNumber, Sign};
+use millstream_torus_core::{DeadSet, Dimensions, NodeNumber};
 
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
 use network::Network;
+use routes::Routes;
+
+pub(crate) use routes::dead_links;
 
 /// A torus.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,6 +34,8 @@ pub struct Torus {
     pub end_latency: Picos,
     /// Nodes are processes of one host.
     pub cores: Option<SharedCores>,
+    /// Failed links: routes lead around them.
+    pub dead: DeadSet,
 }
 
 /// Cores of a host whose processes are the nodes. Each hop and each delivery of a packet takes time of one core.
@@ -110,6 +115,7 @@ impl Torus {
                 packet: Picos::from_nanos(value("torus.packet.time")?),
                 copy: BytesPerSecond::gigabytes(value("torus.copy.rate")?),
             }),
+            dead: dead_links(site, torus),
         };
         match model.core_dimensions() {
             Ok(_) => Ok(model),
@@ -139,27 +145,10 @@ impl Torus {
         self.core_dimensions().unwrap_or_else(|error| panic!("a torus that was checked: {error}"))
     }
 
-    /// Hops of the route between two nodes, as `torus-core` chooses it when all nodes live.
+    /// Hops of the route between two nodes, as `torus-core` chooses it; none if failed links separate them.
     #[must_use]
-    pub fn hops(&self, from: usize, to: usize) -> Vec<TorusHop> {
-        let torus = self.core();
-        let (mut node, to) = (NodeNumber(from as u16), NodeNumber(to as u16));
-        let signs = dimension_order::shortest(&torus, node, to);
-        let mut hops: Vec<TorusHop> = Vec::new();
-        let mut arrival = None;
-        while let Step::Forward(direction, vc) = dimension_order::next(&torus, node, to, signs, arrival) {
-            let dimension = direction.axis.index();
-            hops.push(TorusHop {
-                node: node.index(),
-                dimension,
-                positive: direction.sign == Sign::Plus,
-                enters_ring: hops.last().is_none_or(|last| last.dimension != dimension),
-            });
-            let Some(next) = torus.neighbour(node, direction) else { break };
-            node = next;
-            arrival = Some(Arrival { travelling: direction, vc });
-        }
-        hops
+    pub fn hops(&self, from: usize, to: usize) -> Option<Vec<TorusHop>> {
+        Routes::new(self.core(), &self.dead).hops(NodeNumber(from as u16), NodeNumber(to as u16))
     }
 
     /// Bisection bandwidth of the longest dimension, both directions: the limit of an all-to-all.
@@ -196,7 +185,7 @@ pub struct AllToAll {
     pub events: u64,
 }
 
-/// All-to-all: every node sends a message of this size to every other.
+/// All-to-all: every node sends a message of this size to every other that it reaches.
 ///
 /// # Panics
 /// If a packet is lost, which the router's rules exclude.
@@ -206,18 +195,19 @@ pub fn all_to_all(torus: &Torus, message: u64) -> AllToAll {
     let packets = message.div_ceil(u64::from(torus.packet_size)).max(1) as u32;
     let size = torus.packet_size.min(message.max(1) as u32);
     let mut network = Network::new(torus, torus.core(), size);
+    let mut pairs = 0;
     for from in 0..nodes {
         // Node i starts with node i + 1, so no node is the first target of all.
-        (1..nodes).for_each(|k| network.plan(from, (from + k) % nodes, packets));
+        pairs += (1..nodes).filter(|k| network.plan(from, (from + k) % nodes, packets)).count();
     }
     let outcome = network.run();
-    assert_eq!(outcome.delivered, u64::from(packets) * (nodes * (nodes - 1)) as u64, "every packet arrives");
-    let bytes = message as f64 * (nodes * (nodes - 1)) as f64;
+    assert_eq!(outcome.delivered, u64::from(packets) * pairs as u64, "every packet arrives");
+    let bytes = message as f64 * pairs as f64;
     let time = outcome.time + torus.end_latency;
     AllToAll { time, rate: BytesPerSecond(bytes / time.seconds().max(1e-12)), events: outcome.events }
 }
 
-/// Rate of one node that sends `bytes` to another one, in packets without a pause.
+/// Rate of one node that sends `bytes` to another one, in packets without a pause; 0 if failed links separate them.
 ///
 /// # Panics
 /// If a packet is lost, which the router's rules exclude.
@@ -226,15 +216,17 @@ pub fn stream(torus: &Torus, from: usize, to: usize, bytes: u64) -> BytesPerSeco
     let packets = bytes.div_ceil(u64::from(torus.packet_size)).max(1) as u32;
     let size = torus.packet_size.min(bytes.max(1) as u32);
     let mut network = Network::new(torus, torus.core(), size);
-    network.plan(from, to, packets);
+    if !network.plan(from, to, packets) {
+        return BytesPerSecond(0.0);
+    }
     let outcome = network.run();
     assert_eq!(outcome.delivered, u64::from(packets), "every packet arrives");
     BytesPerSecond(bytes as f64 / outcome.time.seconds().max(1e-12))
 }
 
-/// Latency of one small packet.
+/// Latency of one small packet; none if failed links separate the nodes.
 #[must_use]
-pub fn small_packet_latency(torus: &Torus, from: usize, to: usize) -> Picos {
-    let hops = torus.hops(from, to).len() as u64;
-    torus.end_latency + (torus.hop_latency + torus.rate.time(64)) * hops
+pub fn small_packet_latency(torus: &Torus, from: usize, to: usize) -> Option<Picos> {
+    let hops = torus.hops(from, to)?.len() as u64;
+    Some(torus.end_latency + (torus.hop_latency + torus.rate.time(64)) * hops)
 }

@@ -10,15 +10,13 @@
 
 use std::collections::VecDeque;
 
-use millstream_torus_core::header::Kind;
-use millstream_torus_core::route::{NodeTable, UpDown, VirtualChannel, dimension_order};
+use millstream_torus_core::route::{NodeTable, VirtualChannel};
 use millstream_torus_core::router::{Action, Origin, Port, SlotRef};
 use millstream_torus_core::topology::DIRECTIONS;
-use millstream_torus_core::{
-    DeadSet, Dimensions, Direction, Epoch, Header, NodeNumber, Router, RouterOptions, TorusRouting,
-};
+use millstream_torus_core::{Dimensions, Direction, Header, NodeNumber, Router, RouterOptions, TorusRouting};
 
 use super::Torus;
+use super::routes::{EPOCH, Routes};
 use crate::engine::{EventQueue, Picos};
 
 /// Virtual channels of dimension order, which share a channel's buffer.
@@ -42,7 +40,7 @@ enum Event {
 struct Node {
     router: Router<()>,
     /// Packets left for each target.
-    backlog: VecDeque<(NodeNumber, u32)>,
+    backlog: VecDeque<(Header, u32)>,
     busy: [bool; DIRECTIONS],
     told: [[u32; VirtualChannel::COUNT]; DIRECTIONS],
     /// Steps that wait for a core: their time, and what happens at their end.
@@ -64,6 +62,7 @@ pub(super) struct Outcome {
 pub(super) struct Network<'t> {
     model: &'t Torus,
     torus: Dimensions,
+    routes: Routes<'t>,
     /// Payload of each packet (bytes).
     size: u32,
     nodes: Vec<Node>,
@@ -78,15 +77,17 @@ pub(super) struct Network<'t> {
 
 impl<'t> Network<'t> {
     pub(super) fn new(model: &'t Torus, torus: Dimensions, size: u32) -> Network<'t> {
-        let slots = (model.buffer / u64::from(model.packet_size.max(1)) / CHANNELS_IN_USE).clamp(1, 1024);
+        // Routes up and down around failed links have a virtual channel of their own.
+        let channels = CHANNELS_IN_USE + u64::from(!model.dead.is_empty());
+        let slots = (model.buffer / u64::from(model.packet_size.max(1)) / channels).clamp(1, 1024);
         let options = RouterOptions { slots: slots as u16, injection: INJECTION };
-        let graph = UpDown::new(&torus, &DeadSet::new());
+        let routes = Routes::new(torus, &model.dead);
         let node = |node: NodeNumber| {
             let mut routing = TorusRouting::new(torus, node);
-            routing.install(Epoch(0), NodeTable::new(&graph, node));
+            routing.install(EPOCH, NodeTable::new(&routes.graph, node));
             let mut router = Router::new(routing, options);
             for direction in Direction::ALL {
-                router.set_link(direction, torus.neighbour(node, direction).is_some());
+                router.set_link(direction, model.dead.live_neighbour(&torus, node, direction).is_some());
             }
             Node {
                 router,
@@ -102,6 +103,7 @@ impl<'t> Network<'t> {
             torus,
             size,
             nodes: torus.all().map(node).collect(),
+            routes,
             events: EventQueue::new(),
             now: Picos::ZERO,
             waiting: VecDeque::new(),
@@ -110,9 +112,14 @@ impl<'t> Network<'t> {
         }
     }
 
-    /// Gives a node packets for another one.
-    pub(super) fn plan(&mut self, from: usize, to: usize, packets: u32) {
-        self.nodes[from].backlog.push_back((NodeNumber(to as u16), packets));
+    /// Gives a node packets for another one. False if failed links separate them.
+    pub(super) fn plan(&mut self, from: usize, to: usize, packets: u32) -> bool {
+        let header = self.routes.header(NodeNumber(from as u16), NodeNumber(to as u16));
+        if let Some(mut header) = header {
+            header.length = self.size;
+            self.nodes[from].backlog.push_back((header, packets));
+        }
+        header.is_some()
     }
 
     /// Runs until nothing moves.
@@ -245,20 +252,16 @@ impl<'t> Network<'t> {
 
     /// Keeps the injection queues full, by turns of the targets, so that no output idles while packets for it are left.
     fn inject(&mut self, node: usize) {
-        let here = NodeNumber(node as u16);
         let mut refused = 0;
         while refused < self.nodes[node].backlog.len()
-            && let Some((target, left)) = self.nodes[node].backlog.pop_front()
+            && let Some((header, left)) = self.nodes[node].backlog.pop_front()
         {
-            let mut header = Header::new(Kind::Put, here, target);
-            header.signs = dimension_order::shortest(&self.torus, here, target);
-            header.length = self.size;
             let state = &mut self.nodes[node];
             let taken = state.router.inject(Port::Local, header, ()).is_ok();
             let left = left - u32::from(taken);
             refused = if taken { 0 } else { refused + 1 };
             if left > 0 {
-                state.backlog.push_back((target, left));
+                state.backlog.push_back((header, left));
             }
         }
     }
@@ -288,6 +291,7 @@ impl<'t> Network<'t> {
 mod tests {
     use super::super::{SharedCores, Torus, all_to_all, stream};
     use crate::engine::{BytesPerSecond, Picos};
+    use millstream_torus_core::DeadSet;
 
     fn torus(dimensions: &[u32], cores: Option<SharedCores>) -> Torus {
         Torus {
@@ -298,6 +302,7 @@ mod tests {
             hop_latency: Picos::from_nanos(200.0),
             end_latency: Picos::from_nanos(1000.0),
             cores,
+            dead: DeadSet::new(),
         }
     }
 

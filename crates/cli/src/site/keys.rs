@@ -1,0 +1,47 @@
+//! `millstream site keys`: the authority of a site and the keys of its nodes.
+
+use std::error::Error;
+use std::time::Duration;
+
+use millstream_site::load;
+use millstream_tls::authority::{Authority, AuthorityError, Validity};
+
+use crate::args::SiteKeysOptions;
+
+const DAY: Duration = Duration::from_secs(24 * 3600);
+/// Validity of an authority, in days.
+const AUTHORITY_DAYS: u32 = 3650;
+
+pub(super) fn run(options: &SiteKeysOptions) -> Result<(), Box<dyn Error>> {
+    let SiteKeysOptions { file, out, days, names, renew } = options;
+    let site = load(file)?;
+    let nodes: Vec<&str> = site.hosts.iter().map(|host| host.name.as_str()).collect();
+    if nodes.is_empty() {
+        return Err(format!("{}: the site has no hosts", file.display()).into());
+    }
+    if let Some((node, _)) = names.iter().find(|(node, _)| !nodes.contains(&node.as_str())) {
+        return Err(format!("--name {node}: {} has no host of this name", file.display()).into());
+    }
+    let validity = Validity::starting_now(DAY * *days);
+    let authority = if *renew {
+        Authority::load(out)?
+    } else {
+        // Nothing is written if any of the folders exists.
+        if let Some(taken) = nodes.iter().map(|node| out.join(node)).find(|folder| folder.exists()) {
+            return Err(AuthorityError::Exists(taken).into());
+        }
+        let validity = Validity::starting_now(DAY * AUTHORITY_DAYS.max(*days));
+        let authority = Authority::create(out, &format!("Millstream authority of {}", site.name), validity)?;
+        println!("authority: {}, valid until {}", out.join("authority").display(), validity.end());
+        authority
+    };
+    for node in nodes {
+        let further: Vec<String> =
+            names.iter().filter(|(of, _)| of == node).map(|(_, name)| name.clone()).collect();
+        let keys = authority.issue(node, &further, validity)?;
+        let folder = out.join(node);
+        if *renew { keys.replace(&folder) } else { keys.create(&folder) }?;
+        println!("{node}: {}, valid until {}", folder.display(), validity.end());
+    }
+    Ok(())
+}

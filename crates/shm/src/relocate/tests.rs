@@ -1,0 +1,471 @@
+//! Moves of pages under loads, stores, system calls, pins and forks.
+
+use super::*;
+use crate::Mapping;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+fn pages(n: usize) -> Mapping {
+    exchange::anonymous(n * PAGE).unwrap()
+}
+
+/// False, with a printed reason, where this process may not move pages.
+fn is_tested() -> bool {
+    let tested = is_available();
+    if !tested {
+        println!("skipped: pages do not move here; run as root, or set vm.unprivileged_userfaultfd=1");
+    }
+    tested
+}
+
+#[test]
+fn contents_survive_and_are_shared() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(4);
+    let base = memory.base() as usize;
+    // SAFETY: within the four pages, here and below.
+    unsafe { memory.base().add(5000).write(42) };
+    let shared = move_pages(base + 100..base + 4 * PAGE - 100).unwrap();
+    assert_eq!(shared.range, base + PAGE..base + 3 * PAGE);
+    let view = Mapping::new(shared.as_fd(), 0, 2 * PAGE, true).unwrap();
+    // SAFETY: as above.
+    unsafe {
+        assert_eq!(view.base().add(5000 - PAGE).read_volatile(), 42);
+        view.base().add(1).write_volatile(9);
+        assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
+        drop(shared);
+        assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9);
+        view.base().add(1).write_volatile(10);
+        assert_eq!(memory.base().add(PAGE + 1).read_volatile(), 9, "private again");
+    }
+}
+
+#[test]
+fn shared_twice_moves_once() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(4);
+    let base = memory.base() as usize;
+    let a = move_pages(base..base + 4 * PAGE).unwrap();
+    let b = move_pages(base + PAGE..base + 2 * PAGE).unwrap();
+    assert_eq!((a.id(), b.offset), (b.id(), PAGE));
+    drop(a);
+    // SAFETY: inside the four pages.
+    unsafe { memory.base().add(PAGE).write_volatile(3) };
+    let view = Mapping::new(b.as_fd(), 0, 4 * PAGE, true).unwrap();
+    // SAFETY: inside the view.
+    assert_eq!(unsafe { view.base().add(PAGE).read_volatile() }, 3);
+}
+
+#[test]
+fn a_part_of_a_shared_page_is_shared() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(3);
+    let base = memory.base() as usize;
+    assert!(move_pages(base + 8..base + 16).is_err(), "not for a part of a page");
+    let whole = move_pages(base..base + 3 * PAGE).unwrap();
+    assert!(whole.is_last());
+    let part = move_pages(base + PAGE + 8..base + PAGE + 16).unwrap();
+    assert_eq!((part.range.clone(), part.offset), (base + PAGE + 8..base + PAGE + 16, PAGE + 8));
+    assert!(!whole.is_last() && move_pages(base..base).is_err());
+    let view = Mapping::new(whole.as_fd(), 0, 3 * PAGE, true).unwrap();
+    drop(whole);
+    assert!(part.is_last());
+    // SAFETY: inside the three pages and their view.
+    unsafe {
+        view.base().add(PAGE + 9).write_volatile(5);
+        assert_eq!(memory.base().add(PAGE + 9).read_volatile(), 5);
+    }
+}
+
+#[test]
+fn what_is_not_plain_memory_stays() {
+    let text = move_pages as *const () as usize;
+    assert!(move_pages(text & !(PAGE - 1)..(text & !(PAGE - 1)) + PAGE).is_err());
+    let small = [0u8; 64];
+    assert!(move_pages(small.as_ptr() as usize..small.as_ptr() as usize + 64).is_err());
+}
+
+#[test]
+fn no_store_is_lost_while_pages_move() {
+    if !is_tested() {
+        return;
+    }
+    let memory = Arc::new(pages(64));
+    let stop = Arc::new(AtomicBool::new(false));
+    let written = Arc::new(AtomicU64::new(0));
+    let writer = {
+        let (memory, stop, written) = (memory.clone(), stop.clone(), written.clone());
+        std::thread::spawn(move || {
+            let mut n = 0u64;
+            while !stop.load(Ordering::Relaxed) {
+                n += 1;
+                for page in 0..64 {
+                    // SAFETY: the first eight bytes of each page of the mapping.
+                    unsafe { memory.base().add(page * PAGE).cast::<u64>().write_volatile(n) };
+                }
+            }
+            written.store(n, Ordering::SeqCst);
+        })
+    };
+    let base = memory.base() as usize;
+    for _ in 0..200 {
+        let shared = move_pages(base..base + 64 * PAGE).unwrap();
+        std::thread::yield_now();
+        drop(shared);
+    }
+    stop.store(true, Ordering::Relaxed);
+    writer.join().unwrap();
+    for page in 0..64 {
+        // SAFETY: as above.
+        let value = unsafe { memory.base().add(page * PAGE).cast::<u64>().read_volatile() };
+        assert_eq!(value, written.load(Ordering::SeqCst), "page {page}");
+    }
+}
+
+#[test]
+fn a_forked_child_has_its_own_copy() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(2);
+    let base = memory.base();
+    // SAFETY: inside the two pages; the child only stores, waits and exits.
+    unsafe {
+        base.write(1);
+        let _shared = move_pages(base as usize..base as usize + 2 * PAGE).unwrap();
+        let child = libc::fork();
+        if child == 0 {
+            libc::usleep(20_000);
+            let seen = base.read_volatile();
+            base.write_volatile(3);
+            libc::_exit(i32::from(seen != 1));
+        }
+        base.write_volatile(2);
+        let mut status = 0;
+        libc::waitpid(child, &raw mut status, 0);
+        assert_eq!(status, 0, "the child sees the contents as they were at the fork");
+        assert_eq!(base.read_volatile(), 2, "the child's store stays in the child");
+    }
+}
+
+#[test]
+fn pages_that_a_fork_has_shared_move() {
+    if !is_tested() {
+        return;
+    }
+    for ends_first in [false, true] {
+        let memory = pages(8);
+        let byte = |page: usize| memory.base().wrapping_add(page * PAGE);
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        // Page 3 does not exist.
+        let existing = || (0..8).filter(|page| *page != 3);
+        // SAFETY: bytes of the mapping, here and below; the child only reads, waits and exits.
+        existing().for_each(|page| unsafe { byte(page).write_volatile(page as u8 + 1) });
+        let wait = |child| {
+            let mut status = 0;
+            // SAFETY: waits for this test's child.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child sees the contents at the fork");
+        };
+        // SAFETY: as above. The child reads pages of its own, and a descriptor.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let mut go = [0u8];
+            // SAFETY: as above.
+            let same = unsafe {
+                let ready = ends_first || libc::read(reader.as_raw_fd(), go.as_mut_ptr().cast(), 1) == 1;
+                ready && existing().all(|page| byte(page).read_volatile() == page as u8 + 1)
+            };
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!same)) };
+        }
+        assert!(child > 0);
+        if ends_first {
+            wait(child);
+        }
+        let base = memory.base() as usize;
+        let mut moved = None;
+        assert!(
+            moves_in_time(|| {
+                moved = move_pages(base..base + 8 * PAGE).ok();
+                moved.is_some()
+            }),
+            "no store of this process is needed"
+        );
+        existing().for_each(|page| {
+            // SAFETY: as above.
+            unsafe {
+                assert_eq!(byte(page).read_volatile(), page as u8 + 1);
+                byte(page).write_volatile(99);
+            }
+        });
+        if !ends_first {
+            writer.write_all(&[1]).unwrap();
+            wait(child);
+        }
+    }
+}
+
+#[test]
+fn moved_pages_are_allocated_and_keep_their_contents() {
+    if !is_tested() {
+        return;
+    }
+    const PAGES: usize = 3 * exchange::PAGEMAP_BATCH + 7;
+    let memory = pages(PAGES);
+    let written = [0, exchange::PAGEMAP_BATCH - 1, exchange::PAGEMAP_BATCH, PAGES - 1];
+    for page in written {
+        // SAFETY: within the pages, here and below.
+        unsafe { memory.base().add(page * PAGE + 9).write_volatile(page as u8 | 1) };
+    }
+    let base = memory.base() as usize;
+    let shared = move_pages(base..base + PAGES * PAGE).unwrap();
+    assert!(shared.moved.memory.is_fully_allocated());
+    let check = |turn: &str| {
+        for page in 0..PAGES {
+            let expected = if written.contains(&page) { page as u8 | 1 } else { 0 };
+            // SAFETY: as above.
+            let found = unsafe { memory.base().add(page * PAGE + 9).read_volatile() };
+            assert_eq!(found, expected, "page {page}, {turn}");
+        }
+    };
+    check("shared");
+    drop(shared);
+    check("private again");
+}
+
+#[test]
+fn locked_pages_stay() {
+    let memory = pages(2);
+    let base = memory.base() as usize;
+    // SAFETY: this test's pages.
+    if unsafe { libc::mlock(memory.base().cast(), 2 * PAGE) } == 0 {
+        assert!(move_pages(base..base + 2 * PAGE).is_err());
+    }
+    // SAFETY: as above.
+    unsafe { memory.base().add(PAGE).write_volatile(3) };
+}
+
+#[test]
+fn pages_that_the_kernel_has_pinned_stay() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(8);
+    let base = memory.base() as usize;
+    for page in 0..8 {
+        // SAFETY: within the pages, here and below.
+        unsafe { memory.base().add(page * PAGE).write_volatile(page as u8 + 1) };
+    }
+    let Some(ring) = pin(base + 5 * PAGE) else { return };
+    let refused = move_pages(base..base + 8 * PAGE).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+    for page in 0..8 {
+        // SAFETY: as above.
+        assert_eq!(unsafe { memory.base().add(page * PAGE).read_volatile() }, page as u8 + 1);
+    }
+    drop(ring);
+    assert!(moves_in_time(|| move_pages(base..base + 8 * PAGE).is_ok()));
+}
+
+/// Pins the page at an address as a fixed buffer of a ring. None, with a printed reason, where io_uring is not available.
+fn pin(page: usize) -> Option<OwnedFd> {
+    /// `IORING_REGISTER_BUFFERS` (linux/io_uring.h).
+    const REGISTER_BUFFERS: u32 = 0;
+    // The parameters of a ring, all zero.
+    let mut parameters = [0u64; 15];
+    // SAFETY: makes a new descriptor; the parameters take 120 bytes.
+    let ring = unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters.as_mut_ptr()) };
+    if ring < 0 {
+        println!("skipped: io_uring is not available: {}", io::Error::last_os_error());
+        return None;
+    }
+    // SAFETY: a new descriptor.
+    let ring = unsafe { OwnedFd::from_raw_fd(ring as i32) };
+    let fixed = libc::iovec { iov_base: page as *mut libc::c_void, iov_len: PAGE };
+    // SAFETY: one buffer, a page of the test.
+    let registered = unsafe {
+        libc::syscall(libc::SYS_io_uring_register, ring.as_raw_fd(), REGISTER_BUFFERS, &raw const fixed, 1)
+    };
+    assert_eq!(registered, 0, "{}", io::Error::last_os_error());
+    Some(ring)
+}
+
+/// Whether an attempt succeeds soon. The kernel unpins pages some time after the ring's end.
+fn moves_in_time(mut attempt: impl FnMut() -> bool) -> bool {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !attempt() {
+        if Instant::now() > deadline {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    true
+}
+
+#[test]
+fn a_move_that_a_pinned_page_has_ended_goes_on_later() {
+    if !is_tested() {
+        return;
+    }
+    let count = 3 * PIECE / PAGE;
+    let memory = pages(count);
+    let base = memory.base() as usize;
+    let range = base..base + count * PAGE;
+    for page in 0..count {
+        // SAFETY: within the pages, here and below.
+        unsafe { memory.base().add(page * PAGE).cast::<u32>().write_volatile(page as u32 + 1) };
+    }
+    let Some(ring) = pin(base + PIECE + 7 * PAGE) else { return };
+    let part = move_pages_while(range.clone(), || true).expect("the first piece moves");
+    assert!(!part.is_whole());
+    assert_eq!(part.range, base..base + PIECE);
+    let again = move_pages_while(range.clone(), || true).expect("the first piece stays shared");
+    assert_eq!((again.range.clone(), again.id()), (part.range.clone(), part.id()));
+    drop(ring);
+    let mut whole = again;
+    assert!(moves_in_time(|| {
+        whole = move_pages_while(range.clone(), || true).expect("the first piece stays shared");
+        whole.is_whole()
+    }));
+    assert_eq!((whole.range.clone(), whole.id()), (range, part.id()));
+    drop(part);
+    let check = |when: &str| {
+        for page in 0..count {
+            // SAFETY: as above.
+            let found = unsafe { memory.base().add(page * PAGE).cast::<u32>().read_volatile() };
+            assert_eq!(found, page as u32 + 1, "page {page}, {when}");
+        }
+    };
+    check("shared");
+    drop(whole);
+    check("private again");
+}
+
+#[test]
+fn a_huge_page_with_a_pinned_part_stays() {
+    if !is_tested() {
+        return;
+    }
+    ends(|| {
+        let memory = pages(2 * PIECE / PAGE);
+        // The first huge page inside the mapping.
+        let base = (memory.base() as usize).next_multiple_of(PIECE);
+        // SAFETY: memory of this test, here and below. Without huge pages the test pins a small one.
+        unsafe {
+            libc::madvise(base as *mut libc::c_void, PIECE, libc::MADV_HUGEPAGE);
+            (base as *mut u8).write_volatile(4);
+        }
+        let Some(ring) = pin(base + 9 * PAGE) else { return };
+        let refused = move_pages(base..base + PIECE).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBUSY));
+        // SAFETY: as above.
+        assert_eq!(unsafe { (base as *mut u8).read_volatile() }, 4);
+        drop(ring);
+        assert!(moves_in_time(|| move_pages(base..base + PIECE).is_ok()));
+    });
+}
+
+#[test]
+fn system_calls_wait_while_pages_move() {
+    if !is_tested() {
+        return;
+    }
+    let memory = Arc::new(pages(64));
+    let stop = Arc::new(AtomicBool::new(false));
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let reading = {
+        let (memory, stop) = (memory.clone(), stop.clone());
+        std::thread::spawn(move || {
+            let mut reads = 0u32;
+            while !stop.load(Ordering::Relaxed) {
+                (&writer).write_all(&[reads as u8; 8]).unwrap();
+                let at = memory.base().wrapping_add(reads as usize % 64 * PAGE);
+                // SAFETY: eight bytes of a page of the mapping.
+                let into = unsafe { std::slice::from_raw_parts_mut(at, 8) };
+                reader.read_exact(into).expect("no read fails");
+                // SAFETY: as above.
+                assert_eq!(unsafe { at.add(7).read_volatile() }, reads as u8);
+                reads += 1;
+            }
+            reads
+        })
+    };
+    let base = memory.base() as usize;
+    for _ in 0..200 {
+        drop(move_pages(base..base + 64 * PAGE).unwrap());
+    }
+    stop.store(true, Ordering::Relaxed);
+    assert!(reading.join().unwrap() > 0);
+}
+
+#[test]
+fn no_signal_handler_is_installed() {
+    if !is_tested() {
+        return;
+    }
+    let handler = || {
+        // SAFETY: reads the disposition of a signal.
+        unsafe {
+            let mut action: libc::sigaction = std::mem::zeroed();
+            libc::sigaction(libc::SIGSEGV, std::ptr::null(), &raw mut action);
+            action.sa_sigaction
+        }
+    };
+    let before = handler();
+    let memory = pages(2);
+    let base = memory.base() as usize;
+    let _shared = move_pages(base..base + 2 * PAGE).unwrap();
+    assert_eq!(handler(), before);
+}
+
+/// Runs a test in another thread, and fails if it does not end in time.
+fn ends(test: impl FnOnce() + Send + 'static) {
+    let (end, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        test();
+        end.send(()).unwrap();
+    });
+    ended.recv_timeout(std::time::Duration::from_secs(60)).expect("the move ends");
+}
+
+#[test]
+fn pages_of_the_heap_move_with_what_moving_them_uses() {
+    if !is_tested() {
+        return;
+    }
+    ends(|| {
+        // Freed chunks of these sizes are what the allocator returns next.
+        let around = || vec![7u8; 16 * PAGE];
+        let (before, inside, after) = (around(), (1..400).map(|n| vec![0u8; n]), around());
+        let inside: Vec<Vec<u8>> = inside.collect();
+        let last = around();
+        let starts = [&before, &after, &last].map(|block| block.as_ptr().addr());
+        let start = *starts.iter().min().unwrap();
+        let end = *starts.iter().max().unwrap() + 16 * PAGE;
+        drop(inside);
+        for _ in 0..20 {
+            // Other tests change the address space.
+            assert!(moves_in_time(|| move_pages(start..end).is_ok()));
+        }
+        assert!([before, after, last].iter().flatten().all(|byte| *byte == 7));
+    });
+}
+
+#[test]
+fn a_stack_that_is_in_use_stays() {
+    ends(|| {
+        let block = [7u8; 8 * PAGE];
+        let start = block.as_ptr().addr();
+        assert!(move_pages(start..start + block.len()).is_err());
+        assert!(block.iter().all(|byte| *byte == 7));
+    });
+}

@@ -1,0 +1,36 @@
+//! Completes the partial batch file of a dead writer: it is cut behind its last whole record.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use millstream_fragment::file::IoError;
+
+use super::format::mark_recovered;
+use super::reader::{BatchReader, is_cut_in_its_header};
+use crate::FileError;
+
+/// Cuts what follows the last whole record, and marks the file as recovered. Returns its events; a file without events is left
+/// as it is.
+pub(crate) fn recover(file: &File, path: &Path) -> Result<u64, FileError> {
+    let mut reader = match BatchReader::open(path) {
+        Ok(reader) => reader,
+        Err(error) if is_cut_in_its_header(&error) => return Ok(0),
+        Err(error) => return Err(error),
+    };
+    let mut header = reader.encoded_header()?;
+    let mut events = 0;
+    loop {
+        match reader.next_record() {
+            Ok(Some(record)) => events += record.header().events.len() as u64,
+            Ok(None) | Err(FileError::InvalidRecord { .. }) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    if events > 0 {
+        mark_recovered(&mut header, events);
+        file.set_len(reader.end()).map_err(IoError::of(path, "cut"))?;
+        file.write_all_at(&header, 0).map_err(IoError::of(path, "write"))?;
+    }
+    Ok(events)
+}

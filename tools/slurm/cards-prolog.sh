@@ -1,0 +1,47 @@
+#!/bin/sh
+# Slurm prolog of a node with cards: leases a free card for each one that the job got by --gres=card:N on this node.
+#
+# /etc/millstream/cards has the address of each card of the node, one a line. The leases belong to the job: their keys are in
+# its folder under /run/millstream/jobs, which only the job's user can read. If too few cards are free, the prolog fails
+# and Slurm drains the node.
+set -u
+umask 077
+cards=${MILLSTREAM_CARDS:-/etc/millstream/cards}
+jobs=${MILLSTREAM_JOBS:-/run/millstream/jobs}
+job=$jobs/$SLURM_JOB_ID
+# The lease ends this long after the job's latest command if no epilog comes.
+duration=${MILLSTREAM_LEASE:-86400}
+
+fail() {
+    echo "cards-prolog: job $SLURM_JOB_ID: $*" >&2
+    exit 1
+}
+
+# Lines of scontrol: "Nodes=n[1-2] CPU_IDs=0 Mem=0 GRES=card(CNT:2)"; with types or device files "card:u280:2(IDX:0-1)".
+wanted=$(scontrol show job --details "$SLURM_JOB_ID" |
+    sed -n 's/^ *Nodes=\([^ ]*\) .*GRES=\(.*\)$/\1 \2/p' |
+    while read -r nodes gres; do
+        if scontrol show hostnames "$nodes" | grep -qx "$SLURMD_NODENAME"; then
+            echo "$gres" | tr ',' '\n' |
+                sed -n -e 's/^card\(:[^(]*\)\{0,1\}(CNT:\([0-9]*\).*/\2/p;t' -e 's/^card:\([^:(]*:\)*\([0-9][0-9]*\).*/\2/p'
+        fi
+    done | head -n 1)
+[ -n "$wanted" ] || exit 0
+
+[ -r "$cards" ] || fail "$cards: cannot be read; it lists the addresses of this node's cards"
+mkdir -p -m 755 "$jobs" && mkdir -p "$job/millstream" || fail "$job: cannot be created"
+chown -R "$SLURM_JOB_UID" "$job" || fail "$job: cannot be given to user $SLURM_JOB_UID"
+
+leased=
+while read -r address; do
+    case $address in '' | '#'*) continue ;; esac
+    [ "$wanted" -gt 0 ] || break
+    if setpriv --reuid "$SLURM_JOB_UID" --clear-groups env XDG_STATE_HOME="$job" \
+        millstream card lease "$address" --for "$duration" --wait 0 </dev/null >&2; then
+        leased="$leased${leased:+,}$address"
+        wanted=$((wanted - 1))
+    fi
+done <"$cards"
+echo "$leased" >"$job/cards"
+chown "$SLURM_JOB_UID" "$job/cards"
+[ "$wanted" = 0 ] || fail "$wanted more free card(s) needed; $cards has the addresses, leased: ${leased:-none}"
