@@ -20,12 +20,11 @@
 //! - [`direct`]: mapped memory is written to files past the page cache;
 //! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`mod@memcpy`]: rates of copies, the baseline of reports;
-//! - [`vfio`] and [`cuda`]: memory of PCIe devices and GPUs.
+//! - [`vfio`]: memory of PCIe devices.
 //!
 //! System calls go through rustix. Comments give the reasons for exceptions.
 
 mod arena;
-pub mod cuda;
 pub mod datagram;
 pub mod direct;
 mod event;
@@ -53,7 +52,7 @@ pub use event::EventFd;
 pub use fault_in::{fault_in, populate, population_limit};
 pub use mapped::MappedRef;
 pub use mapped_file::file_behind;
-pub use memfd::{Mapping, Memfd, cannot_shrink, file_len, is_sealed, is_sysfs};
+pub use memfd::{DriverMapping, Mapping, Memfd, cannot_shrink, file_len, is_sealed, is_sysfs};
 pub use null::NullMemory;
 pub use poll::{poll, poll_readable};
 

@@ -1,5 +1,6 @@
 //! Anonymous shared memory (`memfd_create(2)`) and its mappings.
 
+use std::fmt;
 use std::hint::black_box;
 use std::io;
 use std::ops::Range;
@@ -114,12 +115,17 @@ impl AsFd for Memfd {
     }
 }
 
-/// A shared mapping of part of a file; unmapped when dropped.
+/// What keeps memory mapped that a driver has mapped into this process: see [`Mapping::of_driver`].
+pub trait DriverMapping: fmt::Debug + Send + Sync {}
+
+/// A shared mapping of part of a file, or of memory that a driver has mapped; unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
     writable: bool,
+    /// Unmaps the memory when dropped, in place of `munmap`.
+    driver: Option<Box<dyn DriverMapping>>,
 }
 
 // SAFETY: a mapping is an address range; code that dereferences into it handles races.
@@ -184,13 +190,26 @@ impl Mapping {
             range.release_around(mapped..mapped + len.next_multiple_of(PAGE));
         }
         let base = NonNull::new(mapped as *mut u8).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { base, len, writable })
+        Ok(Self { base, len, writable, driver: None })
     }
 
     /// Takes ownership of an existing writable mapping.
     pub(crate) fn from_raw(base: *mut u8, len: usize) -> Self {
         let base = NonNull::new(base).expect("the kernel maps nothing at address zero");
-        Self { base, len, writable: true }
+        Self { base, len, writable: true, driver: None }
+    }
+
+    /// Memory that a driver has mapped into this process: of a GPU, for example. Dropping `driver` unmaps it.
+    ///
+    /// # Safety
+    /// `base` is the address of `len` bytes that can be loaded and stored until `driver` is dropped.
+    ///
+    /// # Panics
+    /// If `base` is null.
+    #[must_use]
+    pub unsafe fn of_driver(base: *mut u8, len: usize, driver: Box<dyn DriverMapping>) -> Self {
+        let base = NonNull::new(base).expect("no driver maps memory at address zero");
+        Self { base, len, writable: true, driver: Some(driver) }
     }
 
     /// First byte of the mapping.
@@ -234,7 +253,8 @@ impl Mapping {
     /// If the range is not inside the mapping.
     pub fn prefault(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset <= self.len && len <= self.len - offset, "range inside the mapping");
-        if len == 0 {
+        // A driver has mapped all of its memory.
+        if len == 0 || self.driver.is_some() {
             return Ok(());
         }
         let (first, end) = (offset & !(PAGE - 1), offset + len);
@@ -337,6 +357,9 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.driver.is_some() {
+            return;
+        }
         // SAFETY: our mapping; no borrow outlives `self`.
         unsafe { mm::munmap(self.base.as_ptr() as usize, self.len) };
     }

@@ -1,30 +1,22 @@
-//! Memory of NVIDIA GPUs, through the CUDA driver's library, which is loaded at run time.
-//!
-//! Read first: the CUDA Driver API reference, "Initialization", "Primary Context Management" and "Memory
-//! Management". The build needs no CUDA; without the library [`CudaMemory::new`] fails. The processor cannot load
-//! from this memory: the driver copies bytes, and network adapters access it by a dma-buf
-//! ([`CudaMemory::export_dmabuf`]).
+//! The CUDA driver's functions, its errors, and the context of a GPU.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
 use std::sync::Arc;
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
-use crate::PAGE;
-
 /// Default name of the driver's library.
-pub const LIBRARY: &str = "libcuda.so.1";
+pub const CUDA: &str = "libcuda.so.1";
+
+/// `CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT`.
+const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const ATTRIBUTE_DMA_BUF: c_int = 124;
 
-/// `CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD`.
-const HANDLE_DMA_BUF: c_int = 1;
-
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies are complete, and visible to other devices, when their calls return.
-const POINTER_SYNC: c_int = 6;
+/// Identifies a GPU in all programming interfaces of its driver.
+pub type Uuid = [u8; 16];
 
 /// An error of the CUDA driver, or of loading it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,11 +94,35 @@ impl CudaError {
     }
 }
 
+/// `CUDA_EXTERNAL_MEMORY_HANDLE_DESC`, for a descriptor.
+#[repr(C)]
+pub(crate) struct ExternalHandle {
+    pub(crate) kind: c_int,
+    /// The first member of a union of 16 bytes.
+    pub(crate) fd: ExternalFd,
+    pub(crate) size: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) reserved: [c_uint; 16],
+}
+
+/// A union of handles that holds a descriptor.
+#[repr(C, align(8))]
+pub(crate) struct ExternalFd(pub(crate) c_int, pub(crate) [c_int; 3]);
+
+/// `CUDA_EXTERNAL_MEMORY_BUFFER_DESC`.
+#[repr(C)]
+pub(crate) struct ExternalBuffer {
+    pub(crate) offset: u64,
+    pub(crate) size: u64,
+    pub(crate) flags: c_uint,
+    pub(crate) reserved: [c_uint; 16],
+}
+
 macro_rules! driver {
     ($($field:ident: $symbol:literal fn($($argument:ty),*);)+) => {
         /// The driver's functions; all return zero for success.
-        struct Driver {
-            $($field: unsafe extern "C" fn($($argument),*) -> c_int,)+
+        pub(crate) struct Driver {
+            $(pub(crate) $field: unsafe extern "C" fn($($argument),*) -> c_int,)+
             error_name: unsafe extern "C" fn(c_int, *mut *const c_char) -> c_int,
         }
 
@@ -153,10 +169,25 @@ driver! {
     copy_within: "cuMemcpyDtoD_v2" fn(u64, u64, usize);
     set: "cuMemsetD8_v2" fn(u64, u8, usize);
     handle: "cuMemGetHandleForAddressRange" fn(*mut c_void, u64, usize, c_int, u64);
+    device_uuid: "cuDeviceGetUuid" fn(*mut Uuid, c_int);
+    external_import: "cuImportExternalMemory" fn(*mut *mut c_void, *const ExternalHandle);
+    external_map: "cuExternalMemoryGetMappedBuffer" fn(*mut u64, *mut c_void, *const ExternalBuffer);
+    external_destroy: "cuDestroyExternalMemory" fn(*mut c_void);
+    module_load: "cuModuleLoadData" fn(*mut *mut c_void, *const c_void);
+    module_unload: "cuModuleUnload" fn(*mut c_void);
+    module_function: "cuModuleGetFunction" fn(*mut *mut c_void, *mut c_void, *const c_char);
+    function_blocks: "cuOccupancyMaxActiveBlocksPerMultiprocessor" fn(*mut c_int, *mut c_void, c_int, usize);
+    stream_create: "cuStreamCreate" fn(*mut *mut c_void, c_uint);
+    stream_destroy: "cuStreamDestroy_v2" fn(*mut c_void);
+    stream_query: "cuStreamQuery" fn(*mut c_void);
+    stream_wait: "cuStreamSynchronize" fn(*mut c_void);
+    launch: "cuLaunchKernel" fn(
+        *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, *mut c_void, *mut *mut c_void, *mut *mut c_void
+    );
 }
 
 impl Driver {
-    fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
+    pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
         if code == 0 {
             return Ok(());
         }
@@ -178,6 +209,8 @@ struct Context {
     device: c_int,
     handle: *mut c_void,
     name: String,
+    uuid: Uuid,
+    multiprocessors: u32,
 }
 
 // SAFETY: a context may be made current in any thread; the driver serialises calls.
@@ -192,29 +225,29 @@ impl Drop for Context {
     }
 }
 
-/// An allocation in the memory of a GPU.
-pub struct CudaMemory {
+/// A GPU that this process uses.
+#[derive(Clone)]
+pub struct Gpu {
     context: Arc<Context>,
-    address: u64,
-    len: usize,
 }
 
-impl std::fmt::Debug for CudaMemory {
+impl std::fmt::Debug for Gpu {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "CudaMemory({}, {} bytes)", self.context.name, self.len)
+        write!(f, "Gpu({})", self.name())
     }
 }
 
-impl CudaMemory {
-    /// Allocates `len` bytes, a multiple of the page size, on GPU `index`. `library` is usually [`LIBRARY`].
+impl Gpu {
+    /// Opens GPU `index`. `library` is usually [`CUDA`].
     ///
     /// # Errors
-    /// [`CudaError`] without driver, GPU or free memory, or if the driver cannot export the memory.
-    pub fn new(library: &str, index: u32, len: usize) -> Result<CudaMemory, CudaError> {
-        assert!(len.is_multiple_of(PAGE) && len != 0, "whole pages");
+    /// [`CudaError`] without driver or GPU.
+    pub fn open(library: &str, index: u32) -> Result<Gpu, CudaError> {
         let driver = Driver::load(library)?;
+        let (mut device, mut handle) = (0, ptr::null_mut());
+        let (mut name, mut uuid, mut multiprocessors) = ([0u8; 128], [0; 16], 0);
         // SAFETY: calls of the driver's API in the required order, with valid result pointers.
-        let (device, name) = unsafe {
+        unsafe {
             driver.check("cuInit", (driver.init)(0))?;
             let mut count = 0;
             driver.check("cuDeviceGetCount", (driver.device_count)(&raw mut count))?;
@@ -222,143 +255,57 @@ impl CudaMemory {
             if index >= count {
                 return Err(CudaError::NoDevice { index, count });
             }
-            let mut device = 0;
             driver.check("cuDeviceGet", (driver.device_get)(&raw mut device, index.cast_signed()))?;
-            let mut name = [0u8; 128];
             driver.check("cuDeviceGetName", (driver.device_name)(name.as_mut_ptr().cast(), 127, device))?;
-            let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
-            let mut exports = 0;
-            let code = (driver.device_attribute)(&raw mut exports, ATTRIBUTE_DMA_BUF, device);
+            driver.check("cuDeviceGetUuid", (driver.device_uuid)(&raw mut uuid, device))?;
+            let code = (driver.device_attribute)(&raw mut multiprocessors, ATTRIBUTE_MULTIPROCESSORS, device);
             driver.check("cuDeviceGetAttribute", code)?;
-            if exports == 0 {
-                return Err(CudaError::NoDmaBuf { device: name });
-            }
-            (device, name)
-        };
-        let mut handle = ptr::null_mut();
-        // SAFETY: as above.
-        let retained = unsafe { (driver.context_retain)(&raw mut handle, device) };
-        driver.check("cuDevicePrimaryCtxRetain", retained)?;
-        let context = Arc::new(Context { driver, device, handle, name });
-        let mut memory = CudaMemory { context, address: 0, len };
-        let driver = memory.enter()?;
-        let mut address = 0;
-        // SAFETY: as above; the context is current.
-        driver.check("cuMemAlloc", unsafe { (driver.allocate)(&raw mut address, len) })?;
-        memory.address = address;
-        let sync: c_int = 1;
-        // SAFETY: the attribute is an int, and the address is that of an allocation.
-        let set = unsafe { (memory.driver().pointer_set)((&raw const sync).cast(), POINTER_SYNC, address) };
-        memory.driver().check("cuPointerSetAttribute", set)?;
-        Ok(memory)
+            let retained = (driver.context_retain)(&raw mut handle, device);
+            driver.check("cuDevicePrimaryCtxRetain", retained)?;
+        }
+        let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
+        let multiprocessors = multiprocessors.max(1).cast_unsigned();
+        Ok(Gpu { context: Arc::new(Context { driver, device, handle, name, uuid, multiprocessors }) })
     }
 
-    fn driver(&self) -> &Driver {
-        &self.context.driver
-    }
-
-    /// Makes the context current in this thread.
-    fn enter(&self) -> Result<&Driver, CudaError> {
-        let driver = self.driver();
-        // SAFETY: the context is retained.
-        driver.check("cuCtxSetCurrent", unsafe { (driver.context_set)(self.context.handle) })?;
-        Ok(driver)
-    }
-
-    /// Device address of a range.
-    fn device_address(&self, offset: u64, len: usize) -> u64 {
-        let inside = len <= self.len && offset <= (self.len - len) as u64;
-        assert!(inside, "{len} bytes at {offset:#x} of GPU memory of {} bytes", self.len);
-        self.address + offset
-    }
-
-    /// Size \[bytes\].
+    /// Its name.
     #[must_use]
-    #[allow(clippy::len_without_is_empty, reason = "never empty")]
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Name of the GPU.
-    #[must_use]
-    pub fn device(&self) -> &str {
+    pub fn name(&self) -> &str {
         &self.context.name
     }
 
-    /// Copies bytes out of the memory.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    ///
-    /// # Panics
-    /// If the range is not inside the allocation, here and in the functions below.
-    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), CudaError> {
-        let from = self.device_address(offset, out.len());
-        let driver = self.enter()?;
-        // SAFETY: `out` has the length of the copy, and the range is inside the allocation.
-        let copied = unsafe { (driver.copy_out)(out.as_mut_ptr().cast(), from, out.len()) };
-        driver.check("cuMemcpyDtoH", copied)
+    /// Its identity.
+    #[must_use]
+    pub fn uuid(&self) -> Uuid {
+        self.context.uuid
     }
 
-    /// Copies bytes into the memory.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), CudaError> {
-        let to = self.device_address(offset, bytes.len());
-        let driver = self.enter()?;
-        // SAFETY: `bytes` has the length of the copy, and the range is inside the allocation.
-        driver.check("cuMemcpyHtoD", unsafe { (driver.copy_in)(to, bytes.as_ptr().cast(), bytes.len()) })
+    /// Number of its multiprocessors.
+    #[must_use]
+    pub fn multiprocessors(&self) -> u32 {
+        self.context.multiprocessors
     }
 
-    /// Copies within the memory. The ranges must not overlap.
+    /// Whether the driver exports memory of this GPU as dma-bufs.
     ///
     /// # Errors
     /// Those of the driver.
-    pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), CudaError> {
-        let (from, to) = (self.device_address(from, len), self.device_address(to, len));
-        let driver = self.enter()?;
-        // SAFETY: both ranges are inside the allocation.
-        driver.check("cuMemcpyDtoD", unsafe { (driver.copy_within)(to, from, len) })?;
-        // SAFETY: takes no arguments.
-        driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
-    }
-
-    /// Fills a range with zeros.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn zero(&self, offset: u64, len: usize) -> Result<(), CudaError> {
-        let to = self.device_address(offset, len);
-        let driver = self.enter()?;
-        // SAFETY: the range is inside the allocation.
-        driver.check("cuMemsetD8", unsafe { (driver.set)(to, 0, len) })?;
-        // SAFETY: takes no arguments.
-        driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
-    }
-
-    /// Exports the allocation as a dma-buf, for direct access by network adapters.
-    ///
-    /// # Errors
-    /// Those of the driver.
-    pub fn export_dmabuf(&self) -> Result<OwnedFd, CudaError> {
-        let driver = self.enter()?;
-        let mut fd: c_int = -1;
-        // SAFETY: the handle of this type is an int; address and length are whole pages of the allocation.
+    pub fn exports_dmabufs(&self) -> Result<bool, CudaError> {
+        let driver = &self.context.driver;
+        let mut exports = 0;
+        // SAFETY: the result pointer is valid.
         let code =
-            unsafe { (driver.handle)((&raw mut fd).cast(), self.address, self.len, HANDLE_DMA_BUF, 0) };
-        driver.check("cuMemGetHandleForAddressRange", code)?;
-        // SAFETY: the driver returned a new descriptor.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+            unsafe { (driver.device_attribute)(&raw mut exports, ATTRIBUTE_DMA_BUF, self.context.device) };
+        driver.check("cuDeviceGetAttribute", code)?;
+        Ok(exports != 0)
     }
-}
 
-impl Drop for CudaMemory {
-    fn drop(&mut self) {
-        if self.address != 0 && self.enter().is_ok() {
-            // SAFETY: allocated once, freed once; dma-bufs hold their own reference.
-            unsafe { (self.driver().free)(self.address) };
-        }
+    /// Makes the context current in this thread, for the calls that follow.
+    pub(crate) fn enter(&self) -> Result<&Driver, CudaError> {
+        let driver = &self.context.driver;
+        // SAFETY: the context is retained.
+        driver.check("cuCtxSetCurrent", unsafe { (driver.context_set)(self.context.handle) })?;
+        Ok(driver)
     }
 }
 
@@ -368,12 +315,20 @@ mod tests {
 
     #[test]
     fn missing_driver_or_symbol_is_reported() {
-        let missing = CudaMemory::new("libcuda-of-nobody.so.1", 0, PAGE).unwrap_err();
+        let missing = Gpu::open("libcuda-of-nobody.so.1", 0).unwrap_err();
         assert!(
             matches!(&missing, CudaError::Library { library, .. } if library == "libcuda-of-nobody.so.1")
         );
         assert!(missing.to_string().contains("cannot load NVIDIA's driver"), "{missing}");
-        let other = CudaMemory::new("libc.so.6", 0, PAGE).unwrap_err();
+        let other = Gpu::open("libc.so.6", 0).unwrap_err();
         assert_eq!(other, CudaError::Symbol { library: "libc.so.6".to_owned(), symbol: "cuInit" });
+    }
+
+    #[test]
+    fn a_handle_has_the_layout_of_the_reference() {
+        assert_eq!(std::mem::offset_of!(ExternalHandle, fd), 8);
+        assert_eq!(std::mem::offset_of!(ExternalHandle, size), 24);
+        assert_eq!(size_of::<ExternalHandle>(), 104);
+        assert_eq!(size_of::<ExternalBuffer>(), 88);
     }
 }
