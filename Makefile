@@ -44,7 +44,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo quick crates oldest semver aarch64 dist test-dist test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 dist test-dist test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -285,6 +285,15 @@ deny: $(CARGO_DENY) ## check licences, sources and advisories of all dependencie
 # A subset: make proto-mutants MUTANTS_FLAGS="--file sequence.rs" or MUTANTS_FLAGS="--shard 1/16".
 proto-mutants: $(CARGO_MUTANTS) ## run mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS selects a subset
 	$(CARGO_MUTANTS) mutants --package millstream-proto --output $(TARGET_DIR) $(MUTANTS_FLAGS)
+
+# The hash: as in `millstream_card_abi::image`.
+GPU_KERNELS := crates/card-server/src/kernel/gpu/events
+gpu-kernels: setup ## compile the kernels of GPUs to PTX (clang; needs no GPU and no CUDA)
+	@hash=$$(sha256sum $(GPU_KERNELS).cu | cut -c 1-16 | sed 's/\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)/\8\7\6\5\4\3\2\1/'); \
+	clang++ -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -nocudainc -nocudalib -Wno-unknown-cuda-version -Wall \
+		-O3 -S -o $(GPU_KERNELS).tmp $(GPU_KERNELS).cu && \
+	{ echo "// Compiled by \`make gpu-kernels\` from events.cu with the hash $$hash."; cat $(GPU_KERNELS).tmp; } > $(GPU_KERNELS).ptx && \
+	rm $(GPU_KERNELS).tmp
 
 build: setup lib ## build the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream

@@ -14,13 +14,14 @@ layout! {
 
 layout! {
     /// The reply of the card. A reply without refusal carries three descriptors: BAR0, memory, interrupt.
-    pub struct OpenReply[32] {
+    pub struct OpenReply[48] {
         0 magic: u64 = "as in the registers";
         8 version: u32 = "as in the registers";
         12 refusal: u32 = "cause of the rejection, 0: accepted";
         16 memory_bytes: u64 = "size of card memory (bytes)";
         24 client: u32 = "id of the client, for the lease word";
         28 reserved: u32 = "zero";
+        32 gpu: [u64; 2] = "UUID of the GPU that the memory belongs to; zero: the descriptor can be mapped";
     }
 }
 
@@ -85,7 +86,31 @@ impl OpenReply {
             Err(Refusal::TooManyConnections) => (4, 0),
             Err(Refusal::NotMappable) => (5, 0),
         };
-        OpenReply { magic: MAGIC, version: VERSION, refusal, memory_bytes, client: 0, reserved: 0 }
+        OpenReply {
+            magic: MAGIC,
+            version: VERSION,
+            refusal,
+            memory_bytes,
+            client: 0,
+            reserved: 0,
+            gpu: [0; 2],
+        }
+    }
+
+    /// UUID of the GPU that the memory belongs to, if its driver has to map it.
+    pub fn gpu_uuid(&self) -> Option<[u8; 16]> {
+        let [low, high] = self.gpu.map(u64::to_le_bytes);
+        let mut uuid = [0; 16];
+        uuid[..8].copy_from_slice(&low);
+        uuid[8..].copy_from_slice(&high);
+        (uuid != [0; 16]).then_some(uuid)
+    }
+
+    /// The same reply for memory of the GPU `uuid`.
+    #[must_use]
+    pub fn of_gpu(self, uuid: [u8; 16]) -> OpenReply {
+        let word = |half: &[u8]| u64::from_le_bytes(half.try_into().expect("half of 16 bytes"));
+        OpenReply { gpu: [word(&uuid[..8]), word(&uuid[8..])], ..self }
     }
 
     /// Size of card memory (bytes), or why the card refuses the connection.
@@ -123,6 +148,9 @@ mod tests {
         ] {
             assert_eq!(OpenReply::new(outcome).outcome(), outcome);
         }
+        let uuid = std::array::from_fn(|byte| byte as u8);
+        assert_eq!(OpenReply::new(Ok(4096)).of_gpu(uuid).gpu_uuid(), Some(uuid));
+        assert_eq!(OpenReply::new(Ok(4096)).gpu_uuid(), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod os;
 pub mod reference;
 pub mod registers;
 pub mod stencil;
+mod write_combining;
 
 pub use memory::{AccessError, MappedMemory, MemoryRange, PrefaultError};
 pub use name::{BadCardName, CardName};

@@ -6,11 +6,12 @@
 use std::fmt;
 use std::ptr;
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 
 use millstream_shm::Mapping;
 
 use crate::command::{Cause, Fault};
-use crate::{IoContext as _, SyscallError};
+use crate::{IoContext as _, SyscallError, write_combining};
 
 /// A range of card memory (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,12 +94,19 @@ impl AccessError {
 #[derive(Clone, Debug)]
 pub struct MappedMemory {
     mapping: Arc<Mapping>,
+    /// The memory is a GPU's: loads fetch whole lines, and a fence ends stores.
+    is_write_combining: bool,
 }
 
 impl MappedMemory {
     /// The memory behind `mapping`.
     pub fn new(mapping: Arc<Mapping>) -> MappedMemory {
-        MappedMemory { mapping }
+        MappedMemory { mapping, is_write_combining: false }
+    }
+
+    /// Memory of a GPU, which the processor accesses over PCIe.
+    pub fn write_combining(mapping: Arc<Mapping>) -> MappedMemory {
+        MappedMemory { mapping, is_write_combining: true }
     }
 
     /// The mapping, to be registered with a device.
@@ -135,7 +143,11 @@ impl MappedMemory {
         // writer can tear the bytes, which are plain data to the caller.
         unsafe {
             let from = self.mapping.base().add(offset as usize);
-            ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+            if self.is_write_combining {
+                write_combining::load(from, out);
+            } else {
+                ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
+            }
         }
         Ok(())
     }
@@ -156,7 +168,17 @@ impl MappedMemory {
             let to = self.mapping.base().add(offset as usize);
             ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len());
         }
+        self.flush();
         Ok(())
+    }
+
+    /// Makes earlier stores visible to devices, and to other processes before later stores.
+    #[inline]
+    fn flush(&self) {
+        // Stores to write-combining memory wait in the processor's buffers until a fence.
+        if self.is_write_combining {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Copies inside the memory; the ranges may overlap.
@@ -164,6 +186,11 @@ impl MappedMemory {
     pub fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
         self.check(from)?;
         self.check(MemoryRange::new(to, from.len))?;
+        if self.is_write_combining {
+            let mut bytes = vec![0; from.len as usize];
+            self.read(from.offset, &mut bytes)?;
+            return self.write(to, &bytes);
+        }
         // SAFETY: both ranges were checked, and no reference to the mapping exists.
         unsafe {
             let base = self.mapping.base();
@@ -178,6 +205,7 @@ impl MappedMemory {
         let len = span.len.min(self.size() - start);
         // SAFETY: the range was cut to the mapping, to which no reference exists.
         unsafe { ptr::write_bytes(self.mapping.base().add(start as usize), 0, len as usize) };
+        self.flush();
     }
 
     /// Allocates the pages of `span` and maps them here; their content stays.
@@ -218,6 +246,23 @@ mod tests {
         assert_eq!(&memory.read_array::<15>(4089).unwrap(), b"\0over the page\0");
         memory.zero(MemoryRange::new(4090, u64::MAX));
         assert_eq!(memory.read_array::<15>(4089).unwrap(), [0; 15]);
+    }
+
+    #[test]
+    fn write_combining_memory_reads_and_writes_the_same_bytes() {
+        let plain = memory();
+        let combining = MappedMemory::write_combining(plain.mapping().clone());
+        let bytes: Vec<u8> = (0..300u32).map(|at| (at * 7) as u8).collect();
+        for (offset, len) in [(0, 300), (1, 63), (60, 9), (64, 64), (8192 - 70, 70), (5, 0), (4095, 2)] {
+            combining.write(offset, &bytes[..len]).unwrap();
+            let (mut by_line, mut by_byte) = (vec![0; len], vec![1; len]);
+            combining.read(offset, &mut by_line).unwrap();
+            plain.read(offset, &mut by_byte).unwrap();
+            assert_eq!((&by_line, &by_byte), (&bytes[..len].to_vec(), &by_line), "{len} bytes at {offset}");
+        }
+        combining.write(0, &bytes).unwrap();
+        combining.copy_within(MemoryRange::new(0, 300), 100).unwrap();
+        assert_eq!(&plain.read_array::<300>(100).unwrap()[..], &bytes[..]);
     }
 
     proptest! {

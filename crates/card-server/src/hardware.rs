@@ -55,15 +55,17 @@ pub(crate) struct HardwareConfig<'a> {
     pub(crate) bar2_bytes: u64,
     pub(crate) prefault: bool,
     pub(crate) huge_pages: bool,
+    /// Network adapters, not the soft device, access the memory.
+    pub(crate) for_adapter: bool,
 }
 
 impl Hardware {
     pub(crate) fn new(config: &HardwareConfig<'_>) -> Result<Hardware, HardwareError> {
-        let HardwareConfig { bank_bytes, bank_count, prefault, huge_pages, .. } = *config;
+        let HardwareConfig { bank_bytes, bank_count, prefault, huge_pages, for_adapter, .. } = *config;
         let memory_bytes = bank_bytes * u64::from(bank_count);
-        let options = AllocationOptions { bytes: memory_bytes, prefault, huge_pages };
+        let options = AllocationOptions { bytes: memory_bytes, prefault, huge_pages, for_adapter };
         let memory = backing::open(config.memory_kind, config.device_paths, options)?;
-        let small = |bytes| AllocationOptions { bytes, prefault: false, huge_pages: false };
+        let small = AllocationOptions::small;
         let bar2 = EmulatedMemory::new("millstream-card-bar2", small(config.bar2_bytes))?;
         let bar0 = EmulatedMemory::new("millstream-card-bar0", small(BAR0_BYTES as u64))?;
         let registers = Registers::new(bar0.map_again()?);
@@ -178,6 +180,7 @@ mod tests {
             bar2_bytes: MIB,
             prefault,
             huge_pages: false,
+            for_adapter: false,
         };
         Hardware::new(&config).unwrap()
     }

@@ -2,6 +2,8 @@
 
 use millstream_card_abi::{AccessError, MappedMemory, MemoryRange, PrefaultError, SyscallError};
 
+use millstream_gpu::CudaMemory;
+
 use crate::backing::{AllocationOptions, Backing, EmulatedMemory};
 
 /// The whole memory of one card.
@@ -17,13 +19,18 @@ impl Memory {
 
     /// Card memory of `bytes` bytes without a card, to run kernels outside a card process.
     pub fn anonymous(bytes: u64) -> Result<Memory, SyscallError> {
-        let options = AllocationOptions { bytes, prefault: false, huge_pages: false };
-        Ok(Memory::new(Box::new(EmulatedMemory::new("millstream-card-memory", options)?)))
+        let memory = EmulatedMemory::new("millstream-card-memory", AllocationOptions::small(bytes))?;
+        Ok(Memory::new(Box::new(memory)))
     }
 
     /// The backing of this memory.
     pub(crate) fn backing(&self) -> &dyn Backing {
         &*self.backing
+    }
+
+    /// The memory as GPU memory, if it is: kernels of the GPU work on it.
+    pub fn gpu_memory(&self) -> Option<&CudaMemory> {
+        self.backing.gpu_memory()
     }
 
     /// Size (bytes).

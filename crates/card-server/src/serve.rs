@@ -28,6 +28,7 @@ use millstream_tls::Security;
 use crate::backing::{BackingKind, DevicePaths};
 use crate::hardware::{Hardware, HardwareConfig, HardwareError};
 use crate::kernel::builtin::BUILTINS;
+use crate::kernel::gpu::PtxLoader;
 use crate::kernel::{BuiltinKernel, KernelLoader};
 use crate::lease_controller::{LeaseController, Resources};
 use crate::net::clients::ClientRegistry;
@@ -405,6 +406,7 @@ impl CardParts {
             bar2_bytes: config.bar2_bytes,
             prefault: config.prefault,
             huge_pages: config.huge_pages,
+            for_adapter: config.network.as_ref().is_some_and(|network| !network.device.is_soft()),
         })?);
         let registers = hardware.registers.clone();
         let stop = Arc::new(AtomicBool::new(false));
@@ -448,6 +450,10 @@ impl CardParts {
             )?),
         };
         let directory: Vec<_> = builtin_kernels.iter().map(|(id, kernel)| (*id, kernel.name)).collect();
+        let mut loaders = config.loaders.clone();
+        if let Some(gpu_memory) = hardware.memory().gpu_memory() {
+            loaders.push(Arc::new(PtxLoader::new(gpu_memory.gpu().clone())));
+        }
         let polling = PollPolicy { spin: config.spin, heartbeat: config.heartbeat };
         let context = Arc::new(RegionContext {
             registers,
@@ -455,7 +461,7 @@ impl CardParts {
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
             builtin_kernels,
-            loaders: config.loaders.clone(),
+            loaders,
             stop: stop.clone(),
             regions: (0..config.regions).map(|_| RegionControl::default()).collect(),
             kernels: (0..config.regions).map(|_| KernelSlot::default()).collect(),
@@ -639,7 +645,10 @@ impl ConnectionServer<'_> {
                 user.role = Some(role);
                 user.client = self.clients.add_local();
                 let fds = [hardware.bar0.fd(), shared, hardware.interrupt_fd.as_fd()];
-                let reply = OpenReply { client: user.client, ..OpenReply::new(Ok(memory.size())) };
+                let mut reply = OpenReply { client: user.client, ..OpenReply::new(Ok(memory.size())) };
+                if let Some(gpu_memory) = memory.gpu_memory() {
+                    reply = reply.of_gpu(gpu_memory.gpu().uuid());
+                }
                 user.connection.send(&reply.to_bytes(), &fds).is_ok()
             }
             Err(refusal) => {

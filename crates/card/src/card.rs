@@ -13,6 +13,7 @@ use millstream_card_abi::ipc::{OpenReply, OpenRequest, Refusal, Role};
 use millstream_card_abi::lease;
 use millstream_card_abi::registers::{BAR0_BYTES, MAGIC, Registers, VERSION};
 use millstream_card_abi::{CardName, IoContext as _, MappedMemory, MemoryRange, SyscallError};
+use millstream_gpu::{HostVisible, VulkanError, vulkan_loader};
 use millstream_shm::datagram::{Received, receive};
 use millstream_shm::socket::{Connection, own_uid};
 use millstream_shm::{EventFd, Mapping, Memfd, file_len, futex, is_sealed, is_sysfs};
@@ -58,6 +59,14 @@ pub enum OpenError {
         name: CardName,
         /// The error in the reply.
         what: &'static str,
+    },
+    /// The GPU that the card's memory belongs to cannot be mapped.
+    #[error("card {name}: its memory cannot be mapped: {cause}")]
+    Gpu {
+        /// The requested card.
+        name: CardName,
+        /// The driver's reason.
+        cause: VulkanError,
     },
     /// A system call failed.
     #[error(transparent)]
@@ -161,15 +170,19 @@ impl Card {
             return Err(malformed(name, "BAR0 does not contain the registers of a compatible card"));
         }
         let kind = registers.memory_kind().load(Ordering::Relaxed);
-        let (memory_fd, mapping) = match MemoryKind::from_code(kind) {
+        let (memory_fd, memory) = match MemoryKind::from_code(kind) {
             Some(MemoryKind::Pci) => map_bar(name, memory_fd, memory_bytes)?,
-            _ => map(name, memory_fd, memory_bytes)?,
+            Some(MemoryKind::Cuda) => map_gpu(name, memory_fd, &reply, memory_bytes)?,
+            _ => {
+                let (fd, mapping) = map(name, memory_fd, memory_bytes)?;
+                (fd, MappedMemory::new(Arc::new(mapping)))
+            }
         };
         Ok(Card {
             inner: Arc::new(Inner {
                 name: name.clone(),
                 registers,
-                memory: MappedMemory::new(Arc::new(mapping)),
+                memory,
                 memory_fd,
                 bar0_fd,
                 interrupt_fd: EventFd::from_fd(interrupt_fd),
@@ -331,6 +344,12 @@ impl Card {
         &self.inner.memory
     }
 
+    /// Whether the memory is a GPU's. Then [`Card::memory_fd`] cannot be registered: register the mapping.
+    pub fn is_gpu(&self) -> bool {
+        let kind = self.registers().memory_kind().load(Ordering::Relaxed);
+        MemoryKind::from_code(kind) == Some(MemoryKind::Cuda)
+    }
+
     /// Descriptor of card memory, in place of the dma-buf of a real card: register ranges of it with
     /// `ibv_reg_dmabuf_mr`. Byte `n` of the file is byte `n` of card memory.
     pub fn memory_fd(&self) -> BorrowedFd<'_> {
@@ -441,7 +460,7 @@ fn connect(name: &CardName, deadline: Instant) -> Result<Connection, OpenError> 
 
 /// Maps the first `bytes` bytes of a BAR, if nobody can shrink the file behind it. A file of sysfs cannot shrink, and takes
 /// no seals. After the device was removed, an access raises SIGBUS or reads all ones.
-fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(OwnedFd, Mapping), OpenError> {
+fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(OwnedFd, MappedMemory), OpenError> {
     if !is_sysfs(fd.as_fd()) && !is_sealed(fd.as_fd()) {
         return Err(malformed(name, "the BAR is neither a file of sysfs nor sealed against shrinking"));
     }
@@ -450,7 +469,21 @@ fn map_bar(name: &CardName, fd: OwnedFd, bytes: u64) -> Result<(OwnedFd, Mapping
         return Err(malformed(name, "memory does not have the announced size"));
     }
     let mapping = Mapping::new(fd.as_fd(), 0, bytes as usize, true).context("map card memory")?;
-    Ok((fd, mapping))
+    Ok((fd, MappedMemory::new(Arc::new(mapping))))
+}
+
+/// Maps memory of a GPU, which only its driver can map.
+fn map_gpu(
+    name: &CardName,
+    fd: OwnedFd,
+    reply: &OpenReply,
+    bytes: u64,
+) -> Result<(OwnedFd, MappedMemory), OpenError> {
+    let uuid = reply.gpu_uuid().ok_or(malformed(name, "reply names no GPU"))?;
+    let kept = fd.try_clone().context("duplicate the descriptor of card memory")?;
+    let imported = HostVisible::import(&vulkan_loader(), uuid, fd, bytes as usize);
+    let imported = imported.map_err(|cause| OpenError::Gpu { name: name.clone(), cause })?;
+    Ok((kept, MappedMemory::write_combining(Arc::new(imported.into_mapping()))))
 }
 
 fn malformed(name: &CardName, what: &'static str) -> OpenError {

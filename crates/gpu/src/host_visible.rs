@@ -18,8 +18,14 @@ use millstream_shm::{DriverMapping, Mapping};
 
 use crate::driver::Uuid;
 
-/// Default name of the Vulkan loader.
-pub const VULKAN: &str = "libvulkan.so.1";
+/// Environment variable with the path of the Vulkan loader, where it is not in a folder of libraries.
+pub const ENV_VULKAN: &str = "MILLSTREAM_VULKAN";
+
+/// The Vulkan loader: that of [`ENV_VULKAN`], else `libvulkan.so.1`.
+#[must_use]
+pub fn vulkan_loader() -> String {
+    std::env::var(ENV_VULKAN).unwrap_or_else(|_| "libvulkan.so.1".to_owned())
+}
 
 /// Why memory of a GPU cannot be mapped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -160,7 +166,7 @@ impl fmt::Debug for HostVisible {
 }
 
 impl HostVisible {
-    /// Allocates memory on the GPU `uuid`. `library` is usually [`VULKAN`].
+    /// Allocates memory on the GPU `uuid`. `library` is usually [`vulkan_loader`].
     ///
     /// # Errors
     /// [`VulkanError`].

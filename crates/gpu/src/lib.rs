@@ -11,6 +11,6 @@ mod kernel;
 mod memory;
 
 pub use driver::{CUDA, CudaError, Gpu, Uuid};
-pub use host_visible::{HostVisible, VULKAN, VulkanError};
+pub use host_visible::{ENV_VULKAN, HostVisible, VulkanError, vulkan_loader};
 pub use kernel::{BLOCK_THREADS, Function, Module, Parameter};
 pub use memory::CudaMemory;

@@ -40,15 +40,12 @@ impl std::fmt::Debug for CudaMemory {
 }
 
 impl CudaMemory {
-    /// Allocates `len` bytes, a multiple of the page size, which the driver can export as a dma-buf.
+    /// Allocates `len` bytes, a multiple of the page size.
     ///
     /// # Errors
-    /// [`CudaError`] without free memory, or if the driver cannot export it.
+    /// [`CudaError`] without free memory.
     pub fn allocate(gpu: &Gpu, len: usize) -> Result<CudaMemory, CudaError> {
         assert!(len.is_multiple_of(PAGE) && len != 0, "whole pages");
-        if !gpu.exports_dmabufs()? {
-            return Err(CudaError::NoDmaBuf { device: gpu.name().to_owned() });
-        }
         let driver = gpu.enter()?;
         let mut address = 0;
         // SAFETY: the context is current, and the result pointer valid.
@@ -168,8 +165,11 @@ impl CudaMemory {
     /// Exports the allocation as a dma-buf, for direct access by network adapters.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Those of the driver; [`CudaError::NoDmaBuf`] if it does not export memory of this GPU.
     pub fn export_dmabuf(&self) -> Result<OwnedFd, CudaError> {
+        if !self.gpu.exports_dmabufs()? {
+            return Err(CudaError::NoDmaBuf { device: self.gpu.name().to_owned() });
+        }
         let driver = self.gpu.enter()?;
         let mut fd: c_int = -1;
         // SAFETY: the handle of this type is an int; address and length are whole pages of the allocation.

@@ -1,13 +1,18 @@
-//! GPU memory. Adapters access it by a dma-buf; the processor copies through the CUDA driver.
+//! GPU memory. The driver copies for this process; devices and other processes store to it directly.
+//!
+//! - A network adapter accesses it by a dma-buf.
+//! - The soft device and local clients map it ([`HostVisible`]) and store to it over PCIe, as an adapter does. Where
+//!   Vulkan does not offer this, the soft device maps the dma-buf, which the drivers of integrated GPUs permit.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use millstream_card_abi::{AccessError, MappedMemory, MemoryRange};
+use millstream_gpu::{CudaError, CudaMemory, Gpu, HostVisible, VulkanError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
-use millstream_shm::cuda::{CudaError, CudaMemory};
 
-use super::{Backing, BackingError, DevicePaths, register_descriptor};
+use super::{AllocationOptions, Backing, BackingError, DevicePaths, register_descriptor};
 
 /// Buffer for a copy whose ranges overlap (bytes).
 const PIECE: usize = 4 << 20;
@@ -15,19 +20,62 @@ const PIECE: usize = 4 << 20;
 #[derive(Debug)]
 pub(crate) struct GpuMemory {
     memory: CudaMemory,
-    dmabuf: OwnedFd,
+    access: DeviceAccess,
+}
+
+/// How devices and other processes access the memory.
+#[derive(Debug)]
+enum DeviceAccess {
+    /// By a mapping, and the descriptor that it can be imported from.
+    Mapped { mapping: MappedMemory, fd: OwnedFd },
+    /// By a dma-buf.
+    Dmabuf(OwnedFd),
 }
 
 impl GpuMemory {
-    pub(crate) fn open(index: u32, paths: &DevicePaths, bytes: u64) -> Result<GpuMemory, BackingError> {
+    pub(crate) fn open(
+        index: u32,
+        paths: &DevicePaths,
+        options: AllocationOptions,
+    ) -> Result<GpuMemory, BackingError> {
         let wrong = |cause| BackingError::Cuda { index, cause };
-        let memory = CudaMemory::new(&paths.cuda, index, bytes as usize).map_err(wrong)?;
-        let dmabuf = memory.export_dmabuf().map_err(wrong)?;
-        let gpu = GpuMemory { memory, dmabuf };
+        let bytes = options.bytes as usize;
+        let gpu = Gpu::open(&paths.cuda, index).map_err(wrong)?;
+        let mapped = if options.for_adapter { None } else { map(&gpu, paths, bytes) };
+        let (memory, access) = match mapped {
+            Some((mapped, fd)) => {
+                let imported = fd.try_clone().map_err(|cause| BackingError::Descriptor { index, cause })?;
+                let memory = CudaMemory::import(&gpu, imported, bytes).map_err(wrong)?;
+                let mapping = MappedMemory::write_combining(Arc::new(mapped.into_mapping()));
+                (memory, DeviceAccess::Mapped { mapping, fd })
+            }
+            None => {
+                let memory = CudaMemory::allocate(&gpu, bytes).map_err(wrong)?;
+                let dmabuf = memory.export_dmabuf().map_err(wrong)?;
+                (memory, DeviceAccess::Dmabuf(dmabuf))
+            }
+        };
         // Data of another program must not become visible.
-        gpu.memory.zero(0, bytes as usize).map_err(wrong)?;
-        Ok(gpu)
+        memory.zero(0, bytes).map_err(wrong)?;
+        Ok(GpuMemory { memory, access })
     }
+}
+
+/// Memory of the GPU that processes can map, if Vulkan offers it.
+fn map(gpu: &Gpu, paths: &DevicePaths, bytes: usize) -> Option<(HostVisible, OwnedFd)> {
+    let open = || {
+        let mapped = HostVisible::allocate(&paths.vulkan, gpu.uuid(), bytes)?;
+        let fd = mapped.export()?;
+        Ok::<_, VulkanError>((mapped, fd))
+    };
+    open()
+        .inspect_err(|error| {
+            tracing::warn!(
+                "memory of {} cannot be mapped ({error}): the soft device and local clients cannot use this card",
+                gpu.name()
+            );
+        })
+        .ok()
 }
 
 /// Maps an error of the driver at an offset.
@@ -40,6 +88,7 @@ impl Backing for GpuMemory {
         self.memory.len() as u64
     }
 
+    /// None: code of this process that works on mapped memory loads from it, far slower than the driver copies.
     fn mapped(&self) -> Option<&MappedMemory> {
         None
     }
@@ -49,7 +98,10 @@ impl Backing for GpuMemory {
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), AccessError> {
-        self.memory.write(offset, bytes).map_err(failed(offset))
+        match &self.access {
+            DeviceAccess::Mapped { mapping, .. } => mapping.write(offset, bytes),
+            DeviceAccess::Dmabuf(_) => self.memory.write(offset, bytes).map_err(failed(offset)),
+        }
     }
 
     fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
@@ -75,6 +127,23 @@ impl Backing for GpuMemory {
     }
 
     fn register(&self, device: &Device, access: Access) -> Result<Region, MemoryError> {
-        register_descriptor(device, self.dmabuf.as_fd(), 0, self.memory.len(), access)
+        let len = self.memory.len();
+        match &self.access {
+            DeviceAccess::Mapped { mapping, .. } => {
+                Region::mapped(device, mapping.mapping().clone(), 0, len, access)
+            }
+            DeviceAccess::Dmabuf(dmabuf) => register_descriptor(device, dmabuf.as_fd(), 0, len, access),
+        }
+    }
+
+    fn shared_fd(&self) -> Option<BorrowedFd<'_>> {
+        match &self.access {
+            DeviceAccess::Mapped { fd, .. } => Some(fd.as_fd()),
+            DeviceAccess::Dmabuf(_) => None,
+        }
+    }
+
+    fn gpu_memory(&self) -> Option<&CudaMemory> {
+        Some(&self.memory)
     }
 }

@@ -15,6 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 
 use millstream_card_abi::{AccessError, MappedMemory, MemoryRange, SyscallError};
+use millstream_gpu::CudaMemory;
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 
@@ -65,6 +66,11 @@ pub(crate) trait Backing: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The memory as GPU memory, if it is.
+    fn gpu_memory(&self) -> Option<&CudaMemory> {
+        None
+    }
+
     /// Allocates zeroed memory of the same size, if this kind allows it: to replace memory that a hung kernel uses.
     fn allocate_another(&self) -> Option<io::Result<Box<dyn Backing>>> {
         None
@@ -80,6 +86,8 @@ pub struct DevicePaths {
     pub dev: PathBuf,
     /// NVIDIA's driver: `libcuda.so.1`.
     pub cuda: String,
+    /// The Vulkan loader: `libvulkan.so.1`.
+    pub vulkan: String,
 }
 
 impl Default for DevicePaths {
@@ -87,7 +95,8 @@ impl Default for DevicePaths {
         DevicePaths {
             sysfs: "/sys".into(),
             dev: "/dev".into(),
-            cuda: millstream_shm::cuda::LIBRARY.to_owned(),
+            cuda: millstream_gpu::CUDA.to_owned(),
+            vulkan: millstream_gpu::vulkan_loader(),
         }
     }
 }
@@ -149,13 +158,21 @@ pub enum BackingError {
         /// Requested size (bytes).
         requested: u64,
     },
+    /// A descriptor could not be duplicated.
+    #[error("cuda:{index}: cannot duplicate a descriptor: {cause}")]
+    Descriptor {
+        /// The GPU.
+        index: u32,
+        /// The system's reason.
+        cause: io::Error,
+    },
     /// The GPU does not exist or has too little free memory.
     #[error("cuda:{index}: {cause}")]
     Cuda {
         /// The GPU.
         index: u32,
         /// The driver's error.
-        cause: millstream_shm::cuda::CudaError,
+        cause: millstream_gpu::CudaError,
     },
 }
 
@@ -187,6 +204,15 @@ pub(crate) struct AllocationOptions {
     pub(crate) bytes: u64,
     pub(crate) prefault: bool,
     pub(crate) huge_pages: bool,
+    /// Network adapters access it, by a dma-buf.
+    pub(crate) for_adapter: bool,
+}
+
+impl AllocationOptions {
+    /// `bytes` bytes of host memory, whose pages are allocated when they are touched.
+    pub(crate) fn small(bytes: u64) -> AllocationOptions {
+        AllocationOptions { bytes, prefault: false, huge_pages: false, for_adapter: false }
+    }
 }
 
 /// Allocates or opens memory of a kind.
@@ -198,7 +224,7 @@ pub(crate) fn open(
     Ok(match kind {
         BackingKind::Emulated => Box::new(EmulatedMemory::new("millstream-card-memory", options)?),
         BackingKind::Pci(bar) => Box::new(pci::PciBarMemory::open(bar, paths, options.bytes)?),
-        BackingKind::Cuda(index) => Box::new(cuda::GpuMemory::open(*index, paths, options.bytes)?),
+        BackingKind::Cuda(index) => Box::new(cuda::GpuMemory::open(*index, paths, options)?),
     })
 }
 

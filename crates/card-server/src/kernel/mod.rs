@@ -12,6 +12,7 @@ mod banks;
 pub mod blocks;
 pub mod builtin;
 pub mod events;
+pub(crate) mod gpu;
 mod run;
 pub mod stencil;
 

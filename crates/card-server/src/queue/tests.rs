@@ -37,6 +37,7 @@ fn engine() -> QueueEngine {
         bar2_bytes: 4096,
         prefault: false,
         huge_pages: false,
+        for_adapter: false,
     };
     let hardware = Arc::new(Hardware::new(&config).unwrap());
     let interrupt_fd = hardware.interrupt_fd.clone();

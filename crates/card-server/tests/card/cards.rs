@@ -21,6 +21,7 @@ const NETWORK_CARD_ENV: &str = "MILLSTREAM_TEST_NETWORK_CARD";
 const KIND: &str = "MILLSTREAM_TEST_CARD_KIND";
 const SYSFS: &str = "MILLSTREAM_TEST_CARD_SYSFS";
 const CUDA: &str = "MILLSTREAM_TEST_CARD_CUDA";
+const VULKAN: &str = "MILLSTREAM_TEST_CARD_VULKAN";
 
 /// Banks of a test card.
 pub(crate) const BANK: u64 = 4 << 20;
@@ -51,6 +52,9 @@ pub(crate) fn card_main() {
     }
     if let Ok(cuda) = std::env::var(CUDA) {
         config.device_paths.cuda = cuda;
+    }
+    if let Ok(vulkan) = std::env::var(VULKAN) {
+        config.device_paths.vulkan = vulkan;
     }
     config.security = Security::from_environment().unwrap();
     config.network = Some(NetworkConfig { device: device(), address: "127.0.0.1:0".to_owned() });
@@ -132,7 +136,7 @@ impl NetworkCard {
         if let Some(keys) = keys {
             command.env(ENV_KEYS, keys.to_variable());
         }
-        command.env(KIND, kind).env(SYSFS, &paths.sysfs).env(CUDA, &paths.cuda);
+        command.env(KIND, kind).env(SYSFS, &paths.sysfs).env(CUDA, &paths.cuda).env(VULKAN, &paths.vulkan);
         let process =
             command.env(NETWORK_CARD_ENV, &file).stdin(Stdio::piped()).spawn().expect("start a card");
         let until = Instant::now() + TIMEOUT;

@@ -3,6 +3,7 @@
 mod camera;
 mod cards;
 mod checkpoint;
+mod gpu_driver;
 mod host;
 mod hung_kernels;
 mod lease;

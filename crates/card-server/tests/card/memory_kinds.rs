@@ -1,15 +1,13 @@
 //! Kinds of card memory: tests that hold for all of them, and the errors of each.
 //!
 //! The tests need neither a spare PCIe device nor a GPU. A file in a copy of the sysfs layout acts as BAR,
-//! and `cuda_driver.c` as CUDA driver. docs/cards.md lists the differences to real devices, and the test for
+//! and `gpu_driver.cpp` as CUDA and Vulkan driver. docs/cards.md lists the differences to real devices, and the test for
 //! a site that has them.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::symlink;
-use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use millstream_card::checkpoint::{restore, save};
@@ -17,20 +15,26 @@ use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{Card, OpenError};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
-use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_card_abi::ipc::Refusal;
+use millstream_card_abi::{CardName, MemoryRange};
 use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::{CardConfig, ServeError, serve};
+use millstream_gpu::ENV_VULKAN;
+use millstream_rdma::{Access, Region};
 use millstream_shm::Memfd;
 use tempfile::TempDir;
 
-use crate::cards::{BANK, BANKS, NetworkCard};
-use crate::host::TIMEOUT;
+use crate::cards::{BANK, BANKS, NetworkCard, device};
+use crate::gpu_driver;
+use crate::host::{TIMEOUT, again};
 
 const LEASE: Duration = Duration::from_secs(20);
 const MEMORY: u64 = BANK * BANKS as u64;
+
+/// Environment variable with the name of the card that [`a_local_user_of_a_gpu`] opens.
+const GPU_CARD: &str = "MILLSTREAM_TEST_GPU_CARD";
 
 /// A machine with a PCIe device at 0000:01:00.0 and a GPU.
 fn machine() -> (TempDir, DevicePaths) {
@@ -53,16 +57,13 @@ fn machine() -> (TempDir, DevicePaths) {
     // Data that the device's last user left.
     fs::write(device.join("resource4"), vec![0xaa; MEMORY as usize]).unwrap();
 
-    let library = folder.path().join("libcuda.so.1");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/card/cuda_driver.c");
-    let built = Command::new("cc")
-        .args(["-shared", "-fPIC", "-Wall", "-Werror", "-o"])
-        .arg(&library)
-        .arg(source)
-        .status();
-    assert!(built.expect("run cc").success(), "cc cannot compile the driver");
-    let cuda = library.to_str().unwrap().to_owned();
-    let roots = DevicePaths { sysfs: folder.path().to_owned(), cuda, ..DevicePaths::default() };
+    let library = gpu_driver::build(folder.path()).to_str().unwrap().to_owned();
+    let roots = DevicePaths {
+        sysfs: folder.path().to_owned(),
+        cuda: library.clone(),
+        vulkan: library,
+        ..DevicePaths::default()
+    };
     (folder, roots)
 }
 
@@ -102,6 +103,8 @@ fn expect(node: &RemoteCard, offset: u64, expected: &[u8]) {
 #[derive(Clone, Copy, PartialEq)]
 enum Local {
     Mapping,
+    /// Another process maps it: Vulkan is a library of that process.
+    Driver,
     /// The card refuses: the memory is not the host's to map.
     NotMappable,
     /// The client refuses: another process could shrink the memory.
@@ -203,8 +206,17 @@ fn check_memory_kind(kind: &str, number: &str, roots: &DevicePaths, mapped: bool
     };
     assert_eq!(cause(other.run_dma(&[stale], TIMEOUT)), Cause::DmaRemoteAccess);
 
-    // A local user can map host memory and BARs that cannot shrink.
-    let name = format!("net-{}", card.process.id()).parse().unwrap();
+    // A local user can map host memory, BARs that cannot shrink, and GPU memory with the help of its driver.
+    let name: CardName = format!("net-{}", card.process.id()).parse().unwrap();
+    if local == Local::Driver {
+        let client = again("memory_kinds::a_local_user_of_a_gpu")
+            .env(GPU_CARD, name.to_string())
+            .env(ENV_VULKAN, &roots.vulkan)
+            .status();
+        assert!(client.unwrap().success());
+        expect(&next, BANK - 8, &pattern(6, 16));
+        return;
+    }
     match Card::open(&name, TIMEOUT) {
         Ok(open) => {
             assert!(local == Local::Mapping && open.memory().size() == MEMORY);
@@ -245,7 +257,101 @@ fn a_local_user_does_not_map_a_bar_whose_file_can_shrink() {
 #[test]
 fn gpu_memory_is_a_cards() {
     let (_folder, roots) = machine();
+    check_memory_kind("cuda:0", "Cuda", &roots, false, Local::Driver);
+}
+
+#[test]
+fn without_vulkan_gpu_memory_is_a_dmabuf() {
+    let (_folder, roots) = machine();
+    let roots = DevicePaths { vulkan: "libvulkan-of-nobody.so.1".to_owned(), ..roots };
     check_memory_kind("cuda:0", "Cuda", &roots, false, Local::NotMappable);
+}
+
+/// Not a test: maps a GPU's card, and writes to its memory.
+#[test]
+fn a_local_user_of_a_gpu() {
+    let Ok(name) = std::env::var(GPU_CARD) else { return };
+    let card = Card::open(&name.parse().unwrap(), TIMEOUT).unwrap();
+    assert_eq!((card.memory().size(), card.is_gpu()), (MEMORY, true));
+    card.memory().write(BANK - 8, &pattern(6, 16)).unwrap();
+    let mut found = [0; 16];
+    card.memory().read(BANK - 8, &mut found).unwrap();
+    assert_eq!(&found[..], pattern(6, 16));
+    // The registration is that of a builder unit.
+    let region = Region::mapped(&device(), card.memory().mapping().clone(), 0, 4096, Access::REMOTE_WRITE);
+    assert_eq!(region.unwrap().len(), 4096);
+}
+
+/// Doubles words: `gpu_driver.cpp` has the kernel.
+const DOUBLE_WORDS: &str = "//
+// Words of eight bytes
+.version 6.0
+.target sm_70
+.address_size 64
+.visible .entry double_words(
+    .param .u64 memory,
+    .param .u64 bytes,
+    .param .u64 arguments,
+    .param .u64 results
+)
+{
+    .reg .u64 %a<8>;
+    .reg .pred %p<2>;
+    .reg .u32 %r<5>;
+    ld.param.u64 %a0, [memory];
+    ld.param.u64 %a1, [arguments];
+    ld.param.u64 %a2, [results];
+    ld.global.u64 %a3, [%a1];
+    ld.global.u64 %a4, [%a1+8];
+    add.u64 %a0, %a0, %a3;
+    // One thread does all of it.
+    mov.u32 %r0, %ctaid.x;
+    mov.u32 %r1, %tid.x;
+    or.b32 %r2, %r0, %r1;
+    setp.ne.u32 %p0, %r2, 0;
+    @%p0 bra end;
+    mov.u64 %a6, 0;
+again:
+    setp.eq.u64 %p1, %a4, 0;
+    @%p1 bra done;
+    ld.global.u64 %a5, [%a0];
+    shl.b64 %a5, %a5, 1;
+    st.global.u64 [%a0], %a5;
+    add.u64 %a6, %a6, %a5;
+    add.u64 %a0, %a0, 8;
+    sub.u64 %a4, %a4, 1;
+    bra again;
+done:
+    st.global.u64 [%a2], %a6;
+end:
+    ret;
+}
+";
+
+#[test]
+fn a_users_kernel_runs_on_the_gpu() {
+    let (_folder, roots) = machine();
+    let card = NetworkCard::of("cuda:0", &roots);
+    let node = card.connect();
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    for (word, at) in (1..5u64).zip((BANK..).step_by(8)) {
+        node.write(at, &word.to_le_bytes()).unwrap();
+    }
+    let image = KernelSource::Image { image: DOUBLE_WORDS.as_bytes(), at: 0 };
+    node.load(0, image).unwrap();
+    let results = node.run(0, &RunRequest::new(&[BANK, 4]), TIMEOUT).unwrap();
+    assert_eq!(results[..2], [20, 0]);
+    expect(&node, BANK + 24, &8u64.to_le_bytes());
+    let some_banks = RunRequest { banks: 0b1, ..RunRequest::new(&[BANK, 4]) };
+    assert_eq!(cause(node.run(0, &some_banks, TIMEOUT)), Cause::BanksNotGranted);
+    for (image, expected) in [
+        (DOUBLE_WORDS.replace("double_words", "unknown"), Cause::GpuFailed),
+        (DOUBLE_WORDS.replace(".entry", ".func"), Cause::KernelFormat),
+        (DOUBLE_WORDS.replace("//\n", "words\n"), Cause::KernelFormat),
+    ] {
+        let refused = node.load(0, KernelSource::Image { image: image.as_bytes(), at: 0 });
+        assert_eq!(cause(refused), expected);
+    }
 }
 
 #[test]
@@ -276,6 +382,7 @@ fn a_device_that_is_not_there_or_too_small_is_named() {
         ),
         ("pci:0000:01:00.0/bar0", 4096, "resource0: No such file or directory"),
         ("cuda:3", 4096, "cuda:3: no GPU 3: the driver has 1 GPUs"),
+        // Vulkan has no room for it, either.
         ("cuda:0", 2 << 30, "cuda:0: cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY (2)"),
     ] {
         let error = refused(kind, memory);

@@ -18,8 +18,10 @@ use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{CLUSTER7, Cluster7Args, EventSummary, PacketBuffer, STATUS_UNDECIDED};
 
+use crate::kernel::events::gpu::GpuBatch;
 use crate::kernel::events::packets::{Batch, ChecksumChecker, PacketList, Packets, check_disjoint, publish};
 use crate::kernel::events::{EventRun, run_on_events};
+use crate::kernel::gpu::GpuTrigger;
 use crate::kernel::{BuiltinKernel, Kernel, KernelRun, outside};
 
 /// The kernel.
@@ -34,6 +36,7 @@ struct Cluster7 {
     /// The geometry table in use, as read from card memory; empty before the first run.
     table: Vec<u8>,
     patches: Vec<u16>,
+    gpu: GpuBatch,
     fresh_table: Box<[u8; GEOMETRY_BYTES]>,
 }
 
@@ -47,6 +50,7 @@ impl Cluster7 {
             trigger: Trigger::new(),
             table: Vec::new(),
             patches: Vec::new(),
+            gpu: GpuBatch::default(),
             fresh_table: Box::new([0; GEOMETRY_BYTES]),
         }
     }
@@ -100,6 +104,17 @@ impl Cluster7 {
         let inspected =
             buffers.iter().copied().filter(|buffer| verify || crate_index_of(buffer.source).is_some());
         let sources = self.packets.open(run.memory, inspected, batch);
+        if let Some(memory) = run.memory.gpu_memory() {
+            self.gpu.find(sources, batch, &mut run.counters, |_| verify);
+            let trigger = GpuTrigger {
+                geometry: &self.fresh_table,
+                threshold: args.threshold,
+                decisions: decisions.offset,
+            };
+            self.gpu.decide(run, memory, trigger, (args.trace_sources, verify))?;
+            self.gpu.note_decisions(&mut run.counters, &self.patches);
+            return self.gpu.publish(run, summaries);
+        }
         for (index, event) in batch.events() {
             let mut summary = EventSummary::of(event);
             let mut traces_found = 0;

@@ -5,6 +5,7 @@
 
 pub mod cluster7;
 pub mod function;
+mod gpu;
 mod packets;
 #[cfg(test)]
 mod tests;

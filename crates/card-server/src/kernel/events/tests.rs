@@ -1,5 +1,6 @@
 //! The event kernels on packets with every kind of damage, against the expected summaries.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millstream_camera::format::{DECISION_BYTES, PATCHES, TRACE_BYTES};
@@ -14,10 +15,15 @@ use millstream_card_abi::registers::{KERNEL_WORDS, KernelWords};
 use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
+use tempfile::TempDir;
 
 use super::{cluster7, verify};
+use crate::backing::{self, AllocationOptions, BackingKind, DevicePaths};
 use crate::kernel::{GrantedBanks, Kernel, KernelRun, RunControl, StandaloneControl};
 use crate::memory::Memory;
+
+#[path = "../../../tests/card/gpu_driver.rs"]
+mod gpu_driver;
 
 const ARGS: u64 = 0;
 const GEOMETRY: u64 = 64 << 10;
@@ -234,12 +240,35 @@ fn summary_at(memory: &Memory, event: usize) -> EventSummary {
     EventSummary::from_bytes(&memory.read_array(offset).unwrap())
 }
 
+/// Memory of the host, or of the GPU of `gpu_driver.cpp`, whose kernels then do the work.
+fn memory_of(on_gpu: bool) -> Memory {
+    static DRIVER: LazyLock<(TempDir, DevicePaths)> = LazyLock::new(|| {
+        let folder = tempfile::tempdir().unwrap();
+        let library = gpu_driver::build(folder.path()).to_str().unwrap().to_owned();
+        (folder, DevicePaths { cuda: library.clone(), vulkan: library, ..DevicePaths::default() })
+    });
+    if !on_gpu {
+        return Memory::anonymous(MEMORY).unwrap();
+    }
+    let kind = BackingKind::Cuda(0);
+    Memory::new(backing::open(&kind, &DRIVER.1, AllocationOptions::small(MEMORY)).unwrap())
+}
+
+#[test]
+fn the_kernels_of_the_gpu_are_compiled_from_their_source() {
+    let source = include_bytes!("../gpu/events.cu");
+    let compiled = include_str!("../gpu/events.ptx");
+    let hash = millstream_card_abi::image::image_hash(source);
+    let expected = format!("// Compiled by `make gpu-kernels` from events.cu with the hash {hash:016x}.");
+    assert_eq!(compiled.lines().next(), Some(&expected[..]), "events.cu has changed: make gpu-kernels");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn verify_finds_all_damage(sources in any_sources()) {
-        let memory = Memory::anonymous(MEMORY).unwrap();
+    fn verify_finds_all_damage(sources in any_sources(), on_gpu: bool) {
+        let memory = memory_of(on_gpu);
         let packets = write_all(&memory, &sources);
         let n_events = sources[0].fragments.len();
         let mut args = Vec::new();
@@ -259,9 +288,9 @@ proptest! {
 
     #[test]
     fn cluster7_decides_on_intact_traces(
-        sources in any_sources(), verify: bool, threshold in 200u32..760,
+        sources in any_sources(), verify: bool, threshold in 200u32..760, on_gpu: bool,
     ) {
-        let memory = Memory::anonymous(MEMORY).unwrap();
+        let memory = memory_of(on_gpu);
         let packets = write_all(&memory, &sources);
         let geometry = geometry();
         memory.write(GEOMETRY, &geometry.to_bytes()).unwrap();

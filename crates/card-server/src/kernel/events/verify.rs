@@ -6,6 +6,7 @@
 use millstream_card_abi::command::Fault;
 use millstream_card_abi::events::{EventSummary, PacketBuffer, VERIFY, VerifyArgs};
 
+use crate::kernel::events::gpu::GpuBatch;
 use crate::kernel::events::packets::{Batch, ChecksumChecker, PacketList, Packets, check_disjoint, publish};
 use crate::kernel::events::{EventRun, run_on_events};
 use crate::kernel::{BuiltinKernel, Kernel, KernelRun};
@@ -18,11 +19,17 @@ pub(crate) struct Verify {
     list: PacketList,
     packets: Packets,
     checker: ChecksumChecker,
+    gpu: GpuBatch,
 }
 
 impl Verify {
     pub(crate) fn new() -> Verify {
-        Verify { list: PacketList::default(), packets: Packets::default(), checker: ChecksumChecker::new() }
+        Verify {
+            list: PacketList::default(),
+            packets: Packets::default(),
+            checker: ChecksumChecker::new(),
+            gpu: GpuBatch::default(),
+        }
     }
 }
 
@@ -41,6 +48,11 @@ impl Verify {
         check_disjoint(&[summaries], buffers.iter().map(PacketBuffer::span).chain([run.args]))?;
 
         let sources = self.packets.open(run.memory, buffers.iter().copied(), batch);
+        if let Some(memory) = run.memory.gpu_memory() {
+            self.gpu.find(sources, batch, &mut run.counters, |_| true);
+            self.gpu.verify(run, memory)?;
+            return self.gpu.publish(run, summaries);
+        }
         for (index, event) in batch.events() {
             let mut summary = EventSummary::of(event);
             for source in sources.iter_mut() {

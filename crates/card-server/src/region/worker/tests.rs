@@ -39,6 +39,7 @@ fn context() -> Arc<RegionContext> {
         bar2_bytes: 4096,
         prefault: false,
         huge_pages: false,
+        for_adapter: false,
     };
     let hardware = Arc::new(Hardware::new(&config).unwrap());
     Arc::new(RegionContext {
