@@ -24,7 +24,6 @@ mod os;
 pub mod reference;
 pub mod registers;
 pub mod stencil;
-mod write_combining;
 
 pub use memory::{AccessError, MappedMemory, MemoryRange, PrefaultError};
 pub use name::{BadCardName, CardName};

@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_shm::Mapping;
 
 use crate::command::{Cause, Fault};
-use crate::{IoContext as _, SyscallError, write_combining};
+use crate::{IoContext as _, SyscallError};
 
 /// A range of card memory (bytes).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,19 +94,12 @@ impl AccessError {
 #[derive(Clone, Debug)]
 pub struct MappedMemory {
     mapping: Arc<Mapping>,
-    /// The memory is a GPU's: loads fetch whole lines, and a fence ends stores.
-    is_write_combining: bool,
 }
 
 impl MappedMemory {
     /// The memory behind `mapping`.
     pub fn new(mapping: Arc<Mapping>) -> MappedMemory {
-        MappedMemory { mapping, is_write_combining: false }
-    }
-
-    /// Memory of a GPU, which the processor accesses over PCIe.
-    pub fn write_combining(mapping: Arc<Mapping>) -> MappedMemory {
-        MappedMemory { mapping, is_write_combining: true }
+        MappedMemory { mapping }
     }
 
     /// The mapping, to be registered with a device.
@@ -138,18 +131,12 @@ impl MappedMemory {
     /// A concurrent write can tear the bytes.
     #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
-        self.check(MemoryRange::new(offset, out.len() as u64))?;
-        // SAFETY: the range was checked; `out` is private memory, so the two do not overlap. A concurrent
-        // writer can tear the bytes, which are plain data to the caller.
-        unsafe {
-            let from = self.mapping.base().add(offset as usize);
-            if self.is_write_combining {
-                write_combining::load(from, out);
-            } else {
-                ptr::copy_nonoverlapping(from, out.as_mut_ptr(), out.len());
-            }
+        let span = MemoryRange::new(offset, out.len() as u64);
+        self.check(span)?;
+        match self.mapping.copy_to_slice(offset as usize, out) {
+            true => Ok(()),
+            false => Err(AccessError::OutOfRange { span, memory: self.size() }),
         }
-        Ok(())
     }
 
     /// Copies an array of `N` bytes out of card memory.
@@ -176,7 +163,7 @@ impl MappedMemory {
     #[inline]
     fn flush(&self) {
         // Stores to write-combining memory wait in the processor's buffers until a fence.
-        if self.is_write_combining {
+        if self.mapping.is_write_combining() {
             fence(Ordering::SeqCst);
         }
     }
@@ -186,7 +173,7 @@ impl MappedMemory {
     pub fn copy_within(&self, from: MemoryRange, to: u64) -> Result<(), AccessError> {
         self.check(from)?;
         self.check(MemoryRange::new(to, from.len))?;
-        if self.is_write_combining {
+        if self.mapping.is_write_combining() {
             let mut bytes = vec![0; from.len as usize];
             self.read(from.offset, &mut bytes)?;
             return self.write(to, &bytes);
@@ -232,10 +219,11 @@ pub enum PrefaultError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use millstream_shm::Memfd;
     use proptest::prelude::*;
 
     fn memory() -> MappedMemory {
-        let fd = millstream_shm::Memfd::sealed("millstream-card-test", 8192).unwrap();
+        let fd = Memfd::sealed("millstream-card-test", 8192).unwrap();
         MappedMemory::new(Arc::new(fd.map().unwrap()))
     }
 
@@ -248,10 +236,19 @@ mod tests {
         assert_eq!(memory.read_array::<15>(4089).unwrap(), [0; 15]);
     }
 
+    #[derive(Debug)]
+    struct Driver(#[expect(dead_code, reason = "keeps the memory")] Mapping);
+
+    impl millstream_shm::DriverMapping for Driver {}
+
     #[test]
-    fn write_combining_memory_reads_and_writes_the_same_bytes() {
-        let plain = memory();
-        let combining = MappedMemory::write_combining(plain.mapping().clone());
+    fn memory_that_a_driver_maps_reads_and_writes_the_same_bytes() {
+        let memory = Memfd::sealed("millstream-card-test", 8192).unwrap();
+        let plain = MappedMemory::new(Arc::new(memory.map().unwrap()));
+        let again = memory.map().unwrap();
+        // SAFETY: the driver keeps the mapping.
+        let mapping = unsafe { Mapping::of_driver(again.base(), 8192, Box::new(Driver(again))) };
+        let combining = MappedMemory::new(Arc::new(mapping));
         let bytes: Vec<u8> = (0..300u32).map(|at| (at * 7) as u8).collect();
         for (offset, len) in [(0, 300), (1, 63), (60, 9), (64, 64), (8192 - 70, 70), (5, 0), (4095, 2)] {
             combining.write(offset, &bytes[..len]).unwrap();
@@ -263,6 +260,9 @@ mod tests {
         combining.write(0, &bytes).unwrap();
         combining.copy_within(MemoryRange::new(0, 300), 100).unwrap();
         assert_eq!(&plain.read_array::<300>(100).unwrap()[..], &bytes[..]);
+        combining.prefault(MemoryRange::new(0, 8192)).unwrap();
+        combining.zero(MemoryRange::new(0, 8192));
+        assert_eq!(plain.read_array::<300>(100).unwrap(), [0; 300]);
     }
 
     proptest! {

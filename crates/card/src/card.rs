@@ -483,7 +483,7 @@ fn map_gpu(
     let kept = fd.try_clone().context("duplicate the descriptor of card memory")?;
     let imported = HostVisible::import(&vulkan_loader(), uuid, fd, bytes as usize);
     let imported = imported.map_err(|cause| OpenError::Gpu { name: name.clone(), cause })?;
-    Ok((kept, MappedMemory::write_combining(Arc::new(imported.into_mapping()))))
+    Ok((kept, MappedMemory::new(Arc::new(imported.into_mapping()))))
 }
 
 fn malformed(name: &CardName, what: &'static str) -> OpenError {

@@ -12,6 +12,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millstream_card_server::backing::BackingKind;
 use millstream_rdma::device::DeviceSelector;
 
 #[cfg(feature = "bench")]
@@ -313,6 +314,9 @@ pub(crate) struct DemoOptions {
     /// Repetitions of the events in the second run
     #[arg(long, default_value_t = 2000, value_name = "N")]
     pub(crate) replay: u64,
+    /// Kind of card memory: emulated, pci:ADDRESS or cuda:N; a GPU runs the trigger itself (docs/cards.md)
+    #[arg(long, default_value = "emulated", value_name = "KIND", value_parser = crate::card::args::memory_kind)]
+    pub(crate) memory_kind: BackingKind,
 }
 
 #[derive(Debug, Subcommand)]

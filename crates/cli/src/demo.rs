@@ -8,6 +8,7 @@ use millstream_camera::PixelGeometry;
 use millstream_camera::columns::WAVEFORMS_DATASET;
 use millstream_camera::format::SAMPLES;
 use millstream_camera::picture::{self, Decision, Event};
+use millstream_card_server::backing::BackingKind;
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::unpack::unpack;
@@ -39,7 +40,8 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
         "1. Build the 32 recorded events of the SST-1M camera once. Check every checksum, compute the camera's"
     );
     println!("   trigger in card memory, and compare it with the recorded trigger decisions.\n");
-    let first = Pass { name: "camera", replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
+    let kind = &options.memory_kind;
+    let first = Pass { name: "camera", kind, replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
     let (config, report) = first.run(&out)?;
     let compared = report.trigger.as_ref().map_or(0, |trigger| trigger.decisions_compared);
     if report.derived().success && compared != DECISIONS {
@@ -54,7 +56,8 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
         "\n2. Build the events {} times with consecutive event numbers, for throughput.\n",
         options.replay
     );
-    let second = Pass { name: "replay", replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
+    let second =
+        Pass { name: "replay", kind, replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
     let (_, replayed) = second.run(&out)?;
     let rate = out.join("replay.svg");
     save(&rate, &throughput::draw(&replayed))?;
@@ -88,8 +91,9 @@ pub(crate) fn find_data() -> Option<PathBuf> {
 }
 
 /// One run of the demonstration.
-struct Pass {
+struct Pass<'a> {
     name: &'static str,
+    kind: &'a BackingKind,
     replay: u64,
     batch: u32,
     slots: u32,
@@ -97,7 +101,7 @@ struct Pass {
     keep: u64,
 }
 
-impl Pass {
+impl Pass<'_> {
     fn run(&self, out: &Path) -> Result<(RunConfig, RunReport), Box<dyn Error>> {
         let path = out.join(format!("{}.toml", self.name));
         save(&path, &self.configuration())?;
@@ -109,7 +113,7 @@ impl Pass {
     }
 
     fn configuration(&self) -> String {
-        let Self { name, replay, batch, slots, verify, keep } = self;
+        let Self { name, kind, replay, batch, slots, verify, keep } = self;
         let mut text = format!(
             "# Three crates of a camera, two builder units with a card each.\n\
              [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\n\
@@ -126,7 +130,7 @@ impl Pass {
         for unit in 0..2 {
             text += &format!(
                 "\n[[builder]]\nname = \"bu{unit}\"\ncard = \"card{unit}\"\nslots = {slots}\n\n\
-                 [[card]]\nname = \"card{unit}\"\nmemory = \"128MiB\"\nkernel = \"cluster7\"\n\
+                 [[card]]\nname = \"card{unit}\"\nkind = \"{kind}\"\nmemory = \"128MiB\"\nkernel = \"cluster7\"\n\
                  patches = \"data/patches.csv\"\nthreshold = 336\nverify = {verify}\n"
             );
         }

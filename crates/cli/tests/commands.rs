@@ -1,5 +1,7 @@
 //! `millstream` as a program: run, env, demo, evb, devices, stream.
 
+#[path = "../../card-server/tests/card/gpu_driver.rs"]
+mod gpu_driver;
 #[path = "common/processes.rs"]
 mod processes;
 
@@ -136,6 +138,38 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     assert_eq!((&readout["events"], &readout["fragments"]), (&20.into(), &79.into()));
     assert_eq!(readout["payload_bytes"], 79 * 100);
     assert_eq!(unit("builder bu0")["payload_bytes"], 19 * 400);
+}
+
+/// The events of the demo land in the memory of a GPU, whose kernel decides. The drivers are those of tests.
+#[test]
+fn the_demo_runs_on_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    let drivers = gpu_driver::build(folder.path());
+    for name in ["libcuda.so.1", "libvulkan.so.1"] {
+        std::os::unix::fs::symlink(&drivers, folder.path().join(name)).unwrap();
+    }
+    let data = repository().join("data/sst1m");
+    let run = |libraries: &Path| {
+        Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["demo", "--memory-kind", "cuda:0", "--replay", "3", "--data"])
+            .arg(&data)
+            .arg("--out")
+            .arg(folder.path())
+            .env("LD_LIBRARY_PATH", libraries)
+            .output()
+            .expect("the program starts")
+    };
+    let output = run(folder.path());
+    assert!(output.status.success(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+    for (name, events) in [("camera.json", 32), ("replay.json", 96)] {
+        let report = json(&folder.path().join(name));
+        assert_eq!(report["events"], events, "{report}");
+        assert_eq!(report["trigger"]["decisions_matching"], events * 21_600, "{report}");
+    }
+    if !Path::new("/dev/nvidiactl").exists() {
+        let refused = text(&run(Path::new("/nonexistent")).stderr);
+        assert!(refused.contains("cuda:0: cannot load NVIDIA's driver libcuda.so.1"), "{refused}");
+    }
 }
 
 #[test]

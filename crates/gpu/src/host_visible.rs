@@ -5,9 +5,8 @@
 //! visible to the host, and exports it by a descriptor, which CUDA and other processes import. The memory must fit into
 //! BAR1 of the GPU.
 //!
-//! The mapping is write-combining: stores are fast, loads take a round trip over PCIe for each cache line. Read with
-//! [`Mapping`]s that know this (`millstream-card-abi`), or let the driver copy
-//! ([`CudaMemory::read`](crate::CudaMemory::read)).
+//! The mapping is write-combining: stores are fast, loads take a round trip over PCIe for each cache line ([`Mapping::copy_to_slice`]).
+//! The driver copies faster ([`CudaMemory::read`](crate::CudaMemory::read)).
 
 use std::fmt;
 use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};

@@ -29,6 +29,8 @@ pub const SONAME: &str = "libibverbs.so.1";
 pub const ENV_DEVICE: &str = "MILLSTREAM_DEVICE";
 /// Environment variable with the soft device's library or its directory.
 pub const ENV_LIBRARY: &str = "MILLSTREAM_LIB";
+/// Environment variable that selects the soft device's path to peers: `wire`, for example (docs/soft-device.md).
+pub const ENV_PATH: &str = "MILLSTREAM_PATH";
 /// The process id that [`reexec_with`] restarted. It prevents endless restarts: the id stays the same over `exec` and
 /// differs in child processes.
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";

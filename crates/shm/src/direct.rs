@@ -112,19 +112,6 @@ pub fn write_parts(file: BorrowedFd<'_>, parts: &[Part<'_>], mut at: u64) -> io:
     Ok(())
 }
 
-impl Mapping {
-    /// Copies bytes out of the mapping. A concurrent write can tear them. Returns false if they leave the mapping.
-    #[must_use]
-    pub fn copy_to_slice(&self, offset: usize, to: &mut [u8]) -> bool {
-        if self.len().checked_sub(offset).is_none_or(|room| room < to.len()) {
-            return false;
-        }
-        // SAFETY: the range is inside the mapping, as just checked; `to` is private memory.
-        unsafe { std::ptr::copy_nonoverlapping(self.base().add(offset), to.as_mut_ptr(), to.len()) };
-        true
-    }
-}
-
 /// Private bytes at a multiple of [`MAX_BLOCK`].
 #[derive(Debug)]
 pub struct AlignedBuffer {

@@ -46,6 +46,7 @@ pub mod thread;
 pub mod truncation;
 mod userfault;
 pub mod vfio;
+mod write_combining;
 
 pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;

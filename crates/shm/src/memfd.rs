@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
-use crate::{PAGE, mm};
+use crate::{PAGE, mm, write_combining};
 
 /// Seals against changes of the size.
 const SIZE_SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
@@ -210,6 +210,33 @@ impl Mapping {
     pub unsafe fn of_driver(base: *mut u8, len: usize, driver: Box<dyn DriverMapping>) -> Self {
         let base = NonNull::new(base).expect("no driver maps memory at address zero");
         Self { base, len, writable: true, driver: Some(driver) }
+    }
+
+    /// Whether a driver has mapped the memory, which is then write-combining: a load is a round trip over
+    /// PCIe, and the kernel cannot pin its pages.
+    #[inline]
+    #[must_use]
+    pub fn is_write_combining(&self) -> bool {
+        self.driver.is_some()
+    }
+
+    /// Copies bytes out of the mapping. A concurrent write can tear them. Returns false if they leave the mapping.
+    #[inline]
+    #[must_use]
+    pub fn copy_to_slice(&self, offset: usize, to: &mut [u8]) -> bool {
+        if self.len.checked_sub(offset).is_none_or(|room| room < to.len()) {
+            return false;
+        }
+        // SAFETY: the range is inside the mapping, which consists of whole lines; `to` is private memory.
+        unsafe {
+            let from = self.base.as_ptr().add(offset);
+            if self.is_write_combining() {
+                write_combining::load(from, to);
+            } else {
+                std::ptr::copy_nonoverlapping(from, to.as_mut_ptr(), to.len());
+            }
+        }
+        true
     }
 
     /// First byte of the mapping.

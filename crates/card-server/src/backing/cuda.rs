@@ -11,6 +11,7 @@ use millstream_card_abi::{AccessError, MappedMemory, MemoryRange};
 use millstream_gpu::{CudaError, CudaMemory, Gpu, HostVisible, VulkanError};
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
+use millstream_shm::PAGE;
 
 use super::{AllocationOptions, Backing, BackingError, DevicePaths, register_descriptor};
 
@@ -46,7 +47,7 @@ impl GpuMemory {
             Some((mapped, fd)) => {
                 let imported = fd.try_clone().map_err(|cause| BackingError::Descriptor { index, cause })?;
                 let memory = CudaMemory::import(&gpu, imported, bytes).map_err(wrong)?;
-                let mapping = MappedMemory::write_combining(Arc::new(mapped.into_mapping()));
+                let mapping = MappedMemory::new(Arc::new(mapped.into_mapping()));
                 (memory, DeviceAccess::Mapped { mapping, fd })
             }
             None => {
@@ -59,6 +60,14 @@ impl GpuMemory {
         memory.zero(0, bytes).map_err(wrong)?;
         Ok(GpuMemory { memory, access })
     }
+}
+
+/// Whether processes can map memory of a GPU.
+pub(super) fn check_mappable(index: u32, paths: &DevicePaths) -> Result<(), BackingError> {
+    let gpu = Gpu::open(&paths.cuda, index).map_err(|cause| BackingError::Cuda { index, cause })?;
+    HostVisible::allocate(&paths.vulkan, gpu.uuid(), PAGE)
+        .map(drop)
+        .map_err(|cause| BackingError::NotMappable { index, cause })
 }
 
 /// Memory of the GPU that processes can map, if Vulkan offers it.

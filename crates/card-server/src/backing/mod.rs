@@ -158,6 +158,14 @@ pub enum BackingError {
         /// Requested size (bytes).
         requested: u64,
     },
+    /// Processes of this host cannot map the GPU's memory.
+    #[error("cuda:{index}: {cause}")]
+    NotMappable {
+        /// The GPU.
+        index: u32,
+        /// The reason.
+        cause: millstream_gpu::VulkanError,
+    },
     /// A descriptor could not be duplicated.
     #[error("cuda:{index}: cannot duplicate a descriptor: {cause}")]
     Descriptor {
@@ -226,6 +234,17 @@ pub(crate) fn open(
         BackingKind::Pci(bar) => Box::new(pci::PciBarMemory::open(bar, paths, options.bytes)?),
         BackingKind::Cuda(index) => Box::new(cuda::GpuMemory::open(*index, paths, options)?),
     })
+}
+
+/// Checks that processes of this host can map memory of a kind.
+///
+/// # Errors
+/// [`BackingError`] if they cannot, or the device does not exist.
+pub fn check_mappable(kind: &BackingKind, paths: &DevicePaths) -> Result<(), BackingError> {
+    match kind {
+        BackingKind::Cuda(index) => cuda::check_mappable(*index, paths),
+        BackingKind::Emulated | BackingKind::Pci(_) => Ok(()),
+    }
 }
 
 /// Default size of card memory: the size of a BAR; none for the other kinds.

@@ -1,11 +1,11 @@
-//! Builds the drivers of a GPU for machines without one: `gpu_driver.cpp`.
+//! Builds the drivers of a GPU for machines without one: `gpu_driver.cpp`. Tests of other crates include this file.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Compiles the drivers; the library, in `folder`.
 pub(crate) fn build(folder: &Path) -> PathBuf {
-    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../card-server");
     let library = folder.join("libgpu.so");
     let kernels = crate_folder.join("src/kernel/gpu/events.cu");
     let built = Command::new("c++")

@@ -260,7 +260,7 @@ fn parse_bytes(text: &str) -> Result<u64, String> {
     text.parse::<Bytes>().map(|size| size.0).map_err(|error| error.to_string())
 }
 
-fn memory_kind(text: &str) -> Result<BackingKind, String> {
+pub(crate) fn memory_kind(text: &str) -> Result<BackingKind, String> {
     text.parse().map_err(|error: ParseBackingError| error.to_string())
 }
 

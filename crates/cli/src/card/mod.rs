@@ -1,6 +1,6 @@
 //! `millstream card`: serve, use and monitor cards.
 
-mod args;
+pub(crate) mod args;
 mod names;
 mod selftest;
 mod session;

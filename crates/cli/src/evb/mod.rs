@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
+use millstream_card_server::backing::{BackingKind, DevicePaths, check_mappable, default_size};
 use millstream_card_server::{CardConfig, serve};
 use millstream_evb::config::{
     CardField, ConfigFile, KernelConfig, LandingCard, LandingTarget, RefusedCard, RunConfig,
@@ -127,10 +127,9 @@ fn inspect_card(card: &LandingCard) -> Result<(), RefusedCard> {
         Ok(kind) => kind,
         Err(error) => return refuse(CardField::Kind, format!("{error}")),
     };
-    if matches!(kind, BackingKind::Cuda(_)) {
-        let problem = "the builder unit reads packet headers from mapped memory, and GPU memory is not mapped; use a card \
-                       of kind \"emulated\" or \"pci:…\"";
-        return refuse(CardField::Kind, format!("{kind}: {problem}"));
+    // Builder units read packets' headers from mapped memory.
+    if let Err(error) = check_mappable(&kind, &DevicePaths::default()) {
+        return refuse(CardField::Kind, error.to_string());
     }
     let is_function = matches!(card.kernel, KernelConfig::Function { .. });
     if is_function && kind != BackingKind::Emulated {

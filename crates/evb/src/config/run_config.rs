@@ -251,6 +251,14 @@ pub enum LandingTarget {
     Card(LandingCard),
 }
 
+impl LandingTarget {
+    /// Whether it is on a GPU.
+    #[must_use]
+    pub fn is_gpu(&self) -> bool {
+        matches!(self, LandingTarget::Card(card) if card.kind.starts_with("cuda:"))
+    }
+}
+
 /// A card.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LandingCard {

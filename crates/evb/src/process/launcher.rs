@@ -23,6 +23,7 @@ use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use crate::source::SourceStatistics;
+use millstream_rdma::loader::{ENV_DEVICE, ENV_PATH};
 use millstream_tls::ENV_KEYS;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -384,7 +385,12 @@ impl LaunchedRun<'_, '_> {
         let mut command = Command::new(&self.launcher.program);
         command.args(&self.launcher.arguments).args(child.to_arguments());
         if self.config.device != "auto" {
-            command.env(millstream_rdma::loader::ENV_DEVICE, &self.config.device);
+            command.env(ENV_DEVICE, &self.config.device);
+        }
+        // The kernel copies between processes in ordinary memory only. With packets, the builder unit stores to its card itself.
+        let on_gpu = self.config.builders.iter().any(|builder| builder.landing.is_gpu());
+        if on_gpu && std::env::var_os(ENV_PATH).is_none() {
+            command.env(ENV_PATH, "wire");
         }
         if let Some(keys) = &self.config.security.keys {
             command.env(ENV_KEYS, keys.to_variable());

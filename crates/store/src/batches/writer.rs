@@ -274,7 +274,8 @@ impl BatchWriter {
             (memory.base().addr() + range.start).is_multiple_of(self.block)
                 && range.len().is_multiple_of(self.block)
         };
-        if self.direct && !(self.pins && ranges.iter().all(is_aligned)) {
+        // The kernel neither pins nor quickly copies memory that a driver has mapped.
+        if memory.is_write_combining() || self.direct && !(self.pins && ranges.iter().all(is_aligned)) {
             return self.write_copied(memory, ranges);
         }
         let header = std::iter::once(Part::Bytes(self.header.bytes()));

@@ -123,9 +123,9 @@ impl LandingMemory {
 /// Registers the first bytes of a card's memory for the readout units.
 ///
 /// The memory of an emulated card is no dma-buf: only the soft device takes its descriptor. An adapter gets the mapping,
-/// whose pages it pins.
+/// whose pages it pins. The descriptor of a GPU's memory is for its drivers, so the soft device gets the mapping as well.
 fn register(device: &Device, card: &Card, len: usize) -> Result<Region, ProcessError> {
-    if !device.is_soft() {
+    if !device.is_soft() || card.is_gpu() {
         let mapping = card.memory().mapping().clone();
         return Ok(Region::mapped(device, mapping, 0, len, Access::REMOTE_WRITE)?);
     }

@@ -3,6 +3,8 @@
 //! The processor does not cache this memory: an ordinary load of any size is a round trip over PCIe. A streaming load
 //! (`MOVNTDQA`) fetches a line of 64 bytes into a buffer, from which the next three are served (Intel SDM volume 1,
 //! 12.10.3).
+//!
+//! Stores are combined in buffers that a fence, or an operation with a lock prefix, empties.
 
 /// Bytes of a line.
 const LINE: usize = 64;
