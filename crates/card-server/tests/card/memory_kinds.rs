@@ -283,50 +283,7 @@ fn a_local_user_of_a_gpu() {
 }
 
 /// Doubles words: `gpu_driver.cpp` has the kernel.
-const DOUBLE_WORDS: &str = "//
-// Words of eight bytes
-.version 6.0
-.target sm_70
-.address_size 64
-.visible .entry double_words(
-    .param .u64 memory,
-    .param .u64 bytes,
-    .param .u64 arguments,
-    .param .u64 results
-)
-{
-    .reg .u64 %a<8>;
-    .reg .pred %p<2>;
-    .reg .u32 %r<5>;
-    ld.param.u64 %a0, [memory];
-    ld.param.u64 %a1, [arguments];
-    ld.param.u64 %a2, [results];
-    ld.global.u64 %a3, [%a1];
-    ld.global.u64 %a4, [%a1+8];
-    add.u64 %a0, %a0, %a3;
-    // One thread does all of it.
-    mov.u32 %r0, %ctaid.x;
-    mov.u32 %r1, %tid.x;
-    or.b32 %r2, %r0, %r1;
-    setp.ne.u32 %p0, %r2, 0;
-    @%p0 bra end;
-    mov.u64 %a6, 0;
-again:
-    setp.eq.u64 %p1, %a4, 0;
-    @%p1 bra done;
-    ld.global.u64 %a5, [%a0];
-    shl.b64 %a5, %a5, 1;
-    st.global.u64 [%a0], %a5;
-    add.u64 %a6, %a6, %a5;
-    add.u64 %a0, %a0, 8;
-    sub.u64 %a4, %a4, 1;
-    bra again;
-done:
-    st.global.u64 [%a2], %a6;
-end:
-    ret;
-}
-";
+const DOUBLE_WORDS: &str = include_str!("../../../cli/src/card/double_words.ptx");
 
 #[test]
 fn a_users_kernel_runs_on_the_gpu() {

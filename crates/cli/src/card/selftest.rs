@@ -78,6 +78,22 @@ const STEPS: &[Step] = &[
             other => Err(format!("{other:?}")),
         }
     }),
+    ("a kernel of the GPU", |card| {
+        if kind_of(card)? != "Cuda" {
+            return Ok("not tested: the card has no GPU".to_owned());
+        }
+        let at = card.hello().bank_bytes / 2;
+        let words: Vec<u8> = (1..=1000u64).flat_map(u64::to_le_bytes).collect();
+        card.write(at, &words).map_err(text)?;
+        let image = include_str!("double_words.ptx").as_bytes();
+        card.load(0, KernelSource::Image { image, at: 0 }).map_err(text)?;
+        let results = card.run(0, &RunRequest::new(&[at, 1000]), TIMEOUT).map_err(text)?;
+        let doubled: Vec<u8> = (1..=1000u64).flat_map(|word| (2 * word).to_le_bytes()).collect();
+        match results[0] {
+            1_001_000 => check(card, at, &doubled),
+            sum => Err(format!("sum {sum}, expected 1001000")),
+        }
+    }),
     ("cleared memory for the next holder", |card| {
         card.release().map_err(text)?;
         card.acquire(Duration::from_secs(10), TIMEOUT).map_err(text)?;
@@ -89,9 +105,14 @@ const STEPS: &[Step] = &[
     }),
 ];
 
+/// Kind of the card's memory.
+fn kind_of(card: &RemoteCard) -> Result<String, String> {
+    Ok(CardInfo::of(&card.snapshot().map_err(text)?).memory_kind)
+}
+
 pub(super) fn run(name: &CardName, context: &CommandContext) -> Outcome {
     let card = context.connect(&name.card)?;
-    let kind = CardInfo::of(&card.snapshot()?).memory_kind.to_lowercase();
+    let kind = kind_of(&card)?.to_lowercase();
     if !context.json {
         println!("card {}: {kind} memory, device {}", name.card, card.device().name());
     }
