@@ -26,6 +26,9 @@ use crate::types::{
 /// A device-specific bit in [`LocalMr::access`]: the region reads as zero and discards stores.
 pub(crate) const ACCESS_NULL: u32 = 1 << 31;
 
+/// A device-specific bit in [`LocalMr::access`]: the memory is another device's, a GPU's for example.
+pub(crate) const ACCESS_DEVICE: u32 = 1 << 30;
+
 /// A region as this process's own work requests use it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LocalMr {

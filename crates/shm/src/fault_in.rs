@@ -54,6 +54,16 @@ pub fn populate(range: Range<usize>, write: bool) {
     }
 }
 
+/// Whether `range`, which is mapped, begins in memory of a device that its driver has mapped (`VM_PFNMAP`): a GPU's, for example.
+/// Linux before 5.14 cannot tell; then true.
+#[must_use]
+pub fn is_device_memory(range: &Range<usize>) -> bool {
+    let start = range.start & !(PAGE - 1);
+    // SAFETY: the advice keeps the contents.
+    let populated = unsafe { mm::madvise(start, PAGE, libc::MADV_POPULATE_READ) };
+    populated.is_err_and(|error| error.raw_os_error() == Some(libc::EINVAL))
+}
+
 /// Checks the permissions in `/proc/self/maps` and reads one byte of each page through the kernel.
 fn probe(range: Range<usize>, write: bool) -> io::Result<()> {
     let fault = || io::Error::from_raw_os_error(libc::EFAULT);

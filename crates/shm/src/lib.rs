@@ -46,11 +46,11 @@ pub mod thread;
 pub mod truncation;
 mod userfault;
 pub mod vfio;
-mod write_combining;
+pub mod write_combining;
 
 pub use arena::{Arena, ArenaBlock};
 pub use event::EventFd;
-pub use fault_in::{fault_in, populate, population_limit};
+pub use fault_in::{fault_in, is_device_memory, populate, population_limit};
 pub use mapped::MappedRef;
 pub use mapped_file::file_behind;
 pub use memfd::{DriverMapping, Mapping, Memfd, cannot_shrink, file_len, is_sealed, is_sysfs};

@@ -13,7 +13,7 @@ const LINE: usize = 64;
 ///
 /// # Safety
 /// The lines of 64 bytes around the range are mapped, and `out` does not overlap it.
-pub(crate) unsafe fn load(from: *const u8, out: &mut [u8]) {
+pub unsafe fn load(from: *const u8, out: &mut [u8]) {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("sse4.1") {
         // SAFETY: the caller's promise; the processor has the instruction.

@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use millstream_shm::relocate::{self, SharedPages};
-use millstream_shm::{Mapping, PAGE, cannot_shrink, file_behind, file_len, populate};
+use millstream_shm::{Mapping, PAGE, cannot_shrink, file_behind, file_len, is_device_memory, populate};
 
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
 use crate::move_queue::Job;
-use crate::mr_table::{ExportedRange, LocalMr, RegionPages};
+use crate::mr_table::{ACCESS_DEVICE, ExportedRange, LocalMr, RegionPages};
 use crate::region_mover;
 use crate::types::{
     ACCESS_HUGETLB, ACCESS_LOCAL_WRITE, ACCESS_MW_BIND, ACCESS_ON_DEMAND, ACCESS_OPTIONAL,
@@ -38,6 +38,8 @@ pub(super) struct RegionMemory {
     pub(super) view: Option<Mapping>,
     /// The device memory that the region is a part of.
     pub(super) dm: Option<Arc<Dm>>,
+    /// The memory belongs to another device, whose driver has mapped it: loads are slow.
+    pub(super) is_device: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +66,7 @@ impl RegionMemory {
             unfinished_moves: 0,
             view: None,
             dm: None,
+            is_device: false,
         }
     }
 
@@ -91,6 +94,7 @@ impl RegionMemory {
             unfinished_moves: 0,
             view: None,
             dm: None,
+            is_device: false,
         };
         if access & ACCESS_ON_DEMAND != 0 {
             // The application may replace the pages at any time, so they are not moved to a file. Peers access them
@@ -119,6 +123,7 @@ impl RegionMemory {
         if let Some(shared) = shared {
             memory.export_pages(adapter, shared);
         } else {
+            memory.is_device = len != 0 && is_device_memory(&memory.range());
             memory.export_file(adapter, stores(access));
         }
         Ok(memory)
@@ -193,6 +198,7 @@ impl RegionMemory {
             unfinished_moves: 0,
             view: None,
             dm: None,
+            is_device: false,
         };
         if len == 0 {
             return Ok(plain);
@@ -211,6 +217,7 @@ impl RegionMemory {
 
     /// The region as this process's requests use it.
     pub(super) fn region(&self, key: u32, pd: u32, access: u32) -> LocalMr {
+        let access = if self.is_device { access | ACCESS_DEVICE } else { access & !ACCESS_DEVICE };
         LocalMr { key, access, pd, start: self.iova, len: self.len, va: self.va }
     }
 

@@ -9,7 +9,7 @@ use millstream_shm::{Mapping, NullMemory, fault_in};
 
 use crate::adapter::LocalAdapter;
 use crate::exported_files::FileId;
-use crate::mr_table::{ACCESS_NULL, CACHE_PLACES, LocalMr};
+use crate::mr_table::{ACCESS_DEVICE, ACCESS_NULL, CACHE_PLACES, LocalMr};
 use crate::peer::Peer;
 use crate::types::{ACCESS_LOCAL_WRITE, ACCESS_ON_DEMAND, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, vendor};
 use millstream_lockfree::mr_entry::MrEntry;
@@ -200,6 +200,11 @@ impl RemoteMr {
     /// Whether the owner moves the pages when copies through the kernel have cost enough.
     pub(super) fn may_move(&self) -> bool {
         self.entry().has_move_cost()
+    }
+
+    /// Whether the memory is another device's, whose driver has mapped it.
+    pub(super) fn is_device_memory(&self) -> bool {
+        self.access & ACCESS_DEVICE != 0
     }
 
     /// Whether stores are discarded.

@@ -13,7 +13,7 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryError, NakReason};
 use millstream_quantity::{Qpn, Srqn};
-use millstream_shm::MappedRef;
+use millstream_shm::{MappedRef, write_combining};
 
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op, srq_event};
@@ -22,7 +22,7 @@ use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
 use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
-use crate::qp::remote_memory::{atomic_word, check_access, store_word};
+use crate::qp::remote_memory::{RemoteRange, atomic_word, check_access, store_word};
 use crate::qp::remote_qp::{Receive, RemoteQp, ResponderStatus, SrqLimit};
 use crate::qp::transfer::{ExecError, scatter};
 use crate::qp::xrc::{MAX_CACHED, find_entry};
@@ -203,8 +203,14 @@ impl ResponderMemory {
     pub(super) fn read(&mut self, key: u32, at: u64, out: &mut [u8]) -> Result<(), NakReason> {
         self.with_memory(ACCESS_REMOTE_READ, |keys, peer, target| {
             let range = (key, at, out.len() as u64);
+            let is_device = keys.known(key).is_some_and(RemoteMr::is_device_memory);
             let from =
                 keys.resolve(peer, target, range, AccessRight::Read).map_err(|_| NakReason::RemoteAccess)?;
+            if let (true, RemoteRange::Mapped(base)) = (is_device, &from) {
+                // SAFETY: the range is mapped, as was checked; the memory of devices consists of whole pages.
+                unsafe { write_combining::load(*base, out) };
+                return Ok(());
+            }
             // SAFETY: the slice is as long as the range.
             unsafe { from.load(0, out.as_mut_ptr(), out.len()) }.map_err(|_| NakReason::RemoteOperational)
         })
