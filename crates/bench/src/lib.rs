@@ -12,6 +12,7 @@ pub mod evb_load;
 pub mod evb_storage;
 mod event_run;
 pub mod faults;
+pub mod gpu;
 mod memcpy;
 pub mod model;
 pub mod mpi;
@@ -46,7 +47,7 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 16] = [
+pub const BENCHMARKS: [Benchmark; 17] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
@@ -55,6 +56,7 @@ pub const BENCHMARKS: [Benchmark; 16] = [
     evb_load::BENCHMARK,
     evb_storage::BENCHMARK,
     card::BENCHMARK,
+    gpu::BENCHMARK,
     mpi::BENCHMARK,
     stencil::BENCHMARK,
     stencil::jobs::BENCHMARK,

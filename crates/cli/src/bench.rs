@@ -9,8 +9,8 @@ use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
 use millstream_bench::{
-    bfs, card, evb, evb_load, evb_storage, faults, model, mpi, neurons, report, scale, spin, torus, verbs,
-    wire,
+    bfs, card, evb, evb_load, evb_storage, faults, gpu, model, mpi, neurons, report, scale, spin, torus,
+    verbs, wire,
 };
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
@@ -49,6 +49,10 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
             let table = card::run(&program, rounds.rounds, &only)?;
             selected = only;
             table
+        }
+        BenchCommand::Gpu { rounds, memory_kind } => {
+            let packed = find_data().ok_or("data/sst1m is neither here nor above the program")?;
+            gpu::run(&program, &packed, &out, &memory_kind.to_string(), rounds.rounds)?
         }
         BenchCommand::Mpi { rounds, seconds } => {
             let (table, remarks) = mpi::run(&program, &library_dir()?, &out, rounds.rounds, seconds)?;

@@ -35,7 +35,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
 type Outcome<T> = Result<T, Box<dyn Error>>;
 
 const MEMORY: u64 = 256 << 20;
-const TIMEOUT: Duration = Duration::from_secs(20);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(20);
 const SIZES: [usize; 5] = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
 
 /// Bytes that each measurement of a throughput moves, approximately. One pass over the memory comes first as
@@ -86,11 +86,16 @@ pub(crate) struct CardServer {
 
 impl CardServer {
     pub(crate) fn start(program: &Path, spin: &str) -> Outcome<CardServer> {
+        CardServer::of(program, "emulated", spin)
+    }
+
+    /// Starts a card with a kind of memory.
+    pub(crate) fn of(program: &Path, kind: &str, spin: &str) -> Outcome<CardServer> {
         let name = format!("bench-{}-{}", std::process::id(), next_number()).parse()?;
         let mut process = Command::new(program)
             .args(["card", "--json", "serve", &format!("{name}")])
             .args(["--memory", &MEMORY.to_string(), "--banks", "4", "--listen", "127.0.0.1:0", "--prefault"])
-            .args(["--spin", spin])
+            .args(["--spin", spin, "--memory-kind", kind])
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
             .spawn()?;
@@ -102,7 +107,7 @@ impl CardServer {
         Ok(CardServer { process, name, address })
     }
 
-    fn connect(&self, device: &Device) -> Outcome<RemoteCard> {
+    pub(crate) fn connect(&self, device: &Device) -> Outcome<RemoteCard> {
         let options = RemoteOptions { spin: Duration::from_millis(1), ..RemoteOptions::default() };
         let card = RemoteCard::connect(device, &self.address, options)?;
         card.acquire(Duration::from_secs(30), TIMEOUT)?;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millstream_card::{Card, CommandError, OpenError, Ring, RingError, RingLayout};
 use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Descriptor, Fault};
-use millstream_card_abi::ipc::Refusal;
+use millstream_card_abi::ipc::{OpenReply, Refusal};
 use millstream_card_server::{CardConfig, ServeError, serve};
 use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, own_uid};
@@ -397,7 +397,7 @@ fn open_as_other_user() {
     let card = Connection::open_any_user(&address, TIMEOUT).unwrap();
     let mut answer = [0u8; 64];
     let (len, fds) = card.receive(&mut answer).unwrap();
-    assert_eq!((len, fds.len()), (32, 0));
+    assert_eq!((len, fds.len()), (OpenReply::BYTES, 0));
     assert_eq!(answer[12..16], 1u32.to_le_bytes(), "refused as another user");
     assert_eq!(answer[16..24], [0; 8], "and no register value is disclosed");
     assert_eq!(card.receive(&mut answer).unwrap().0, 0, "and disconnected");

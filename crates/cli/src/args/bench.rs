@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use millstream_bench::model::ModelCase;
 use millstream_bench::verbs::raw_verbs::Operation;
+use millstream_card_server::backing::BackingKind;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchOptions {
@@ -110,6 +111,17 @@ pub(crate) enum BenchCommand {
         /// Measure only figures whose names contain one of these words
         #[arg(long, value_name = "WORD", num_args = 1..)]
         only: Vec<String>,
+    },
+    /// Measure a card of GPU memory beside an emulated one, with the event builder on both
+    ///
+    ///     millstream bench gpu --memory-kind cuda:0
+    #[command(verbatim_doc_comment)]
+    Gpu {
+        #[command(flatten)]
+        rounds: Rounds<3>,
+        /// Kind of card memory: cuda:N
+        #[arg(long, default_value = "cuda:0", value_name = "KIND", value_parser = crate::card::args::memory_kind)]
+        memory_kind: BackingKind,
     },
     /// Measure MPI messages between host and card memory against UCX's shared memory and copies, and LAMMPS
     ///
