@@ -10,15 +10,18 @@ use millstream_report::RunReport;
 
 use crate::{Benchmark, Figure, Table, event_run, median};
 
+mod monitored;
+
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "evb",
     title: "Event builder",
     measures: "Payload that readout units write into the memory of the builder units' cards, by number of units, events per \
                batch, and with or without the cluster7 trigger kernel on the cards. The input is recorded camera data. \
-               Further figures are CPU time per GB and peak memory of the units.",
+               Further figures are CPU time per GB and peak memory of the units, and a run under run control whose metrics \
+               are read ten times a second.",
     baseline: "memcpy of blocks of one source's part of a batch, from a buffer as large as an input file into one as large as \
-               all slots; for CPU time, the time of one such copy",
+               all slots; for CPU time, the time of one such copy; for the run whose metrics are read, the same run without",
     command: "make bench-evb",
 };
 
@@ -70,6 +73,7 @@ pub fn run(
             add_figures(&mut table, &case, &folder, rounds, seconds)?;
         }
     }
+    monitored::add_figure(&mut table, program, &folder, rounds, seconds)?;
     Ok(table)
 }
 
