@@ -6,9 +6,11 @@
 //!   host monitors ── reports over the service network ──► supervisors ── verdict of each node
 //! ```
 //! Host and adapter watch each other's registers ([`registers`], [`watch`]). The adapter judges its links ([`link`]). A
-//! monitor without a service network floods its report over the links ([`flooding`]). A supervisor decides about all nodes ([`verdict`]).
+//! monitor without a service network floods its report over the links ([`flooding`]). A supervisor decides about all nodes
+//! ([`verdict`]). All of them judge by a clock that leaves out their own pauses ([`clock`]).
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod flooding;
 pub mod link;
 pub mod registers;
@@ -16,6 +18,7 @@ pub mod timers;
 pub mod verdict;
 pub mod watch;
 
+pub use clock::ObserverClock;
 pub use flooding::{FloodedReport, FloodingRelay};
 pub use link::{LinkEvent, LinkMonitor};
 pub use timers::{Timers, TimersError};

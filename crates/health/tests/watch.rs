@@ -1,7 +1,9 @@
 //! Detection within the bounds for all phases of writer and reader, and links.
 
 use millstream_health::registers::LinkState;
-use millstream_health::{LinkEvent, LinkMonitor, PeerState, PeerWatch, Timers, TimersError};
+use std::time::Duration;
+
+use millstream_health::{LinkEvent, LinkMonitor, ObserverClock, PeerState, PeerWatch, Timers, TimersError};
 
 /// A writer stalls from `stop` for `pause` ms; reads begin at `phase`. Returns the time of the failure's detection.
 fn detect(timers: &Timers, phase: u64, stop: u64, pause: u64) -> (Option<u64>, PeerWatch) {
@@ -38,6 +40,43 @@ fn a_death_is_known_within_the_bound_and_no_short_stall_is_a_fault() {
 
             let (found, watch) = detect(&timers, phase, stop, timers.tolerated_stall());
             assert_eq!((found, watch.state()), (None, PeerState::Alive), "phase {phase}, stop {stop}");
+        }
+    }
+}
+
+/// Both ends of a link stand still for a second, again and again. The peer sends first when a keepalive has passed since it
+/// goes on, and ends at `end`. Returns when the observer, which looks at `phase` of each period, calls the link broken.
+fn stand_still(timers: &Timers, phase: u64, end: u64) -> Option<u64> {
+    const PERIOD: u64 = 1400;
+    let stands = |now: u64| now % PERIOD >= 400;
+    let mut clock = ObserverClock::new(Duration::from_millis(2 * timers.keepalive));
+    let mut link = LinkMonitor::new(timers, 1000, 8);
+    link.handle_event(LinkEvent::Connected, 0);
+    for now in (0..10 * PERIOD).filter(|&now| !stands(now)) {
+        let running = now % PERIOD;
+        let time = |clock: &mut ObserverClock| clock.advance(Duration::from_millis(now)).as_millis() as u64;
+        if now < end && running > 0 && running.is_multiple_of(timers.keepalive) {
+            link.handle_event(LinkEvent::Frame, time(&mut clock));
+        }
+        if running % timers.keepalive == phase {
+            let now_watched = time(&mut clock);
+            if link.handle_timeout(now_watched) == Some(LinkState::Broken) {
+                return Some(now);
+            }
+        }
+    }
+    None
+}
+
+#[test]
+fn a_machine_that_stands_still_is_no_silence() {
+    let timers = Timers::default();
+    for phase in 0..timers.keepalive {
+        assert_eq!(stand_still(&timers, phase, u64::MAX), None, "phase {phase}");
+        // A peer that does not come back is found as soon as without the pause.
+        for end in [400, 1400] {
+            let found = stand_still(&timers, phase, end).expect("a dead link is found");
+            assert!(found >= 1400 && found <= 1400 + timers.link_bound(), "phase {phase}: {found} ms");
         }
     }
 }

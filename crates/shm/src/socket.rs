@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
 use rustix::fs::OFlags;
+use rustix::io::retry_on_intr;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
@@ -267,7 +268,8 @@ impl Connection {
         if !fds.is_empty() {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)), "at most {MAX_FDS} descriptors");
         }
-        rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags)?;
+        // A process that is stopped and goes on gets EINTR, too, because the socket has a timeout.
+        retry_on_intr(|| rustix::net::sendmsg(&self.socket, &[IoSlice::new(bytes)], &mut control, flags))?;
         Ok(())
     }
 
@@ -279,7 +281,8 @@ impl Connection {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut data = [IoSliceMut::new(bytes)];
-        let message = rustix::net::recvmsg(&self.socket, &mut data, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let flags = RecvFlags::CMSG_CLOEXEC;
+        let message = retry_on_intr(|| rustix::net::recvmsg(&self.socket, &mut data, &mut control, flags))?;
         if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             let cause = "message longer than the protocol allows";
             return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
@@ -375,6 +378,27 @@ mod tests {
         assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         client.send(b"too long", &[]).unwrap();
         assert_eq!(server.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_signal_does_not_end_a_wait() {
+        use std::os::unix::thread::JoinHandleExt as _;
+        extern "C" fn ignore(_: libc::c_int) {}
+        let handler: extern "C" fn(libc::c_int) = ignore;
+        // SAFETY: the handler does nothing, and no other test uses this signal.
+        unsafe { libc::signal(libc::SIGUSR2, handler as libc::sighandler_t) };
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let listener = Listener::bind(&name).unwrap();
+        let client = Connection::open(&name, Duration::from_secs(60)).unwrap();
+        let server = listener.accept().unwrap();
+        let receiver = std::thread::spawn(move || client.receive(&mut [0; 16]).map(|(length, _)| length));
+        for _ in 0..50 {
+            // SAFETY: the thread has not been joined.
+            unsafe { libc::pthread_kill(receiver.as_pthread_t(), libc::SIGUSR2) };
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        server.send(b"late", &[]).unwrap();
+        assert_eq!(receiver.join().unwrap().unwrap(), 4);
     }
 
     #[test]

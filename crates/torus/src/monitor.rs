@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_health::registers::{Condition, HostWatchdog, LinkState};
 use millstream_health::verdict::NeighbourView;
-use millstream_health::{HostReport, PeerState, PeerWatch, Timers};
+use millstream_health::{HostReport, ObserverClock, PeerState, PeerWatch, Timers};
 use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 
@@ -109,25 +109,30 @@ impl HostMonitor {
     }
 
     fn serve(mut self, ended: &AtomicBool) {
+        let origin = Instant::now();
+        let write = Duration::from_millis(self.timers.write);
+        // An adapter that paused with this process has time to write before it is read again.
+        let mut clock = ObserverClock::new(2 * write);
         let (mut read, mut reported) = (None, None);
         let mut last = None;
-        let due = |at: Option<Instant>, period: u64| {
-            at.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(period))
+        let due = |at: Option<Duration>, now: Duration, period: u64| {
+            at.is_none_or(|at| now - at >= Duration::from_millis(period))
         };
         while !ended.load(Ordering::Relaxed) {
             self.find_restarted();
             self.write(Condition::Ok);
-            if due(read, self.timers.read) {
-                read = Some(Instant::now());
+            let now = clock.advance(origin.elapsed());
+            if due(read, now, self.timers.read) {
+                read = Some(now);
                 self.adapter.handle_read(self.page.adapter().sequence() as u32, false);
             }
             let page = self.snapshot(Condition::Ok);
             // A change is reported at once.
-            if last != Some(page) || due(reported, self.timers.report) {
-                (last, reported) = (Some(page), Some(Instant::now()));
+            if last != Some(page) || due(reported, origin.elapsed(), self.timers.report) {
+                (last, reported) = (Some(page), Some(origin.elapsed()));
                 self.report(page);
             }
-            std::thread::sleep(Duration::from_millis(self.timers.write));
+            std::thread::sleep(write);
         }
         self.write(Condition::Stopping);
         let page = self.snapshot(Condition::Stopping);

@@ -444,7 +444,8 @@ impl LaunchedTorus {
                 counters.push(of_node);
             }
             let total = TrafficCounters::total(&counters);
-            let whole = !ended.is_empty() || total.on_links() == 0;
+            // A node that was killed took its terms with it, also when it came back.
+            let whole = !ended.is_empty() || total.epoch > 0 || total.on_links() == 0;
             if (total.idle && total.is_balanced() && whole && total == before) || Instant::now() >= deadline {
                 return Ok(counters);
             }

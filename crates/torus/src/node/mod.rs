@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_fabric::RegionId;
+use millstream_health::ObserverClock;
 use millstream_quantity::Instant;
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::wait::WaitOptions;
@@ -114,6 +115,7 @@ struct State {
     gateway: Option<Gateway>,
     completions: Vec<Completion>,
     origin: std::time::Instant,
+    clock: ObserverClock,
     monitor: Option<AdapterMonitor>,
     polling: Polling,
     /// Packets or commands moved since it was last cleared.
@@ -186,7 +188,9 @@ impl Node {
         let monitor = (options.timers).map(|timers| {
             AdapterMonitor::new(&torus, options.node, timers, page, !options.rejoin, Instant::default())
         });
+        let longest_sleep = monitor.as_ref().map_or(LONGEST_SLEEP, AdapterMonitor::sleep);
         let state = State {
+            clock: ObserverClock::new(2 * longest_sleep),
             monitor,
             polling: Polling::new(options.spin),
             moved: false,
@@ -525,11 +529,12 @@ impl State {
         TrafficCounters { outside, ..TrafficCounters::of(&self.engine) }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.origin.elapsed().as_nanos() as u64)
+    /// Time without this process's pauses: a neighbour that paused with it is not silent.
+    fn now(&mut self) -> Instant {
+        Instant::from_nanos(self.clock.advance(self.origin.elapsed()).as_nanos() as u64)
     }
 
-    fn sleep(&self) -> Duration {
+    fn sleep(&mut self) -> Duration {
         let longest = self.monitor.as_ref().map_or(LONGEST_SLEEP, AdapterMonitor::sleep);
         let now = self.now();
         self.engine.poll_timeout().map_or(longest, |at| at.since(now)).min(longest)

@@ -81,7 +81,7 @@ pub struct NodeRow {
 /// A change of a node's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Change {
-    /// Milliseconds since the supervisor began.
+    /// Milliseconds since the supervisor began, without its pauses.
     pub at: u64,
     /// The node.
     pub node: NodeNumber,

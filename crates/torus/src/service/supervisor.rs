@@ -6,7 +6,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime};
 
-use millstream_health::Timers;
+use millstream_health::{ObserverClock, Timers};
 use millstream_quantity::Instant;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
@@ -97,22 +97,39 @@ fn read_all(number: u64, stream: TcpStream, sender: &Sender<Input>) {
     let _ = sender.send(Input::Closed(number));
 }
 
+/// Whether a read ended before anything came.
+fn waits(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
 /// Follows a lower supervisor: it lives while its states come.
 fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
-    let silence = Duration::from_millis(u64::from(options.timers.missed_reports) * options.timers.report);
+    let report = Duration::from_millis(options.timers.report);
+    let silence = options.timers.missed_reports * report;
     let hello = ToSupervisor::Hello { key: options.key, node: None };
     std::thread::spawn(move || {
         loop {
             let connected = TcpStream::connect(&address).and_then(|stream| {
-                stream.set_read_timeout(Some(silence))?;
+                stream.set_read_timeout(Some(report))?;
                 let mut lines = Lines::new(stream)?;
                 lines.send(&hello)?;
                 Ok(lines)
             });
             if let Ok(mut lines) = connected {
-                while lines.read::<FromSupervisor>().is_ok() {
-                    if sender.send(Input::Lower(at, true)).is_err() {
-                        return;
+                let (origin, mut clock) = (std::time::Instant::now(), ObserverClock::new(2 * report));
+                let mut heard = Duration::ZERO;
+                loop {
+                    let read = lines.read::<FromSupervisor>();
+                    let now = clock.advance(origin.elapsed());
+                    match read {
+                        Ok(_) => {
+                            heard = now;
+                            if sender.send(Input::Lower(at, true)).is_err() {
+                                return;
+                            }
+                        }
+                        Err(error) if waits(&error) && now - heard < silence => {}
+                        Err(_) => break,
                     }
                 }
             }
@@ -131,6 +148,7 @@ struct Supervisor {
     /// Whether each lower supervisor lives; unknown at the start.
     lower: Vec<Option<bool>>,
     origin: std::time::Instant,
+    clock: ObserverClock,
     last_sent: Instant,
     heartbeat: Duration,
     lost: Vec<NodeNumber>,
@@ -145,14 +163,16 @@ impl Supervisor {
             peers: BTreeMap::new(),
             lower: vec![None; options.lower.len()],
             origin: std::time::Instant::now(),
+            clock: ObserverClock::new(Duration::from_millis(options.timers.report)),
             last_sent: Instant::default(),
             heartbeat: Duration::from_millis(options.timers.report),
             lost: Vec::new(),
         }
     }
 
-    fn now(&self) -> Instant {
-        Instant::from_nanos(self.origin.elapsed().as_nanos() as u64)
+    /// Time without this process's pauses: reports that wait to be read are not overdue.
+    fn now(&mut self) -> Instant {
+        Instant::from_nanos(self.clock.advance(self.origin.elapsed()).as_nanos() as u64)
     }
 
     fn serve(mut self, inputs: &Receiver<Input>) {

@@ -212,13 +212,24 @@ fn await_state(
     is: impl Fn(&millstream_torus::service::TorusState) -> bool,
 ) {
     let start = Instant::now();
+    let mut last = None;
     loop {
-        let state = torus.state();
-        if state.as_ref().is_some_and(&is) {
+        // A supervisor that does not answer in time is asked again.
+        last = torus.state().or(last);
+        if last.as_ref().is_some_and(&is) {
             return;
         }
-        assert!(start.elapsed() < LONG, "{what}: {state:?}");
+        assert!(start.elapsed() < LONG, "{what}: {last:?}");
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The node's process was killed, and has ended: its sockets and pipes close a little earlier.
+fn await_end(torus: &mut LaunchedTorus, node: NodeNumber) {
+    let start = Instant::now();
+    while !torus.ended_nodes().contains(&node) {
+        assert!(start.elapsed() < LONG, "the process of {node} does not end");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

@@ -28,6 +28,9 @@ pub(crate) fn trials() -> Vec<Trial> {
             garbage_in_a_health_page().map_err(failed)
         }),
         Trial::test("no_fault_under_load_is_reported", move || no_fault_under_load().map_err(failed)),
+        Trial::test("a_machine_that_stands_still_is_no_fault", move || {
+            a_machine_that_stands_still().map_err(failed)
+        }),
         Trial::test("a_clock_that_is_set_back_and_forth_changes_nothing", move || {
             a_clock_that_jumps().map_err(|error| Failed::from(error.to_string()))
         }),
@@ -51,7 +54,7 @@ fn a_restarted_node_comes_back() -> Result<(), LaunchError> {
     kill(torus.pid(node).expect("exists"), Signal::KILL);
     await_state(&torus, "node 5 is avoided", |state| state.settled && state.nodes[5].avoided);
     torus.restart_node(node)?;
-    await_state(&torus, "node 5 is back", |state| is_well(state) && state.epoch == 2);
+    await_state(&torus, "node 5 is back", is_well);
     conforms(&mut torus)?;
     let counters = torus.finish()?;
     assert_eq!(counters.len(), 8);
@@ -135,6 +138,27 @@ fn no_fault_under_load() -> Result<(), LaunchError> {
     torus.finish().map(drop)
 }
 
+/// All processes stop together for longer than every bound, and go on.
+fn a_machine_that_stands_still() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let nodes: Vec<_> = (0..4).map(NodeNumber).collect();
+    let pids: Vec<_> = (nodes.iter().flat_map(|&node| [torus.pid(node), torus.monitor_pid(node)]))
+        .chain((0..2).map(|index| torus.supervisor_pid(index)))
+        .map(|pid| pid.expect("started"))
+        .collect();
+    pids.iter().for_each(|&pid| kill(pid, Signal::STOP));
+    std::thread::sleep(Duration::from_secs(2));
+    pids.iter().for_each(|&pid| kill(pid, Signal::CONT));
+    conforms(&mut torus)?;
+    await_state(&torus, "all nodes are well", is_well);
+    let state = torus.state().expect("an acting supervisor");
+    assert_eq!((state.supervisor, state.epoch), (0, 0), "{:?}", state.changes);
+    let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
+    assert_eq!(faults.count(), 0, "{:?}", state.changes);
+    torus.finish().map(drop)
+}
+
 /// Each look at the clock that can be set is an hour before or after the previous one.
 const JUMPING_CLOCK: &str = r"
 #define _GNU_SOURCE
@@ -179,7 +203,7 @@ fn a_clock_that_jumps() -> Result<(), Box<dyn std::error::Error>> {
     kill(torus.pid(node).expect("exists"), Signal::KILL);
     await_state(&torus, "node 3 is avoided", |state| state.settled && state.nodes[3].avoided);
     torus.restart_node(node)?;
-    await_state(&torus, "node 3 is back", |state| is_well(state) && state.epoch == 2);
+    await_state(&torus, "node 3 is back", is_well);
     conforms(&mut torus)?;
     torus.finish()?;
     Ok(())

@@ -23,7 +23,7 @@ use millstream_torus::{OutsideHost, TorusNode};
 use millstream_torus_core::NodeNumber;
 use rustix::process::Signal as ProcessSignal;
 
-use super::{LONG, await_state, kill, launcher};
+use super::{LONG, await_end, await_state, kill, launcher};
 
 const KEY: u64 = 0x5eed_5eed_0000_0007;
 /// Raised by an outside host that has finished.
@@ -385,6 +385,7 @@ fn an_outside_host_learns_of_lost_nodes() -> Result<(), LaunchError> {
     let mut host = host.expect("started");
     kill(torus.pid(NodeNumber(0)).expect("exists"), ProcessSignal::KILL);
     assert_success(&mut host);
+    await_end(&mut torus, NodeNumber(0));
     let counters = torus.finish()?;
     assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
     Ok(())
