@@ -286,14 +286,16 @@ deny: $(CARGO_DENY) ## check licences, sources and advisories of all dependencie
 proto-mutants: $(CARGO_MUTANTS) ## run mutation tests of the transport with cargo-mutants; MUTANTS_FLAGS selects a subset
 	$(CARGO_MUTANTS) mutants --package millstream-proto --output $(TARGET_DIR) $(MUTANTS_FLAGS)
 
-# The hash: as in `millstream_card_abi::image`.
-GPU_KERNELS := crates/card-server/src/kernel/gpu/events
+# The hash is that of `millstream_card_abi::image` of both sources.
+GPU_KERNELS := crates/card-server/src/kernel/gpu
+GPU_CLANG   := clang++ -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -nocudainc -nocudalib -Wno-unknown-cuda-version -Wall -O3 -S -I $(GPU_KERNELS)
 gpu-kernels: setup ## compile the kernels of GPUs to PTX (clang; needs no GPU and no CUDA)
-	@hash=$$(sha256sum $(GPU_KERNELS).cu | cut -c 1-16 | sed 's/\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)/\8\7\6\5\4\3\2\1/'); \
-	clang++ -x cuda --cuda-device-only --cuda-gpu-arch=sm_70 -nocudainc -nocudalib -Wno-unknown-cuda-version -Wall \
-		-O3 -S -o $(GPU_KERNELS).tmp $(GPU_KERNELS).cu && \
-	{ echo "// Compiled by \`make gpu-kernels\` from events.cu with the hash $$hash."; cat $(GPU_KERNELS).tmp; } > $(GPU_KERNELS).ptx && \
-	rm $(GPU_KERNELS).tmp
+	@hash=$$(cat $(GPU_KERNELS)/gpu.h $(GPU_KERNELS)/events.cu | sha256sum | cut -c 1-16 | \
+		sed 's/\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)\(..\)/\8\7\6\5\4\3\2\1/'); \
+	$(GPU_CLANG) -o $(GPU_KERNELS)/events.tmp $(GPU_KERNELS)/events.cu && \
+	{ echo "// Compiled by \`make gpu-kernels\` from gpu.h and events.cu with the hash $$hash."; cat $(GPU_KERNELS)/events.tmp; } \
+		> $(GPU_KERNELS)/events.ptx && rm $(GPU_KERNELS)/events.tmp
+	$(GPU_CLANG) -o examples/kernels/decide_events.ptx examples/kernels/decide_events.cu
 
 build: setup lib ## build the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream

@@ -140,14 +140,19 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     assert_eq!(unit("builder bu0")["payload_bytes"], 19 * 400);
 }
 
+/// Builds the drivers of a GPU in `folder`, under the names that programs load.
+fn link_gpu_drivers(folder: &Path) {
+    let drivers = gpu_driver::build(folder);
+    for name in ["libcuda.so.1", "libvulkan.so.1"] {
+        std::os::unix::fs::symlink(&drivers, folder.join(name)).unwrap();
+    }
+}
+
 /// The events of the demo land in the memory of a GPU, whose kernel decides. The drivers are those of tests.
 #[test]
 fn the_demo_runs_on_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    let drivers = gpu_driver::build(folder.path());
-    for name in ["libcuda.so.1", "libvulkan.so.1"] {
-        std::os::unix::fs::symlink(&drivers, folder.path().join(name)).unwrap();
-    }
+    link_gpu_drivers(folder.path());
     let data = repository().join("data/sst1m");
     let run = |libraries: &Path| {
         Command::new(env!("CARGO_BIN_EXE_millstream"))
@@ -170,6 +175,51 @@ fn the_demo_runs_on_a_gpu() {
         let refused = text(&run(Path::new("/nonexistent")).stderr);
         assert!(refused.contains("cuda:0: cannot load NVIDIA's driver libcuda.so.1"), "{refused}");
     }
+}
+
+/// A user's function in PTX decides on events in the memory of a GPU. The drivers are those of tests.
+#[test]
+fn a_users_function_decides_on_a_gpu() {
+    let folder = tempfile::tempdir().unwrap();
+    link_gpu_drivers(folder.path());
+    let stream = folder.path().join("samples.mfs");
+    let mut writer = StreamWriter::create(&stream, 0..20, Alignment::CACHE_LINE).unwrap();
+    for id in 1..=2 {
+        let mut source = writer.source(SourceId(id), SourceKind(0), "samples").unwrap();
+        // The samples of an event have its number in both bytes. Event 15 lacks a fragment.
+        for event in (0..20).filter(|event| (id, *event) != (2, 15)) {
+            source.push(event, &[event as u8; 100]).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+    let module = repository().join("examples/kernels/decide_events.ptx");
+    let config = folder.path().join("function.toml");
+    let configuration = |kind: &str| {
+        format!(
+            "[run]\nname = \"function\"\nbatch = 8\n[[readout]]\nname = \"a\"\ninput = \"samples.mfs\"\n\
+             [[builder]]\nname = \"bu0\"\ncard = \"gpu\"\nslots = 4\n\
+             [[card]]\nname = \"gpu\"\nkind = \"{kind}\"\nmemory = \"16MiB\"\nkernel = \"ptx\"\n\
+             module = \"{}\"\narguments = [{}]\n[output]\ndirectory = \"stored\"\n",
+            module.display(),
+            12 * 0x101
+        )
+    };
+    let report = folder.path().join("report.json");
+    let run = |kind: &str| {
+        std::fs::write(&config, configuration(kind)).unwrap();
+        Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["evb", "run", "--json"])
+            .args([&report, &config])
+            .env("LD_LIBRARY_PATH", folder.path())
+            .output()
+            .expect("the program starts")
+    };
+    let output = run("cuda:0");
+    assert!(report.exists(), "{}\n{}", text(&output.stdout), text(&output.stderr));
+    let found = json(&report);
+    assert_eq!((&found["accepted_events"], &found["stored_events"]), (&7.into(), &7.into()), "{found}");
+    let refused = text(&run("emulated").stderr);
+    assert!(refused.contains("only a GPU runs PTX"), "{refused}");
 }
 
 #[test]

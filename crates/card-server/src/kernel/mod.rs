@@ -12,7 +12,7 @@ mod banks;
 pub mod blocks;
 pub mod builtin;
 pub mod events;
-pub(crate) mod gpu;
+pub mod gpu;
 mod run;
 pub mod stencil;
 

@@ -2,7 +2,7 @@
  * its opaque descriptor. There is one device, which allocates at most 1 GiB at a time. Only the calls that cards make are
  * implemented, with the rules of the two references. A context must be current. Sizes and addresses of exports are whole
  * pages. Device addresses are not host pointers. Kernels run on the processor, as a single thread, when they are launched:
- * those of EVENTS, and `double_words`, of a test. */
+ * those of EVENTS, the example FUNCTION for events, and `double_words` of the self-test. */
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include EVENTS
+#include FUNCTION
 
 namespace {
 
@@ -80,7 +81,8 @@ void double_words(char *memory, uint64_t bytes, const uint64_t *arguments, uint6
 struct Entry {
     const char *name;
     unsigned parameters, addresses;
-} entries[] = {{"fragment_checksums", 4, 0b1011}, {"cluster7", 9, 0b111100111}, {"double_words", 4, 0b1101}};
+} entries[] = {{"fragment_checksums", 4, 0b1011}, {"cluster7", 9, 0b111100111}, {"double_words", 4, 0b1101},
+             {"decide_events", 7, 0b1100011}};
 
 void call(const Entry *entry, uint64_t *p) {
     if (entry == &entries[0])
@@ -88,6 +90,8 @@ void call(const Entry *entry, uint64_t *p) {
     else if (entry == &entries[1])
         cluster7((const u8 *)p[0], (const short *)p[1], (const Event *)p[2], p[3], p[4], (const u32 *)p[5],
                  (const u32 *)p[6], (u8 *)p[7], (Result *)p[8]);
+    else if (entry == &entries[3])
+        decide_events((const u8 *)p[0], (const EventRow *)p[1], p[2], p[3], p[4], (const u64 *)p[5], (u32 *)p[6]);
     else
         double_words((char *)p[0], p[1], (const uint64_t *)p[2], (uint64_t *)p[3]);
 }

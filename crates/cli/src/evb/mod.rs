@@ -19,9 +19,10 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use millstream_card_server::backing::{BackingKind, DevicePaths, check_mappable, default_size};
+use millstream_card_server::kernel::gpu::check_ptx_for_events;
 use millstream_card_server::{CardConfig, serve};
 use millstream_evb::config::{
-    CardField, ConfigFile, KernelConfig, LandingCard, LandingTarget, RefusedCard, RunConfig,
+    CardField, ConfigFile, FunctionLanguage, KernelConfig, LandingCard, LandingTarget, RefusedCard, RunConfig,
 };
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::card::CardProcess;
@@ -131,10 +132,19 @@ fn inspect_card(card: &LandingCard) -> Result<(), RefusedCard> {
     if let Err(error) = check_mappable(&kind, &DevicePaths::default()) {
         return refuse(CardField::Kind, error.to_string());
     }
-    let is_function = matches!(card.kernel, KernelConfig::Function { .. });
-    if is_function && kind != BackingKind::Emulated {
-        let problem = "the system does not map device memory into a module; use a card of kind \"emulated\"";
-        return refuse(CardField::Kind, format!("{kind}: {problem}"));
+    match (&card.kernel, &kind) {
+        (KernelConfig::Function { language: FunctionLanguage::Wasm, .. }, BackingKind::Emulated)
+        | (KernelConfig::Function { language: FunctionLanguage::Ptx, .. }, BackingKind::Cuda(_)) => {}
+        (KernelConfig::Function { language: FunctionLanguage::Wasm, .. }, _) => {
+            let problem =
+                "the system does not map device memory into a module; use a card of kind \"emulated\"";
+            return refuse(CardField::Kind, format!("{kind}: {problem}"));
+        }
+        (KernelConfig::Function { language: FunctionLanguage::Ptx, .. }, _) => {
+            let problem = "only a GPU runs PTX; use a card of kind \"cuda:N\"";
+            return refuse(CardField::Kind, format!("{kind}: {problem}"));
+        }
+        _ => {}
     }
     match default_size(&kind, &DevicePaths::default()) {
         Err(error) => return refuse(CardField::Kind, error.to_string()),
@@ -146,9 +156,13 @@ fn inspect_card(card: &LandingCard) -> Result<(), RefusedCard> {
         }
         Ok(_) => {}
     }
-    if let KernelConfig::Function { module, .. } = &card.kernel {
+    if let KernelConfig::Function { language, module, .. } = &card.kernel {
+        let check = match language {
+            FunctionLanguage::Wasm => check_function,
+            FunctionLanguage::Ptx => check_ptx_for_events,
+        };
         let checked =
-            std::fs::read(module).map_err(|cause| cause.to_string()).and_then(|image| check_function(&image));
+            std::fs::read(module).map_err(|cause| cause.to_string()).and_then(|image| check(&image));
         if let Err(problem) = checked {
             return refuse(CardField::Module, format!("{}: {problem}", module.display()));
         }

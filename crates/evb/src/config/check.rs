@@ -4,8 +4,8 @@ use super::error::{ConfigError, Problem};
 use super::file::{Builder, Card, ConfigFile, Recovery, Trigger};
 use super::input::Inputs;
 use super::run_config::{
-    BuilderConfig, Candidates, ChecksumPolicy, KernelConfig, LandingCard, LandingTarget, OutputConfig,
-    OutputFormat, ReadoutConfig, RunConfig, StoredEvents, SyncPolicy, WorkersConfig,
+    BuilderConfig, Candidates, ChecksumPolicy, FunctionLanguage, KernelConfig, LandingCard, LandingTarget,
+    OutputConfig, OutputFormat, ReadoutConfig, RunConfig, StoredEvents, SyncPolicy, WorkersConfig,
 };
 use crate::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolicy};
 use crate::core::shaping::TrafficShaping;
@@ -236,7 +236,8 @@ impl ConfigFile {
         let kernel = match card.kernel.get_ref().as_str() {
             "cluster7" => self.cluster7(card, inputs)?,
             "verify" => KernelConfig::Verify,
-            "wasm" => self.function(card)?,
+            "wasm" => self.function(card, FunctionLanguage::Wasm)?,
+            "ptx" => self.function(card, FunctionLanguage::Ptx)?,
             _ => KernelConfig::None,
         };
         let most = u64::from(MAX_SOURCES);
@@ -262,9 +263,10 @@ impl ConfigFile {
         Ok(config)
     }
 
-    fn function(&self, card: &Card) -> Result<KernelConfig, ConfigError> {
+    fn function(&self, card: &Card, language: FunctionLanguage) -> Result<KernelConfig, ConfigError> {
         let Some(module) = &card.module else {
-            let problem = Problem::Conflict("kernel \"wasm\" needs module = \"FILE.wasm\"".into());
+            let name = language.name();
+            let problem = Problem::Conflict(format!("kernel \"{name}\" needs module = \"FILE.{name}\""));
             return Err(self.at(&card.kernel, "card.kernel", problem));
         };
         let path = self.locate(module.get_ref());
@@ -282,6 +284,7 @@ impl ConfigFile {
         }
         let arguments = card.arguments.as_ref().map_or(&[][..], |arguments| arguments.get_ref());
         Ok(KernelConfig::Function {
+            language,
             module: path,
             image: Bytes(found.len()),
             verify: card.verify.as_ref().is_none_or(|verify| *verify.get_ref()),

@@ -487,12 +487,13 @@ impl ConfigFile {
     }
 
     fn check_kernel(&self, card: &Card) -> Result<(), ConfigError> {
-        self.check_value("card.kernel", &card.kernel, &["none", "verify", "cluster7", "wasm"])?;
+        self.check_value("card.kernel", &card.kernel, &["none", "verify", "cluster7", "wasm", "ptx"])?;
         self.check_range("card.threshold", card.threshold.as_ref(), 0..=u64::from(u32::MAX))?;
         let kernel = card.kernel.get_ref().as_str();
         let required = match kernel {
             "cluster7" => card.patches.is_none().then_some("patches = \"FILE.csv\""),
             "wasm" => card.module.is_none().then_some("module = \"FILE.wasm\""),
+            "ptx" => card.module.is_none().then_some("module = \"FILE.ptx\""),
             _ => None,
         };
         if let Some(required) = required {
@@ -501,10 +502,10 @@ impl ConfigFile {
         }
         let given = [
             ("card.threshold", card.threshold.as_ref().map(Spanned::span), &["cluster7"][..]),
-            ("card.verify", card.verify.as_ref().map(Spanned::span), &["cluster7", "wasm"]),
+            ("card.verify", card.verify.as_ref().map(Spanned::span), &["cluster7", "wasm", "ptx"]),
             ("card.patches", card.patches.as_ref().map(Spanned::span), &["cluster7"]),
-            ("card.module", card.module.as_ref().map(Spanned::span), &["wasm"]),
-            ("card.arguments", card.arguments.as_ref().map(Spanned::span), &["wasm"]),
+            ("card.module", card.module.as_ref().map(Spanned::span), &["wasm", "ptx"]),
+            ("card.arguments", card.arguments.as_ref().map(Spanned::span), &["wasm", "ptx"]),
         ];
         let foreign =
             given.into_iter().find(|(_, span, kernels)| span.is_some() && !kernels.contains(&kernel));

@@ -17,8 +17,8 @@ pub use check::{CardField, InspectCard, RefusedCard};
 pub use error::{ConfigError, Problem};
 pub use file::ConfigFile;
 pub use run_config::{
-    Arrival, BuilderConfig, Candidates, ChecksumPolicy, GeneratorConfig, InputConfig, KernelConfig,
-    LandingCard, LandingTarget, OutputConfig, OutputFormat, ReadoutConfig, RingConfig, RunConfig,
-    SizeDistribution, StoredEvents, SyncPolicy, UdpConfig, WorkersConfig,
+    Arrival, BuilderConfig, Candidates, ChecksumPolicy, FunctionLanguage, GeneratorConfig, InputConfig,
+    KernelConfig, LandingCard, LandingTarget, OutputConfig, OutputFormat, ReadoutConfig, RingConfig,
+    RunConfig, SizeDistribution, StoredEvents, SyncPolicy, UdpConfig, WorkersConfig,
 };
 pub use security::SecurityConfig;

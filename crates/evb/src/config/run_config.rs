@@ -291,8 +291,10 @@ pub enum KernelConfig {
         /// The camera's `patches.csv`.
         patches: PathBuf,
     },
-    /// A user's function for events, as a WebAssembly module.
+    /// A user's function for events.
     Function {
+        /// The module's language.
+        language: FunctionLanguage,
         /// The module.
         module: PathBuf,
         /// Its size.
@@ -304,6 +306,27 @@ pub enum KernelConfig {
     },
 }
 
+/// The language of a module with a function for events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FunctionLanguage {
+    /// WebAssembly, for emulated cards.
+    Wasm,
+    /// PTX, for GPUs.
+    Ptx,
+}
+
+impl FunctionLanguage {
+    /// Its name in the configuration.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            FunctionLanguage::Wasm => "wasm",
+            FunctionLanguage::Ptx => "ptx",
+        }
+    }
+}
+
 impl KernelConfig {
     /// Its name in the configuration.
     pub fn name(&self) -> &'static str {
@@ -311,7 +334,7 @@ impl KernelConfig {
             KernelConfig::None => "none",
             KernelConfig::Verify => "verify",
             KernelConfig::Cluster7 { .. } => "cluster7",
-            KernelConfig::Function { .. } => "wasm",
+            KernelConfig::Function { language, .. } => language.name(),
         }
     }
 

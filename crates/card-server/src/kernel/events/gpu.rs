@@ -3,7 +3,7 @@
 use millstream_camera::format::{CRATES, TRACE_BYTES};
 use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{EventCounters, Fault};
-use millstream_card_abi::events::{EventSummary, STATUS_UNDECIDED};
+use millstream_card_abi::events::{EventSummary, STATUS_CORRUPT, STATUS_UNDECIDED};
 use millstream_gpu::CudaMemory;
 
 use crate::kernel::events::EventRun;
@@ -21,7 +21,31 @@ pub(super) struct GpuBatch {
     /// Fragments whose checksum the GPU compares, and the position of their event.
     checked: Vec<GpuFragment>,
     checked_events: Vec<usize>,
+    /// A row for each source and event, event by event, and the rows of the fragments that are compared.
+    rows: Vec<GpuRow>,
+    checked_rows: Vec<usize>,
     events: Vec<GpuEvent>,
+}
+
+/// One source's part of an event, as a function for events finds it in GPU memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct GpuRow {
+    /// Offset of the payload in card memory; zero if the fragment is missing.
+    pub(super) offset: u64,
+    pub(super) len: u32,
+    pub(super) source: u32,
+    pub(super) kind: u32,
+    /// Zero: the fragment is there; else status bits: missing, bad packet, corrupt.
+    pub(super) status: u32,
+}
+
+impl GpuRow {
+    pub(super) fn append_to(self, bytes: &mut Vec<u8>) {
+        bytes.extend(self.offset.to_le_bytes());
+        [self.len, self.source, self.kind, self.status]
+            .iter()
+            .for_each(|word| bytes.extend(word.to_le_bytes()));
+    }
 }
 
 impl GpuBatch {
@@ -37,17 +61,30 @@ impl GpuBatch {
         self.found.clear();
         self.checked.clear();
         self.checked_events.clear();
+        self.rows.clear();
+        self.checked_rows.clear();
         self.events.clear();
         for (index, event) in batch.events() {
             let index = index as usize;
             let mut summary = EventSummary::of(event);
             for source in sources.iter_mut() {
-                let Some(found) = source.fragment(&mut summary, counters) else { continue };
-                self.found.push((index, source.id(), found));
-                if is_checked(source.id()) {
-                    self.checked.push(GpuFragment { payload: found.payload, crc: found.crc });
-                    self.checked_events.push(index);
+                let before = std::mem::take(&mut summary.status);
+                let found = source.fragment(&mut summary, counters);
+                let mut row = GpuRow { source: source.id(), kind: source.kind(), ..GpuRow::default() };
+                if let Some(found) = found {
+                    // The length of a fragment in a packet has 32 bits.
+                    (row.offset, row.len) = (found.payload.offset, found.payload.len as u32);
+                    self.found.push((index, source.id(), found));
+                    if is_checked(source.id()) {
+                        self.checked.push(GpuFragment { payload: found.payload, crc: found.crc });
+                        self.checked_events.push(index);
+                        self.checked_rows.push(self.rows.len());
+                    }
+                } else {
+                    row.status = summary.status;
                 }
+                summary.status |= before;
+                self.rows.push(row);
             }
             self.summaries.push(summary);
         }
@@ -103,6 +140,7 @@ impl GpuBatch {
                 continue;
             }
             self.summaries[*index].note_corrupt(&mut run.counters);
+            self.rows[self.checked_rows[number as usize]].status = STATUS_CORRUPT;
             if let Some(event) = self.events.get_mut(*index)
                 && event.fragments.is_some_and(|fragments| fragments.contains(&number))
             {
@@ -110,6 +148,20 @@ impl GpuBatch {
             }
         }
         Ok(())
+    }
+
+    /// The rows of the latest batch, event by event.
+    pub(super) fn rows(&self) -> &[GpuRow] {
+        &self.rows
+    }
+
+    /// Notes a function's decisions in the summaries: each bit of a word is a decision for the event.
+    pub(super) fn note_words(&mut self, counters: &mut EventCounters, words: impl Iterator<Item = u32>) {
+        for (summary, word) in self.summaries.iter_mut().zip(words) {
+            summary.decisions_set = word.count_ones();
+            summary.accepted = u32::from(word != 0);
+            counters.decisions_set += summary.decisions_set;
+        }
     }
 
     /// Notes the decisions of the latest run in the summaries.

@@ -6,10 +6,13 @@
 pub mod cluster7;
 pub mod function;
 mod gpu;
+mod gpu_function;
 mod packets;
 #[cfg(test)]
 mod tests;
 pub mod verify;
+
+pub(crate) use self::gpu_function::{EVENT_FUNCTION, PtxEventKernel};
 
 use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, EventCounters, Fault};

@@ -256,10 +256,11 @@ fn memory_of(on_gpu: bool) -> Memory {
 
 #[test]
 fn the_kernels_of_the_gpu_are_compiled_from_their_source() {
-    let source = include_bytes!("../gpu/events.cu");
+    let source = [&include_bytes!("../gpu/gpu.h")[..], include_bytes!("../gpu/events.cu")].concat();
     let compiled = include_str!("../gpu/events.ptx");
-    let hash = millstream_card_abi::image::image_hash(source);
-    let expected = format!("// Compiled by `make gpu-kernels` from events.cu with the hash {hash:016x}.");
+    let hash = millstream_card_abi::image::image_hash(&source);
+    let expected =
+        format!("// Compiled by `make gpu-kernels` from gpu.h and events.cu with the hash {hash:016x}.");
     assert_eq!(compiled.lines().next(), Some(&expected[..]), "events.cu has changed: make gpu-kernels");
 }
 

@@ -1,34 +1,11 @@
 // Kernels of a GPU for the packets of a batch of events: checksums of fragments, and the camera's trigger.
 //
 // `make gpu-kernels` compiles this file to events.ptx (clang; no CUDA toolkit). The driver of the GPU compiles the PTX when a
-// card loads it. Each kernel distributes its work over the blocks and threads that it finds. One thread is enough: tests run
-// the same functions on the processor.
+// card loads it.
 //
 // The card has checked all offsets. A network may still write to the packets, so every byte is used as found.
 
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-#if defined(__CUDA__)
-#define KERNEL extern "C" __attribute__((global))
-#define DEVICE static inline __attribute__((device))
-#define BLOCK __nvvm_read_ptx_sreg_ctaid_x()
-#define BLOCKS __nvvm_read_ptx_sreg_nctaid_x()
-#define THREAD __nvvm_read_ptx_sreg_tid_x()
-#define THREADS __nvvm_read_ptx_sreg_ntid_x()
-DEVICE void atomic_xor(u32 *word, u32 value) { __nvvm_atom_xor_gen_i(reinterpret_cast<int *>(word), static_cast<int>(value)); }
-DEVICE void atomic_add(u32 *word, u32 value) { __nvvm_atom_add_gen_i(reinterpret_cast<int *>(word), static_cast<int>(value)); }
-DEVICE void atomic_min(u32 *word, u32 value) { __nvvm_atom_min_gen_ui(word, value); }
-#else
-#define KERNEL
-#define DEVICE static inline
-enum { BLOCK = 0, BLOCKS = 1, THREAD = 0, THREADS = 1 };
-DEVICE void atomic_xor(u32 *word, u32 value) { *word ^= value; }
-DEVICE void atomic_add(u32 *word, u32 value) { *word += value; }
-DEVICE void atomic_min(u32 *word, u32 value) { *word = *word < value ? *word : value; }
-#endif
+#include "gpu.h"
 
 // A fragment in card memory.
 struct Fragment {

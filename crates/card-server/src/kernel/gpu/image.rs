@@ -3,7 +3,7 @@
 //! The image is the text of a PTX module; its first `.entry` is the kernel. It takes four parameters of eight bytes: the
 //! address of card memory, its size (bytes), and the addresses of sixteen argument words and of sixteen result words, which are
 //! zero before. It is launched with as many blocks of 256 threads as fill the GPU, needs all banks, runs to its end and cannot
-//! resume.
+//! resume. An entry with the name [`EVENT_FUNCTION`] decides on events instead: see [`PtxEventKernel`].
 
 use std::ffi::CString;
 
@@ -13,6 +13,7 @@ use millstream_gpu::{CudaMemory, Gpu, Module, Parameter};
 use millstream_shm::PAGE;
 
 use super::{failed, wait};
+use crate::kernel::events::{EVENT_FUNCTION, PtxEventKernel};
 use crate::kernel::{Kernel, KernelLoader, KernelRun, LoadedKernel};
 
 /// Bytes of the argument words, and of the result words.
@@ -48,8 +49,23 @@ impl KernelLoader for PtxLoader {
         let entry = CString::new(name).map_err(|_| unknown())?;
         let module = Module::load(&self.gpu, &text).map_err(|error| failed(&error))?;
         module.function(&entry).map_err(|error| failed(&error))?;
+        if name == EVENT_FUNCTION {
+            return Ok(LoadedKernel { name: name.to_owned(), kernel: Box::new(PtxEventKernel::new(module)) });
+        }
         let words = CudaMemory::allocate(&self.gpu, PAGE).map_err(|error| failed(&error))?;
         Ok(LoadedKernel { name: name.to_owned(), kernel: Box::new(PtxKernel { module, entry, words }) })
+    }
+}
+
+/// Checks that PTX has a function for events as its first entry.
+///
+/// # Errors
+/// What is wrong.
+pub fn check_ptx_for_events(image: &[u8]) -> Result<(), String> {
+    match std::str::from_utf8(image).ok().and_then(entry_name) {
+        Some(EVENT_FUNCTION) => Ok(()),
+        Some(other) => Err(format!("its first .entry is {other}, expected {EVENT_FUNCTION}")),
+        None => Err("is no PTX with an .entry".to_owned()),
     }
 }
 
