@@ -190,6 +190,30 @@ fn batches_of_a_killed_builder_unit_are_recovered_and_stored_once() {
     assert_eq!(numbers.len() as u64, stored);
 }
 
+/// A unit that is killed between renaming a file and writing its entry leaves a complete file that the index lacks.
+#[test]
+fn a_complete_file_that_the_index_lacks_is_named_and_added() {
+    let camera = Camera::new();
+    let rest = format!(
+        "{HOST}[output]\ndirectory = \"listed\"\nevents = \"built\"\nmax_events = 1000000\nformat = \"batches\"\n\
+         rotate_size = \"4MiB\"\n"
+    );
+    let config = camera.config("listed", "batch = 4\nreplay = 3", &rest);
+    succeeds(&["evb", "run", config.to_str().unwrap()]);
+    let folder = camera.path("listed");
+    let index = folder.join("listed.bu0.index.jsonl");
+    let whole = std::fs::read_to_string(&index).unwrap();
+    assert!(whole.lines().count() >= 2, "{whole}");
+    let (last, _) = whole.trim_end().rsplit_once('\n').unwrap();
+    std::fs::write(&index, format!("{last}\n")).unwrap();
+    let folder = folder.to_str().unwrap();
+    let error = fails(&["evb", "files", folder]);
+    assert!(error.contains("complete, but not in the index; --recover adds it"), "{error}");
+    succeeds(&["evb", "files", "--recover", folder]);
+    succeeds(&["evb", "files", folder]);
+    assert_eq!(std::fs::read_to_string(&index).unwrap(), whole);
+}
+
 #[test]
 fn a_full_disk_ends_the_run_and_keeps_whole_batches() {
     let camera = Camera::new();

@@ -84,8 +84,8 @@ pub fn append_to_index(path: &Path, entry: &IndexEntry) -> Result<(), FileError>
 }
 
 impl IndexEntry {
-    /// The entry of a recovered file, which is read for it.
-    pub fn of_recovered(path: &Path) -> Result<Self, FileError> {
+    /// The entry of a file, which is read for it; `recovered` if its writer did not complete it.
+    pub fn of_file(path: &Path, recovered: bool) -> Result<Self, FileError> {
         let (numbers, bytes, checksum) = contents(path)?;
         Ok(Self {
             file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
@@ -94,7 +94,7 @@ impl IndexEntry {
             last_event: numbers.iter().max().copied(),
             bytes,
             checksum,
-            recovered: true,
+            recovered,
         })
     }
 

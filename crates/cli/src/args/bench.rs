@@ -62,8 +62,9 @@ pub(crate) enum BenchCommand {
     },
     /// Break processes, sources, disks and links of the event builder, and count what is lost
     ///
-    /// Prints the fault matrix. A run takes some seconds; each row has N runs. Faults of a
-    /// disk need strace; faults of a link need root, for network namespaces.
+    /// Prints the fault matrix. A run takes some seconds; each row has N runs.
+    /// Faults of a disk need strace; faults of a link need root, for network
+    /// namespaces.
     ///
     ///     millstream bench faults --only builder
     ///     millstream bench faults --only "manager, killed" --rounds 100

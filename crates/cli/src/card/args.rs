@@ -55,7 +55,7 @@ pub(crate) enum CardCommand {
     ///     millstream card lease u280-0 --release
     #[command(verbatim_doc_comment)]
     Lease(LeaseOptions),
-    /// Load a kernel into a region: a built-in one by name, or a file of WebAssembly or, on a GPU, PTX
+    /// Load a kernel into a region: a built-in one, WebAssembly, or PTX on a GPU
     ///
     ///     millstream card load 127.0.0.1:7480 0 mix
     ///     millstream card load 127.0.0.1:7480 1 histogram.wasm

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use millstream_control::directory::Directory;
 use millstream_control::http::{Server, ServerLimits};
@@ -72,6 +72,7 @@ impl Backend for Processes {
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
         make_output_directory(config).map_err(|error| error.to_string())?;
+        let since = SystemTime::now();
         let launcher = launcher(self.process_launcher.as_deref())?;
         let mut usages = Usages::default();
         let outcome = launcher.run_with_commands(config, commands, &mut |event| {
@@ -79,7 +80,7 @@ impl Backend for Processes {
             observe(event)
         });
         if let Some(output) = &config.output {
-            keep_partials(config, &output.directory).map_err(|error| error.to_string())?;
+            keep_partials(config, &output.directory, since).map_err(|error| error.to_string())?;
         }
         let outcome = outcome.map_err(|error| error.to_string())?;
         let stopped_cleanly = stopped_cleanly(&outcome);
@@ -92,8 +93,8 @@ impl Backend for Processes {
 }
 
 /// Completes the files of killed builder units.
-fn keep_partials(config: &RunConfig, directory: &Path) -> Result<(), Box<dyn Error>> {
-    files::index_recovered(config, &files::recover(directory)?)?;
+fn keep_partials(config: &RunConfig, directory: &Path, since: SystemTime) -> Result<(), Box<dyn Error>> {
+    files::index_recovered(config, &files::recover(directory)?, since)?;
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
@@ -82,12 +83,20 @@ pub(crate) fn list(directory: &Path, recover_partials: bool) -> Result<ExitCode,
     if recover_partials {
         for path in recover(directory)?.into_iter().filter_map(|recovered| recovered.path) {
             if let Some(index) = index_of(directory, &path)? {
-                append_to_index(&index, &IndexEntry::of_recovered(&path)?)?;
+                append_to_index(&index, &IndexEntry::of_file(&path, true)?)?;
             }
         }
     }
     let mut problems = 0;
     for index in indexes(directory)? {
+        for path in unlisted(&index, SystemTime::UNIX_EPOCH)? {
+            if recover_partials {
+                append_to_index(&index, &IndexEntry::of_file(&path, false)?)?;
+            } else {
+                eprintln!("{}: complete, but not in the index; --recover adds it", path.display());
+                problems += 1;
+            }
+        }
         for entry in read_index(&index)? {
             let numbers = entry.first_event.zip(entry.last_event);
             let numbers = numbers.map_or_else(String::new, |(first, last)| format!(" {first} to {last}"));
@@ -168,15 +177,46 @@ pub(crate) fn recover(directory: &Path) -> Result<Vec<Recovered>, FileError> {
     Ok(all)
 }
 
-/// Adds the recovered files of a run to the indexes of its builder units.
-pub(crate) fn index_recovered(config: &RunConfig, recovered: &[Recovered]) -> Result<(), FileError> {
+/// Complete files of a sequence that its index lacks: the process was killed after it had renamed the file, and before it wrote
+/// the entry. Files that were last changed before `since` are of an earlier run.
+fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> {
+    let name = index.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let base = name.strip_suffix(INDEX_SUFFIX).unwrap_or(&name);
+    let entries = read_index(index)?;
+    let directory = index.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let unreadable = IoError::of(directory, "list");
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(unreadable)? {
+        let file = file.map_err(unreadable)?;
+        let name = file.file_name().to_string_lossy().into_owned();
+        let is_complete = is_file_name(&name) && !name.ends_with(".partial");
+        let is_listed = entries.iter().any(|entry| entry.file == name);
+        let changed = file.metadata().and_then(|metadata| metadata.modified()).map_err(unreadable)?;
+        if is_complete && name.starts_with(&format!("{base}.")) && !is_listed && changed >= since {
+            found.push(file.path());
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Adds the recovered files of a run that began at `since` to the indexes of its builder units, and complete files that killed
+/// units have not added.
+pub(crate) fn index_recovered(
+    config: &RunConfig,
+    recovered: &[Recovered],
+    since: SystemTime,
+) -> Result<(), FileError> {
     for base in (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16))) {
         let prefix = format!("{}.", base.file_name().unwrap_or_default().to_string_lossy());
         let is_of_base = |path: &&PathBuf| {
             path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
         };
         for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(is_of_base) {
-            append_to_index(&index_path(&base), &IndexEntry::of_recovered(path)?)?;
+            append_to_index(&index_path(&base), &IndexEntry::of_file(path, true)?)?;
+        }
+        for path in unlisted(&index_path(&base), since)? {
+            append_to_index(&index_path(&base), &IndexEntry::of_file(&path, false)?)?;
         }
     }
     Ok(())

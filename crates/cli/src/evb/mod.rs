@@ -16,7 +16,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use millstream_card_server::backing::{BackingKind, DevicePaths, check_mappable, default_size};
 use millstream_card_server::kernel::gpu::check_ptx_for_events;
@@ -192,6 +192,7 @@ pub(crate) fn run_checked(config: &RunConfig) -> Result<RunReport, Box<dyn Error
 /// Runs a checked configuration with each process started by `launcher`.
 fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn Error>> {
     make_output_directory(config)?;
+    let since = SystemTime::now();
     for warning in config.warnings() {
         eprintln!("warning: {warning}");
     }
@@ -212,7 +213,7 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
     });
     drop(progress);
     if let Some(output) = &config.output {
-        files::index_recovered(config, &files::recover(&output.directory)?)?;
+        files::index_recovered(config, &files::recover(&output.directory)?, since)?;
     }
     Ok(outcome::report(config, &result?, &usages, Some(baseline)))
 }
