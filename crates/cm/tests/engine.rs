@@ -3,7 +3,8 @@
 mod common;
 
 use std::io;
-use std::time::Duration;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::time::{Duration, Instant};
 
 use common::Channel;
 use millstream_cm::abi::{ConnParam, Plain, event};
@@ -32,6 +33,26 @@ fn next(link: &Connection) -> Option<Message> {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+/// Waits until the engine has taken all messages of a link, and has handled them: then it raises the event of a request that
+/// arrives later.
+fn wait_for_engine(link_one: &Connection, server: &Channel, port: u16, request: &Message) {
+    let unread = || {
+        let mut bytes: libc::c_int = 0;
+        // SAFETY: the ioctl stores an int.
+        let got = unsafe { libc::ioctl(link_one.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        assert_eq!(got, 0, "{}", io::Error::last_os_error());
+        bytes
+    };
+    let deadline = Instant::now() + TIMEOUT;
+    while unread() > 0 {
+        assert!(Instant::now() < deadline, "the engine does not read");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let later = link(port);
+    later.send(&request.encode(), &[]).unwrap();
+    server.event(event::CONNECT_REQUEST);
 }
 
 fn at(port: u16) -> Address {
@@ -113,6 +134,7 @@ fn messages_in_any_order_are_harmless() {
     {
         link_one.send(&message.encode(), &[]).unwrap();
     }
+    wait_for_engine(&link_one, &server, port, &request());
     server.accept(asked.id, 2, 1);
     assert!(matches!(next(&link_one), Some(Message::Rep(_))));
     for message in [Message::Rtu, Message::Rtu, Message::Drep, request()] {
