@@ -189,7 +189,9 @@ fn a_completed_receive_of_a_killed_datagram_sender_is_not_used_again() {
             completed += u32::from(receiver.kill_after(at, n % 2 == 0));
             completed += u32::from(receiver.kill_after(at, n % 2 != 0));
         }
-        println!("published at {published} of {steps} instructions; {completed} completions of killed senders");
+        println!(
+            "published at {published} of {steps} instructions; {completed} completions of killed senders"
+        );
         if completed > 10 {
             break;
         }
