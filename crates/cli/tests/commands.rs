@@ -185,7 +185,7 @@ fn a_users_function_decides_on_a_gpu() {
     let stream = folder.path().join("samples.mfs");
     let mut writer = StreamWriter::create(&stream, 0..20, Alignment::CACHE_LINE).unwrap();
     for id in 1..=2 {
-        let mut source = writer.source(SourceId(id), SourceKind(0), "samples").unwrap();
+        let mut source = writer.source(SourceId(id), SourceKind(0), &format!("samples {id}")).unwrap();
         // The samples of an event have its number in both bytes. Event 15 lacks a fragment.
         for event in (0..20).filter(|event| (id, *event) != (2, 15)) {
             source.push(event, &[event as u8; 100]).unwrap();
