@@ -290,8 +290,8 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
     }
     let before = found.as_ref().map_or(0, |shared| shared.moved.shared().len());
     let rest = inner.start + before..inner.end;
-    let userfault = match prepare(&rest) {
-        Ok(userfault) => userfault,
+    let (userfault, areas) = match prepare(&rest) {
+        Ok(prepared) => prepared,
         // The memory has changed since the first part moved.
         Err(error) => return found.ok_or(error),
     };
@@ -310,7 +310,10 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
         }
     };
     let mut progress = Progress::default();
-    let pieces = rest.clone().step_by(PIECE).map(|start| start..inner.end.min(start + PIECE));
+    let pieces = areas.into_iter().flat_map(|area| {
+        let end = area.end;
+        area.step_by(PIECE).map(move |start| start..end.min(start + PIECE))
+    });
     let move_all = || -> io::Result<()> {
         for piece in pieces {
             move_piece(&userfault, &moved, &piece, attempts, &goes_on, &mut progress)?;
@@ -327,8 +330,9 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
     Ok(SharedPages::new(&moved, moved.shared()))
 }
 
-/// Checks that the pages of `range` may move, and opens the descriptor for their faults.
-fn prepare(range: &Range<usize>) -> io::Result<Userfault> {
+/// Checks that the pages of `range` may move, and opens the descriptor for their faults. With the parts of the range that belong to
+/// one mapping each: pages of several mappings do not move at once. Pages that were moved back are a mapping of their own.
+fn prepare(range: &Range<usize>) -> io::Result<(Userfault, Vec<Range<usize>>)> {
     let error = io::Error::from_raw_os_error;
     let userfault = match (MovePolicy::get(), Userfault::for_all_accesses()) {
         (MovePolicy::Never, _) => return Err(error(libc::EPERM)),
@@ -346,7 +350,8 @@ fn prepare(range: &Range<usize>) -> io::Result<Userfault> {
     if !maps::covers(&areas, range) || !areas.iter().all(fits) {
         return Err(error(libc::EINVAL));
     }
-    Ok(userfault)
+    let part = |area: &maps::Vma| area.range.start.max(range.start)..area.range.end.min(range.end);
+    Ok((userfault, areas.iter().map(part).collect()))
 }
 
 /// Moves the pages of `piece`, which follow those that were moved before. While a page is pinned, the piece goes back to

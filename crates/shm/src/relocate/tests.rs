@@ -62,6 +62,30 @@ fn shared_twice_moves_once() {
     assert_eq!(unsafe { view.base().add(PAGE).read_volatile() }, 3);
 }
 
+/// A message layer registers a part of a buffer, deregisters it, and registers all of it.
+#[test]
+fn pages_move_again_with_those_around_them() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(12);
+    let base = memory.base() as usize;
+    // SAFETY: within the pages, here and below.
+    (0..12 * PAGE).for_each(|at| unsafe { memory.base().add(at).write((at / 7) as u8) });
+    drop(move_pages(base + 2 * PAGE..base + 6 * PAGE).unwrap());
+    let shared = move_pages(base..base + 12 * PAGE).unwrap();
+    assert!(shared.is_whole());
+    let view = Mapping::new(shared.as_fd(), 0, 12 * PAGE, true).unwrap();
+    for at in 0..12 * PAGE {
+        // SAFETY: as above.
+        assert_eq!(unsafe { view.base().add(at).read_volatile() }, (at / 7) as u8, "byte {at}");
+    }
+    drop(shared);
+    // SAFETY: as above.
+    (0..12 * PAGE)
+        .for_each(|at| assert_eq!(unsafe { memory.base().add(at).read_volatile() }, (at / 7) as u8));
+}
+
 #[test]
 fn a_part_of_a_shared_page_is_shared() {
     if !is_tested() {
