@@ -44,7 +44,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 dist test-dist test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -54,7 +54,7 @@ PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-d
 	lammps lammps-data
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: quick ## build recorded camera events in the memory of emulated cards, and check every byte
 	$(QUICK)/millstream demo
@@ -257,11 +257,13 @@ AARCH64_PACKAGES := gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
 AARCH64_TESTS    ?= evb-core formats fragment health lockfree proto quantity stencil torus-core wire
 AARCH64_CARGO    := CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
 	CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu" $(CARGO)
-aarch64: setup ## check all crates for aarch64, and run the tests of AARCH64_TESTS under qemu-user
-	@$(MAKE) --no-print-directory setup PACKAGES="$(AARCH64_PACKAGES)"
-	@[ -d "$$(rustc --print target-libdir --target $(AARCH64))" ] || rustup target add $(AARCH64)
+aarch64: aarch64-setup ## check all crates for aarch64, and run the tests of AARCH64_TESTS under qemu-user
 	$(AARCH64_CARGO) check --workspace --target $(AARCH64)
 	$(AARCH64_CARGO) test --target $(AARCH64) $(addprefix -p millstream-,$(AARCH64_TESTS))
+
+aarch64-setup: setup
+	@$(MAKE) --no-print-directory setup PACKAGES="$(AARCH64_PACKAGES)"
+	@[ -d "$$(rustc --print target-libdir --target $(AARCH64))" ] || rustup target add $(AARCH64)
 
 lint: setup ## check formatting and run clippy, warnings denied
 	$(CARGO) fmt --all --check
@@ -360,6 +362,17 @@ $(DIST_TOOLS): tools/dist/requirements.txt | setup
 dist: setup $(DIST_TOOLS) $(CAPI_ARCHIVE) $(PRELOAD_ARCHIVE) ## build the Python wheel, Debian packages and a tarball in target/packages
 	@$(MAKE) --no-print-directory setup PACKAGES="$(DIST_PACKAGES)"
 	tools/dist/build.sh $(TARGET_DIR) $(CAPI_ARCHIVE) $(PRELOAD_ARCHIVE) "$(subst -functions,,$(LIB_LDFLAGS))"
+
+# The same for aarch64, cross-compiled: a wheel and a tarball.
+dist-aarch64: aarch64-setup $(DIST_TOOLS) ## build the Python wheel and a tarball for aarch64 in target/packages-aarch64
+	$(AARCH64_CARGO) rustc --profile device --target $(AARCH64) -p millstream-capi --lib --crate-type staticlib
+	$(AARCH64_CARGO) rustc --profile preload --target $(AARCH64) -p millstream-cm --features interpose --crate-type staticlib
+	tools/dist/build.sh $(TARGET_DIR) $(TARGET_DIR)/$(AARCH64)/device/libmillstream_capi.a \
+		$(TARGET_DIR)/$(AARCH64)/preload/libmillstream_cm.a "$(subst -functions,,$(LIB_LDFLAGS))" aarch64
+
+test-dist-aarch64: $(DIST_TOOLS) ## install the packages of `make dist-aarch64` in a root file system of arm64, and test them under qemu-user (as root)
+	@$(MAKE) --no-print-directory setup PACKAGES="binutils-aarch64-linux-gnu mmdebstrap qemu-user-static"
+	PATH=$(abspath $(dir $(DIST_TOOLS)))/bin:$$PATH tools/dist/test-aarch64.sh $(TARGET_DIR)/packages-aarch64 $(TARGET_DIR)/dist-test-aarch64
 
 test-dist: ## install the packages of `make dist` in bare root file systems, and test them there (as root)
 	@$(MAKE) --no-print-directory setup PACKAGES="$(DIST_PACKAGES)"

@@ -20,6 +20,13 @@ smoke() {
     [ -s demo/camera.bu0.h5 ] && ls demo/event-*.svg > /dev/null
     say "stencil"
     "$program" stencil --grid 256x256 --iterations 20 --verify > stencil.txt || { cat stencil.txt; exit 1; }
+    card "$program"
+    no_device "$program" "$home"
+}
+
+# card PROGRAM [emulated]: the self-test of a card, and a WebAssembly kernel.
+card() {
+    local program=$1
     say "card with a WebAssembly kernel"
     "$program" card serve smoke --memory 64MiB --listen 127.0.0.1:7480 > serve.txt &
     local card=$!
@@ -29,10 +36,19 @@ smoke() {
     "$program" card selftest 127.0.0.1:7480 > selftest.txt || { cat selftest.txt; exit 1; }
     "$program" card lease 127.0.0.1:7480 --for 60 > /dev/null
     "$program" card load 127.0.0.1:7480 0 nothing.wat > /dev/null
-    "$program" card start 127.0.0.1:7480 0 --wait 30 > start.txt
-    grep -q 'results \[7' start.txt || { cat start.txt; exit 1; }
+    "$program" card start 127.0.0.1:7480 0 --wait 30 > start.txt 2>&1 || true
+    if [ "${2:-}" = emulated ] && grep -q 'memory, is too large (0x4000000)' start.txt; then
+        say "NOT RUN: the kernel. It maps card memory twice (mremap of size 0), which this qemu-user refuses"
+    else
+        grep -q 'results \[7' start.txt || { cat start.txt; exit 1; }
+    fi
     kill -INT $card
     wait $card
+}
+
+# Commands without a device.
+no_device() {
+    local program=$1 home=$2
     say "model"
     "$program" model explain "$home/share/millstream/sites/recipe-baseline.toml" "write client server.u280" > /dev/null
     say "torus"
@@ -42,11 +58,36 @@ smoke() {
     grep -q _millstream completions.bash
 }
 
+# emulated PROGRAM HOME: the same under qemu-user.
+emulated() {
+    local program=$1 home=$2
+    cd "$(mktemp -d)"
+    "$program" --version
+    "$program" --help > /dev/null
+    say "devices"
+    "$program" devices > devices.txt
+    grep -q 'mill0 .*soft device' devices.txt || { cat devices.txt; exit 1; }
+    say "stream files"
+    "$program" stream unpack "$home/share/millstream/data/sst1m" camera > /dev/null
+    "$program" stream check camera/*.mfs > /dev/null
+    say "demo"
+    "$program" demo --replay 2 --out demo > demo.txt || { cat demo.txt; exit 1; }
+    [ -s demo/camera.bu0.h5 ] && ls demo/event-*.svg > /dev/null
+    say "stencil"
+    "$program" stencil --grid 256x256 --iterations 20 --verify > stencil.txt || { cat stencil.txt; exit 1; }
+    card "$program" emulated
+    no_device "$program" "$home"
+}
+
+devinfo() {
+    say "ibv_devinfo"
+    "$1" run -- ibv_devinfo > devinfo.txt
+    grep -q 'hca_id:.*mill0' devinfo.txt
+}
+
 verbs_programs() {
     local program=$1
-    say "ibv_devinfo"
-    "$program" run -- ibv_devinfo > devinfo.txt
-    grep -q 'hca_id:.*mill0' devinfo.txt
+    devinfo "$program"
     say "ib_write_bw"
     "$program" run -- ib_write_bw -n 200 > server.txt 2>&1 &
     local server=$!
@@ -100,6 +141,22 @@ manual() {
     [ "$pages" -ge 30 ] || { echo "only $pages man pages" >&2; exit 1; }
 }
 
+# The examples of the wheel's README, which is the package's page.
+examples() {
+    say "the examples of the package's README"
+    /opt/venv/bin/python - /test/README.md <<'PYTHON'
+import re, sys
+text = open(sys.argv[1]).read()
+examples = re.findall(r"```python\n(.*?)```", text, re.S)
+tests = [example for example in examples if "def test_" in example]
+for example in examples:
+    if example not in tests:
+        exec(compile(example, "README.md", "exec"), {})
+assert len(tests) == 1
+open("test_readme.py", "w").write(tests[0])
+PYTHON
+}
+
 case $1 in
 tarball)
     mkdir /opt/millstream
@@ -143,20 +200,31 @@ wheel)
     cd "$(mktemp -d)"
     verbs_programs millstream
     smoke /opt/venv/bin/millstream "$(dirname /opt/venv/lib/python3*/site-packages/millstream/_bundle/bin)"
-    say "the examples of the package's README"
-    /opt/venv/bin/python - /test/README.md <<'PYTHON'
-import re, sys
-text = open(sys.argv[1]).read()
-examples = re.findall(r"```python\n(.*?)```", text, re.S)
-tests = [example for example in examples if "def test_" in example]
-for example in examples:
-    if example not in tests:
-        exec(compile(example, "README.md", "exec"), {})
-assert len(tests) == 1
-open("test_readme.py", "w").write(tests[0])
-PYTHON
+    examples
     say "the pytest fixture"
     pytest -q test_readme.py
+    ;;
+tarball-emulated)
+    mkdir -p /opt/millstream
+    tar -C /opt/millstream --strip-components 1 -xf /packages/*.tar.gz
+    libraries_are_there /opt/millstream/bin/millstream
+    for library in /opt/millstream/lib/millstream/*.so*; do libraries_are_there "$library"; done
+    manual /opt/millstream
+    emulated /opt/millstream/bin/millstream /opt/millstream
+    devinfo /opt/millstream/bin/millstream
+    say "NOT RUN: ib_write_bw. Its memory is private: peers copy with process_vm_writev, which qemu-user lacks"
+    export PATH=/opt/millstream/bin:$PATH
+    memory_library /opt/millstream/lib/millstream
+    libfabric_provider /opt/millstream/lib/millstream
+    ;;
+wheel-emulated)
+    python3 -m venv /opt/venv
+    /opt/venv/bin/pip install --quiet --no-index --find-links /packages/wheels /packages/millstream-*.whl
+    export PATH=/opt/venv/bin:$PATH
+    emulated /opt/venv/bin/millstream "$(dirname /opt/venv/lib/python3*/site-packages/millstream/_bundle/bin)"
+    devinfo millstream
+    examples
+    say "NOT RUN: the pytest fixture, whose example is ib_write_bw. Peers copy with process_vm_writev, which qemu-user lacks"
     ;;
 *) echo "no test $1" >&2; exit 2 ;;
 esac

@@ -7,6 +7,7 @@
 //! Stores are combined in buffers that a fence, or an operation with a lock prefix, empties.
 
 /// Bytes of a line.
+#[cfg(target_arch = "x86_64")]
 const LINE: usize = 64;
 
 /// Copies bytes out of write-combining memory. A concurrent write can tear them.
