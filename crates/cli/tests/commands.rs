@@ -199,14 +199,14 @@ fn a_users_function_decides_on_a_gpu() {
             "[run]\nname = \"function\"\nbatch = 8\n[[readout]]\nname = \"a\"\ninput = \"samples.mfs\"\n\
              [[builder]]\nname = \"bu0\"\ncard = \"gpu\"\nslots = 4\n\
              [[card]]\nname = \"gpu\"\nkind = \"{kind}\"\nmemory = \"16MiB\"\nkernel = \"ptx\"\n\
-             module = \"{}\"\narguments = [{}]\n[output]\ndirectory = \"stored\"\n",
+             module = \"{}\"\narguments = [{}]\n",
             module.display(),
             12 * 0x101
         )
     };
     let report = folder.path().join("report.json");
-    let run = |kind: &str| {
-        std::fs::write(&config, configuration(kind)).unwrap();
+    let run = |kind: &str, output: &str| {
+        std::fs::write(&config, configuration(kind) + output).unwrap();
         Command::new(env!("CARGO_BIN_EXE_millstream"))
             .args(["evb", "run", "--json"])
             .args([&report, &config])
@@ -214,11 +214,15 @@ fn a_users_function_decides_on_a_gpu() {
             .output()
             .expect("the program starts")
     };
-    let output = run("cuda:0");
+    let output = run("cuda:0", "[output]\ndirectory = \"stored\"\n");
     assert!(report.exists(), "{}\n{}", text(&output.stdout), text(&output.stderr));
     let found = json(&report);
     assert_eq!((&found["accepted_events"], &found["stored_events"]), (&7.into(), &7.into()), "{found}");
-    let refused = text(&run("emulated").stderr);
+    // Without an output, accepted events are only counted.
+    let output = run("cuda:0", "");
+    assert!(output.status.success(), "{}", text(&output.stdout));
+    assert_eq!(json(&report)["accepted_events"], 7);
+    let refused = text(&run("emulated", "").stderr);
     assert!(refused.contains("only a GPU runs PTX"), "{refused}");
 }
 

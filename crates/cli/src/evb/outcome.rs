@@ -259,7 +259,9 @@ fn selected<'a>(config: &'a RunConfig, outcome: &'a RunOutcome) -> impl Iterator
     let units = config.builders.iter().zip(&outcome.builders).zip(&outcome.totals);
     units.filter_map(move |((builder, statistics), totals)| match (events, statistics) {
         (StoredEvents::All, _) => totals.as_ref().map(Totals::events),
-        (_, Some(statistics)) if builder.accepts_incomplete() => Some(statistics.selected),
+        (_, Some(statistics)) if config.output.is_some() && builder.accepts_incomplete() => {
+            Some(statistics.selected)
+        }
         _ => totals.as_ref().map(|totals| totals.accepted),
     })
 }
