@@ -204,7 +204,7 @@ fn kernels_have_to_fit_their_inputs() {
     let kernel = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
     assert_eq!(
         refused("\"cluster7\"", "\"cluster9\""),
-        "run.toml:23: card.kernel: unknown value \"cluster9\"; valid values: none, verify, cluster7, wasm"
+        "run.toml:23: card.kernel: unknown value \"cluster9\"; valid values: none, verify, cluster7, wasm, ptx"
     );
     assert!(refused("patches = \"patches.csv\"\n", "").contains("needs patches = \"FILE.csv\""));
     assert_eq!(
