@@ -10,6 +10,7 @@ use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::{Card, RemoteCard, RemoteError};
 use millstream_card_abi::MemoryRange;
 use millstream_fragment::unpack::unpack;
+use millstream_gpu::{CUDA, Gpu};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::loader::{ENV_DEVICE, ENV_PATH};
 use millstream_rdma::{Access, Region};
@@ -80,9 +81,11 @@ fn measure(program: &Path, packed: &Path, out: &Path, kind: &str, rounds: usize)
     }
     let [gpu, emulated] = &measured;
     let mut table = Table::new(BENCHMARK, rounds);
+    // The description of a machine does not name its GPU.
+    let device = name_of(kind)?;
     let mut push = |name: &str, unit, values: fn(&Measured) -> &[f64]| {
         if let (Some(value), Some(baseline)) = (median(values(gpu)), median(values(emulated))) {
-            table.push(Figure::with_baseline(name, value, unit, baseline));
+            table.push(Figure::with_baseline(format!("{device}, {name}"), value, unit, baseline));
         }
     };
     push("WRITE of 1 MiB", "GB/s", |measured| &measured.write);
@@ -93,6 +96,14 @@ fn measure(program: &Path, packed: &Path, out: &Path, kind: &str, rounds: usize)
     push("event builder with trigger and checksums", "GB/s", |measured| &measured.built);
     push("event builder with trigger and checksums, events", "events/s", |measured| &measured.events);
     Ok(table)
+}
+
+/// Name of the GPU of a kind of memory; the kind, if it is no GPU's.
+fn name_of(kind: &str) -> Outcome<String> {
+    match kind.strip_prefix("cuda:") {
+        Some(index) => Ok(Gpu::open(CUDA, index.parse()?)?.name().to_owned()),
+        None => Ok(kind.to_owned()),
+    }
 }
 
 /// RDMA from this process, and its own loads and stores.

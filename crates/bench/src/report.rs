@@ -60,10 +60,12 @@ pub fn update(
     Ok(written)
 }
 
-/// The figures of the README, from the machine with the latest results.
+/// The figures of the README, from the machine with the latest results of their benchmarks.
 #[must_use]
 pub fn highlights(results: &[Results]) -> String {
-    let Some(latest) = results.iter().max_by_key(|each| (&each.header.date, &each.header.machine)) else {
+    let shown =
+        results.iter().filter(|each| HIGHLIGHTS.iter().any(|(name, ..)| each.header.benchmark == *name));
+    let Some(latest) = shown.max_by_key(|each| (&each.header.date, &each.header.machine)) else {
         return "No machine has results yet.".to_owned();
     };
     let Machine { cpu, cores, .. } = &latest.header.machine;
