@@ -132,11 +132,8 @@ impl MappedMemory {
     #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let span = MemoryRange::new(offset, out.len() as u64);
-        self.check(span)?;
-        match self.mapping.copy_to_slice(offset as usize, out) {
-            true => Ok(()),
-            false => Err(AccessError::OutOfRange { span, memory: self.size() }),
-        }
+        let copied = self.mapping.copy_to_slice(offset as usize, out);
+        if copied { Ok(()) } else { Err(AccessError::OutOfRange { span, memory: self.size() }) }
     }
 
     /// Copies an array of `N` bytes out of card memory.

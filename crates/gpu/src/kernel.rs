@@ -27,7 +27,7 @@ pub struct Module {
 
 // SAFETY: the driver's handles may be used in any thread.
 unsafe impl Send for Module {}
-// SAFETY: as above; launches take `&mut self`.
+// SAFETY: as above; the driver serialises calls.
 unsafe impl Sync for Module {}
 
 impl std::fmt::Debug for Module {

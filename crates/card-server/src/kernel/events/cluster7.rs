@@ -105,13 +105,13 @@ impl Cluster7 {
             buffers.iter().copied().filter(|buffer| verify || crate_index_of(buffer.source).is_some());
         let sources = self.packets.open(run.memory, inspected, batch);
         if let Some(memory) = run.memory.gpu_memory() {
-            self.gpu.find(sources, batch, &mut run.counters, |_| verify);
+            self.gpu.find(sources, batch, &mut run.counters, verify);
             let trigger = GpuTrigger {
                 geometry: &self.fresh_table,
                 threshold: args.threshold,
                 decisions: decisions.offset,
             };
-            self.gpu.decide(run, memory, trigger, (args.trace_sources, verify))?;
+            self.gpu.decide(run, memory, trigger, args.trace_sources)?;
             self.gpu.note_decisions(&mut run.counters, &self.patches);
             return self.gpu.publish(run, summaries);
         }

@@ -8,7 +8,7 @@ use millstream_gpu::CudaMemory;
 
 use crate::kernel::events::EventRun;
 use crate::kernel::events::packets::{Batch, FoundFragment, SourcePacket, publish};
-use crate::kernel::gpu::{GpuEvent, GpuEvents, GpuFragment, GpuTrigger};
+use crate::kernel::gpu::{GpuEvent, GpuEvents, GpuFragment, GpuTrigger, NO_CHECKSUM};
 
 /// Keeps its memory from command to command.
 #[derive(Debug, Default)]
@@ -16,13 +16,12 @@ pub(super) struct GpuBatch {
     /// The kernels, once a run has used a GPU.
     kernels: Option<GpuEvents>,
     summaries: Vec<EventSummary>,
-    /// The fragments that were found: position of the event in the batch, and source.
-    found: Vec<(usize, u32, FoundFragment)>,
-    /// Fragments whose checksum the GPU compares, and the position of their event.
-    checked: Vec<GpuFragment>,
-    checked_events: Vec<usize>,
-    /// A row for each source and event, event by event, and the rows of the fragments that are compared.
+    /// A row for each source and event, event by event.
     rows: Vec<GpuRow>,
+    /// Number of sources.
+    sources: usize,
+    /// Fragments whose checksum the GPU compares, and the positions of their rows, which ascend.
+    checked: Vec<GpuFragment>,
     checked_rows: Vec<usize>,
     events: Vec<GpuEvent>,
 }
@@ -49,35 +48,31 @@ impl GpuRow {
 }
 
 impl GpuBatch {
-    /// Finds the fragments of a batch. The checksums of those that `is_checked` accepts are compared.
+    /// Finds the fragments of a batch. With `verify`, the GPU compares their checksums.
     pub(super) fn find(
         &mut self,
         sources: &mut [SourcePacket],
         batch: Batch,
         counters: &mut EventCounters,
-        is_checked: impl Fn(u32) -> bool,
+        verify: bool,
     ) {
+        self.sources = sources.len();
         self.summaries.clear();
-        self.found.clear();
-        self.checked.clear();
-        self.checked_events.clear();
         self.rows.clear();
+        self.checked.clear();
         self.checked_rows.clear();
         self.events.clear();
-        for (index, event) in batch.events() {
-            let index = index as usize;
+        for (_, event) in batch.events() {
             let mut summary = EventSummary::of(event);
             for source in sources.iter_mut() {
                 let before = std::mem::take(&mut summary.status);
                 let found = source.fragment(&mut summary, counters);
                 let mut row = GpuRow { source: source.id(), kind: source.kind(), ..GpuRow::default() };
-                if let Some(found) = found {
+                if let Some(FoundFragment { payload, crc }) = found {
                     // The length of a fragment in a packet has 32 bits.
-                    (row.offset, row.len) = (found.payload.offset, found.payload.len as u32);
-                    self.found.push((index, source.id(), found));
-                    if is_checked(source.id()) {
-                        self.checked.push(GpuFragment { payload: found.payload, crc: found.crc });
-                        self.checked_events.push(index);
+                    (row.offset, row.len) = (payload.offset, payload.len as u32);
+                    if verify {
+                        self.checked.push(GpuFragment { payload, crc });
                         self.checked_rows.push(self.rows.len());
                     }
                 } else {
@@ -95,30 +90,31 @@ impl GpuBatch {
         self.run(run, memory, None)
     }
 
-    /// Compares checksums, and decides on each event with the traces of all crates, none of which is corrupt if all are
-    /// checked.
+    /// Compares checksums, and decides on each event with the traces of all crates, none of which is corrupt.
     pub(super) fn decide(
         &mut self,
         run: &mut EventRun<'_, '_>,
         memory: &CudaMemory,
         trigger: GpuTrigger<'_>,
-        (trace_sources, all_are_checked): ([u32; CRATES], bool),
+        trace_sources: [u32; CRATES],
     ) -> Result<(), Fault> {
-        let mut traces = vec![[None; CRATES]; self.summaries.len()];
-        for (number, (index, source, found)) in self.found.iter().enumerate() {
-            let crate_index = trace_sources.iter().position(|traces| traces == source);
-            if let Some(crate_index) = crate_index.filter(|_| found.payload.len == TRACE_BYTES as u64) {
-                traces[*index][crate_index] = Some((found.payload.offset, number as u32));
-            }
+        for event in 0..self.summaries.len() {
+            let first = event * self.sources;
+            let rows = &self.rows[first..first + self.sources];
+            let is_trace = |row: &GpuRow| row.status == 0 && row.len as usize == TRACE_BYTES;
+            let traces =
+                trace_sources.map(|source| rows.iter().position(|row| row.source == source && is_trace(row)));
+            self.events.push(match traces {
+                [Some(one), Some(two), Some(three)] => {
+                    let traces = [one, two, three];
+                    // None without `verify`: then no checksum is compared.
+                    let numbers = traces.map(|row| self.checked_rows.binary_search(&(first + row)).ok());
+                    let numbers = numbers.map(|number| number.map_or(NO_CHECKSUM, |number| number as u32));
+                    GpuEvent { traces: Some(traces.map(|row| rows[row].offset)), fragments: numbers }
+                }
+                _ => GpuEvent { traces: None, fragments: [NO_CHECKSUM; CRATES] },
+            });
         }
-        self.events.extend(traces.into_iter().map(|traces| match traces {
-            [Some(first), Some(second), Some(third)] => GpuEvent {
-                traces: Some([first.0, second.0, third.0]),
-                // If all fragments are checked, their numbers in both lists are the same.
-                fragments: all_are_checked.then_some([first.1, second.1, third.1]),
-            },
-            _ => GpuEvent::default(),
-        }));
         self.run(run, memory, Some(trigger))
     }
 
@@ -134,15 +130,16 @@ impl GpuBatch {
         let Some(kernels) = &mut self.kernels else { return Ok(()) };
         let trigger = trigger.map(|trigger| (trigger, &self.events[..]));
         kernels.run(run.run(), memory, &self.checked, trigger)?;
-        let pairs = self.checked.iter().zip(kernels.checksums()).zip(&self.checked_events);
-        for (number, ((fragment, checksum), index)) in (0..).zip(pairs) {
+        let pairs = self.checked.iter().zip(kernels.checksums()).zip(&self.checked_rows);
+        for (number, ((fragment, checksum), row)) in (0..).zip(pairs) {
             if fragment.crc == *checksum {
                 continue;
             }
-            self.summaries[*index].note_corrupt(&mut run.counters);
-            self.rows[self.checked_rows[number as usize]].status = STATUS_CORRUPT;
-            if let Some(event) = self.events.get_mut(*index)
-                && event.fragments.is_some_and(|fragments| fragments.contains(&number))
+            let index = row / self.sources;
+            self.summaries[index].note_corrupt(&mut run.counters);
+            self.rows[*row].status = STATUS_CORRUPT;
+            if let Some(event) = self.events.get_mut(index)
+                && event.fragments.contains(&number)
             {
                 event.traces = None;
             }

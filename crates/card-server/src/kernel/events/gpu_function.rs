@@ -11,12 +11,11 @@
 use millstream_card_abi::command::{Cause, FLAG_VERIFY, Fault};
 use millstream_card_abi::events::{FunctionArgs, PacketBuffer};
 use millstream_gpu::{CudaError, CudaMemory, Module, Parameter};
-use millstream_shm::PAGE;
 
 use crate::kernel::events::gpu::GpuBatch;
 use crate::kernel::events::packets::{Batch, PacketList, Packets, check_disjoint};
 use crate::kernel::events::{EventRun, function, run_on_events};
-use crate::kernel::gpu::{failed, wait};
+use crate::kernel::gpu::{Scratch, failed, wait};
 use crate::kernel::{Kernel, KernelRun};
 
 /// Name of the entry of a function for events.
@@ -33,7 +32,7 @@ pub(crate) struct PtxEventKernel {
     packets: Packets,
     batch: GpuBatch,
     /// The argument words, the decisions and the rows, in GPU memory and to be copied.
-    scratch: Option<CudaMemory>,
+    scratch: Scratch,
     bytes: Vec<u8>,
 }
 
@@ -44,7 +43,7 @@ impl PtxEventKernel {
             list: PacketList::default(),
             packets: Packets::default(),
             batch: GpuBatch::default(),
-            scratch: None,
+            scratch: Scratch::default(),
             bytes: Vec::new(),
         }
     }
@@ -59,7 +58,7 @@ impl PtxEventKernel {
         // A module of PTX is loaded on the GPU that the memory belongs to.
         let memory = run.memory.gpu_memory().ok_or(Fault::new(Cause::MemoryNotMapped, 0))?;
         let sources = self.packets.open(run.memory, buffers.iter().copied(), batch);
-        self.batch.find(sources, batch, &mut run.counters, |_| verify);
+        self.batch.find(sources, batch, &mut run.counters, verify);
         if verify {
             self.batch.verify(run, memory)?;
         }
@@ -78,13 +77,7 @@ impl PtxEventKernel {
         self.bytes.resize(rows, 0);
         self.batch.rows().iter().for_each(|row| row.append_to(&mut self.bytes));
         debug_assert_eq!(self.bytes.len(), rows + ROW * self.batch.rows().len());
-        let fits = self.scratch.as_ref().is_some_and(|scratch| scratch.len() >= self.bytes.len());
-        if !fits {
-            let len = self.bytes.len().next_power_of_two().max(PAGE);
-            self.scratch = Some(CudaMemory::allocate(self.module.gpu(), len)?);
-        }
-        let Some(scratch) = &self.scratch else { return Ok(()) };
-        scratch.write(0, &self.bytes)?;
+        let scratch = self.scratch.upload(self.module.gpu(), &self.bytes)?;
         let parameters = [
             Parameter::Address(memory, 0),
             Parameter::Address(scratch, rows as u64),
@@ -103,9 +96,7 @@ impl PtxEventKernel {
     fn fetch(&self, events: usize) -> Result<Vec<u32>, CudaError> {
         let (decisions, _) = places(events);
         let mut bytes = vec![0; 4 * events];
-        if let Some(scratch) = &self.scratch {
-            scratch.read(decisions as u64, &mut bytes)?;
-        }
+        self.scratch.read(decisions, &mut bytes)?;
         Ok(bytes.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word)).collect())
     }
 }

@@ -49,7 +49,7 @@ impl Verify {
 
         let sources = self.packets.open(run.memory, buffers.iter().copied(), batch);
         if let Some(memory) = run.memory.gpu_memory() {
-            self.gpu.find(sources, batch, &mut run.counters, |_| true);
+            self.gpu.find(sources, batch, &mut run.counters, true);
             self.gpu.verify(run, memory)?;
             return self.gpu.publish(run, summaries);
         }

@@ -4,14 +4,13 @@
 
 use std::ffi::CStr;
 
-use millstream_camera::format::{CRATES, PATCHES};
+use millstream_camera::format::{CRATES, DECISION_BYTES, PATCHES};
 use millstream_camera::trigger::GEOMETRY_BYTES;
 use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::Fault;
 use millstream_gpu::{BLOCK_THREADS, CudaError, CudaMemory, Gpu, Module, Parameter};
-use millstream_shm::PAGE;
 
-use super::{failed, wait};
+use super::{Scratch, failed, wait};
 use crate::kernel::KernelRun;
 
 /// `events.cu`, compiled.
@@ -22,8 +21,8 @@ const FRAGMENT: usize = 16;
 const EVENT: usize = 40;
 const RESULT: usize = 8;
 
-/// Bytes of a decision map that one thread makes at a time, by event.
-const MAP_BYTES: usize = millstream_camera::format::DECISION_BYTES;
+/// Number of a fragment whose checksum does not count.
+pub(crate) const NO_CHECKSUM: u32 = u32::MAX;
 
 /// A fragment in card memory.
 #[derive(Clone, Copy, Debug)]
@@ -34,12 +33,12 @@ pub(crate) struct GpuFragment {
 }
 
 /// An event to decide on.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct GpuEvent {
     /// Offsets of the traces in card memory, by crate; none if one is missing.
     pub(crate) traces: Option<[u64; CRATES]>,
-    /// Numbers of the traces' fragments, if their checksums count.
-    pub(crate) fragments: Option<[u32; CRATES]>,
+    /// Numbers of the traces' fragments, or [`NO_CHECKSUM`].
+    pub(crate) fragments: [u32; CRATES],
 }
 
 /// The decision on an event.
@@ -63,7 +62,7 @@ pub(crate) struct GpuTrigger<'a> {
 #[derive(Debug)]
 pub(crate) struct GpuEvents {
     module: Module,
-    scratch: CudaMemory,
+    scratch: Scratch,
     lists: Vec<u8>,
     checksums: Vec<u32>,
     decisions: Vec<GpuDecision>,
@@ -74,8 +73,13 @@ impl GpuEvents {
     pub(crate) fn new(gpu: &Gpu) -> Result<GpuEvents, Fault> {
         let ptx = CStr::from_bytes_with_nul(PTX).expect("PTX has no zero byte but its last");
         let module = Module::load(gpu, ptx).map_err(|error| failed(&error))?;
-        let scratch = CudaMemory::allocate(gpu, 1 << 20).map_err(|error| failed(&error))?;
-        Ok(GpuEvents { module, scratch, lists: Vec::new(), checksums: Vec::new(), decisions: Vec::new() })
+        Ok(GpuEvents {
+            module,
+            scratch: Scratch::default(),
+            lists: Vec::new(),
+            checksums: Vec::new(),
+            decisions: Vec::new(),
+        })
     }
 
     /// Checksums that were found, in the order of the fragments of the latest run.
@@ -96,8 +100,10 @@ impl GpuEvents {
         fragments: &[GpuFragment],
         trigger: Option<(GpuTrigger<'_>, &[GpuEvent])>,
     ) -> Result<(), Fault> {
-        self.launch(memory, fragments, trigger).map_err(|error| failed(&error))?;
+        let launched = self.launch(memory, fragments, trigger);
+        // Also for the first of two launches, if the second one failed.
         wait(&self.module, run)?;
+        launched.map_err(|error| failed(&error))?;
         self.fetch(fragments.len(), trigger.map_or(0, |(_, events)| events.len()))
             .map_err(|error| failed(&error))
     }
@@ -123,8 +129,7 @@ impl GpuEvents {
                 .unwrap_or_default()
                 .iter()
                 .for_each(|offset| self.lists.extend(offset.to_le_bytes()));
-            let fragments = event.fragments.unwrap_or([u32::MAX; CRATES]);
-            fragments.iter().for_each(|number| self.lists.extend(number.to_le_bytes()));
+            event.fragments.iter().for_each(|number| self.lists.extend(number.to_le_bytes()));
             self.lists.extend(u32::from(event.traces.is_some()).to_le_bytes());
         }
         self.lists.extend(trigger.map_or(&[][..], |(trigger, _)| &trigger.geometry[..]));
@@ -134,12 +139,8 @@ impl GpuEvents {
         for _ in events {
             self.lists.extend(u64::from(u32::MAX).rotate_left(32).to_le_bytes());
         }
-        if self.scratch.len() < self.lists.len() {
-            let gpu = self.module.gpu().clone();
-            self.scratch = CudaMemory::allocate(&gpu, self.lists.len().next_power_of_two().max(PAGE))?;
-        }
-        self.scratch.write(0, &self.lists)?;
-        let place = |offset: usize| Parameter::Address(&self.scratch, offset as u64);
+        let scratch = self.scratch.upload(self.module.gpu(), &self.lists)?;
+        let place = |offset: usize| Parameter::Address(scratch, offset as u64);
         if !fragments.is_empty() {
             let parameters = [
                 Parameter::Address(memory, 0),
@@ -164,7 +165,8 @@ impl GpuEvents {
                 Parameter::Address(memory, trigger.decisions),
                 place(at.results),
             ];
-            let blocks = (events.len() * MAP_BYTES).div_ceil(BLOCK_THREADS as usize);
+            // A thread makes a byte of a map.
+            let blocks = (events.len() * DECISION_BYTES).div_ceil(BLOCK_THREADS as usize);
             let function = self.module.function(c"cluster7")?;
             // SAFETY: as above; the traces and the maps are inside `memory`, and the entries of the geometry in range.
             unsafe { self.module.launch(function, blocks as u32, &parameters)? };
@@ -175,7 +177,7 @@ impl GpuEvents {
     fn fetch(&mut self, fragments: usize, events: usize) -> Result<(), CudaError> {
         let at = Places::new(fragments, events);
         let output = &mut self.lists[at.found..];
-        self.scratch.read(at.found as u64, output)?;
+        self.scratch.read(at.found, output)?;
         let (checksums, results) = output.split_at(at.results - at.found);
         self.checksums.clear();
         self.checksums
