@@ -87,7 +87,7 @@ impl RunControl<'_> {
 
     /// Runs the configuration once.
     fn run(&self, is_read: bool) -> Outcome<RunReport> {
-        self.ctl(&["start"])?;
+        self.command_start()?;
         let mut last = Instant::now();
         self.wait_for("configured", |run_control| {
             if is_read && last.elapsed() >= PERIOD {
@@ -104,17 +104,16 @@ impl RunControl<'_> {
         Ok(serde_json::from_slice(&std::fs::read(latest)?)?)
     }
 
-    fn ctl(&self, words: &[&str]) -> Outcome<serde_json::Value> {
-        let token = self.folder.join("run-control/token");
+    fn command_start(&self) -> Outcome<()> {
         let output = Command::new(self.program)
-            .args(["evb", "ctl", "--json", "--address", &self.address, "--token-file"])
-            .arg(token)
-            .args(words)
+            .args(["evb", "ctl", "--address", &self.address, "--token-file"])
+            .arg(self.folder.join("run-control/token"))
+            .arg("start")
             .output()?;
-        if !output.status.success() {
-            return Err(format!("evb ctl {words:?}: {}", String::from_utf8_lossy(&output.stderr)).into());
+        match output.status.success() {
+            true => Ok(()),
+            false => Err(format!("evb ctl start: {}", String::from_utf8_lossy(&output.stderr)).into()),
         }
-        Ok(serde_json::from_slice(&output.stdout)?)
     }
 
     /// Waits for a state; `meanwhile` is called every few milliseconds, and ends the wait with an error if it answers false.

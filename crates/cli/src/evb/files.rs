@@ -1,5 +1,6 @@
 //! The event files of a run: their names, what they hold, and what a builder unit that ended early left.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -24,6 +25,16 @@ pub(crate) fn event_files(config: &RunConfig, bu: BuIndex) -> Option<PathBuf> {
 pub(crate) fn is_file_name(name: &str) -> bool {
     let name = name.strip_suffix(".partial").unwrap_or(name);
     name.ends_with(".h5") || name.ends_with(".batches")
+}
+
+/// The last component of a path.
+fn name_of(path: &Path) -> Cow<'_, str> {
+    path.file_name().unwrap_or_default().to_string_lossy()
+}
+
+/// Whether a file belongs to the sequence of files with this base name: `BASE.h5`, `BASE.0001.h5`, ….
+pub(crate) fn is_of_sequence(base: &str, file: &Path) -> bool {
+    name_of(file).strip_prefix(base).is_some_and(|rest| rest.starts_with('.'))
 }
 
 /// What the files of a builder unit hold.
@@ -151,10 +162,8 @@ fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 
 /// The index of the sequence that a file belongs to, if there is one.
 fn index_of(directory: &Path, file: &Path) -> Result<Option<PathBuf>, FileError> {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
     let belongs = |index: &PathBuf| {
-        let index = index.file_name().unwrap_or_default().to_string_lossy();
-        index.strip_suffix(INDEX_SUFFIX).is_some_and(|base| name.starts_with(&format!("{base}.")))
+        name_of(index).strip_suffix(INDEX_SUFFIX).is_some_and(|base| is_of_sequence(base, file))
     };
     Ok(indexes(directory)?.into_iter().find(belongs))
 }
@@ -180,20 +189,21 @@ pub(crate) fn recover(directory: &Path) -> Result<Vec<Recovered>, FileError> {
 /// Complete files of a sequence that its index lacks: the process was killed after it had renamed the file, and before it wrote
 /// the entry. Files that were last changed before `since` are of an earlier run.
 fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> {
-    let name = index.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let name = name_of(index);
     let base = name.strip_suffix(INDEX_SUFFIX).unwrap_or(&name);
     let entries = read_index(index)?;
-    let directory = index.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+    let directory = &super::folder(index);
     let unreadable = IoError::of(directory, "list");
     let mut found = Vec::new();
     for file in std::fs::read_dir(directory).map_err(unreadable)? {
         let file = file.map_err(unreadable)?;
-        let name = file.file_name().to_string_lossy().into_owned();
+        let path = file.path();
+        let name = name_of(&path);
         let is_complete = is_file_name(&name) && !name.ends_with(".partial");
         let is_listed = entries.iter().any(|entry| entry.file == name);
         let changed = file.metadata().and_then(|metadata| metadata.modified()).map_err(unreadable)?;
-        if is_complete && name.starts_with(&format!("{base}.")) && !is_listed && changed >= since {
-            found.push(file.path());
+        if is_complete && is_of_sequence(base, &path) && !is_listed && changed >= since {
+            found.push(path);
         }
     }
     found.sort();
@@ -208,11 +218,8 @@ pub(crate) fn index_recovered(
     since: SystemTime,
 ) -> Result<(), FileError> {
     for base in (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16))) {
-        let prefix = format!("{}.", base.file_name().unwrap_or_default().to_string_lossy());
-        let is_of_base = |path: &&PathBuf| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(&prefix))
-        };
-        for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(is_of_base) {
+        let of_base = |path: &&PathBuf| is_of_sequence(&name_of(&base), path);
+        for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(of_base) {
             append_to_index(&index_path(&base), &IndexEntry::of_file(path, true)?)?;
         }
         for path in unlisted(&index_path(&base), since)? {

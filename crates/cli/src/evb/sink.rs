@@ -17,7 +17,7 @@ use millstream_store::{
     FileError, InputFile, Run, SequenceOptions, Source, StoreSummary, WriteOptions, committed_numbers,
 };
 
-use super::files::{event_files, is_file_name};
+use super::files::{event_files, is_file_name, is_of_sequence};
 
 /// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
 pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
@@ -125,8 +125,7 @@ impl OtherFiles {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let is_of = |base: &PathBuf| {
-                let base = base.file_name().unwrap_or_default().to_string_lossy();
-                name.strip_prefix(&*base).is_some_and(|rest| rest.starts_with('.'))
+                is_of_sequence(&base.file_name().unwrap_or_default().to_string_lossy(), &path)
             };
             if is_file_name(&name) && self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
                 return Ok(true);
