@@ -184,7 +184,8 @@ pub enum FabricError {
 
 /// One node's access to all nodes.
 ///
-/// Puts to one node take effect in the order of posting. A notification is seen after its data are visible.
+/// Puts to one node take effect in the order of posting. A notification is seen after its data are visible. Puts also arrive
+/// if their program ends behind them without a flush.
 pub trait Fabric {
     /// Shape of the torus.
     fn dimensions(&self) -> Dimensions;

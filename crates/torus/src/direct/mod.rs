@@ -32,6 +32,8 @@ pub const ENV_KEY: &str = "MILLSTREAM_DIRECT_KEY";
 
 /// How long nodes wait for each other at the start.
 const START: Duration = Duration::from_secs(90);
+/// How long a node at its end waits for the last puts.
+const END: Duration = Duration::from_secs(10);
 
 /// A node of a mesh.
 #[derive(Debug)]
@@ -80,5 +82,16 @@ impl DirectNode {
     pub fn connect(options: &DirectOptions, device: &Device) -> Result<DirectNode, MeshError> {
         let inner = mesh::connect(options, device, Deadline::after(START))?;
         Ok(DirectNode { inner: RefCell::new(inner) })
+    }
+}
+
+impl Drop for DirectNode {
+    /// Puts under way arrive before the queue pairs end.
+    fn drop(&mut self) {
+        let nodes = self.inner.get_mut();
+        let all: Vec<_> = nodes.torus.all().collect();
+        // A node that takes nothing, or is lost, must not hold this process.
+        let _ =
+            nodes.wait(Deadline::after(END), |node| all.iter().all(|&to| node.is_idle(to)).then_some(Ok(())));
     }
 }

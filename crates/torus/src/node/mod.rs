@@ -457,10 +457,13 @@ impl Node {
         self.reconnector.finish(direction, incarnation, stream);
     }
 
-    /// The application has gone. Its regions end; the links go on.
+    /// The application has gone. What it posted is still done, its regions end, the links go on.
     fn detach(&mut self) -> Result<(), NodeError> {
-        self.state.engine.detach();
-        self.state.faulty = false;
+        let state = &mut self.state;
+        // A last command may have come after the last look at the ring. Nothing is taken from a faulty application.
+        while !state.faulty && state.port.take_commands(&mut state.engine).unwrap_or(false) {}
+        state.engine.detach();
+        state.faulty = false;
         let (publish, mailbox) = (self.options.publish_card, RegionId(self.options.key));
         self.state.port =
             Port::new(&self.device, self.card.clone(), publish, &mut self.state.engine, mailbox)

@@ -251,7 +251,7 @@ impl Port {
         Ok(engine.regions.add(Arc::new(memory)))
     }
 
-    /// Gives the application's commands to the engine. Returns whether there were any.
+    /// Gives the application's commands to the engine, some at a time. Returns whether there were any.
     pub(super) fn take_commands(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
         if self.connection.is_none() {
             return Ok(false);

@@ -27,6 +27,8 @@ pub const ENV_GATEWAY_KEY: &str = "MILLSTREAM_TORUS_GATEWAY_KEY";
 
 /// How long a gateway may take to admit this host.
 const CONNECT: Duration = Duration::from_secs(30);
+/// How long this host at its end waits for its last puts.
+const END: Duration = Duration::from_secs(10);
 
 /// A host outside of the torus.
 #[derive(Debug)]
@@ -199,6 +201,13 @@ impl OutsideHost {
             self.progress();
             self.lose("its process ended, or it disconnected this host");
         }
+    }
+}
+
+impl Drop for OutsideHost {
+    /// The gateway ends what is under way when this host leaves it, so that waits.
+    fn drop(&mut self) {
+        let _ = self.wait(END, |host| (host.outstanding.count() == 0).then_some(Ok(())));
     }
 }
 

@@ -90,6 +90,7 @@ fn run_application(name: &str) {
             assert!(checks.len() >= 6);
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         }
+        "last_puts" => end_behind_puts(&mut node),
         "survive" => survive(&mut node),
         "soak" => soak::run_application(&mut node),
         name if name.starts_with("seventh-") => {
@@ -109,9 +110,34 @@ fn run_on_mesh(name: &str) {
             assert!(checks.len() >= 8);
             checks.into_iter().for_each(|(_, check)| check(&mut node));
         }
+        "last_puts" => end_behind_puts(&mut node),
         "lost" => lose_a_node_of_a_mesh(&mut node),
         other => panic!("no application {other}"),
     }
+}
+
+/// All nodes but the first post puts to it and end at once; it receives all of them.
+fn end_behind_puts(node: &mut impl Fabric) {
+    const PUTS: u64 = 500;
+    let nodes = node.dimensions().nodes() as u64;
+    let region = node.register(nodes as usize * PUTS as usize * 8);
+    let all = node.exchange(&region.0.to_le_bytes(), LONG).expect("all live");
+    let (first, here) = (NodeNumber(0), node.here());
+    let word = |of: u64, put: u64| (of << 32 | put) + 1;
+    if here != first {
+        let target = RegionId(u64::from_le_bytes(all[0][..].try_into().expect("8 bytes")));
+        let of = here.index() as u64;
+        for put in 0..PUTS {
+            let (at, one) = ((of * PUTS + put) * 8, Notification::Counter { index: 3, add: 1 });
+            node.put(first, target, at, &word(of, put).to_le_bytes(), one).expect("lives");
+        }
+        return;
+    }
+    node.wait_counter(3, (nodes - 1) * PUTS, first, LONG).expect("all puts arrive");
+    let mut bytes = vec![0; (nodes * PUTS * 8) as usize];
+    node.load(region, 0, &mut bytes).expect("own region");
+    let expected = (1..nodes).flat_map(|of| (0..PUTS).flat_map(move |put| word(of, put).to_le_bytes()));
+    assert!(bytes[PUTS as usize * 8..].iter().copied().eq(expected));
 }
 
 /// Node 1 writes to all others and ends; they see its last words, then its loss.
@@ -303,6 +329,11 @@ fn trials() -> Vec<Trial> {
         let run = move || mesh(dimensions, "direct-conformance");
         trials.push(Trial::test(format!("a_mesh_of_{dimensions}_passes_the_conformance_suite"), run));
     }
+    let last_puts = || puts_before_the_end_arrive().map_err(|error| Failed::from(error.to_string()));
+    trials.push(Trial::test("puts_before_the_end_of_an_application_arrive", last_puts));
+    trials.push(Trial::test("puts_before_the_end_of_a_node_of_a_mesh_arrive", || {
+        mesh("3x1x1", "direct-last_puts")
+    }));
     trials.push(Trial::test("a_mesh_sees_a_lost_node_after_its_last_words", || mesh("3x1x1", "direct-lost")));
     let survive = |dimensions, supervisor| {
         move || survivors_go_on(dimensions, supervisor).map_err(|error| Failed::from(error.to_string()))
@@ -352,6 +383,14 @@ fn a_failing_application_fails_the_run() -> Result<(), LaunchError> {
     assert_eq!(error.to_string(), "the application of node 1 ended with exit status: 3");
     let missing = torus.run(&["/nowhere/program".into()]).expect_err("no such program");
     assert!(missing.to_string().contains("/nowhere/program"), "{missing}");
+    torus.finish().map(drop)
+}
+
+fn puts_before_the_end_arrive() -> Result<(), LaunchError> {
+    let mut torus = launcher("3x2x1").launch()?;
+    for _ in 0..20 {
+        torus.run(&application("last_puts"))?;
+    }
     torus.finish().map(drop)
 }
 
