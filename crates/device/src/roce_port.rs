@@ -48,6 +48,8 @@ const POLL_TIMEOUT: u64 = 50_000;
 const POLL_RECORD_TICKS: u64 = 32_768;
 /// The thread's wait for a poller that is receiving.
 const POLLER_WAIT: Duration = Duration::from_micros(20);
+/// Longest wait for another thread that is receiving.
+const RECEIVER_WAIT: Duration = Duration::from_millis(20);
 /// Time for which the thread watches the port although an application polls, nanoseconds.
 const WATCH_PERIOD: u64 = 10_000_000;
 
@@ -188,6 +190,20 @@ impl RocePort {
             if self.next_expiry.load(Ordering::Relaxed) <= now {
                 self.expire_timers();
             }
+        }
+    }
+
+    /// Handles the packets that have arrived. An adapter would have done so already, whatever the application did meanwhile.
+    pub(crate) fn handle_arrived(&self) {
+        let Some(opened) = self.opened() else { return };
+        let start = Instant::now();
+        // Another thread may be at it, and its packets count, too. If this call interrupted it, it does not end.
+        while start.elapsed() < RECEIVER_WAIT {
+            if let Some(mut receiver) = opened.receiver.try_lock() {
+                receiver.receive(self, &opened.port);
+                return;
+            }
+            std::thread::yield_now();
         }
     }
 

@@ -103,6 +103,10 @@ impl Qp {
     pub fn modify(&self, new: &QpAttr, mask: u32) -> Result<()> {
         self.adapter.port.flush_acks();
         let mask = mask & !state::ignored_attributes(self.kind);
+        if mask & attr::STATE != 0 && new.state == QpState::Err {
+            // A request that the peer acknowledged before this call is not flushed.
+            self.adapter.port.handle_arrived();
+        }
         let mut attributes = self.states.attributes.lock().expect("no panic under this lock");
         let current = self.state();
         if mask & attr::CUR_STATE != 0 && new.cur_state != current {

@@ -71,6 +71,7 @@ fn other_process() {
         Ok("wire_killed_peer") => wire::killed_peer(),
         Ok("wire_busy_receiver") => wire::busy_receiver(),
         Ok("wire_stray_disconnect") => wire::stray_disconnect(),
+        Ok("wire_acknowledged") => wire::acknowledged(),
         Ok("wire_long_read") => wire::long_read(),
         Ok("wire_prompt_ack") => wire::prompt_ack(),
         Ok("wire_invalid_datagrams") => wire::invalid_datagrams(),

@@ -4,24 +4,28 @@
 //! The environment of a process selects the wire. So these tests start this program again with
 //! `MILLSTREAM_PATH=wire`, either to repeat the tests of other modules, or in a role.
 
+use std::cell::OnceCell;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_device::gsi;
-use millstream_device::qp::state::QpState;
+use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
     SEND_SIGNALED, WC_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND, Wc,
 };
+use millstream_device::{Context, Cq, Pd, gsi};
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
     ICRC_LEN, Msn, Opcode, Packet, Psn, Qkey, Qpn, Repr, Rkey, Srqn, UDP_PORT, aeth, atomic_ack_eth,
     atomic_eth, bth, cm, deth, ieth, imm_dt, reth, xrceth,
 };
 
+use crate::forged_peer::PEER_QPN;
+use crate::forged_peer::network::{PEER, Sender, connect};
 use crate::support::{
     Adapter, Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, attributes,
     mask, own_network, pair, pattern, request,
@@ -255,6 +259,50 @@ pub(crate) fn stray_disconnect() {
     let datagram = gsi::payload(&packet).expect("for queue pair 1");
     let drep = cm::Message::Drep { local_id: 0xabc_00002, remote_id: 0x123_00001, private: &[] };
     assert_eq!(datagram, drep.emit(9));
+}
+
+#[test]
+fn a_request_that_was_acknowledged_before_the_error_state_succeeds() {
+    on_the_wire("wire_acknowledged");
+}
+
+/// In another process. An application learns by other ways than the queue pair that its peer has everything, such as by a
+/// request to disconnect, and modifies the queue pair to ERR. The acknowledgement came before.
+pub(crate) fn acknowledged() {
+    if !own_network("a_request_that_was_acknowledged_before_the_error_state_succeeds") {
+        return;
+    }
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    let cq = Cq::new(&context, 8, None).expect("a queue");
+    let capacity = QpCap { max_send_wr: 4, max_recv_wr: 4, ..QpCap::default() };
+    // It shares the device's port, which is opened first.
+    let peer = OnceCell::new();
+    let (mut completions, mut buffer) = ([Wc::default()], vec![0; 4096]);
+    for round in 0..50 {
+        let qp = Qp::new(&pd, &cq, &cq, capacity, true, QpType::Rc, RecvSource::Own).expect("a queue pair");
+        connect(&qp, PEER, PEER_QPN);
+        let peer = peer.get_or_init(|| Sender::new(PEER, UDP_PORT));
+        // While the application polls, nobody else takes packets.
+        let polled = Instant::now() + Duration::from_millis(1);
+        while Instant::now() < polled {
+            assert_eq!(cq.poll(&mut completions), Ok(0));
+        }
+        qp.post_send(&SendWr { wr_id: round, opcode: WR_SEND, ..SendWr::default() }).expect("room");
+        while peer.receive(&mut buffer) == 0 {}
+        let ack = Repr {
+            aeth: Some(aeth::Repr { syndrome: 0x1f, msn: Msn::new(1) }),
+            ..Repr::new(bth::Repr::new(Opcode::RC_ACKNOWLEDGE, qp.qpn(), Psn::new(0)), &[])
+        };
+        let mut packet = vec![0; ack.buffer_len()];
+        ack.emit(&mut packet);
+        peer.send(&mut packet, true);
+        let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
+        qp.modify(&error, attr::STATE).expect("allowed in each state");
+        assert_eq!(cq.poll(&mut completions), Ok(1), "round {round}");
+        assert_eq!((completions[0].wr_id, completions[0].status), (round, WC_SUCCESS));
+        qp.destroy();
+    }
 }
 
 /// A further socket on the UDP port of this host's processes.

@@ -12,7 +12,7 @@
 
 mod input;
 mod memory;
-mod network;
+pub(crate) mod network;
 mod witness;
 
 use std::collections::BTreeMap;
@@ -36,7 +36,7 @@ use network::{HERE, PEER, STRANGER, Sender, connect};
 use witness::Witness;
 
 /// The peer's queue pair.
-const PEER_QPN: u32 = 0x12_3456;
+pub(crate) const PEER_QPN: u32 = 0x12_3456;
 const QKEY: u32 = 7;
 /// Bytes of the smallest path MTU, which makes long messages of few packets.
 const MTU: usize = 256;

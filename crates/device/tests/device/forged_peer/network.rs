@@ -15,10 +15,10 @@ use super::memory::SECRET;
 
 /// Addresses of the device, of the peer, and of a further host.
 pub(super) const HERE: Ipv4Addr = Ipv4Addr::LOCALHOST;
-pub(super) const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
+pub(crate) const PEER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 pub(super) const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 3);
 /// Modifies a queue pair from RESET to RTS. Its sequence numbers start at zero in both directions.
-pub(super) fn connect(qp: &Qp, peer: Ipv4Addr, dest: u32) {
+pub(crate) fn connect(qp: &Qp, peer: Ipv4Addr, dest: u32) {
     let of = |yes: bool, mask: u32| if yes { mask } else { 0 };
     let kind = qp.kind();
     let ud = kind == QpType::Ud;
@@ -57,14 +57,14 @@ pub(super) fn connect(qp: &Qp, peer: Ipv4Addr, dest: u32) {
 }
 
 /// A socket of the peer or of another host.
-pub(super) struct Sender {
+pub(crate) struct Sender {
     socket: UdpSocket,
     flow: Flow,
 }
 
 impl Sender {
     /// Binds a socket. The RoCE port is shared with the device's socket, which is bound to all addresses.
-    pub(super) fn new(address: Ipv4Addr, port: u16) -> Self {
+    pub(crate) fn new(address: Ipv4Addr, port: u16) -> Self {
         let on: libc::c_int = 1;
         let name = libc::sockaddr_in {
             sin_family: libc::AF_INET as libc::sa_family_t,
@@ -90,7 +90,7 @@ impl Sender {
     }
 
     /// Sends a packet, with the right invariant CRC if it is `sealed`.
-    pub(super) fn send(&self, packet: &mut [u8], sealed: bool) {
+    pub(crate) fn send(&self, packet: &mut [u8], sealed: bool) {
         // The invariant CRC covers a whole base transport header.
         if sealed && packet.len() >= bth::LEN + ICRC_LEN {
             let covered = packet.len() - ICRC_LEN;
@@ -102,7 +102,7 @@ impl Sender {
     }
 
     /// Receives all packets of the device, and checks that none contains secret memory.
-    pub(super) fn receive(&self, buffer: &mut [u8]) -> u64 {
+    pub(crate) fn receive(&self, buffer: &mut [u8]) -> u64 {
         let mut received = 0;
         while let Ok(len) = self.socket.recv(buffer) {
             received += 1;
