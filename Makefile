@@ -73,8 +73,9 @@ quick: setup ## build target/quick/millstream and its libraries in minutes, with
 test: setup lib ## run all tests
 	$(CARGO) test --workspace --no-fail-fast
 	$(CARGO) build --workspace
-	@# A short test against the Linux kernel's rxe; `make conformance-rxe` runs all cases.
+	@# A short test against the Linux kernel's rxe, and of this product on it; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
+	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run millstream
 	$(MAKE) --no-print-directory test-python
 
 # The interpreter of the Debian packages above, which may not be the first one in PATH.
@@ -170,9 +171,9 @@ conformance-wire: runner ## run third-party programs over RoCE v2 packets; the n
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
 		ibverbs-utils perftest pyverbs rdmacm ucx
 
-conformance-rxe: runner ## test the device against the kernel's RoCE adapter (rxe) in QEMU guests, Linux 6.12 and 6.1
-	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe
-	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe
+conformance-rxe: runner ## test the device and all parts with the kernel's RoCE adapter (rxe) in QEMU guests, Linux 6.12 and 6.1
+	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe millstream
+	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe millstream
 
 # One client: conformance-perftest and so on.
 conformance-%: runner

@@ -30,6 +30,7 @@ pub(crate) fn run(
         Ok(()) => {
             let programs = millstream.parent().unwrap_or(Path::new("")).display().to_string();
             let words = command.replace("{bin}", &programs);
+            let words = words.replace("{client}", &client.folder.display().to_string());
             let mut words = words.split_whitespace();
             let mut outer = Command::new(words.next().ok_or("`wrapper` is empty")?);
             outer.args(words).arg(std::env::current_exe()?).args(["--wrapped", &client.name]);

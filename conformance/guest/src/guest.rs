@@ -23,13 +23,14 @@ pub(crate) struct Guest {
 const BOOT_TIMEOUT: Duration = Duration::from_secs(180);
 
 impl Guest {
-    pub(crate) fn start(image: &Image, tap: &Tap) -> Result<Self, Error> {
+    pub(crate) fn start(image: &Image, memory: u32, tap: &Tap) -> Result<Self, Error> {
         let number = tap.guest;
         let mut qemu = Command::new("setpriv");
         // QEMU ends with this process. Always TCG: nested KVM may be offered but not work, and QEMU does not fall
         // back.
         qemu.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64", "-accel", "tcg,thread=multi"]);
-        qemu.args(["-machine", "q35", "-cpu", "max", "-smp", "1", "-m", "320", "-nodefaults", "-no-reboot"]);
+        qemu.args(["-machine", "q35", "-cpu", "max", "-smp", "1", "-nodefaults", "-no-reboot"]);
+        qemu.args(["-m", &memory.to_string()]);
         qemu.args(["-display", "none", "-serial", "stdio"]);
         qemu.arg("-kernel").arg(&image.kernel).arg("-initrd").arg(&image.initramfs);
         let line = format!("console=ttyS0 quiet panic=-1 mitigations=off tsc=reliable guest={}", number + 1);

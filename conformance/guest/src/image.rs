@@ -10,6 +10,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use tempfile::TempPath;
+
 use crate::cpio::Archive;
 use crate::error::{Error, output};
 use crate::packages::{Kernel, Packages};
@@ -19,6 +21,37 @@ use crate::packages::{Kernel, Packages};
 pub(crate) struct Image {
     pub(crate) kernel: PathBuf,
     pub(crate) initramfs: PathBuf,
+}
+
+impl Image {
+    /// The image with the files of a folder at its root, in a temporary file.
+    pub(crate) fn with_files(&self, root: &Path, cache: &Path) -> Result<(Image, TempPath), Error> {
+        // The kernel unpacks one archive after the other.
+        let mut initramfs = fs::read(&self.initramfs).map_err(Error::file(&self.initramfs))?;
+        let mut archive = Archive::default();
+        add_folder(root, "", &mut archive)?;
+        initramfs.extend(archive.finish());
+        let file = tempfile::NamedTempFile::new_in(cache).map_err(Error::file(cache))?.into_temp_path();
+        fs::write(&file, initramfs).map_err(Error::file(&*file))?;
+        Ok((Image { kernel: self.kernel.clone(), initramfs: file.to_path_buf() }, file))
+    }
+}
+
+/// Adds all files below a folder to the archive. Names begin with `prefix`.
+fn add_folder(folder: &Path, prefix: &str, archive: &mut Archive) -> Result<(), Error> {
+    let read = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let mut entries = read.map_err(Error::file(folder))?;
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for path in entries.iter().map(fs::DirEntry::path) {
+        let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
+        if path.is_dir() {
+            archive.folder(&name);
+            add_folder(&path, &format!("{name}/"), archive)?;
+        } else {
+            archive.file(&name, &fs::read(&path).map_err(Error::file(&path))?);
+        }
+    }
+    Ok(())
 }
 
 /// Init and the command server of a guest.

@@ -45,6 +45,12 @@ enum Action {
         /// Number of guests
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
         guests: u8,
+        /// Add the files of this folder at the root of the guests
+        #[arg(long, value_name = "FOLDER")]
+        root: Option<PathBuf>,
+        /// Memory of a guest (MiB); it also holds all files
+        #[arg(long, value_name = "MIB", default_value_t = 320, value_parser = clap::value_parser!(u32).range(256..=8192))]
+        memory: u32,
         /// Write the packets on the bridge to this file (with tcpdump)
         #[arg(long, value_name = "FILE")]
         pcap: Option<PathBuf>,
@@ -100,18 +106,20 @@ fn run(action: Action) -> Result<ExitCode, Error> {
             println!("{}\n{}", image.kernel.display(), image.initramfs.display());
             Ok(ExitCode::SUCCESS)
         }
-        Action::Run { image: options, guests, pcap, command } => {
+        Action::Run { image: options, guests, root, memory, pcap, command } => {
             if !network::is_own() {
                 // Packages are downloaded before the namespace is entered.
                 image::load_or_build(options.kernel, &options.cache)?;
                 return network::enter();
             }
             let image = image::load_or_build(options.kernel, &options.cache)?;
+            let extended = root.map(|root| image.with_files(&root, &options.cache)).transpose()?;
+            let image = extended.as_ref().map_or(&image, |(image, _)| image);
             let network = network::build(guests)?;
             let _capture = pcap.as_deref().map(network::capture).transpose()?;
             let mut all = Vec::new();
             for tap in &network {
-                all.push(guest::Guest::start(&image, tap)?);
+                all.push(guest::Guest::start(image, memory, tap)?);
             }
             for guest in &mut all {
                 guest.wait_until_ready()?;

@@ -190,7 +190,8 @@ impl Region {
 
     /// Registers existing memory that is only read, for example a mapped stream file.
     ///
-    /// With `remote_read`, peers with the key can read it.
+    /// With `remote_read`, peers with the key can read it. Linux before 6.2 does not pin pages of a file that is mapped
+    /// shared and only for reading (`ib_umem_get`, EFAULT): there, a copy is registered.
     ///
     /// # Errors
     /// [`MemoryError`] if it is empty, or the device refuses it.
@@ -199,17 +200,24 @@ impl Region {
         owner: impl StableBytes,
         remote_read: bool,
     ) -> Result<Region, MemoryError> {
-        let owner: Box<dyn StableBytes> = Box::new(owner);
-        let bytes = owner.bytes();
-        if bytes.is_empty() {
+        let mut owner: Box<dyn StableBytes> = Box::new(owner);
+        let len = owner.bytes().len();
+        if len == 0 {
             return Err(MemoryError::Empty);
         }
         let access = if remote_read { Access::REMOTE_READ } else { Access::SOURCE };
-        let (addr, len) = (bytes.as_ptr() as u64, bytes.len());
         // SAFETY: the bytes stay where they are while `owner` lives, which outlives the registration; without
         // write access the device only reads them.
-        let registration = unsafe { register_memory(device, bytes.as_ptr(), len, access) }
-            .map_err(|cause| refused(device, len, "source memory", access, cause))?;
+        let register =
+            |owner: &dyn StableBytes| unsafe { register_memory(device, owner.bytes().as_ptr(), len, access) };
+        let mut registered = register(&*owner);
+        if registered.as_ref().is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT)) {
+            owner = Box::new(Box::<[u8]>::from(owner.bytes()));
+            registered = register(&*owner);
+        }
+        let registration =
+            registered.map_err(|cause| refused(device, len, "source memory", access, cause))?;
+        let addr = owner.bytes().as_ptr() as u64;
         let registration = Registration::Verbs(registration);
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
     }
