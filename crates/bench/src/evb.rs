@@ -1,11 +1,13 @@
 //! `millstream bench evb`: the event builder's throughput by number of units, batch size and kernel.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::path::Path;
 
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::unpack::unpack;
+use millstream_fragment::{SourceId, SourceKind};
 use millstream_report::RunReport;
 
 use crate::{Benchmark, Figure, Table, event_run, median};
@@ -18,8 +20,9 @@ pub const BENCHMARK: Benchmark = Benchmark {
     title: "Event builder",
     measures: "Payload that readout units write into the memory of the builder units' cards, by number of units, events per \
                batch, and with or without the cluster7 trigger kernel on the cards. The input is recorded camera data. \
-               Further figures are CPU time per GB and peak memory of the units, and a run under run control whose metrics \
-               are read ten times a second.",
+               A source has one packet in each batch, with a header and a checksum: with one event a batch, packets bound \
+               the rate. A run with the same bytes in one fragment an event shows what is left. Further figures are CPU time \
+               per GB and peak memory of the units, and a run under run control whose metrics are read ten times a second.",
     baseline: "memcpy of blocks of one source's part of a batch, from a buffer as large as an input file into one as large as \
                all slots; for CPU time, the time of one such copy; for the run whose metrics are read, the same run without",
     command: "make bench-evb",
@@ -31,6 +34,8 @@ const BATCHES: [u32; 5] = [1, 4, 16, 64, 256];
 /// Units of which there are more than processors on a small machine, and events per batch, without a kernel.
 const LARGE_SHAPES: [(usize, usize); 2] = [(4, 4), (8, 8)];
 const LARGE_BATCHES: [u32; 2] = [16, 64];
+/// Input file whose events have one fragment each.
+const JOINED_INPUT: &str = "joined.mfs";
 /// Events that all slots of a builder unit hold together, for large batches.
 const EVENTS_IN_SLOTS: u32 = 512;
 
@@ -58,21 +63,24 @@ pub fn run(
     for (readouts, _) in SHAPES.into_iter().chain(LARGE_SHAPES) {
         write_inputs(&folder, readouts)?;
     }
+    write_joined_input(&folder)?;
     let mut table = Table::new(BENCHMARK, rounds);
     for kernel in [Kernel::Off, Kernel::On] {
         for (readouts, builders) in SHAPES {
             for batch in BATCHES {
-                let case = Case { program, kernel, readouts, builders, batch };
+                let case = Case { program, kernel, readouts, builders, batch, joined: false };
                 add_figures(&mut table, &case, &folder, rounds, seconds)?;
             }
         }
     }
     for (readouts, builders) in LARGE_SHAPES {
         for batch in LARGE_BATCHES {
-            let case = Case { program, kernel: Kernel::Off, readouts, builders, batch };
+            let case = Case { program, kernel: Kernel::Off, readouts, builders, batch, joined: false };
             add_figures(&mut table, &case, &folder, rounds, seconds)?;
         }
     }
+    let joined = Case { program, kernel: Kernel::Off, readouts: 1, builders: 1, batch: 1, joined: true };
+    add_figures(&mut table, &joined, &folder, rounds, seconds)?;
     monitored::add_figure(&mut table, program, &folder, rounds, seconds)?;
     Ok(table)
 }
@@ -96,6 +104,23 @@ fn write_inputs(folder: &Path, readouts: usize) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
+/// Joins the fragments of an event to one of a single source.
+fn write_joined_input(folder: &Path) -> Result<(), Box<dyn Error>> {
+    let whole = Stream::open(folder.join(input(1, 0)))?;
+    let mut events = BTreeMap::<_, Vec<u8>>::new();
+    for fragment in whole.sources().flat_map(|source| source.fragments()) {
+        events.entry(fragment.event).or_default().extend_from_slice(fragment.payload);
+    }
+    let mut writer = StreamWriter::create(folder.join(JOINED_INPUT), whole.events(), whole.alignment())?;
+    // No camera's data: the sources' boundaries are gone.
+    let mut to = writer.source(SourceId(0), SourceKind(0), "event")?;
+    for (event, payload) in &events {
+        to.push(*event, payload)?;
+    }
+    writer.finish()?;
+    Ok(())
+}
+
 fn input(readouts: usize, unit: usize) -> String {
     format!("part{unit}of{readouts}.mfs")
 }
@@ -112,6 +137,8 @@ struct Case<'a> {
     readouts: usize,
     builders: usize,
     batch: u32,
+    /// Whether an event has one fragment.
+    joined: bool,
 }
 
 fn add_figures(
@@ -137,21 +164,22 @@ fn add_figures(
     let (rate, baseline) = (median(&rates).unwrap_or(0.0), median(&baselines).unwrap_or(0.0));
     let kernel = if case.kernel == Kernel::On { "cluster7" } else { "no kernel" };
     let shape = format!("{} readout → {} builder, batch {}", case.readouts, case.builders, case.batch);
-    let name = format!("{shape}, {kernel}");
+    let fragments = if case.joined { ", one fragment an event" } else { "" };
+    let name = format!("{shape}{fragments}, {kernel}");
     eprintln!("{name}: {rate:.2} GB/s, memcpy {baseline:.2} GB/s");
     table.push(Figure::with_baseline(name, rate, "GB/s", baseline));
     let peak = |what: &str| {
         let peaks = last.units.iter().filter(|unit| unit.name.starts_with(what));
         peaks.filter_map(|unit| unit.peak_memory_bytes).map(|bytes| bytes.0).max()
     };
-    if case.batch == 16 && case.kernel == Kernel::Off {
+    if [1, 16].contains(&case.batch) && case.kernel == Kernel::Off {
         // A unit that copies the payload once takes at least memcpy's time; one that does not copy takes far less.
         let copy = 1.0 / baseline;
         let gigabytes = last.payload_bytes.0 as f64 / 1e9;
         for what in ["readout", "builder", "card", "event manager"] {
             let units = last.units.iter().filter(|unit| unit.name.starts_with(what));
             let time: f64 = units.filter_map(|unit| unit.cpu_time_s).map(|time| time.0).sum();
-            let name = format!("{shape}, CPU time of {what} units");
+            let name = format!("{shape}{fragments}, CPU time of {what} units");
             table.push(Figure::with_baseline(name, time / gigabytes, "s/GB", copy));
         }
     }
@@ -177,7 +205,7 @@ impl Case<'_> {
         let mut text =
             format!("[run]\nname = \"bench\"\nbatch = {batch}\nreplay = {replay}\ntimeout_ms = 10000\n");
         for unit in 0..*readouts {
-            let file = input(*readouts, unit);
+            let file = if self.joined { JOINED_INPUT.to_owned() } else { input(*readouts, unit) };
             let _ = write!(text, "\n[[readout]]\nname = \"ru{unit}\"\ninput = \"{file}\"\n");
         }
         let kernel = match kernel {

@@ -29,7 +29,7 @@ pub(super) fn add_figure(
     rounds: usize,
     seconds: f64,
 ) -> Outcome<()> {
-    let case = Case { program, kernel: Kernel::Off, readouts: 2, builders: 2, batch: 16 };
+    let case = Case { program, kernel: Kernel::Off, readouts: 2, builders: 2, batch: 16, joined: false };
     let probe = case.run(folder, 200)?;
     let rate = probe.events as f64 / probe.duration_s.0.max(1e-6);
     // Long enough for some readings.
