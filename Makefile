@@ -44,7 +44,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-endurance bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
 # Debian packages: build dependencies, then the programs of tests and benchmarks.
@@ -132,6 +132,9 @@ bench-evb: build ## measure the event builder
 	$(TARGET_DIR)/release/millstream bench evb
 	$(TARGET_DIR)/release/millstream bench evb-load
 	$(TARGET_DIR)/release/millstream bench evb-storage
+
+bench-endurance: build ## run the event builder at full rate for ten minutes: rate, memory and descriptors at the end and at the start
+	$(TARGET_DIR)/release/millstream bench evb-endurance
 
 bench-faults: build ## break processes, sources, disks and links of the event builder, and print the fault matrix (as root; 20 minutes)
 	$(TARGET_DIR)/release/millstream bench faults --document docs/faults.md

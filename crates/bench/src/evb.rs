@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use millstream_fragment::stream::{Stream, StreamWriter};
 use millstream_fragment::unpack::unpack;
@@ -12,6 +12,7 @@ use millstream_report::RunReport;
 
 use crate::{Benchmark, Figure, Table, event_run, median};
 
+pub mod endurance;
 mod monitored;
 
 /// This benchmark.
@@ -51,19 +52,7 @@ pub fn run(
     rounds: usize,
     seconds: f64,
 ) -> Result<Table, Box<dyn Error>> {
-    let folder = out.join("evb");
-    std::fs::create_dir_all(&folder)
-        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
-    let folder = folder.canonicalize()?;
-    unpack(packed, &folder)?;
-    let patches = packed.join("patches.csv");
-    std::fs::copy(&patches, folder.join("patches.csv"))
-        .map_err(|error| format!("cannot copy {}: {error}", patches.display()))?;
-
-    for (readouts, _) in SHAPES.into_iter().chain(LARGE_SHAPES) {
-        write_inputs(&folder, readouts)?;
-    }
-    write_joined_input(&folder)?;
+    let folder = prepare(packed, out)?;
     let mut table = Table::new(BENCHMARK, rounds);
     for kernel in [Kernel::Off, Kernel::On] {
         for (readouts, builders) in SHAPES {
@@ -83,6 +72,24 @@ pub fn run(
     add_figures(&mut table, &joined, &folder, rounds, seconds)?;
     monitored::add_figure(&mut table, program, &folder, rounds, seconds)?;
     Ok(table)
+}
+
+/// Writes the input files of all shapes. Returns their folder.
+fn prepare(packed: &Path, out: &Path) -> Result<PathBuf, Box<dyn Error>> {
+    let folder = out.join("evb");
+    std::fs::create_dir_all(&folder)
+        .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
+    let folder = folder.canonicalize()?;
+    unpack(packed, &folder)?;
+    let patches = packed.join("patches.csv");
+    std::fs::copy(&patches, folder.join("patches.csv"))
+        .map_err(|error| format!("cannot copy {}: {error}", patches.display()))?;
+
+    for (readouts, _) in SHAPES.into_iter().chain(LARGE_SHAPES) {
+        write_inputs(&folder, readouts)?;
+    }
+    write_joined_input(&folder)?;
+    Ok(folder)
 }
 
 /// Distributes the camera's 30 sources over the readout units, one stream file a unit.

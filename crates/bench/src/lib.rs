@@ -47,7 +47,7 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 17] = [
+pub const BENCHMARKS: [Benchmark; 18] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
@@ -55,6 +55,7 @@ pub const BENCHMARKS: [Benchmark; 17] = [
     faults::BENCHMARK,
     evb_load::BENCHMARK,
     evb_storage::BENCHMARK,
+    evb::endurance::BENCHMARK,
     card::BENCHMARK,
     gpu::BENCHMARK,
     mpi::BENCHMARK,

@@ -45,6 +45,10 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         BenchCommand::EvbStorage { rounds, megabytes } => {
             evb_storage::run(&program, &out, rounds.rounds, megabytes)?
         }
+        BenchCommand::EvbEndurance { seconds } => {
+            let packed = find_data().ok_or("data/sst1m is neither here nor above the program")?;
+            evb::endurance::run(&program, &packed, &out, seconds)?
+        }
         BenchCommand::Card { rounds, only } => {
             let table = card::run(&program, rounds.rounds, &only)?;
             selected = only;

@@ -102,6 +102,15 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value_t = 1000, value_name = "MB")]
         megabytes: u64,
     },
+    /// Run the event builder at full rate for ten minutes, and compare its rate, memory and descriptors with those at the start
+    ///
+    ///     millstream bench evb-endurance --seconds 60
+    #[command(verbatim_doc_comment)]
+    EvbEndurance {
+        /// Approximate duration of the run
+        #[arg(long, default_value_t = 600.0, value_name = "SECONDS")]
+        seconds: f64,
+    },
     /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
     ///
     ///     millstream bench card --only doorbell
