@@ -39,10 +39,10 @@ struct Usage {
 pub fn run(program: &Path, packed: &Path, out: &Path, seconds: f64) -> Result<Table, Box<dyn Error>> {
     let folder = prepare(packed, out)?;
     let case = Case { program, kernel: Kernel::Off, readouts: 2, builders: 2, batch: 16, joined: false };
-    // A rate that a short run overestimates makes the long run longer.
     let probe = case.run(&folder, 20_000)?;
     let rate = probe.events as f64 / probe.duration_s.0.max(1e-6);
-    let replay = (rate * seconds / 32.0).max(20_000.0) as u64;
+    // The long run may be faster than the short one, and should not be shorter than wanted.
+    let replay = (1.25 * rate * seconds / 32.0).max(20_000.0) as u64;
     let (report, used) = thread::scope(|scope| {
         let run = scope.spawn(|| {
             event_run::run(program, &folder, &case.configuration(replay)).map_err(|error| error.to_string())
