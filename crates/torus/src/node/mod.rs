@@ -460,8 +460,11 @@ impl Node {
     /// The application has gone. What it posted is still done, its regions end, the links go on.
     fn detach(&mut self) -> Result<(), NodeError> {
         let state = &mut self.state;
-        // A last command may have come after the last look at the ring. Nothing is taken from a faulty application.
-        while !state.faulty && state.port.take_commands(&mut state.engine).unwrap_or(false) {}
+        // The last ones may have come after the last look at the ring. Nothing is taken from a faulty application, and
+        // what is behind a faulty command is lost with it.
+        if !state.faulty {
+            let _ = state.port.take_last_commands(&mut state.engine);
+        }
         state.engine.detach();
         state.faulty = false;
         let (publish, mailbox) = (self.options.publish_card, RegionId(self.options.key));

@@ -12,7 +12,7 @@ use millstream_torus_core::{Dimensions, NodeNumber, router};
 
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
-use crate::control::{Command, Completion, Control, ControlError};
+use crate::control::{Command, Completion, Control, ControlError, MAX_COMMANDS};
 use crate::engine::{Engine, Event, Failure, Operation, OutsideAccess, Span};
 use crate::exchange::mailbox_bytes;
 use crate::memory::Memory;
@@ -253,11 +253,21 @@ impl Port {
 
     /// Gives the application's commands to the engine, some at a time. Returns whether there were any.
     pub(super) fn take_commands(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
+        self.take(engine, COMMANDS_PER_POLL)
+    }
+
+    /// Gives the engine what the application posted before it went.
+    pub(super) fn take_last_commands(&mut self, engine: &mut Engine) -> Result<(), ControlError> {
+        // No more: another process may still have the memory.
+        self.take(engine, MAX_COMMANDS as usize).map(drop)
+    }
+
+    fn take(&mut self, engine: &mut Engine, most: usize) -> Result<bool, ControlError> {
         if self.connection.is_none() {
             return Ok(false);
         }
         let mut worked = false;
-        for _ in 0..COMMANDS_PER_POLL {
+        for _ in 0..most {
             let Some(command) = self.control.take_command()? else { break };
             worked = true;
             match self.operation(engine, &command) {
