@@ -116,7 +116,8 @@ impl Pass<'_> {
         let Self { name, kind, replay, batch, slots, verify, keep } = self;
         let mut text = format!(
             "# Three crates of a camera, two builder units with a card each.\n\
-             [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\n\
+             [run]\nname = \"{name}\"\nbatch = {batch}\nreplay = {replay}\n\
+             # A slow machine is no fault here.\ntimeout_ms = 30000\ndrain_timeout_ms = 5000\n\n\
              [check]\nreference_decisions = \"data/decisions.mfs\"\n",
         );
         if *keep > 0 {
