@@ -174,7 +174,7 @@ conformance-wire: runner ## run third-party programs over RoCE v2 packets; the n
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance --path wire \
 		ibverbs-utils perftest pyverbs rdmacm ucx
 
-conformance-rxe: runner ## test the device and all parts with the kernel's RoCE adapter (rxe) in QEMU guests, Linux 6.12 and 6.1
+conformance-rxe: runner ## test the device and the programs of this repository with the kernel's RoCE adapter (rxe) in QEMU guests, Linux 6.12 and 6.1
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance rxe millstream
 	MILLSTREAM_GUEST_KERNEL=6.1 $(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance/linux-6.1 rxe millstream
 

@@ -39,10 +39,7 @@ impl Image {
 
 /// Adds all files below a folder to the archive. Names begin with `prefix`.
 fn add_folder(folder: &Path, prefix: &str, archive: &mut Archive) -> Result<(), Error> {
-    let read = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let mut entries = read.map_err(Error::file(folder))?;
-    entries.sort_by_key(fs::DirEntry::file_name);
-    for path in entries.iter().map(fs::DirEntry::path) {
+    for path in entries(folder)? {
         let name = format!("{prefix}{}", path.file_name().unwrap_or_default().to_string_lossy());
         if path.is_dir() {
             archive.folder(&name);
@@ -121,7 +118,10 @@ fn programs(root: &Path, archive: &mut Archive) -> Result<(), Error> {
     let mut needed = vec![(PathBuf::from("pthread_exit"), RUNTIME_LIBRARY.to_owned())];
     for name in PROGRAMS {
         let path = root.join(name);
-        let files = if path.is_dir() { entries(&path)? } else { vec![path] };
+        let files = match path.is_dir() {
+            true => entries(&path)?.into_iter().filter(|path| path.is_file()).collect(),
+            false => vec![path],
+        };
         for file in files {
             let name = file.strip_prefix(root).expect("it was found below it").to_string_lossy();
             add(&file, &name, &mut folders, archive, &mut needed)?;
@@ -166,11 +166,10 @@ fn add(
     Ok(())
 }
 
-/// The files of a folder, in order.
+/// The files and folders of a folder, in order.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     let read = fs::read_dir(folder).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let mut paths: Vec<PathBuf> = read.map_err(Error::file(folder))?.iter().map(fs::DirEntry::path).collect();
-    paths.retain(|path| path.is_file());
     paths.sort();
     Ok(paths)
 }

@@ -18,6 +18,7 @@ pub mod model;
 pub mod mpi;
 mod netns;
 pub mod neurons;
+mod process_usage;
 pub mod report;
 pub mod results;
 pub mod scale;

@@ -97,12 +97,21 @@ mod tests {
 
     #[test]
     fn bytes_of_any_place_and_length_are_copied() {
+        // SAFETY: the lines around each range are mapped.
+        check(|from, out| unsafe { load(from, out) });
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("sse4.1") {
+            // SAFETY: as above; the processor has the instruction, which `load` uses only without a wider one.
+            check(|from, out| unsafe { load_128(from, out) });
+        }
+    }
+
+    fn check(load: impl Fn(*const u8, &mut [u8])) {
         let source: Vec<u8> = (0..4096_u32).map(|i| (i * 7 + (i >> 8)) as u8).collect();
         for start in (1024..1160).step_by(3) {
             for len in [0, 1, 5, 63, 64, 65, 127, 511, 512, 513, 1000, 1024, 1500] {
                 let mut out = vec![0; len + 2];
-                // SAFETY: the lines around the range are in `source`.
-                unsafe { load(source.as_ptr().add(start), &mut out[1..=len]) };
+                load(source[start..].as_ptr(), &mut out[1..=len]);
                 assert_eq!(out[1..=len], source[start..start + len], "{len} bytes at {start}");
                 assert_eq!((out[0], out[len + 1]), (0, 0));
             }

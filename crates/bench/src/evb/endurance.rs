@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use millstream_report::RunReport;
 
 use super::{Case, Kernel, prepare};
+use crate::process_usage::{descriptors, resident_kib};
 use crate::{Benchmark, Figure, Table, event_run, median};
 
 /// This benchmark.
@@ -102,10 +103,8 @@ fn usage(at: Duration) -> Option<Usage> {
     add_descendants(std::process::id(), &mut processes);
     let mut usage = Usage { at, processes: processes.len(), resident_mb: 0.0, descriptors: 0.0 };
     for process in processes {
-        let status = fs::read_to_string(format!("/proc/{process}/status")).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-        usage.resident_mb += line.split_whitespace().next()?.parse::<f64>().ok()? * 1024.0 / 1e6;
-        usage.descriptors += fs::read_dir(format!("/proc/{process}/fd")).ok()?.count() as f64;
+        usage.resident_mb += resident_kib(process).ok()? * 1024.0 / 1e6;
+        usage.descriptors += descriptors(process).ok()?;
     }
     Some(usage)
 }

@@ -20,6 +20,7 @@ use millstream_rdma::{
 use serde::{Deserialize, Serialize};
 
 use crate::memcpy::{Pages, memcpy};
+use crate::process_usage::{descriptors, resident_kib};
 use crate::{Benchmark, Figure, Table, median};
 
 /// This benchmark.
@@ -234,7 +235,8 @@ pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
     let source = Region::landing(&device, c"millstream-scale", BLOCK as usize, Access::LOCAL_WRITE)?;
     source.populate()?;
     let mut stream = dial(address, Deadline::after(TIMEOUT))?;
-    let (memory, descriptors) = (resident_kib()?, descriptors()?);
+    let this = std::process::id();
+    let before = (resident_kib(this)?, descriptors(this)?);
     let start = Instant::now();
     let mut connections = Vec::new();
     let mut landing = None;
@@ -253,8 +255,8 @@ pub fn client(address: &str, pairs: usize) -> Result<(), Failure> {
         pair.post_write_inline(&[0; 8], landing.start(), Signal::Yes, WrId(0))?;
         complete(&queue, 1)?;
     }
-    let memory = (resident_kib()? - memory) / each;
-    let descriptors = (self::descriptors()? - descriptors) / each;
+    let memory = (resident_kib(this)? - before.0) / each;
+    let descriptors = (descriptors(this)? - before.1) / each;
     print_and_wait("ready")?;
     let write = writes(&connections, |pair| {
         pair.post_write_inline(&[0; 8], landing.start(), Signal::Yes, WrId(0))?;
@@ -320,14 +322,4 @@ fn complete(queue: &CompletionQueue, count: usize) -> Result<(), Failure> {
         left -= found.len();
     }
     Ok(())
-}
-
-fn resident_kib() -> Result<f64, Failure> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("no VmRSS")?;
-    Ok(line.trim().trim_end_matches(" kB").parse()?)
-}
-
-fn descriptors() -> Result<f64, Failure> {
-    Ok(std::fs::read_dir("/proc/self/fd")?.count() as f64)
 }

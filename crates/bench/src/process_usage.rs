@@ -1,0 +1,18 @@
+//! What a process uses, from `/proc`.
+
+use std::fs;
+use std::io;
+
+/// Resident memory (KiB).
+pub(crate) fn resident_kib(process: u32) -> io::Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{process}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let value = line.and_then(|line| line.trim().trim_end_matches(" kB").parse().ok());
+    // A process that has ended and was not waited for has no such line.
+    value.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no VmRSS of process {process}")))
+}
+
+/// Open descriptors.
+pub(crate) fn descriptors(process: u32) -> io::Result<f64> {
+    Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)
+}
