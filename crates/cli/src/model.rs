@@ -34,11 +34,18 @@ fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
 
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
-        ModelCommand::Calibrate { settings, measurements, site: Some(site), client, server, out, .. }
-            if !measurements.is_empty() =>
-        {
-            let between = (client.as_deref(), server.as_deref());
-            calibrate_site::run(&parameters(settings)?, measurements, site, between, out.as_deref())?;
+        ModelCommand::Calibrate {
+            settings,
+            measurements,
+            site: Some(site),
+            client,
+            server,
+            disk,
+            out,
+            ..
+        } if !measurements.is_empty() => {
+            let places = (client.as_deref(), server.as_deref(), disk.as_deref());
+            calibrate_site::run(&parameters(settings)?, measurements, site, places, out.as_deref())?;
         }
         ModelCommand::Calibrate { settings, fit: fit_again, leave_one_out, .. } => {
             let rows = rows::calibration();

@@ -29,8 +29,8 @@ pub struct CommandQueue {
     pub command: Picos,
     /// Rate of the interface, or of all flash together.
     pub rate: BytesPerSecond,
-    /// Flash channels.
-    pub channels: u32,
+    /// Flash channels; a fit gives any number.
+    pub channels: f64,
     /// Rate of one channel.
     pub channel_rate: BytesPerSecond,
 }
@@ -38,6 +38,13 @@ pub struct CommandQueue {
 impl CommandQueue {
     /// Values of the device library behind the reads of a disk; those of writes are alike.
     pub const VALUES: [&str; 5] = ["read.latency", "read.iops", "read.rate", "channels", "channel.rate"];
+
+    /// Whether a value of the device library is behind the reads or the writes of a disk.
+    #[must_use]
+    pub fn has_value(name: &str) -> bool {
+        let read = name.strip_prefix("write.").map_or_else(|| name.to_owned(), |of| format!("read.{of}"));
+        CommandQueue::VALUES.contains(&read.as_str())
+    }
 
     /// The stations of a device; none if the library lacks one of its values.
     #[must_use]
@@ -51,7 +58,7 @@ impl CommandQueue {
             latency: Picos::from_seconds(value("latency")? * 1e-6),
             command: Picos::from_seconds(1e-3 / value("iops")?),
             rate: BytesPerSecond::gigabytes(value("rate")?),
-            channels: p.device(id, "channels")?.round().max(1.0) as u32,
+            channels: p.device(id, "channels")?.max(1.0),
             channel_rate: BytesPerSecond::gigabytes(p.device(id, "channel.rate")?),
         })
     }
@@ -59,21 +66,21 @@ impl CommandQueue {
     /// Time of the interface, and of one channel, per command.
     fn demands(&self, block: u64) -> (f64, f64) {
         let interface = self.command.seconds().max(block as f64 / self.rate.0);
-        (interface, block as f64 / self.channel_rate.0 / f64::from(self.channels))
+        (interface, block as f64 / self.channel_rate.0 / self.channels)
     }
 
     /// Time of a command that is alone in the disk.
     #[must_use]
     pub fn latency_of(&self, block: u64) -> Picos {
         let (interface, channel) = self.demands(block);
-        Picos::from_seconds(self.latency.seconds() + interface + f64::from(self.channels) * channel)
+        Picos::from_seconds(self.latency.seconds() + interface + self.channels * channel)
     }
 
     /// Commands per second with this many outstanding.
     #[must_use]
     pub fn commands_per_second(&self, block: u64, outstanding: u32) -> f64 {
         let (interface, channel) = self.demands(block);
-        let channels = f64::from(self.channels);
+        let channels = self.channels;
         let (mut at_interface, mut at_channel, mut rate) = (0.0, 0.0, 0.0);
         for commands in 1..=outstanding {
             let times = (interface * (1.0 + at_interface), channel * (1.0 + at_channel));
@@ -120,7 +127,7 @@ mod tests {
     #[test]
     fn slow_channels_are_the_limit_below_the_interface() {
         let queue = CommandQueue {
-            channels: 4,
+            channels: 4.0,
             channel_rate: BytesPerSecond(0.5e9),
             ..shipped("p3700", Access::Read)
         };
@@ -134,7 +141,7 @@ mod tests {
         fn rates_obey_the_bounds_of_closed_networks(
             block in 512_u64..1 << 20,
             outstanding in 1_u32..256,
-            channels in 1_u32..32,
+            channels in 1.0_f64..32.0,
             latency in 1.0_f64..200.0,
         ) {
             let queue = CommandQueue {

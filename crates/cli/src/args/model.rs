@@ -36,6 +36,7 @@ pub(crate) enum ModelCommand {
     ///     millstream model calibrate --set u280.reads=16
     ///     millstream model calibrate --leave-one-out
     ///     millstream model calibrate --measurements ib_write_bw.txt --site sites/edr-pair.toml --out devices.toml
+    ///     millstream model calibrate --measurements fio.json --site sites/p3700-disks.toml --out devices.toml
     #[command(verbatim_doc_comment)]
     Calibrate {
         #[command(flatten)]
@@ -46,7 +47,7 @@ pub(crate) enum ModelCommand {
         /// Predict every published row without itself, its host and its system; print errors and coverage of intervals
         #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000")]
         leave_one_out: Option<u64>,
-        /// Fit the devices of --site to this output of perftest, OSU, fio or pcie-bench, or CSV file (benchmark,bytes,value,unit)
+        /// Fit the devices of --site to this output of perftest, OSU, fio or pcie-bench, or CSV file (benchmark,bytes,value,unit, and queue-depth of disks)
         #[arg(long, value_name = "FILE", requires = "site", conflicts_with_all = ["fit", "leave_one_out"])]
         measurements: Vec<PathBuf>,
         /// Site on which --measurements ran
@@ -58,6 +59,9 @@ pub(crate) enum ModelCommand {
         /// Server of the measurements: host or host.card [default: the second host]
         #[arg(long, requires = "measurements")]
         server: Option<String>,
+        /// Disk of the measurements with fio: host.ssd [default: the site's only disk model]
+        #[arg(long, value_name = "HOST.SSD", requires = "measurements")]
+        disk: Option<String>,
         /// Output file with the fitted devices, for the site file; `-` for standard output, without the report
         #[arg(long, value_name = "FILE", requires = "measurements")]
         out: Option<PathBuf>,

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use millstream_model::Parameters;
-use millstream_model::fit_site::{DeviceFile, SiteFitReport, fit_site};
+use millstream_model::fit_site::{DeviceFile, Places, SiteFitReport, fit_site};
 use millstream_model::measurements;
 
 use super::output::{save, takes_standard_output};
@@ -13,21 +13,21 @@ pub(super) fn run(
     parameters: &Parameters,
     files: &[PathBuf],
     site: &Path,
-    (client, server): (Option<&str>, Option<&str>),
+    (client, server, disk): (Option<&str>, Option<&str>, Option<&str>),
     out: Option<&Path>,
 ) -> Result<(), Box<dyn Error>> {
     let site_name = site.display();
     let site = millstream_site::load(site)?;
     let host = |i: usize| site.hosts.get(i).map(|host| host.name.as_str());
-    let (Some(client), Some(server)) = (client.or(host(0)), server.or(host(1))) else {
-        return Err(format!("{site_name}: has fewer than two hosts; name --client and --server").into());
-    };
+    // Disks need no second host.
+    let between = client.or(host(0)).zip(server.or(host(1)));
     let mut all = Vec::new();
     for file in files {
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         all.extend(measurements::parse(&file.display().to_string(), &text)?);
     }
-    let fit = fit_site(&site, parameters, &all, (client, server))?;
+    let fit = fit_site(&site, parameters, &all, Places { between, disk })
+        .map_err(|error| format!("{site_name}: {error}"))?;
     let has_text = !takes_standard_output(out);
     if has_text {
         print!("{}", SiteFitReport(&fit));

@@ -8,17 +8,20 @@
 //!   site, ranges ─┴─► steps ─► values with standard deviations ─► device file, settings
 //! ```
 
+mod disk;
 mod linear;
 mod report;
 
-use crate::measure::{Benchmark, BenchmarkError, value};
+use crate::measure::{BenchmarkError, value};
 use crate::measurements::{Measured, Measurement};
 use crate::parallel::parallel_map;
 use crate::parameters::{Parameter, Parameters};
+use crate::ssd::CommandQueue;
 use linear::Matrix;
-use millstream_site::Site;
+use millstream_site::{DeviceKind, Site};
 use std::collections::BTreeSet;
 
+pub use disk::DiskError;
 pub use report::{DeviceFile, SiteFitReport};
 
 /// Relative standard deviation of a measurement.
@@ -27,6 +30,8 @@ const NOISE: f64 = 0.02;
 const RANGE: f64 = 3.29;
 /// Standard deviation after the fit, in those of the range, below which measurements determine a parameter.
 const DETERMINED: f64 = 0.5;
+/// Standard deviations of the range by which measurements push a parameter to an end of its range.
+const PUSHED: f64 = 0.2;
 /// Largest number of steps.
 const STEPS: u32 = 10;
 
@@ -43,6 +48,8 @@ pub struct FittedParameter {
     pub range: [f64; 2],
     /// Whether the measurements determine it.
     pub is_determined: bool,
+    /// Whether measurements push it to an end of its range: the device may be outside.
+    pub is_at_end: bool,
     /// The parameter with which its error is most correlated, if the measurements only determine both together.
     pub together_with: Option<String>,
 }
@@ -65,12 +72,25 @@ pub struct SiteFit {
     pub parameters: Vec<FittedParameter>,
     /// Parameters of the site's devices that no measurement depends on.
     pub without_effect: Vec<String>,
-    /// Simulated measurements.
+    /// The measurements with the model's results.
     pub compared: Vec<Compared>,
-    /// Largest measured rates of disks: reads and writes, in bytes per second.
-    pub disk: [Option<f64>; 2],
     /// All parameters after the fit.
     pub fitted: Parameters,
+}
+
+/// Where measurements ran.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Places<'a> {
+    /// Client and server of benchmarks.
+    pub between: Option<(&'a str, &'a str)>,
+    /// The disk, `host.ssd`; none for the only disk model of the site.
+    pub disk: Option<&'a str>,
+}
+
+impl<'a> From<(&'a str, &'a str)> for Places<'a> {
+    fn from(between: (&'a str, &'a str)) -> Places<'a> {
+        Places { between: Some(between), disk: None }
+    }
 }
 
 /// Measurements without a benchmark that the site can run.
@@ -79,6 +99,14 @@ pub enum SiteFitError {
     /// The site lacks endpoints or devices.
     #[error(transparent)]
     Benchmark(#[from] BenchmarkError),
+    /// A benchmark between two places of which one is not known.
+    #[error(
+        "the measurement in line {0} is between two places, and the site has fewer than two hosts: name client and server"
+    )]
+    NoPlaces(usize),
+    /// Measurements of a disk that is not one of the site.
+    #[error(transparent)]
+    Disk(#[from] disk::DiskError),
     /// A benchmark without result.
     #[error("{benchmark} with {size} bytes: the model has no result; leave line {line} out")]
     NoResult {
@@ -102,21 +130,37 @@ fn moved(parameter: &Parameter, from: f64, steps: f64) -> f64 {
     value.clamp(low, high)
 }
 
-/// First words of the parameters that the site's devices, PCIe and MPI have.
+/// First words of the parameters that the site's devices, PCIe and MPI have, without disks.
 fn owners(site: &Site) -> BTreeSet<String> {
     let mut ids: BTreeSet<String> = ["pcie", "mpi-ucx"].map(str::to_owned).into();
     for host in &site.hosts {
         ids.extend(host.sockets.iter().map(|socket| socket.id.clone()));
-        ids.extend(host.devices.iter().map(|device| device.id.clone()));
+        let others = host.devices.iter().filter(|device| device.kind != DeviceKind::Ssd);
+        ids.extend(others.map(|device| device.id.clone()));
     }
     ids
+}
+
+/// Parameters that measurements can depend on: those of the site's devices for benchmarks, the queues of the disk for its rates.
+fn candidates(site: &Site, p: &Parameters, cases: &[&Measurement], disk: Option<&str>) -> Vec<String> {
+    let has_benchmark = cases.iter().any(|m| matches!(m.what, Measured::Benchmark(_)));
+    let owners = if has_benchmark { owners(site) } else { BTreeSet::new() };
+    let is_candidate = |name: &str| {
+        name.split_once('.').is_some_and(|(owner, value)| {
+            owners.contains(owner) || (Some(owner) == disk && CommandQueue::has_value(value))
+        })
+    };
+    let varied = p.iter().filter(|(name, q)| q.low < q.high && is_candidate(name));
+    varied.map(|(name, _)| name.to_owned()).collect()
 }
 
 /// A fit in progress.
 struct Fit<'a> {
     site: &'a Site,
-    between: (&'a str, &'a str),
-    cases: Vec<(&'a Measurement, Benchmark)>,
+    between: Option<(&'a str, &'a str)>,
+    /// Library id of the disk.
+    disk: Option<String>,
+    cases: Vec<&'a Measurement>,
     start: Parameters,
     names: Vec<String>,
 }
@@ -130,21 +174,31 @@ impl Fit<'_> {
         })
     }
 
-    fn results(&self, p: &Parameters) -> Result<Vec<f64>, SiteFitError> {
-        let all = parallel_map(&self.cases, |(measurement, benchmark)| {
-            let result = value(self.site, p, *benchmark, self.between, measurement.size)?;
-            if result > 0.0 && result.is_finite() {
-                return Ok(result);
+    fn result(&self, p: &Parameters, case: &Measurement) -> Result<f64, SiteFitError> {
+        let (name, result) = match &case.what {
+            Measured::Benchmark(benchmark) => {
+                let between = self.between.ok_or(SiteFitError::NoPlaces(case.line))?;
+                (benchmark.info().name, value(self.site, p, *benchmark, between, case.size)?)
             }
-            let (benchmark, size, line) = (benchmark.info().name, measurement.size, measurement.line);
-            Err(SiteFitError::NoResult { benchmark, size, line })
-        });
-        all.into_iter().collect()
+            Measured::Disk { access, outstanding } => {
+                let queue = self.disk.as_deref().and_then(|id| CommandQueue::new(p, id, *access));
+                let rate = queue.map_or(0.0, |queue| queue.bandwidth(case.size, *outstanding).0);
+                (disk::name(*access), rate)
+            }
+        };
+        if result > 0.0 && result.is_finite() {
+            return Ok(result);
+        }
+        Err(SiteFitError::NoResult { benchmark: name, size: case.size, line: case.line })
+    }
+
+    fn results(&self, p: &Parameters) -> Result<Vec<f64>, SiteFitError> {
+        parallel_map(&self.cases, |case| self.result(p, case)).into_iter().collect()
     }
 
     /// Logarithms of measured to modelled values.
     fn deviations(&self, results: &[f64]) -> Vec<f64> {
-        self.cases.iter().zip(results).map(|((m, _), result)| (m.value / result).ln()).collect()
+        self.cases.iter().zip(results).map(|(m, result)| (m.value / result).ln()).collect()
     }
 
     /// Change of each logarithm per step of each parameter.
@@ -203,36 +257,22 @@ impl Fit<'_> {
     }
 }
 
-/// Largest rate of disks in one direction.
-fn disk_rate(measurements: &[Measurement], what: &Measured) -> Option<f64> {
-    let rates = measurements.iter().filter(|m| m.what == *what).map(|m| m.value);
-    rates.max_by(f64::total_cmp)
-}
-
-/// Fits the devices of a site to measurements between two of its places.
+/// Fits the devices of a site to measurements.
 ///
 /// # Errors
-/// [`SiteFitError`] if the site cannot run a measured benchmark.
-pub fn fit_site(
-    site: &Site,
+/// [`SiteFitError`] if the site cannot run a measured benchmark, or lacks the measured disk.
+pub fn fit_site<'a>(
+    site: &'a Site,
     p: &Parameters,
-    measurements: &[Measurement],
-    between: (&str, &str),
+    measurements: &'a [Measurement],
+    places: impl Into<Places<'a>>,
 ) -> Result<SiteFit, SiteFitError> {
+    let places = places.into();
     let start = p.with_devices(&site.devices).into_owned();
-    let cases: Vec<_> = (measurements.iter())
-        .filter_map(|m| match m.what {
-            Measured::Benchmark(benchmark) => Some((m, benchmark)),
-            Measured::DiskRead | Measured::DiskWrite => None,
-        })
-        .collect();
-    let owners = owners(site);
-    let candidates = (start.iter())
-        .filter(|(name, q)| {
-            q.low < q.high && name.split_once('.').is_some_and(|(owner, _)| owners.contains(owner))
-        })
-        .map(|(name, _)| name.to_owned());
-    let mut fit = Fit { site, between, cases, names: candidates.collect(), start };
+    let cases: Vec<&Measurement> = measurements.iter().collect();
+    let disk = disk::measured(site, &start, &cases, places.disk)?;
+    let names = candidates(site, &start, &cases, disk.as_deref());
+    let mut fit = Fit { site, between: places.between, disk, cases, names, start };
     let before = fit.results(&fit.start)?;
     // Parameters whose whole range changes no result need no further simulation.
     let has_effect = |name: &String| -> Result<bool, SiteFitError> {
@@ -255,10 +295,9 @@ pub fn fit_site(
     let after = fit.results(&fitted)?;
     let parameters = parameters_of(&fit, &steps, &covariance);
     let compared = (fit.cases.iter().zip(before.iter().zip(&after)))
-        .map(|((m, _), (&before, &after))| Compared { measurement: (*m).clone(), before, after })
+        .map(|(&m, (&before, &after))| Compared { measurement: m.clone(), before, after })
         .collect();
-    let disk = [Measured::DiskRead, Measured::DiskWrite].map(|what| disk_rate(measurements, &what));
-    Ok(SiteFit { parameters, without_effect, compared, disk, fitted })
+    Ok(SiteFit { parameters, without_effect, compared, fitted })
 }
 
 fn parameters_of(fit: &Fit<'_>, steps: &[f64], covariance: &Matrix) -> Vec<FittedParameter> {
@@ -272,12 +311,14 @@ fn parameters_of(fit: &Fit<'_>, steps: &[f64], covariance: &Matrix) -> Vec<Fitte
             other.max_by(|a, b| correlation(a).total_cmp(&correlation(b))).filter(|j| correlation(j) > 0.4);
         let is_determined = deviation(i) < DETERMINED;
         let end = |side: f64| moved(q, q.value, steps[i] + side * 1.645 * deviation(i));
+        let after = moved(q, q.value, steps[i]);
         Some(FittedParameter {
             name: name.clone(),
             before: q.value,
-            after: moved(q, q.value, steps[i]),
+            after,
             range: [end(-1.0), end(1.0)],
             is_determined,
+            is_at_end: steps[i].abs() > PUSHED && (after <= q.low || after >= q.high),
             together_with: other.filter(|_| !is_determined).map(|j| fit.names[j].clone()),
         })
     };

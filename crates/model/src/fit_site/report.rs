@@ -1,11 +1,14 @@
 //! A fit as text, and as a device file.
 
-use super::{FittedParameter, SiteFit};
+use super::{Compared, FittedParameter, SiteFit, disk};
 use crate::measurements::Measured;
 use millstream_site::Site;
 use millstream_site::device::{DeviceModel, Library, Value};
 use std::collections::BTreeMap;
 use std::fmt;
+
+/// Relative deviation after the fit above which the report counts a row.
+const OFF: f64 = 0.1;
 
 /// A fit for readers.
 #[derive(Debug)]
@@ -14,24 +17,32 @@ pub struct SiteFitReport<'a>(pub &'a SiteFit);
 impl fmt::Display for SiteFitReport<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fit = self.0;
-        writeln!(f, "benchmark        bytes      measured        before           after")?;
+        writeln!(f, "benchmark        bytes  depth      measured        before           after")?;
         for row in &fit.compared {
-            let Measured::Benchmark(benchmark) = row.measurement.what else { continue };
+            let (name, depth) = match &row.measurement.what {
+                Measured::Benchmark(benchmark) => (benchmark.info().name, String::new()),
+                Measured::Disk { access, outstanding } => (disk::name(*access), outstanding.to_string()),
+            };
             let off = |value: f64| 100.0 * (value / row.measurement.value - 1.0);
             writeln!(
                 f,
-                "{:<14} {:>8}  {:>12.4e}  {:>+9.1} %     {:>+9.1} %",
-                benchmark.info().name,
+                "{name:<14} {:>8}  {depth:>5}  {:>12.4e}  {:>+9.1} %     {:>+9.1} %",
                 row.measurement.size,
                 row.measurement.value,
                 off(row.before),
                 off(row.after)
             )?;
         }
+        let is_off = |row: &&Compared| (row.after / row.measurement.value - 1.0).abs() > OFF;
+        let off = fit.compared.iter().filter(is_off).count();
+        if off > 0 {
+            writeln!(f, "{off} of {} rows are off by more than 10 % after the fit", fit.compared.len())?;
+        }
         writeln!(f, "\nparameter                          before      after       90 % interval")?;
         for q in &fit.parameters {
             let [low, high] = q.range;
             let verdict = match (&q.together_with, q.is_determined) {
+                _ if q.is_at_end => "at the end of its range: is the range right?".to_owned(),
                 (_, true) => "determined".to_owned(),
                 (Some(other), false) => format!("not determined, only together with {other}"),
                 (None, false) => "not determined".to_owned(),
@@ -44,11 +55,6 @@ impl fmt::Display for SiteFitReport<'_> {
         }
         if !fit.without_effect.is_empty() {
             writeln!(f, "\nno measurement depends on: {}", fit.without_effect.join(", "))?;
-        }
-        for (name, rate) in ["reads", "writes"].iter().zip(fit.disk) {
-            if let Some(rate) = rate {
-                writeln!(f, "disk {name}: {:.3} GB/s, taken as measured", rate * 1e-9)?;
-            }
         }
         Ok(())
     }
@@ -130,8 +136,12 @@ impl fmt::Display for DeviceFile<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "# Devices fitted to {}. Append this to the site file.", self.source)?;
         let mut devices: BTreeMap<&str, BTreeMap<&str, &FittedParameter>> = BTreeMap::new();
-        let determined = self.fit.parameters.iter().filter(|q| q.is_determined || q.together_with.is_some());
-        for q in determined {
+        let known = self
+            .fit
+            .parameters
+            .iter()
+            .filter(|q| q.is_determined || q.is_at_end || q.together_with.is_some());
+        for q in known {
             let Some((owner, value)) = q.name.split_once('.') else { continue };
             devices.entry(owner).or_default().insert(value, q);
         }
@@ -140,18 +150,6 @@ impl fmt::Display for DeviceFile<'_> {
                 Some(device) => self.write_device(f, id, device, found)?,
                 // Parameters of protocols and software belong to no device.
                 None => found.values().try_for_each(|q| writeln!(f, "# --set {}={}", q.name, q.after))?,
-            }
-        }
-        if self.fit.disk.iter().any(Option::is_some) {
-            writeln!(f, "\n[device.measured-disk]\nkind = \"ssd\"\nnames = [\"measured disk\"]")?;
-            writeln!(f, "\n[device.measured-disk.values]")?;
-            for (name, rate) in ["read.rate", "write.rate"].iter().zip(self.fit.disk) {
-                let Some(rate) = rate.map(|rate| rate * 1e-9) else { continue };
-                let source = format!("largest rate of {}", self.source);
-                let (low, high) = (rate * 0.95, rate * 1.05);
-                let value =
-                    Value { value: rate, low, high, unit: "GB/s".to_owned(), source, fitted_to: Vec::new() };
-                write_value(f, name, &value)?;
             }
         }
         Ok(())

@@ -1,7 +1,8 @@
-//! CSV files with the columns benchmark, bytes, value, unit.
+//! CSV files with the columns benchmark, bytes, value, unit; for disks also queue-depth.
 
 use super::{Measured, Measurement};
 use crate::measure::Benchmark;
+use crate::ssd::Access;
 
 /// Whether the first line is a header of comma-separated columns.
 pub(super) fn is_table(text: &str) -> bool {
@@ -45,6 +46,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Measurement>, (usize, String)> {
     };
     let [benchmark, bytes, value, unit_column] =
         [column("benchmark")?, column("bytes")?, column("value")?, column("unit")?];
+    let queue_depth = header.iter().position(|known| known == "queue-depth");
     let mut found = Vec::new();
     for record in reader.records() {
         let record = record.map_err(|error| (1, error.to_string()))?;
@@ -56,9 +58,18 @@ pub(super) fn parse(text: &str) -> Result<Vec<Measurement>, (usize, String)> {
                 .map_err(|_| (line, format!("column {name:?}: {:?} is no number", field(i))))
         };
         let name = field(benchmark);
+        let outstanding = || -> Result<u32, (usize, String)> {
+            let column = queue_depth
+                .ok_or_else(|| (1, format!("column \"queue-depth\" is missing: {name} needs it")))?;
+            let depth = field(column).parse().ok().filter(|depth| (1..=65_536).contains(depth));
+            depth.ok_or_else(|| {
+                let text = field(column);
+                (line, format!("column \"queue-depth\": {text:?}: must be 1 to 65536 commands outstanding"))
+            })
+        };
         let what = match name {
-            "disk_read" => Measured::DiskRead,
-            "disk_write" => Measured::DiskWrite,
+            "disk_read" => Measured::Disk { access: Access::Read, outstanding: outstanding()? },
+            "disk_write" => Measured::Disk { access: Access::Write, outstanding: outstanding()? },
             _ => Measured::Benchmark(name.parse().map_err(|error: String| (line, error))?),
         };
         let text = field(unit_column);

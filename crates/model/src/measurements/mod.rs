@@ -9,6 +9,7 @@ mod pcie_bench;
 mod perftest;
 
 use crate::measure::Benchmark;
+use crate::ssd::Access;
 
 /// One measured number.
 #[derive(Clone, Debug, PartialEq)]
@@ -28,10 +29,13 @@ pub struct Measurement {
 pub enum Measured {
     /// A benchmark that the model simulates.
     Benchmark(Benchmark),
-    /// Reads of a disk at one queue depth.
-    DiskRead,
-    /// Writes of a disk at one queue depth.
-    DiskWrite,
+    /// Commands of a disk.
+    Disk {
+        /// Whether they read or write.
+        access: Access,
+        /// Commands outstanding: queue depth times jobs.
+        outstanding: u32,
+    },
 }
 
 /// Text that has no measurements.
@@ -65,7 +69,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<Measurement>, MeasurementErro
         return Err(fail((
             1,
             "no measurements: expected the output of perftest, of the OSU micro-benchmarks, of fio or of pcie-bench, or a CSV \
-             file with the columns benchmark, bytes, value, unit"
+             file with the columns benchmark, bytes, value, unit (disks: queue-depth)"
                 .to_owned(),
         )));
     }
@@ -116,16 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn osu_and_fio_outputs_are_read() {
+    fn osu_outputs_are_read() {
         let osu = "# OSU MPI Bandwidth Test v5.8\n# Size      Bandwidth (MB/s)\n1     3.93\n1024    3379.98\n\
                    # OSU MPI Latency Test v5.8\n# Size  Latency (us)\n8  1.61\n";
         let found = parse("o", osu).unwrap();
         assert_eq!(found.len(), 3);
         assert!((found[1].value - 3379.98e6).abs() < 1.0 && (found[2].value - 1.61e-6).abs() < 1e-12);
-        let fio = "seq: (g=0): rw=read, bs=(R) 128KiB-128KiB, (W) 128KiB-128KiB, (T) 128KiB-128KiB, iodepth=32\n\
-                   \x20 read: IOPS=21.4k, BW=2675MiB/s (2805MB/s)(26.1GiB/10001msec)\n";
-        let found = parse("f", fio).unwrap();
-        assert_eq!(found, [Measurement { line: 2, what: Measured::DiskRead, size: 131_072, value: 2.805e9 }]);
     }
 
     #[test]
