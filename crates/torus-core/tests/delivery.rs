@@ -87,7 +87,7 @@ struct World {
     /// Messages of the service network: time, node, whether the supervisor is the receiver.
     service: Vec<(u64, NodeNumber, bool, Service)>,
     coordinator: Coordinator,
-    term: u32,
+    term: u64,
     executed: Executed,
     /// Life of the source of each packet.
     source_lives: BTreeMap<u32, u32>,

@@ -7,13 +7,16 @@ use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
 use millstream_torus::engine::EngineOptions;
-use millstream_torus::launch::{Launcher, run_direct};
+use millstream_torus::launch::{LaunchedTorus, Launcher, run_direct};
 use millstream_torus::node::SeventhOptions;
 use millstream_torus::seventh::host::{ENV_GATEWAY, ENV_GATEWAY_KEY};
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
 
 use super::{Network, TorusRunOptions};
+
+/// How often supervisors are started again in one run.
+const SUPERVISOR_RESTARTS: u32 = 8;
 
 pub(super) fn run(
     options: &TorusRunOptions,
@@ -82,7 +85,8 @@ pub(super) fn run_with(
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {
-        let ended = torus.run_surviving(application, |_| {})?;
+        let mut restarts = 0;
+        let ended = torus.run_surviving(application, |torus| restart_supervisors(torus, &mut restarts))?;
         for node in torus.ended_nodes() {
             failures.push(format!("{node} was lost"));
         }
@@ -107,6 +111,20 @@ pub(super) fn run_with(
         println!("{dimensions}: {total}");
     }
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
+}
+
+/// Starts supervisors again that have ended, some times in a run.
+fn restart_supervisors(torus: &mut LaunchedTorus, restarts: &mut u32) {
+    for index in torus.ended_supervisors() {
+        if *restarts == SUPERVISOR_RESTARTS {
+            return;
+        }
+        *restarts += 1;
+        match torus.restart_supervisor(index) {
+            Ok(()) => eprintln!("supervisor {index} ended and was started again"),
+            Err(error) => eprintln!("supervisor {index} ended and could not be started again: {error}"),
+        }
+    }
 }
 
 /// Runs the application on a full mesh, which has neither node processes nor supervisors.

@@ -27,8 +27,8 @@ use crate::topology::NodeNumber;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Ballot {
-    /// Counts takeovers.
-    pub term: u32,
+    /// Grows with takeovers.
+    pub term: u64,
     /// The supervisor's node.
     pub supervisor: u16,
 }

@@ -159,14 +159,7 @@ impl Launcher {
         };
         let mut addresses: Vec<String> = Vec::new();
         for index in 0..self.supervisors {
-            let mut command = self.command(None, "supervise", key);
-            if let Some(address) = &self.supervisor_address {
-                command.args(["--listen", address]);
-            }
-            if !addresses.is_empty() {
-                command.args(["--lower", &addresses.join(",")]);
-            }
-            command.args(["--period-factor", &self.period_factor.to_string()]);
+            let command = self.supervisor_command(key, self.supervisor_address.as_deref(), &addresses);
             let mut supervisor = ServiceProcess::start(command)?;
             addresses.push(supervisor.address(index, deadline)?);
             torus.supervisors.push(supervisor);
@@ -202,6 +195,18 @@ impl Launcher {
             command.args(["--seventh", &listen, "--seventh-key", &format!("{:016x}", seventh.key)]);
         }
         self.watch(&mut command, watched);
+        command
+    }
+
+    fn supervisor_command(&self, key: u64, listen: Option<&str>, lower: &[String]) -> Command {
+        let mut command = self.command(None, "supervise", key);
+        if let Some(address) = listen {
+            command.args(["--listen", address]);
+        }
+        if !lower.is_empty() {
+            command.args(["--lower", &lower.join(",")]);
+        }
+        command.args(["--period-factor", &self.period_factor.to_string()]);
         command
     }
 
@@ -318,7 +323,7 @@ impl LaunchedTorus {
     pub fn run_surviving(
         &mut self,
         program: &[OsString],
-        mut watch: impl FnMut(&LaunchedTorus),
+        mut watch: impl FnMut(&mut LaunchedTorus),
     ) -> Result<Vec<Ended>, LaunchError> {
         let mut applications = self.start(program)?;
         let mut ended = Vec::new();
@@ -411,6 +416,32 @@ impl LaunchedTorus {
         }
         *place = child;
         Ok(())
+    }
+
+    /// Starts a supervisor again, at its address, in place of one that has ended. Nodes and other supervisors find it there.
+    ///
+    /// # Errors
+    /// [`LaunchError`] if it cannot be started.
+    pub fn restart_supervisor(&mut self, index: usize) -> Result<(), LaunchError> {
+        let (addresses, key) = self.watched_at();
+        let Some(place) = self.supervisors.get_mut(index) else { return Ok(()) };
+        let command = self.launcher.supervisor_command(
+            key,
+            addresses.get(index).map(String::as_str),
+            &addresses[..index],
+        );
+        let mut supervisor = ServiceProcess::start(command)?;
+        supervisor.address(index, Instant::now() + START)?;
+        *place = supervisor;
+        Ok(())
+    }
+
+    /// Supervisors whose process has ended, by index.
+    #[must_use]
+    pub fn ended_supervisors(&mut self) -> Vec<usize> {
+        (self.supervisors.iter_mut().enumerate())
+            .filter_map(|(index, supervisor)| supervisor.has_ended().then_some(index))
+            .collect()
     }
 
     /// Nodes whose process has ended.

@@ -32,6 +32,10 @@ impl ServiceProcess {
         self.process.id()
     }
 
+    pub(super) fn has_ended(&mut self) -> bool {
+        !matches!(self.process.try_wait(), Ok(None))
+    }
+
     /// Where a supervisor listens.
     pub(super) fn address(&mut self, index: usize, deadline: Instant) -> Result<String, LaunchError> {
         let failed = |reason: &str| LaunchError::Supervisor { index, reason: reason.to_owned() };

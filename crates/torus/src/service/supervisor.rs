@@ -238,10 +238,10 @@ impl Supervisor {
     fn tick(&mut self) {
         let now = self.now();
         if self.lower.iter().all(|lives| *lives == Some(false)) {
-            // Terms grow with time, so a supervisor that returns has a higher one than it had. Nodes that refuse it, because
-            // the clock was set back, make it take a higher one.
-            let seconds = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-            self.core.act(seconds.as_secs() as u32);
+            // Terms grow with time, so a supervisor that is started again has a higher one than it had. Nodes that refuse it,
+            // because the clock was set back, make it take a higher one.
+            let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            self.core.act(time.as_micros() as u64);
         } else if self.lower.contains(&Some(true)) {
             self.core.step_back();
         }

@@ -30,8 +30,8 @@ pub struct SupervisorCore {
     states: Vec<NodeState>,
     dead: DeadSet,
     coordinator: Option<Coordinator>,
-    /// Highest term that a node has answered.
-    highest_term: u32,
+    /// Highest ballot that a node has answered.
+    highest: Ballot,
     repeat_at: Instant,
     changes: Vec<Change>,
 }
@@ -50,7 +50,7 @@ impl SupervisorCore {
             states: vec![NodeState::Unknown; torus.nodes()],
             dead: DeadSet::new(),
             coordinator: None,
-            highest_term: 0,
+            highest: Ballot::default(),
             repeat_at: Instant::default(),
             changes: Vec::new(),
         }
@@ -73,20 +73,20 @@ impl SupervisorCore {
 
     /// A node process answered.
     pub fn handle_answer(&mut self, node: NodeNumber, answer: &Answer) {
-        self.highest_term = self.highest_term.max(answer.ballot.term);
+        self.highest = self.highest.max(answer.ballot);
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.handle_answer(node, answer);
         }
     }
 
     /// Begins to act, with this term or a higher one than all that nodes have answered.
-    pub fn act(&mut self, term: u32) {
+    pub fn act(&mut self, term: u64) {
         if self.coordinator.is_none() {
-            self.take_over(term.max(self.highest_term.saturating_add(1)));
+            self.take_over(term.max(self.highest.term.saturating_add(1)));
         }
     }
 
-    fn take_over(&mut self, term: u32) {
+    fn take_over(&mut self, term: u64) {
         let ballot = Ballot { term, supervisor: self.index };
         self.coordinator = Some(Coordinator::take_over(self.torus, ballot, self.dead.clone()));
     }
@@ -119,9 +119,9 @@ impl SupervisorCore {
         let repeats = now >= self.repeat_at;
         if repeats {
             self.repeat_at = now + REPEAT;
-            // Another supervisor acted meanwhile, or one with a clock that is ahead acted before: nodes refuse a lower term.
-            if self.coordinator.as_ref().is_some_and(|own| own.ballot().term < self.highest_term) {
-                self.take_over(self.highest_term.saturating_add(1));
+            // Another supervisor acted meanwhile, or one with a clock that is ahead acted before: nodes refuse a lower ballot.
+            if self.coordinator.as_ref().is_some_and(|own| own.ballot() < self.highest) {
+                self.take_over(self.highest.term.saturating_add(1));
             }
         }
         if let Some(coordinator) = &mut self.coordinator {
@@ -359,6 +359,14 @@ mod tests {
         assert!(state.settled && state.epoch == 3 && state.nodes[1].avoided, "{state:?}");
         let state = supervise(&mut first, None);
         assert!(state.settled && state.epoch == 4, "{state:?}");
+        // Both take the same term: that of the second one is the higher ballot.
+        let (mut second, mut restarted) = (new(1), new(0));
+        second.act(9000);
+        let state = supervise(&mut second, Some(NodeNumber(2)));
+        assert!(state.settled && state.epoch == 5, "{state:?}");
+        restarted.act(9000);
+        let state = supervise(&mut restarted, None);
+        assert!(state.settled && state.epoch == 6, "{state:?}");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! A torus that has lost all its supervisors: it goes on, and neighbours still learn of faults from each other.
+//! A torus that has lost its supervisors: it goes on, and neighbours still learn of faults from each other. Supervisors that are
+//! started again act again.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +7,21 @@ use libtest_mimic::{Failed, Trial};
 use millstream_health::NodeState;
 use millstream_health::registers::{Condition, LinkState};
 use millstream_torus::health_page::HealthPage;
-use millstream_torus::launch::{LaunchError, Launcher};
+use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 use rustix::process::Signal;
 
-use super::returning::health_page;
-use super::{LONG, application, await_state, kill, launcher};
+use super::returning::{health_page, is_well};
+use super::{LONG, application, await_end, await_state, kill, launcher};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
-    vec![Trial::test("a_torus_without_supervisors_goes_on_and_knows_its_faults", move || {
-        without_supervisors().map_err(failed)
-    })]
+    vec![
+        Trial::test("a_torus_without_supervisors_goes_on_and_knows_its_faults", move || {
+            without_supervisors().map_err(failed)
+        }),
+        Trial::test("a_supervisor_that_is_started_again_acts_again", move || started_again().map_err(failed)),
+    ]
 }
 
 fn await_page(page: &HealthPage, what: &str, is: impl Fn(&HealthPage) -> bool) {
@@ -52,4 +56,38 @@ fn without_supervisors() -> Result<(), LaunchError> {
         LinkState::from_code(page.remote(to_1).link()) == LinkState::Broken
     });
     Ok(())
+}
+
+fn end_supervisor(torus: &mut LaunchedTorus, index: usize) {
+    kill(torus.supervisor_pid(index).expect("started"), Signal::KILL);
+    let start = Instant::now();
+    while !torus.ended_supervisors().contains(&index) {
+        assert!(start.elapsed() < LONG, "supervisor {index} does not end");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// What happened while a supervisor was away is known to it: a node that died stays avoided, and comes back through it.
+fn started_again() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    end_supervisor(&mut torus, 0);
+    await_state(&torus, "supervisor 1 acts", |state| state.supervisor == 1 && is_well(state));
+    let node = NodeNumber(3);
+    kill(torus.pid(node).expect("exists"), Signal::KILL);
+    await_end(&mut torus, node);
+    await_state(&torus, "node 3 is avoided", |state| state.settled && state.nodes[3].avoided);
+    torus.restart_supervisor(0)?;
+    await_state(&torus, "supervisor 0 acts and avoids node 3", |state| {
+        state.supervisor == 0 && state.settled && state.nodes[3].avoided
+    });
+    torus.restart_node(node)?;
+    await_state(&torus, "node 3 is back", |state| state.supervisor == 0 && is_well(state));
+    (0..2).for_each(|index| end_supervisor(&mut torus, index));
+    torus.restart_supervisor(0)?;
+    torus.restart_supervisor(1)?;
+    await_state(&torus, "supervisor 0 acts again", |state| state.supervisor == 0 && is_well(state));
+    assert_eq!(torus.ended_supervisors(), Vec::<usize>::new());
+    torus.run(&application("conformance"))?;
+    torus.finish().map(drop)
 }
