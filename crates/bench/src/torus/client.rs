@@ -61,8 +61,10 @@ struct Client<'f, F> {
 fn measure<F: Fabric>(fabric: &mut F, results: Option<&Path>, with_bare: bool) -> Outcome<()> {
     let mut values = BTreeMap::new();
     let regions = exchange_regions(fabric, SIZES[SIZES.len() - 1])?;
-    if with_bare && let Some(time) = bare::write_with_immediate(fabric)? {
-        values.insert("bare WRITE with immediate data, 8 B".to_owned(), time);
+    for (name, spin) in bare::BARE.into_iter().filter(|_| with_bare) {
+        if let Some(time) = bare::write_with_immediate(fabric, spin)? {
+            values.insert(name.to_owned(), time);
+        }
     }
     let mut client = Client { fabric, regions, pings: 0 };
     let targets = if with_bare { &TARGETS[..1] } else { &TARGETS[..] };
