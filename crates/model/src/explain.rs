@@ -2,6 +2,7 @@
 
 use crate::benchmarks::mlc::{self, MlcTest};
 use crate::benchmarks::perftest::{bandwidth_at, latency};
+use crate::disk_end::{DiskEnd, disk_ends};
 use crate::engine::{BytesPerSecond, Picos};
 use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parallel::parallel_map;
@@ -24,9 +25,9 @@ use std::str::FromStr;
 pub struct Flow {
     /// The verb.
     pub verb: Verb,
-    /// Requester: host or `host.card`.
+    /// Requester: host, `host.card` or `host.ssd`.
     pub client: String,
-    /// Responder: host or `host.card`.
+    /// Responder: host, `host.card` or `host.ssd`.
     pub server: String,
     /// Bytes of a message.
     pub size: u32,
@@ -110,29 +111,78 @@ pub struct Explanation {
     pub sensitivities: Vec<Sensitivity>,
 }
 
-/// What a flow goes over.
+/// What a flow goes over, with the disks at its ends.
 #[derive(Clone, Debug, PartialEq)]
-enum FlowPath {
+struct FlowPath {
+    over: Transport,
+    disks: Vec<DiskEnd>,
+}
+
+impl FlowPath {
+    fn new(site: &Site, p: &Parameters, flow: &Flow) -> Result<FlowPath, PathError> {
+        let (between, disks) = disk_ends(site, p, flow)?;
+        Ok(FlowPath { over: Transport::new(site, p, &between)?, disks })
+    }
+
+    /// Rate of the flow with its channels; disks are channels, too.
+    fn bandwidth(&self, precision: Precision, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
+        let result = self.over.bandwidth(precision, flow);
+        let free = result.rate;
+        let rate = self.disks.iter().fold(free, |rate, disk| BytesPerSecond(rate.0.min(disk.rate.0)));
+        // A slower flow uses less of every channel.
+        let slower = if free.0 > 0.0 { rate.0 / free.0 } else { 1.0 };
+        let mut loads: Vec<ChannelLoad> = (result.channels.into_iter())
+            .filter(|channel| channel.packets > 0 && channel.elapsed.0 > 0)
+            .map(|channel| {
+                let busy = channel.busy.seconds() / channel.elapsed.seconds() * slower;
+                let blocked = channel.blocked.seconds() / channel.elapsed.seconds();
+                let ceiling =
+                    if busy > 0.0 { BytesPerSecond(rate.0 / busy) } else { BytesPerSecond(f64::INFINITY) };
+                ChannelLoad { name: channel.name, busy, blocked, ceiling }
+            })
+            .collect();
+        let disk = |disk: &DiskEnd| ChannelLoad {
+            name: disk.name.clone(),
+            busy: rate.0 / disk.rate.0,
+            blocked: 0.0,
+            ceiling: disk.rate,
+        };
+        loads.extend(self.disks.iter().map(disk));
+        (rate, loads)
+    }
+
+    fn hops(&self, flow: &Flow) -> Vec<Hop> {
+        let at = |is_client: bool| {
+            let is_source = is_client == (flow.verb != Verb::Read);
+            self.disks.iter().filter(move |disk| disk.is_source == is_source).map(DiskEnd::hop)
+        };
+        at(true).chain(self.over.hops(flow)).chain(at(false)).collect()
+    }
+}
+
+/// What a flow between two hosts or memories goes over.
+#[derive(Clone, Debug, PartialEq)]
+enum Transport {
     /// Adapters of two hosts.
     Adapters(Box<DataPath>),
     /// Cores of a host, to memory behind a CXL link.
     Cores(CoreAccess),
 }
 
-impl FlowPath {
-    fn new(site: &Site, p: &Parameters, flow: &Flow) -> Result<FlowPath, PathError> {
+impl Transport {
+    fn new(site: &Site, p: &Parameters, flow: &Flow) -> Result<Transport, PathError> {
         if flow.verb != Verb::Send
             && let Some(access) = core_access(site, p, &flow.client, &flow.server)?
         {
-            return Ok(FlowPath::Cores(access));
+            return Ok(Transport::Cores(access));
         }
-        data_path(site, p, &flow.client, &flow.server).map(|path| FlowPath::Adapters(Box::new(path)))
+        data_path(site, p, &flow.client, &flow.server).map(|path| Transport::Adapters(Box::new(path)))
     }
 
     fn bandwidth(&self, precision: Precision, flow: &Flow) -> BandwidthResult {
         match self {
-            FlowPath::Adapters(path) => bandwidth_at(precision, path, flow.verb, flow.size, 128, false),
-            FlowPath::Cores(access) => {
+            Transport::Adapters(path) => bandwidth_at(precision, path, flow.verb, flow.size, 128, false),
+            Transport::Cores(access) => {
                 let test = if flow.verb == Verb::Read { MlcTest::Reads } else { MlcTest::Writes };
                 mlc::bandwidth(precision, access, test, flow.size)
             }
@@ -141,42 +191,31 @@ impl FlowPath {
 
     fn hops(&self, flow: &Flow) -> Vec<Hop> {
         match self {
-            FlowPath::Adapters(path) => path_hops(path, &flow.client, &flow.server),
-            FlowPath::Cores(access) => access.hops(),
+            Transport::Adapters(path) => path_hops(path, &flow.client, &flow.server),
+            Transport::Cores(access) => access.hops(),
         }
     }
 
     /// Rate that no interval exceeds: that of the slowest link.
     fn limit(&self, flow: &Flow) -> f64 {
         match self {
-            FlowPath::Adapters(path) => slowest_link(path).0,
-            FlowPath::Cores(access) => access.timing.payload_rate(1.0, flow.verb != Verb::Read).0,
+            Transport::Adapters(path) => slowest_link(path).0,
+            Transport::Cores(access) => access.timing.payload_rate(1.0, flow.verb != Verb::Read).0,
         }
     }
 
     /// Kind of published rows whose errors widen its interval.
     fn category(&self, flow: &Flow) -> Category {
         match self {
-            FlowPath::Adapters(path) => Category::of_bandwidth(path.is_to_peer(), flow.size),
+            Transport::Adapters(path) => Category::of_bandwidth(path.is_to_peer(), flow.size),
             // No published row is about cores: the category with the largest errors of bandwidths.
-            FlowPath::Cores(_) => Category::PeerToPeer,
+            Transport::Cores(_) => Category::PeerToPeer,
         }
     }
 }
 
 fn measure(path: &FlowPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
-    let result = path.bandwidth(Precision::Full, flow);
-    let rate = result.rate;
-    let mut channels: Vec<ChannelLoad> = (result.channels.into_iter())
-        .filter(|channel| channel.packets > 0 && channel.elapsed.0 > 0)
-        .map(|channel| {
-            let busy = channel.busy.seconds() / channel.elapsed.seconds();
-            let blocked = channel.blocked.seconds() / channel.elapsed.seconds();
-            let ceiling =
-                if busy > 0.0 { BytesPerSecond(rate.0 / busy) } else { BytesPerSecond(f64::INFINITY) };
-            ChannelLoad { name: channel.name, busy, blocked, ceiling }
-        })
-        .collect();
+    let (rate, mut channels) = path.bandwidth(Precision::Full, flow);
     // Channels without service time carry no information.
     channels.retain(|channel| channel.busy > 0.001 || channel.blocked > 0.001);
     channels.sort_by(|a, b| b.busy.total_cmp(&a.busy));
@@ -205,14 +244,14 @@ pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result
     sensitivities.sort_by(|a, b| b.gain.total_cmp(&a.gain));
     let interval = (samples > 0).then(|| interval(site, p, flow, &path, rate, samples));
     let interval = interval.map(|interval| [interval.low, interval.high].map(BytesPerSecond));
-    let translation = translation_cost(&path, rate, flow);
-    let power = power(site, p, flow, &path, rate);
+    let translation = translation_cost(&path.over, rate, flow);
+    let power = power(site, p, flow, &path.over, rate);
     Ok(Explanation { rate, interval, translation, power, hops: path.hops(flow), channels, sensitivities })
 }
 
 /// Power of the two hosts of a flow between adapters.
-fn power(site: &Site, p: &Parameters, flow: &Flow, path: &FlowPath, rate: BytesPerSecond) -> Option<Watts> {
-    let FlowPath::Adapters(path) = path else { return None };
+fn power(site: &Site, p: &Parameters, flow: &Flow, path: &Transport, rate: BytesPerSecond) -> Option<Watts> {
+    let Transport::Adapters(path) = path else { return None };
     let host = |end: &str| site.hosts.iter().find(|host| Some(host.name.as_str()) == end.split('.').next());
     let hosts = [host(&flow.client)?, host(&flow.server)?];
     power_of_hosts(&p.with_devices(&site.devices), &hosts, 1, (rate.0 / slowest_link(path).0).min(1.0))
@@ -222,8 +261,8 @@ fn power(site: &Site, p: &Parameters, flow: &Flow, path: &FlowPath, rate: BytesP
 const SMALL: u32 = 8;
 
 /// Compares a path with the same path without translation.
-fn translation_cost(path: &FlowPath, rate: BytesPerSecond, flow: &Flow) -> Option<TranslationCost> {
-    let FlowPath::Adapters(path) = path else { return None };
+fn translation_cost(path: &Transport, rate: BytesPerSecond, flow: &Flow) -> Option<TranslationCost> {
+    let Transport::Adapters(path) = path else { return None };
     if path.ends.iter().all(|end| end.translation.is_none()) {
         return None;
     }
@@ -248,11 +287,11 @@ fn interval(
     samples: u64,
 ) -> Interval {
     let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
-        Some(vec![FlowPath::new(site, p, flow).ok()?.bandwidth(Precision::Sample, flow).rate.0])
+        Some(vec![FlowPath::new(site, p, flow).ok()?.bandwidth(Precision::Sample, flow).0.0])
     });
     let spread = spreads.first().copied().unwrap_or_default();
-    let factors = factors(leave_out::shipped(), Level::System, path.category(flow));
-    Interval::new(rate.0, spread, factors).below(path.limit(flow))
+    let factors = factors(leave_out::shipped(), Level::System, path.over.category(flow));
+    Interval::new(rate.0, spread, factors).below(path.over.limit(flow))
 }
 
 /// Rate of the slowest link of a path.

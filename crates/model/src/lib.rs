@@ -17,6 +17,7 @@ pub mod calibrate;
 pub mod compare;
 pub mod component;
 pub mod congestion;
+mod disk_end;
 pub mod engine;
 pub mod engine_bench;
 pub mod explain;

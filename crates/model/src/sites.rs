@@ -20,6 +20,7 @@ sites!(
     "lhcb-pair-qdr-e5",
     "lhcb-pair-qdr-c",
     "event-builder-500",
+    "event-builder-disks",
     "edr-pair",
     "hdr-gpu-pair",
     "pcie-bench",

@@ -76,18 +76,23 @@ impl CommandQueue {
         Picos::from_seconds(self.latency.seconds() + interface + self.channels * channel)
     }
 
+    /// Commands per second with one outstanding, two, and so on.
+    pub fn rates(&self, block: u64) -> impl Iterator<Item = f64> {
+        let (interface, channel) = self.demands(block);
+        let (latency, channels) = (self.latency.seconds(), self.channels);
+        let (mut at_interface, mut at_channel) = (0.0, 0.0);
+        (1_u32..).map(move |commands| {
+            let times = (interface * (1.0 + at_interface), channel * (1.0 + at_channel));
+            let rate = f64::from(commands) / (latency + times.0 + channels * times.1);
+            (at_interface, at_channel) = (rate * times.0, rate * times.1);
+            rate
+        })
+    }
+
     /// Commands per second with this many outstanding.
     #[must_use]
     pub fn commands_per_second(&self, block: u64, outstanding: u32) -> f64 {
-        let (interface, channel) = self.demands(block);
-        let channels = self.channels;
-        let (mut at_interface, mut at_channel, mut rate) = (0.0, 0.0, 0.0);
-        for commands in 1..=outstanding {
-            let times = (interface * (1.0 + at_interface), channel * (1.0 + at_channel));
-            rate = f64::from(commands) / (self.latency.seconds() + times.0 + channels * times.1);
-            (at_interface, at_channel) = (rate * times.0, rate * times.1);
-        }
-        rate
+        self.rates(block).take(outstanding as usize).last().unwrap_or(0.0)
     }
 
     /// Payload per second with this many commands outstanding.

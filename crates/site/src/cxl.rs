@@ -278,6 +278,7 @@ impl Tree<'_, '_> {
             },
             ats: false,
             queue_depth: None,
+            write_block: None,
         });
     }
 

@@ -16,6 +16,7 @@
 mod card_link;
 pub mod cxl;
 pub mod device;
+mod disk;
 pub mod draw;
 pub mod edit;
 mod error;

@@ -221,6 +221,9 @@ pub struct PcieDevice {
     /// Commands outstanding on a disk.
     #[serde(rename = "queue-depth")]
     pub queue_depth: Option<Spanned<u32>>,
+    /// Bytes of a command by which a builder unit stores its events on a disk.
+    #[serde(default, rename = "write-block", deserialize_with = "unit::optional_spanned")]
+    pub write_block: Option<Spanned<Bytes>>,
     /// Whether the device works without a host processor.
     #[serde(default)]
     pub standalone: bool,

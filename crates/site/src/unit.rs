@@ -161,6 +161,13 @@ pub(crate) fn spanned<'de, T: Quantity, D: Deserializer<'de>>(
     Ok(Spanned::new(text.span(), value))
 }
 
+/// Deserializes an optional key's quantity with its place in the file.
+pub(crate) fn optional_spanned<'de, T: Quantity, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Spanned<T>>, D::Error> {
+    spanned(deserializer).map(Some)
+}
+
 /// Deserializes an optional key's quantity.
 pub(crate) fn optional<'de, T: Quantity, D: Deserializer<'de>>(
     deserializer: D,

@@ -2,6 +2,7 @@
 
 use crate::cxl::{self, CxlMemory, CxlSwitch};
 use crate::device::{DeviceModel, Kind as LibraryKind, Library};
+use crate::disk;
 use crate::error::SiteError;
 use crate::event_builder::{self, EventBuilder};
 use crate::fabric;
@@ -34,9 +35,6 @@ pub enum Parent {
     /// A downstream port of a PCIe or CXL switch.
     Switch(DeviceId),
 }
-
-/// Most commands of an NVMe queue pair (NVM Express Base Specification, CAP.MQES).
-const MAX_QUEUE_DEPTH: u32 = 65536;
 
 /// Device type.
 #[derive(Clone, Debug, PartialEq)]
@@ -89,6 +87,8 @@ pub struct Device {
     pub ats: bool,
     /// Commands outstanding on a disk; none: as many as it needs for its rates.
     pub queue_depth: Option<u32>,
+    /// Bytes of a command by which a builder unit stores its events on a disk; none: it stores none there.
+    pub write_block: Option<Bytes>,
 }
 
 /// A processor socket.
@@ -424,19 +424,7 @@ impl Validator<'_> {
                 if device.memory.is_some() && kind != Kind::Card {
                     return self.fail(&device.name.span(), "field `memory` is for cards only");
                 }
-                if let Some(depth) = &device.queue_depth {
-                    let (about, commands) = (device.name.get_ref(), *depth.get_ref());
-                    if kind != Kind::Ssd {
-                        let message = format!("{about:?}: field `queue-depth` is for disks only");
-                        return self.fail(&depth.span(), message);
-                    }
-                    if !(1..=MAX_QUEUE_DEPTH).contains(&commands) {
-                        let message = format!(
-                            "{about:?}: queue-depth = {commands}: must be 1 to {MAX_QUEUE_DEPTH} commands"
-                        );
-                        return self.fail(&depth.span(), message);
-                    }
-                }
+                let (queue_depth, write_block) = disk::commands(self, device, kind == Kind::Ssd)?;
                 let library_kind = match kind {
                     Kind::Switch => LibraryKind::PcieSwitch,
                     Kind::Adapter => LibraryKind::Adapter,
@@ -459,7 +447,8 @@ impl Validator<'_> {
                     parent,
                     pcie: device.pcie,
                     ats: device.ats.as_ref().is_some_and(|ats| *ats.get_ref()),
-                    queue_depth: device.queue_depth.as_ref().map(|depth| *depth.get_ref()),
+                    queue_depth,
+                    write_block,
                 });
             }
         }

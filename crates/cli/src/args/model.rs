@@ -104,8 +104,9 @@ pub(crate) enum ModelCommand {
     EventBuilder(ModelledEventBuilder),
     /// Predict the bandwidth of a flow, its bottleneck and the next limit
     ///
-    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards and
-    /// CXL memory as host.card. Cores of a host read and write its own CXL memory:
+    /// A flow is VERB CLIENT SERVER [BYTES]; client and server are hosts, or cards, CXL
+    /// memory and disks as host.card; BYTES are the block size of a disk. Cores of a
+    /// host read and write its own CXL memory:
     ///
     ///     millstream model explain sites/recipe-baseline.toml "write client server.u280"
     ///     millstream model explain sites/apenet-torus.toml "write node0 node42" --set torus.torus.lanes=1,2,4
@@ -272,6 +273,9 @@ pub(crate) struct ModelledEventBuilder {
     /// Mean payload of a fragment
     #[arg(long, default_value_t = 200.0, value_name = "BYTES")]
     pub(crate) fragment: f64,
+    /// Share of the built events that builder units store on the disks of the site with `write-block`
+    #[arg(long, default_value_t = 1.0, value_name = "SHARE")]
+    pub(crate) accepted: f64,
     /// Slots (batches) of a builder unit
     #[arg(long, default_value_t = 20)]
     pub(crate) slots: u16,

@@ -54,6 +54,14 @@ fn scenario(
     load.fragment = options.fragment;
     load.missing_every = options.missing_every;
     load.corrupt_every = options.corrupt_every;
+    match &mut scenario.storage {
+        Some(storage) => storage.accepted = options.accepted,
+        None if options.accepted != 1.0 => {
+            let message = "the site has no [[host.ssd]] with write-block: builder units store nothing";
+            return Err(format!("--accepted {}: {message}", options.accepted).into());
+        }
+        None => {}
+    }
     let configuration = &mut scenario.configuration;
     configuration.slots = options.slots;
     configuration.window = options.window;
@@ -100,6 +108,12 @@ pub(super) fn run(
                 "network_bits_per_s": outcome.network_rate().0 * 8.0,
                 "peak_link_utilization": outcome.peak_link_utilization,
                 "build_latency_s": { "mean": mean.seconds(), "max": max.seconds() },
+                "storage": scenario.storage.as_ref().zip(outcome.storage).map(|(storage, used)| json!({
+                    "stored_bytes_per_s": used.bytes / outcome.span.seconds(),
+                    "limit_bytes_per_s": storage.rate().0 * f64::from(scenario.nodes),
+                    "busy": used.busy,
+                    "is_limit": used.is_limit(),
+                })),
                 "max_batches_buffered": outcome.max_buffered_batches,
                 "power_w": {
                     "idle": cost.inventory.idle.0,

@@ -9,7 +9,8 @@
 //! A buffer of the switch precedes each receiving link. Flows keep the rate `tx` until it is full; a transfer arrives when
 //! the backlog in front of it has drained.
 
-use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
+use super::network::{ControlEndpoint, NetworkModel, TimerEvent, Transfer};
+use super::units::Units;
 use super::{Node, RunResult, Scenario};
 use crate::engine::{BytesPerSecond, EventQueue, Picos};
 use std::cmp::Reverse;

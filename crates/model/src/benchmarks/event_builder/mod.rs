@@ -3,7 +3,7 @@
 //! ```text
 //!   manager, readout units, builder units (millstream-evb-core)
 //!        │ their processes: [units]
-//!   ─────┼───────────────── [units::NetworkModel] ─────────────
+//!   ─────┼───────────────── [network::NetworkModel] ─────────────
 //!        ├─ [packet_level]: adapters, PCIe, links and a switch on the engine
 //!        └─ [flow_level]: transfers as fluid flows, for hundreds of nodes
 //! ```
@@ -14,7 +14,9 @@
 
 mod cost;
 mod flow_level;
+mod network;
 mod packet_level;
+mod storage;
 mod summary;
 mod units;
 
@@ -29,6 +31,7 @@ pub use millstream_evb_core::shaping::TrafficShaping;
 pub use millstream_evb_core::summary::RunSummary;
 use millstream_site::Site;
 use millstream_site::schema::PcieLink;
+pub use storage::{Storage, StorageUse};
 pub use summary::ScenarioReport;
 
 /// Workload: event rate, batching and fragment sizes.
@@ -188,6 +191,8 @@ pub struct Scenario {
     pub kernel: BytesPerSecond,
     /// Builder units with slower kernels.
     pub slow_builders: Vec<SlowBuilder>,
+    /// Disks on which each builder unit stores its accepted events; none: events are only counted.
+    pub storage: Option<Storage>,
     /// Time of a stop request.
     pub stop_at: Option<Picos>,
     /// Seed of the fragment sizes.
@@ -279,7 +284,8 @@ impl Scenario {
             data_path(site, p, &site.hosts[0].name, &host.name)?;
         }
         let switched = !site.switches.is_empty();
-        Ok(Scenario::between(pair, p, wanted as u16, switched))
+        let storage = Storage::of_host(&p.with_devices(&site.devices), &site.hosts[0])?;
+        Ok(Scenario { storage, ..Scenario::between(pair, p, wanted as u16, switched) })
     }
 
     fn between(pair: DataPath, p: &Parameters, nodes: u16, switched: bool) -> Scenario {
@@ -303,6 +309,7 @@ impl Scenario {
             configuration: Configuration::default(),
             kernel: end.host.rate,
             slow_builders: Vec::new(),
+            storage: None,
             stop_at: None,
             seed: 1,
         }
@@ -336,6 +343,9 @@ impl Scenario {
             "1 or more",
             self.configuration.in_flight > 0,
         )?;
+        if let Some(Storage { accepted, .. }) = self.storage {
+            number("accepted", accepted, "0 to 1", (0.0..=1.0).contains(&accepted))?;
+        }
         for slow in &self.slow_builders {
             let good = slow.builder < self.nodes && slow.factor.is_finite() && slow.factor >= 1.0;
             number("slow builder factor", slow.factor, "1 or more, for an existing builder unit", good)?;
@@ -387,6 +397,8 @@ pub struct RunResult {
     pub build_latency: [Picos; 2],
     /// Largest utilization of a node's receiving link.
     pub peak_link_utilization: f64,
+    /// What the disks did, if builder units store events.
+    pub storage: Option<StorageUse>,
     /// Simulation events.
     pub steps: u64,
 }

@@ -7,7 +7,8 @@
 //! Network packets have one MTU; the TLPs of a network packet travel over PCIe together. An adapter serves work requests in
 //! posting order. A packet whose output buffer is full blocks its input link (head-of-line blocking).
 
-use super::units::{ControlEndpoint, NetworkModel, TimerEvent, Transfer, Units};
+use super::network::{ControlEndpoint, NetworkModel, TimerEvent, Transfer};
+use super::units::Units;
 use super::{RunResult, Scenario};
 use crate::component::completer::{Completer, CompleterTiming, read_tag};
 use crate::component::pcie::{self, COMPLETION, MEMORY_READ, MEMORY_WRITE, raw_rate};

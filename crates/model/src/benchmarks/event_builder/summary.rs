@@ -56,6 +56,21 @@ impl fmt::Display for ScenarioReport<'_> {
             "receive limit of a node",
             format!("{limit:.2} Gb/s; peak utilization {:.1} %", outcome.peak_link_utilization * 100.0),
         )?;
+        if let (Some(storage), Some(used)) = (&scenario.storage, &outcome.storage) {
+            let stored = used.bytes / outcome.span.seconds() / nodes * 1e-9;
+            let accepted = storage.accepted * 100.0;
+            row(f, "stored", format!("{stored:.3} GB/s per node: {accepted:.1} % of the built events"))?;
+            let limit = storage.rate().as_gigabytes();
+            let busy = used.busy * 100.0;
+            row(
+                f,
+                "storage limit of a node",
+                format!("{limit:.3} GB/s ({}); busy {busy:.1} %", storage.name),
+            )?;
+            if used.is_limit() {
+                row(f, "limit", format!("storage: {}", storage.name))?;
+            }
+        }
         if load.rate.is_some() {
             let [mean, max] = outcome.build_latency;
             row(f, "build latency", format!("mean {mean}, maximum {max}"))?;

@@ -4,7 +4,8 @@
 //! One manager turn takes time per unit that it sends to. Input during a turn waits for the next one, and the messages of a
 //! turn to one unit are sent together.
 
-use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario};
+use super::network::{ControlEndpoint, NetworkModel, TimerEvent, Transfer};
+use super::{BuilderStats, EventBuilderError, ReadoutLoad, RunResult, Scenario, Storage, StorageUse};
 use crate::engine::{BytesPerSecond, Picos, Random};
 use millstream_evb_core::manager::{Manager, Receivers, Transmit};
 use millstream_evb_core::plan::Batch;
@@ -12,107 +13,12 @@ use millstream_evb_core::readout::{BatchPayload, Readout};
 use millstream_evb_core::report::{BuilderReport, ReadoutReport};
 use millstream_evb_core::summary::{BatchCounts, BatchOutcome, RunSummary};
 use millstream_evb_core::{
-    BuIndex, Builder, Bytes, EventNumber, Immediate, Instant, Message, Plan, RecoveryPolicy, RuIndex,
-    SlotIndex, Term, Unit,
+    BuIndex, Builder, Bytes, EventNumber, Instant, Message, Plan, RecoveryPolicy, RuIndex, SlotIndex, Term,
+    Unit,
 };
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::rc::Rc;
 use std::time::Duration;
-
-/// A batch on its way from a readout unit to a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Transfer {
-    pub(super) from: u16,
-    pub(super) to: u16,
-    immediate: Immediate,
-}
-
-impl Transfer {
-    /// As a packet tag.
-    pub(super) fn tag(self) -> u64 {
-        u64::from(self.from) << 48 | u64::from(self.to) << 32 | u64::from(self.immediate.encode())
-    }
-
-    pub(super) fn from_tag(tag: u64) -> Transfer {
-        let immediate = Immediate::decode(tag as u32);
-        Transfer { from: (tag >> 48) as u16, to: (tag >> 32) as u16, immediate }
-    }
-
-    /// Whether source and target are the same node.
-    pub(super) fn is_local(self) -> bool {
-        self.from == self.to
-    }
-}
-
-/// Sender or receiver of control messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ControlEndpoint {
-    Manager,
-    Node(u16),
-}
-
-/// The network between the units, with simulated time.
-pub(super) trait NetworkModel {
-    /// Simulated time.
-    fn now(&self) -> Picos;
-    /// Sends a transfer; calls [`Units::arrived`], then [`Units::completed`].
-    fn transfer(&mut self, transfer: Transfer, bytes: u32);
-    /// Sends a batch of control messages after a delay; calls [`Units::control_received`].
-    fn control(
-        &mut self,
-        from: ControlEndpoint,
-        to: ControlEndpoint,
-        after: Picos,
-        bytes: u32,
-        control_batch: u32,
-    );
-    /// Calls [`Units::timer_expired`] after a delay.
-    fn set_timer(&mut self, after: Picos, event: TimerEvent);
-}
-
-/// Timers of the processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TimerEvent {
-    /// The manager's turn ends, or the next one begins.
-    ManagerTurn,
-    /// The events of one more batch are taken.
-    Taken,
-    /// A builder unit's kernel has processed the batch of a slot.
-    Built(u16, u16),
-    /// A unit's deadline; the unit may have moved it meanwhile.
-    Deadline(Unit),
-    /// The operator requests a stop.
-    Stop,
-}
-
-impl TimerEvent {
-    /// As a timer token.
-    pub(super) fn token(self) -> u64 {
-        let (kind, a, b) = match self {
-            TimerEvent::ManagerTurn => (0u64, 0, 0),
-            TimerEvent::Taken => (1, 0, 0),
-            TimerEvent::Built(builder, slot) => (2, builder, slot),
-            TimerEvent::Deadline(Unit::Manager) => (3, 0, 0),
-            TimerEvent::Deadline(Unit::Readout(ru)) => (4, ru.0, 0),
-            TimerEvent::Deadline(Unit::Builder(bu)) => (5, bu.0, 0),
-            TimerEvent::Stop => (6, 0, 0),
-        };
-        kind << 32 | u64::from(a) << 16 | u64::from(b)
-    }
-
-    pub(super) fn from_token(token: u64) -> TimerEvent {
-        let (a, b) = ((token >> 16) as u16, token as u16);
-        match token >> 32 {
-            0 => TimerEvent::ManagerTurn,
-            1 => TimerEvent::Taken,
-            2 => TimerEvent::Built(a, b),
-            3 => TimerEvent::Deadline(Unit::Manager),
-            4 => TimerEvent::Deadline(Unit::Readout(RuIndex(a))),
-            5 => TimerEvent::Deadline(Unit::Builder(BuIndex(a))),
-            _ => TimerEvent::Stop,
-        }
-    }
-}
 
 /// A message of a unit to the manager.
 enum ManagerInput {
@@ -144,6 +50,9 @@ struct SlotState {
 struct BuilderState {
     /// Time at which the kernel is free.
     free: Picos,
+    /// Time at which the disks are free, and how long they have written.
+    disks_free: Picos,
+    disks_busy: Picos,
     slots: u16,
     stats: BuilderStats,
     /// Bytes received over the network.
@@ -160,6 +69,8 @@ pub(super) struct Units {
     link: BytesPerSecond,
     control_bytes: u32,
     kernel: Vec<BytesPerSecond>,
+    storage: Option<Storage>,
+    stored: f64,
     rx_rate: BytesPerSecond,
     stop_at: Option<Picos>,
     /// Time between batches in picoseconds, unless saturated.
@@ -239,6 +150,8 @@ impl Units {
             link: node.rate,
             control_bytes: Message::SIZE as u32,
             kernel,
+            storage: scenario.storage.clone(),
+            stored: 0.0,
             rx_rate: node.rx_payload_rate(),
             stop_at: scenario.stop_at,
             interval: load.rate.map(|rate| f64::from(load.batch) / rate * 1e12),
@@ -290,8 +203,13 @@ impl Units {
         self.summary.is_some()
     }
 
+    fn slot_place(&self, builder: BuIndex, slot: SlotIndex) -> usize {
+        builder.index() * usize::from(self.plan.slots[0].get()) + slot.index()
+    }
+
     fn slot_state(&mut self, builder: BuIndex, slot: SlotIndex) -> &mut SlotState {
-        &mut self.slot_states[builder.index() * usize::from(self.plan.slots[0].get()) + slot.index()]
+        let place = self.slot_place(builder, slot);
+        &mut self.slot_states[place]
     }
 
     /// Event and source of the fragment with an injected fault.
@@ -369,6 +287,7 @@ impl Units {
                 self.wake_manager(network);
             }
             TimerEvent::Built(builder, slot) => self.kernel_done(BuIndex(builder), SlotIndex(slot), network),
+            TimerEvent::Stored(builder, slot) => self.batch_done(BuIndex(builder), SlotIndex(slot), network),
             TimerEvent::Stop => {
                 self.manager.handle_stop_request(nanos(now));
                 self.wake_manager(network);
@@ -627,9 +546,27 @@ impl Units {
         self.send_to_manager(Unit::Builder(BuIndex(node)), node, inputs, network);
     }
 
+    /// The kernel has processed a batch: its accepted events are stored, behind those of the batches before it.
     fn kernel_done(&mut self, builder: BuIndex, slot: SlotIndex, network: &mut impl NetworkModel) {
+        let Some(storage) = &self.storage else { return self.batch_done(builder, slot, network) };
+        let events = f64::from(self.slot_states[self.slot_place(builder, slot)].batch.events);
+        let built = events * (self.load.fragment + f64::from(self.load.index)) * self.readouts.len() as f64;
+        let (time, now) = (storage.time(built), network.now());
+        self.stored += storage.stored(built);
+        self.builders[builder.index()].handle_storing(slot);
+        let state = &mut self.builder_states[builder.index()];
+        state.disks_free = state.disks_free.max(now) + time;
+        state.disks_busy += time;
+        network.set_timer(state.disks_free - now, TimerEvent::Stored(builder.0, slot.0));
+    }
+
+    /// A batch is built and stored.
+    fn batch_done(&mut self, builder: BuIndex, slot: SlotIndex, network: &mut impl NetworkModel) {
         let batch = self.slot_state(builder, slot).batch;
-        let outcome = self.batch_outcome(batch);
+        let mut outcome = self.batch_outcome(batch);
+        if let Some(storage) = &self.storage {
+            outcome.accepted = storage.stored(f64::from(outcome.built.events)).round() as u16;
+        }
         let unit = &mut self.builders[builder.index()];
         let done = unit.handle_processed(slot, outcome);
         debug_assert!(done.is_ok(), "the slot holds the processed batch: {done:?}");
@@ -656,7 +593,10 @@ impl Units {
         let batches: u64 = self.builder_states.iter().map(|state| state.stats.batches).sum();
         let most = self.builder_states.iter().map(|state| state.network_bytes).max().unwrap_or(0);
         let mean = if batches > 0 { self.latency_sum / batches as f64 } else { 0.0 };
+        let busiest = self.builder_states.iter().map(|state| state.disks_busy).max().unwrap_or_default();
+        let busy = if span > Picos::ZERO { busiest.seconds() / span.seconds() } else { 0.0 };
         RunResult {
+            storage: self.storage.as_ref().map(|_| StorageUse { bytes: self.stored, busy }),
             summary,
             span,
             end,
