@@ -92,6 +92,33 @@ impl SleepFlag<'_> {
     }
 }
 
+/// Up to which entry of a ring a reader waits, so that the writer wakes it once for many. Number and entries are published
+/// before the other side's are read, so either the reader sees the entries, or the writer sees that they are awaited.
+#[derive(Clone, Copy, Debug)]
+pub struct AwaitedEntries<'m>(pub &'m AtomicU64);
+
+impl AwaitedEntries<'_> {
+    /// For the reader: it needs `count` entries that it has not taken. Whether they are there.
+    pub fn set(&self, ring: &WordRing<'_>, count: u64) -> bool {
+        let awaited = ring.taken.load(Ordering::Relaxed).wrapping_add(count);
+        self.0.store(awaited, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        is_reached(ring.posted.load(Ordering::Acquire), awaited)
+    }
+
+    /// For a writer that has posted: whether the reader has all that it waits for.
+    #[must_use]
+    pub fn are_there(&self, ring: &WordRing<'_>) -> bool {
+        fence(Ordering::SeqCst);
+        is_reached(ring.posted.load(Ordering::Relaxed), self.0.load(Ordering::SeqCst))
+    }
+}
+
+/// Positions wrap.
+fn is_reached(posted: u64, awaited: u64) -> bool {
+    posted.wrapping_sub(awaited) as i64 >= 0
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

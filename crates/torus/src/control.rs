@@ -1,9 +1,9 @@
 //! The memory between an application and its node process: rings of commands, completions and events; counters.
 //!
 //! ```text
-//!   0     64        128       192         256         320      384      448    512       576       640    704
-//!   magic commands  commands  completions completions events   events   lost   node      app       signal card
-//!         taken     posted    taken       posted      taken    posted   events waits     waits            gone
+//!   0     64        128       192         256         320      384      448    512       576       640    704   768
+//!   magic commands  commands  completions completions events   events   lost   node      app       signal card  completions
+//!         taken     posted    taken       posted      taken    posted   events waits     waits            gone  awaited
 //!   4096: commands (8 words) │ completions (4) │ events (5) │ counters │ lost nodes │ staging
 //! ```
 //! Each word has one writer, except `waits` flags. Both sides take the other's words as input.
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_fabric::{COUNTERS, EVENT_LIMIT, Event, Notification, RegionId};
-use millstream_lockfree::word_ring::{SleepFlag, WordRing};
+use millstream_lockfree::word_ring::{AwaitedEntries, SleepFlag, WordRing};
 use millstream_rdma::{Access, Device};
 use millstream_shm::{Mapping, futex};
 use millstream_torus_core::NodeNumber;
@@ -30,7 +30,7 @@ pub const STAGING: u64 = 4 << 20;
 /// Counters, with two of the exchange behind those of the application.
 pub const ALL_COUNTERS: u16 = COUNTERS + 2;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"torusct1");
+const MAGIC: u64 = u64::from_le_bytes(*b"torusct2");
 const COMMANDS: Ring = Ring { taken: 64, posted: 128, at: 4096, words: 8, entries: MAX_COMMANDS };
 const COMPLETIONS: Ring =
     Ring { taken: 192, posted: 256, at: COMMANDS.end(), words: 4, entries: MAX_COMMANDS };
@@ -41,6 +41,7 @@ const NODE_WAITS: usize = 512;
 const APPLICATION_WAITS: usize = 576;
 const SIGNAL: usize = 640;
 const CARD_GONE: usize = 704;
+const AWAITED: usize = 768;
 const FIRST_COUNTER: usize = EVENTS.end();
 const LOST_NODES: usize = FIRST_COUNTER + 8 * ALL_COUNTERS as usize;
 const STAGING_AT: usize = (LOST_NODES + (1 << 16) / 8).next_multiple_of(4096);
@@ -403,6 +404,18 @@ impl Control {
         }
     }
 
+    /// Node: wakes the application if it waits, and has as many completions as it waits for.
+    pub fn signal_completions(&self) {
+        if AwaitedEntries(self.word(AWAITED)).are_there(&self.ring(COMPLETIONS)) {
+            self.signal();
+        }
+    }
+
+    /// Application: fewer completions than this, not yet taken, need not wake it. Whether there are as many.
+    pub fn await_completions(&self, count: u64) -> bool {
+        AwaitedEntries(self.word(AWAITED)).set(&self.ring(COMPLETIONS), count)
+    }
+
     /// Application: the count of signals, for [`Control::wait`]. Read it before looking at anything else.
     #[must_use]
     pub fn signals(&self) -> u32 {
@@ -473,6 +486,22 @@ mod tests {
         assert_eq!(Control::staging(u64::MAX, 1), None);
         let (_, other) = Memory::allocate("other", 4096, None).unwrap();
         assert!(Control::open(other).is_err());
+    }
+
+    #[test]
+    fn completions_wake_when_all_awaited_ones_are_there() {
+        let (node, descriptor) = Control::create(None).unwrap();
+        let application = Control::open(descriptor).unwrap();
+        assert!(!application.await_completions(2));
+        let before = application.signals();
+        for (cookie, signals) in [(1, 0), (2, 1)] {
+            node.complete(Completion { cookie, value: 0, failure: None }).unwrap();
+            node.signal_completions();
+            assert_eq!(application.signals() - before, signals);
+        }
+        assert!(application.await_completions(2));
+        assert_eq!(application.take_completion().unwrap().map(|done| done.cookie), Some(1));
+        assert!(!application.await_completions(2));
     }
 
     #[test]

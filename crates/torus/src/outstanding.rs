@@ -99,9 +99,14 @@ impl Outstanding {
         self.results.remove(&cookie)
     }
 
+    /// Operations under way to a node.
+    pub(crate) fn under_way(&self, target: NodeNumber) -> usize {
+        self.by_target.get(&target).copied().unwrap_or_default()
+    }
+
     /// Whether nothing is under way to a node.
     pub(crate) fn is_idle(&self, target: NodeNumber) -> bool {
-        self.by_target.get(&target).is_none_or(|&count| count == 0)
+        self.under_way(target) == 0
     }
 
     /// Ends a flush: whether there were puts since the last one, or the first failure.

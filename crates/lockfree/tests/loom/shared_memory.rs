@@ -11,7 +11,7 @@ use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::sync::Arc;
 use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
-use millstream_lockfree::word_ring::{SleepFlag, WordRing};
+use millstream_lockfree::word_ring::{AwaitedEntries, SleepFlag, WordRing};
 use millstream_lockfree::{OwnerId, barrier, model};
 
 use crate::{check, check_with};
@@ -402,6 +402,7 @@ struct Words {
     taken: AtomicU64,
     posted: AtomicU64,
     sleeps: AtomicU64,
+    awaited: AtomicU64,
     words: Vec<AtomicU64>,
 }
 
@@ -412,7 +413,7 @@ impl Words {
         // Positions wrap.
         let start = || AtomicU64::new(u64::MAX);
         let words = (0..2 * entries).map(|_| new()).collect();
-        Box::leak(Box::new(Words { taken: start(), posted: start(), sleeps: new(), words }))
+        Box::leak(Box::new(Words { taken: start(), posted: start(), sleeps: new(), awaited: start(), words }))
     }
 
     fn ring(&self) -> WordRing<'_> {
@@ -456,6 +457,23 @@ fn a_reader_of_words_that_sleeps_is_woken() {
         flag.set(false);
         assert_eq!(seen.or(words.ring().pop().unwrap()), Some([7, 8]));
         assert!(!flag.claim());
+    });
+}
+
+#[test]
+fn a_reader_that_awaits_two_entries_of_words_is_woken_by_the_second() {
+    check(|| {
+        let words = Words::new(2);
+        let writer = thread::spawn(move || {
+            [1, 2].map(|n| {
+                assert_eq!(words.ring().push(&[n, n]), Ok(true));
+                AwaitedEntries(&words.awaited).are_there(&words.ring())
+            })
+        });
+        let there = AwaitedEntries(&words.awaited).set(&words.ring(), 2);
+        let [_, second] = writer.join().unwrap();
+        assert!(there || second, "the reader sleeps, and nobody wakes it");
+        assert_eq!(words.ring().waiting(), Ok(2));
     });
 }
 

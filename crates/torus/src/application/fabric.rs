@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_fabric::{Event, Fabric, FabricError, KernelWords, Notification, RegionId, Span, check};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use super::{REGION_CHUNK, TorusNode};
+use super::{Awaited, REGION_CHUNK, TorusNode};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::control::{Command, CommandKind};
 use crate::initiator::{Initiator, NEVER};
@@ -179,7 +179,7 @@ impl Fabric for TorusNode {
         if !self.torus.contains(to) {
             return Err(FabricError::NodeLost { node: to });
         }
-        self.wait(NEVER, |node| node.outstanding.is_idle(to).then_some(Ok(())))?;
+        self.wait_for(Awaited::AllTo(to), NEVER, |node| node.outstanding.is_idle(to).then_some(Ok(())))?;
         let flushed = self.outstanding.flushed(to)?;
         // Puts that arrived before the node was lost are no failure.
         if flushed || !self.control.is_lost(to) { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }

@@ -71,6 +71,16 @@ pub enum AttachError {
     },
 }
 
+/// Completions without which a waiting application need not be woken.
+#[derive(Clone, Copy)]
+enum Awaited {
+    One,
+    /// Half of all that may be under way.
+    Half,
+    /// Those of all operations to a node.
+    AllTo(NodeNumber),
+}
+
 /// This application's node in the torus.
 #[derive(Debug)]
 pub struct TorusNode {
@@ -170,6 +180,47 @@ impl TorusNode {
         }
     }
 
+    /// Waits until `check` has a result.
+    fn wait_for<R>(
+        &mut self,
+        awaited: Awaited,
+        timeout: Duration,
+        mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
+    ) -> Result<R, FabricError> {
+        let start = Instant::now();
+        let mut checked = start;
+        self.polling.begin();
+        loop {
+            let seen = self.control.signals();
+            let lives = self.drain();
+            if let Some(result) = check(self) {
+                return result;
+            }
+            if !lives {
+                return Err(FabricError::NodeLost { node: self.here });
+            }
+            if self.polling.pause() {
+                continue;
+            }
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return Err(FabricError::TimedOut { waited: timeout });
+            }
+            if checked.elapsed() >= CHECK_EVERY {
+                checked = Instant::now();
+                self.broken |= self.connection.is_hung_up();
+            }
+            let completions = match awaited {
+                Awaited::One => 1,
+                Awaited::Half => MAX_COMMANDS / 2,
+                Awaited::AllTo(node) => self.outstanding.under_way(node) as u64,
+            };
+            if !self.control.await_completions(completions) {
+                self.control.wait(seen, left.min(CHECK_EVERY));
+            }
+        }
+    }
+
     fn give_up(&mut self, error: ControlError) {
         tracing::error!("{}: {error}", self.here);
         self.broken = true;
@@ -230,7 +281,10 @@ impl Initiator for TorusNode {
 
     fn post(&mut self, command: Command, pending: Pending) -> Result<u32, FabricError> {
         if self.outstanding.count() as u64 >= MAX_COMMANDS {
-            self.wait(NEVER, |node| ((node.outstanding.count() as u64) < MAX_COMMANDS).then_some(Ok(())))?;
+            // Not for each single place.
+            self.wait_for(Awaited::Half, NEVER, |node| {
+                ((node.outstanding.count() as u64) < MAX_COMMANDS).then_some(Ok(()))
+            })?;
         }
         if self.broken {
             return Err(FabricError::NodeLost { node: self.here });
@@ -250,33 +304,9 @@ impl Initiator for TorusNode {
     fn wait<R>(
         &mut self,
         timeout: Duration,
-        mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
+        check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
     ) -> Result<R, FabricError> {
-        let start = Instant::now();
-        let mut checked = start;
-        self.polling.begin();
-        loop {
-            let seen = self.control.signals();
-            let lives = self.drain();
-            if let Some(result) = check(self) {
-                return result;
-            }
-            if !lives {
-                return Err(FabricError::NodeLost { node: self.here });
-            }
-            if self.polling.pause() {
-                continue;
-            }
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return Err(FabricError::TimedOut { waited: timeout });
-            }
-            if checked.elapsed() >= CHECK_EVERY {
-                checked = Instant::now();
-                self.broken |= self.connection.is_hung_up();
-            }
-            self.control.wait(seen, left.min(CHECK_EVERY));
-        }
+        self.wait_for(Awaited::One, timeout, check)
     }
 }
 

@@ -395,7 +395,7 @@ impl Engine {
                 moved |= endpoint.acknowledge(&mut self.router);
             }
             moved |= self.transmit(links);
-            self.return_credits(links);
+            Direction::ALL.into_iter().for_each(|direction| self.return_credits(direction, links));
             worked |= moved;
             if !moved {
                 return worked;
@@ -414,6 +414,8 @@ impl Engine {
                     let (memory, at) = links.slot(slot);
                     self.deliver_packet(&header, Some((memory, at)), None);
                     self.release(slot);
+                    // The neighbour goes on while the next packets are copied.
+                    self.return_credits(slot.side, links);
                 }
                 Origin::Injected(packet) => self.deliver_packet(&header, None, Some(packet)),
             }
@@ -452,18 +454,17 @@ impl Engine {
         moved
     }
 
-    fn return_credits(&mut self, links: &mut impl Links) {
-        for direction in Direction::ALL {
-            if !self.router.link_is_up(direction) || !links.is_ready(direction) {
-                continue;
-            }
-            let advertised = &mut self.advertised[direction.index()];
-            let due = (0..VirtualChannel::COUNT)
-                .any(|vc| self.router.credit_is_due(direction, VirtualChannel(vc as u8), advertised[vc]));
-            if due {
-                *advertised = self.router.freed(direction);
-                links.send_credits(direction, *advertised);
-            }
+    /// Tells a neighbour how many slots are free again, if it is due.
+    fn return_credits(&mut self, direction: Direction, links: &mut impl Links) {
+        if !self.router.link_is_up(direction) || !links.is_ready(direction) {
+            return;
+        }
+        let advertised = &mut self.advertised[direction.index()];
+        let due = (0..VirtualChannel::COUNT)
+            .any(|vc| self.router.credit_is_due(direction, VirtualChannel(vc as u8), advertised[vc]));
+        if due {
+            *advertised = self.router.freed(direction);
+            links.send_credits(direction, *advertised);
         }
     }
 }

@@ -275,7 +275,7 @@ impl Port {
                 Err(failure) => {
                     let completion = Completion { cookie: command.cookie, value: 0, failure: Some(failure) };
                     self.control.complete(completion)?;
-                    self.control.signal();
+                    self.control.signal_completions();
                 }
             }
         }
@@ -296,20 +296,28 @@ impl Port {
 
     /// Tells the application what happened. Notifications that come before one is attached are kept for it.
     pub(super) fn report(&mut self, engine: &mut Engine) -> Result<bool, ControlError> {
-        let mut reported = false;
+        let (mut completed, mut notified) = (false, false);
         while let Some(event) = engine.poll_event(router::Port::Local) {
-            reported = true;
             match event {
                 Event::Completed { cookie, value, failure } => {
+                    completed = true;
                     self.control.complete(Completion { cookie, value, failure })?;
                 }
-                Event::Counter { index, add } => self.control.raise(index, add),
-                Event::Notification(event) => self.control.notify(&event)?,
+                Event::Counter { index, add } => {
+                    notified = true;
+                    self.control.raise(index, add);
+                }
+                Event::Notification(event) => {
+                    notified = true;
+                    self.control.notify(&event)?;
+                }
             }
         }
-        if reported {
+        if notified {
             self.control.signal();
+        } else if completed {
+            self.control.signal_completions();
         }
-        Ok(reported)
+        Ok(completed || notified)
     }
 }
