@@ -51,7 +51,7 @@ endef
 PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
 	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++ \
-	lammps lammps-data
+	lammps lammps-data hpcc
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "%-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -156,7 +156,7 @@ target/bench/venv/ready-apps: crates/bench/src/neurons/requirements.txt crates/b
 bench-torus: build ## measure the torus: puts and gets by hops, monitoring, simulated tori
 	$(TARGET_DIR)/release/millstream bench torus
 
-bench-mpi: build ## measure MPI between host and card memory, and LAMMPS (Open MPI over UCX)
+bench-mpi: build ## measure MPI between host and card memory, MPI_Alltoall, HPC Challenge and LAMMPS (Open MPI over UCX)
 	$(TARGET_DIR)/release/millstream bench mpi
 
 # Without a package index the benchmark skips the Python programs and prints a note.

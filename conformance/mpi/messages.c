@@ -1,5 +1,6 @@
 /*
- * Latency and bandwidth of MPI messages, puts and gets between two ranks, with buffers in host or card memory.
+ * Latency and bandwidth of MPI messages, puts and gets between two ranks, with buffers in host or card memory; time of
+ * MPI_Alltoall.
  *
  *   messages TEST --buffers XY [--cards A,B] [--stage] [--allocate] [--sizes BYTES,…] [--seconds S] [--verify]
  *
@@ -13,6 +14,8 @@
  *   bibw     both ranks do both at once; payload of both ranks divided by time.
  *   put-latency, get-latency   rank 0 puts into (gets from) the window of rank 1, one transfer and MPI_Win_flush at a time
  *   put-bw, get-bw             64 transfers and MPI_Win_flush
+ *   alltoall MPI_Alltoall with blocks of the size, between barriers that do not count; mean time of a call over all calls and
+ *            ranks. Two or more ranks, host memory only. Unit: µs.
  *
  * The windows of the one-sided tests are the buffers (MPI_Win_create), under one shared lock. With --allocate MPI allocates the
  * windows (MPI_Win_allocate), which UCX's shared memory needs to transfer without the target.
@@ -20,8 +23,8 @@
  * Sizes larger than 8 KiB have a tenth of the warm-up of smaller ones, as in OSU. Each measurement repeats windows until
  * --seconds have passed at rank 0.
  *
- * With --stage, which the one-sided tests do not have, card memory is not given to MPI: the sender copies each message to a host buffer first, the receiver
- * copies it to card memory afterwards. The copies count.
+ * With --stage, which the one-sided tests and alltoall do not have, card memory is not given to MPI: the sender copies each
+ * message to a host buffer first, the receiver copies it to card memory afterwards. The copies count.
  *
  * --verify measures nothing. It sends the same messages from separate buffers, each with bytes that depend on rank, message
  * and position, and compares every byte at its final place.
@@ -37,13 +40,13 @@
 
 enum { WINDOW = 64, MAX_SIZES = 32, SMALL = 8192 };
 
-enum test { LATENCY, BANDWIDTH, BIDIRECTIONAL, PUT_LATENCY, PUT_BANDWIDTH, GET_LATENCY, GET_BANDWIDTH, TESTS };
+enum test { LATENCY, BANDWIDTH, BIDIRECTIONAL, ALLTOALL, PUT_LATENCY, PUT_BANDWIDTH, GET_LATENCY, GET_BANDWIDTH, TESTS };
 
-static const char *const names[TESTS] = {"latency", "bw", "bibw", "put-latency", "put-bw", "get-latency", "get-bw"};
+static const char *const names[TESTS] = {"latency", "bw", "bibw", "alltoall", "put-latency", "put-bw", "get-latency", "get-bw"};
 
 static int one_by_one(enum test test)
 {
-    return test == LATENCY || test == PUT_LATENCY || test == GET_LATENCY;
+    return test == LATENCY || test == ALLTOALL || test == PUT_LATENCY || test == GET_LATENCY;
 }
 
 static int one_sided(enum test test)
@@ -51,12 +54,11 @@ static int one_sided(enum test test)
     return test >= PUT_LATENCY;
 }
 
-
-static int rank;
+static int rank, ranks;
 static MPI_Win window;
 static struct msm_memory *card;
 static int staging;
-static unsigned char *outbox, *inbox;         /* WINDOW messages each; on the card if this rank has one */
+static unsigned char *outbox, *inbox;         /* WINDOW messages each, or a block a rank; on the card if this rank has one */
 static unsigned char *outbox_host, *inbox_host; /* with --stage */
 static MPI_Request requests[2 * WINDOW];
 
@@ -122,7 +124,7 @@ static void receive_one(int slot, size_t size)
 /* Whether messages of a test arrive at this rank. */
 static int arrive_here(enum test test)
 {
-    if (test == LATENCY || test == BIDIRECTIONAL)
+    if (test == LATENCY || test == BIDIRECTIONAL || test == ALLTOALL)
         return 1;
     return test == GET_LATENCY || test == GET_BANDWIDTH ? rank == 0 : rank == 1;
 }
@@ -149,6 +151,10 @@ static void play(enum test test, size_t size, int stride)
     char acknowledgement[4] = {0};
     if (one_sided(test)) {
         play_one_sided(test, size, stride);
+        return;
+    }
+    if (test == ALLTOALL) {
+        MPI_Alltoall(outbox, (int)size, MPI_BYTE, inbox, (int)size, MPI_BYTE, MPI_COMM_WORLD);
         return;
     }
     if (test == LATENCY) {
@@ -209,21 +215,50 @@ static double measure(enum test test, size_t size, double seconds)
     return taken / (double)rounds;
 }
 
+/* Mean time of MPI_Alltoall over all calls and ranks, in seconds. Rank 0 decides when it is enough. */
+static double measure_alltoall(size_t size, double seconds)
+{
+    int batch = size > SMALL ? 20 : 200, more = 1;
+    long calls = 0;
+    double taken = 0, all = 0;
+    for (int i = 0; i < batch; i++)
+        play(ALLTOALL, size, 0);
+    while (more) {
+        for (int i = 0; i < batch; i++) {
+            MPI_Barrier(MPI_COMM_WORLD);
+            double start = MPI_Wtime();
+            play(ALLTOALL, size, 0);
+            taken += MPI_Wtime() - start;
+        }
+        calls += batch;
+        more = taken < seconds;
+        MPI_Bcast(&more, 1, MPI_INT, 0, MPI_COMM_WORLD);
+    }
+    MPI_Reduce(&taken, &all, 1, MPI_DOUBLE, MPI_SUM, 0, MPI_COMM_WORLD);
+    return all / (double)calls / ranks;
+}
+
 static unsigned char pattern(int from, int round, int slot, size_t position)
 {
     return (unsigned char)(101 * from + 37 * round + 11 * slot + position * 7 + (position >> 8) * 3 + (position >> 16));
 }
 
+/* The byte that arrives here. In alltoall, this rank sends block `slot` to rank `slot` and receives a block from it. */
+static unsigned char expected(enum test test, int round, int slot, size_t position)
+{
+    return test == ALLTOALL ? pattern(slot, round, rank, position) : pattern(1 - rank, round, slot, position);
+}
+
 /* Sends rounds of messages with known bytes. Returns the number of messages that arrived here. */
 static long verify(enum test test, size_t size)
 {
-    int slots = one_by_one(test) ? 1 : WINDOW, receives = arrive_here(test);
+    int slots = test == ALLTOALL ? ranks : one_by_one(test) ? 1 : WINDOW, receives = arrive_here(test);
     long messages = 0;
     for (int round = 0; round < 3; round++) {
         for (int slot = 0; slot < slots; slot++)
             for (size_t i = 0; i < size; i++) {
                 outbox[slot * size + i] = pattern(rank, round, slot, i);
-                inbox[slot * size + i] = (unsigned char)~pattern(1 - rank, round, slot, i);
+                inbox[slot * size + i] = (unsigned char)~expected(test, round, slot, i);
             }
         MPI_Barrier(MPI_COMM_WORLD);
         play(test, size, 1);
@@ -231,7 +266,7 @@ static long verify(enum test test, size_t size)
             MPI_Barrier(MPI_COMM_WORLD);
         for (int slot = 0; receives && slot < slots; slot++, messages++)
             for (size_t i = 0; i < size; i++)
-                if (inbox[slot * size + i] != pattern(1 - rank, round, slot, i)) {
+                if (inbox[slot * size + i] != expected(test, round, slot, i)) {
                     fprintf(stderr, "rank %d: byte %zu of message %d with %zu bytes is wrong\n", rank, i, slot, size);
                     MPI_Abort(MPI_COMM_WORLD, 1);
                 }
@@ -273,7 +308,7 @@ static void parse(int argc, char **argv, struct options *options)
             known = 1;
         }
     if (!known)
-        fail("usage", "messages latency|bw|bibw|put-latency|put-bw|get-latency|get-bw --buffers HH [--cards A,B] [--stage] [--allocate] [--sizes N,…] [--seconds S] [--verify]");
+        fail("usage", "messages latency|bw|bibw|alltoall|put-latency|put-bw|get-latency|get-bw --buffers HH [--cards A,B] [--stage] [--allocate] [--sizes N,…] [--seconds S] [--verify]");
     parse_sizes(options, "8,1024,8192,65536,1048576");
     for (int i = 2; i < argc; i++) {
         const char *argument = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
@@ -296,10 +331,14 @@ static void parse(int argc, char **argv, struct options *options)
         else
             fail(argument, "unknown option");
     }
-    if (staging && one_sided(options->test))
-        fail("--stage", "the one-sided tests have no staging");
+    if (staging && (one_sided(options->test) || options->test == ALLTOALL))
+        fail("--stage", "the one-sided tests and alltoall have no staging");
     if (strlen(options->buffers) != 2 || strspn(options->buffers, "HD") != 2)
         fail("--buffers", "HH, HD, DH or DD");
+    if (options->test == ALLTOALL && strcmp(options->buffers, "HH") != 0)
+        fail("--buffers", "alltoall has host memory only");
+    if (ranks < 2 || (ranks > 2 && options->test != ALLTOALL))
+        fail("mpirun", "start two ranks; for alltoall two or more");
 }
 
 /* Opens this rank's card: the rank-th name of the list. */
@@ -319,21 +358,18 @@ static void open_card(const char *cards)
 int main(int argc, char **argv)
 {
     struct options options = {.buffers = "HH", .cards = "", .seconds = 0.2};
-    int size;
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-    MPI_Comm_size(MPI_COMM_WORLD, &size);
-    if (size != 2)
-        fail("mpirun", "start two ranks");
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
     parse(argc, argv, &options);
-    if (options.buffers[rank] == 'D')
+    if (rank < 2 && options.buffers[rank] == 'D')
         open_card(options.cards);
     /* Only a rank with card memory stages. */
     staging = staging && card != NULL;
     size_t largest = 0;
     for (int i = 0; i < options.size_count; i++)
         largest = options.sizes[i] > largest ? options.sizes[i] : largest;
-    size_t slots = options.verify || staging ? WINDOW : 1;
+    size_t slots = options.test == ALLTOALL ? (size_t)ranks : options.verify || staging ? WINDOW : 1;
     outbox = buffer(slots * largest);
     inbox = buffer(slots * largest);
     if (staging) {
@@ -357,7 +393,8 @@ int main(int argc, char **argv)
             messages += verify(options.test, bytes);
             continue;
         }
-        double round = measure(options.test, bytes, options.seconds);
+        double round = options.test == ALLTOALL ? measure_alltoall(bytes, options.seconds)
+                                                : measure(options.test, bytes, options.seconds);
         double payload = (double)bytes * WINDOW * (options.test == BIDIRECTIONAL ? 2 : 1);
         if (rank == 0)
             printf("%s %zu %.4f\n", options.name, bytes,

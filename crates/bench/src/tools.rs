@@ -238,7 +238,7 @@ pub(crate) fn rows(output: &str) -> Vec<Row> {
         .collect()
 }
 
-fn is_installed(program: &str) -> bool {
+pub(crate) fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
 }

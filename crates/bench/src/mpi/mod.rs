@@ -1,5 +1,6 @@
-//! `millstream bench mpi`: messages between two MPI ranks with buffers in host and card memory; LAMMPS.
+//! `millstream bench mpi`: messages between MPI ranks with buffers in host and card memory; HPC Challenge; LAMMPS.
 
+mod hpcc;
 mod lammps;
 mod ranks;
 
@@ -16,10 +17,11 @@ pub const BENCHMARK: Benchmark = Benchmark {
     measures: "Latency, bandwidth and bidirectional bandwidth of messages between two ranks on one host, latency and \
                bandwidth of puts and gets, as the OSU micro-benchmarks define them, by memory of the two buffers. Open MPI \
                over UCX with RC queue pairs of the soft device. Card memory is given to MPI as it is \
-               (libmillstream_memory). Each case first verifies every byte of its messages in a pass of its own. LAMMPS: \
-               loop and communication time of three short runs on two ranks.",
+               (libmillstream_memory). Time of MPI_Alltoall of two and four ranks, host memory. Each case first verifies \
+               every byte of its messages in a pass of its own. HPC Challenge: PTRANS and MPIFFT on two ranks; its residual \
+               checks must pass. LAMMPS: loop and communication time of three short runs on two ranks.",
     baseline: "UCX over its own shared memory (posix) with host buffers; for figures with `staged`, the same \
-               messages copied through host buffers; for LAMMPS the same run over UCX's shared memory",
+               messages copied through host buffers; for HPC Challenge and LAMMPS the same run over UCX's shared memory",
     command: "make bench-mpi",
 };
 
@@ -44,16 +46,16 @@ pub fn run(
     }
     drop(ranks);
     let mut notes = vec![format!("{verified} messages verified byte by byte before the measurements")];
+    notes.extend(hpcc::measure(&mut table, library_dir, folder, rounds)?);
     notes.extend(lammps::measure(&mut table, library_dir, folder, rounds)?);
     Ok((table, notes))
 }
 
-/// One test with all kinds of buffers. Returns the number of verified messages.
+/// One test with all its kinds of buffers. Returns the number of verified messages.
 fn messages(table: &mut Table, ranks: &Ranks<'_>, test: Test, rounds: usize) -> Outcome<u64> {
-    const BUFFERS: [Buffers; 3] = [Buffers::HostHost, Buffers::HostCard, Buffers::CardCard];
     let mut ways = vec![Way::SharedMemory];
-    ways.extend(BUFFERS.map(Way::Device));
-    if !test.one_sided() {
+    ways.extend(test.buffers().iter().copied().map(Way::Device));
+    if test.stages() {
         ways.extend([Buffers::HostCard, Buffers::CardCard].map(Way::Staged));
     }
     let mut verified = 0;
@@ -61,7 +63,7 @@ fn messages(table: &mut Table, ranks: &Ranks<'_>, test: Test, rounds: usize) -> 
         verified += ranks.verify(test, *way)?;
     }
     // By way, by size, the value of each round.
-    let mut values = vec![vec![Vec::new(); ranks::SIZES.len()]; ways.len()];
+    let mut values = vec![vec![Vec::new(); test.sizes().len()]; ways.len()];
     for _ in 0..rounds {
         for (way, values) in ways.iter().zip(&mut values) {
             for (value, values) in ranks.measure(test, *way)?.into_iter().zip(values) {
@@ -73,13 +75,13 @@ fn messages(table: &mut Table, ranks: &Ranks<'_>, test: Test, rounds: usize) -> 
         let index = ways.iter().position(|known| *known == way).unwrap_or(0);
         median(&values[index][size]).unwrap_or(0.0)
     };
-    for (index, (_, size)) in ranks::SIZES.iter().enumerate() {
+    for (index, (_, size)) in test.sizes().iter().enumerate() {
         let shared = middle(Way::SharedMemory, index);
-        for buffers in BUFFERS {
+        for &buffers in test.buffers() {
             let value = middle(Way::Device(buffers), index);
-            let name = format!("MPI {} {size}, {}", test.title(), buffers.title());
+            let name = test.figure(size, buffers);
             table.push(Figure::with_baseline(&name, value, test.unit(), shared));
-            if buffers != Buffers::HostHost && !test.one_sided() {
+            if buffers != Buffers::HostHost && test.stages() {
                 let staged = middle(Way::Staged(buffers), index);
                 table.push(Figure::with_baseline(format!("{name}, vs staged"), value, test.unit(), staged));
             }

@@ -1,4 +1,4 @@
-//! The program `messages` (`conformance/mpi/messages.c`) as two ranks of Open MPI.
+//! The program `messages` (`conformance/mpi/messages.c`) as ranks of Open MPI.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,9 +9,14 @@ use crate::mpi::Outcome;
 /// Source of the program; a link to the conformance client.
 const SOURCE: &str = include_str!("messages.c");
 
-/// Measured message sizes (bytes), with their names.
-pub(super) const SIZES: [(usize, &str); 5] =
+/// A size in bytes, with its name.
+pub(super) type Size = (usize, &'static str);
+
+/// Measured message sizes.
+const SIZES: [Size; 5] =
     [(8, "8 B"), (1024, "1 KiB"), (8192, "8 KiB"), (65536, "64 KiB"), (1 << 20, "1 MiB")];
+/// Measured blocks of `MPI_Alltoall`.
+const BLOCKS: [Size; 3] = [(8, "8 B"), (4096, "4 KiB"), (65536, "64 KiB")];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Test {
@@ -22,10 +27,12 @@ pub(super) enum Test {
     PutBandwidth,
     GetLatency,
     GetBandwidth,
+    /// `MPI_Alltoall` of this number of ranks.
+    Alltoall(usize),
 }
 
 impl Test {
-    pub(super) const ALL: [Test; 7] = [
+    pub(super) const ALL: [Test; 9] = [
         Test::Latency,
         Test::Bandwidth,
         Test::Bidirectional,
@@ -33,6 +40,8 @@ impl Test {
         Test::PutBandwidth,
         Test::GetLatency,
         Test::GetBandwidth,
+        Test::Alltoall(2),
+        Test::Alltoall(4),
     ];
 
     fn word(self) -> &'static str {
@@ -44,10 +53,11 @@ impl Test {
             Test::PutBandwidth => "put-bw",
             Test::GetLatency => "get-latency",
             Test::GetBandwidth => "get-bw",
+            Test::Alltoall(_) => "alltoall",
         }
     }
 
-    pub(super) fn title(self) -> &'static str {
+    fn title(self) -> &'static str {
         match self {
             Test::Latency => "latency",
             Test::Bandwidth => "bandwidth",
@@ -56,17 +66,53 @@ impl Test {
             Test::PutBandwidth => "put bandwidth",
             Test::GetLatency => "get latency",
             Test::GetBandwidth => "get bandwidth",
+            Test::Alltoall(_) => "alltoall",
         }
     }
 
-    /// Whether the other rank takes no part in a transfer. Such transfers have no staging.
-    pub(super) fn one_sided(self) -> bool {
-        !matches!(self, Test::Latency | Test::Bandwidth | Test::Bidirectional)
+    /// The name of the figure of a size.
+    pub(super) fn figure(self, size: &str, buffers: Buffers) -> String {
+        match self {
+            Test::Alltoall(ranks) => format!("MPI {} {size}, {ranks} ranks", self.title()),
+            _ => format!("MPI {} {size}, {}", self.title(), buffers.title()),
+        }
+    }
+
+    /// Whether the other rank takes no part in a transfer.
+    fn one_sided(self) -> bool {
+        matches!(self, Test::PutLatency | Test::PutBandwidth | Test::GetLatency | Test::GetBandwidth)
+    }
+
+    /// Whether host buffers can stage its transfers.
+    pub(super) fn stages(self) -> bool {
+        matches!(self, Test::Latency | Test::Bandwidth | Test::Bidirectional)
+    }
+
+    fn ranks(self) -> usize {
+        match self {
+            Test::Alltoall(ranks) => ranks,
+            _ => 2,
+        }
+    }
+
+    pub(super) fn sizes(self) -> &'static [Size] {
+        match self {
+            Test::Alltoall(_) => &BLOCKS,
+            _ => &SIZES,
+        }
+    }
+
+    /// The buffers it is measured with.
+    pub(super) fn buffers(self) -> &'static [Buffers] {
+        match self {
+            Test::Alltoall(_) => &[Buffers::HostHost],
+            _ => &[Buffers::HostHost, Buffers::HostCard, Buffers::CardCard],
+        }
     }
 
     pub(super) fn unit(self) -> &'static str {
         match self {
-            Test::Latency | Test::PutLatency | Test::GetLatency => "µs",
+            Test::Latency | Test::PutLatency | Test::GetLatency | Test::Alltoall(_) => "µs",
             _ => "MB/s",
         }
     }
@@ -89,7 +135,7 @@ impl Buffers {
         }
     }
 
-    pub(super) fn title(self) -> &'static str {
+    fn title(self) -> &'static str {
         match self {
             Buffers::HostHost => "host to host",
             Buffers::HostCard => "host to card",
@@ -140,7 +186,8 @@ pub(super) fn mpirun(ranks: usize, tls: &str, library_dir: &Path) -> Command {
             .env("LD_PRELOAD", library_dir.join("libmillstream_preload.so"))
             .env("UCX_NET_DEVICES", "mill0:1")
             // As docs/mpi.md recommends.
-            .env("UCX_RC_RX_QUEUE_LEN", "512");
+            .env("UCX_RC_RX_QUEUE_LEN", "512")
+            .env("UCX_RNDV_THRESH", "16k");
     }
     command
 }
@@ -193,7 +240,7 @@ impl<'a> Ranks<'a> {
         Ok(count.ok_or_else(|| format!("messages {} --verify printed {text:?}", test.word()))?)
     }
 
-    /// The values of all [`SIZES`].
+    /// The values of all sizes of the test.
     pub(super) fn measure(&self, test: Test, way: Way) -> Outcome<Vec<f64>> {
         let seconds = self.seconds.to_string();
         let text = output(self.command(test, way).args(["--seconds", &seconds]), "openmpi-bin")?;
@@ -201,7 +248,7 @@ impl<'a> Ranks<'a> {
             .lines()
             .filter_map(|line| line.strip_prefix(test.word())?.split_whitespace().nth(1)?.parse().ok())
             .collect();
-        if values.len() == SIZES.len() {
+        if values.len() == test.sizes().len() {
             return Ok(values);
         }
         Err(format!("messages {} printed {text:?}", test.word()).into())
@@ -212,8 +259,8 @@ impl<'a> Ranks<'a> {
             Way::SharedMemory => (SHARED_MEMORY, Buffers::HostHost),
             Way::Device(buffers) | Way::Staged(buffers) => (DEVICE, buffers),
         };
-        let sizes: Vec<String> = SIZES.iter().map(|(bytes, _)| bytes.to_string()).collect();
-        let mut command = mpirun(2, tls, self.library_dir);
+        let sizes: Vec<String> = test.sizes().iter().map(|(bytes, _)| bytes.to_string()).collect();
+        let mut command = mpirun(test.ranks(), tls, self.library_dir);
         command.arg(&self.messages).args([test.word(), "--buffers", buffers.word()]);
         command.args(["--sizes", &sizes.join(","), "--cards"]);
         command.arg(format!("{},{}", self.cards[0].name, self.cards[1].name));
