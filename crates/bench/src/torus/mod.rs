@@ -4,6 +4,7 @@
 //! measures a bare WRITE with immediate data between the same two processes.
 
 mod bare;
+mod chain;
 pub mod client;
 mod monitoring;
 mod outside;
@@ -16,18 +17,20 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millstream_torus::engine::EngineOptions;
 use millstream_torus::launch::{Launcher, run_direct};
 use millstream_torus_core::Dimensions;
 
 use crate::memcpy::{Pages, memcpy};
 use crate::{Benchmark, Figure, Table, median};
+use chain::Chain;
 
 /// This benchmark.
 pub const BENCHMARK: Benchmark = Benchmark {
     name: "torus",
     title: "The torus",
     measures: "Puts and gets over 1, 2 and 3 hops of a 2x2x2 torus of processes, sums and messages of all nodes, and the same \
-               over a full mesh (`direct`); a host outside of the torus through the seventh port of node 0; the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
+               over a full mesh (`direct`); packets through a chain of threads that only copy; a host outside of the torus through the seventh port of node 0; the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
                host against the bound of their detection; all nodes of larger tori on one thread.",
     baseline: "for 8 bytes a bare WRITE with immediate data: polled for the mesh, with its wake-up for the torus, where each \
                packet wakes a process; for large sizes memcpy divided by the number of \
@@ -165,6 +168,7 @@ fn links(table: &mut Table, routed: &Values, direct: &Values) -> Outcome<()> {
             }
         }
     }
+    copies_between_cores(table)?;
     let third = value(routed, &client::name("put", 8, 3))?;
     table.push(Figure::with_baseline(
         "a further hop of a put of 8 B; baseline the first",
@@ -172,6 +176,22 @@ fn links(table: &mut Table, routed: &Values, direct: &Values) -> Outcome<()> {
         "µs",
         first,
     ));
+    Ok(())
+}
+
+/// What copies from core to core reach, against the copies of one core: the torus' packets make these, too.
+fn copies_between_cores(table: &mut Table) -> Outcome<()> {
+    let engine = EngineOptions::of_processes();
+    for size in SIZES.into_iter().filter(|&size| size >= LARGE) {
+        let copy = memcpy(Pages::Huge, size, size, size, Duration::from_millis(200))?;
+        for (_, hops) in TARGETS {
+            let copies = hops as usize + 1;
+            let chain = Chain { copies, packet: engine.packet as usize, slots: engine.slots.into(), size };
+            let rate = chain.throughput(Duration::from_millis(400))?;
+            let label = format!("{} through {copies} threads, no torus", size_name(size));
+            table.push(Figure::with_baseline(label, rate, "GB/s", copy / copies as f64));
+        }
+    }
     Ok(())
 }
 

@@ -133,10 +133,10 @@ pub(crate) enum BenchCommand {
         #[arg(long, default_value = "cuda:0", value_name = "KIND", value_parser = crate::card::args::memory_kind)]
         memory_kind: BackingKind,
     },
-    /// Measure MPI messages between host and card memory against UCX's shared memory and copies, and LAMMPS
+    /// Measure MPI messages between host and card memory against UCX's shared memory and copies; HPC Challenge, LAMMPS
     ///
     /// Needs Open MPI (openmpi-bin, libopenmpi-dev) and the libraries and headers of
-    /// `make lib`; LAMMPS is optional.
+    /// `make lib`; HPC Challenge (hpcc) and LAMMPS are optional.
     ///
     ///     millstream bench mpi --rounds 3
     #[command(verbatim_doc_comment)]
