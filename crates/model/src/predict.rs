@@ -10,7 +10,7 @@ use crate::parameters::Parameters;
 use crate::precision::Precision;
 use crate::rows::{
     Answer, Baseline, Category, Row, answer, answer_at, baseline, calibration, estimate, line_rate, site_of,
-    with_devices_of, write_record,
+    why_no_baseline, with_devices_of, write_record,
 };
 
 /// The model's answer to one question.
@@ -170,7 +170,7 @@ pub fn baselines_to_csv(predictions: &[Prediction]) -> String {
         let value = p.values.iter().map(|v| four_digits(v.value)).collect::<Vec<_>>().join(" / ");
         let (baseline, source) = match &p.baseline {
             Some(baseline) => (four_digits(baseline.value), baseline.source.as_str()),
-            None => (String::new(), "no row of this program"),
+            None => (String::new(), why_no_baseline(&p.id).unwrap_or("no row of this program")),
         };
         write_record(&mut text, [&p.id, &value, &baseline, &p.unit, source]);
     }

@@ -102,6 +102,9 @@ fn distance(a: &RowSpec, b: &RowSpec) -> Option<f64> {
 #[must_use]
 pub fn baseline(row: &Row, p: &Parameters, known: &[Row]) -> Option<Baseline> {
     let own = spec(&row.id)?;
+    if own.no_baseline.is_some() {
+        return None;
+    }
     if let Some(given) = &own.baseline {
         return Some(given.clone());
     }
@@ -134,6 +137,12 @@ pub fn baseline(row: &Row, p: &Parameters, known: &[Row]) -> Option<Baseline> {
     }
 }
 
+/// Why a row has no answer without model, if the row file says so.
+#[must_use]
+pub fn why_no_baseline(row: &str) -> Option<&'static str> {
+    spec(row)?.no_baseline.as_deref()
+}
+
 /// Site of a row's program.
 #[must_use]
 pub fn site_of(row: &Row) -> Option<&'static str> {
@@ -151,9 +160,10 @@ pub fn with_devices_of(row: &Row, p: &Parameters) -> Parameters {
 
 #[cfg(test)]
 mod tests {
-    use super::spec;
+    use super::{baseline, spec};
+    use crate::Parameters;
     use crate::rows::estimate::estimate;
-    use crate::rows::{calibration, questions_2};
+    use crate::rows::{calibration, questions, questions_2};
 
     #[test]
     fn a_baseline_from_a_row_has_its_value() {
@@ -172,5 +182,25 @@ mod tests {
             count += 1;
         }
         assert!(count > 0);
+    }
+
+    #[test]
+    fn a_baseline_from_several_rows_is_their_formula() {
+        let (rows, p) = (calibration(), Parameters::shipped());
+        let row = |id: &str| -> f64 { rows.iter().find(|row| row.id == id).unwrap().value.parse().unwrap() };
+        // A packet of 4 KiB takes the time of the software, or of the channel.
+        let translation = row("A21") * 1e-6 / (4096.0 / (row("A06") * 1e9)) - 1.0;
+        for (id, expected) in [
+            ("C05", 4.0 / row("C02") + 4.0 / row("C04") + 4.0 / row("C03")),
+            ("A01", 50.0),
+            ("A02", 100.0 * translation),
+            ("A24", 100.0 * translation),
+            ("L04", 54.3 / 8.0 * row("D06")),
+            ("N02", 1.6),
+        ] {
+            let question = questions().into_iter().find(|question| question.id == id).unwrap();
+            let given = baseline(&question, &p, &rows).unwrap();
+            assert!((given.value / expected - 1.0).abs() < 0.005, "{id}: {} of {expected}", given.value);
+        }
     }
 }

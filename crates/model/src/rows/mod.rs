@@ -10,7 +10,7 @@ mod estimate;
 pub mod spec;
 
 pub use answer::{Answer, answer, answer_at};
-pub use baseline::{Baseline, baseline, line_rate, site_of, with_devices_of};
+pub use baseline::{Baseline, baseline, line_rate, site_of, why_no_baseline, with_devices_of};
 pub(crate) use csv::write_record;
 pub use csv::{CsvError, calibration, load, parse, questions, questions_2};
 pub use estimate::{Estimate, EstimateError, estimate};

@@ -301,6 +301,8 @@ pub struct RowSpec {
     pub tuned: bool,
     /// Answer without model, for a program that no measured row has.
     pub baseline: Option<Baseline>,
+    /// Why nobody could answer the row without model.
+    pub no_baseline: Option<String>,
 }
 
 /// An entry of the row file that cannot be used.
@@ -417,6 +419,9 @@ impl RowSpec {
         if let Some(baseline) = &self.baseline {
             baseline.check()?;
         }
+        if self.no_baseline.as_ref().is_some_and(|why| why.is_empty() || self.baseline.is_some()) {
+            return Err("field `no_baseline`: the reason, for a row without `baseline`".to_owned());
+        }
         if self.size.is_some_and(|size| size == 0) {
             return Err("field `size` must be 1 or more".to_owned());
         }
@@ -498,6 +503,7 @@ mod tests {
             (&format!("{perftest}, size = 8, input = true"), "`input`"),
             (&format!("{perftest}, size = 8, baseline = {{ value = 0, source = \"x\" }}"), "`baseline`"),
             (&format!("{perftest}, size = 8, baseline = {{ value = 1.0 }}"), "source"),
+            (&format!("{perftest}, size = 8, no_baseline = \"\""), "`no_baseline`"),
             (&format!("{perftest}, size = 8, factors = [\"u280.nothing\"]"), "u280.nothing"),
             (&format!("{}, size = 8", perftest.replace("edr-pair", "nowhere")), "nowhere"),
             ("program = \"parameter\", parameter = \"u280.reads\"", "`input`"),
