@@ -206,7 +206,7 @@ fn transfers_between_peers_turn_at_the_root_complex_without_ats() {
     assert!(matches!(direct, PeerRoute::Switch { .. }) && uplinks == 0, "{direct:?}");
     let (redirected, uplinks, slow) = route(on, "");
     assert!(matches!(redirected, PeerRoute::RootComplex { .. }) && uplinks == 1, "{redirected:?}");
-    assert!(slow <= p.get("rome.p2p.write.rate") && slow < 0.8 * fast, "{slow} of {fast}");
+    assert!(slow <= p.get("rome.p2p.write.rate") * (1.0 + 1e-9) && slow < 0.8 * fast, "{slow} of {fast}");
     let (with_ats, uplinks, _) = route(on, "ats = true");
     assert!(matches!(with_ats, PeerRoute::Switch { .. }) && uplinks == 0, "{with_ats:?}");
 }

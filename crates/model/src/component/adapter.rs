@@ -372,15 +372,48 @@ struct PciePath {
     from_memory: Vec<ChannelId<Pcie>>,
 }
 
+/// What the PCIe links of a path have in common.
+#[derive(Clone, Copy)]
+struct PcieTiming {
+    efficiency: f64,
+    /// Latency of one link direction.
+    latency: Picos,
+    /// Largest latency from one buffer to the next: of a link, or of a switch or root complex between two links.
+    hop: Picos,
+}
+
+impl PcieTiming {
+    fn new(end: &PathEnd, path: &DataPath) -> PcieTiming {
+        let latency = path.pcie_latency;
+        let card = if let TargetMemory::Card(card) = &end.target { Some(card) } else { None };
+        let below = card.into_iter().flat_map(|card| &card.uplinks);
+        let between = card.map_or(Picos::ZERO, |card| match card.route {
+            PeerRoute::RootComplex { latency, .. } | PeerRoute::Switch { latency } => latency,
+        });
+        let links = end.uplinks.iter().chain(below).map(|uplink| latency + uplink.latency);
+        let hop = links.fold(latency.max(between), Picos::max);
+        PcieTiming { efficiency: end.pcie_efficiency, latency, hop }
+    }
+
+    /// Payload for which a buffer behind a link of this rate gives credits. They cover what is in flight to the buffer, because
+    /// ports are built to sustain the rate of their links (PCI Express Base Specification, 2.6.1).
+    fn credits(&self, rate: f64) -> u64 {
+        PCIE_BUFFER + (rate * self.hop.seconds()) as u64
+    }
+}
+
+/// Payload that is queued in front of a PCIe link.
+const PCIE_BUFFER: u64 = 4096;
+
 /// Adds a device's link and the uplinks of the switches above it; channels in the order towards the root complex.
 fn device_links(
     simulation: &mut Simulation,
     name: &str,
     device: &PcieLink,
     uplinks: &[Uplink],
-    (efficiency, latency): (f64, Picos),
+    timing: PcieTiming,
 ) -> Vec<LinkChannels> {
-    let rate = |link: &PcieLink| pcie::raw_rate(link.generation.0, link.lanes.0).0;
+    let rate = link_rate;
     let first = (name.to_owned(), *device, Picos::ZERO);
     let above = uplinks
         .iter()
@@ -389,14 +422,19 @@ fn device_links(
     let links = all.iter().enumerate().map(|(i, (name, link, of_switch))| {
         let up = all.get(i + 1).is_some_and(|(_, next, _)| rate(next) <= rate(link));
         let down = i > 0 && rate(&all[i - 1].1) <= rate(link);
-        let latency = latency + *of_switch;
-        pcie::add_cut_through_link(simulation, name, link, efficiency, latency, 4096, [up, down])
+        let latency = timing.latency + *of_switch;
+        let buffer = timing.credits(rate(link));
+        pcie::add_cut_through_link(simulation, name, link, timing.efficiency, latency, buffer, [up, down])
     });
     links.collect()
 }
 
+fn link_rate(link: &PcieLink) -> f64 {
+    pcie::raw_rate(link.generation.0, link.lanes.0).0
+}
+
 fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &DataPath) -> PciePath {
-    let timing = (end.pcie_efficiency, path.pcie_latency);
+    let timing = PcieTiming::new(end, path);
     let nic = device_links(simulation, &format!("{name} adapter pcie"), &end.pcie, &end.uplinks, timing);
     let up = |links: &[LinkChannels]| links.iter().map(|link| link.upstream).collect::<Vec<_>>();
     let down = |links: &[LinkChannels]| links.iter().rev().map(|link| link.downstream).collect::<Vec<_>>();
@@ -406,10 +444,11 @@ fn pcie_path(simulation: &mut Simulation, name: &str, end: &PathEnd, path: &Data
     let far = device_links(simulation, &format!("{name} card pcie"), &card.pcie, &card.uplinks, timing);
     // GPUs before 2013 answer reads of a peer more slowly than their memory could.
     let answers = simulation.add_channel(
-        Channel::new(format!("{name} card, peer read completions"), card.read_rate).capacity(4096),
+        Channel::new(format!("{name} card, peer read completions"), card.read_rate).capacity(PCIE_BUFFER),
     );
     let between = |simulation: &mut Simulation, what: &str, rate: BytesPerSecond, latency: Picos| {
-        simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(4096))
+        let buffer = timing.credits(rate.0.min(link_rate(&end.pcie)));
+        simulation.add_channel(Channel::new(format!("{name} {what}"), rate).latency(latency).capacity(buffer))
     };
     let (there, back) = match card.route {
         PeerRoute::RootComplex { write, read, latency } => (
