@@ -12,6 +12,20 @@ pub(crate) fn resident_kib(process: u32) -> io::Result<f64> {
     value.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("no VmRSS of process {process}")))
 }
 
+/// Processor time of all live threads so far (s).
+pub(crate) fn processor_seconds(process: u32) -> io::Result<f64> {
+    let mut seconds = 0.0;
+    for task in fs::read_dir(format!("/proc/{process}/task"))? {
+        seconds += run_time(&fs::read_to_string(task?.path().join("schedstat"))?);
+    }
+    Ok(seconds)
+}
+
+/// Processor time in the `schedstat` of a thread (s).
+pub(crate) fn run_time(schedstat: &str) -> f64 {
+    schedstat.split(' ').next().and_then(|time| time.parse::<f64>().ok()).unwrap_or_default() * 1e-9
+}
+
 /// Open descriptors.
 pub(crate) fn descriptors(process: u32) -> io::Result<f64> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)

@@ -15,8 +15,8 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::health_page::HealthPage;
 use crate::node::socket_name;
-use crate::service::ToSupervisor;
 use crate::service::lines::Lines;
+use crate::service::{ToSupervisor, Who};
 
 /// Interval of attempts to reach a supervisor.
 const REDIAL: Duration = Duration::from_millis(200);
@@ -178,7 +178,7 @@ impl HostMonitor {
     }
 
     fn report(&mut self, page: HostReport) {
-        let hello = ToSupervisor::Hello { key: self.key, node: None };
+        let hello = ToSupervisor::Hello { key: self.key, who: Who::Monitor };
         let report = ToSupervisor::Report { node: self.node, page };
         for supervisor in &mut self.supervisors {
             if supervisor.lines.is_none() && supervisor.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
@@ -194,12 +194,10 @@ impl HostMonitor {
     }
 }
 
-/// Connects to a supervisor. Its states are not read: they are few, and the kernel keeps or drops them.
+/// Connects to a supervisor, which sends nothing.
 fn connect(address: &str, hello: &ToSupervisor) -> io::Result<Lines> {
     let stream = TcpStream::connect(address)?;
     let mut lines = Lines::new(stream)?;
     lines.send(hello)?;
-    let mut reader = lines.writer()?;
-    std::thread::spawn(move || while reader.read::<serde_json::Value>().is_ok() {});
     Ok(lines)
 }

@@ -30,11 +30,11 @@ pub const BENCHMARK: Benchmark = Benchmark {
     name: "torus",
     title: "The torus",
     measures: "Puts and gets over 1, 2 and 3 hops of a 2x2x2 torus of processes, sums and messages of all nodes, and the same \
-               over a full mesh (`direct`); packets through a chain of threads that only copy; a host outside of the torus through the seventh port of node 0; the model's prediction of the same torus from measurements over one hop; packets and bytes with and without monitoring; 1,000 simulated deaths of a \
+               over a full mesh (`direct`); packets through a chain of threads that only copy; a host outside of the torus through the seventh port of node 0; the model's prediction of the same torus from measurements over one hop; packets, bytes and processor time of an idle torus with and without monitoring; 1,000 simulated deaths of a \
                host against the bound of their detection; all nodes of larger tori on one thread.",
     baseline: "for 8 bytes a bare WRITE with immediate data: polled for the mesh, with its wake-up for the torus, where each \
                packet wakes a process; for large sizes memcpy divided by the number of \
-               copies; for a host outside a node that does the same; for operations of all nodes the mesh, and the model; for monitoring the run without it; for detection the bound",
+               copies; for a host outside a node that does the same; for operations of all nodes the mesh, and the model; for monitoring the run without it, and processes that only wake up as often; for detection the bound",
     command: "make bench-torus",
 };
 

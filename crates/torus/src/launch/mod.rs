@@ -240,6 +240,12 @@ impl Launcher {
 }
 
 impl LaunchedTorus {
+    /// Shape.
+    #[must_use]
+    pub fn dimensions(&self) -> Dimensions {
+        self.dimensions
+    }
+
     /// The abstract socket for the application of a node.
     #[must_use]
     pub fn socket(&self, node: NodeNumber) -> Option<&str> {

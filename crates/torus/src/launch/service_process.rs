@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use super::LaunchError;
 use crate::service::lines::Lines;
-use crate::service::{FromSupervisor, ToSupervisor, TorusState};
+use crate::service::{FromSupervisor, ToSupervisor, TorusState, Who};
 
 const END: Duration = Duration::from_secs(2);
 /// How long a live supervisor may take to tell the state.
@@ -64,7 +64,7 @@ impl ServiceProcess {
         let stream = TcpStream::connect(self.address.as_ref()?).ok()?;
         stream.set_read_timeout(Some(STATE)).ok()?;
         let mut lines = Lines::new(stream).ok()?;
-        lines.send(&ToSupervisor::Hello { key, node: None }).ok()?;
+        lines.send(&ToSupervisor::Hello { key, who: Who::Watcher }).ok()?;
         let messages: Vec<FromSupervisor> = lines.read().ok()?;
         messages.into_iter().find_map(|message| match message {
             FromSupervisor::State(state) => Some(state),

@@ -551,12 +551,18 @@ impl State {
         self.engine.handle_time(now);
         let Some(monitor) = &mut self.monitor else { return };
         let links = &mut self.links;
+        for direction in Direction::ALL {
+            if let Some(word) = links.take_keepalive(direction) {
+                monitor.frame(direction, word, now);
+            }
+        }
         let monitored = monitor.tick(|direction| links.frames_sent(direction), now);
         for (direction, word) in monitored.words {
             links.set_diagnosis(direction, word);
             self.engine.set_diagnosis(direction, word);
+            links.send_idle(direction);
         }
-        monitored.idle.into_iter().for_each(|direction| links.send_idle(direction));
+        monitored.silent.into_iter().for_each(|direction| links.send_keepalive(direction));
         for direction in monitored.broken {
             self.fail_link(direction, "no frame arrived in time");
         }

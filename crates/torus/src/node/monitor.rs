@@ -32,9 +32,9 @@ struct Side {
 pub(super) struct MonitorEvents {
     /// Links that broke.
     pub(super) broken: Vec<Direction>,
-    /// Links that need a frame of their own.
-    pub(super) idle: Vec<Direction>,
-    /// Diagnosis words that changed.
+    /// Links that were silent, and whose neighbours know everything.
+    pub(super) silent: Vec<Direction>,
+    /// Diagnosis words that changed: they go out at once.
     pub(super) words: Vec<(Direction, u16)>,
 }
 
@@ -95,7 +95,7 @@ impl AdapterMonitor {
         Duration::from_millis(self.timers.write.min(self.timers.keepalive))
     }
 
-    /// A frame arrived.
+    /// A frame or a keep-alive arrived.
     pub(super) fn frame(&mut self, direction: Direction, word: u16, now: Instant) {
         let Some(side) = &mut self.sides[direction.index()] else { return };
         side.link.handle_event(LinkEvent::Frame, millis(now));
@@ -154,7 +154,7 @@ impl AdapterMonitor {
         events
     }
 
-    /// Decides whether a link needs a frame of its own: its word changed, or it was silent.
+    /// Decides whether a link needs a frame of its own because its word changed, or a keep-alive because it was silent.
     fn speak(&mut self, direction: Direction, frames: u64, now: u64, events: &mut MonitorEvents) {
         let (host, service) = (self.host_state, self.service);
         let Some(side) = &mut self.sides[direction.index()] else { return };
@@ -176,9 +176,11 @@ impl AdapterMonitor {
             side.sent_word = word;
             events.words.push((direction, word));
         }
-        if changed || now >= side.sent_at + self.timers.keepalive {
+        if changed {
             side.sent_at = now;
-            events.idle.push(direction);
+        } else if now >= side.sent_at + self.timers.keepalive {
+            side.sent_at = now;
+            events.silent.push(direction);
         }
     }
 

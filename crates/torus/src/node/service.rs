@@ -10,7 +10,7 @@ use millstream_shm::EventFd;
 use millstream_torus_core::NodeNumber;
 
 use crate::service::lines::Lines;
-use crate::service::{FromSupervisor, ToSupervisor};
+use crate::service::{FromSupervisor, ToSupervisor, Who};
 
 const REDIAL: Duration = Duration::from_millis(200);
 
@@ -32,7 +32,7 @@ impl Service {
             writers.push(outgoing);
             let link = SupervisorLink {
                 address: address.clone(),
-                hello: ToSupervisor::Hello { key, node: Some(node) },
+                hello: ToSupervisor::Hello { key, who: Who::Node(node) },
                 sender: sender.clone(),
                 wake: Arc::clone(&wake),
             };

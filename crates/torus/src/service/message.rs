@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToSupervisor {
-    /// The first line of everybody: the run's key, and the node of a node process.
+    /// The first line of everybody.
     Hello {
-        /// The key.
+        /// The run's key.
         key: u64,
-        /// The node whose process this is; `None` for monitors, watchers and other supervisors.
-        node: Option<NodeNumber>,
+        /// Who this is.
+        who: Who,
     },
     /// What a host monitor sees.
     Report {
@@ -32,6 +32,18 @@ pub enum ToSupervisor {
         /// Whether it is there.
         attached: bool,
     },
+}
+
+/// What is connected to a supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Who {
+    /// The process of this node. It gets orders, and learns which nodes are lost.
+    Node(NodeNumber),
+    /// A host monitor. It only reports.
+    Monitor,
+    /// A watcher, or another supervisor. It gets states.
+    Watcher,
 }
 
 /// From a supervisor.

@@ -11,10 +11,10 @@ use millstream_quantity::Instant;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::lines::Lines;
-use super::{FromSupervisor, SupervisorCore, ToSupervisor};
+use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
 
-/// Interval of looks at reports that are overdue.
-const TICK: Duration = Duration::from_millis(10);
+/// Looks at reports that are overdue, in a period of reports.
+const TICKS: u32 = 5;
 /// Interval of attempts to reach a lower supervisor.
 const REDIAL: Duration = Duration::from_millis(100);
 
@@ -45,8 +45,8 @@ enum Input {
 
 struct Peer {
     lines: Lines,
-    node: Option<NodeNumber>,
-    trusted: bool,
+    /// Once it has shown the run's key.
+    who: Option<Who>,
 }
 
 /// Runs a supervisor until its standard input ends. Prints `{"listening": ADDRESS}`.
@@ -106,7 +106,7 @@ fn waits(error: &io::Error) -> bool {
 fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
     let report = Duration::from_millis(options.timers.report);
     let silence = options.timers.missed_reports * report;
-    let hello = ToSupervisor::Hello { key: options.key, node: None };
+    let hello = ToSupervisor::Hello { key: options.key, who: Who::Watcher };
     std::thread::spawn(move || {
         loop {
             let connected = TcpStream::connect(&address).and_then(|stream| {
@@ -177,7 +177,7 @@ impl Supervisor {
 
     fn serve(mut self, inputs: &Receiver<Input>) {
         loop {
-            match inputs.recv_timeout(TICK) {
+            match inputs.recv_timeout(self.heartbeat / TICKS) {
                 Ok(Input::End) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(input) => {
                     self.handle(input);
@@ -199,29 +199,29 @@ impl Supervisor {
         let now = self.now();
         match input {
             Input::Connected(number, lines) => {
-                self.peers.insert(number, Peer { lines, node: None, trusted: false });
+                self.peers.insert(number, Peer { lines, who: None });
             }
             Input::Closed(number) => drop(self.peers.remove(&number)),
             Input::Lower(at, lives) => self.lower[at] = Some(lives),
-            Input::Message(number, ToSupervisor::Hello { key, node }) => {
+            Input::Message(number, ToSupervisor::Hello { key, who }) => {
                 let Some(peer) = self.peers.get_mut(&number) else { return };
                 if key != self.key {
                     tracing::warn!("a peer of another run (key {key:016x}) is refused");
                     self.peers.remove(&number);
                     return;
                 }
-                (peer.node, peer.trusted) = (node, true);
+                peer.who = Some(who);
                 let lost = FromSupervisor::Lost(self.lost.clone());
-                if node.is_some() && peer.lines.send(&lost).is_err() {
+                if matches!(who, Who::Node(_)) && peer.lines.send(&lost).is_err() {
                     self.peers.remove(&number);
                 }
             }
             Input::Message(number, message) => {
-                let Some(peer) = self.peers.get(&number).filter(|peer| peer.trusted) else { return };
+                let Some(who) = self.peers.get(&number).and_then(|peer| peer.who) else { return };
                 match message {
                     ToSupervisor::Report { node, page } => self.core.handle_report(node, page, now),
                     ToSupervisor::Answer(answer) => {
-                        if let Some(node) = peer.node {
+                        if let Who::Node(node) = who {
                             self.core.handle_answer(node, &answer);
                         }
                     }
@@ -247,23 +247,23 @@ impl Supervisor {
         }
         let changed = self.core.handle_time(now);
         while let Some((node, order)) = self.core.poll() {
-            self.send(&FromSupervisor::Order(order), |peer| peer.node == Some(node));
+            self.send(&FromSupervisor::Order(order), |who| who == Who::Node(node));
         }
         let lost = self.core.lost();
         if self.core.is_acting() && lost != self.lost {
-            self.send(&FromSupervisor::Lost(lost.clone()), |peer| peer.node.is_some());
+            self.send(&FromSupervisor::Lost(lost.clone()), |who| matches!(who, Who::Node(_)));
         }
         self.lost = lost;
         if changed || now.since(self.last_sent) >= self.heartbeat {
             self.last_sent = now;
             let state = FromSupervisor::State(self.core.state());
-            self.send(&state, |peer| peer.trusted && peer.node.is_none());
+            self.send(&state, |who| who == Who::Watcher);
         }
     }
 
-    fn send(&mut self, message: &FromSupervisor, to: impl Fn(&Peer) -> bool) {
+    fn send(&mut self, message: &FromSupervisor, to: impl Fn(Who) -> bool) {
         let mut failed = Vec::new();
-        for (&number, peer) in self.peers.iter_mut().filter(|(_, peer)| to(peer)) {
+        for (&number, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.who.is_some_and(&to)) {
             if peer.lines.send(message).is_err() {
                 failed.push(number);
             }

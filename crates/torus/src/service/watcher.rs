@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::lines::Lines;
-use super::{FromSupervisor, ToSupervisor, TorusState};
+use super::{FromSupervisor, ToSupervisor, TorusState, Who};
 
 /// A supervisor that says nothing for so long is given up. Its heartbeat is far shorter.
 const SILENCE: Duration = Duration::from_secs(5);
@@ -34,7 +34,7 @@ fn follow(address: &str, key: u64, show: &mut impl FnMut(&TorusState) -> Control
     let stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(SILENCE))?;
     let mut lines = Lines::new(stream)?;
-    lines.send(&ToSupervisor::Hello { key, node: None })?;
+    lines.send(&ToSupervisor::Hello { key, who: Who::Watcher })?;
     loop {
         for message in lines.read::<FromSupervisor>()? {
             if let FromSupervisor::State(state) = message

@@ -12,7 +12,7 @@ use millstream_rdma::{
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
 use super::handshake::{Identity, LocalEnd, Mismatch};
-use super::{PLACES, RECEIVE, VerbsLinks, link_bits};
+use super::{KEEPALIVES, PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
 
 /// First bytes of a link's stream; the direction as the dialling node sees it follows.
@@ -245,10 +245,11 @@ impl LinkConnector {
         let local = LocalEnd { torus: self.torus, here: self.here, key: self.key, options: self.options };
         let receives = VerbsLinks::receives(&self.options);
         let options = RcOptions {
-            send_depth: PLACES.into(),
+            send_depth: u32::from(PLACES + KEEPALIVES),
             recv_depth: receives,
             send_sges: 2,
-            max_inline: 0,
+            // A keep-alive.
+            max_inline: 8,
             access: Access::REMOTE_WRITE,
             ..RcOptions::default()
         };

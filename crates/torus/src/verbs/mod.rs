@@ -6,7 +6,8 @@
 //!   kind (2): 0 packet, 1 credits, 2 idle │ virtual channel (3) │ slot (11) │ diagnosis (16)
 //! ```
 //! Credits are a WRITE of five counts. A receive is posted for every slot and for every message of credits, so the
-//! neighbour never waits for one.
+//! neighbour never waits for one. A keep-alive on a silent link is a WRITE of one word, without immediate data: it wakes nobody,
+//! and the neighbour reads it when it looks at its timers.
 
 mod connect;
 mod handshake;
@@ -34,12 +35,17 @@ use crate::memory::Memory;
 
 /// WRITEs to a neighbour whose completion has not been seen.
 pub const PLACES: u16 = 64;
+/// Keep-alives from one with a completion to the next. The others raise no event at their own node.
+pub(crate) const KEEPALIVES: u16 = 16;
+/// The place of a WRITE that needs none.
+const NO_PLACE: u16 = u16::MAX;
 /// Receives for credits and idle frames.
 const EXTRA_RECEIVES: u32 = 96;
 /// A header, and as many bytes of payload that come from the engine.
 const PLACE_BYTES: usize = 2 * HEADER_BYTES;
-/// Counts of one direction.
+/// Counts of one direction, and its keep-alive.
 const CREDIT_BYTES: usize = 64;
+const KEEPALIVE_AT: usize = 8 * VirtualChannel::COUNT;
 
 const RECEIVE: u64 = 1 << 63;
 /// Completions of a connection that is not in use yet.
@@ -125,6 +131,9 @@ struct Side {
     receives: RecvList,
     alive: bool,
     frames_sent: u64,
+    keepalives_sent: u64,
+    /// The neighbour's last one.
+    keepalive_seen: u64,
 }
 
 /// What a completion means for the node.
@@ -248,7 +257,7 @@ impl VerbsLinks {
         credits: RemoteMemory,
     ) {
         // The neighbour frees nothing before this node sends, so no count of the new connection is here yet.
-        let words = self.credits.mapping().words64(direction.index() * CREDIT_BYTES, VirtualChannel::COUNT);
+        let words = self.credits.mapping().words64(direction.index() * CREDIT_BYTES, CREDIT_BYTES / 8);
         words.iter().for_each(|word| word.store(0, std::sync::atomic::Ordering::Release));
         self.sides[direction.index()] = Some(Side {
             incarnation,
@@ -260,6 +269,8 @@ impl VerbsLinks {
             receives: RecvList::new(64, 0),
             alive: true,
             frames_sent: 0,
+            keepalives_sent: 0,
+            keepalive_seen: 0,
         });
     }
 
@@ -299,10 +310,12 @@ impl VerbsLinks {
         };
         if id & RECEIVE == 0 {
             let place = id as u16;
-            if let Some(InFlight::Slot(slot)) = link.in_flight.get_mut(usize::from(place))?.take() {
-                engine.release(slot);
+            if let Some(held) = link.in_flight.get_mut(usize::from(place)) {
+                if let Some(InFlight::Slot(slot)) = held.take() {
+                    engine.release(slot);
+                }
+                link.free.push(place);
             }
-            link.free.push(place);
         } else if completion.is_success() {
             // A full list is posted at once; it has room again then.
             if link.receives.recv(&[], WrId(id)).is_err() {
@@ -365,16 +378,46 @@ impl VerbsLinks {
         let Some(link) = self.sides[direction.index()].as_mut() else { return };
         // No bytes: any valid address does.
         let Ok(nowhere) = link.credits.at(0, 0) else { return };
-        self.post(direction, &[], nowhere, frame, InFlight::Memory(None));
+        self.post(direction, &[], nowhere, Some(frame), InFlight::Memory(None));
     }
 
-    /// Posts a WRITE with immediate data. A failure shows itself by the completions of the queue pair.
+    /// Shows a neighbour that this node lives: its diagnosis word, and a count that differs from the last one.
+    pub fn send_keepalive(&mut self, direction: Direction) {
+        let Some(at) = self.out_place(direction) else { return };
+        let diagnosis = u64::from(self.diagnosis[direction.index()]);
+        let Some(link) = self.sides[direction.index()].as_mut() else { return };
+        let there = direction.reversed().index() * CREDIT_BYTES + KEEPALIVE_AT;
+        let Ok(to) = link.credits.at(there as u64, 8) else { return };
+        link.keepalives_sent += 1;
+        let word = (link.keepalives_sent << 16 | diagnosis).to_le_bytes();
+        if !link.keepalives_sent.is_multiple_of(KEEPALIVES.into()) && link.alive {
+            let id = WrId(link_bits(direction, link.incarnation) | u64::from(NO_PLACE));
+            if let Err(error) = link.pair.post_write_inline(&word, to, Signal::No, id) {
+                tracing::warn!("link {direction}: {error}");
+            }
+            return;
+        }
+        // A place holds more bytes than a word has.
+        let _ = self.out.store(at, &word);
+        let Some(Ok(sge)) = self.out.region().map(|region| region.sge(at, 8)) else { return };
+        self.post(direction, &[sge], to, None, InFlight::Memory(None));
+    }
+
+    /// The diagnosis word of the neighbour's newest keep-alive, once.
+    pub fn take_keepalive(&mut self, side: Direction) -> Option<u16> {
+        let link = self.sides[side.index()].as_mut().filter(|link| link.alive)?;
+        let word = self.credits.mapping().word64(side.index() * CREDIT_BYTES + KEEPALIVE_AT);
+        let word = word.load(std::sync::atomic::Ordering::Acquire);
+        (std::mem::replace(&mut link.keepalive_seen, word) != word).then_some(word as u16)
+    }
+
+    /// Posts a WRITE, with immediate data if it is a frame. A failure shows itself by the completions of the queue pair.
     fn post(
         &mut self,
         direction: Direction,
         from: &[Sge],
         to: millstream_rdma::memory::RemoteAddress,
-        frame: Frame,
+        frame: Option<Frame>,
         holds: InFlight,
     ) -> bool {
         let Some(link) = self.sides[direction.index()].as_mut().filter(|link| link.alive) else {
@@ -382,12 +425,16 @@ impl VerbsLinks {
         };
         let Some(place) = link.free.pop() else { return false };
         let id = WrId(link_bits(direction, link.incarnation) | u64::from(place));
-        if let Err(error) = link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id) {
+        let posted = match frame {
+            Some(frame) => link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id),
+            None => link.pair.post_write(from, to, Signal::Yes, id),
+        };
+        if let Err(error) = posted {
             tracing::warn!("link {direction}: {error}");
             link.free.push(place);
             return false;
         }
-        link.frames_sent += 1;
+        link.frames_sent += u64::from(frame.is_some());
         link.in_flight[usize::from(place)] = Some(holds);
         true
     }
@@ -462,7 +509,7 @@ impl Links for VerbsLinks {
         let Ok(to) = remote.at(slot_offset(&self.options, place), length) else { return true };
         let diagnosis = self.diagnosis[direction.index()];
         let frame = Frame { kind: FrameKind::Packet { vc: header.vc, slot }, diagnosis };
-        let posted = self.post(direction, &sges, to, frame, holds);
+        let posted = self.post(direction, &sges, to, Some(frame), holds);
         // A slot in transit is released by its completion.
         !(posted && is_transit)
     }
@@ -482,7 +529,7 @@ impl Links for VerbsLinks {
             return;
         };
         let frame = Frame { kind: FrameKind::Credits, diagnosis: self.diagnosis[direction.index()] };
-        self.post(direction, &[sge], to, frame, InFlight::Memory(None));
+        self.post(direction, &[sge], to, Some(frame), InFlight::Memory(None));
     }
 
     fn slot(&self, slot: SlotRef) -> (&Memory, u64) {

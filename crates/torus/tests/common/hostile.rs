@@ -202,7 +202,7 @@ fn operation(input: &mut Input<'_>, own: &Arc<Memory>) -> Operation {
 }
 
 fn order_or_link(node: &mut Engine, input: &mut Input<'_>, side: Direction) {
-    let ballot = Ballot { term: input.number() as u64, supervisor: 0 };
+    let ballot = Ballot { term: input.number(), supervisor: 0 };
     let attempt = Attempt { ballot, number: input.number() as u32 };
     let epoch = Epoch(input.number() as u32);
     let step = match input.byte() % 5 {
