@@ -1,4 +1,4 @@
-//! Arrays in memory of their own, or in memory that somebody else allocated, such as a card's.
+//! Arrays in memory of their own, with huge pages, or in memory that somebody else allocated, such as a card's.
 #![expect(unsafe_code, reason = "values at an address that the caller promises")]
 
 use std::fmt;
@@ -42,8 +42,26 @@ impl<T> Default for Array<T> {
 }
 
 impl<T> From<Vec<T>> for Array<T> {
-    fn from(values: Vec<T>) -> Array<T> {
+    /// Long vectors get huge pages, if the system has some.
+    fn from(mut values: Vec<T>) -> Array<T> {
+        let bytes = values.capacity() * size_of::<T>();
+        use_huge_pages(values.as_mut_ptr().addr(), bytes);
         Array(Values::Own(values))
+    }
+}
+
+/// Asks for huge pages in a range of addresses, now and for pages that are touched later. Kernels walk through long arrays,
+/// whose base pages would not fit the TLB.
+fn use_huge_pages(first: usize, bytes: usize) {
+    const HUGE_PAGE: usize = 2 << 20;
+    let (start, end) = (first.next_multiple_of(HUGE_PAGE), (first + bytes) / HUGE_PAGE * HUGE_PAGE);
+    if start >= end {
+        return;
+    }
+    for advice in [libc::MADV_HUGEPAGE, libc::MADV_COLLAPSE] {
+        // SAFETY: neither advice changes the contents, or anything outside of the range. A system without huge pages, or
+        // without free ones, refuses.
+        unsafe { libc::madvise(std::ptr::without_provenance_mut(start), end - start, advice) };
     }
 }
 

@@ -91,9 +91,10 @@ fn exchange_regions<F: Fabric>(fabric: &mut F, size: usize) -> Outcome<Vec<Regio
     all.iter().map(word).collect()
 }
 
-/// The median time of one of `count` repetitions of an operation (µs).
+/// The median time of one of `count` repetitions of an operation (µs). The first repetitions are not measured.
 pub(super) fn timed(count: u64, mut operation: impl FnMut(u64) -> Outcome<()>) -> Outcome<f64> {
     let mut times = Vec::new();
+    operation(count)?;
     for _ in 0..REPETITIONS {
         let start = Instant::now();
         operation(count)?;
