@@ -9,7 +9,7 @@ use millstream_card_abi::MemoryRange;
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
 use millstream_spin::kernel::{BOX_BYTES, MessageBox, NAME, Operation, SpinArguments, sums_to_words};
-use millstream_spin::{Block, Geometry, Real, Region, Sums, Sweeper};
+use millstream_spin::{Block, Geometry, Real, Sums, Sweeper};
 
 /// The kernel.
 pub const BUILTIN: BuiltinKernel = BuiltinKernel { name: NAME, make: || Box::<Spin>::default() };
@@ -64,10 +64,9 @@ impl Spin {
             Operation::Unpack { table, boxes } => self.unpack(run, &mut block, table, boxes)?,
             Operation::Sweep { half_sweeps } => {
                 let half_sweeps = half_sweeps as usize;
-                let region = Region::with_halos(&block, half_sweeps);
                 let sweeper = Sweeper::new(arguments.threads.into());
                 let stop = run.interrupt_requested();
-                if !sweeper.run_until(&mut block, &region, 0, half_sweeps, stop) {
+                if !sweeper.sweep_until(&mut block, half_sweeps, stop) {
                     return Err(Fault::new(Cause::Interrupted, 0));
                 }
                 run.add_traffic(bytes, bytes / 2);

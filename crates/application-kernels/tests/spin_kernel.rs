@@ -24,26 +24,16 @@ fn arguments(lattice: Lattice) -> SpinArguments {
     SpinArguments { operation, double: false, threads: 2, lattice, extent, depth: 2, block: BLOCK }
 }
 
-/// Tables that copy the faces of a block, which has the whole lattice, to its own halos.
-fn periodic(geometry: &Geometry, messages: u64) -> [Vec<u8>; 2] {
-    let (mut pack, mut unpack, mut at) = (Vec::new(), Vec::new(), messages);
-    let (inside, halo) = (geometry.inside(), geometry.halo().map(|halo| halo as isize));
-    let steps = (-1..=1).flat_map(|y| (-1..=1).map(move |z| [0, y, z])).filter(|step| *step != [0; 3]);
-    for step in steps {
-        let end = |a: usize| inside[a].end;
-        let from = std::array::from_fn(|a| match step[a] {
-            1 => end(a) - halo[a]..end(a),
-            -1 => 0..halo[a],
-            _ => inside[a].clone(),
-        });
-        let to = std::array::from_fn(|a| match step[a] {
-            1 => -halo[a]..0,
-            -1 => end(a)..end(a) + halo[a],
-            _ => inside[a].clone(),
-        });
+/// Tables for two blocks that have a half of y each: each packs its faces, and unpacks those of the other one.
+fn tables(geometry: &Geometry, [own, others]: [u64; 2]) -> [Vec<u8>; 2] {
+    let (mut pack, mut unpack, mut at) = (Vec::new(), Vec::new(), 0);
+    let (inside, halo) = (geometry.inside(), geometry.halo()[1] as isize);
+    let end = inside[1].end;
+    for (from, to) in [(end - halo..end, -halo..0), (0..halo, end..end + halo)] {
+        let [from, to] = [from, to].map(|y| [inside[0].clone(), y, inside[2].clone()]);
         let bytes = Geometry::box_bytes(&from, 4) as u64;
-        pack.extend(MessageBox { part: from, at }.to_bytes());
-        unpack.extend(MessageBox { part: to, at }.to_bytes());
+        pack.extend(MessageBox { part: from, at: own + at }.to_bytes());
+        unpack.extend(MessageBox { part: to, at: others + at }.to_bytes());
         at += bytes;
     }
     [pack, unpack]
@@ -52,20 +42,31 @@ fn periodic(geometry: &Geometry, messages: u64) -> [Vec<u8>; 2] {
 #[test]
 fn sweeps_in_card_memory_equal_the_reference() {
     let lattice = Lattice::new([12, 8, 10], 3).unwrap();
-    let arguments = arguments(lattice);
     let memory = Memory::anonymous(4 * BANK).unwrap();
-    let words = |operation| SpinArguments { operation, ..arguments }.to_words();
-    let [pack, unpack] = periodic(&arguments.geometry(), 2 * BANK);
-    memory.write(3 * BANK, &pack).unwrap();
-    memory.write(3 * BANK + 4096, &unpack).unwrap();
-    run(&memory, words(Operation::Fill)).unwrap();
+    let blocks = [0, 4].map(|y| {
+        let extent = Extent { origin: [0, y, 0], size: [12, 4, 10] };
+        SpinArguments { extent, block: BLOCK + y as u64 / 4 * BANK, ..arguments(lattice) }
+    });
+    let messages = [2 * BANK, 2 * BANK + BANK / 2];
+    let place = |block: usize, table: u64| 3 * BANK + 8192 * block as u64 + 4096 * table;
+    for (i, block) in blocks.iter().enumerate() {
+        let tables = tables(&block.geometry(), [messages[i], messages[1 - i]]);
+        for (table, bytes) in (0..).zip(&tables) {
+            memory.write(place(i, table), bytes).unwrap();
+        }
+    }
+    let run_both = |operation: &dyn Fn(usize) -> Operation| {
+        [0, 1]
+            .map(|i| run(&memory, SpinArguments { operation: operation(i), ..blocks[i] }.to_words()).unwrap())
+    };
+    run_both(&|_| Operation::Fill);
     let mut reference = Reference::new(lattice);
     for _ in 0..3 {
-        run(&memory, words(Operation::Pack { table: 3 * BANK, boxes: 8 })).unwrap();
-        run(&memory, words(Operation::Unpack { table: 3 * BANK + 4096, boxes: 8 })).unwrap();
-        let sums = sums_from_words(&run(&memory, words(Operation::Measure)).unwrap());
-        assert_eq!(sums.means(0, lattice.sites()).checksum, reference.checksum());
-        run(&memory, words(Operation::Sweep { half_sweeps: 4 })).unwrap();
+        run_both(&|i| Operation::Pack { table: place(i, 0), boxes: 2 });
+        run_both(&|i| Operation::Unpack { table: place(i, 1), boxes: 2 });
+        let [first, second] = run_both(&|_| Operation::Measure).map(|words| sums_from_words(&words));
+        assert_eq!(first.plus(&second).means(0, lattice.sites()).checksum, reference.checksum());
+        run_both(&|_| Operation::Sweep { half_sweeps: 4 });
         reference.sweep();
         reference.sweep();
     }

@@ -93,10 +93,10 @@ impl<E: Real> Block<E> {
         self.geometry.extent()
     }
 
-    /// Whether the block has all of x, so that its x halo needs no exchange.
+    /// Whether the block has all of an axis, so that its ends are neighbours and need no exchange.
     #[must_use]
-    pub fn has_whole_x(&self) -> bool {
-        self.geometry.has_whole_x()
+    pub fn has_whole(&self, axis: usize) -> bool {
+        self.geometry.has_whole(axis)
     }
 
     /// Sites beyond each face.
@@ -242,7 +242,7 @@ impl<E: Real> Block<E> {
 
     /// Copies the ends of both rows at (y, z) into the x halos, if the block has all of x.
     pub(crate) fn copy_x_ends(&mut self, y: isize, z: isize) {
-        if self.has_whole_x() {
+        if self.has_whole(0) {
             let last = (self.extent().size[0] / 2) as isize;
             for parity in 0..2 {
                 for c in 0..COUPLINGS {
@@ -319,9 +319,9 @@ impl<E: Real> Block<E> {
             first: first.wrapping_add(self.geometry.left),
             across: extent.size[1] + 2 * halo[1],
             halo: halo.map(|halo| halo as isize),
+            around: std::array::from_fn(|axis| self.has_whole(axis).then_some(extent.size[axis] as isize)),
             pitch: self.geometry.pitch,
             origin_parity: (extent.origin[1] + extent.origin[2]) % 2,
-            x_end: if self.has_whole_x() { Some((extent.size[0] / 2) as isize) } else { None },
         }
     }
 }
@@ -333,8 +333,8 @@ pub(crate) struct SharedBlock<E> {
     halo: [isize; 3],
     pitch: usize,
     origin_parity: usize,
-    /// Number of sites in a row, if the ends of rows are neighbours.
-    x_end: Option<isize>,
+    /// Sites on each axis whose ends are neighbours.
+    around: [Option<isize>; 3],
 }
 
 // SAFETY: threads update disjoint rows, and read rows that no other thread writes meanwhile (module `sweeps`).
@@ -342,8 +342,18 @@ unsafe impl<E: Send + Sync> Sync for SharedBlock<E> {}
 
 impl<E: Real> SharedBlock<E> {
     fn row(&self, parity: usize, y: isize, z: isize) -> *mut E {
-        let (y, z) = ((y + self.halo[1]) as usize, (z + self.halo[2]) as usize);
+        let (y, z) = (self.place(1, y), self.place(2, z));
         self.first.wrapping_add(((z * self.across + y) * 2 + parity) * COMPONENTS * self.pitch)
+    }
+
+    /// Where a row or plane is. It is at most one time around beyond either end.
+    fn place(&self, axis: usize, at: isize) -> usize {
+        let at = match self.around[axis] {
+            Some(size) if at < 0 => at + size,
+            Some(size) if at >= size => at - size,
+            _ => at,
+        };
+        (at + self.halo[axis]) as usize
     }
 
     /// `s` of the row of a parity.
@@ -364,12 +374,20 @@ impl<E: Real> SharedBlock<E> {
         }
     }
 
+    /// Fetches both rows at (y, z) into the cache.
+    pub(crate) fn prefetch(&self, y: isize, z: isize) {
+        let (first, values) = (self.row(0, y, z), 2 * COMPONENTS * self.pitch);
+        for at in (0..values).step_by(LINE_VALUES) {
+            prefetch(first.wrapping_add(at));
+        }
+    }
+
     /// Copies the ends of an updated row into its x halos, if the block has all of x.
     ///
     /// # Safety
     /// No other thread accesses the row.
     pub(crate) unsafe fn copy_x_ends(&self, own: *mut E) {
-        let Some(end) = self.x_end else { return };
+        let Some(end) = self.around[0].map(|sites| sites / 2) else { return };
         for c in 0..COUPLINGS {
             let row = own.wrapping_add(c * self.pitch);
             // SAFETY: the row has one site more on each side.
@@ -379,4 +397,16 @@ impl<E: Real> SharedBlock<E> {
             }
         }
     }
+}
+
+/// Fetches a line into the second cache. Any address is valid.
+fn prefetch<E>(at: *const E) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint, which does not fault.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T1>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }

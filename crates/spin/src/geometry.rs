@@ -35,8 +35,9 @@ pub struct Geometry {
     extent: Extent,
     /// Sites beyond each face.
     halo: [usize; 3],
-    /// Whether the block has all of x. Its x halo is one site on each side, a copy of the other end.
-    whole_x: bool,
+    /// Whether the block has all of an axis. Its x halo is then one site on each side, a copy of the other end; rows and
+    /// planes beyond the ends of y and z are those of the other end.
+    whole: [bool; 3],
     /// Values of a row before site 0.
     pub(crate) left: usize,
     /// Values from one component of a row to the next.
@@ -47,14 +48,13 @@ impl Geometry {
     /// The layout for `depth` sweeps between exchanges of halos.
     #[must_use]
     pub fn new(lattice: Lattice, extent: Extent, depth: usize) -> Geometry {
-        let whole_x = extent.size[0] == lattice.size[0];
-        let mut halo = [2 * depth; 3];
-        if whole_x {
-            halo[0] = 2;
-        }
-        let left = (halo[0] / 2).next_multiple_of(LINE_VALUES);
-        let pitch = left + (extent.size[0] / 2 + halo[0] / 2).next_multiple_of(LINE_VALUES);
-        Geometry { lattice, extent, halo, whole_x, left, pitch }
+        let whole: [bool; 3] = std::array::from_fn(|a| extent.size[a] == lattice.size[a]);
+        let of_whole = [2, 0, 0];
+        let halo: [usize; 3] = std::array::from_fn(|a| if whole[a] { of_whole[a] } else { 2 * depth });
+        // The halo behind a component and the one before the next share cache lines.
+        let left = halo[0].next_multiple_of(LINE_VALUES);
+        let pitch = left + (extent.size[0] / 2).next_multiple_of(LINE_VALUES);
+        Geometry { lattice, extent, halo, whole, left, pitch }
     }
 
     /// The lattice.
@@ -69,10 +69,10 @@ impl Geometry {
         &self.extent
     }
 
-    /// Whether the block has all of x, so that its x halo needs no exchange.
+    /// Whether the block has all of an axis, so that its ends are neighbours and need no exchange.
     #[must_use]
-    pub fn has_whole_x(&self) -> bool {
-        self.whole_x
+    pub fn has_whole(&self, axis: usize) -> bool {
+        self.whole[axis]
     }
 
     /// Sites beyond each face.
@@ -114,7 +114,7 @@ impl Geometry {
     pub fn values(&self) -> Option<usize> {
         let across = |a: usize| self.extent.size[a].checked_add(2 * self.halo[a]);
         let rows = across(1)?.checked_mul(across(2)?)?.checked_mul(2)?;
-        rows.checked_mul(COMPONENTS)?.checked_mul(self.pitch)?.checked_add(2 * LINE_VALUES)
+        rows.checked_mul(COMPONENTS)?.checked_mul(self.pitch)?.checked_add(self.left + 2 * LINE_VALUES)
     }
 
     /// Global number of the site at local coordinates: x + X·(y + Y·z).
@@ -142,7 +142,10 @@ impl Geometry {
     /// Where site 0 of a row has its first component, among the values of a block.
     pub(crate) fn row_at(&self, parity: usize, y: isize, z: isize) -> usize {
         let across = self.extent.size[1] + 2 * self.halo[1];
-        let (y, z) = ((y + self.halo[1] as isize) as usize, (z + self.halo[2] as isize) as usize);
-        ((z * across + y) * 2 + parity) * COMPONENTS * self.pitch + self.left
+        let place = |axis: usize, at: isize| {
+            let at = if self.whole[axis] { at.rem_euclid(self.extent.size[axis] as isize) } else { at };
+            (at + self.halo[axis] as isize) as usize
+        };
+        ((place(2, z) * across + place(1, y)) * 2 + parity) * COMPONENTS * self.pitch + self.left
     }
 }

@@ -134,7 +134,7 @@ impl SpinArguments {
             let (origin, sites, all) = (words[5 + a], words[8 + a], size[a] as u64);
             let is_even = a != 0 || (origin % 2 == 0 && sites % 2 == 0);
             check(origin < all && is_even, 5 + a as u64)?;
-            let needed = if a == 0 && sites == all { 2 } else { 2 * depth };
+            let needed = if sites == all { 2 } else { 2 * depth };
             check(is_even && sites >= needed && sites <= all - origin, 8 + a as u64)?;
             (extent.origin[a], extent.size[a]) = (origin as usize, sites as usize);
         }

@@ -109,7 +109,7 @@ impl Lattice {
             extent.origin[a] = start(place);
             extent.size[a] = start(place + 1) - start(place);
             let block = units / usize::from(nodes) * unit;
-            let needed = if a == 0 && nodes == 1 { 2 } else { 2 * depth };
+            let needed = if nodes == 1 { 2 } else { 2 * depth };
             if block < needed.max(1) {
                 let (axis, size) = (AXES[a], self.size[a]);
                 return Err(LatticeError::Thin { axis, nodes, size, block, depth, needed });

@@ -9,14 +9,12 @@
 //! threads, vectors or sweeps between exchanges: they equal [`Reference`] bit for bit.
 //!
 //! ```
-//! use millstream_spin::{Block, Extent, Lattice, Reference, Region, Sweeper};
+//! use millstream_spin::{Block, Extent, Lattice, Reference, Sweeper};
 //!
 //! let lattice = Lattice::new([8, 8, 8], 1).unwrap();
 //! let extent = Extent { origin: [0; 3], size: [8; 3] };
 //! let mut block = Block::<f32>::new(lattice, extent, 2);
-//! millstream_spin::glass::halo::fill_from_itself(&mut block);
-//! let two_sweeps = Region::with_halos(&block, 4);
-//! Sweeper::new(2).run(&mut block, &two_sweeps, 0, 4);
+//! Sweeper::new(2).sweep(&mut block, 4);
 //! let mut reference = Reference::new(lattice);
 //! reference.sweep();
 //! reference.sweep();
@@ -42,5 +40,5 @@ pub use lattice::{Lattice, LatticeError};
 pub use measure::{Measurement, SUMS_BYTES, Sums};
 pub use real::Real;
 pub use reference::Reference;
-pub use sweeps::{Region, Sweeper};
+pub use sweeps::Sweeper;
 pub use vectors::VectorUnit;

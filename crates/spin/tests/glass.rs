@@ -2,8 +2,8 @@
 
 use millstream_application::{ApplicationError, FailAt, run_on_threads};
 use millstream_fabric::FabricError;
-use millstream_spin::glass::{self, GlassOptions, GlassReport, halo::fill_from_itself};
-use millstream_spin::{Block, Extent, Lattice, Real, Reference, Region, Sums, Sweeper, VectorUnit};
+use millstream_spin::glass::{self, GlassOptions, GlassReport};
+use millstream_spin::{Block, Extent, Lattice, Real, Reference, Sums, Sweeper, VectorUnit};
 use millstream_torus_core::NodeNumber;
 use proptest::prelude::*;
 
@@ -107,8 +107,7 @@ fn a_half_sweep_done_twice_returns_the_spins() {
     let lattice = Lattice::new([16; 3], 3).unwrap();
     let mut block = whole(lattice, 1);
     let before = block.clone();
-    fill_from_itself(&mut block);
-    let region = Region::fixed(block.inside());
+    let inside = block.inside();
     let sweeper = Sweeper::new(1);
     let largest = |block: &Block<f32>| {
         let mut largest = 0.0_f32;
@@ -122,9 +121,9 @@ fn a_half_sweep_done_twice_returns_the_spins() {
         }
         largest
     };
-    sweeper.run(&mut block, &region, 1, 1);
+    sweeper.half_sweep(&mut block, &inside, 1);
     assert!(largest(&block) > 0.5, "the half-sweep moves spins");
-    sweeper.run(&mut block, &region, 1, 1);
+    sweeper.half_sweep(&mut block, &inside, 1);
     let error = largest(&block);
     assert!(error <= 1e-6, "{error}");
 }
@@ -134,9 +133,8 @@ fn a_site_without_field_keeps_its_spin() {
     let lattice = Lattice::new([8; 3], 3).unwrap();
     let mut block = whole(lattice, 1);
     block.set_spins(|[x, y, z]| if (x + y + z) % 2 == 0 { [0.6, 0.0, 0.8] } else { [0.0; 3] });
-    fill_from_itself(&mut block);
     let before = block.checksum();
-    Sweeper::new(1).run(&mut block, &Region::fixed([0..8, 0..8, 0..8]), 0, 1);
+    Sweeper::new(1).half_sweep(&mut block, &[0..8, 0..8, 0..8], 0);
     assert_eq!(block.checksum(), before);
 }
 
@@ -183,8 +181,8 @@ proptest! {
     #[test]
     fn tiles_do_not_change_the_result(
         size in prop::array::uniform3(2..9_usize),
-        half_sweeps in 1..7_usize,
-        rows in 1..6_usize,
+        half_sweeps in 1..12_usize,
+        rows in prop::option::of(1..6_usize),
         threads in 1..4_usize,
         unit in prop::sample::select(VectorUnit::ALL.to_vec()),
         seed: u64,
@@ -193,13 +191,10 @@ proptest! {
         let mut plain = whole(lattice, 4);
         let mut tiled = plain.clone();
         for h in 0..half_sweeps {
-            fill_from_itself(&mut plain);
-            let region = Region::fixed(plain.inside());
-            Sweeper::with(1, VectorUnit::Portable, Some(1000)).run(&mut plain, &region, h % 2, 1);
+            let inside = plain.inside();
+            Sweeper::with(1, VectorUnit::Portable, Some(1000)).half_sweep(&mut plain, &inside, h % 2);
         }
-        fill_from_itself(&mut tiled);
-        let region = Region::with_halos(&tiled, half_sweeps);
-        Sweeper::with(threads, unit, Some(rows)).run(&mut tiled, &region, 0, half_sweeps);
+        Sweeper::with(threads, unit, rows).sweep(&mut tiled, half_sweeps);
         prop_assert_eq!(tiled.checksum(), plain.checksum());
     }
 

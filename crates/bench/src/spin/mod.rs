@@ -78,9 +78,9 @@ const C_METHODS: [(&str, &str); 5] = [
 
 /// Shapes, threads a node and sweeps between exchanges. The first one is the kernel's best.
 const SHAPES: [(&str, usize, usize); 7] = [
+    ("1x1x1", 2, 8),
     ("1x1x1", 2, 4),
-    ("1x1x1", 2, 2),
-    ("1x1x1", 1, 4),
+    ("1x1x1", 1, 8),
     ("1x1x2", 1, 4),
     ("1x2x2", 1, 4),
     ("1x2x4", 1, 4),

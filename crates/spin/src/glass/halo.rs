@@ -19,8 +19,11 @@ pub(super) type Offset = [isize; 3];
 
 /// The steps to all neighbours whose spins a block needs.
 fn offsets(block: &Geometry) -> Vec<Offset> {
-    let x = if block.has_whole_x() { 0..=0 } else { -1..=1 };
-    let all = x.flat_map(|x| (-1..=1).flat_map(move |y| (-1..=1).map(move |z| [x, y, z])));
+    let [x, y, z] = [0, 1, 2].map(|axis| if block.has_whole(axis) { 0..=0 } else { -1..=1 });
+    let all = x.flat_map(|x| {
+        let z = z.clone();
+        y.clone().flat_map(move |y| z.clone().map(move |z| [x, y, z]))
+    });
     all.filter(|offset| *offset != [0; 3]).collect()
 }
 
@@ -155,16 +158,5 @@ impl HaloExchange {
             }
             Ok(())
         })
-    }
-}
-
-/// Fills the halos of a block that has the whole lattice.
-pub fn fill_from_itself<E: Real>(block: &mut Block<E>) {
-    for offset in offsets(block.geometry()) {
-        let mut bytes = Vec::new();
-        block.pack(&sent(block.geometry(), offset), &mut bytes);
-        let opposite = offset.map(|step| -step);
-        // The box has the size of what was packed.
-        let _ = block.unpack(&received(block.geometry(), opposite), &bytes);
     }
 }

@@ -9,7 +9,7 @@ use crate::block::Block;
 use crate::geometry::{Box3, Geometry};
 use crate::measure::Sums;
 use crate::real::Real;
-use crate::sweeps::{Region, Sweeper};
+use crate::sweeps::Sweeper;
 
 /// The sites of a node.
 #[derive(Debug)]
@@ -68,8 +68,7 @@ impl<E: Real> Sites<E> {
     ) -> Result<(), ApplicationError> {
         match self {
             Sites::Host { block, sweeper, .. } => {
-                let region = Region::with_halos(block, half_sweeps);
-                sweeper.run(block, &region, 0, half_sweeps);
+                sweeper.sweep(block, half_sweeps);
             }
             Sites::Card(block) => block.sweep(&mut group.fabric, half_sweeps)?,
         }
