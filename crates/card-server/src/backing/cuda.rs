@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use millstream_card_abi::{AccessError, MappedMemory, MemoryRange};
 use millstream_gpu::{CudaError, CudaMemory, Gpu, HostVisible, VulkanError};
+use millstream_rdma::loader::ENV_PATH;
 use millstream_rdma::memory::MemoryError;
 use millstream_rdma::{Access, Device, Region};
 use millstream_shm::PAGE;
@@ -48,6 +49,13 @@ impl GpuMemory {
                 let imported = fd.try_clone().map_err(|cause| BackingError::Descriptor { index, cause })?;
                 let memory = CudaMemory::import(&gpu, imported, bytes).map_err(wrong)?;
                 let mapping = MappedMemory::new(Arc::new(mapped.into_mapping()));
+                if std::env::var_os(ENV_PATH).is_none_or(|path| path != "wire") {
+                    tracing::warn!(
+                        "the kernel does not copy between processes in memory of {}: for RDMA within this host start the \
+                         card and its clients with {ENV_PATH}=wire",
+                        gpu.name()
+                    );
+                }
                 (memory, DeviceAccess::Mapped { mapping, fd })
             }
             None => {

@@ -464,6 +464,8 @@ fn a_reader_of_words_that_sleeps_is_woken() {
 fn a_reader_that_awaits_two_entries_of_words_is_woken_by_the_second() {
     check(|| {
         let words = Words::new(2);
+        // A longer wait was given up before.
+        AwaitedEntries(&words.awaited).set(&words.ring(), 50);
         let writer = thread::spawn(move || {
             [1, 2].map(|n| {
                 assert_eq!(words.ring().push(&[n, n]), Ok(true));
