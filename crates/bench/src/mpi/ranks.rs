@@ -187,7 +187,7 @@ pub(super) fn mpirun(ranks: usize, tls: &str, library_dir: &Path) -> Command {
             .env("UCX_NET_DEVICES", "mill0:1")
             // As docs/mpi.md recommends.
             .env("UCX_RC_RX_QUEUE_LEN", "512")
-            .env("UCX_RNDV_THRESH", "16k");
+            .env("UCX_RNDV_THRESH", "32k");
     }
     command
 }
