@@ -199,7 +199,8 @@ pub(crate) struct TorusRunOptions {
     /// Key that outside hosts must know, in hexadecimal digits; by default one is drawn
     #[arg(long, value_name = "HEX", requires = "seventh", value_parser = hexadecimal)]
     seventh_key: Option<u64>,
-    /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on
+    /// Watch for faults with this many supervisors: routes change around dead nodes, and the others go on; a supervisor that
+    /// ends is started again
     #[arg(long, default_value_t = 0, value_name = "N")]
     supervisors: usize,
     /// Multiply all monitoring periods, for overloaded hosts; at 1 a death is known after 0.3 s

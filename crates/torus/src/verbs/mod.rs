@@ -244,7 +244,8 @@ impl VerbsLinks {
     /// Entries of a completion queue for all links.
     #[must_use]
     pub fn completions(options: &EngineOptions) -> u32 {
-        DIRECTIONS as u32 * (VerbsLinks::receives(options) + u32::from(PLACES))
+        // A failed link completes its keep-alives, too.
+        DIRECTIONS as u32 * (VerbsLinks::receives(options) + u32::from(PLACES + KEEPALIVES))
     }
 
     /// Takes a connection into use.
@@ -378,29 +379,23 @@ impl VerbsLinks {
         let Some(link) = self.sides[direction.index()].as_mut() else { return };
         // No bytes: any valid address does.
         let Ok(nowhere) = link.credits.at(0, 0) else { return };
-        self.post(direction, &[], nowhere, Some(frame), InFlight::Memory(None));
+        self.post(direction, &[], nowhere, frame, InFlight::Memory(None));
     }
 
     /// Shows a neighbour that this node lives: its diagnosis word, and a count that differs from the last one.
     pub fn send_keepalive(&mut self, direction: Direction) {
-        let Some(at) = self.out_place(direction) else { return };
         let diagnosis = u64::from(self.diagnosis[direction.index()]);
-        let Some(link) = self.sides[direction.index()].as_mut() else { return };
+        let Some(link) = self.sides[direction.index()].as_mut().filter(|link| link.alive) else { return };
         let there = direction.reversed().index() * CREDIT_BYTES + KEEPALIVE_AT;
         let Ok(to) = link.credits.at(there as u64, 8) else { return };
         link.keepalives_sent += 1;
         let word = (link.keepalives_sent << 16 | diagnosis).to_le_bytes();
-        if !link.keepalives_sent.is_multiple_of(KEEPALIVES.into()) && link.alive {
-            let id = WrId(link_bits(direction, link.incarnation) | u64::from(NO_PLACE));
-            if let Err(error) = link.pair.post_write_inline(&word, to, Signal::No, id) {
-                tracing::warn!("link {direction}: {error}");
-            }
-            return;
+        let has_completion = link.keepalives_sent.is_multiple_of(KEEPALIVES.into());
+        let signal = if has_completion { Signal::Yes } else { Signal::No };
+        let id = WrId(link_bits(direction, link.incarnation) | u64::from(NO_PLACE));
+        if let Err(error) = link.pair.post_write_inline(&word, to, signal, id) {
+            tracing::warn!("link {direction}: {error}");
         }
-        // A place holds more bytes than a word has.
-        let _ = self.out.store(at, &word);
-        let Some(Ok(sge)) = self.out.region().map(|region| region.sge(at, 8)) else { return };
-        self.post(direction, &[sge], to, None, InFlight::Memory(None));
     }
 
     /// The diagnosis word of the neighbour's newest keep-alive, once.
@@ -411,13 +406,13 @@ impl VerbsLinks {
         (std::mem::replace(&mut link.keepalive_seen, word) != word).then_some(word as u16)
     }
 
-    /// Posts a WRITE, with immediate data if it is a frame. A failure shows itself by the completions of the queue pair.
+    /// Posts a WRITE with immediate data. A failure shows itself by the completions of the queue pair.
     fn post(
         &mut self,
         direction: Direction,
         from: &[Sge],
         to: millstream_rdma::memory::RemoteAddress,
-        frame: Option<Frame>,
+        frame: Frame,
         holds: InFlight,
     ) -> bool {
         let Some(link) = self.sides[direction.index()].as_mut().filter(|link| link.alive) else {
@@ -425,16 +420,12 @@ impl VerbsLinks {
         };
         let Some(place) = link.free.pop() else { return false };
         let id = WrId(link_bits(direction, link.incarnation) | u64::from(place));
-        let posted = match frame {
-            Some(frame) => link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id),
-            None => link.pair.post_write(from, to, Signal::Yes, id),
-        };
-        if let Err(error) = posted {
+        if let Err(error) = link.pair.post_write_imm(from, to, frame.encode(), Signal::Yes, id) {
             tracing::warn!("link {direction}: {error}");
             link.free.push(place);
             return false;
         }
-        link.frames_sent += u64::from(frame.is_some());
+        link.frames_sent += 1;
         link.in_flight[usize::from(place)] = Some(holds);
         true
     }
@@ -509,7 +500,7 @@ impl Links for VerbsLinks {
         let Ok(to) = remote.at(slot_offset(&self.options, place), length) else { return true };
         let diagnosis = self.diagnosis[direction.index()];
         let frame = Frame { kind: FrameKind::Packet { vc: header.vc, slot }, diagnosis };
-        let posted = self.post(direction, &sges, to, Some(frame), holds);
+        let posted = self.post(direction, &sges, to, frame, holds);
         // A slot in transit is released by its completion.
         !(posted && is_transit)
     }
@@ -529,7 +520,7 @@ impl Links for VerbsLinks {
             return;
         };
         let frame = Frame { kind: FrameKind::Credits, diagnosis: self.diagnosis[direction.index()] };
-        self.post(direction, &[sge], to, Some(frame), InFlight::Memory(None));
+        self.post(direction, &[sge], to, frame, InFlight::Memory(None));
     }
 
     fn slot(&self, slot: SlotRef) -> (&Memory, u64) {
