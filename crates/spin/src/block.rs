@@ -313,28 +313,14 @@ impl<E: Real> Block<E> {
 
     /// The block's memory for the update of rows.
     pub(crate) fn shared(&mut self) -> SharedBlock<E> {
-        let first = self.values.as_mut_ptr().wrapping_add(self.start);
-        let (extent, halo) = (self.geometry.extent(), self.geometry.halo());
-        SharedBlock {
-            first: first.wrapping_add(self.geometry.left),
-            across: extent.size[1] + 2 * halo[1],
-            halo: halo.map(|halo| halo as isize),
-            around: std::array::from_fn(|axis| self.has_whole(axis).then_some(extent.size[axis] as isize)),
-            pitch: self.geometry.pitch,
-            origin_parity: (extent.origin[1] + extent.origin[2]) % 2,
-        }
+        SharedBlock { first: self.values.as_mut_ptr().wrapping_add(self.start), geometry: self.geometry }
     }
 }
 
 /// The memory of a block while threads update it.
 pub(crate) struct SharedBlock<E> {
     first: *mut E,
-    across: usize,
-    halo: [isize; 3],
-    pitch: usize,
-    origin_parity: usize,
-    /// Sites on each axis whose ends are neighbours.
-    around: [Option<isize>; 3],
+    geometry: Geometry,
 }
 
 // SAFETY: threads update disjoint rows, and read rows that no other thread writes meanwhile (module `sweeps`).
@@ -342,23 +328,7 @@ unsafe impl<E: Send + Sync> Sync for SharedBlock<E> {}
 
 impl<E: Real> SharedBlock<E> {
     fn row(&self, parity: usize, y: isize, z: isize) -> *mut E {
-        let (y, z) = (self.place(1, y), self.place(2, z));
-        self.first.wrapping_add(((z * self.across + y) * 2 + parity) * COMPONENTS * self.pitch)
-    }
-
-    /// Where a row or plane is. It is at most one time around beyond either end.
-    fn place(&self, axis: usize, at: isize) -> usize {
-        let at = match self.around[axis] {
-            Some(size) if at < 0 => at + size,
-            Some(size) if at >= size => at - size,
-            _ => at,
-        };
-        (at + self.halo[axis]) as usize
-    }
-
-    /// `s` of the row of a parity.
-    pub(crate) fn shift(&self, parity: usize, y: isize, z: isize) -> usize {
-        (parity as isize + y + z + self.origin_parity as isize).rem_euclid(2) as usize
+        self.first.wrapping_add(self.geometry.row_at(parity, y, z))
     }
 
     /// The rows that the update of a row needs.
@@ -369,14 +339,14 @@ impl<E: Real> SharedBlock<E> {
             own: self.row(parity, y, z),
             same: near(y, z),
             around: [near(y - 1, z), near(y + 1, z), near(y, z - 1), near(y, z + 1)],
-            pitch: self.pitch,
-            shift: self.shift(parity, y, z),
+            pitch: self.geometry.pitch,
+            shift: self.geometry.shift(parity, y, z),
         }
     }
 
     /// Fetches both rows at (y, z) into the cache.
     pub(crate) fn prefetch(&self, y: isize, z: isize) {
-        let (first, values) = (self.row(0, y, z), 2 * COMPONENTS * self.pitch);
+        let (first, values) = (self.row(0, y, z), 2 * COMPONENTS * self.geometry.pitch);
         for at in (0..values).step_by(LINE_VALUES) {
             prefetch(first.wrapping_add(at));
         }
@@ -387,9 +357,12 @@ impl<E: Real> SharedBlock<E> {
     /// # Safety
     /// No other thread accesses the row.
     pub(crate) unsafe fn copy_x_ends(&self, own: *mut E) {
-        let Some(end) = self.around[0].map(|sites| sites / 2) else { return };
+        if !self.geometry.has_whole(0) {
+            return;
+        }
+        let end = (self.geometry.extent().size[0] / 2) as isize;
         for c in 0..COUPLINGS {
-            let row = own.wrapping_add(c * self.pitch);
+            let row = own.wrapping_add(c * self.geometry.pitch);
             // SAFETY: the row has one site more on each side.
             unsafe {
                 *row.offset(-1) = *row.offset(end - 1);

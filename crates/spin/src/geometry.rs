@@ -142,10 +142,18 @@ impl Geometry {
     /// Where site 0 of a row has its first component, among the values of a block.
     pub(crate) fn row_at(&self, parity: usize, y: isize, z: isize) -> usize {
         let across = self.extent.size[1] + 2 * self.halo[1];
-        let place = |axis: usize, at: isize| {
-            let at = if self.whole[axis] { at.rem_euclid(self.extent.size[axis] as isize) } else { at };
-            (at + self.halo[axis] as isize) as usize
+        ((self.place(2, z) * across + self.place(1, y)) * 2 + parity) * COMPONENTS * self.pitch + self.left
+    }
+
+    /// Where a row or plane is. On an axis of which the block has all, it is at most one time around beyond either end.
+    fn place(&self, axis: usize, at: isize) -> usize {
+        let size = self.extent.size[axis] as isize;
+        let at = match at {
+            _ if !self.whole[axis] => at,
+            ..0 => at + size,
+            _ if at >= size => at - size,
+            _ => at,
         };
-        ((place(2, z) * across + place(1, y)) * 2 + parity) * COMPONENTS * self.pitch + self.left
+        (at + self.halo[axis] as isize) as usize
     }
 }

@@ -42,10 +42,6 @@ const CACHE_BYTES: usize = 4 << 20;
 struct Region([Piece; 3]);
 
 impl Region {
-    fn of(pieces: [Piece; 3]) -> Region {
-        Region(pieces)
-    }
-
     /// The sites of half-sweep `h` along an axis.
     fn range(&self, axis: usize, h: usize) -> Range<isize> {
         let Piece { first, lower, upper } = &self.0[axis];
@@ -87,6 +83,10 @@ struct Piece {
 }
 
 impl Piece {
+    fn fixed(first: Range<isize>) -> Piece {
+        Piece { first, lower: 0, upper: 0 }
+    }
+
     /// Leaves out a site more at either end in each half-sweep.
     fn shrinking(first: Range<isize>) -> Piece {
         Piece { first, lower: 1, upper: -1 }
@@ -120,7 +120,7 @@ fn phases<E: Real>(block: &Block<E>, half_sweeps: usize, threads: usize) -> Vec<
             let end = size[axis] as isize;
             if whole[axis] { 0..end } else { -more..end + more }
         };
-        let x = if whole[0] { Piece { first: all(0), lower: 0, upper: 0 } } else { Piece::shrinking(all(0)) };
+        let x = if whole[0] { Piece::fixed(all(0)) } else { Piece::shrinking(all(0)) };
         let rows = all(1);
         let chunks = (rows.len() / (2 * now)).clamp(1, threads);
         let edges: Vec<_> = (0..=chunks).map(|i| rows.start + (i * rows.len() / chunks) as isize).collect();
@@ -133,7 +133,7 @@ fn phases<E: Real>(block: &Block<E>, half_sweeps: usize, threads: usize) -> Vec<
         zs.extend(whole[2].then(|| Piece::seam(all(2).end)));
         for z in &zs {
             for ys in ys.iter().filter(|ys| !ys.is_empty()) {
-                let regions = ys.iter().map(|y| Region::of([x.clone(), y.clone(), z.clone()])).collect();
+                let regions = ys.iter().map(|y| Region([x.clone(), y.clone(), z.clone()])).collect();
                 phases.push(Phase { regions, parity: done % 2, half_sweeps: now });
             }
         }
@@ -186,7 +186,7 @@ impl Sweeper {
     /// # Panics
     /// If the region exceeds the block with its halos less one site.
     pub fn half_sweep<E: Real>(&self, block: &mut Block<E>, region: &Box3, parity: usize) {
-        let regions = vec![Region::of(region.clone().map(|first| Piece { first, lower: 0, upper: 0 }))];
+        let regions = vec![Region(region.clone().map(Piece::fixed))];
         self.run_phases(block, &[Phase { regions, parity, half_sweeps: 1 }], &AtomicBool::new(false));
     }
 
