@@ -42,24 +42,19 @@ fn disk_end(
     if device.kind != DeviceKind::Ssd {
         return Ok(None);
     }
-    let (prefix, what) = match access {
-        Access::Read => ("read", "reads"),
-        Access::Write => ("write", "writes"),
-    };
     let no_value =
         |value: String| PathError::NoValue { device: place.to_owned(), model: device.model.clone(), value };
     let queue = CommandQueue::new(p, &device.id, access);
     let (name, rate) = match (device.queue_depth, &queue) {
-        (Some(depth), Some(queue)) => {
-            (format!("{place}, {what}, queue depth {depth} at {block} B"), queue.bandwidth(block, depth))
-        }
-        (Some(_), None) => {
-            return Err(no_value(CommandQueue::VALUES.map(|value| value.replace("read", prefix)).join(", ")));
-        }
+        (Some(depth), Some(queue)) => (
+            format!("{place}, {}s, queue depth {depth} at {block} B", access.name()),
+            queue.bandwidth(block, depth),
+        ),
+        (Some(_), None) => return Err(no_value(CommandQueue::value_names(access))),
         (None, _) => {
-            let rate = format!("{prefix}.rate");
+            let rate = format!("{}.rate", access.name());
             let known = p.device(&device.id, &rate).ok_or_else(|| no_value(rate))?;
-            (format!("{place}, {what}"), BytesPerSecond::gigabytes(known))
+            (format!("{place}, {}s", access.name()), BytesPerSecond::gigabytes(known))
         }
     };
     let rate = BytesPerSecond(rate.0.min(write_ceiling(p, device).0));

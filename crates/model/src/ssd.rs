@@ -35,9 +35,27 @@ pub struct CommandQueue {
     pub channel_rate: BytesPerSecond,
 }
 
+impl Access {
+    /// First word of its values in the device library.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Access::Read => "read",
+            Access::Write => "write",
+        }
+    }
+}
+
 impl CommandQueue {
     /// Values of the device library behind the reads of a disk; those of writes are alike.
     pub const VALUES: [&str; 5] = ["read.latency", "read.iops", "read.rate", "channels", "channel.rate"];
+
+    /// Names of the values behind the reads or the writes of a disk.
+    #[must_use]
+    pub fn value_names(access: Access) -> String {
+        let prefix = format!("{}.", access.name());
+        CommandQueue::VALUES.map(|value| value.replace("read.", &prefix)).join(", ")
+    }
 
     /// Whether a value of the device library is behind the reads or the writes of a disk.
     #[must_use]
@@ -49,11 +67,7 @@ impl CommandQueue {
     /// The stations of a device; none if the library lacks one of its values.
     #[must_use]
     pub fn new(p: &Parameters, id: &str, access: Access) -> Option<CommandQueue> {
-        let prefix = match access {
-            Access::Read => "read",
-            Access::Write => "write",
-        };
-        let value = |name: &str| p.device(id, &format!("{prefix}.{name}"));
+        let value = |name: &str| p.device(id, &format!("{}.{name}", access.name()));
         Some(CommandQueue {
             latency: Picos::from_seconds(value("latency")? * 1e-6),
             command: Picos::from_seconds(1e-3 / value("iops")?),

@@ -70,7 +70,7 @@ fn disks(site: &Site) -> impl Iterator<Item = Disk<'_>> {
 pub(super) fn measured(
     site: &Site,
     p: &Parameters,
-    cases: &[&Measurement],
+    cases: &[Measurement],
     named: Option<&str>,
 ) -> Result<Option<String>, DiskError> {
     let rates = || {
@@ -95,8 +95,7 @@ pub(super) fn measured(
     };
     for (_, access) in rates() {
         if CommandQueue::new(p, disk.id, access).is_none() {
-            let prefix = if access == Access::Read { "read." } else { "write." };
-            let values = CommandQueue::VALUES.map(|value| value.replace("read.", prefix)).join(", ");
+            let values = CommandQueue::value_names(access);
             return Err(DiskError::NoQueues { disk: disk.place, model: disk.model.to_owned(), values });
         }
     }

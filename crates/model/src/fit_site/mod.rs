@@ -142,7 +142,7 @@ fn owners(site: &Site) -> BTreeSet<String> {
 }
 
 /// Parameters that measurements can depend on: those of the site's devices for benchmarks, the queues of the disk for its rates.
-fn candidates(site: &Site, p: &Parameters, cases: &[&Measurement], disk: Option<&str>) -> Vec<String> {
+fn candidates(site: &Site, p: &Parameters, cases: &[Measurement], disk: Option<&str>) -> Vec<String> {
     let has_benchmark = cases.iter().any(|m| matches!(m.what, Measured::Benchmark(_)));
     let owners = if has_benchmark { owners(site) } else { BTreeSet::new() };
     let is_candidate = |name: &str| {
@@ -160,7 +160,7 @@ struct Fit<'a> {
     between: Option<(&'a str, &'a str)>,
     /// Library id of the disk.
     disk: Option<String>,
-    cases: Vec<&'a Measurement>,
+    cases: &'a [Measurement],
     start: Parameters,
     names: Vec<String>,
 }
@@ -193,7 +193,7 @@ impl Fit<'_> {
     }
 
     fn results(&self, p: &Parameters) -> Result<Vec<f64>, SiteFitError> {
-        parallel_map(&self.cases, |case| self.result(p, case)).into_iter().collect()
+        parallel_map(self.cases, |case| self.result(p, case)).into_iter().collect()
     }
 
     /// Logarithms of measured to modelled values.
@@ -269,10 +269,9 @@ pub fn fit_site<'a>(
 ) -> Result<SiteFit, SiteFitError> {
     let places = places.into();
     let start = p.with_devices(&site.devices).into_owned();
-    let cases: Vec<&Measurement> = measurements.iter().collect();
-    let disk = disk::measured(site, &start, &cases, places.disk)?;
-    let names = candidates(site, &start, &cases, disk.as_deref());
-    let mut fit = Fit { site, between: places.between, disk, cases, names, start };
+    let disk = disk::measured(site, &start, measurements, places.disk)?;
+    let names = candidates(site, &start, measurements, disk.as_deref());
+    let mut fit = Fit { site, between: places.between, disk, cases: measurements, names, start };
     let before = fit.results(&fit.start)?;
     // Parameters whose whole range changes no result need no further simulation.
     let has_effect = |name: &String| -> Result<bool, SiteFitError> {
@@ -295,7 +294,7 @@ pub fn fit_site<'a>(
     let after = fit.results(&fitted)?;
     let parameters = parameters_of(&fit, &steps, &covariance);
     let compared = (fit.cases.iter().zip(before.iter().zip(&after)))
-        .map(|(&m, (&before, &after))| Compared { measurement: m.clone(), before, after })
+        .map(|(m, (&before, &after))| Compared { measurement: m.clone(), before, after })
         .collect();
     Ok(SiteFit { parameters, without_effect, compared, fitted })
 }

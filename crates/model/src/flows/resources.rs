@@ -201,7 +201,7 @@ impl<'a> Resources<'a> {
         let queue = CommandQueue::new(self.p, &found.id, access).ok_or_else(|| PathError::NoValue {
             device: format!("{}.{}", host.name, found.name),
             model: found.model.clone(),
-            value: CommandQueue::VALUES.join(", "),
+            value: CommandQueue::value_names(access),
         })?;
         let name = format!("{}.{}, queue depth {depth} at {} B", host.name, found.name, self.block);
         let rate = queue.bandwidth(self.block, depth).0;

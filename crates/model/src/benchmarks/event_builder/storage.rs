@@ -61,7 +61,7 @@ impl Storage {
                 CommandQueue::new(p, &device.id, Access::Write).ok_or_else(|| PathError::NoValue {
                     device: format!("{}.{}", host.name, device.name),
                     model: device.model.clone(),
-                    value: CommandQueue::VALUES.map(|value| value.replace("read.", "write.")).join(", "),
+                    value: CommandQueue::value_names(Access::Write),
                 })?;
             let rates = queue.rates(block.0).take(depth as usize).map(|rate| rate * block.0 as f64).collect();
             disks.push(Disk { queue, block: block.0, rates, link: write_ceiling(p, device).0 });
