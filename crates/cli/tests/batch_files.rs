@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_store::{EventReader, event_numbers};
-use processes::kill_builder;
+use processes::{builder, signal};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -164,7 +164,7 @@ fn batches_of_a_killed_builder_unit_are_recovered_and_stored_once() {
         assert!(Instant::now() < deadline, "no batches are stored");
         std::thread::sleep(Duration::from_millis(2));
     }
-    kill_builder(&run);
+    signal(builder(&run), "KILL");
     run.wait_with_output().unwrap();
 
     let report = report(&json);

@@ -7,7 +7,8 @@ mod processes;
 
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
-use processes::{children, kill_builder};
+use millstream_store::committed_numbers;
+use processes::{builder, children, signal};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -245,8 +246,7 @@ fn an_interrupted_run_accounts_for_every_fragment() {
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(50));
     }
-    let interrupt = Command::new("kill").args(["-INT", &run.id().to_string()]).status();
-    assert!(interrupt.expect("kill starts").success());
+    signal(run.id(), "INT");
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "a run that was stopped is no success");
     let report = json(&account);
@@ -286,8 +286,7 @@ fn a_lost_unit_is_named_as_in_the_configuration() {
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(20));
     };
-    let killed = Command::new("kill").args(["-KILL", &readout.to_string()]).status();
-    assert!(killed.expect("kill starts").success());
+    signal(readout, "KILL");
     run.wait_with_output().unwrap();
     let error = json(&report)["error"].as_str().unwrap().to_owned();
     assert!(error.contains("readout crate2 lost"), "{error}");
@@ -318,13 +317,26 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
         .stdout(Stdio::null())
         .spawn()
         .expect("the program starts");
-    // Four complete files, and events in the fifth.
+    // Four complete files, and events in one that is being written when the unit stands still.
     let deadline = Instant::now() + Duration::from_secs(60);
-    while !path("out/kept.bu0.0005.h5.partial").exists() {
+    loop {
         assert!(Instant::now() < deadline, "no events are stored");
         std::thread::sleep(Duration::from_millis(5));
+        if !path("out/kept.bu0.0004.h5").exists() {
+            continue;
+        }
+        let builder = builder(&run);
+        signal(builder, "STOP");
+        until_stopped(builder, deadline);
+        let partials = millstream_store::partials(&path("out")).unwrap();
+        // A file that was only just created cannot be read yet.
+        if partials.iter().any(|partial| committed_numbers(partial).is_ok_and(|numbers| !numbers.is_empty()))
+        {
+            signal(builder, "KILL");
+            break;
+        }
+        signal(builder, "CONT");
     }
-    kill_builder(&run);
     run.wait_with_output().unwrap();
 
     let report = json(&path("kept.json"));
@@ -345,6 +357,20 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
     std::fs::write(path("out/kept.bu0.0002.h5"), bytes).unwrap();
     let error = fails(&["evb", "files", path("out").to_str().unwrap()]);
     assert!(error.contains("kept.bu0.0002.h5: checksum is crc32:"), "{error}");
+}
+
+/// Waits until all threads of a process are stopped.
+fn until_stopped(process: u32, deadline: Instant) {
+    let stopped = |task: std::io::Result<std::fs::DirEntry>| {
+        let text =
+            task.and_then(|task| std::fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
+        // The state follows the name, which ends with the last parenthesis.
+        text.rsplit(')').next().is_some_and(|fields| fields.starts_with(" T "))
+    };
+    while !std::fs::read_dir(format!("/proc/{process}/task")).unwrap().all(stopped) {
+        assert!(Instant::now() < deadline, "process {process} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// User CPU time of a process [1/100 s].

@@ -9,12 +9,17 @@ pub(crate) fn children(of: u32) -> Vec<u32> {
     text.split_whitespace().map(|pid| pid.parse().expect("a process number")).collect()
 }
 
-/// Kills the first builder unit of a run.
-pub(crate) fn kill_builder(run: &Child) {
+/// The first builder unit of a run.
+pub(crate) fn builder(run: &Child) -> u32 {
     let is_builder = |process: &u32| {
         let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         words.contains("builder\x000\0")
     };
-    let builder = children(run.id()).into_iter().find(is_builder).expect("the builder unit runs");
-    assert!(Command::new("kill").args(["-KILL", &builder.to_string()]).status().unwrap().success());
+    children(run.id()).into_iter().find(is_builder).expect("the builder unit runs")
+}
+
+/// Sends a signal, such as `KILL`.
+pub(crate) fn signal(process: u32, name: &str) {
+    let kill = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
+    assert!(kill.expect("kill starts").success());
 }
