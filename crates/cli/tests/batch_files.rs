@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use millstream_store::{EventReader, event_numbers};
 use processes::{builder, signal};
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -164,7 +165,7 @@ fn batches_of_a_killed_builder_unit_are_recovered_and_stored_once() {
         assert!(Instant::now() < deadline, "no batches are stored");
         std::thread::sleep(Duration::from_millis(2));
     }
-    signal(builder(&run), "KILL");
+    signal(builder(&run), Signal::KILL);
     run.wait_with_output().unwrap();
 
     let report = report(&json);

@@ -9,6 +9,7 @@ use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use millstream_store::committed_numbers;
 use processes::{builder, children, signal};
+use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -246,7 +247,7 @@ fn an_interrupted_run_accounts_for_every_fragment() {
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(50));
     }
-    signal(run.id(), "INT");
+    signal(run.id(), Signal::INT);
     let output = run.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1), "a run that was stopped is no success");
     let report = json(&account);
@@ -286,7 +287,7 @@ fn a_lost_unit_is_named_as_in_the_configuration() {
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(20));
     };
-    signal(readout, "KILL");
+    signal(readout, Signal::KILL);
     run.wait_with_output().unwrap();
     let error = json(&report)["error"].as_str().unwrap().to_owned();
     assert!(error.contains("readout crate2 lost"), "{error}");
@@ -326,16 +327,16 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
             continue;
         }
         let builder = builder(&run);
-        signal(builder, "STOP");
+        signal(builder, Signal::STOP);
         until_stopped(builder, deadline);
         let partials = millstream_store::partials(&path("out")).unwrap();
         // A file that was only just created cannot be read yet.
         if partials.iter().any(|partial| committed_numbers(partial).is_ok_and(|numbers| !numbers.is_empty()))
         {
-            signal(builder, "KILL");
+            signal(builder, Signal::KILL);
             break;
         }
-        signal(builder, "CONT");
+        signal(builder, Signal::CONT);
     }
     run.wait_with_output().unwrap();
 
@@ -362,10 +363,7 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
 /// Waits until all threads of a process are stopped.
 fn until_stopped(process: u32, deadline: Instant) {
     let stopped = |task: std::io::Result<std::fs::DirEntry>| {
-        let text =
-            task.and_then(|task| std::fs::read_to_string(task.path().join("stat"))).unwrap_or_default();
-        // The state follows the name, which ends with the last parenthesis.
-        text.rsplit(')').next().is_some_and(|fields| fields.starts_with(" T "))
+        task.is_ok_and(|task| stat_fields(&task.path()).first().is_some_and(|state| state == "T"))
     };
     while !std::fs::read_dir(format!("/proc/{process}/task")).unwrap().all(stopped) {
         assert!(Instant::now() < deadline, "process {process} does not stop");
@@ -375,10 +373,15 @@ fn until_stopped(process: u32, deadline: Instant) {
 
 /// User CPU time of a process [1/100 s].
 fn processor_ticks(of: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{of}/stat")).unwrap_or_default();
-    // The fields after the name, which ends with the last parenthesis.
-    let fields = text.rsplit(')').next().unwrap_or_default();
-    fields.split_whitespace().nth(11).map_or(0, |ticks| ticks.parse().expect("a number of ticks"))
+    let fields = stat_fields(Path::new(&format!("/proc/{of}")));
+    fields.get(11).map_or(0, |ticks| ticks.parse().expect("a number of ticks"))
+}
+
+/// The fields of `stat` of a process or thread from its state on; none if it has ended.
+fn stat_fields(folder: &Path) -> Vec<String> {
+    let text = std::fs::read_to_string(folder.join("stat")).unwrap_or_default();
+    // The name before them ends with the last parenthesis.
+    text.rsplit(')').next().unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
 #[test]

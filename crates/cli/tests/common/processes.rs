@@ -1,6 +1,8 @@
 //! Processes of a run of the event builder.
 
-use std::process::{Child, Command};
+use std::process::Child;
+
+use rustix::process::{Pid, Signal, kill_process};
 
 /// The child processes of a process.
 pub(crate) fn children(of: u32) -> Vec<u32> {
@@ -18,8 +20,8 @@ pub(crate) fn builder(run: &Child) -> u32 {
     children(run.id()).into_iter().find(is_builder).expect("the builder unit runs")
 }
 
-/// Sends a signal, such as `KILL`.
-pub(crate) fn signal(process: u32, name: &str) {
-    let kill = Command::new("kill").args([&format!("-{name}"), &process.to_string()]).status();
-    assert!(kill.expect("kill starts").success());
+/// Sends a signal.
+pub(crate) fn signal(process: u32, signal: Signal) {
+    let process = Pid::from_raw(process as i32).expect("a process number");
+    kill_process(process, signal).expect("the process is there");
 }
