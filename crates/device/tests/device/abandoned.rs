@@ -6,6 +6,7 @@
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
 use millstream_device::qp::{Qp, QpCap, QpType, RecvSource};
@@ -17,7 +18,8 @@ use millstream_shm::{Mapping, PAGE, round_up};
 
 use crate::support::runs_with_moved_pages;
 use crate::support::{
-    Adapter, Process, QpConfig, attributes, mask, next, recv_from_parent, send_to_parent, wait_for,
+    Adapter, Process, QpConfig, TEST_TIMEOUT, attributes, mask, next, recv_from_parent, send_to_parent,
+    wait_for,
 };
 
 const QKEY: u32 = 0x1234;
@@ -25,6 +27,9 @@ const QKEY: u32 = 0x1234;
 const MESSAGE: u32 = 64;
 const ROOM: u32 = MESSAGE + 40;
 const REQUESTS: usize = 4;
+/// Receives of [`Queue::unshared`], and the longest time after which a process asks for memory again that it could not map.
+const TRIES: u64 = 8;
+const RETRY_TIME: Duration = Duration::from_millis(1100);
 
 pub(crate) fn ready(qp: &Qp, dest: u32) {
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
@@ -66,7 +71,7 @@ impl Queue {
             None => Srq::new(&adapter.pd, REQUESTS as u32, 1),
             Some(domain) => Srq::for_domain(&adapter.pd, domain, &cq, REQUESTS as u32, 1),
         };
-        // Whole pages, which senders map. A copy through the kernel would fail without SIGBUS.
+        // Whole pages, which senders map.
         let mut memory = vec![0; (REQUESTS + 1) * PAGE];
         let mr = adapter.register(&mut memory);
         let queue = Self { srq: srq.expect("a shared queue"), cq, memory, mr };
@@ -75,8 +80,22 @@ impl Queue {
     }
 
     fn post(&self, i: usize) -> Result<(), Errno> {
+        self.srq.post(i as u64, &[self.page(i)])
+    }
+
+    /// Room for a message on a page of its own.
+    fn page(&self, i: usize) -> Sge {
         let addr = (round_up(self.memory.as_ptr() as usize, PAGE) + i * PAGE) as u64;
-        self.srq.post(i as u64, &[Sge { addr, length: ROOM, lkey: self.mr.key() }])
+        Sge { addr, length: ROOM, lkey: self.mr.key() }
+    }
+
+    /// A queue pair of datagrams with receives of its own in the same memory.
+    fn unshared(&self, adapter: &Adapter) -> Arc<Qp> {
+        let cq = adapter.cq();
+        let qp = adapter.qp_with(&cq, QpType::Ud, RecvSource::Own).expect("a queue pair");
+        ready(&qp, 0);
+        (0..TRIES).for_each(|i| qp.post_recv(i, &[self.page(0)]).expect("room"));
+        qp
     }
 
     /// Checks that all slots except those of `waiting` requests are free, each once.
@@ -138,6 +157,24 @@ pub(crate) fn crashing_sender() {
     send_until_fault();
 }
 
+/// Maps the receiver's memory: a copy through the kernel would fail without SIGBUS. `qpn` is an unshared queue pair.
+fn map_memory_of(adapter: &Adapter, qpn: u32) {
+    let cq = adapter.cq();
+    let qp = sender(adapter, &cq, QpType::Ud);
+    ready(&qp, 0);
+    let is_mapped = || std::fs::read_to_string("/proc/self/maps").expect("maps").contains("millstream-moved");
+    for _ in 0..TRIES {
+        qp.post_send(&datagram(qpn)).expect("room");
+        assert_eq!(next(&cq).status, WC_SUCCESS);
+        if is_mapped() {
+            return;
+        }
+        // A receiver that is not scheduled for a while does not answer in time.
+        std::thread::sleep(RETRY_TIME);
+    }
+    panic!("the receiver's memory is not mapped");
+}
+
 /// Sends messages that are not there.
 fn send_until_fault() {
     let file = tempfile::tempfile().expect("a file");
@@ -150,27 +187,30 @@ fn send_until_fault() {
     let cq = adapter.cq();
     let line = recv_from_parent().expect("to whom");
     let numbers: Vec<u32> = line.split(' ').map(|word| word.parse().expect("a number")).collect();
-    let (qp, wr) = match numbers[..] {
-        [qpn] => {
+    let (unshared, qp, wr) = match numbers[..] {
+        [unshared, qpn] => {
             let qp = sender(&adapter, &cq, QpType::Ud);
             ready(&qp, 0);
-            (qp, datagram(qpn))
+            (unshared, qp, datagram(qpn))
         }
-        [qpn, srqn] => {
+        [unshared, qpn, srqn] => {
             let qp = sender(&adapter, &cq, QpType::XrcSend);
             send_to_parent(&qp.qpn().get().to_string());
             recv_from_parent().expect("the far end is connected");
             ready(&qp, qpn);
-            (qp, SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() })
+            (unshared, qp, SendWr { opcode: WR_SEND, remote_srqn: Srqn::new(srqn), ..SendWr::default() })
         }
         _ => panic!("{line}"),
     };
+    map_memory_of(&adapter, unshared);
     file.set_len(0).expect("shorter");
+    let deadline = Instant::now() + TEST_TIMEOUT;
     // A datagram may be dropped.
-    loop {
+    while Instant::now() < deadline {
         qp.post_send(&SendWr { sges: &sges, ..wr }).expect("room");
         assert_eq!(next(&cq).status, WC_SUCCESS);
     }
+    panic!("no message is copied");
 }
 
 #[test]
@@ -187,10 +227,11 @@ fn datagram_requests_are_returned(end: SenderEnd) {
     let shared = RecvSource::Shared(queue.srq.clone());
     let receiver = adapter.qp_with(&queue.cq, QpType::Ud, shared).expect("a queue pair");
     ready(&receiver, 0);
+    let unshared = queue.unshared(&adapter);
     let _ended: Vec<Process> = (1..REQUESTS)
         .map(|_| {
             let mut process = Process::start(end.role());
-            process.send_line(&receiver.qpn().get().to_string());
+            process.send_line(&format!("{} {}", unshared.qpn().get(), receiver.qpn().get()));
             end.wait(&mut process);
             process
         })
@@ -226,11 +267,13 @@ fn xrc_requests_are_returned(end: SenderEnd) {
     let adapter = Adapter::open();
     let domain = Xrcd::private(&adapter.context).expect("a domain");
     let queue = Queue::new(&adapter, Some(&domain));
+    let unshared = queue.unshared(&adapter);
     let _ended: Vec<Process> = (1..REQUESTS)
         .map(|_| {
             let receiver = Qp::for_domain(&domain).expect("a queue pair");
             let mut process = Process::start(end.role());
-            process.send_line(&format!("{} {}", receiver.qpn().get(), queue.srq.number()));
+            let numbers = [unshared.qpn().get(), receiver.qpn().get(), queue.srq.number()];
+            process.send_line(&numbers.map(|number| number.to_string()).join(" "));
             ready(&receiver, process.recv_line().parse().expect("a number"));
             process.send_line("connected");
             end.wait(&mut process);
