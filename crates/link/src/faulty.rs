@@ -219,16 +219,20 @@ impl<L: Link> FaultInjector<L> {
     ) -> io::Result<()> {
         let Outgoing { source, destination, interface, tos, segment, .. } = *batch;
         let flow = icrc::flow(source, self.inner.source_port(), destination);
+        let identification = |index, count| if count > 1 { self.inner.identification(index) } else { 0 };
+        let (packets, mut index) = (faults_by_packet.len(), 0);
         let mut rest = &mut *batch.bytes;
         for run in runs(faults_by_packet).map(|range| &faults_by_packet[range]) {
             let (bytes, behind) = rest.split_at_mut((run.len() * segment).min(rest.len()));
             rest = behind;
             for (i, packet) in bytes.chunks_mut(segment.max(1)).enumerate() {
-                let identification = if run.len() > 1 { self.inner.identification(i) } else { 0 };
-                if let Some(flow) = flow.as_ref().filter(|_| packet.len() >= icrc::MIN_PACKET) {
-                    icrc::seal(flow, identification, packet);
+                let [former, new] = [identification(index + i, packets), identification(i, run.len())];
+                let is_sealed = former == new || packet.len() < icrc::MIN_PACKET;
+                if let Some(flow) = flow.as_ref().filter(|_| !is_sealed) {
+                    icrc::seal(flow, new, packet);
                 }
             }
+            index += run.len();
             let packet_faults = run[0];
             if packet_faults == PacketFaults::default() {
                 self.inner.send(&mut [Outgoing { source, destination, interface, tos, segment, bytes }])?;

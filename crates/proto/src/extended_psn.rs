@@ -8,6 +8,9 @@ use millstream_wire::Psn;
 pub(crate) struct ExtendedPsn(u64);
 
 impl ExtendedPsn {
+    /// Before the first packet of any connection.
+    pub(crate) const ZERO: Self = Self(0);
+
     /// The first packet of a connection. It starts at 2²⁴, so that earlier positions exist.
     pub(crate) const fn first(psn: Psn) -> Self {
         Self((1 << 24) + psn.get() as u64)

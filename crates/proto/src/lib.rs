@@ -24,6 +24,7 @@ mod reorder_buffer;
 mod request;
 mod requester;
 mod responder;
+mod selective_ack;
 
 mod ud;
 

@@ -7,25 +7,48 @@
 //! packets from the UDP source port in use. If two packets with one PSN differ, one of them is forged: neither
 //! is kept, and the PSN is accepted in sequence only.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, VecDeque};
 
 use millstream_wire::{ICRC_LEN, Packet};
 
 use crate::extended_psn::ExtendedPsn;
 
 /// Largest distance from the expected packet, in packets.
-const PACKETS: u32 = 2048;
+pub(crate) const PACKETS: u32 = 2048;
 /// Largest sum of packet lengths in bytes.
 const BYTES: usize = 2 << 20;
+/// Most buffers of former packets that are kept for later ones.
+const SPARE_BUFFERS: usize = 256;
+/// Packets in sequence after which they are freed.
+const LOSS_FREE_PACKETS: u32 = 16_384;
 
 /// Packets behind a gap, by sequence number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct ReorderBuffer {
-    packets: BTreeMap<ExtendedPsn, Box<[u8]>>,
+    /// Sequence number of the first slot.
+    first: ExtendedPsn,
+    slots: VecDeque<Option<Vec<u8>>>,
+    stored: usize,
     /// Positions at which two different packets arrived.
     conflicts: BTreeSet<ExtendedPsn>,
     bytes: usize,
+    spare: Vec<Vec<u8>>,
+    /// Packets in sequence since the last one was stored.
+    loss_free: u32,
+}
+
+impl Default for ReorderBuffer {
+    fn default() -> Self {
+        Self {
+            first: ExtendedPsn::ZERO,
+            slots: VecDeque::new(),
+            stored: 0,
+            conflicts: BTreeSet::new(),
+            bytes: 0,
+            spare: Vec::new(),
+            loss_free: 0,
+        }
+    }
 }
 
 impl ReorderBuffer {
@@ -35,49 +58,99 @@ impl ReorderBuffer {
         if at.since(expected) >= PACKETS || self.bytes + len > BYTES || self.conflicts.contains(&at) {
             return false;
         }
-        match self.packets.entry(at) {
-            Entry::Vacant(free) => {
-                free.insert([packet.covered(), &packet.icrc()].concat().into_boxed_slice());
+        if self.slots.is_empty() {
+            self.first = expected;
+        }
+        let index = at.since(self.first) as usize;
+        if index >= self.slots.len() {
+            self.slots.resize(index + 1, None);
+        }
+        let slot = &mut self.slots[index];
+        match slot {
+            None => {
+                let mut bytes = self.spare.pop().unwrap_or_default();
+                bytes.reserve_exact(len);
+                bytes.extend_from_slice(packet.covered());
+                bytes.extend_from_slice(&packet.icrc());
+                *slot = Some(bytes);
+                self.stored += 1;
                 self.bytes += len;
+                self.loss_free = 0;
                 true
             }
-            Entry::Occupied(former) if is_retransmission(former.get(), packet.covered()) => true,
-            Entry::Occupied(former) => {
-                self.bytes -= former.remove().len();
+            Some(former) if is_retransmission(former, packet.covered()) => true,
+            Some(former) => {
+                self.bytes -= former.len();
+                self.stored -= 1;
+                *slot = None;
                 self.conflicts.insert(at);
                 false
             }
         }
     }
 
-    /// Removes the packet at `expected`, and drops all before it.
-    pub(crate) fn take(&mut self, expected: ExtendedPsn) -> Option<Box<[u8]>> {
+    /// Removes the packet at `expected`, and drops all before it. [`recycle`](Self::recycle) takes its buffer back.
+    pub(crate) fn take(&mut self, expected: ExtendedPsn) -> Option<Vec<u8>> {
         while self.conflicts.first().is_some_and(|first| *first <= expected) {
             self.conflicts.pop_first();
         }
-        while let Some(first) = self.packets.first_entry().filter(|first| *first.key() <= expected) {
-            let (at, bytes) = first.remove_entry();
-            self.bytes -= bytes.len();
-            if at == expected {
-                return Some(bytes);
+        while self.first <= expected && self.stored > 0 {
+            let at = self.first;
+            self.first = at.plus(1);
+            if let Some(bytes) = self.slots.pop_front().flatten() {
+                self.bytes -= bytes.len();
+                self.stored -= 1;
+                if at == expected {
+                    return Some(bytes);
+                }
+                self.recycle(bytes);
             }
+        }
+        if self.stored == 0 {
+            self.slots.clear();
         }
         None
     }
 
+    /// Keeps the buffer of a packet for a later one.
+    pub(crate) fn recycle(&mut self, mut bytes: Vec<u8>) {
+        if self.spare.len() < SPARE_BUFFERS {
+            bytes.clear();
+            self.spare.push(bytes);
+        }
+    }
+
+    /// Notes a packet in sequence.
+    #[inline]
+    pub(crate) fn in_sequence(&mut self) {
+        if !self.spare.is_empty() {
+            self.loss_free += 1;
+            if self.loss_free == LOSS_FREE_PACKETS {
+                self.spare = Vec::new();
+            }
+        }
+    }
+
     /// Whether the packet at `at` is stored.
     pub(crate) fn has(&self, at: ExtendedPsn) -> bool {
-        self.packets.contains_key(&at)
+        at >= self.first && self.slots.get(at.since(self.first) as usize).is_some_and(Option::is_some)
     }
 
     /// The first stored packet at or after `at`.
     pub(crate) fn next(&self, at: ExtendedPsn) -> Option<ExtendedPsn> {
-        self.packets.range(at..).next().map(|(at, _)| *at)
+        let from = if at < self.first { 0 } else { at.since(self.first) as usize };
+        let index = (from..self.slots.len()).find(|index| self.slots[*index].is_some())?;
+        Some(self.first.plus(index as u32))
     }
 
     /// The last stored packet.
     pub(crate) fn last(&self) -> Option<ExtendedPsn> {
-        self.packets.last_key_value().map(|(at, _)| *at)
+        self.slots.iter().rposition(Option::is_some).map(|index| self.first.plus(index as u32))
+    }
+
+    /// All stored packets, in order.
+    pub(crate) fn all(&self) -> impl Iterator<Item = ExtendedPsn> {
+        (0..).zip(&self.slots).filter(|(_, slot)| slot.is_some()).map(|(index, _)| self.first.plus(index))
     }
 
     pub(crate) fn clear(&mut self) {
@@ -85,11 +158,11 @@ impl ReorderBuffer {
     }
 }
 
-/// Whether a packet repeats a stored one. The congestion bits and the AckReq bit may differ, and with them the
-/// ICRC.
+/// Whether a packet repeats a stored one. The congestion bits, the AckReq bit and the bit for selective
+/// acknowledgements may differ, and with them the ICRC.
 fn is_retransmission(stored: &[u8], covered: &[u8]) -> bool {
     let stored = &stored[..stored.len() - ICRC_LEN];
-    // Byte 4 of the BTH has the congestion bits, byte 8 the AckReq bit.
+    // Byte 4 of the BTH has the congestion bits, byte 8 the others.
     stored.len() == covered.len()
         && [0..4, 5..8, 9..covered.len()].into_iter().all(|part| stored[part.clone()] == covered[part])
 }

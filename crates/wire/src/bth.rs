@@ -3,7 +3,7 @@
 //! ```text
 //!  0        1                     2        4          5         8   9        12
 //! ├────────┼─────────────────────┼────────┼──────────┼─────────┼───┼────────┤
-//! │ opcode │ S │ M │ pad │ tver  │ P_Key  │ F │ B │0 │ dest QP │A│0│  PSN   │
+//! │ opcode │ S │ M │ pad │ tver  │ P_Key  │ F │ B │0 │ dest QP │A│S│0│  PSN   │
 //! ```
 
 use crate::field::Field;
@@ -131,6 +131,12 @@ impl<T: AsRef<[u8]>> Packet<T> {
         self.byte(at::ACK_REQ) & 0x80 != 0
     }
 
+    /// The requester takes selective acknowledgements. The bit is reserved in IBTA: receivers ignore it.
+    #[inline]
+    pub fn selective_ack(&self) -> bool {
+        self.byte(at::ACK_REQ) & 0x40 != 0
+    }
+
     /// The packet sequence number.
     #[inline]
     pub fn psn(&self) -> Psn {
@@ -159,6 +165,8 @@ pub struct Repr {
     pub dest_qp: Qpn,
     /// Acknowledge request: the responder shall acknowledge without delay.
     pub ack_req: bool,
+    /// The requester takes selective acknowledgements. The bit is reserved in IBTA.
+    pub selective_ack: bool,
     /// The packet sequence number.
     pub psn: Psn,
 }
@@ -178,6 +186,7 @@ impl Repr {
             becn: false,
             dest_qp,
             ack_req: false,
+            selective_ack: false,
             psn,
         }
     }
@@ -202,6 +211,7 @@ impl Repr {
             becn: packet.becn(),
             dest_qp: packet.dest_qp(),
             ack_req: packet.ack_req(),
+            selective_ack: packet.selective_ack(),
             psn: packet.psn(),
         })
     }
@@ -223,7 +233,7 @@ impl Repr {
         self.pkey.put(&mut to[at::PKEY]);
         to[at::CONGESTION] = bit(self.fecn, 0x80) | bit(self.becn, 0x40);
         self.dest_qp.put(&mut to[at::DEST_QP]);
-        to[at::ACK_REQ] = bit(self.ack_req, 0x80);
+        to[at::ACK_REQ] = bit(self.ack_req, 0x80) | bit(self.selective_ack, 0x40);
         self.psn.put(&mut to[at::PSN]);
     }
 }

@@ -32,6 +32,8 @@ pub enum Operation {
     ReadResponse,
     /// Acknowledge: ACK, NAK or RNR NAK.
     Acknowledge,
+    /// Selective acknowledgement: an extension between soft devices, not of IBTA.
+    SelectiveAcknowledge,
     /// Atomic acknowledge.
     AtomicAcknowledge,
     /// Atomic compare and swap.
@@ -193,7 +195,7 @@ macro_rules! opcodes {
     };
 }
 
-// Opcode, name, service, operation, position, extended headers, whether payload may follow.
+// 0xc0 to 0xff are the manufacturers'. Opcode, name, service, operation, position, extended headers, whether payload may follow.
 opcodes! {
     0x00 RC_SEND_FIRST:             Rc Send First [] true;
     0x01 RC_SEND_MIDDLE:            Rc Send Middle [] true;
@@ -258,6 +260,8 @@ opcodes! {
     0xb6 XRC_SEND_LAST_INV:          Xrc Send Last [XRCETH IETH] true;
     0xb7 XRC_SEND_ONLY_INV:          Xrc Send Only [XRCETH IETH] true;
     0xbd XRC_ATOMIC_WRITE:           Xrc AtomicWrite Only [XRCETH RETH] true;
+    0xd1 RC_SELECTIVE_ACKNOWLEDGE:   Rc SelectiveAcknowledge Only [AETH] true;
+    0xf1 XRC_SELECTIVE_ACKNOWLEDGE:  Xrc SelectiveAcknowledge Only [AETH] true;
 }
 
 impl Opcode {
@@ -275,11 +279,15 @@ impl Opcode {
         self.0
     }
 
-    /// The same operation over another connected service. Connected services share the low five bits.
+    /// The same operation over another connected service. Connected services share the low five bits, and among the
+    /// manufacturer's opcodes, too.
     #[inline]
     #[must_use]
     pub const fn with_service(self, service: Service) -> Option<Self> {
         let high = match service {
+            Service::Rc if self.0 >= 0xc0 => 0xc0,
+            Service::Xrc if self.0 >= 0xc0 => 0xe0,
+            _ if self.0 >= 0xc0 => return None,
             Service::Rc => 0x00,
             Service::Uc => 0x20,
             Service::Ud => 0x60,
@@ -342,7 +350,10 @@ impl Opcode {
     pub const fn is_response(self) -> bool {
         matches!(
             self.operation(),
-            Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
+            Operation::ReadResponse
+                | Operation::Acknowledge
+                | Operation::SelectiveAcknowledge
+                | Operation::AtomicAcknowledge
         )
     }
 }

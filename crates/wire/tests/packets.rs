@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 fn any_bth() -> impl Strategy<Value = bth::Repr> {
     let opcode = prop::sample::select(Opcode::ALL);
-    (opcode, any::<[bool; 5]>(), any::<(u16, u32, u32)>()).prop_map(|(opcode, bits, (pkey, qp, psn))| {
+    (opcode, any::<[bool; 6]>(), any::<(u16, u32, u32)>()).prop_map(|(opcode, bits, (pkey, qp, psn))| {
         bth::Repr {
             opcode,
             solicited: bits[0],
@@ -19,6 +19,7 @@ fn any_bth() -> impl Strategy<Value = bth::Repr> {
             becn: bits[3],
             dest_qp: Qpn::new(qp),
             ack_req: bits[4],
+            selective_ack: bits[5],
             psn: Psn::new(psn),
         }
     })

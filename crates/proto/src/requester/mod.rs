@@ -7,12 +7,14 @@
 //!  acked   in flight      to retransmit    never sent
 //! ```
 //!
+//! - [`recovery`]: what is sent again after a loss;
 //! - [`window`]: the number of packets that may be in flight;
 //! - [`rtt`]: the timeout for a response;
 //! - [`send`]: selecting and building the next packet;
 //! - [`receive`]: acknowledgements and responses.
 
 mod receive;
+mod recovery;
 mod rtt;
 mod send;
 mod window;
@@ -28,6 +30,7 @@ use crate::reorder_buffer::ReorderBuffer;
 use crate::request::{PostError, SendOp, SendRequest};
 use crate::{MAX_MESSAGE, WorkId};
 use millstream_quantity::{Instant, ack_timeout};
+use recovery::{Gaps, Recovery, SelectiveRetransmit};
 use rtt::RttEstimator;
 use window::SendWindow;
 
@@ -65,6 +68,8 @@ pub(crate) enum Timer {
     RnrWait,
     /// When the last packet of a burst, or its response, was probably lost.
     Probe,
+    /// When the retransmission of a gap was probably lost.
+    Gap,
 }
 
 /// Deadlines of the timers.
@@ -73,6 +78,7 @@ struct Timers {
     retransmit: Option<Instant>,
     rnr_wait: Option<Instant>,
     probe: Option<Instant>,
+    gap: Option<Instant>,
 }
 
 /// An error moves the queue pair to the error state.
@@ -80,27 +86,6 @@ pub(crate) type QpResult = Result<(), FailureCause>;
 
 /// Limit of exponential backoff, in ACK timeouts (9.7.6.1.3).
 const MAX_BACKOFF: u32 = 4;
-
-/// Slow retransmission after a loss (see [`Requester::begin_recovery`]).
-#[derive(Clone, Copy, Debug)]
-struct Recovery {
-    /// Behind the last packet that was sent before the loss was detected.
-    until: ExtendedPsn,
-    /// Packets that may be in flight.
-    room: u32,
-}
-
-/// Retransmission of missing READ data only; data that arrived is not requested again.
-#[derive(Clone, Copy, Debug)]
-struct SelectiveRetransmit {
-    /// Behind the last missing packet.
-    until: ExtendedPsn,
-    /// The packet to send next afterwards.
-    resume: ExtendedPsn,
-}
-
-/// Packets retransmitted before the responder reports what else is missing.
-const RECOVERY_WINDOW: u32 = 16;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -142,7 +127,10 @@ pub(crate) struct Requester {
     probes: u32,
     /// Start of the last rewind; there is one rewind until there is progress.
     rewound_to: Option<ExtendedPsn>,
+    /// The responder stores packets that follow a lost one.
+    peer_stores: bool,
     recovery: Option<Recovery>,
+    gaps: Option<Gaps>,
     selective: Option<SelectiveRetransmit>,
     peer_window: SendWindow,
     rtt: RttEstimator,
@@ -191,7 +179,9 @@ impl Requester {
             probe_due: false,
             probes: 0,
             rewound_to: None,
+            peer_stores: false,
             recovery: None,
+            gaps: None,
             selective: None,
             peer_window: SendWindow::new(config.ack_timeout, config.window),
             rtt: RttEstimator::default(),
@@ -274,7 +264,7 @@ impl Requester {
         let packets = una.since(self.una);
         self.rtt.acknowledged(packets, una, now);
         self.peer_window.acknowledged(packets, una == self.max, now);
-        self.recover(una);
+        self.recover(una, now);
         self.una = una;
         while self.awaiting_data.front().is_some_and(|due| due.1 <= una) {
             self.awaiting_data.pop_front();
@@ -332,86 +322,11 @@ impl Requester {
         self.timers = Timers::default();
         self.blocked_status = None;
         self.recovery = None;
+        self.gaps = None;
         self.selective = None;
         self.probe_due = false;
         (self.una, self.next) = (self.tail, self.tail);
         self.max = self.tail;
-    }
-
-    /// Rewinds to `at`: all packets from there on are sent again.
-    fn rewind(&mut self, at: ExtendedPsn) {
-        self.next = at;
-        self.cursor = self.find(at);
-        self.selective = None;
-        self.rewound_to = Some(at);
-        self.probe_due = false;
-        self.blocked_status = None;
-    }
-
-    /// Starts recovery from a loss. The responder may have later packets in its reorder buffer. So the
-    /// requester retransmits a few packets first, and doubles the number with each acknowledgement. If an
-    /// acknowledgement covers more than was retransmitted, the next gap follows.
-    fn begin_recovery(&mut self) {
-        self.rtt.lost();
-        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_WINDOW });
-    }
-
-    /// Updates recovery after everything before `una` was acknowledged.
-    fn recover(&mut self, una: ExtendedPsn) {
-        let Some(recovery) = &mut self.recovery else { return };
-        if una >= recovery.until {
-            self.recovery = None;
-        } else {
-            recovery.room = if una > self.next { RECOVERY_WINDOW } else { recovery.room.saturating_mul(2) };
-        }
-    }
-
-    /// Requests the missing data in `from..until` again, then continues at the former position.
-    fn retransmit_range(&mut self, from: ExtendedPsn, until: ExtendedPsn) {
-        self.rtt.lost();
-        if self.next <= from || self.timers.rnr_wait.is_some() {
-            return;
-        }
-        let resume = self.selective.map_or(self.next, |selective| selective.resume);
-        let until = self.selective.map_or(until, |selective| selective.until.max(until));
-        self.selective = Some(SelectiveRetransmit { until, resume });
-        self.next = from;
-        self.cursor = self.find(from);
-        self.blocked_status = None;
-    }
-
-    /// Skips packets that need no retransmission: data that arrived, and packets outside a selective
-    /// retransmission.
-    fn skip_received(&mut self) {
-        while self.next < self.max {
-            if let Some(SelectiveRetransmit { resume, .. }) =
-                self.selective.take_if(|selective| selective.until <= self.next)
-            {
-                self.next = self.next.max(resume);
-                self.cursor = self.find(self.next);
-                continue;
-            }
-            let Some(posted) = self.queue.get(self.cursor) else { return };
-            if self.selective.is_some() && !posted.work.awaits_response() {
-                self.next = self.next.max(posted.end);
-            } else if posted.work.awaits_response() && self.reorder_buffer.has(self.next) {
-                self.next = self.next.plus(1);
-            } else {
-                return;
-            }
-            if self.next >= posted.end {
-                self.cursor += 1;
-            }
-        }
-        self.selective = None;
-    }
-
-    /// Stops retransmitting: the rest is in flight.
-    fn cancel_retransmit(&mut self) {
-        self.recovery = None;
-        self.selective = None;
-        self.next = self.max;
-        self.cursor = self.find(self.max);
     }
 
     /// Packets that may be in flight.
@@ -459,8 +374,8 @@ impl Requester {
 
     /// The earliest deadline.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let Timers { retransmit, rnr_wait, probe } = self.timers;
-        [retransmit, rnr_wait, probe].into_iter().flatten().min()
+        let Timers { retransmit, rnr_wait, probe, gap } = self.timers;
+        [retransmit, rnr_wait, probe, gap].into_iter().flatten().min()
     }
 
     /// Takes a timer that expired.
@@ -471,6 +386,9 @@ impl Requester {
         }
         if out(&mut self.timers.retransmit) {
             return Some(Timer::Retransmit);
+        }
+        if out(&mut self.timers.gap) {
+            return Some(Timer::Gap);
         }
         out(&mut self.timers.probe).then_some(Timer::Probe)
     }
@@ -489,13 +407,14 @@ impl Requester {
                         return self.fail_head(Status::RetryExceeded, events);
                     }
                     self.retries_left -= 1;
-                    self.begin_recovery();
+                    self.begin_recovery(false);
                     self.rewind(self.una);
                     // The acknowledgement reports how much had arrived.
                     self.request_ack = true;
                     self.timers.probe = None;
                     self.start_timers(now);
                 }
+                Timer::Gap => self.retransmit_oldest(now),
                 Timer::Probe => {
                     self.probe_due = self.awaits_ack();
                     self.probes = self.probes.saturating_add(1);

@@ -57,6 +57,16 @@ impl Requester {
                 self.port = Some(port);
                 self.acknowledge(at, syndrome, msn, now, events)
             }
+            Operation::SelectiveAcknowledge => {
+                if syndrome != Syndrome::Nak(NakCode::SequenceError) {
+                    return Ok(ResponseOutcome::Unexpected);
+                }
+                self.port = Some(port);
+                if self.acknowledge_until(at, now, events) {
+                    self.handle_selective_ack(packet.payload(), now);
+                }
+                Ok(ResponseOutcome::Accepted)
+            }
             Operation::ReadResponse | Operation::AtomicAcknowledge => {
                 if !matches!(syndrome, Syndrome::Ack { .. }) {
                     return Ok(ResponseOutcome::Unexpected);
@@ -136,7 +146,7 @@ impl Requester {
             return true;
         }
         if self.rewound_to != Some(settled) && self.timers.rnr_wait.is_none() {
-            self.begin_recovery();
+            self.begin_recovery(false);
             self.rewind(settled);
         }
         false
@@ -162,20 +172,9 @@ impl Requester {
         self.timers.rnr_wait = Some(now + Duration::from_nanos(rnr_nanos(timer_code)));
         self.timers.retransmit = None;
         self.timers.probe = None;
+        self.timers.gap = None;
         self.probe_due = false;
         Ok(())
-    }
-
-    /// Handles a sequence NAK: the oldest packet was lost, later ones arrived.
-    ///
-    /// It uses up no retry and does not restart the retransmit timer: a reordering network causes many such
-    /// NAKs within one round trip. Only time without progress ends the attempts.
-    fn handle_sequence_nak(&mut self) {
-        // No packet was sent since the last rewind, so the NAK is a duplicate.
-        if self.timers.rnr_wait.is_none() && self.next != self.una {
-            self.begin_recovery();
-            self.rewind(self.una);
-        }
     }
 
     /// Handles stored data that is in sequence now. An invalid packet may be forged; its data is requested
@@ -189,7 +188,9 @@ impl Requester {
         while let Some(expected) = self.expected_data() {
             let Some(bytes) = self.reorder_buffer.take(expected) else { break };
             let Ok(packet) = Packet::new_checked(&bytes[..]) else { break };
-            if self.response(expected, true, &packet, memory, now, events)? != ResponseOutcome::Accepted {
+            let result = self.response(expected, true, &packet, memory, now, events)?;
+            self.reorder_buffer.recycle(bytes);
+            if result != ResponseOutcome::Accepted {
                 break;
             }
         }
@@ -254,6 +255,7 @@ impl Requester {
             self.cancel_retransmit();
         }
         self.advance(at.plus(1), now, events);
+        self.reorder_buffer.in_sequence();
         Ok(ResponseOutcome::Accepted)
     }
 

@@ -10,6 +10,8 @@ use millstream_quantity::Instant;
 const LOSS_FREE_PACKETS: u32 = 4096;
 /// Smallest timeout, so that a descheduled peer sees no spurious retransmission.
 const MIN_TIMEOUT: Duration = Duration::from_micros(100);
+/// Smallest timeout for the retransmission of a gap.
+const MIN_GAP_TIMEOUT: Duration = Duration::from_micros(20);
 /// Timeout in round trips.
 const RTT_MULTIPLIER: u32 = 4;
 
@@ -45,6 +47,11 @@ impl RttEstimator {
     pub(super) fn lost(&mut self) {
         self.loss_free_left = LOSS_FREE_PACKETS;
         self.timed = None;
+    }
+
+    /// Time after which the retransmission of a gap was probably lost, at most `max`. A needless one costs a packet.
+    pub(super) fn gap_timeout(&self, max: Duration) -> Duration {
+        self.srtt.map_or(max, |srtt| (srtt * 2).max(MIN_GAP_TIMEOUT).min(max))
     }
 
     /// The retransmission timeout: `max` without recent losses, otherwise a multiple of the round-trip time.

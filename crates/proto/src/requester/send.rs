@@ -68,7 +68,7 @@ fn opcode(work: &SendOp, position: Position) -> Opcode {
 }
 
 impl SendWqe {
-    fn is_local(&self) -> bool {
+    pub(super) fn is_local(&self) -> bool {
         self.start == self.end
     }
 
@@ -232,6 +232,7 @@ impl Requester {
             pad: pad as u8,
             pkey: self.connection.pkey,
             ack_req: ask,
+            selective_ack: self.peer_stores,
             ..bth::Repr::new(opcode, self.connection.remote_qp, plan.at.psn())
         };
         let packet = burst.begin(&bth, len);

@@ -118,6 +118,8 @@ pub(crate) struct Responder {
     port: Option<u16>,
     /// Packets behind the gap.
     reorder_buffer: ReorderBuffer,
+    /// The requester takes selective acknowledgements.
+    takes_selective_acks: bool,
     /// Set when a gap was closed: stored packets behind it may be in sequence.
     gap_closed_at: Option<ExtendedPsn>,
     /// Last executed packet that an ACK may name. READs and atomic operations are acknowledged by their
@@ -144,6 +146,7 @@ impl Responder {
             reported_gap: None,
             port: None,
             reorder_buffer: ReorderBuffer::default(),
+            takes_selective_acks: false,
             gap_closed_at: None,
             acknowledgeable: None,
             responses: VecDeque::new(),
@@ -166,10 +169,13 @@ impl Responder {
         let at = self.expected.nearest(packet.bth().psn());
         // The PSN is checked first: other fields count only in the expected packet (9.7.4.1.2).
         if at > self.expected {
+            let follows = self.reorder_buffer.last().is_some_and(|last| at <= last.plus(1));
             if self.port == Some(port) {
                 self.store(at, packet);
+                self.takes_selective_acks |= packet.bth().selective_ack();
             }
-            return Ok(self.behind_gap(at));
+            self.behind_gap(at, !follows || packet.bth().ack_req());
+            return Ok(RequestOutcome::OutOfSequence);
         }
         if at < self.expected {
             self.duplicate(at, packet);
@@ -178,6 +184,8 @@ impl Responder {
         match self.execute(at, packet, memory, events) {
             Ok(()) => {
                 self.port = Some(port);
+                self.reorder_buffer.in_sequence();
+                self.takes_selective_acks |= packet.bth().selective_ack();
                 if self.reported_gap.take().is_some() {
                     self.gap_closed_at = Some(self.expected);
                 }
@@ -200,14 +208,21 @@ impl Responder {
     }
 
     /// Handles a packet behind a gap (9.7.5.2.8). It causes one NAK per gap, and another one when the
-    /// requester has rewound without closing the gap.
-    fn behind_gap(&mut self, at: ExtendedPsn) -> RequestOutcome {
+    /// requester has rewound without closing the gap. A selective acknowledgement is sent in any case that is worth a
+    /// `report`.
+    fn behind_gap(&mut self, at: ExtendedPsn, report: bool) {
+        if self.takes_selective_acks {
+            if report || self.reported_gap.is_none() {
+                self.acknowledge_selectively();
+            }
+            self.reported_gap = Some(at);
+            return;
+        }
         let begins_again = self.reported_gap.is_none_or(|last| at <= last);
         if begins_again {
             self.queue_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
         self.reported_gap = Some(at);
-        RequestOutcome::OutOfSequence
     }
 
     /// Fails the queue pair over a request. The completion of its receive request precedes the failure.

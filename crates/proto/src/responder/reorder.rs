@@ -34,8 +34,12 @@ impl Responder {
         let Some(before) = self.gap_closed_at else { return Ok(false) };
         let at = self.expected;
         let bytes = self.reorder_buffer.take(at);
-        if let Some(Ok(packet)) = bytes.as_deref().map(Packet::new_checked) {
-            match self.execute(at, &packet, memory, events) {
+        if let Some(bytes) = bytes
+            && let Ok(packet) = Packet::new_checked(&bytes[..])
+        {
+            let result = self.execute(at, &packet, memory, events);
+            self.reorder_buffer.recycle(bytes);
+            match result {
                 Ok(()) => return Ok(true),
                 Err(ExecError::Nak(Nak { code, receive }))
                     if self.counts_as_lost(code, receive.is_some()) =>
@@ -58,6 +62,10 @@ impl Responder {
         // The next gap existed when the requester received the NAK for this one: it has rewound behind it
         // already.
         self.reported_gap = self.reorder_buffer.last();
+        if self.takes_selective_acks && self.reported_gap.is_some() {
+            self.acknowledge_selectively();
+            return Ok(true);
+        }
         // Sent at once, even without the AckReq bit: the requester is retransmitting these packets.
         if let Some(last) = self.acknowledgeable.filter(|last| *last >= before) {
             self.acknowledge(last);

@@ -9,6 +9,7 @@ use crate::config::Service;
 use crate::event::FailureCause;
 use crate::extended_psn::ExtendedPsn;
 use crate::memory::Memory;
+use crate::selective_ack;
 
 /// A queued acknowledgement or response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,8 @@ pub(super) enum Response {
     Ack { at: ExtendedPsn, msn: Msn },
     /// NAK or RNR NAK of the packet `at`; acknowledges all packets before it.
     Nak { at: ExtendedPsn, syndrome: Syndrome, msn: Msn },
+    /// NAK of the packet `at`, with the packets behind it that have arrived when it is sent.
+    SelectiveAck { at: ExtendedPsn, msn: Msn },
     /// The rest of a READ response.
     Read {
         next: ExtendedPsn,
@@ -61,6 +64,17 @@ impl Responder {
         }
     }
 
+    /// Queues a selective acknowledgement. It acknowledges all packets before the gap, like the ACK or the earlier
+    /// one that it replaces.
+    pub(super) fn acknowledge_selectively(&mut self) {
+        if let Some(Response::Ack { .. } | Response::SelectiveAck { .. }) = self.responses.back() {
+            self.responses.pop_back();
+        }
+        if self.has_room() {
+            self.responses.push_back(Response::SelectiveAck { at: self.expected, msn: self.msn });
+        }
+    }
+
     /// Whether another response may be queued. There is always room for the operations that the peer may have
     /// outstanding, with an ACK between any two. More come from duplicates, or from a broken or hostile peer.
     pub(super) fn has_room(&self) -> bool {
@@ -93,6 +107,13 @@ impl Responder {
                 }
                 Response::Nak { at, syndrome, msn } => {
                     if !self.build(burst, Opcode::RC_ACKNOWLEDGE, at, (syndrome, msn), None) {
+                        return Ok(());
+                    }
+                    self.responses.pop_front();
+                }
+                Response::SelectiveAck { at, msn } => {
+                    // Once the gap is closed, a later response reports the rest.
+                    if at == self.expected && !self.build_selective_ack(burst, at, msn) {
                         return Ok(());
                     }
                     self.responses.pop_front();
@@ -179,6 +200,23 @@ impl Responder {
             let header = atomic_ack_eth::Repr { original };
             header.emit(&mut atomic_ack_eth::Packet::new_unchecked(&mut packet[bth::LEN + aeth::LEN..]));
         }
+        burst.commit(len, false);
+        true
+    }
+
+    /// Builds a selective acknowledgement; false if there is no room.
+    fn build_selective_ack(&self, burst: &mut Burst<'_>, at: ExtendedPsn, msn: Msn) -> bool {
+        let opcode = Opcode::RC_SELECTIVE_ACKNOWLEDGE;
+        let start = bth::LEN + opcode.headers_len();
+        let end = start + selective_ack::bitmap_len(&self.reorder_buffer, at);
+        let len = end + ICRC_LEN;
+        if !burst.has_room(len) {
+            return false;
+        }
+        let packet = burst.begin(&self.bth(opcode, at, 0), len);
+        let syndrome = Syndrome::Nak(NakCode::SequenceError).to_byte();
+        aeth::Repr { syndrome, msn }.emit(&mut aeth::Packet::new_unchecked(&mut packet[bth::LEN..]));
+        selective_ack::emit_bitmap(&self.reorder_buffer, at, &mut packet[start..end]);
         burst.commit(len, false);
         true
     }
