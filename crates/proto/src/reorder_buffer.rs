@@ -17,8 +17,8 @@ use crate::extended_psn::ExtendedPsn;
 pub(crate) const PACKETS: u32 = 2048;
 /// Largest sum of packet lengths in bytes.
 const BYTES: usize = 2 << 20;
-/// Most buffers of former packets that are kept for later ones.
-const SPARE_BUFFERS: usize = 256;
+/// Most bytes of buffers of former packets that are kept for later ones.
+const SPARE_BYTES: usize = 1 << 20;
 /// Packets in sequence after which they are freed.
 const LOSS_FREE_PACKETS: u32 = 16_384;
 
@@ -114,7 +114,7 @@ impl ReorderBuffer {
 
     /// Keeps the buffer of a packet for a later one.
     pub(crate) fn recycle(&mut self, mut bytes: Vec<u8>) {
-        if self.spare.len() < SPARE_BUFFERS {
+        if (self.spare.len() + 1) * bytes.capacity() <= SPARE_BYTES {
             bytes.clear();
             self.spare.push(bytes);
         }
