@@ -148,9 +148,12 @@ impl ReorderBuffer {
         self.slots.iter().rposition(Option::is_some).map(|index| self.first.plus(index as u32))
     }
 
-    /// All stored packets, in order.
-    pub(crate) fn all(&self) -> impl Iterator<Item = ExtendedPsn> {
-        (0..).zip(&self.slots).filter(|(_, slot)| slot.is_some()).map(|(index, _)| self.first.plus(index))
+    /// Whether each packet behind the expected one is stored, up to the last stored one.
+    pub(crate) fn behind(&self, expected: ExtendedPsn) -> impl Iterator<Item = bool> {
+        let next = expected.plus(1);
+        // Slots in front of it remain until the expected packet is taken.
+        let index = next.since(self.first.min(next));
+        self.slots.iter().skip(index as usize).map(Option::is_some)
     }
 
     pub(crate) fn clear(&mut self) {
@@ -165,4 +168,64 @@ fn is_retransmission(stored: &[u8], covered: &[u8]) -> bool {
     // Byte 4 of the BTH has the congestion bits, byte 8 the others.
     stored.len() == covered.len()
         && [0..4, 5..8, 9..covered.len()].into_iter().all(|part| stored[part.clone()] == covered[part])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_wire::{Opcode, Psn, Qpn, Repr, bth};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn packet(at: ExtendedPsn, payload: &[u8]) -> Vec<u8> {
+        let repr = Repr::new(bth::Repr::new(Opcode::RC_SEND_ONLY, Qpn::new(2), at.psn()), payload);
+        let mut bytes = vec![0; repr.buffer_len()];
+        repr.emit(&mut bytes);
+        bytes
+    }
+
+    proptest! {
+        /// Packets are stored, repeated, changed and taken in any order; a map is the model.
+        #[test]
+        fn holds_what_a_map_holds(steps in prop::collection::vec((0_u8..6, 0_u32..70, 0_u8..3), 1..200)) {
+            let mut expected = ExtendedPsn::first(Psn::new(0xff_fff0));
+            let mut buffer = ReorderBuffer::default();
+            let mut model = BTreeMap::new();
+            let mut conflicts = BTreeSet::new();
+            for (kind, distance, content) in steps {
+                let at = expected.plus(distance + 1);
+                match kind {
+                    0..=3 => {
+                        let bytes = packet(at, &[content; 4]);
+                        let kept = buffer.keep(expected, at, &Packet::new_checked(&bytes[..]).unwrap());
+                        let differs = model.get(&at).is_some_and(|former| *former != bytes);
+                        if differs {
+                            model.remove(&at);
+                            conflicts.insert(at);
+                        } else if !conflicts.contains(&at) {
+                            model.insert(at, bytes);
+                        }
+                        prop_assert_eq!(kept, !conflicts.contains(&at));
+                    }
+                    // The expected packet arrives in sequence.
+                    4 => expected = expected.plus(1),
+                    _ => {}
+                }
+                while let Some(bytes) = buffer.take(expected) {
+                    prop_assert_eq!(Some(&bytes), model.get(&expected));
+                    buffer.recycle(bytes);
+                    expected = expected.plus(1);
+                }
+                model.retain(|at, _| *at > expected);
+                conflicts.retain(|at| *at > expected);
+                prop_assert_eq!(buffer.last(), model.keys().last().copied());
+                prop_assert_eq!(buffer.next(at), model.range(at..).next().map(|(at, _)| *at));
+                prop_assert_eq!(buffer.has(at), model.contains_key(&at));
+                let behind: Vec<_> =
+                    (1..).zip(buffer.behind(expected)).filter(|(_, stored)| *stored).map(|(n, _)| n).collect();
+                let all: Vec<u32> = model.keys().map(|at| at.since(expected)).collect();
+                prop_assert_eq!(behind, all);
+            }
+        }
+    }
 }

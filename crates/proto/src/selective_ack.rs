@@ -49,16 +49,15 @@ impl StoredPackets {
 
 /// Bytes of the bitmap of the packets behind `gap`: a multiple of four.
 pub(crate) fn bitmap_len(buffer: &ReorderBuffer, gap: ExtendedPsn) -> usize {
-    let packets = buffer.last().map_or(0, |last| last.since(gap));
+    let packets = buffer.last().filter(|last| *last > gap).map_or(0, |last| last.since(gap));
     (packets.div_ceil(8) as usize).next_multiple_of(4)
 }
 
 /// Writes the bitmap of the packets behind `gap`, for which there is room.
 pub(crate) fn emit_bitmap(buffer: &ReorderBuffer, gap: ExtendedPsn, bitmap: &mut [u8]) {
     bitmap.fill(0);
-    for at in buffer.all() {
-        let bit = at.since(gap) - 1;
-        bitmap[bit as usize / 8] |= 1 << (bit % 8);
+    for (bit, is_stored) in buffer.behind(gap).take(8 * bitmap.len()).enumerate() {
+        bitmap[bit / 8] |= u8::from(is_stored) << (bit % 8);
     }
 }
 

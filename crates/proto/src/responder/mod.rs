@@ -118,7 +118,7 @@ pub(crate) struct Responder {
     port: Option<u16>,
     /// Packets behind the gap.
     reorder_buffer: ReorderBuffer,
-    /// The requester takes selective acknowledgements.
+    /// The requester takes selective acknowledgements, as its last packet in sequence said.
     takes_selective_acks: bool,
     /// Set when a gap was closed: stored packets behind it may be in sequence.
     gap_closed_at: Option<ExtendedPsn>,
@@ -172,7 +172,6 @@ impl Responder {
             let follows = self.reorder_buffer.last().is_some_and(|last| at <= last.plus(1));
             if self.port == Some(port) {
                 self.store(at, packet);
-                self.takes_selective_acks |= packet.bth().selective_ack();
             }
             self.behind_gap(at, !follows || packet.bth().ack_req());
             return Ok(RequestOutcome::OutOfSequence);
@@ -185,7 +184,7 @@ impl Responder {
             Ok(()) => {
                 self.port = Some(port);
                 self.reorder_buffer.in_sequence();
-                self.takes_selective_acks |= packet.bth().selective_ack();
+                self.takes_selective_acks = packet.bth().selective_ack();
                 if self.reported_gap.take().is_some() {
                     self.gap_closed_at = Some(self.expected);
                 }

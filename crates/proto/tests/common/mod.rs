@@ -13,8 +13,8 @@ use millstream_proto::{
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
-    Msn, Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Srqn, Syndrome, aeth, atomic_eth, bth, deth, ieth,
-    imm_dt, reth, xrceth,
+    Msn, Opcode, Operation, Packet, Pkey, Psn, Qkey, Qpn, Repr, Rkey, Srqn, Syndrome, aeth, atomic_eth, bth,
+    deth, ieth, imm_dt, reth, xrceth,
 };
 
 /// A deterministic random number generator (SplitMix64).
@@ -524,6 +524,7 @@ pub struct Craft {
     pub opcode: Opcode,
     pub psn: Psn,
     pub ack_req: bool,
+    pub selective_ack: bool,
     pub va: u64,
     pub rkey: Rkey,
     pub length: u32,
@@ -540,6 +541,7 @@ impl Craft {
             opcode,
             psn,
             ack_req: true,
+            selective_ack: false,
             va: 0,
             rkey: Rkey::new(0),
             length: 0,
@@ -572,6 +574,7 @@ impl Craft {
         let bth = bth::Repr {
             migrated: false,
             ack_req: self.ack_req,
+            selective_ack: self.selective_ack,
             ..bth::Repr::new(self.opcode, dest_qp, self.psn)
         };
         let repr = Repr {
@@ -604,10 +607,19 @@ pub struct Sent {
     pub opcode: Opcode,
     pub psn: Psn,
     pub ack_req: bool,
+    pub selective_ack: bool,
+    /// The first 64 packets of a selective acknowledgement's bitmap.
+    pub stored: Option<u64>,
     pub syndrome: Option<Syndrome>,
     pub msn: Option<u32>,
     pub length: Option<u32>,
     pub payload: usize,
+}
+
+fn bitmap(packet: &Packet<&[u8]>) -> Option<u64> {
+    let is_selective = packet.opcode().operation() == Operation::SelectiveAcknowledge;
+    let bytes = packet.payload().iter().take(8);
+    is_selective.then(|| bytes.rev().fold(0, |bits, byte| bits << 8 | u64::from(*byte)))
 }
 
 impl Pair {
@@ -640,6 +652,8 @@ impl Pair {
                     opcode: packet.opcode(),
                     psn: packet.bth().psn(),
                     ack_req: packet.bth().ack_req(),
+                    selective_ack: packet.bth().selective_ack(),
+                    stored: bitmap(&packet),
                     syndrome: packet.aeth().map(|header| Syndrome::from_byte(header.syndrome())),
                     msn: packet.aeth().map(|header| header.msn().get()),
                     length: packet.reth().map(|header| header.length()),
