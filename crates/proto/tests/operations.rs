@@ -4,7 +4,7 @@ mod common;
 
 use common::{A, B, Pair, Random};
 use millstream_proto::{
-    Event, IpIdentification, Mtu, ReceivedKind, SendModifier, SendOp, Status, TransmitLimits,
+    Event, IpIdentification, Mtu, ReceivedKind, SendModifier, SendOp, Status, TransmitLimits, WorkId,
 };
 use millstream_wire::Rkey;
 
@@ -142,6 +142,27 @@ fn local_operations_run_in_posting_order() {
     pair.run();
     assert_eq!(pair.ends[A].completions(), [1, 2, 3, 4].map(|id| (id, Status::Success)));
     assert_eq!(pair.ends[A].world.local.len(), 2);
+}
+
+#[test]
+fn local_operations_run_once_though_requests_before_them_are_sent_again() {
+    for lost in [vec![0], vec![1], vec![0, 1]] {
+        let mut pair = pair(Mtu::B1024);
+        (0..2).for_each(|id| pair.ends[B].world.receive(id, 10));
+        let mut seen = 0;
+        let lost_packets = lost.clone();
+        pair.filter = Some(Box::new(move |from, _| {
+            seen += u32::from(from == A);
+            from != A || !lost_packets.contains(&(seen - 1))
+        }));
+        pair.send(A, 1, vec![1]);
+        pair.post(A, 2, SendOp::Local, vec![]);
+        pair.send(A, 3, vec![1]);
+        pair.post(A, 4, SendOp::Local, vec![]);
+        pair.run();
+        assert_eq!(pair.ends[A].completions(), [1, 2, 3, 4].map(|id| (id, Status::Success)));
+        assert_eq!(pair.ends[A].world.local, [WorkId(2), WorkId(4)], "packets {lost:?} were lost");
+    }
 }
 
 #[test]

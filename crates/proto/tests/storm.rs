@@ -274,6 +274,8 @@ fn storm(setting: &Setting, packets: u64) -> u64 {
         assert!(other.regions[&WRITTEN].bytes == side.written, "what was written");
         assert_eq!(other.regions[&COUNTER].bytes, side.counter.to_ne_bytes(), "the counter");
         assert!(pair.ends[end].connection.is_idle());
+        let local = &pair.ends[end].world.local;
+        assert!(local.windows(2).all(|pair| pair[0].0 < pair[1].0), "local operations run once and in order");
         assert_eq!(pair.ends[end].connection.poll_timeout(), None, "no timer runs without a reason");
     }
     sum(&pair)

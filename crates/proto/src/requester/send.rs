@@ -100,6 +100,11 @@ impl Requester {
         while self.blocked_status.is_none() {
             self.skip_received();
             let Some(posted) = self.queue.get(self.cursor).copied() else { break };
+            if posted.is_local() && posted.done {
+                // A request before it is sent again.
+                self.cursor += 1;
+                continue;
+            }
             if self.must_wait(&posted) {
                 break;
             }

@@ -239,6 +239,7 @@ impl Run<'_> {
         let mut bth = bth::Repr {
             solicited: form & 8 != 0,
             ack_req: form & 16 != 0,
+            selective_ack: form & 32 != 0,
             becn: form & 96 == 96,
             ..bth::Repr::new(opcode, self.objects.qps[qp].qpn(), Psn::new(psn))
         };
