@@ -111,7 +111,7 @@ tsan: setup ## run the device's tests under ThreadSanitizer; TSAN_TESTS=object_c
 # Unsafe code without system calls that Miri lacks: locks, copies, completion entries, the connection manager.
 miri: setup ## detect undefined behaviour with Miri, a component of the nightly compiler (docs/faults.md)
 	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-lockfree --lib -- spin:: biased:: copy:: cqe::
-	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib
+	CARGO_TARGET_DIR=$(TARGET_DIR)/miri $(CARGO) +nightly miri test -p millstream-cm --lib -- address:: message:: manager:: remote:: user_memory::
 
 soak: setup ## run the long tests of process kills, connection churn, forks and a torus under kills (docs/faults.md)
 	$(CARGO) test --release -p millstream-device --test device -- --ignored --exact --nocapture --test-threads 1 \
