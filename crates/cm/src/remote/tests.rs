@@ -201,6 +201,7 @@ fn datagrams_from_other_addresses_are_ignored() {
 
 /// Requests to a port without a listener, and requests that are refused later, must not accumulate.
 #[test]
+#[cfg_attr(miri, ignore = "3,000 connections take minutes")]
 fn refused_requests_do_not_accumulate() {
     const REQUESTS: u64 = 3000;
     let mut pair = Pair::new();
