@@ -129,18 +129,22 @@ fn send_with_invalidate_invalidates() {
     assert_eq!(pair.ends[A].completions(), [(1, Status::Success)]);
 }
 
-#[test]
-fn local_operations_run_in_posting_order() {
-    let mut pair = pair(Mtu::B1024);
-    for id in 0..3 {
-        pair.ends[B].world.receive(id, 10);
-    }
+fn run_local_operations_behind_sends(pair: &mut Pair) {
     pair.send(A, 1, vec![1]);
     pair.post(A, 2, SendOp::Local, vec![]);
     pair.send(A, 3, vec![1]);
     pair.post(A, 4, SendOp::Local, vec![]);
     pair.run();
     assert_eq!(pair.ends[A].completions(), [1, 2, 3, 4].map(|id| (id, Status::Success)));
+}
+
+#[test]
+fn local_operations_run_in_posting_order() {
+    let mut pair = pair(Mtu::B1024);
+    for id in 0..3 {
+        pair.ends[B].world.receive(id, 10);
+    }
+    run_local_operations_behind_sends(&mut pair);
     assert_eq!(pair.ends[A].world.local.len(), 2);
 }
 
@@ -155,12 +159,7 @@ fn local_operations_run_once_though_requests_before_them_are_sent_again() {
             seen += u32::from(from == A);
             from != A || !lost_packets.contains(&(seen - 1))
         }));
-        pair.send(A, 1, vec![1]);
-        pair.post(A, 2, SendOp::Local, vec![]);
-        pair.send(A, 3, vec![1]);
-        pair.post(A, 4, SendOp::Local, vec![]);
-        pair.run();
-        assert_eq!(pair.ends[A].completions(), [1, 2, 3, 4].map(|id| (id, Status::Success)));
+        run_local_operations_behind_sends(&mut pair);
         assert_eq!(pair.ends[A].world.local, [WorkId(2), WorkId(4)], "packets {lost:?} were lost");
     }
 }
