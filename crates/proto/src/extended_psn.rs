@@ -4,13 +4,10 @@ use millstream_wire::Psn;
 
 /// Position of a packet in one direction of a connection. The low 24 bits are the PSN; unlike PSNs, sequence
 /// numbers are ordered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ExtendedPsn(u64);
 
 impl ExtendedPsn {
-    /// Before the first packet of any connection.
-    pub(crate) const ZERO: Self = Self(0);
-
     /// The first packet of a connection. It starts at 2²⁴, so that earlier positions exist.
     pub(crate) const fn first(psn: Psn) -> Self {
         Self((1 << 24) + psn.get() as u64)

@@ -23,7 +23,7 @@ const SPARE_BYTES: usize = 1 << 20;
 const LOSS_FREE_PACKETS: u32 = 16_384;
 
 /// Packets behind a gap, by sequence number.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct ReorderBuffer {
     /// Sequence number of the first slot.
     first: ExtendedPsn,
@@ -35,20 +35,6 @@ pub(crate) struct ReorderBuffer {
     spare: Vec<Vec<u8>>,
     /// Packets in sequence since the last one was stored.
     loss_free: u32,
-}
-
-impl Default for ReorderBuffer {
-    fn default() -> Self {
-        Self {
-            first: ExtendedPsn::ZERO,
-            slots: VecDeque::new(),
-            stored: 0,
-            conflicts: BTreeSet::new(),
-            bytes: 0,
-            spare: Vec::new(),
-            loss_free: 0,
-        }
-    }
 }
 
 impl ReorderBuffer {

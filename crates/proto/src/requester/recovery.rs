@@ -117,7 +117,6 @@ impl Requester {
         self.recovery = None;
         self.gaps = Some(Gaps { stored, sent_until: sent_until.max(end), attempts });
         if sent_until < end {
-            self.rtt.lost();
             self.retransmit_gaps(sent_until, end);
         }
         if self.timers.gap.is_none() {
@@ -127,6 +126,7 @@ impl Requester {
 
     /// Sends what is missing in `from..end` again, then new packets.
     fn retransmit_gaps(&mut self, from: ExtendedPsn, end: ExtendedPsn) {
+        self.rtt.lost();
         let former = self.selective.map(|selective| (self.next, selective.until));
         let (from, until) = former.map_or((from, end), |former| (from.min(former.0), end.max(former.1)));
         self.selective = Some(SelectiveRetransmit { until, resume: self.max, all: true });
@@ -142,7 +142,6 @@ impl Requester {
         if let Some(gaps) = &mut self.gaps {
             gaps.sent_until = end;
             gaps.attempts += 1;
-            self.rtt.lost();
             self.retransmit_gaps(self.una, end);
             self.restart_gap_timer(now);
         }
@@ -191,10 +190,6 @@ impl Requester {
                 continue;
             }
             let Some(posted) = self.queue.get(self.cursor) else { return };
-            if posted.is_local() && posted.done {
-                self.cursor += 1;
-                continue;
-            }
             let awaits_data = posted.work.awaits_response();
             if self.selective.is_some_and(|selective| !selective.all) && !awaits_data {
                 self.next = self.next.max(posted.end);
