@@ -50,6 +50,8 @@ struct Objects {
 impl Objects {
     fn new(context: &Arc<Context>, pd: &Arc<Pd>) -> Self {
         let mut memory = vec![UNTOUCHED; LEN + 2 * GUARD];
+        // Guards that receive it have changed.
+        memory[GUARD..][..LEN].fill(!UNTOUCHED);
         let start = memory[GUARD..].as_mut_ptr() as u64;
         let mr = Mr::register(pd, start, LEN as u64, start, ACCESS).expect("registered");
         let channel = Channel::new(context).expect("a channel");
@@ -169,6 +171,8 @@ pub(crate) struct FuzzSession<T> {
 struct MappedArena {
     arena: File,
     mapping: Mapping,
+    /// Values of words that are not overwritten.
+    kept: [u32; 3],
     /// Its pages at the last search for words in use.
     pages: BTreeMap<usize, [u8; PAGE]>,
 }
@@ -190,7 +194,7 @@ impl MappedArena {
         let arena = File::from(fds.into_iter().next().expect("its arena"));
         let len = millstream_shm::file_len(arena.as_fd()).expect("a file");
         let mapping = Mapping::new(arena.as_fd(), 0, len, true).expect("room");
-        Self { arena, mapping, pages: BTreeMap::new() }
+        Self { arena, mapping, kept: [0; 3], pages: BTreeMap::new() }
     }
 
     /// Offsets of the words in use: not zero, and on a page that changed since the last call.
@@ -235,6 +239,9 @@ impl MappedArena {
         }
         let word = self.mapping.word32(at);
         let old = word.load(Ordering::Relaxed);
+        if self.kept.contains(&old) {
+            return;
+        }
         let new = match bytes.byte() % 8 {
             0 => 0,
             1 => u32::MAX,
@@ -299,6 +306,9 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
         home.connect(&at_home);
         let here = self.own.get_or_insert_with(|| MappedArena::new(at_home[0]));
         let there = self.peers.get_or_insert_with(|| MappedArena::new(theirs[0]));
+        // The player's device would take a forged region of the peer for the registered one, and write to other memory with
+        // the player's rights (docs/faults.md, "Not covered").
+        there.kept = [start as u32, (start >> 32) as u32, LEN as u32];
         let words = [here.words(), there.words()];
         let regions = [(key as u32, start), (home.mr.key(), home.start())];
         let mut bytes = Bytes(bytes);
