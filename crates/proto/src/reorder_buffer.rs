@@ -9,14 +9,14 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use millstream_wire::{ICRC_LEN, Packet};
+use millstream_wire::{ICRC_LEN, Operation, Packet};
 
 use crate::extended_psn::ExtendedPsn;
 
 /// Largest distance from the expected packet, in packets.
 pub(crate) const PACKETS: u32 = 2048;
-/// Largest sum of packet lengths in bytes.
-const BYTES: usize = 2 << 20;
+/// Largest sum of packet lengths in bytes: the payload of a connection's largest window, and headers.
+const BYTES: usize = (2 << 20) + PACKETS as usize * 64;
 /// Most bytes of buffers of former packets that are kept for later ones.
 const SPARE_BYTES: usize = 1 << 20;
 /// Packets in sequence after which they are freed.
@@ -64,7 +64,7 @@ impl ReorderBuffer {
                 self.loss_free = 0;
                 true
             }
-            Some(former) if is_retransmission(former, packet.covered()) => true,
+            Some(former) if is_retransmission(former, packet) => true,
             Some(former) => {
                 self.bytes -= former.len();
                 self.stored -= 1;
@@ -148,9 +148,14 @@ impl ReorderBuffer {
 }
 
 /// Whether a packet repeats a stored one. The congestion bits, the AckReq bit and the bit for selective
-/// acknowledgements may differ, and with them the ICRC.
-fn is_retransmission(stored: &[u8], covered: &[u8]) -> bool {
-    let stored = &stored[..stored.len() - ICRC_LEN];
+/// acknowledgements may differ, and with them the ICRC. READ data that was requested again comes with other headers.
+fn is_retransmission(stored: &[u8], packet: &Packet<&[u8]>) -> bool {
+    if packet.opcode().operation() == Operation::ReadResponse {
+        return Packet::new_checked(stored).is_ok_and(|stored| {
+            stored.opcode().operation() == Operation::ReadResponse && stored.payload() == packet.payload()
+        });
+    }
+    let (stored, covered) = (&stored[..stored.len() - ICRC_LEN], packet.covered());
     // Byte 4 of the BTH has the congestion bits, byte 8 the others.
     stored.len() == covered.len()
         && [0..4, 5..8, 9..covered.len()].into_iter().all(|part| stored[part.clone()] == covered[part])
@@ -159,7 +164,7 @@ fn is_retransmission(stored: &[u8], covered: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use millstream_wire::{Opcode, Psn, Qpn, Repr, bth};
+    use millstream_wire::{Msn, Opcode, Psn, Qpn, Repr, aeth, bth};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -168,6 +173,26 @@ mod tests {
         let mut bytes = vec![0; repr.buffer_len()];
         repr.emit(&mut bytes);
         bytes
+    }
+
+    #[test]
+    fn read_data_that_was_requested_again_is_the_same_packet() {
+        let read = |opcode, payload: &[u8]| {
+            let repr = Repr {
+                aeth: Some(aeth::Repr { syndrome: 0x1f, msn: Msn::new(1) }),
+                ..Repr::new(bth::Repr::new(opcode, Qpn::new(2), Psn::new(5)), payload)
+            };
+            let mut bytes = vec![0; repr.buffer_len()];
+            repr.emit(&mut bytes);
+            bytes
+        };
+        let expected = ExtendedPsn::first(Psn::new(4));
+        let mut buffer = ReorderBuffer::default();
+        let mut keep =
+            |bytes: &[u8]| buffer.keep(expected, expected.plus(1), &Packet::new_checked(bytes).unwrap());
+        assert!(keep(&read(Opcode::RC_READ_RESPONSE_MIDDLE, &[1; 8])));
+        assert!(keep(&read(Opcode::RC_READ_RESPONSE_ONLY, &[1; 8])));
+        assert!(!keep(&read(Opcode::RC_READ_RESPONSE_ONLY, &[2; 8])), "other data: one of them is forged");
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use millstream_proto::{
     Access, Config, Disposition, DropReason, Event, FailureCause, Mtu, QpState, ReceivedKind, Status,
     TransmitLimits, WorkId,
 };
-use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
+use millstream_wire::{NakCode, Opcode, Packet, Psn, Rkey, Syndrome};
 
 const KEY: Rkey = Rkey::new(0x77);
 const VA: u64 = 0x1000;
@@ -246,6 +246,49 @@ fn duplicate_read_from_the_middle_returns_the_rest() {
         opcodes,
         [(Opcode::RC_READ_RESPONSE_FIRST, at(2), 256), (Opcode::RC_READ_RESPONSE_LAST, at(3), 232)]
     );
+}
+
+#[test]
+fn data_that_was_requested_again_goes_ahead_of_data_not_yet_sent() {
+    let mut pair = responder();
+    for n in 0..3 {
+        pair.hand(read(4 * n, 1024));
+    }
+    let one = TransmitLimits { packets: 1, ..TransmitLimits::NONE };
+    let mut buffer = vec![0; 1000];
+    let mut send = |pair: &mut Pair| {
+        let (end, now) = (&mut pair.ends[B], pair.now);
+        let burst = end.connection.poll_transmit(now, &mut end.world, one, &mut buffer).unwrap();
+        Packet::new_checked(&buffer[..burst.len]).unwrap().bth().psn().ahead_of(at(0))
+    };
+    assert_eq!([(); 5].map(|()| send(&mut pair)), [0, 1, 2, 3, 4]);
+    // 2 and 1 were lost.
+    let part = |n: u32| Craft::new(Opcode::RC_READ_REQUEST, at(n)).remote(VA + 256 * u64::from(n), KEY, 256);
+    pair.hand(part(2));
+    pair.hand(part(1));
+    assert_eq!([(); 3].map(|()| send(&mut pair)), [2, 1, 5], "in the order of the requests");
+    // The requester asks for the rest of the second READ: the response starts again.
+    pair.hand(Craft::new(Opcode::RC_READ_REQUEST, at(5)).remote(VA + 256, KEY, 768));
+    let sent = pair.take(B);
+    let sent: Vec<_> = sent.iter().map(|sent| (sent.psn, sent.opcode)).collect();
+    let (first, middle, last) =
+        (Opcode::RC_READ_RESPONSE_FIRST, Opcode::RC_READ_RESPONSE_MIDDLE, Opcode::RC_READ_RESPONSE_LAST);
+    let expected = [(5, first), (6, middle), (7, last), (8, first), (9, middle), (10, middle), (11, last)];
+    assert_eq!(sent, expected.map(|(n, opcode)| (at(n), opcode)), "nothing twice");
+    // All of them are answered, so that four more READs may be outstanding.
+    (0..4).for_each(|n| assert_eq!(pair.hand(read(12 + n, 8)), Disposition::Accepted));
+}
+
+#[test]
+fn a_read_request_behind_a_gap_causes_another_nak_when_its_data_is_requested_again() {
+    let mut pair = responder();
+    pair.hand(read(4, 1024));
+    assert_eq!(pair.acks(), [(0, GAP)]);
+    pair.hand(read(8, 1024));
+    assert_eq!(pair.acks(), [], "one NAK a gap");
+    // The NAK was lost, and the requester asks for the last packet.
+    pair.hand(Craft::new(Opcode::RC_READ_REQUEST, at(11)).remote(VA + 768, KEY, 256));
+    assert_eq!(pair.acks(), [(0, GAP)]);
 }
 
 #[test]

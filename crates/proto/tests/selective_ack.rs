@@ -169,6 +169,61 @@ fn a_read_request_is_one_packet_of_several_sequence_numbers() {
 }
 
 #[test]
+fn missing_read_data_and_missing_requests_are_repaired_side_by_side() {
+    let mut pair = requester_of_a_storing_responder(26);
+    pair.ack(39);
+    let read = SendOp::Read { va: 0x1000, rkey: KEY };
+    pair.post(A, 40, read, vec![0; 512]);
+    (41..46).for_each(|id| pair.send(A, id, vec![1]));
+    assert_eq!(pair.asks(), [40, 42, 43, 44, 45, 46]);
+    // The data at 40 and 41 is lost, and the requests at 43 and 45 are.
+    pair.selective(43, &[44, 46], GAP);
+    let sent = pair.take(A);
+    assert_eq!((numbers(&sent), sent[0].length), (vec![40, 43, 45], Some(512)));
+    pair.selective(45, &[46], GAP);
+    assert_eq!(pair.asks(), [], "all of it is on its way");
+    pair.ack(46);
+    assert_eq!(pair.ends[A].completions().len(), 40, "the READ is not complete");
+    let data = |opcode, n| Craft::new(opcode, psn(A).plus(n)).payload(vec![n as u8; 256]).from(B);
+    pair.give(A, &data(Opcode::RC_READ_RESPONSE_FIRST, 40));
+    assert_eq!(pair.ends[A].completions().len(), 40);
+    pair.give(A, &data(Opcode::RC_READ_RESPONSE_LAST, 41));
+    assert_eq!(pair.ends[A].completions().len(), 46, "with everything acknowledged behind it");
+    assert_eq!(pair.ends[A].connection.poll_timeout(), None);
+}
+
+#[test]
+fn a_requester_of_reads_learns_that_the_responder_stores_requests() {
+    let mut pair = requester();
+    let read = SendOp::Read { va: 0x1000, rkey: KEY };
+    (0..4).for_each(|id| pair.post(A, id, read, vec![0; 256 * 20]));
+    assert_eq!(pair.asks(), [0, 20, 40, 60]);
+    let data = |n: u32| {
+        let opcode = match n % 20 {
+            0 => Opcode::RC_READ_RESPONSE_FIRST,
+            19 => Opcode::RC_READ_RESPONSE_LAST,
+            _ => Opcode::RC_READ_RESPONSE_MIDDLE,
+        };
+        Craft::new(opcode, psn(A).plus(n)).payload(vec![n as u8; 256]).from(B)
+    };
+    for n in 0..20 {
+        pair.give(A, &data(n));
+    }
+    // The second request was lost, and the others were stored.
+    pair.answer(20, GAP);
+    assert_eq!(pair.asks(), [20], "the others wait for its data");
+    for n in 20..41 {
+        pair.give(A, &data(n));
+    }
+    assert_eq!(pair.asks(), [], "the data of the third was sent although it was not requested again");
+    for n in 41..80 {
+        pair.give(A, &data(n));
+    }
+    pair.send(A, 5, vec![1]);
+    assert!(pair.take(A)[0].selective_ack);
+}
+
+#[test]
 fn requesters_that_ask_get_one_report_for_each_gap() {
     let mut pair = Pair::new(Mtu::B256, 1);
     (0..20).for_each(|id| pair.ends[B].world.receive(id, 64));

@@ -8,11 +8,13 @@
 //! ```
 //!
 //! - [`recovery`]: what is sent again after a loss;
+//! - [`missing_data`]: data that is requested again;
 //! - [`window`]: the number of packets that may be in flight;
 //! - [`rtt`]: the timeout for a response;
 //! - [`send`]: selecting and building the next packet;
 //! - [`receive`]: acknowledgements and responses.
 
+mod missing_data;
 mod receive;
 mod recovery;
 mod rtt;
@@ -30,6 +32,7 @@ use crate::reorder_buffer::ReorderBuffer;
 use crate::request::{PostError, SendOp, SendRequest};
 use crate::{MAX_MESSAGE, WorkId};
 use millstream_quantity::{Instant, ack_timeout};
+use missing_data::MissingData;
 use recovery::{Gaps, Recovery, SelectiveRetransmit};
 use rtt::RttEstimator;
 use window::SendWindow;
@@ -113,6 +116,9 @@ pub(crate) struct Requester {
     port: Option<u16>,
     /// Data that arrived behind a gap.
     reorder_buffer: ReorderBuffer,
+    missing: MissingData,
+    /// Behind the last packet that an ACK has named. Its requests are complete when the data before it has arrived.
+    acknowledged: ExtendedPsn,
     /// Ends of outstanding READ and atomic requests (9.7.6.1.1).
     outstanding: VecDeque<ExtendedPsn>,
     /// Limit sequence number: messages that the responder has receive requests for (9.7.7.2.2).
@@ -172,6 +178,8 @@ impl Requester {
             awaiting_data: VecDeque::new(),
             port: None,
             reorder_buffer: ReorderBuffer::default(),
+            missing: MissingData::default(),
+            acknowledged: first,
             outstanding: VecDeque::new(),
             limit: None,
             since_ack_req: 0,
@@ -264,7 +272,9 @@ impl Requester {
         let packets = una.since(self.una);
         self.rtt.acknowledged(packets, una, now);
         self.peer_window.acknowledged(packets, una == self.max, now);
-        self.recover(una, now);
+        self.recover(una);
+        self.gaps_closed_until(una.max(self.acknowledged), now);
+        self.missing.advance(una);
         self.una = una;
         while self.awaiting_data.front().is_some_and(|due| due.1 <= una) {
             self.awaiting_data.pop_front();
@@ -318,6 +328,7 @@ impl Requester {
         self.cursor = 0;
         self.awaiting_data.clear();
         self.reorder_buffer.clear();
+        self.missing.clear();
         self.outstanding.clear();
         self.timers = Timers::default();
         self.blocked_status = None;
@@ -416,6 +427,7 @@ impl Requester {
                 }
                 Timer::Gap => self.retransmit_oldest(now),
                 Timer::Probe => {
+                    self.request_all_missing();
                     self.probe_due = self.awaits_ack();
                     self.probes = self.probes.saturating_add(1);
                     self.restart_probe(now);

@@ -62,8 +62,9 @@ impl Requester {
                     return Ok(ResponseOutcome::Unexpected);
                 }
                 self.port = Some(port);
-                if self.acknowledge_until(at, now, events) {
-                    self.handle_selective_ack(packet.payload(), now);
+                if at >= self.acknowledged {
+                    self.acknowledge_requests(at, now, events);
+                    self.handle_selective_ack(at, packet.payload(), now);
                 }
                 Ok(ResponseOutcome::Accepted)
             }
@@ -106,7 +107,7 @@ impl Requester {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.take_credits(syndrome, msn);
-                self.acknowledge_until(at.plus(1), now, events);
+                self.acknowledge_requests(at.plus(1), now, events);
             }
             // A NAK acknowledges the packets before its own (9.7.5.2.8).
             Syndrome::RnrNak { timer_code } => {
@@ -115,8 +116,9 @@ impl Requester {
                 }
             }
             Syndrome::Nak(NakCode::SequenceError) => {
-                if self.acknowledge_until(at, now, events) {
-                    self.handle_sequence_nak();
+                if at >= self.acknowledged {
+                    self.acknowledge_requests(at, now, events);
+                    self.handle_sequence_nak(at);
                 }
             }
             Syndrome::Nak(code) => {
@@ -134,8 +136,31 @@ impl Requester {
         Ok(ResponseOutcome::Accepted)
     }
 
-    /// Handles an ACK of everything before `until`. Returns false if READ data before it is missing, which is
-    /// then requested again (an implied NAK, 9.7.5.2.2).
+    /// Handles an acknowledgement of all requests before `until`. It implies that their READ data was sent: what is
+    /// missing is requested again (an implied NAK, 9.7.5.2.2).
+    fn acknowledge_requests(&mut self, until: ExtendedPsn, now: Instant, events: &mut VecDeque<Event>) {
+        self.acknowledged = self.acknowledged.max(until);
+        self.settle(self.una, now, events);
+        self.gaps_closed_until(self.acknowledged, now);
+        if let Some(expected) = self.expected_data().filter(|expected| *expected < until) {
+            self.data_lost(self.first_unknown(expected), until);
+        }
+    }
+
+    /// Acknowledges everything before `una`, and what an ACK has acknowledged behind it up to the next missing data.
+    fn settle(&mut self, una: ExtendedPsn, now: Instant, events: &mut VecDeque<Event>) {
+        if una > self.una {
+            self.advance(una, now, events);
+        }
+        let settled =
+            self.expected_data().map_or(self.acknowledged, |expected| self.acknowledged.min(expected));
+        if settled > self.una {
+            self.advance(settled, now, events);
+        }
+    }
+
+    /// Acknowledges everything before `until`, where a NAK has named the packet at `until`. Returns false if READ data
+    /// before it is missing: then the NAK has no other effect, and all packets from that data on are sent again.
     fn acknowledge_until(&mut self, until: ExtendedPsn, now: Instant, events: &mut VecDeque<Event>) -> bool {
         let expected = self.awaiting_data.front().map(|due| due.0.max(self.una));
         let settled = expected.map_or(until, |expected| until.min(expected));
@@ -198,7 +223,7 @@ impl Requester {
     }
 
     /// The next packet of the oldest READ or atomic operation whose data is missing.
-    fn expected_data(&self) -> Option<ExtendedPsn> {
+    pub(super) fn expected_data(&self) -> Option<ExtendedPsn> {
         self.awaiting_data.front().map(|due| due.0.max(self.una))
     }
 
@@ -233,6 +258,7 @@ impl Requester {
             }
             _ => return Ok(ResponseOutcome::Unexpected),
         };
+        self.missing.arrived(at, packet.opcode().position().begins());
         match self.expected_data() {
             Some(expected) if at == expected => {}
             // Data before it is missing.
@@ -254,7 +280,7 @@ impl Requester {
             // This data was not requested again: the first response is still arriving.
             self.cancel_retransmit();
         }
-        self.advance(at.plus(1), now, events);
+        self.settle(at.plus(1), now, events);
         self.reorder_buffer.in_sequence();
         Ok(ResponseOutcome::Accepted)
     }
@@ -268,7 +294,7 @@ impl Requester {
         now: Instant,
         events: &mut VecDeque<Event>,
     ) {
-        let last = self.reorder_buffer.last().filter(|last| *last >= expected);
+        let missing_from = self.first_unknown(expected);
         if !storable.is_some_and(|packet| self.reorder_buffer.keep(expected, at, packet)) {
             self.acknowledge_until(at, now, events);
             return;
@@ -276,15 +302,22 @@ impl Requester {
         if expected > self.una {
             self.advance(expected, now, events);
         }
-        match last {
-            None => self.retransmit_range(expected, at),
-            Some(last) if at > last => self.retransmit_range(last.plus(1), at),
-            // The data before it was requested again and lost, or this responds to a probe.
-            Some(_) if self.rewound_to != Some(expected) => {
-                self.rewound_to = Some(expected);
-                self.retransmit_range(expected, at);
-            }
-            Some(_) => {}
+        if at >= self.next && self.recovery.is_some_and(|recovery| recovery.is_reported) {
+            self.cancel_retransmit();
+        }
+        self.data_lost(missing_from, at);
+    }
+
+    /// Behind the last data that has arrived.
+    fn first_unknown(&self, expected: ExtendedPsn) -> ExtendedPsn {
+        self.reorder_buffer.last().map_or(expected, |last| expected.max(last.plus(1)))
+    }
+
+    /// Requests data in `from..until` again. The responder has sent data behind it.
+    fn data_lost(&mut self, from: ExtendedPsn, until: ExtendedPsn) {
+        if from < until && self.timers.rnr_wait.is_none() {
+            self.rtt.lost();
+            self.missing.lost(from, until);
         }
     }
 }

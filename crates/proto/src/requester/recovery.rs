@@ -9,7 +9,7 @@
 //! ignore. A responder that sends them receives only what is missing, while new packets follow
 //! ([`SelectiveRetransmit`]).
 //!
-//! READ data that is missing is requested again, range by range: the requester itself knows what has arrived.
+//! The requester itself knows which READ data is missing ([`missing_data`](super::missing_data)).
 
 use millstream_quantity::Instant;
 
@@ -21,15 +21,17 @@ use crate::selective_ack::StoredPackets;
 /// Packets that a rewound requester sends before the responder reports what else is missing.
 const RECOVERY_WINDOW: u32 = 16;
 
-/// Slow retransmission after a rewind: a few packets first, and twice as many with each acknowledgement.
+/// Slow retransmission after a rewind: a few packets first, and twice as many with each round trip.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Recovery {
     /// Behind the last packet that was sent before the loss was detected.
     until: ExtendedPsn,
     /// Packets that may be in flight.
     pub(super) room: u32,
+    /// Behind the last packet of the current round trip.
+    round_end: ExtendedPsn,
     /// The responder reported the loss.
-    is_reported: bool,
+    pub(super) is_reported: bool,
 }
 
 /// Retransmission of a range of packets only, without those that have arrived.
@@ -38,14 +40,14 @@ pub(super) struct SelectiveRetransmit {
     /// Behind the last packet of the range.
     until: ExtendedPsn,
     /// The packet to send next afterwards.
-    resume: ExtendedPsn,
-    /// All requests, not only those that await data.
-    all: bool,
+    pub(super) resume: ExtendedPsn,
 }
 
 /// Gaps that a selective acknowledgement reported.
 #[derive(Debug)]
 pub(super) struct Gaps {
+    /// The oldest packet that is missing at the responder.
+    at: ExtendedPsn,
     stored: StoredPackets,
     /// Behind the last gap that was sent again.
     sent_until: ExtendedPsn,
@@ -60,6 +62,7 @@ impl Requester {
         self.cursor = self.find(at);
         self.selective = None;
         self.forget_gaps();
+        self.missing.rewind(at);
         self.rewound_to = Some(at);
         self.probe_due = false;
         self.blocked_status = None;
@@ -68,54 +71,64 @@ impl Requester {
     /// Starts recovery from a loss, which the responder has reported or which was detected otherwise.
     pub(super) fn begin_recovery(&mut self, is_reported: bool) {
         self.rtt.lost();
-        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_WINDOW, is_reported });
+        let round_end = self.una.plus(1);
+        self.recovery = Some(Recovery { until: self.max, room: RECOVERY_WINDOW, round_end, is_reported });
+    }
+
+    /// Updates the gaps: the responder has executed all requests before `at`.
+    pub(super) fn gaps_closed_until(&mut self, at: ExtendedPsn, now: Instant) {
+        if self.gaps.is_none() {
+            return;
+        }
+        let at = self.next_request_packet(at);
+        let Some(gaps) = &mut self.gaps else { return };
+        if at >= gaps.sent_until {
+            self.forget_gaps();
+        } else if at > gaps.at {
+            gaps.at = at;
+            gaps.attempts = 0;
+            self.restart_gap_timer(now);
+        }
     }
 
     /// Updates recovery when everything before `una` is acknowledged.
-    pub(super) fn recover(&mut self, una: ExtendedPsn, now: Instant) {
-        if let Some(gaps) = &mut self.gaps {
-            gaps.attempts = 0;
-            if una >= gaps.sent_until {
-                self.forget_gaps();
-            } else {
-                self.restart_gap_timer(now);
-            }
-        }
+    pub(super) fn recover(&mut self, una: ExtendedPsn) {
         let Some(recovery) = &mut self.recovery else { return };
         if una >= recovery.until {
             self.recovery = None;
         } else if una > self.next {
             self.peer_stores |= recovery.is_reported;
             recovery.room = RECOVERY_WINDOW;
-        } else {
+        } else if una >= recovery.round_end {
             recovery.room = recovery.room.saturating_mul(2);
+            recovery.round_end = self.next;
         }
     }
 
-    /// Handles a sequence NAK: the oldest packet was lost, later ones arrived.
+    /// Handles a sequence NAK: the packet at `at` was lost, later ones arrived.
     ///
     /// It uses up no retry and does not restart the retransmit timer: a reordering network causes many such
     /// NAKs within one round trip. Only time without progress ends the attempts.
-    pub(super) fn handle_sequence_nak(&mut self) {
+    pub(super) fn handle_sequence_nak(&mut self, at: ExtendedPsn) {
         // No packet was sent since the last rewind, so the NAK is a duplicate.
-        if self.timers.rnr_wait.is_none() && self.next != self.una && self.gaps.is_none() {
+        if self.timers.rnr_wait.is_none() && self.next > at && self.gaps.is_none() {
             self.begin_recovery(true);
-            self.rewind(self.una);
+            self.rewind(at);
         }
     }
 
-    /// Handles a selective acknowledgement: the oldest packet was lost, and of the later ones those arrived that
+    /// Handles a selective acknowledgement: the packet at `at` was lost, and of the later ones those arrived that
     /// `bitmap` names. Gaps that were not reported before are sent again.
-    pub(super) fn handle_selective_ack(&mut self, bitmap: &[u8], now: Instant) {
+    pub(super) fn handle_selective_ack(&mut self, at: ExtendedPsn, bitmap: &[u8], now: Instant) {
         if self.timers.rnr_wait.is_some() {
             return;
         }
-        let stored = StoredPackets::parse(self.una.plus(1), bitmap);
+        let stored = StoredPackets::parse(at.plus(1), bitmap);
         let end = stored.end().min(self.max);
         let (sent_until, attempts) =
-            self.gaps.as_ref().map_or((self.una, 0), |gaps| (gaps.sent_until.max(self.una), gaps.attempts));
+            self.gaps.as_ref().map_or((at, 0), |gaps| (gaps.sent_until.max(at), gaps.attempts));
         self.recovery = None;
-        self.gaps = Some(Gaps { stored, sent_until: sent_until.max(end), attempts });
+        self.gaps = Some(Gaps { at, stored, sent_until: sent_until.max(end), attempts });
         if sent_until < end {
             self.retransmit_gaps(sent_until, end);
         }
@@ -129,20 +142,21 @@ impl Requester {
         self.rtt.lost();
         let former = self.selective.map(|selective| (self.next, selective.until));
         let (from, until) = former.map_or((from, end), |former| (from.min(former.0), end.max(former.1)));
-        self.selective = Some(SelectiveRetransmit { until, resume: self.max, all: true });
+        self.selective = Some(SelectiveRetransmit { until, resume: self.max });
         self.next = from;
         self.cursor = self.find(from);
         self.blocked_status = None;
         self.request_ack = true;
     }
 
-    /// Sends the oldest packet again, because there was no progress. The responder reports what else is missing.
+    /// Sends the oldest missing packet again, because there was no progress. The responder reports what else is missing.
     pub(super) fn retransmit_oldest(&mut self, now: Instant) {
-        let end = self.una.plus(1).min(self.max);
         if let Some(gaps) = &mut self.gaps {
+            let at = gaps.at;
+            let end = at.plus(1).min(self.max);
             gaps.sent_until = end;
             gaps.attempts += 1;
-            self.retransmit_gaps(self.una, end);
+            self.retransmit_gaps(at, end);
             self.restart_gap_timer(now);
         }
     }
@@ -155,27 +169,6 @@ impl Requester {
     fn forget_gaps(&mut self) {
         self.gaps = None;
         self.timers.gap = None;
-    }
-
-    /// Requests the missing data in `from..until` again, then continues at the former position.
-    pub(super) fn retransmit_range(&mut self, from: ExtendedPsn, until: ExtendedPsn) {
-        self.rtt.lost();
-        if self.timers.rnr_wait.is_some() {
-            return;
-        }
-        if self.next <= from {
-            if let Some(selective) = &mut self.selective {
-                selective.until = selective.until.max(until);
-            }
-            return;
-        }
-        let (resume, all) =
-            self.selective.map_or((self.next, false), |selective| (selective.resume, selective.all));
-        let until = self.selective.map_or(until, |selective| selective.until.max(until));
-        self.selective = Some(SelectiveRetransmit { until, resume, all });
-        self.next = from;
-        self.cursor = self.find(from);
-        self.blocked_status = None;
     }
 
     /// Skips packets that need no retransmission: data that arrived, requests that the responder has stored, and
@@ -191,9 +184,7 @@ impl Requester {
             }
             let Some(posted) = self.queue.get(self.cursor) else { return };
             let awaits_data = posted.work.awaits_response();
-            if self.selective.is_some_and(|selective| !selective.all) && !awaits_data {
-                self.next = self.next.max(posted.end);
-            } else if awaits_data && self.reorder_buffer.has(self.next) {
+            if awaits_data && self.reorder_buffer.has(self.next) {
                 self.next = self.next.plus(1);
             } else if let Some(end) = self.end_if_stored(posted) {
                 self.next = end;
@@ -205,6 +196,17 @@ impl Requester {
             }
         }
         self.selective = None;
+    }
+
+    /// The first request packet at or behind `at`, which may lie among the responses of a READ.
+    fn next_request_packet(&self, at: ExtendedPsn) -> ExtendedPsn {
+        match self.queue.get(self.find(at)) {
+            Some(posted) if posted.start < at && matches!(posted.work, SendOp::Read { .. }) => {
+                let requests = at.since(posted.start).div_ceil(self.read_packets);
+                posted.start.plus(requests * self.read_packets).min(posted.end)
+            }
+            _ => at,
+        }
     }
 
     /// Behind the request packet to send next, if a selective retransmission need not send it.
@@ -223,9 +225,10 @@ impl Requester {
         (is_sent || gaps.stored.has(start)).then_some(end)
     }
 
-    /// Stops retransmitting: the rest is in flight.
+    /// Stops retransmitting: the rest is in flight. After a lost request, only a responder that stores packets sends the
+    /// data of requests that were not sent again.
     pub(super) fn cancel_retransmit(&mut self) {
-        self.recovery = None;
+        self.peer_stores |= self.recovery.take().is_some_and(|recovery| recovery.is_reported);
         self.selective = None;
         self.next = self.max;
         self.cursor = self.find(self.max);

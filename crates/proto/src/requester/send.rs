@@ -18,7 +18,7 @@ use millstream_quantity::Instant;
 const ACK_REQ_INTERVAL: u32 = 64;
 
 /// A packet to build.
-struct PacketPlan {
+pub(super) struct PacketPlan {
     at: ExtendedPsn,
     /// PSNs that the packet uses: one, or for a READ request the number of responses.
     span: u32,
@@ -35,7 +35,12 @@ impl PacketPlan {
         if self.opcode.has_payload() { self.len as usize } else { 0 }
     }
 
-    fn packet_len(&self) -> usize {
+    /// Behind its last packet.
+    pub(super) fn end(&self) -> ExtendedPsn {
+        self.at.plus(self.span)
+    }
+
+    pub(super) fn packet_len(&self) -> usize {
         bth::LEN + self.opcode.headers_len() + self.payload().next_multiple_of(4) + ICRC_LEN
     }
 }
@@ -95,6 +100,7 @@ impl Requester {
         if self.timers.rnr_wait.is_some() {
             return Ok(());
         }
+        self.request_missing(now, memory, burst);
         self.probe(now, memory, burst);
         let before = self.next;
         while self.blocked_status.is_none() {
@@ -119,7 +125,7 @@ impl Requester {
                 }
                 continue;
             }
-            let plan = self.plan(&posted, self.next);
+            let plan = self.plan(&posted, self.next, posted.end);
             let in_flight = self.next.since(self.una);
             let window = self.window();
             let fits = in_flight == 0 || in_flight + plan.span <= window;
@@ -176,9 +182,9 @@ impl Requester {
         if self.next == posted.start { self.next != self.una } else { self.una <= posted.start }
     }
 
-    /// The packet of a request at a sequence number.
+    /// The packet of a request at a sequence number. A READ requests data before `until` only.
     #[inline]
-    fn plan(&self, posted: &SendWqe, at: ExtendedPsn) -> PacketPlan {
+    pub(super) fn plan(&self, posted: &SendWqe, at: ExtendedPsn, until: ExtendedPsn) -> PacketPlan {
         let index = at.since(posted.start);
         // Below 2³¹, the longest request.
         let offset = (u64::from(index) * u64::from(self.mtu)) as u32;
@@ -195,7 +201,11 @@ impl Requester {
         if let SendOp::Read { .. } = posted.work {
             // A retransmitted READ request keeps its original end, as the responder accepts only part of the
             // original range (9.7.5.1.5).
-            let end = posted.start.plus((index / self.read_packets + 1) * self.read_packets).min(posted.end);
+            let end = posted
+                .start
+                .plus((index / self.read_packets + 1) * self.read_packets)
+                .min(posted.end)
+                .min(until);
             // The data behind the gap has arrived.
             let end = self.reorder_buffer.next(at.plus(1)).map_or(end, |kept| end.min(kept));
             let span = end.since(at);
@@ -218,7 +228,7 @@ impl Requester {
 
     /// Builds a packet, for which there is room.
     #[inline]
-    fn build<M: Memory>(
+    pub(super) fn build<M: Memory>(
         &mut self,
         posted: &SendWqe,
         plan: &PacketPlan,
@@ -228,7 +238,7 @@ impl Requester {
     ) -> Result<(), Status> {
         let (len, payload) = (plan.packet_len(), plan.payload());
         let pad = payload.next_multiple_of(4) - payload;
-        let ends = plan.at.plus(plan.span) == posted.end;
+        let ends = plan.end() == posted.end;
         let ask =
             self.reliable && (ends || is_full || self.request_ack || self.since_ack_req >= ACK_REQ_INTERVAL);
         let opcode = plan.opcode;
@@ -263,13 +273,16 @@ impl Requester {
     /// Updates the state after a packet was sent.
     #[inline]
     fn sent(&mut self, posted: &SendWqe, plan: &PacketPlan, now: Instant, events: &mut VecDeque<Event>) {
-        self.next = plan.at.plus(plan.span);
+        self.next = plan.end();
         self.peer_window.sent(now);
         if self.since_ack_req == 0 || plan.at == self.una {
             self.rtt.sent(self.next, now);
         }
         if plan.at < self.max {
             self.retransmitted += 1;
+            if posted.work.awaits_response() {
+                self.missing.request(plan.at, self.next, 0);
+            }
         } else if plan.at == posted.start
             && matches!(
                 posted.work,
@@ -302,12 +315,15 @@ impl Requester {
         let Some(posted) = self.queue.get(self.find(last)).copied() else { return };
         // Packets requested before may have been lost, too.
         self.rewound_to = None;
-        let plan = self.plan(&posted, last);
+        let plan = self.plan(&posted, last, posted.end);
         if burst.has_room(plan.packet_len()) {
             self.request_ack = true;
             // If its memory is not accessible, the retransmit timer handles that.
             if self.build(&posted, &plan, true, memory, burst).is_ok() {
                 self.retransmitted += 1;
+                if posted.work.awaits_response() {
+                    self.missing.request(last, plan.end(), 0);
+                }
             }
             self.probe_due = false;
             self.start_timers(now);

@@ -61,6 +61,10 @@ impl SendWindow {
             self.sample = Some((now, 0));
         }
         if all {
+            // It waits for requests, so it may be faster: a full window acknowledged in time only raises the limit.
+            if 2 * packets >= self.packets && took <= time {
+                self.packets = self.packets.saturating_mul(2).min(self.limit);
+            }
             self.sample = None;
         }
     }
@@ -108,6 +112,22 @@ mod tests {
             peer.acknowledged(1, true, at(1000 * n + 5));
         }
         assert_eq!(peer.packets(), INITIAL_WINDOW);
+    }
+
+    #[test]
+    fn a_full_window_acknowledged_at_once_raises_the_limit() {
+        let mut peer = SendWindow::new(TIMEOUT, 500);
+        // READs, one request of the whole window after the other.
+        for (n, packets) in [128, 256, 500, 500].into_iter().enumerate() {
+            assert_eq!(peer.packets(), packets);
+            peer.sent(at(100 * n as u64));
+            peer.acknowledged(packets, true, at(100 * n as u64 + 20));
+        }
+        // Too late.
+        let mut peer = SendWindow::new(TIMEOUT, 500);
+        peer.sent(at(0));
+        peer.acknowledged(INITIAL_WINDOW, true, at(1100));
+        assert!(peer.packets() < INITIAL_WINDOW, "{}", peer.packets());
     }
 
     #[test]

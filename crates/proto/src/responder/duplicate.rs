@@ -55,25 +55,37 @@ impl Responder {
         if !is_part {
             return;
         }
-        // Data that is still queued is not queued twice.
-        let waits = self.responses.iter().any(|answer| match answer {
-            Response::Read { next, left, .. } => {
-                let end = next.plus(self.config.mtu.packets(*left));
-                *next <= at && at.plus(self.config.mtu.packets(reth.length())) <= end
+        let packets = |len| self.config.mtu.packets(len);
+        let until = at.plus(packets(reth.length()));
+        // Data that is still queued is not queued twice: a response that has begun starts again at the requested data.
+        for response in &mut self.responses {
+            if let Response::Read { next, va: rest, left, begun, .. } = response
+                && *next < until
+                && at < next.plus(packets(*left))
+            {
+                if at < *next {
+                    *left += next.since(at) * self.mtu;
+                    (*next, *rest, *begun) = (at, reth.va(), false);
+                }
+                return;
             }
-            _ => false,
-        });
-        if !waits && self.has_room() {
-            self.responses.push_back(Response::Read {
-                next: at,
-                queue,
-                va: reth.va(),
-                rkey,
-                left: reth.length(),
-                begun: false,
-                again: true,
-                msn: self.msn,
-            });
+        }
+        if self.has_room() {
+            // Ahead of data that was not sent yet: the requester waits for this data.
+            let ahead = self.responses.iter().take_while(|response| response.repeats_read()).count();
+            self.responses.insert(
+                ahead,
+                Response::Read {
+                    next: at,
+                    queue,
+                    va: reth.va(),
+                    rkey,
+                    left: reth.length(),
+                    begun: false,
+                    again: true,
+                    msn: self.msn,
+                },
+            );
         }
     }
 }

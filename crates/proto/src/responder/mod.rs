@@ -173,7 +173,13 @@ impl Responder {
             if self.port == Some(port) {
                 self.store(at, packet);
             }
-            self.behind_gap(at, !follows || packet.bth().ack_req());
+            let packets = match packet.opcode().operation() {
+                Operation::ReadRequest => {
+                    packet.reth().map_or(1, |reth| self.config.mtu.packets(reth.length()))
+                }
+                _ => 1,
+            };
+            self.behind_gap(at, at.plus(packets).before(), !follows || packet.bth().ack_req());
             return Ok(RequestOutcome::OutOfSequence);
         }
         if at < self.expected {
@@ -206,22 +212,22 @@ impl Responder {
         self.queue_nak(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
     }
 
-    /// Handles a packet behind a gap (9.7.5.2.8). It causes one NAK per gap, and another one when the
+    /// Handles a packet behind a gap (9.7.5.2.8), whose last sequence number is `end`. It causes one NAK per gap, and another one when the
     /// requester has rewound without closing the gap. A selective acknowledgement is sent in any case that is worth a
     /// `report`.
-    fn behind_gap(&mut self, at: ExtendedPsn, report: bool) {
+    fn behind_gap(&mut self, at: ExtendedPsn, end: ExtendedPsn, report: bool) {
         if self.takes_selective_acks {
             if report || self.reported_gap.is_none() {
                 self.acknowledge_selectively();
             }
-            self.reported_gap = Some(at);
+            self.reported_gap = Some(end);
             return;
         }
         let begins_again = self.reported_gap.is_none_or(|last| at <= last);
         if begins_again {
             self.queue_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
-        self.reported_gap = Some(at);
+        self.reported_gap = Some(end);
     }
 
     /// Fails the queue pair over a request. The completion of its receive request precedes the failure.

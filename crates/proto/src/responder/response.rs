@@ -40,6 +40,11 @@ impl Response {
     pub(super) const fn uses_resource(&self) -> bool {
         matches!(self, Self::Read { again: false, .. } | Self::Single { again: false, .. })
     }
+
+    /// Whether it is the response to a duplicate READ request.
+    pub(super) const fn repeats_read(&self) -> bool {
+        matches!(self, Self::Read { again: true, .. })
+    }
 }
 
 impl Responder {
