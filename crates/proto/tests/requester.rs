@@ -262,13 +262,15 @@ fn all_missing_read_data_is_requested_at_once_and_again_after_a_loss() {
     pair.asks();
     let middle = |pair: &mut Pair, n| pair.data(Opcode::RC_READ_RESPONSE_MIDDLE, n, vec![n as u8; 256]);
     let only = |pair: &mut Pair, n| pair.data(Opcode::RC_READ_RESPONSE_ONLY, n, vec![n as u8; 256]);
+    let asked = |pair: &mut Pair| {
+        let sent = pair.take(A);
+        sent.iter().map(|sent| (numbers(&[*sent])[0], sent.length.unwrap())).collect::<Vec<_>>()
+    };
     pair.data(Opcode::RC_READ_RESPONSE_FIRST, 0, vec![0; 256]);
     // 1, 2, 4 and 6 are lost, and the data behind 8 has not arrived yet.
     for (n, expected) in [(3, vec![(1, 512)]), (5, vec![(4, 256)]), (7, vec![(6, 256)]), (8, vec![])] {
         middle(&mut pair, n);
-        let sent = pair.take(A);
-        let asked: Vec<_> = sent.iter().map(|sent| (numbers(&[*sent])[0], sent.length.unwrap())).collect();
-        assert_eq!(asked, expected, "after {n}");
+        assert_eq!(asked(&mut pair), expected, "after {n}");
     }
     // The first retransmission is lost; the data requested behind it arrives.
     only(&mut pair, 4);
@@ -282,10 +284,6 @@ fn all_missing_read_data_is_requested_at_once_and_again_after_a_loss() {
     }
     assert_eq!(pair.asks(), []);
     pair.wait(A, Duration::from_micros(400));
-    let asked = |pair: &mut Pair| {
-        let sent = pair.take(A);
-        sent.iter().map(|sent| (numbers(&[*sent])[0], sent.length.unwrap())).collect::<Vec<_>>()
-    };
     assert_eq!(asked(&mut pair), [(1, 512), (11, 256)], "what is missing, and one packet behind it");
     only(&mut pair, 11);
     assert_eq!(asked(&mut pair), [(1, 512)]);

@@ -171,8 +171,6 @@ pub(crate) struct FuzzSession<T> {
 struct MappedArena {
     arena: File,
     mapping: Mapping,
-    /// Values of words that are not overwritten.
-    kept: [u32; 3],
     /// Its pages at the last search for words in use.
     pages: BTreeMap<usize, [u8; PAGE]>,
 }
@@ -194,7 +192,7 @@ impl MappedArena {
         let arena = File::from(fds.into_iter().next().expect("its arena"));
         let len = millstream_shm::file_len(arena.as_fd()).expect("a file");
         let mapping = Mapping::new(arena.as_fd(), 0, len, true).expect("room");
-        Self { arena, mapping, kept: [0; 3], pages: BTreeMap::new() }
+        Self { arena, mapping, pages: BTreeMap::new() }
     }
 
     /// Offsets of the words in use: not zero, and on a page that changed since the last call.
@@ -226,8 +224,8 @@ impl MappedArena {
         }
     }
 
-    /// Stores one of the interesting values.
-    fn store(&self, words: &[usize], bytes: &mut Bytes<'_>) {
+    /// Stores one of the interesting values, except over words with one of the values `kept`.
+    fn store(&self, words: &[usize], kept: &[u32], bytes: &mut Bytes<'_>) {
         if words.is_empty() {
             return;
         }
@@ -239,7 +237,7 @@ impl MappedArena {
         }
         let word = self.mapping.word32(at);
         let old = word.load(Ordering::Relaxed);
-        if self.kept.contains(&old) {
+        if kept.contains(&old) {
             return;
         }
         let new = match bytes.byte() % 8 {
@@ -308,7 +306,7 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
         let there = self.peers.get_or_insert_with(|| MappedArena::new(theirs[0]));
         // The player's device would take a forged region of the peer for the registered one, and write to other memory with
         // the player's rights (docs/faults.md, "Not covered").
-        there.kept = [start as u32, (start >> 32) as u32, LEN as u32];
+        let kept = [start as u32, (start >> 32) as u32, LEN as u32];
         let words = [here.words(), there.words()];
         let regions = [(key as u32, start), (home.mr.key(), home.start())];
         let mut bytes = Bytes(bytes);
@@ -318,8 +316,8 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
             let side = usize::from(bytes.byte() % 2);
             let (from, receivers) = [(&objects, &theirs), (&home, &at_home)][side];
             match bytes.byte() % 12 {
-                0..=2 => there.store(&words[1], &mut bytes),
-                3 => here.store(&words[0], &mut bytes),
+                0..=2 => there.store(&words[1], &kept, &mut bytes),
+                3 => here.store(&words[0], &[], &mut bytes),
                 4..=7 => send(from, receivers, &regions, &mut bytes),
                 8 => {
                     let length = bytes.short().into();

@@ -134,8 +134,7 @@ impl Requester {
                 let end = plan.end();
                 // If the memory of an atomic WRITE is not accessible, the retransmit timer handles that.
                 if self.build(&posted, &plan, false, memory, burst).is_ok() {
-                    self.retransmitted += 1;
-                    self.missing.request(range.from, end, range.attempts);
+                    self.sent_again(&posted, &plan, range.attempts);
                     self.restart_probe(now);
                 }
                 end

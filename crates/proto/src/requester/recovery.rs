@@ -202,22 +202,26 @@ impl Requester {
     fn next_request_packet(&self, at: ExtendedPsn) -> ExtendedPsn {
         match self.queue.get(self.find(at)) {
             Some(posted) if posted.start < at && matches!(posted.work, SendOp::Read { .. }) => {
-                let requests = at.since(posted.start).div_ceil(self.read_packets);
-                posted.start.plus(requests * self.read_packets).min(posted.end)
+                let (start, end) = self.read_request(posted, at);
+                if at == start { at } else { end }
             }
             _ => at,
         }
+    }
+
+    /// First sequence number, and the one behind the last, of the request packet of a READ that covers `at`.
+    #[inline]
+    pub(super) fn read_request(&self, posted: &SendWqe, at: ExtendedPsn) -> (ExtendedPsn, ExtendedPsn) {
+        let index = at.since(posted.start) / self.read_packets;
+        let start = posted.start.plus(index * self.read_packets);
+        (start, start.plus(self.read_packets).min(posted.end))
     }
 
     /// Behind the request packet to send next, if a selective retransmission need not send it.
     fn end_if_stored(&self, posted: &SendWqe) -> Option<ExtendedPsn> {
         let gaps = self.gaps.as_ref().filter(|_| self.selective.is_some() && !posted.is_local())?;
         let (start, end) = match posted.work {
-            SendOp::Read { .. } => {
-                let index = self.next.since(posted.start) / self.read_packets;
-                let start = posted.start.plus(index * self.read_packets);
-                (start, start.plus(self.read_packets).min(posted.end))
-            }
+            SendOp::Read { .. } => self.read_request(posted, self.next),
             _ => (self.next, self.next.plus(1)),
         };
         // A READ request that was not executed is sent for all of its data.

@@ -201,11 +201,7 @@ impl Requester {
         if let SendOp::Read { .. } = posted.work {
             // A retransmitted READ request keeps its original end, as the responder accepts only part of the
             // original range (9.7.5.1.5).
-            let end = posted
-                .start
-                .plus((index / self.read_packets + 1) * self.read_packets)
-                .min(posted.end)
-                .min(until);
+            let end = self.read_request(posted, at).1.min(until);
             // The data behind the gap has arrived.
             let end = self.reorder_buffer.next(at.plus(1)).map_or(end, |kept| end.min(kept));
             let span = end.since(at);
@@ -279,10 +275,7 @@ impl Requester {
             self.rtt.sent(self.next, now);
         }
         if plan.at < self.max {
-            self.retransmitted += 1;
-            if posted.work.awaits_response() {
-                self.missing.request(plan.at, self.next, 0);
-            }
+            self.sent_again(posted, plan, 0);
         } else if plan.at == posted.start
             && matches!(
                 posted.work,
@@ -305,6 +298,14 @@ impl Requester {
         }
     }
 
+    /// Notes that a packet was sent again; its data was requested again `attempts` times before.
+    pub(super) fn sent_again(&mut self, posted: &SendWqe, plan: &PacketPlan, attempts: u8) {
+        self.retransmitted += 1;
+        if posted.work.awaits_response() {
+            self.missing.request(plan.at, plan.end(), attempts);
+        }
+    }
+
     /// Sends a due tail loss probe: the last packet again, or a request for the last packet of a READ.
     fn probe<M: Memory>(&mut self, now: Instant, memory: &mut M, burst: &mut Burst<'_>) {
         if !self.probe_due || !burst.is_empty() || !self.awaits_ack() {
@@ -320,10 +321,7 @@ impl Requester {
             self.request_ack = true;
             // If its memory is not accessible, the retransmit timer handles that.
             if self.build(&posted, &plan, true, memory, burst).is_ok() {
-                self.retransmitted += 1;
-                if posted.work.awaits_response() {
-                    self.missing.request(last, plan.end(), 0);
-                }
+                self.sent_again(&posted, &plan, 0);
             }
             self.probe_due = false;
             self.start_timers(now);

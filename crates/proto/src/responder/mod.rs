@@ -212,22 +212,22 @@ impl Responder {
         self.queue_nak(at, Syndrome::RnrNak { timer_code: self.config.min_rnr_timer });
     }
 
-    /// Handles a packet behind a gap (9.7.5.2.8), whose last sequence number is `end`. It causes one NAK per gap, and another one when the
-    /// requester has rewound without closing the gap. A selective acknowledgement is sent in any case that is worth a
-    /// `report`.
-    fn behind_gap(&mut self, at: ExtendedPsn, end: ExtendedPsn, report: bool) {
+    /// Handles a packet behind a gap (9.7.5.2.8), from `at` to its `last` sequence number. It causes one NAK per gap, and
+    /// another one when the requester has rewound without closing the gap. A selective acknowledgement is sent in any
+    /// case that is worth a `report`.
+    fn behind_gap(&mut self, at: ExtendedPsn, last: ExtendedPsn, report: bool) {
         if self.takes_selective_acks {
             if report || self.reported_gap.is_none() {
                 self.acknowledge_selectively();
             }
-            self.reported_gap = Some(end);
+            self.reported_gap = Some(last);
             return;
         }
-        let begins_again = self.reported_gap.is_none_or(|last| at <= last);
+        let begins_again = self.reported_gap.is_none_or(|former| at <= former);
         if begins_again {
             self.queue_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
-        self.reported_gap = Some(end);
+        self.reported_gap = Some(last);
     }
 
     /// Fails the queue pair over a request. The completion of its receive request precedes the failure.
