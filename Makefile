@@ -70,8 +70,11 @@ quick: setup ## build target/quick/millstream and its libraries in minutes, with
 	$(call link_verbs,$(QUICK)/libibverbs.so.1,$(QUICK)/libmillstream_capi.a)
 	$(call link_preload,$(QUICK)/libmillstream_preload.so,$(QUICK)/libmillstream_cm.a)
 
+test: SHELL := /bin/bash
 test: setup lib ## run all tests
-	$(CARGO) test --workspace --no-fail-fast
+	@# What failed is printed once more, behind the output of all tests.
+	set -o pipefail; $(CARGO) test --workspace --no-fail-fast 2>&1 | tee $(TARGET_DIR)/test.log || \
+		{ awk -f tools/failures.awk $(TARGET_DIR)/test.log; exit 1; }
 	$(CARGO) build --workspace
 	@# A short test against the Linux kernel's rxe, and of this product on it; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
