@@ -393,6 +393,10 @@ impl Node {
     }
 
     fn attach(&mut self, connection: Connection, request: &AttachRequest) -> io::Result<()> {
+        // An application that has ended leaves its place at once, although its end is still to be read here.
+        if self.state.port.connection().is_some_and(|earlier| earlier.is_hung_up()) {
+            self.detach().map_err(io::Error::other)?;
+        }
         if self.state.port.attach(connection, request)? {
             self.departed = false;
             let node = self.options.node;

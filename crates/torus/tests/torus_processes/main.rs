@@ -33,6 +33,7 @@ const PERIOD_FACTOR: u64 = 4;
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let arguments = ProcessArguments(&words);
+    millstream_log::init();
     let result: Result<(), Box<dyn std::error::Error>> = match words.first().map(String::as_str) {
         Some("node") => arguments.node().map_err(Into::into).and_then(|options| Ok(node::run(&options)?)),
         Some("monitor") => {

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use libtest_mimic::{Failed, Trial};
+use millstream_fabric::{Fabric as _, Notification};
 use millstream_health::NodeState;
 use millstream_health::registers::{AdapterWatchdog, HostWatchdog, RemoteFault};
 use millstream_shm::socket::Connection;
+use millstream_torus::TorusNode;
 use millstream_torus::health_page::HealthPage;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus::service::TorusState;
@@ -24,6 +26,9 @@ pub(crate) fn trials() -> Vec<Trial> {
     vec![
         Trial::test("a_restarted_node_comes_back", move || a_restarted_node_comes_back().map_err(failed)),
         Trial::test("a_stopped_node_comes_back", move || a_stopped_node_comes_back().map_err(failed)),
+        Trial::test("an_application_attaches_right_behind_another", move || {
+            an_application_attaches_right_behind_another().map_err(failed)
+        }),
         Trial::test("garbage_in_a_health_page_changes_no_route", move || {
             garbage_in_a_health_page().map_err(failed)
         }),
@@ -75,6 +80,37 @@ fn a_stopped_node_comes_back() -> Result<(), LaunchError> {
     await_state(&torus, "node 2 is back", is_well);
     conforms(&mut torus)?;
     torus.finish().map(drop)
+}
+
+/// The node learns of the end of one and of the coming of the other at the same time.
+fn an_application_attaches_right_behind_another() -> Result<(), LaunchError> {
+    let torus = launcher("1x1x1").launch()?;
+    let (socket, pid) =
+        (torus.socket(NodeNumber(0)).expect("exists"), torus.pid(NodeNumber(0)).expect("exists"));
+    let mut earlier = TorusNode::attach(socket).expect("attaches");
+    let taken = TorusNode::attach(socket).expect_err("one is attached").to_string();
+    assert!(taken.contains(&format!("process {} is attached to node 0", std::process::id())), "{taken}");
+    // What is still in the rings when it ends is done.
+    let region = earlier.register(8);
+    earlier.put(NodeNumber(0), region, 0, b"farewell", Notification::None).expect("lives");
+    kill(pid, Signal::STOP);
+    await_stop(pid);
+    drop(earlier);
+    let later = std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| TorusNode::attach(socket));
+        std::thread::sleep(Duration::from_millis(100));
+        kill(pid, Signal::CONT);
+        attaching.join().expect("no panic")
+    });
+    assert_eq!(later.map_err(|error| error.to_string()).expect("attaches").here(), NodeNumber(0));
+    torus.finish().map(drop)
+}
+
+fn await_stop(pid: u32) {
+    let state = || std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("a process");
+    while !state().contains(") T ") {
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Another process of the same user writes any values into the registers of node 1 while all nodes work.
