@@ -3,7 +3,8 @@
 use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{
-    Pd, gid,
+    Pd,
+    gid::{self, GidTable},
     path::{self, PathKind},
     send_wr::UdDestination,
     types::WC_FLAG_GRH,
@@ -95,7 +96,8 @@ pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) 
     // SAFETY: the caller passes an allocated domain and a readable struct.
     let (domain, attr) = unsafe { (&PdObject::of(pd).inner, &*attr) };
     // Ethernet has global addresses only (RoCE annex A17.4.2).
-    let source = gid::table().into_iter().nth(usize::from(attr.grh.sgid_index));
+    let table = GidTable::current();
+    let source = table.get(attr.grh.sgid_index.into());
     let (Some(source), true, 1) = (source, attr.is_global != 0, attr.port_num) else {
         return errno::pointer(Err(Errno::INVALID));
     };
@@ -136,7 +138,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     };
     let (sender, us, traffic_class, flow_label) = parse_route_header(&header);
     // Of the two entries of the address, the first is the one for RoCE v2.
-    let Some(index) = gid::table().iter().position(|entry| entry.raw == us) else {
+    let Some((index, _)) = GidTable::current().entries().find(|(_, entry)| entry.raw == us) else {
         return errno::index(Err(Errno::INVALID));
     };
     let attr = ibv_ah_attr {

@@ -12,6 +12,8 @@ impl Errno {
     pub const UNSUPPORTED: Self = Self(libc::EOPNOTSUPP);
     /// An argument is outside what the verb accepts.
     pub const INVALID: Self = Self(libc::EINVAL);
+    /// There is nothing at this place of a table.
+    pub const NO_DATA: Self = Self(libc::ENODATA);
     /// Other objects still use this one.
     pub const BUSY: Self = Self(libc::EBUSY);
 

@@ -5,7 +5,10 @@ use std::{
     mem,
 };
 
-use millstream_device::{self as device, gid};
+use millstream_device::{
+    self as device,
+    gid::{GidEntry, GidKind, GidTable},
+};
 
 use crate::{
     errno::{self, Errno},
@@ -30,7 +33,7 @@ pub(crate) unsafe extern "C" fn query_port(
         state: IBV_PORT_ACTIVE,
         max_mtu: IBV_MTU_4096,
         active_mtu: device::path::preference().unwrap_or_default().active_mtu().into(),
-        gid_tbl_len: gid::table().len() as c_int,
+        gid_tbl_len: GidTable::current().places() as c_int,
         port_cap_flags: IBV_PORT_IP_BASED_GIDS | IBV_PORT_CM_SUP,
         max_msg_sz: device::MAX_MSG as u32,
         pkey_tbl_len: 1,
@@ -60,7 +63,7 @@ pub unsafe extern "C" fn ibv_query_port(
     unsafe { query_port(context, port_num, port_attr.cast(), COMPAT_PORT_ATTR) }
 }
 
-/// An entry of the GID table. Returns 0, or -1 with errno.
+/// An entry of the GID table; an empty one is zero, as in rdma-core. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid(
     _context: *mut ibv_context,
@@ -68,25 +71,34 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    let entry = usize::try_from(index).ok().and_then(|index| gid::table().into_iter().nth(index));
-    match entry {
-        Some(entry) if port_num == 1 => {
-            // SAFETY: the caller passes a writable GID.
-            unsafe { gid.write(ibv_gid { raw: entry.raw }) };
-            0
-        }
-        _ => errno::index(Err(Errno::INVALID)),
-    }
+    let raw =
+        match c_uint::try_from(index).map_err(|_| Errno::INVALID).and_then(|index| entry(port_num, index)) {
+            Ok(entry) => entry.raw,
+            Err(Errno::NO_DATA) => [0; 16],
+            Err(error) => return errno::index(Err(error)),
+        };
+    // SAFETY: the caller passes a writable GID.
+    unsafe { gid.write(ibv_gid { raw }) };
+    0
 }
 
-fn verbs_entry(index: usize, entry: &gid::GidEntry) -> ibv_gid_entry {
+/// An entry of the GID table of a port: ENODATA if it is empty.
+fn entry(port_num: u8, index: c_uint) -> Result<GidEntry, Errno> {
+    let (table, index) = (GidTable::current(), index as usize);
+    if port_num != 1 || index >= table.places() {
+        return Err(Errno::INVALID);
+    }
+    table.get(index).cloned().ok_or(Errno::NO_DATA)
+}
+
+fn verbs_entry(index: usize, entry: &GidEntry) -> ibv_gid_entry {
     ibv_gid_entry {
         gid: ibv_gid { raw: entry.raw },
         gid_index: index as u32,
         port_num: 1,
         gid_type: match entry.kind {
-            gid::GidKind::RoceV1 => IBV_GID_TYPE_ROCE_V1,
-            gid::GidKind::RoceV2 => IBV_GID_TYPE_ROCE_V2,
+            GidKind::RoceV1 => IBV_GID_TYPE_ROCE_V1,
+            GidKind::RoceV2 => IBV_GID_TYPE_ROCE_V2,
         },
         ndev_ifindex: entry.ifindex,
     }
@@ -103,19 +115,19 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
-    let table = gid::table();
-    let (Some(found), 1, 0) = (table.get(gid_index as usize), port_num, flags) else {
-        return errno::status(Err(Errno::INVALID));
+    let port = u8::try_from(port_num).ok().filter(|_| flags == 0);
+    let found = match port.ok_or(Errno::INVALID).and_then(|port| self::entry(port, gid_index)) {
+        Ok(found) => verbs_entry(gid_index as usize, &found),
+        Err(error) => return errno::status(Err(error)),
     };
-    let found = verbs_entry(gid_index as usize, found);
     let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
     // SAFETY: the caller's struct has at least `len` bytes.
     unsafe { entry.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), len) };
     0
 }
 
-/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1, 1 for RoCE v2. A private symbol,
-/// but `ibv_devinfo` uses it. Returns 0, or -1 with errno.
+/// The type of an entry of the GID table as sysfs shows it: 0 for RoCE v1 and, as in rdma-core, for an empty one, 1 for
+/// RoCE v2. A private symbol, but `ibv_devinfo` uses it. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_gid_type(
     _context: *mut ibv_context,
@@ -123,14 +135,14 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
-    match gid::table().get(index as usize) {
-        Some(entry) if port_num == 1 => {
-            // SAFETY: the caller passes a writable enum, which is an int.
-            unsafe { kind.write(c_uint::from(entry.kind == gid::GidKind::RoceV2)) };
-            0
-        }
-        _ => errno::index(Err(Errno::INVALID)),
-    }
+    let is_v2 = match entry(port_num, index) {
+        Ok(entry) => entry.kind == GidKind::RoceV2,
+        Err(Errno::NO_DATA) => false,
+        Err(error) => return errno::index(Err(error)),
+    };
+    // SAFETY: the caller passes a writable enum, which is an int.
+    unsafe { kind.write(c_uint::from(is_v2)) };
+    0
 }
 
 /// The valid entries of the GID tables of all ports, which must fit. Returns their number or a negative
@@ -146,20 +158,21 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if flags != 0 || entry_size == 0 {
         return errno::count(Err(Errno::INVALID));
     }
-    let table = gid::table();
-    if table.len() > max_entries {
+    let table = GidTable::current();
+    let entry_count = table.entries().count();
+    if entry_count > max_entries {
         return errno::count(Err(Errno::INVALID));
     }
     let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
-    for (index, entry) in table.iter().enumerate() {
+    for (at, (index, entry)) in table.entries().enumerate() {
         let entry = verbs_entry(index, entry);
         // SAFETY: the caller's array has `max_entries` structs of `entry_size` bytes.
         unsafe {
-            let place = entries.cast::<u8>().add(index * entry_size);
+            let place = entries.cast::<u8>().add(at * entry_size);
             place.copy_from_nonoverlapping((&raw const entry).cast(), len);
         }
     }
-    errno::count(Ok(table.len()))
+    errno::count(Ok(entry_count))
 }
 
 /// An entry of the P_Key table, in network byte order. Returns 0, or -1 with errno.

@@ -1,7 +1,9 @@
-//! The port's addresses: one RoCE v2 and one RoCE v1 entry for each address of this host.
+//! The port's addresses: one RoCE v2 and one RoCE v1 GID for each address of this host. [`GidTable`] gives them their index.
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr};
+
+pub use crate::gid_table::GidTable;
 
 /// The encapsulation of packets for a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,12 +27,11 @@ pub struct GidEntry {
     pub interface: String,
 }
 
-/// The table from the host's current interfaces: first all RoCE v2 entries, because programs use index 0 without a
-/// choice, then all RoCE v1 entries. Each part has link-local addresses first and loopback last.
-#[must_use]
-pub fn table() -> Vec<GidEntry> {
+/// The GIDs of the host's current interfaces: first all of RoCE v2, because programs use index 0 without a choice, then
+/// all of RoCE v1. Each part has link-local addresses first and loopback last. None if the host does not tell.
+pub(crate) fn of_interfaces() -> Option<Vec<GidEntry>> {
     let mut addresses: Vec<(u8, String, u32, Ipv6Addr)> = Vec::new();
-    for (name, ifindex, loopback, address) in interface_addresses() {
+    for (name, ifindex, loopback, address) in interface_addresses()? {
         let class = match address {
             IpAddr::V6(a) if a.is_unicast_link_local() => 0,
             IpAddr::V4(_) => 1,
@@ -48,7 +49,7 @@ pub fn table() -> Vec<GidEntry> {
             interface: interface.clone(),
         })
     };
-    entries(GidKind::RoceV2).chain(entries(GidKind::RoceV1)).collect()
+    Some(entries(GidKind::RoceV2).chain(entries(GidKind::RoceV1)).collect())
 }
 
 /// `IBV_MTU_*`: the code of the longest path MTU.
@@ -93,7 +94,7 @@ pub fn interface_mtu(ifindex: u32) -> Option<u32> {
 /// The network interface that has the address `gid`.
 #[must_use]
 pub fn interface_of(gid: &[u8; 16]) -> Option<u32> {
-    table().into_iter().find(|entry| entry.raw == *gid).map(|entry| entry.ifindex)
+    GidTable::current().entries().find(|(_, entry)| entry.raw == *gid).map(|(_, entry)| entry.ifindex)
 }
 
 /// Whether `gid` is an address of this host.
@@ -103,7 +104,8 @@ pub fn is_local(gid: &[u8; 16]) -> bool {
     if address.is_loopback() || address.to_ipv4_mapped().is_some_and(|a| a.is_loopback()) {
         return true;
     }
-    interface_addresses().iter().any(|(_, _, _, a)| millstream_wire::gid(*a) == address)
+    let own = interface_addresses().unwrap_or_default();
+    own.iter().any(|(_, _, _, own)| millstream_wire::gid(*own) == address)
 }
 
 /// A stable EUI-64 for the node: from the first interface's hardware address.
@@ -131,13 +133,14 @@ fn parse_mac(text: &str) -> Option<[u8; 6]> {
     parts.next().is_none().then_some(mac)
 }
 
-fn interface_addresses() -> Vec<(String, u32, bool, IpAddr)> {
+/// Name and index of an interface, whether it is loopback, and an address. None if the host does not tell.
+fn interface_addresses() -> Option<Vec<(String, u32, bool, IpAddr)>> {
     let mut found = Vec::new();
     // SAFETY: walks the list that the C library allocates, and frees it afterwards.
     unsafe {
         let mut list: *mut libc::ifaddrs = std::ptr::null_mut();
         if libc::getifaddrs(&raw mut list) != 0 {
-            return found;
+            return None;
         }
         let mut at = list;
         while let Some(entry) = at.as_ref() {
@@ -164,7 +167,7 @@ fn interface_addresses() -> Vec<(String, u32, bool, IpAddr)> {
         }
         libc::freeifaddrs(list);
     }
-    found
+    Some(found)
 }
 
 #[cfg(test)]
@@ -173,12 +176,12 @@ mod tests {
 
     #[test]
     fn loopback_is_there_in_both_framings() {
-        let table = table();
+        let gids = of_interfaces().unwrap();
         let lo = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapped().octets();
-        let kinds: Vec<_> = table.iter().filter(|e| e.raw == lo).map(|e| e.kind).collect();
+        let kinds: Vec<_> = gids.iter().filter(|e| e.raw == lo).map(|e| e.kind).collect();
         assert_eq!(kinds, [GidKind::RoceV2, GidKind::RoceV1]);
-        let first_v1 = table.iter().position(|e| e.kind == GidKind::RoceV1).unwrap();
-        assert_eq!(2 * first_v1, table.len(), "RoCE v2 entries come first");
+        let first_v1 = gids.iter().position(|e| e.kind == GidKind::RoceV1).unwrap();
+        assert_eq!(2 * first_v1, gids.len(), "RoCE v2 entries come first");
         assert!(is_local(&lo));
         assert!(!is_local(&std::net::Ipv4Addr::new(192, 0, 2, 1).to_ipv6_mapped().octets()));
     }
@@ -192,7 +195,8 @@ mod tests {
 
     #[test]
     fn loopback_takes_the_longest_path_mtu() {
-        let lo = table().into_iter().find(|entry| entry.interface == "lo").expect("a loopback interface");
+        let gids = of_interfaces().unwrap();
+        let lo = gids.iter().find(|entry| entry.interface == "lo").expect("a loopback interface");
         assert_eq!(interface_mtu(lo.ifindex).and_then(path_mtu), Some(MTU_4096));
         assert_eq!(interface_mtu(u32::MAX), None);
     }

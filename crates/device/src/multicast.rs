@@ -23,7 +23,7 @@ use millstream_shm::{Arena, socket};
 use crate::caps::MAX_MULTICAST;
 use crate::clock;
 use crate::errno::{Errno, Result};
-use crate::gid;
+use crate::gid::{GidEntry, GidTable};
 use crate::ipc;
 use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
 use crate::path::{self, PathPreference};
@@ -123,15 +123,15 @@ impl Attachments {
 
 /// The interfaces on which multicast packets arrive. Loopback has packets of this host only.
 fn interfaces() -> Vec<u32> {
-    let table = gid::table();
-    let here = |entry: &gid::GidEntry| {
+    let table = GidTable::current();
+    let here = |entry: &GidEntry| {
         let address = Ipv6Addr::from(entry.raw).to_canonical();
         address.is_loopback()
     };
     let mut interfaces: Vec<u32> = table
-        .iter()
-        .filter(|entry| is_by_packets_only() || !here(entry))
-        .map(|entry| entry.ifindex)
+        .entries()
+        .filter(|(_, entry)| is_by_packets_only() || !here(entry))
+        .map(|(_, entry)| entry.ifindex)
         .collect();
     interfaces.sort_unstable();
     interfaces.dedup();

@@ -8,7 +8,7 @@ use std::env;
 use std::sync::OnceLock;
 
 use crate::errno::{Errno, Result};
-use crate::gid;
+use crate::gid::{self, GidTable};
 
 /// The environment variable that selects the path.
 pub const VARIABLE: &str = "MILLSTREAM_PATH";
@@ -65,7 +65,8 @@ impl PathPreference {
         if self == Self::Shm {
             return gid::MTU_4096;
         }
-        let mut interfaces: Vec<u32> = gid::table().iter().map(|entry| entry.ifindex).collect();
+        let mut interfaces: Vec<u32> =
+            GidTable::current().entries().map(|(_, entry)| entry.ifindex).collect();
         interfaces.dedup();
         let mtus = interfaces.into_iter().filter_map(gid::interface_mtu).filter_map(gid::path_mtu);
         mtus.min().unwrap_or(gid::MTU_4096)

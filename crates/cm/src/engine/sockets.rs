@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use millstream_device::gid::{self, GidKind};
+use millstream_device::gid::{self, GidEntry, GidKind, GidTable};
 use millstream_device::path::{self, PathKind, PathPreference};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{EventFd, random_u64};
@@ -256,14 +256,15 @@ impl System for Sockets {
     }
 
     fn addresses(&mut self) -> Vec<IpAddr> {
-        let own = gid::table().into_iter().filter(|entry| entry.kind == GidKind::RoceV2);
-        own.map(|entry| std::net::Ipv6Addr::from(entry.raw).to_canonical()).collect()
+        let table = GidTable::current();
+        let own = table.entries().filter(|(_, entry)| entry.kind == GidKind::RoceV2);
+        own.map(|(_, entry)| std::net::Ipv6Addr::from(entry.raw).to_canonical()).collect()
     }
 
     fn gid_index(&mut self, gid: &[u8; 16]) -> Option<u8> {
-        let table = gid::table();
-        let found = table.iter().position(|entry| entry.kind == GidKind::RoceV2 && entry.raw == *gid)?;
-        u8::try_from(found).ok()
+        let table = GidTable::current();
+        let is_it = |entry: &GidEntry| entry.kind == GidKind::RoceV2 && entry.raw == *gid;
+        table.entries().find(|(_, entry)| is_it(entry)).and_then(|(index, _)| u8::try_from(index).ok())
     }
 
     fn node_guid(&mut self) -> u64 {

@@ -5,7 +5,7 @@ use std::net::Ipv6Addr;
 
 use crate::abi;
 use millstream_device::DEVICE_NAME;
-use millstream_device::gid::{self, GidKind};
+use millstream_device::gid::{self, GidEntry, GidKind, GidTable};
 use millstream_device::{VENDOR_ID, VENDOR_PART_ID};
 
 use super::path::Device;
@@ -30,7 +30,7 @@ fn numbers(device: Device) -> String {
 /// All files: path and content. A path that ends in a slash is an empty directory.
 pub(crate) fn files() -> Vec<(String, String)> {
     let mut files = Vec::new();
-    let table = gid::table();
+    let table = GidTable::current();
     let node = format_guid(gid::node_guid());
     let mut add = |path: String, value: &str| files.push((path, format!("{value}\n")));
 
@@ -60,7 +60,7 @@ pub(crate) fn files() -> Vec<(String, String)> {
     ] {
         add(format!("{device}/{name}"), value);
     }
-    for (index, entry) in table.iter().enumerate() {
+    for (index, entry) in table.entries() {
         let kind = match entry.kind {
             GidKind::RoceV1 => "IB/RoCE v1",
             GidKind::RoceV2 => "RoCE v2",
@@ -70,14 +70,12 @@ pub(crate) fn files() -> Vec<(String, String)> {
         add(format!("{device}/ports/1/gid_attrs/ndevs/{index}"), &entry.interface);
     }
     // The network interfaces of the device; loopback only if there is no other.
-    let loopback = |entry: &&gid::GidEntry| Ipv6Addr::from(entry.raw).to_canonical().is_loopback();
-    let mut interfaces: BTreeSet<_> = table
-        .iter()
-        .filter(|entry| !loopback(entry))
-        .map(|entry| (&entry.interface, entry.ifindex))
-        .collect();
+    let loopback = |entry: &GidEntry| Ipv6Addr::from(entry.raw).to_canonical().is_loopback();
+    let name = |(_, entry): (usize, &GidEntry)| (entry.interface.clone(), entry.ifindex);
+    let mut interfaces: BTreeSet<_> =
+        table.entries().filter(|(_, entry)| !loopback(entry)).map(name).collect();
     if interfaces.is_empty() {
-        interfaces = table.iter().map(|entry| (&entry.interface, entry.ifindex)).collect();
+        interfaces = table.entries().map(name).collect();
     }
     for (interface, index) in interfaces {
         add(format!("{device}/device/net/{interface}/ifindex"), &index.to_string());
@@ -117,7 +115,7 @@ mod tests {
     fn every_gid_has_three_files() {
         let files = files();
         let in_folder = |dir: &str| files.iter().filter(|(path, _)| path.contains(dir)).count();
-        let entries = gid::table().len();
+        let entries = GidTable::current().entries().count();
         assert!(entries > 0);
         for dir in ["/gids/", "/gid_attrs/types/", "/gid_attrs/ndevs/"] {
             assert_eq!(in_folder(dir), entries, "{dir}");

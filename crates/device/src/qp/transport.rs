@@ -11,7 +11,7 @@ use super::state::QpAttr;
 use super::wire_transport::{Route, WireTransport};
 use super::{Qp, QpType};
 use crate::errno::{Errno, Result};
-use crate::gid::{self, GidKind};
+use crate::gid::{self, GidKind, GidTable};
 use crate::path::{self, PathKind, PathPreference};
 use crate::peer::Peer;
 
@@ -69,7 +69,8 @@ impl TransportPlan {
             PathKind::Unreachable => return Ok(Self::Local { reachable: false }),
             PathKind::Wire => {}
         }
-        let source = gid::table().into_iter().nth(usize::from(attributes.path.sgid_index));
+        let table = GidTable::current();
+        let source = table.get(attributes.path.sgid_index.into());
         let source = source.filter(|source| source.kind == GidKind::RoceV2).ok_or(Errno::INVAL)?;
         let mtu = gid::interface_mtu(source.ifindex).and_then(gid::path_mtu).unwrap_or(gid::MTU_4096);
         let path = &attributes.path;

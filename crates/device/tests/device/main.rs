@@ -8,6 +8,7 @@ mod errors;
 mod events;
 mod forged_peer;
 mod fuzz_seeds;
+mod gids;
 mod hostile_socket;
 mod lifetime;
 mod multicast;
@@ -68,6 +69,7 @@ fn other_process() {
         Ok("execing_sender") => abandoned::execing_sender(),
         Ok("crashing_sender") => abandoned::crashing_sender(),
         Ok("qpn_reuse") => lifetime::qpn_reuse(),
+        Ok("changing_interfaces") => gids::changing_interfaces(),
         Ok("wire_killed_peer") => wire::killed_peer(),
         Ok("wire_busy_receiver") => wire::busy_receiver(),
         Ok("wire_stray_disconnect") => wire::stray_disconnect(),

@@ -1,0 +1,177 @@
+//! The port's GID table: which index each GID has in this process.
+
+use std::sync::Once;
+use std::time::{Duration, Instant};
+
+use millstream_lockfree::SpinLock;
+
+use crate::gid::{GidEntry, of_interfaces};
+
+/// Fewest places. The others stay empty until the host has more addresses.
+const MIN_PLACES: usize = 32;
+/// Most places: an address vector has an 8-bit index (`ibv_global_route.sgid_index`).
+const MAX_PLACES: usize = 256;
+/// Programs read the table entry by entry: the host is asked again after this time only.
+const REFRESH: Duration = Duration::from_millis(1);
+
+static CURRENT: SpinLock<Listed> = SpinLock::new(Listed { table: GidTable { places: Vec::new() }, at: None });
+static FORK_HANDLERS: Once = Once::new();
+
+struct Listed {
+    table: GidTable,
+    at: Option<Instant>,
+}
+
+/// The port's GID table. As that of an adapter, it has a fixed number of places, of which some are empty. A GID keeps its
+/// index as long as the host has the address, whatever other addresses come and go.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GidTable {
+    places: Vec<Option<GidEntry>>,
+}
+
+impl GidTable {
+    /// The table as it is now. An address that came or went within the last millisecond may be missed.
+    #[must_use]
+    pub fn current() -> GidTable {
+        FORK_HANDLERS.call_once(|| {
+            // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
+            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        });
+        let now = Instant::now();
+        {
+            let listed = CURRENT.lock();
+            if listed.at.is_some_and(|at| now.saturating_duration_since(at) < REFRESH) {
+                return listed.table.clone();
+            }
+        }
+        let found = of_interfaces();
+        let mut listed = CURRENT.lock();
+        // Another thread may have asked the host later.
+        if let Some(found) = found
+            && listed.at.is_none_or(|at| at <= now)
+        {
+            listed.table.update(found);
+            listed.at = Some(now);
+        }
+        listed.table.clone()
+    }
+
+    /// Number of places, also empty ones: one more than the highest index.
+    #[must_use]
+    pub fn places(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The entry at an index, if the place is not empty.
+    #[must_use]
+    pub fn get(&self, index: usize) -> Option<&GidEntry> {
+        self.places.get(index)?.as_ref()
+    }
+
+    /// All entries with their index.
+    pub fn entries(&self) -> impl Iterator<Item = (usize, &GidEntry)> {
+        self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
+    }
+
+    /// Takes out what the host no longer has, and puts what is new into the first empty places.
+    fn update(&mut self, mut found: Vec<GidEntry>) {
+        if self.places.is_empty() {
+            self.places = vec![None; (2 * found.len()).clamp(MIN_PLACES, MAX_PLACES)];
+        }
+        for place in &mut self.places {
+            let Some(entry) = place else { continue };
+            let is_it = |other: &GidEntry| {
+                (other.raw, other.kind, other.ifindex) == (entry.raw, entry.kind, entry.ifindex)
+            };
+            *place = found.iter().position(is_it).map(|at| found.remove(at));
+        }
+        let mut found = found.into_iter();
+        for place in self.places.iter_mut().filter(|place| place.is_none()) {
+            *place = found.next();
+        }
+        let left_out = found.count();
+        if left_out > 0 {
+            let places = self.places.len();
+            tracing::debug!("{left_out} GIDs of this host do not fit into the {places} places of the table");
+        }
+    }
+}
+
+/// Takes the lock, so that the child of a fork finds it free.
+extern "C" fn before_fork() {
+    std::mem::forget(CURRENT.lock());
+}
+
+extern "C" fn after_fork() {
+    // SAFETY: taken in `before_fork` by this thread, or by its parent's.
+    unsafe { CURRENT.force_unlock() };
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::gid::GidKind;
+
+    fn entry(number: u8) -> GidEntry {
+        let interface = format!("eth{number}");
+        GidEntry { raw: [number; 16], kind: GidKind::RoceV2, ifindex: number.into(), interface }
+    }
+
+    fn numbers(table: &GidTable) -> Vec<(usize, u8)> {
+        table.entries().map(|(index, entry)| (index, entry.raw[0])).collect()
+    }
+
+    #[test]
+    fn a_gid_keeps_its_index_while_others_come_and_go() {
+        let mut table = GidTable::default();
+        table.update([1, 2, 3].map(entry).to_vec());
+        assert_eq!((table.places(), numbers(&table)), (MIN_PLACES, vec![(0, 1), (1, 2), (2, 3)]));
+        table.update([9, 3, 1].map(entry).to_vec());
+        assert_eq!(numbers(&table), [(0, 1), (1, 9), (2, 3)]);
+        table.update(vec![entry(3)]);
+        assert_eq!((table.places(), numbers(&table), table.get(0)), (MIN_PLACES, vec![(2, 3)], None));
+    }
+
+    #[test]
+    fn a_renamed_interface_keeps_its_gids() {
+        let mut table = GidTable::default();
+        table.update(vec![entry(1), entry(2)]);
+        let renamed = GidEntry { interface: "wan".to_owned(), ..entry(2) };
+        table.update(vec![renamed.clone(), entry(1)]);
+        assert_eq!(table.get(1), Some(&renamed));
+    }
+
+    #[test]
+    fn the_number_of_places_is_fixed() {
+        let mut table = GidTable::default();
+        table.update((0..20).map(entry).collect());
+        assert_eq!(table.places(), 40);
+        table.update((0..=255).rev().map(entry).collect());
+        assert_eq!((table.places(), table.entries().count()), (40, 40));
+        assert_eq!(numbers(&table)[..20], std::array::from_fn::<_, 20, _>(|at| (at, at as u8)));
+        let mut full = GidTable::default();
+        full.update((0..=255).chain(0..9).map(entry).collect());
+        assert_eq!((full.places(), full.entries().count()), (MAX_PLACES, MAX_PLACES));
+    }
+
+    proptest! {
+        #[test]
+        fn every_address_that_fits_is_in_the_table_once(
+            changes in prop::collection::vec(prop::collection::btree_set(any::<u8>(), 0..32), 1..20)
+        ) {
+            let mut table = GidTable::default();
+            for now in changes {
+                let before = numbers(&table);
+                table.update(now.iter().copied().map(entry).collect());
+                let after = numbers(&table);
+                let mut there: Vec<u8> = after.iter().map(|&(_, number)| number).collect();
+                there.sort_unstable();
+                prop_assert!(there.iter().eq(&now));
+                let kept = before.iter().filter(|(_, number)| now.contains(number));
+                prop_assert!(kept.into_iter().all(|place| after.contains(place)));
+            }
+        }
+    }
+}

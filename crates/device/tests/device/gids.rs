@@ -1,0 +1,59 @@
+//! The GID table while network interfaces come and go.
+
+use std::net::Ipv4Addr;
+use std::process::Command;
+use std::time::Duration;
+
+use millstream_device::gid::{GidEntry, GidKind, GidTable};
+
+use crate::support::run_role;
+
+fn ip(words: &str) {
+    let output = Command::new("ip").args(words.split(' ')).output().expect("iproute2");
+    assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The table, after the time for which an earlier one is given again.
+fn table() -> GidTable {
+    std::thread::sleep(Duration::from_millis(2));
+    GidTable::current()
+}
+
+fn index_of(table: &GidTable, address: [u8; 4], kind: GidKind) -> Option<usize> {
+    let raw = Ipv4Addr::from(address).to_ipv6_mapped().octets();
+    let is_it = |entry: &GidEntry| (entry.raw, entry.kind) == (raw, kind);
+    table.entries().find(|(_, entry)| is_it(entry)).map(|(index, _)| index)
+}
+
+#[test]
+fn gids_keep_their_index_while_interfaces_come_and_go() {
+    // SAFETY: a plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: a network namespace takes root");
+        return;
+    }
+    run_role("changing_interfaces");
+}
+
+/// In another process: interfaces of a network namespace of its own.
+pub(crate) fn changing_interfaces() {
+    // SAFETY: a plain system call; later threads are in the new namespace, too.
+    assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0, "{}", std::io::Error::last_os_error());
+    ip("link set lo up");
+    let lo = [GidKind::RoceV2, GidKind::RoceV1].map(|kind| index_of(&table(), [127, 0, 0, 1], kind));
+    let places = table().places();
+    // Its addresses would be in front of those of loopback, as those of a container that starts are.
+    ip("link add first type veth peer name second");
+    ip("address add 192.0.2.1/24 dev first");
+    ip("link set first up");
+    let with_it = table();
+    let added = [GidKind::RoceV2, GidKind::RoceV1].map(|kind| index_of(&with_it, [192, 0, 2, 1], kind));
+    assert!(added.iter().all(Option::is_some), "{with_it:?}");
+    assert_eq!(lo, [GidKind::RoceV2, GidKind::RoceV1].map(|kind| index_of(&with_it, [127, 0, 0, 1], kind)));
+    assert_eq!(with_it.places(), places);
+    ip("link delete first");
+    let without = table();
+    assert_eq!(index_of(&without, [192, 0, 2, 1], GidKind::RoceV2), None);
+    assert_eq!(lo, [GidKind::RoceV2, GidKind::RoceV1].map(|kind| index_of(&without, [127, 0, 0, 1], kind)));
+    assert!(added.iter().flatten().all(|&index| without.get(index).is_none()), "{without:?}");
+}
