@@ -1,5 +1,6 @@
 //! Several members on one port of this host, over loopback.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -129,6 +130,38 @@ fn socket_of_a_dead_member_is_taken_over() {
     let fifth = Udp::join_port(0x5, port).unwrap();
     send(&fifth, LOCALHOST, 64, &mut packet(0x5 << 12, 10, 64));
     assert_eq!(receive(&fifth, 1), [10]);
+}
+
+#[test]
+fn a_prefix_that_was_used_before_has_one_socket() {
+    let port = port();
+    let keeper = Udp::join_port(0x100, port).unwrap();
+    let former = [0x2, 0x3].map(|qpn_prefix| Udp::join_port(qpn_prefix, port).unwrap());
+    drop(former);
+    // There are two free sockets, and the second was that of this prefix.
+    let again = Udp::join_port(0x3, port).unwrap();
+    send(&keeper, LOCALHOST, 64, &mut packet(0x3 << 12, 5, 64));
+    assert_eq!(receive(&again, 1), [5]);
+    assert_eq!(again.counts().forwarded_in, 0);
+}
+
+#[test]
+fn members_that_come_and_go_with_few_prefixes_get_their_packets() {
+    let port = port();
+    let mut members = BTreeMap::from([(0, Udp::join_port(0x800, port).unwrap())]);
+    let mut state = 1_u64;
+    for turn in 0..200 {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        let key = 1 + (state >> 60) as u16;
+        if members.remove(&key).is_none() {
+            members.insert(key, Udp::join_port(0x800 + key, port).unwrap());
+        }
+        for (key, member) in &members {
+            send(&members[&0], LOCALHOST, 64, &mut packet(u32::from(0x800 + key) << 12, turn, 64));
+            assert_eq!(receive(member, 1), [turn], "turn {turn}, prefix {:#x}", 0x800 + key);
+            assert_eq!(member.counts().forwarded_in, 0, "turn {turn}, prefix {:#x}", 0x800 + key);
+        }
+    }
 }
 
 #[test]

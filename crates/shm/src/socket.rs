@@ -4,6 +4,7 @@
 //! file behind. They have no permissions, so the user of the peer must be checked. [`Connection::open`] and
 //! [`Listener::accept`] do so; the variants `_any_user` leave it to the caller.
 
+use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -56,23 +57,30 @@ fn new_socket() -> io::Result<OwnedFd> {
     Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
 }
 
-/// Abstract addresses of this host that start with `prefix` and have a listener; none if the kernel hides its
+/// Abstract addresses of this host that start with `prefix` and have a listener, in order; none if the kernel hides its
 /// table.
+///
+/// The kernel lists its table in steps. A socket that is closed between two steps can hide one that stays, so the table is
+/// read several times.
 #[must_use]
-pub fn listening_names(prefix: &str) -> Vec<String> {
-    // Foreign names may hold any bytes.
-    let table = std::fs::read("/proc/thread-self/net/unix").unwrap_or_default();
-    let table = String::from_utf8_lossy(&table);
-    table
-        .lines()
-        .filter_map(|line| {
+pub fn listening_names(prefix: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for _ in 0..LISTINGS {
+        // Foreign names may hold any bytes.
+        let table = std::fs::read("/proc/thread-self/net/unix").unwrap_or_default();
+        let table = String::from_utf8_lossy(&table);
+        names.extend(table.lines().filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
             let listens = u32::from_str_radix(fields.get(3)?, 16).is_ok_and(|flags| flags & ACCEPTING != 0);
             let name = fields.get(7)?.strip_prefix('@')?;
             (listens && name.starts_with(prefix)).then(|| name.to_owned())
-        })
-        .collect()
+        }));
+    }
+    names
 }
+
+/// While other processes open and close sockets all the time, one listing in 5,000 lacks a certain name.
+const LISTINGS: usize = 3;
 
 /// `__SO_ACCEPTCON`: the flag of listening sockets in the kernel's table.
 const ACCEPTING: u32 = 1 << 16;

@@ -176,9 +176,9 @@ pub(crate) fn join(
     let (inbox, sender) = inbox::inbox()?;
     let directory = Arc::new(Directory::new(qpn_prefix, sender));
     directory.expect(others.keys().copied().collect());
-    let is_free = |prefix: &u16| !others.contains_key(prefix) && !unreachable.contains(prefix);
-    let index = match slots.iter().find(|(index, slot)| **index != 0 && is_free(&slot.qpn_prefix)) {
-        Some((&index, _)) => {
+    let is_other = |prefix: u16| others.contains_key(&prefix) || unreachable.contains(&prefix);
+    let index = match free_socket(&slots, qpn_prefix, is_other) {
+        Some(index) => {
             let slot = slots.get_mut(&index).expect("just found");
             (slot.qpn_prefix, slot.generation) = (qpn_prefix, slot.generation.wrapping_add(1));
             drain(slot.socket.as_fd());
@@ -201,7 +201,7 @@ pub(crate) fn join(
     await_notices(&inbox, &directory, &shared, answering)?;
     let mut indices: Vec<(u16, u16)> = slots
         .iter()
-        .filter(|(_, slot)| slot.qpn_prefix == qpn_prefix || others.contains_key(&slot.qpn_prefix))
+        .filter(|(_, slot)| slot.qpn_prefix == qpn_prefix || is_other(slot.qpn_prefix))
         .map(|(index, slot)| (slot.qpn_prefix, *index))
         .collect();
     filter::attach(mine.socket.as_fd(), &mut indices)?;
@@ -214,6 +214,14 @@ pub(crate) fn join(
     let thread = MemberThread::new(listener, inbox, slots, shared.clone(), stop.clone(), end);
     spawn("mill-link", move || thread.run())?;
     Ok(Joined { member: Member::new(stop, ended), socket, shared })
+}
+
+/// The index of a socket whose process has exited: that of an earlier process with the same prefix if there is one, so that
+/// no prefix has two sockets.
+fn free_socket(slots: &SocketSlots, qpn_prefix: u16, is_other: impl Fn(u16) -> bool) -> Option<u16> {
+    let mut free = slots.iter().filter(|(index, slot)| **index != 0 && !is_other(slot.qpn_prefix));
+    let first = free.clone().next();
+    free.find(|(_, slot)| slot.qpn_prefix == qpn_prefix).or(first).map(|(&index, _)| index)
 }
 
 /// Waits until these members have sent notices of themselves and of their services.
