@@ -46,7 +46,12 @@ fn holder(name: &str) -> Holder {
 
 /// Takes the mutex. It is released on drop, or when this process exits.
 pub(super) fn lock(port: u16) -> Result<Listener, JoinError> {
-    let deadline = Instant::now() + JOIN_TIMEOUT;
+    lock_from(port, JOIN_TIMEOUT)
+}
+
+/// Takes the mutex; fails if one process holds it for longer than `longest`. Many may hold it one after the other.
+fn lock_from(port: u16, longest: Duration) -> Result<Listener, JoinError> {
+    let mut deadline = Instant::now() + longest;
     let mut number = 0;
     let mut unknown_since = None;
     loop {
@@ -70,7 +75,9 @@ pub(super) fn lock(port: u16) -> Result<Listener, JoinError> {
                     unknown_since = None;
                     // Readable when the holder releases the name.
                     let left = deadline.saturating_duration_since(Instant::now());
-                    poll_readable(&[connection.as_fd()], Some(left))?;
+                    if poll_readable(&[connection.as_fd()], Some(left))? == [true] {
+                        deadline = Instant::now() + longest;
+                    }
                 }
                 // A bound name without a listener: its holder is about to listen, or is another user's.
                 Holder::Nobody | Holder::Unknown
@@ -91,5 +98,43 @@ pub(super) fn lock(port: u16) -> Result<Listener, JoinError> {
         if Instant::now() > deadline {
             return Err(JoinError::Busy { name: own });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A port of which only the names of the mutex are used.
+    fn port() -> u16 {
+        random_u64() as u16
+    }
+
+    #[test]
+    fn many_holders_one_after_the_other_are_waited_for() {
+        let (port, longest) = (port(), Duration::from_millis(800));
+        std::thread::scope(|scope| {
+            let joining: Vec<_> = (0..4)
+                .map(|_| {
+                    scope.spawn(move || {
+                        let held = lock_from(port, longest)?;
+                        std::thread::sleep(Duration::from_millis(300));
+                        drop(held);
+                        Ok::<(), JoinError>(())
+                    })
+                })
+                .collect();
+            joining.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+        });
+    }
+
+    #[test]
+    fn a_holder_that_does_not_release_is_an_error() {
+        let port = port();
+        let held = lock(port).unwrap();
+        let error = lock_from(port, Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(&error, JoinError::Busy { name } if name.ends_with("/join.0")), "{error}");
+        drop(held);
+        drop(lock_from(port, Duration::from_millis(50)).unwrap());
     }
 }
