@@ -138,7 +138,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     };
     let (sender, us, traffic_class, flow_label) = parse_route_header(&header);
     // Of the two entries of the address, the first is the one for RoCE v2.
-    let Some((index, _)) = GidTable::current().entries().find(|(_, entry)| entry.raw == us) else {
+    let Some(index) = GidTable::current().index_of(|entry| entry.raw == us) else {
         return errno::index(Err(Errno::INVALID));
     };
     let attr = ibv_ah_attr {

@@ -73,6 +73,11 @@ impl GidTable {
         self.places.iter().enumerate().filter_map(|(index, place)| Some((index, place.as_ref()?)))
     }
 
+    /// The index of the first entry that is it.
+    pub fn index_of(&self, is_it: impl Fn(&GidEntry) -> bool) -> Option<usize> {
+        self.entries().find(|(_, entry)| is_it(entry)).map(|(index, _)| index)
+    }
+
     /// Takes out what the host no longer has, and puts what is new into the first empty places.
     fn update(&mut self, mut found: Vec<GidEntry>) {
         if self.places.is_empty() {

@@ -246,6 +246,12 @@ fn join_errors_name_the_conflict() {
     let _socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, other)).unwrap();
     let error = Udp::join_port(0x1, other).unwrap_err();
     assert!(matches!(error, JoinError::ForeignSockets { found: 1, known: 0, .. }), "{error}");
+    // A stopped process accepts connections and does not answer.
+    let _stopped =
+        Listener::bind(&format!("millstream-link/{}/{other}/123.{:016x}", own_uid(), random_u64())).unwrap();
+    let error = Udp::join_port(0x1, other).unwrap_err();
+    assert!(matches!(&error, JoinError::Silent { pids, .. } if *pids == [std::process::id()]), "{error}");
+    assert!(error.to_string().ends_with(&format!("process {}", std::process::id())), "{error}");
 }
 
 /// User ID of another user. Most systems have no such user.

@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use millstream_device::gid::{self, GidEntry, GidKind, GidTable};
+use millstream_device::gid::{self, GidKind, GidTable};
 use millstream_device::path::{self, PathKind, PathPreference};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{EventFd, random_u64};
@@ -262,9 +262,9 @@ impl System for Sockets {
     }
 
     fn gid_index(&mut self, gid: &[u8; 16]) -> Option<u8> {
-        let table = GidTable::current();
-        let is_it = |entry: &GidEntry| entry.kind == GidKind::RoceV2 && entry.raw == *gid;
-        table.entries().find(|(_, entry)| is_it(entry)).and_then(|(index, _)| u8::try_from(index).ok())
+        let found =
+            GidTable::current().index_of(|entry| entry.kind == GidKind::RoceV2 && entry.raw == *gid)?;
+        u8::try_from(found).ok()
     }
 
     fn node_guid(&mut self) -> u64 {

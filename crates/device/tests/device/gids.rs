@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
-use millstream_device::gid::{GidEntry, GidKind, GidTable};
+use millstream_device::gid::{GidKind, GidTable};
 
 use crate::support::run_role;
 
@@ -21,8 +21,7 @@ fn table() -> GidTable {
 
 fn index_of(table: &GidTable, address: [u8; 4], kind: GidKind) -> Option<usize> {
     let raw = Ipv4Addr::from(address).to_ipv6_mapped().octets();
-    let is_it = |entry: &GidEntry| (entry.raw, entry.kind) == (raw, kind);
-    table.entries().find(|(_, entry)| is_it(entry)).map(|(index, _)| index)
+    table.index_of(|entry| (entry.raw, entry.kind) == (raw, kind))
 }
 
 #[test]

@@ -73,6 +73,18 @@ pub enum JoinError {
         /// Sockets in the group.
         known: usize,
     },
+    /// Processes of this user have the port, and none of them answers.
+    #[error(
+        "the processes of Millstream on UDP port {port} do not answer, so their sockets are out of reach; end them or let \
+         them continue if they are stopped: {}",
+        pids.iter().map(|pid| format!("process {pid}")).collect::<Vec<_>>().join(", ")
+    )]
+    Silent {
+        /// The port.
+        port: u16,
+        /// Their process IDs.
+        pids: Vec<u32>,
+    },
     /// Another process takes too long to join.
     #[error("another process has been joining the port for {} s; end it or let it continue (abstract socket @{name})", JOIN_TIMEOUT.as_secs())]
     Busy {
@@ -184,7 +196,13 @@ pub(crate) fn join(
             drain(slot.socket.as_fd());
             index
         }
-        None => bind_sockets(port, &mut slots, qpn_prefix)?,
+        None => bind_sockets(port, &mut slots, qpn_prefix).map_err(|error| match error {
+            // All sockets are foreign if no member shows its own.
+            JoinError::ForeignSockets { known: 0, .. } if !others.is_empty() => {
+                JoinError::Silent { port, pids: others.values().map(|other| other.pid).collect() }
+            }
+            other => other,
+        })?,
     };
     let mine = &slots[&index];
     // First every process gets the socket, then datagrams are steered to it.
@@ -219,9 +237,9 @@ pub(crate) fn join(
 /// The index of a socket whose process has exited: that of an earlier process with the same prefix if there is one, so that
 /// no prefix has two sockets.
 fn free_socket(slots: &SocketSlots, qpn_prefix: u16, is_other: impl Fn(u16) -> bool) -> Option<u16> {
-    let mut free = slots.iter().filter(|(index, slot)| **index != 0 && !is_other(slot.qpn_prefix));
-    let first = free.clone().next();
-    free.find(|(_, slot)| slot.qpn_prefix == qpn_prefix).or(first).map(|(&index, _)| index)
+    let mut sockets = slots.iter().filter(|(index, _)| **index != 0);
+    let same = sockets.clone().find(|(_, slot)| slot.qpn_prefix == qpn_prefix);
+    same.or_else(|| sockets.find(|(_, slot)| !is_other(slot.qpn_prefix))).map(|(&index, _)| index)
 }
 
 /// Waits until these members have sent notices of themselves and of their services.
@@ -255,6 +273,7 @@ fn await_notices(
 #[derive(Debug)]
 struct OtherMember {
     name: String,
+    pid: u32,
     /// It has answered. A stopped process has not.
     answers: bool,
 }
@@ -292,7 +311,7 @@ fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
         if qpn_prefix == own {
             return Err(JoinError::PrefixInUse { qpn_prefix });
         }
-        members.others.insert(qpn_prefix, OtherMember { name, answers: false });
+        members.others.insert(qpn_prefix, OtherMember { name, pid, answers: false });
         if connection.send(&Message::Hello { version: VERSION }.to_bytes(), &[]).is_ok() {
             asked.push((qpn_prefix, connection));
         }
