@@ -3,8 +3,8 @@
 use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{
-    Pd,
-    gid::{self, GidTable},
+    Pd, gid,
+    gid_table::GidTable,
     path::{self, PathKind},
     send_wr::UdDestination,
     types::WC_FLAG_GRH,

@@ -7,7 +7,8 @@ use std::{
 
 use millstream_device::{
     self as device,
-    gid::{GidEntry, GidKind, GidTable},
+    gid::{GidEntry, GidKind},
+    gid_table::GidTable,
 };
 
 use crate::{

@@ -1,9 +1,7 @@
-//! The port's addresses: one RoCE v2 and one RoCE v1 GID for each address of this host. [`GidTable`] gives them their index.
+//! The port's addresses: one RoCE v2 and one RoCE v1 GID for each address of this host. The GID table gives them their index.
 
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv6Addr};
-
-pub use crate::gid_table::GidTable;
 
 /// The encapsulation of packets for a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +92,7 @@ pub fn interface_mtu(ifindex: u32) -> Option<u32> {
 /// The network interface that has the address `gid`.
 #[must_use]
 pub fn interface_of(gid: &[u8; 16]) -> Option<u32> {
-    GidTable::current().entries().find(|(_, entry)| entry.raw == *gid).map(|(_, entry)| entry.ifindex)
+    of_interfaces()?.into_iter().find(|entry| entry.raw == *gid).map(|entry| entry.ifindex)
 }
 
 /// Whether `gid` is an address of this host.

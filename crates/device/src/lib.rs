@@ -50,7 +50,7 @@ mod event;
 mod event_sources;
 mod exported_files;
 pub mod gid;
-mod gid_table;
+pub mod gid_table;
 pub mod gsi;
 mod ipc;
 mod layout;

@@ -8,7 +8,8 @@ use std::env;
 use std::sync::OnceLock;
 
 use crate::errno::{Errno, Result};
-use crate::gid::{self, GidTable};
+use crate::gid;
+use crate::gid_table::GidTable;
 
 /// The environment variable that selects the path.
 pub const VARIABLE: &str = "MILLSTREAM_PATH";

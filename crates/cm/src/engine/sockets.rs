@@ -7,7 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use millstream_device::gid::{self, GidKind, GidTable};
+use millstream_device::gid::{self, GidKind};
+use millstream_device::gid_table::GidTable;
 use millstream_device::path::{self, PathKind, PathPreference};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{EventFd, random_u64};

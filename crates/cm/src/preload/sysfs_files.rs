@@ -5,7 +5,8 @@ use std::net::Ipv6Addr;
 
 use crate::abi;
 use millstream_device::DEVICE_NAME;
-use millstream_device::gid::{self, GidEntry, GidKind, GidTable};
+use millstream_device::gid::{self, GidEntry, GidKind};
+use millstream_device::gid_table::GidTable;
 use millstream_device::{VENDOR_ID, VENDOR_PART_ID};
 
 use super::path::Device;

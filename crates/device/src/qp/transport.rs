@@ -11,7 +11,8 @@ use super::state::QpAttr;
 use super::wire_transport::{Route, WireTransport};
 use super::{Qp, QpType};
 use crate::errno::{Errno, Result};
-use crate::gid::{self, GidKind, GidTable};
+use crate::gid::{self, GidKind};
+use crate::gid_table::GidTable;
 use crate::path::{self, PathKind, PathPreference};
 use crate::peer::Peer;
 

@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::process::Command;
 use std::time::Duration;
 
-use millstream_device::gid::{GidKind, GidTable};
+use millstream_device::gid::GidKind;
+use millstream_device::gid_table::GidTable;
 
 use crate::support::run_role;
 

@@ -28,7 +28,9 @@ pub(crate) fn connect(qp: &Qp, peer: Ipv4Addr, dest: u32) {
     let responder = attr::MAX_DEST_RD_ATOMIC | attr::MIN_RNR_TIMER;
     let requester = attr::TIMEOUT | attr::RETRY_CNT | attr::RNR_RETRY | attr::MAX_QP_RD_ATOMIC;
     let is_loopback = |entry: &gid::GidEntry| entry.raw == HERE.to_ipv6_mapped().octets();
-    let sgid_index = gid::GidTable::current().index_of(is_loopback).expect("a loopback interface") as u8;
+    let sgid_index = millstream_device::gid_table::GidTable::current()
+        .index_of(is_loopback)
+        .expect("a loopback interface") as u8;
     for (state, needs) in [
         (QpState::Init, attr::PKEY_INDEX | attr::PORT | if ud { attr::QKEY } else { attr::ACCESS_FLAGS }),
         (QpState::Rtr, of(!ud, rtr) | of(reliable, responder)),

@@ -272,7 +272,7 @@ pub(crate) const LOOPBACK: [u8; 16] = std::net::Ipv4Addr::LOCALHOST.to_ipv6_mapp
 /// Index of the loopback address in the GID table.
 pub(crate) fn loopback_index() -> u8 {
     let is_it = |entry: &gid::GidEntry| entry.raw == LOOPBACK && entry.kind == gid::GidKind::RoceV2;
-    gid::GidTable::current().index_of(is_it).expect("a loopback interface") as u8
+    millstream_device::gid_table::GidTable::current().index_of(is_it).expect("a loopback interface") as u8
 }
 
 /// Mask of the attributes that the transition to `state` requires.
