@@ -72,19 +72,19 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
-    let raw =
-        match c_uint::try_from(index).map_err(|_| Errno::INVALID).and_then(|index| entry(port_num, index)) {
-            Ok(entry) => entry.raw,
-            Err(Errno::NO_DATA) => [0; 16],
-            Err(error) => return errno::index(Err(error)),
-        };
+    // A negative index is beyond the table.
+    let raw = match entry(port_num.into(), index as c_uint) {
+        Ok(entry) => entry.raw,
+        Err(Errno::NO_DATA) => [0; 16],
+        Err(error) => return errno::index(Err(error)),
+    };
     // SAFETY: the caller passes a writable GID.
     unsafe { gid.write(ibv_gid { raw }) };
     0
 }
 
 /// An entry of the GID table of a port: ENODATA if it is empty.
-fn entry(port_num: u8, index: c_uint) -> Result<GidEntry, Errno> {
+fn entry(port_num: u32, index: c_uint) -> Result<GidEntry, Errno> {
     let (table, index) = (GidTable::current(), index as usize);
     if port_num != 1 || index >= table.places() {
         return Err(Errno::INVALID);
@@ -116,8 +116,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
-    let port = u8::try_from(port_num).ok().filter(|_| flags == 0);
-    let found = match port.ok_or(Errno::INVALID).and_then(|port| self::entry(port, gid_index)) {
+    let found = match self::entry(port_num, gid_index) {
+        _ if flags != 0 => return errno::status(Err(Errno::INVALID)),
         Ok(found) => verbs_entry(gid_index as usize, &found),
         Err(error) => return errno::status(Err(error)),
     };
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
-    let is_v2 = match entry(port_num, index) {
+    let is_v2 = match entry(port_num.into(), index) {
         Ok(entry) => entry.kind == GidKind::RoceV2,
         Err(Errno::NO_DATA) => false,
         Err(error) => return errno::index(Err(error)),

@@ -1,6 +1,6 @@
 //! The port's GID table: which index each GID has in this process.
 
-use std::sync::Once;
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::SpinLock;
@@ -14,13 +14,9 @@ const MAX_PLACES: usize = 256;
 /// Programs read the table entry by entry: the host is asked again after this time only.
 const REFRESH: Duration = Duration::from_millis(1);
 
-static CURRENT: SpinLock<Listed> = SpinLock::new(Listed { table: GidTable { places: Vec::new() }, at: None });
+/// The table, and when the host was asked for it. None before the first answer.
+static CURRENT: SpinLock<Option<(Arc<GidTable>, Instant)>> = SpinLock::new(None);
 static FORK_HANDLERS: Once = Once::new();
-
-struct Listed {
-    table: GidTable,
-    at: Option<Instant>,
-}
 
 /// The port's GID table. As that of an adapter, it has a fixed number of places, of which some are empty. A GID keeps its
 /// index as long as the host has the address, whatever other addresses come and go.
@@ -32,28 +28,27 @@ pub struct GidTable {
 impl GidTable {
     /// The table as it is now. An address that came or went within the last millisecond may be missed.
     #[must_use]
-    pub fn current() -> GidTable {
+    pub fn current() -> Arc<GidTable> {
         FORK_HANDLERS.call_once(|| {
             // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
             unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
         });
         let now = Instant::now();
+        let known = CURRENT.lock().clone();
+        if let Some((table, at)) = &known
+            && now.saturating_duration_since(*at) < REFRESH
         {
-            let listed = CURRENT.lock();
-            if listed.at.is_some_and(|at| now.saturating_duration_since(at) < REFRESH) {
-                return listed.table.clone();
-            }
+            return Arc::clone(table);
         }
-        let found = of_interfaces();
-        let mut listed = CURRENT.lock();
+        let Some(found) = of_interfaces() else { return known.map(|(table, _)| table).unwrap_or_default() };
+        let mut current = CURRENT.lock();
+        let (table, at) = current.get_or_insert_with(|| (Arc::default(), now));
         // Another thread may have asked the host later.
-        if let Some(found) = found
-            && listed.at.is_none_or(|at| at <= now)
-        {
-            listed.table.update(found);
-            listed.at = Some(now);
+        if *at <= now {
+            Arc::make_mut(table).update(found);
+            *at = now;
         }
-        listed.table.clone()
+        Arc::clone(table)
     }
 
     /// Number of places, also empty ones: one more than the highest index.

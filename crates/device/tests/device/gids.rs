@@ -2,6 +2,7 @@
 
 use std::net::Ipv4Addr;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_device::gid::GidKind;
@@ -15,7 +16,7 @@ fn ip(words: &str) {
 }
 
 /// The table, after the time for which an earlier one is given again.
-fn table() -> GidTable {
+fn table() -> Arc<GidTable> {
     std::thread::sleep(Duration::from_millis(2));
     GidTable::current()
 }
