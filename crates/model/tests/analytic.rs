@@ -214,8 +214,8 @@ proptest! {
         let path = data_path(&site, &p, "node0", "node1").unwrap();
         let measured = bandwidth(&path, Verb::Write, 1 << bits, 64, both).rate.0 / if both { 2.0 } else { 1.0 };
         let link = path.rate.0 * f64::from(path.mtu) / f64::from(path.mtu + 26);
-        // The measurement counts whole messages: at its ends up to one of some hundred too many.
-        prop_assert!(measured <= link * 1.004, "{measured} over a link of {link}");
+        // Of some 300 messages, the first completion may be one late and the last one early.
+        prop_assert!(measured <= link * (1.0 + 2.0 / 300.0), "{measured} over a link of {link}");
         // The adapter's buffer may hold payload that PCIe has not carried yet.
         prop_assert!(measured <= millstream_model::path::pcie_ceiling(&path, 1).0 * 1.02);
     }
