@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
@@ -224,22 +225,34 @@ impl MappedArena {
         }
     }
 
-    /// Stores one of the interesting values, except over words with one of the values `kept`.
-    fn store(&self, words: &[usize], kept: &[u32], bytes: &mut Bytes<'_>) {
+    /// The part of a key's entry that says which memory is the region's (`MrEntry`): from the file to the offset in the file that
+    /// it may be promoted to.
+    fn place_of_region(&self, words: &[usize], key: u32, start: u64) -> Option<Range<usize>> {
+        const FILE: usize = 16;
+        const START: usize = 24;
+        const END: usize = 112;
+        let is_entry = |at: usize| {
+            let is_of_key = self.mapping.word32(at).load(Ordering::Relaxed) == key;
+            is_of_key && self.mapping.word64(at + START).load(Ordering::Relaxed) == start
+        };
+        let room = self.mapping.len() - END;
+        let at = words.iter().copied().find(|at| at % 8 == 0 && *at <= room && is_entry(*at))?;
+        Some(at + FILE..at + END)
+    }
+
+    /// Stores one of the interesting values, except in `kept`.
+    fn store(&self, words: &[usize], kept: &Range<usize>, bytes: &mut Bytes<'_>) {
         if words.is_empty() {
             return;
         }
         // The words behind the known ones, too.
         let at = words[bytes.short() as usize % words.len()] + 4 * (bytes.byte() as usize % 4);
         let other = words[bytes.byte() as usize % words.len()];
-        if at + 4 > self.mapping.len() {
+        if at + 4 > self.mapping.len() || kept.contains(&at) {
             return;
         }
         let word = self.mapping.word32(at);
         let old = word.load(Ordering::Relaxed);
-        if kept.contains(&old) {
-            return;
-        }
         let new = match bytes.byte() % 8 {
             0 => 0,
             1 => u32::MAX,
@@ -306,8 +319,9 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
         let there = self.peers.get_or_insert_with(|| MappedArena::new(theirs[0]));
         // The player's device would take a forged region of the peer for the registered one, and write to other memory with
         // the player's rights (docs/faults.md, "Not covered").
-        let kept = [start as u32, (start >> 32) as u32, LEN as u32];
         let words = [here.words(), there.words()];
+        let kept =
+            there.place_of_region(&words[1], key as u32, start).expect("the peer has published the key");
         let regions = [(key as u32, start), (home.mr.key(), home.start())];
         let mut bytes = Bytes(bytes);
         let mut out = [Wc::default(); 8];
@@ -317,7 +331,7 @@ impl<T: FnMut(&str) -> String> FuzzSession<T> {
             let (from, receivers) = [(&objects, &theirs), (&home, &at_home)][side];
             match bytes.byte() % 12 {
                 0..=2 => there.store(&words[1], &kept, &mut bytes),
-                3 => here.store(&words[0], &[], &mut bytes),
+                3 => here.store(&words[0], &(0..0), &mut bytes),
                 4..=7 => send(from, receivers, &regions, &mut bytes),
                 8 => {
                     let length = bytes.short().into();
