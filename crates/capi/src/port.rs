@@ -116,8 +116,10 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
+    if flags != 0 {
+        return errno::status(Err(Errno::INVALID));
+    }
     let found = match self::entry(port_num, gid_index) {
-        _ if flags != 0 => return errno::status(Err(Errno::INVALID)),
         Ok(found) => verbs_entry(gid_index as usize, &found),
         Err(error) => return errno::status(Err(error)),
     };
