@@ -214,8 +214,9 @@ proptest! {
         let path = data_path(&site, &p, "node0", "node1").unwrap();
         let measured = bandwidth(&path, Verb::Write, 1 << bits, 64, both).rate.0 / if both { 2.0 } else { 1.0 };
         let link = path.rate.0 * f64::from(path.mtu) / f64::from(path.mtu + 26);
-        // Of some 300 messages, the first completion may be one late and the last one early.
-        prop_assert!(measured <= link * (1.0 + 2.0 / 300.0), "{measured} over a link of {link}");
+        // Opposing traffic may delay the first completion by two of some 300 messages more than the last one.
+        let excess = if both { 2.0 / 300.0 } else { 0.0 };
+        prop_assert!(measured <= link * (1.0 + excess), "{measured} over a link of {link}");
         // The adapter's buffer may hold payload that PCIe has not carried yet.
         prop_assert!(measured <= millstream_model::path::pcie_ceiling(&path, 1).0 * 1.02);
     }
