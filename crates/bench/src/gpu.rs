@@ -1,9 +1,7 @@
 //! `millstream bench gpu`: a card of GPU memory beside an emulated card, both reached by packets.
 
 use std::error::Error;
-use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::Command;
 use std::time::Instant;
 
 use millstream_card::control::{KernelSource, RunRequest};
@@ -12,7 +10,7 @@ use millstream_card_abi::MemoryRange;
 use millstream_fragment::unpack::unpack;
 use millstream_gpu::{CUDA, Gpu};
 use millstream_rdma::device::{self, DeviceSelector};
-use millstream_rdma::loader::{ENV_DEVICE, ENV_PATH};
+use millstream_rdma::loader::{self, ENV_DEVICE, ENV_PATH};
 use millstream_rdma::{Access, Region};
 
 use crate::card::{CardServer, TIMEOUT};
@@ -53,12 +51,10 @@ struct Measured {
 /// # Errors
 /// The first error of a card, of a connection or of a run.
 pub fn run(program: &Path, packed: &Path, out: &Path, kind: &str, rounds: usize) -> Outcome<Table> {
-    // The soft device reads the variable when it is loaded.
     if std::env::var(ENV_PATH).is_ok_and(|path| path == "wire") {
         return measure(program, packed, out, kind, rounds);
     }
-    let arguments = std::env::args_os().skip(1);
-    Err(Command::new(program).args(arguments).env(ENV_PATH, "wire").env(ENV_DEVICE, "soft").exec().into())
+    Err(loader::restart(&[(ENV_PATH, "wire"), (ENV_DEVICE, "soft")]).into())
 }
 
 fn measure(program: &Path, packed: &Path, out: &Path, kind: &str, rounds: usize) -> Outcome<Table> {

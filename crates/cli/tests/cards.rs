@@ -1,5 +1,8 @@
 //! `millstream card` from the command line, on cards in separate processes.
 
+#[path = "common/gpu.rs"]
+mod gpu;
+
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -17,7 +20,11 @@ impl Card {
     }
 
     fn serve_with(name: &str, words: &[&str]) -> Card {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        Card::start(Command::new(env!("CARGO_BIN_EXE_millstream")), name, words)
+    }
+
+    fn start(mut program: Command, name: &str, words: &[&str]) -> Card {
+        let mut process = program
             .args(["card", "--json", "serve", &format!("{name}-{}", std::process::id())])
             .args(["--listen", "127.0.0.1:0"])
             .args(words)
@@ -163,6 +170,23 @@ fn a_card_of_a_kind_that_is_not_here_says_so() {
         let output = user.fails(&["serve", "not-here", "--listen", "127.0.0.1:0", "--memory-kind", kind]);
         assert!(output.contains(expected), "{kind}: {output}");
     }
+}
+
+/// The kernel does not copy between processes in memory of a GPU, though it does in that of the drivers of tests. So the card
+/// selects packets by itself, and clients of this host follow.
+#[test]
+fn clients_on_the_host_of_a_gpu_reach_its_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    gpu::link_drivers(folder.path());
+    let mut program = Command::new(env!("CARGO_BIN_EXE_millstream"));
+    program.env("LD_LIBRARY_PATH", folder.path());
+    let card = Card::start(program, "gpu", &["--memory-kind", "cuda:0", "--memory", "32MiB", "--banks", "8"]);
+    let environment = std::fs::read(format!("/proc/{}/environ", card.process.id())).unwrap();
+    let packets = b"MILLSTREAM_PATH=wire";
+    assert!(environment.split(|byte| *byte == 0).any(|variable| variable == packets));
+    let user = User { home: folder.path() };
+    let passed = user.does(&["selftest", &card.address]);
+    assert!(passed.contains("ok       write and read of every bank"), "{passed}");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! `millstream` as a program: run, env, demo, evb, devices, stream.
 
-#[path = "../../card-server/tests/card/gpu_driver.rs"]
-mod gpu_driver;
+#[path = "common/gpu.rs"]
+mod gpu;
 #[path = "common/processes.rs"]
 mod processes;
 
@@ -142,19 +142,11 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     assert_eq!(unit("builder bu0")["payload_bytes"], 19 * 400);
 }
 
-/// Builds the drivers of a GPU in `folder`, under the names that programs load.
-fn link_gpu_drivers(folder: &Path) {
-    let drivers = gpu_driver::build(folder);
-    for name in ["libcuda.so.1", "libvulkan.so.1"] {
-        std::os::unix::fs::symlink(&drivers, folder.join(name)).unwrap();
-    }
-}
-
 /// The events of the demo land in the memory of a GPU, whose kernel decides. The drivers are those of tests.
 #[test]
 fn the_demo_runs_on_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    link_gpu_drivers(folder.path());
+    gpu::link_drivers(folder.path());
     let data = repository().join("data/sst1m");
     let run = |libraries: &Path| {
         Command::new(env!("CARGO_BIN_EXE_millstream"))
@@ -183,7 +175,7 @@ fn the_demo_runs_on_a_gpu() {
 #[test]
 fn a_users_function_decides_on_a_gpu() {
     let folder = tempfile::tempdir().unwrap();
-    link_gpu_drivers(folder.path());
+    gpu::link_drivers(folder.path());
     let stream = folder.path().join("samples.mfs");
     let mut writer = StreamWriter::create(&stream, 0..20, Alignment::CACHE_LINE).unwrap();
     for id in 1..=2 {

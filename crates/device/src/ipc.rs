@@ -13,7 +13,7 @@ use crate::layout;
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Version of these messages.
-const MESSAGES_VERSION: u32 = 5;
+const MESSAGES_VERSION: u32 = 6;
 
 /// Version of these messages and of the arena's layout together.
 pub(crate) const VERSION: u32 = (layout::MAGIC ^ layout::MAGIC >> 32) as u32 ^ MESSAGES_VERSION;
@@ -42,7 +42,7 @@ pub(crate) struct Message {
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Words: version, process id, whether asymmetric fences work. The answer has the same form, and the arena.
+    /// Words: version, process id, properties ([`property`]). The answer has the same form, and the arena.
     Hello = 1,
     /// Words: slot, generation. The answer has the file, or is [`Op::Refused`].
     File = 2,
@@ -71,6 +71,14 @@ pub(crate) enum Op {
     RecvAbandoned = 13,
     /// Words: the key of your region or window. Copies through the kernel have cost as much as moving its pages. No answer.
     RegionBusy = 14,
+}
+
+/// Properties of a process, in its hello.
+pub(crate) mod property {
+    /// It registered for asymmetric fences.
+    pub(crate) const ASYMMETRIC: u32 = 1 << 0;
+    /// Its queue pairs use packets only.
+    pub(crate) const WIRE: u32 = 1 << 1;
 }
 
 /// Events of an XRC shared receive queue that a sender reports.

@@ -2,7 +2,7 @@
 //!
 //! A peer with an address of this host is reached through shared memory, every other one by packets.
 //! `MILLSTREAM_PATH` forces one path for a whole process: `wire` uses packets even on this host, `shm` makes other
-//! hosts unreachable. Both ends of a connection must have the same setting.
+//! hosts unreachable. A process without the variable follows a peer with `wire`.
 
 use std::env;
 use std::sync::OnceLock;

@@ -19,7 +19,7 @@ use millstream_shm::{EventFd, MappedRef, Mapping, Memfd, poll_readable};
 use crate::caps::{MAX_MR, MAX_XRC_SRQ};
 use crate::channel_table::ChannelTable;
 use crate::exported_files::FileId;
-use crate::ipc::{self, MESSAGE_LEN, Message, Op, VERSION};
+use crate::ipc::{self, MESSAGE_LEN, Message, Op, VERSION, property};
 use crate::layout::{
     ARENA_LEN, FILE_TABLE, FileEntry, Header, MAGIC, MR_TABLE, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
 };
@@ -35,6 +35,17 @@ pub(crate) struct LocalId {
     pub(crate) qpn_prefix: u32,
     /// Whether the process registered for asymmetric fences.
     pub(crate) asymmetric: bool,
+    /// Whether its queue pairs use packets only.
+    pub(crate) wire: bool,
+}
+
+impl LocalId {
+    /// The process's hello.
+    pub(crate) fn hello(self) -> Message {
+        let properties = [(self.asymmetric, property::ASYMMETRIC), (self.wire, property::WIRE)];
+        let set = properties.into_iter().filter_map(|(has, bit)| has.then_some(bit)).sum();
+        Message::new(Op::Hello, [VERSION, self.pid, set])
+    }
 }
 
 /// A process with queue pairs that ours are connected to; possibly this one.
@@ -43,6 +54,8 @@ pub(crate) struct Peer {
     pub(crate) pid: u32,
     /// Both sides registered for asymmetric fences.
     pub(crate) asymmetric: bool,
+    /// Its queue pairs use packets only.
+    pub(crate) wire: bool,
     arena: Arc<Mapping>,
     alive: AtomicBool,
     link: PeerLink,
@@ -101,6 +114,7 @@ impl Peer {
         Self {
             pid: id.pid,
             asymmetric: id.asymmetric,
+            wire: id.wire,
             arena,
             alive: AtomicBool::new(true),
             link: PeerLink::Local { channels, tasks, mrs },
@@ -373,8 +387,7 @@ impl HalfOpen {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
         let pidfd = pidfd_open(pid).ok();
-        let hello = Message::new(Op::Hello, [VERSION, me.pid, u32::from(me.asymmetric)]);
-        connection.try_send(&hello.encode())?;
+        connection.try_send(&me.hello().encode())?;
         Ok(Self { me, pid, connection, pidfd, wait: HELLO_TIME })
     }
 
@@ -401,7 +414,7 @@ impl HalfOpen {
     /// What the socket reports; InvalidData for another version; Unsupported for a process in another PID namespace.
     pub(crate) fn finish(self, tasks: &'static TaskQueue) -> io::Result<Peer> {
         let (answer, fd) = receive(&self.connection)?;
-        let [version, own_pid, asymmetric, ..] = answer.words;
+        let [version, own_pid, properties, ..] = answer.words;
         let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
         let fd = fd.ok_or_else(|| invalid("the peer sent no arena"))?;
         if answer.op != Op::Hello || version != VERSION {
@@ -423,7 +436,8 @@ impl HalfOpen {
         let (request, silent_until, unsent) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Peer {
             pid,
-            asymmetric: me.asymmetric && asymmetric == 1,
+            asymmetric: me.asymmetric && properties & property::ASYMMETRIC != 0,
+            wire: properties & property::WIRE != 0,
             arena,
             alive: AtomicBool::new(true),
             link: PeerLink::Remote { connection, request, silent_until, unsent, tasks, pidfd },

@@ -64,10 +64,9 @@ fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
     let refused = Message { op: Op::Refused, ..message };
     match message.op {
         Op::Hello if a == VERSION => {
-            let hello = Message::new(Op::Hello, [VERSION, adapter.id.pid, u32::from(adapter.id.asymmetric)]);
             // A peer may have overwritten it, and each new peer checks it.
             adapter.write_magic();
-            reply(hello, &[adapter.as_fd()])
+            reply(adapter.id.hello(), &[adapter.as_fd()])
         }
         Op::File => {
             let id = FileId { slot: a, generation: b };

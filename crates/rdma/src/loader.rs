@@ -17,7 +17,9 @@
 
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::ptr::NonNull;
 use std::sync::OnceLock;
 
@@ -35,6 +37,7 @@ pub const ENV_PATH: &str = "MILLSTREAM_PATH";
 /// differs in child processes.
 const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
+const THIS_PROGRAM: &str = "/proc/self/exe";
 const SYSFS: &str = "/sys/class/infiniband";
 /// The entry of the soft device there (docs/rdma-cm.md).
 const SOFT: &str = "mill0";
@@ -76,12 +79,10 @@ pub enum LoaderError {
         loaded: VerbsLibrary,
     },
     /// The restart failed.
-    #[error("cannot restart {program:?} for device {selector}: {cause}")]
+    #[error("cannot restart this program with {variables}: {cause}")]
     Restart {
-        /// The executable.
-        program: PathBuf,
-        /// The selected device.
-        selector: DeviceSelector,
+        /// The environment variables that are set for it.
+        variables: String,
         /// The cause.
         cause: std::io::Error,
     },
@@ -242,19 +243,12 @@ pub fn ensure(selector: &DeviceSelector) -> Result<(), LoaderError> {
 ///
 /// Returns only on failure: success replaces the process image.
 pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
-    use std::os::unix::process::CommandExt;
-
     let myself = std::process::id().to_string();
     if std::env::var_os(ENV_REEXEC).is_some_and(|process| process == *myself) {
         return LoaderError::WrongLibrary { selector: selector.clone(), loaded: loaded() };
     }
-    let program = PathBuf::from("/proc/self/exe");
-    let mut arguments = std::env::args_os();
-    let mut command = std::process::Command::new(&program);
-    if let Some(name) = arguments.next() {
-        command.arg0(name);
-    }
-    command.args(arguments).env(ENV_DEVICE, selector.to_string()).env(ENV_REEXEC, myself);
+    let mut command = Command::new(THIS_PROGRAM);
+    command.env(ENV_REEXEC, myself);
     if library_for(selector, &hardware_devices()) == LibraryKind::System {
         // Otherwise the search by SONAME finds the soft device again.
         command.env_remove("LD_PRELOAD");
@@ -263,8 +257,25 @@ pub fn reexec_with(selector: &DeviceSelector) -> LoaderError {
             _ => &mut command,
         };
     }
-    let cause = command.exec();
-    LoaderError::Restart { program, selector: selector.clone(), cause }
+    exec(command, &[(ENV_DEVICE, &selector.to_string())])
+}
+
+/// Restarts this program with the same arguments and with these environment variables set, which the soft device reads once.
+///
+/// Returns only on failure: success replaces the process image.
+pub fn restart(variables: &[(&str, &str)]) -> LoaderError {
+    exec(Command::new(THIS_PROGRAM), variables)
+}
+
+/// Replaces this process by `command` with the arguments of this process and with `variables`. Returns only on failure.
+fn exec(mut command: Command, variables: &[(&str, &str)]) -> LoaderError {
+    let mut arguments = std::env::args_os();
+    if let Some(name) = arguments.next() {
+        command.arg0(name);
+    }
+    let cause = command.args(arguments).envs(variables.iter().copied()).exec();
+    let variables: Vec<_> = variables.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    LoaderError::Restart { variables: variables.join(" "), cause }
 }
 
 fn without_directory(path: &OsStr, directory: &Path) -> OsString {

@@ -52,7 +52,7 @@ impl GpuMemory {
                 if std::env::var_os(ENV_PATH).is_none_or(|path| path != "wire") {
                     tracing::warn!(
                         "the kernel does not copy between processes in memory of {}: for RDMA within this host start the \
-                         card and its clients with {ENV_PATH}=wire",
+                         card with {ENV_PATH}=wire",
                         gpu.name()
                     );
                 }

@@ -19,10 +19,11 @@ use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card_abi::CardName;
-use millstream_card_server::backing::{DevicePaths, default_size};
+use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::kernel::{BuiltinKernel, KernelLoader};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::device::{self, DeviceSelector};
+use millstream_rdma::loader::{self, ENV_PATH, VerbsLibrary};
 use millstream_site::Site;
 use millstream_tls::Security;
 use serde_json::json;
@@ -133,6 +134,12 @@ fn kernels() -> Vec<BuiltinKernel> {
 }
 
 fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
+    // The kernel does not copy between processes in memory of a GPU. This process stores packets to it, and processes of
+    // this host that do not choose a path themselves follow it.
+    let on_gpu = matches!(options.memory_kind, BackingKind::Cuda(_));
+    if on_gpu && std::env::var_os(ENV_PATH).is_none() && matches!(loader::loaded(), VerbsLibrary::Soft(_)) {
+        return Err(loader::restart(&[(ENV_PATH, "wire")]).into());
+    }
     let name: CardName = options.name.parse()?;
     let device_paths = DevicePaths::default();
     let memory = match options.memory {

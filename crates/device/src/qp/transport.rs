@@ -62,10 +62,9 @@ impl TransportPlan {
             };
         }
         match preference.path_to(&attributes.path.dgid) {
-            // Both sides find this out, so both use packets.
+            // The other side finds the same out, so both use packets.
             PathKind::Shm
-                if preference == PathPreference::Auto
-                    && is_in_other_pid_namespace(qp, attributes.dest_qpn) => {}
+                if preference == PathPreference::Auto && uses_packets_only(qp, attributes.dest_qpn) => {}
             PathKind::Shm => return Ok(Self::Local { reachable: true }),
             PathKind::Unreachable => return Ok(Self::Local { reachable: false }),
             PathKind::Wire => {}
@@ -82,9 +81,13 @@ impl TransportPlan {
     }
 }
 
-/// Whether the owner of a queue pair on this host runs in another PID namespace, such as that of a container.
-fn is_in_other_pid_namespace(qp: &Qp, number: Qpn) -> bool {
-    qp.adapter.peer_of(number).is_err_and(|error| error.kind() == std::io::ErrorKind::Unsupported)
+/// Whether the owner of a queue pair on this host is reached by packets only: its process says so, or runs in another PID
+/// namespace, such as that of a container.
+fn uses_packets_only(qp: &Qp, number: Qpn) -> bool {
+    match qp.adapter.peer_of(number) {
+        Ok(peer) => peer.wire,
+        Err(error) => error.kind() == std::io::ErrorKind::Unsupported,
+    }
 }
 
 impl Transport {

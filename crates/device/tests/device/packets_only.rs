@@ -1,4 +1,5 @@
-//! Processes that share a network namespace but no PID namespace, such as those of containers with the host's network.
+//! Processes of this host that are reached by packets only: with `MILLSTREAM_PATH=wire`, or in another PID namespace, as
+//! those of containers with the host's network. The other end has no such setting.
 
 use std::os::unix::process::CommandExt;
 
@@ -38,19 +39,29 @@ fn processes_of_two_pid_namespaces_exchange_packets() {
     }
     // SAFETY: the function makes system calls only.
     let inner = Process::start_with("actor", |command| unsafe { command.pre_exec(enter_pid_namespace) });
-    let (mut near, mut inner) = (End::new(Placement::SameProcess), End::OtherProcess(Box::new(inner)));
-    connect(&mut near, &mut inner, &QpConfig::default());
-    let (source, target) = (near.hold(&pattern(1, 5000)), inner.register(Kind::Anonymous, 5000, 0));
+    transfer_both_ways(inner);
+}
+
+#[test]
+fn a_process_follows_its_peer_to_packets() {
+    transfer_both_ways(Process::start_with("actor", |command| command.env("MILLSTREAM_PATH", "wire")));
+}
+
+/// Connects this process to another one, and transfers from each of them.
+fn transfer_both_ways(other: Process) {
+    let (mut near, mut other) = (End::new(Placement::SameProcess), End::OtherProcess(Box::new(other)));
+    connect(&mut near, &mut other, &QpConfig::default());
+    let (source, target) = (near.hold(&pattern(1, 5000)), other.register(Kind::Anonymous, 5000, 0));
     near.write(1, &[source.all()], (target.addr, target.key));
     assert_eq!(near.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
-    assert_eq!(inner.load(&target, 0, 5000), pattern(1, 5000));
+    assert_eq!(other.load(&target, 0, 5000), pattern(1, 5000));
     // The other way round, and with a completion.
     let back = near.register(Kind::Anonymous, 5000, 0);
     near.recv(2, &[back.all()]);
-    inner.send(3, &[target.all()]);
+    other.send(3, &[target.all()]);
     assert_eq!(near.received(1), [Completion::ok(2, WC_OP_RECV, 5000)]);
     assert_eq!(near.load(&back, 0, 5000), pattern(1, 5000));
-    inner.sent(1);
-    inner.read(4, &[target.part(0, 100)], (source.addr, source.key));
-    assert_eq!(inner.sent(1), [Completion::ok(4, WC_OP_RDMA_READ, 100)]);
+    other.sent(1);
+    other.read(4, &[target.part(0, 100)], (source.addr, source.key));
+    assert_eq!(other.sent(1), [Completion::ok(4, WC_OP_RDMA_READ, 100)]);
 }
