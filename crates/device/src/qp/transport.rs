@@ -62,7 +62,7 @@ impl TransportPlan {
             };
         }
         match preference.path_to(&attributes.path.dgid) {
-            // The other side finds the same out, so both use packets.
+            // The other side uses packets, too.
             PathKind::Shm
                 if preference == PathPreference::Auto && uses_packets_only(qp, attributes.dest_qpn) => {}
             PathKind::Shm => return Ok(Self::Local { reachable: true }),
