@@ -21,7 +21,7 @@ use crate::layout::{ARENA_LEN, HEAP, Header, MAGIC, QP_TABLE, QpEntry, qpn_index
 use crate::move_queue::MoveQueue;
 use crate::mr_table::MrTable;
 use crate::multicast::MulticastTable;
-use crate::path::{self, PathPreference};
+use crate::path;
 use crate::peer::{LocalId, Peer};
 use crate::peer_table::PeerTable;
 use crate::qp_table::{QpOps, QpTable};
@@ -61,8 +61,7 @@ impl LocalAdapter {
         let asymmetric = barrier::register();
         let arena: &'static Arena = leak(Arena::new("millstream-arena", ARENA_LEN, HEAP)?);
         let (qpn_prefix, listener) = claim_qpn_prefix()?;
-        let wire = path::preference() == Ok(PathPreference::Wire);
-        let id = LocalId { pid: std::process::id(), qpn_prefix, asymmetric, wire };
+        let id = LocalId { pid: std::process::id(), qpn_prefix, asymmetric, wire: path::is_wire() };
         let tasks: &'static TaskQueue = leak(TaskQueue::new()?);
         let channels: &'static ChannelTable = leak(ChannelTable::default());
         channels.insert(TIMER_CHANNEL, tasks.waker());

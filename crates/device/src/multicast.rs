@@ -27,7 +27,7 @@ use crate::gid::GidEntry;
 use crate::gid_table::GidTable;
 use crate::ipc;
 use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
-use crate::path::{self, PathPreference};
+use crate::path;
 use crate::peer::Peer;
 use crate::peer_table::PeerTable;
 
@@ -42,11 +42,6 @@ pub(crate) type Group = [u8; 16];
 pub fn is_group(gid: &Group) -> bool {
     let mapped = gid[..10] == [0; 10] && gid[10..12] == [0xff; 2];
     gid[0] == 0xff || (mapped && gid[12] & 0xf0 == 0xe0)
-}
-
-/// Whether members on this host are reached by packets, too (`MILLSTREAM_PATH=wire`).
-pub(crate) fn is_by_packets_only() -> bool {
-    path::preference() == Ok(PathPreference::Wire)
 }
 
 /// The group that a datagram with this route header is for.
@@ -131,7 +126,7 @@ fn interfaces() -> Vec<u32> {
     };
     let mut interfaces: Vec<u32> = table
         .entries()
-        .filter(|(_, entry)| is_by_packets_only() || !here(entry))
+        .filter(|(_, entry)| path::is_wire() || !here(entry))
         .map(|(_, entry)| entry.ifindex)
         .collect();
     interfaces.sort_unstable();
@@ -173,7 +168,7 @@ fn report_join_error(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
         );
     });
     // Without packets the group is limited to this host.
-    if is_by_packets_only() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
+    if path::is_wire() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
 }
 
 impl MulticastTable {
@@ -249,7 +244,7 @@ impl MulticastTable {
     /// Joins the groups of attached queue pairs at a port that was just opened. Errors were reported on standard error.
     pub(crate) fn port_opened(&self, port: &Port) {
         // An error shows in duplicates of multicast datagrams only.
-        let _ = port.udp().set_multicast_loop(is_by_packets_only());
+        let _ = port.udp().set_multicast_loop(path::is_wire());
         let own = self.own.lock().expect("no panic under this lock");
         let mut groups: Vec<Group> = own.entries.keys().map(|(group, _)| *group).collect();
         groups.sort_unstable();

@@ -91,6 +91,11 @@ pub fn preference() -> Result<PathPreference> {
     PREFERENCE.get_or_init(look_up).ok_or(Errno::INVAL)
 }
 
+/// Whether this process uses packets only: also to queue pairs and members of multicast groups on this host.
+pub(crate) fn is_wire() -> bool {
+    preference() == Ok(PathPreference::Wire)
+}
+
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;

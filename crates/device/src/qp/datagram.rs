@@ -17,7 +17,7 @@ use super::{Qp, QpType};
 use crate::caps::MAX_SGE;
 use crate::ipc::{Message, Op};
 use crate::multicast;
-use crate::path::{self, PathPreference};
+use crate::path;
 use crate::peer::Peer;
 use crate::qp_table::Packet as ArrivedPacket;
 use crate::send_wr::{SendWr, UdDestination};
@@ -81,7 +81,7 @@ impl DatagramTransport {
     /// Sets up the transport of a queue pair in its transition to RTR.
     pub(super) fn new(qp: &Qp, wire: bool) -> Self {
         let mut wire = if wire { WireDatagrams::new(qp).map(Box::new) } else { None };
-        if path::preference() == Ok(PathPreference::Wire)
+        if path::is_wire()
             && let Some(wire) = &mut wire
         {
             wire.start_polling(qp);
@@ -128,7 +128,7 @@ impl DatagramTransport {
             if to.qkey.get() >> 31 == 0 { to.qkey } else { Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)) };
         let to = UdDestination { qkey, ..to };
         if to.qpn == multicast::MULTICAST_QPN {
-            if !multicast::is_by_packets_only() {
+            if !path::is_wire() {
                 // SAFETY: passed on.
                 unsafe { deliver_to_group(&mut self.receivers, qp, wr, &to, pieces) };
             }
