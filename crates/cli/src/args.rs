@@ -254,6 +254,10 @@ pub(crate) struct LinkOptions {
     /// Path to peers: shared memory on this host and packets to other hosts (auto), shared memory only, or packets only
     #[arg(long, value_name = "auto|shm|wire")]
     pub(crate) path: Option<PathArgument>,
+    /// How long a process that does not poll its completion queues polls for packets before it sleeps, in microseconds, if
+    /// they arrive at shorter intervals; 0: it always sleeps [default: 50]
+    #[arg(long, value_name = "MICROSECONDS")]
+    pub(crate) spin: Option<u64>,
     /// Drop these packets; WHICH: a probability (0.01), or packet numbers ('#3+17')
     #[arg(long, value_name = "WHICH")]
     pub(crate) drop: Option<String>,

@@ -51,7 +51,7 @@ fn environment(
     Ok(variables)
 }
 
-/// Variables for the path, faults and captures. Faults are checked here, because the program ignores invalid ones.
+/// Variables for the path, polling, faults and captures. Faults are checked here, because the program ignores invalid ones.
 fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
     let fields = [
         ("drop", &link.drop),
@@ -74,6 +74,9 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
     }
     if let Some(word) = link.path.as_ref().and_then(PathArgument::to_possible_value) {
         variables.push(("MILLSTREAM_PATH", word.get_name().to_owned().into()));
+    }
+    if let Some(microseconds) = link.spin {
+        variables.push(("MILLSTREAM_SPIN", microseconds.to_string().into()));
     }
     if let Some(path) = &link.pcap {
         // An absolute path, because the program may change its directory.

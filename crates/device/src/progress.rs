@@ -1,11 +1,13 @@
 //! The progress thread: it works for an application that does not poll. It retries pending requests, executes tasks
-//! that peers report, expires timers, and notices the exit of peers.
+//! that peers report, expires timers, and notices the exit of peers. While packets arrive at short intervals, it polls for
+//! them: the wake-up of a responder that sleeps takes longer than a READ.
 
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_quantity::Qpn;
+use millstream_shm::polling::{DEFAULT_POLLING, Polling};
 
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op};
@@ -18,9 +20,26 @@ use crate::tasks::Task;
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
 const TIMER_SLACK: Duration = Duration::from_micros(1);
 
+/// The environment variable with the time that the thread polls before it sleeps, in microseconds.
+const SPIN_VARIABLE: &str = "MILLSTREAM_SPIN";
+
+/// How long the thread polls before it sleeps.
+fn spin() -> Duration {
+    let Ok(text) = std::env::var(SPIN_VARIABLE) else { return DEFAULT_POLLING };
+    text.parse().map_or_else(
+        |_| {
+            let default = DEFAULT_POLLING.as_micros();
+            tracing::warn!("{SPIN_VARIABLE}={text} is no number of microseconds; {default} is used");
+            DEFAULT_POLLING
+        },
+        Duration::from_micros,
+    )
+}
+
 /// Runs the progress thread.
 pub(crate) fn run(adapter: &'static LocalAdapter) {
     let tasks = adapter.tasks;
+    let mut polling = Polling::new(spin());
     // SAFETY: no memory is involved.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, TIMER_SLACK.as_nanos() as libc::c_ulong) };
     loop {
@@ -31,6 +50,8 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         let mut fds: Vec<_> =
             [wake, timer, port, relay].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).into();
         fds.extend(watched.iter().flat_map(|peer| peer.exit_events()));
+        let received = adapter.port.busy_poll(&mut polling);
+        let timeout = if received { Some(Duration::ZERO) } else { timeout };
         let timeout = timeout.map(|time| libc::timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
@@ -44,7 +65,9 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         if fds[1].revents != 0 {
             tasks.take_expiry();
         }
-        adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0);
+        if adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0) || received {
+            polling.begin_if_frequent();
+        }
         for (peer, events) in watched.iter().zip(fds[4..].chunks(2)) {
             if events.iter().any(|event| event.revents & !libc::POLLOUT != 0) {
                 peer_lost(adapter, peer);

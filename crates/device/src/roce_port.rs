@@ -8,6 +8,7 @@
 //!   checks at intervals. It watches again when polling stops, and for a while when it finds packets that a
 //!   busy application left. It watches at once when a completion queue is armed, because the application then
 //!   sleeps.
+//!   If packets arrive at short intervals and no application polls, the thread polls for them before it sleeps.
 //! - The thread and pollers both execute expired timers.
 //!
 //! While an application polls, an acknowledgement waits for the next request and is sent alone only if none
@@ -22,6 +23,7 @@ use arrayvec::ArrayVec;
 use millstream_link::{Port, RxBuffers};
 use millstream_lockfree::BiasedLock;
 use millstream_quantity::Qpn;
+use millstream_shm::polling::Polling;
 use millstream_wire::gid;
 
 use crate::clock;
@@ -291,9 +293,33 @@ impl RocePort {
         (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
     }
 
-    /// For the thread: receives packets and expires timers. `readable`: a watched descriptor is readable.
-    pub(crate) fn service(&self, readable: bool) {
-        let Some(opened) = self.opened() else { return };
+    /// For the thread, before it sleeps: looks for packets as long as it polls and no application does. True if it has
+    /// received any.
+    pub(crate) fn busy_poll(&self, polling: &mut Polling) -> bool {
+        let Some(opened) = self.opened() else { return false };
+        if self.since_last_poll(self.now()) < CHECK_INTERVAL {
+            return false;
+        }
+        let last_poll = self.last_poll.load(Ordering::Relaxed);
+        while polling.pause() {
+            if self.last_poll.load(Ordering::Relaxed) != last_poll {
+                return false;
+            }
+            if opened.receiver.try_lock().is_some_and(|mut receiver| receiver.receive(self, &opened.port)) {
+                return true;
+            }
+            if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
+                return false;
+            }
+        }
+        false
+    }
+
+    /// For the thread: receives packets and expires timers. `readable`: a watched descriptor is readable. True if it has
+    /// received packets.
+    pub(crate) fn service(&self, readable: bool) -> bool {
+        let Some(opened) = self.opened() else { return false };
+        let mut found = false;
         let now = self.now();
         let unpolled = !self.is_polled(now);
         if unpolled {
@@ -302,7 +328,7 @@ impl RocePort {
         }
         if readable {
             match opened.receiver.try_lock() {
-                Some(mut receiver) => _ = receiver.receive(self, &opened.port),
+                Some(mut receiver) => found = receiver.receive(self, &opened.port),
                 // The poller may miss packets that have just arrived, or be preempted on this core.
                 None => std::thread::sleep(POLLER_WAIT),
             }
@@ -310,7 +336,7 @@ impl RocePort {
             && let Some(mut receiver) = opened.receiver.try_lock()
         {
             // On a busy machine the packet that a timer waits for may have arrived already.
-            let found = receiver.receive(self, &opened.port);
+            found = receiver.receive(self, &opened.port);
             if found && unpolled && !self.watching.load(Ordering::Relaxed) {
                 self.watch_until.fetch_max(now + WATCH_PERIOD, Ordering::SeqCst);
             }
@@ -318,6 +344,7 @@ impl RocePort {
         if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
             self.expire_timers();
         }
+        found
     }
 
     /// Nanoseconds on the clock of all times here.

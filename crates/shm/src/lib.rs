@@ -7,6 +7,7 @@
 //! - [`MappedRef`]: a reference into a mapping that keeps it mapped;
 //! - [`futex`]: threads block on a word that processes share;
 //! - [`EventFd`], [`poll`] and [`poll_readable`]: event counters, and waiting for descriptors;
+//! - [`polling`]: looking again for a short time before a sleep;
 //! - [`Arena`]: the shared objects of one process, in one memfd that its peers map whole;
 //! - [`socket`]: UNIX sockets with abstract addresses that carry descriptors;
 //! - [`datagram`]: messages of fixed length over such a socket;
@@ -38,6 +39,7 @@ mod memfd;
 mod mm;
 mod null;
 mod poll;
+pub mod polling;
 pub mod ports;
 pub mod process_vm;
 pub mod relocate;

@@ -25,7 +25,6 @@ pub mod memory;
 pub mod monitor;
 pub mod node;
 mod outstanding;
-mod polling;
 pub mod service;
 pub mod seventh;
 mod staging;
@@ -34,5 +33,4 @@ pub mod verbs;
 
 pub use application::TorusNode;
 pub use direct::DirectNode;
-pub use polling::DEFAULT_POLLING;
 pub use seventh::host::OutsideHost;

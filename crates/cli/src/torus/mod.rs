@@ -22,7 +22,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use millstream_card_abi::CardName;
 use millstream_health::Timers;
 use millstream_rdma::device::DeviceSelector;
-use millstream_torus::DEFAULT_POLLING;
+use millstream_shm::polling::DEFAULT_POLLING;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::monitor::{self, MonitorOptions};
 use millstream_torus::node::{self, NodeOptions, SeventhOptions};

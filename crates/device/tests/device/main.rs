@@ -75,6 +75,7 @@ fn other_process() {
         Ok("wire_stray_disconnect") => wire::stray_disconnect(),
         Ok("wire_acknowledged") => wire::acknowledged(),
         Ok("wire_long_read") => wire::long_read(),
+        Ok("wire_responder") => wire::responder(),
         Ok("wire_prompt_ack") => wire::prompt_ack(),
         Ok("wire_invalid_datagrams") => wire::invalid_datagrams(),
         Ok("port_survivors") => port::survivors(),

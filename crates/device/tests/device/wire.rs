@@ -29,7 +29,7 @@ use crate::forged_peer::PEER_QPN;
 use crate::forged_peer::network::{PEER, Sender, connect};
 use crate::support::{
     Adapter, Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, attributes,
-    mask, own_network, pair, pattern, request,
+    mask, own_network, pair, pattern, request, send_to_parent,
 };
 
 /// Modules whose tests apply to both paths.
@@ -225,6 +225,68 @@ fn poll_one_receive(end: &End) {
     while queue.poll(&mut taken).expect("a queue") == 0 {
         assert!(Instant::now() < deadline, "no message comes");
     }
+}
+
+/// READs in a row of a responder that does not poll.
+const READS: u64 = 200;
+
+#[test]
+fn a_responder_polls_while_requests_arrive_at_short_intervals() {
+    for (spin, expected) in [("1000000", 0..READS / 4), ("0", READS / 2..u64::MAX)] {
+        let mut process = Process::start_with("wire_responder", |command| {
+            command.env("MILLSTREAM_PATH", "wire").env("MILLSTREAM_SPIN", spin)
+        });
+        let deadline = Instant::now() + TEST_TIMEOUT / 4;
+        loop {
+            process.send_line("");
+            let slept = process.recv_line().parse().expect("a number");
+            if expected.contains(&slept) {
+                break;
+            }
+            if Instant::now() > deadline {
+                assert!(is_crowded(), "MILLSTREAM_SPIN={spin}: slept {slept} times during {READS} READs");
+                println!("not checked with MILLSTREAM_SPIN={spin}: other processes compute on all cores");
+                break;
+            }
+        }
+        assert!(process.finish().success(), "{spin}");
+    }
+}
+
+/// Whether other processes compute on this core. Then a responder sleeps although it may poll.
+fn is_crowded() -> bool {
+    (0..10_000).any(|_| {
+        let start = Instant::now();
+        std::thread::yield_now();
+        start.elapsed() > Duration::from_micros(400)
+    })
+}
+
+/// In another process: how often the responder sleeps during [`READS`], for each line of input.
+pub(crate) fn responder() {
+    let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
+    let target = a.register(Kind::Anonymous, 64, 0);
+    let source = b.hold(&[1; 64]);
+    let responder = b.process().id();
+    for _ in std::io::stdin().lines() {
+        let before = sleeps(responder, "mill-progress");
+        for wr_id in 0..READS {
+            a.read(wr_id, &[target.all()], (source.addr, source.key));
+            assert_eq!(a.sent(1)[0].status, WC_SUCCESS);
+        }
+        send_to_parent(&(sleeps(responder, "mill-progress") - before).to_string());
+    }
+}
+
+/// How often the thread of this name has slept.
+fn sleeps(process: u32, name: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("our own child");
+    let mut threads =
+        tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+    let status = threads.find(|status| status.lines().next() == Some(&format!("Name:\t{name}")));
+    let status = status.expect("the thread");
+    let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    count.expect("in every status").trim().parse().expect("a number")
 }
 
 #[test]

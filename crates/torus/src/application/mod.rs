@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use millstream_fabric::{FabricError, Notification, RegionId, check};
 use millstream_shm::EventFd;
+use millstream_shm::polling::{DEFAULT_POLLING, Polling};
 use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
@@ -22,7 +23,6 @@ use crate::exchange::Exchange;
 use crate::initiator::{Initiator, NEVER};
 use crate::memory::Memory;
 use crate::outstanding::{Outstanding, Pending};
-use crate::polling::{DEFAULT_POLLING, Polling};
 use kernels::NodeCard;
 
 /// Environment variable with the address of the node process.

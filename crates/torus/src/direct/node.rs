@@ -14,12 +14,12 @@ use millstream_rdma::{
     Access, Completion, CompletionQueue, CompletionWaiter, Deadline, Device, QueuePair, RemoteMemory, Sge,
     WaitFd, WrId,
 };
+use millstream_shm::polling::{DEFAULT_POLLING, Polling};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::message::{MESSAGE_BYTES, Message};
 use crate::control::STAGING;
 use crate::memory::Memory;
-use crate::polling::{DEFAULT_POLLING, Polling};
 use crate::staging::Staging;
 
 /// Work requests of a queue pair whose completion has not been seen.

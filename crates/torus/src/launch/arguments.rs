@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use millstream_health::{Timers, TimersError};
 use millstream_rdma::device::DeviceSelector;
+use millstream_shm::polling::DEFAULT_POLLING;
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::Launcher;
@@ -55,7 +56,7 @@ impl<'w> ProcessArguments<'w> {
             rejoin: self.0.iter().any(|word| word == "--rejoin"),
             device: DeviceSelector::from_environment(),
             engine: EngineOptions::default(),
-            spin: crate::DEFAULT_POLLING,
+            spin: DEFAULT_POLLING,
             supervisors: self.list("--supervisors"),
             card: self.optional("--card")?,
             publish_card: self.0.iter().any(|word| word == "--publish-card"),

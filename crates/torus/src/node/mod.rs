@@ -22,6 +22,7 @@ use millstream_quantity::Instant;
 use millstream_rdma::connect::{Listener, listen};
 use millstream_rdma::wait::WaitOptions;
 use millstream_rdma::{Completion, CompletionQueue, CompletionWaiter, Deadline, Device, WaitFd};
+use millstream_shm::polling::Polling;
 use millstream_shm::socket::{self, Connection};
 use millstream_torus_core::{Direction, NodeNumber};
 
@@ -29,7 +30,6 @@ use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
 use crate::engine::Engine;
 use crate::health_page::HealthPage;
-use crate::polling::Polling;
 use crate::service::{FromSupervisor, ToSupervisor};
 use crate::seventh::gateway::{self, Gateway};
 use crate::traffic::TrafficCounters;

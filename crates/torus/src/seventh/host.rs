@@ -8,6 +8,7 @@ use millstream_fabric::{FabricError, RegionId};
 use millstream_rdma::device::DeviceSelector;
 use millstream_rdma::wait::{CompletionWaiter, WaitError, WaitOptions};
 use millstream_rdma::{Completion as WorkCompletion, CompletionQueue, Deadline, WaitFd};
+use millstream_shm::polling::{DEFAULT_POLLING, Polling};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::channel::{COMPLETIONS, Channel, WorkId};
@@ -18,7 +19,6 @@ use crate::control::Command;
 use crate::initiator::{Initiator, NEVER};
 use crate::memory::Memory;
 use crate::outstanding::{Outstanding, Pending};
-use crate::polling::{DEFAULT_POLLING, Polling};
 
 /// Environment variable with the address of a node's seventh port.
 pub const ENV_GATEWAY: &str = "MILLSTREAM_TORUS_GATEWAY";

@@ -10,38 +10,60 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 2;
 /// A yield that takes longer went to a process that computes.
 const CROWDED: Duration = Duration::from_micros(400);
-/// How long a crowded core is not polled on.
-const BACK_OFF: Duration = Duration::from_millis(20);
+/// How long a crowded core is not polled on: at first, and at most. The time doubles until polling has ended at its limit.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(320)];
+
+/// The longest limit, which no clock overflows.
+const LONGEST: Duration = Duration::from_secs(86_400);
 
 /// How long a process polls by default.
 pub const DEFAULT_POLLING: Duration = Duration::from_micros(50);
 
 /// Decides between two looks whether to look again.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Polling {
+pub struct Polling {
     limit: Duration,
     looks: u32,
     /// When polling ends; `None`: the process does not poll.
     end: Option<Instant>,
+    /// When there was work.
+    worked: Option<Instant>,
+    /// The core is crowded: it is not polled on before this time.
     crowded: Option<Instant>,
+    /// How long it is not polled on when it is crowded again.
+    back_off: Duration,
 }
 
 impl Polling {
     /// Polls for `limit` after [`Polling::begin`].
-    pub(crate) fn new(limit: Duration) -> Polling {
-        Polling { limit, looks: 0, end: None, crowded: None }
+    #[must_use]
+    pub fn new(limit: Duration) -> Polling {
+        let limit = limit.min(LONGEST);
+        Polling { limit, looks: 0, end: None, worked: None, crowded: None, back_off: BACK_OFF[0] }
     }
 
     /// There was work: more may come soon.
-    pub(crate) fn begin(&mut self) {
+    pub fn begin(&mut self) {
+        self.begin_at(Instant::now());
+    }
+
+    /// There was work: if there was some within the limit before, too, more may come soon.
+    pub fn begin_if_frequent(&mut self) {
         let now = Instant::now();
-        self.crowded = self.crowded.filter(|&crowded| now < crowded + BACK_OFF);
+        let last = self.worked.replace(now);
+        if last.is_some_and(|last| now - last < self.limit) {
+            self.begin_at(now);
+        }
+    }
+
+    fn begin_at(&mut self, now: Instant) {
+        self.crowded = self.crowded.filter(|&end| now < end);
         self.looks = 0;
         self.end = (self.crowded.is_none() && !self.limit.is_zero()).then(|| now + self.limit);
     }
 
     /// Called after a look that found nothing. False if the process should sleep.
-    pub(crate) fn pause(&mut self) -> bool {
+    pub fn pause(&mut self) -> bool {
         let Some(end) = self.end else { return false };
         self.looks += 1;
         if !self.looks.is_multiple_of(LOOKS) {
@@ -52,14 +74,17 @@ impl Polling {
         std::thread::yield_now();
         let now = Instant::now();
         if now - before > CROWDED {
-            self.crowded = Some(now);
-        }
-        if now >= end || self.crowded.is_some() {
-            // After a long yield the caller looks once more before it sleeps.
+            self.crowded = Some(now + self.back_off);
+            self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
             self.end = None;
-            return now - before > CROWDED;
+            // The caller looks once more before it sleeps.
+            return true;
         }
-        true
+        if now >= end {
+            self.end = None;
+            self.back_off = BACK_OFF[0];
+        }
+        self.end.is_some()
     }
 }
 
@@ -89,16 +114,32 @@ mod tests {
         let mut off = Polling::new(Duration::ZERO);
         off.begin();
         assert_eq!(looks(&mut off), 0);
+        let mut longest = Polling::new(Duration::MAX);
+        longest.begin();
+        assert!(longest.pause());
     }
 
     #[test]
     fn a_crowded_core_is_not_polled_on_for_a_while() {
         let mut polling = Polling::new(Duration::from_millis(1));
-        polling.crowded = Some(Instant::now());
+        polling.crowded = Some(Instant::now() + Duration::from_secs(60));
         polling.begin();
         assert_eq!(looks(&mut polling), 0);
-        polling.crowded = Instant::now().checked_sub(2 * BACK_OFF);
+        polling.crowded = Some(Instant::now());
         polling.begin();
+        assert!(looks(&mut polling) > 0);
+    }
+
+    #[test]
+    fn rare_work_does_not_begin_polling() {
+        let mut polling = Polling::new(Duration::from_millis(2));
+        polling.begin_if_frequent();
+        assert_eq!(looks(&mut polling), 0);
+        std::thread::sleep(Duration::from_millis(3));
+        polling.begin_if_frequent();
+        assert_eq!(looks(&mut polling), 0);
+        polling.worked = Some(Instant::now() + Duration::from_secs(60));
+        polling.begin_if_frequent();
         assert!(looks(&mut polling) > 0);
     }
 }
