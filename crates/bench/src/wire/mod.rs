@@ -173,12 +173,13 @@ fn with_loss_and_many_queue_pairs(options: &Options, payload: usize) -> Vec<Tool
         tools.push(tool);
     }
     // The buffers of 64 queue pairs fit a processor's cache with messages of 64 KiB, but not with those of 1 MiB.
-    for (arguments, what) in [
-        (format!("-s {SIZE} -n 50 -q 64"), " over 64 queue pairs"),
-        ("-s 65536 -n 20000".to_owned(), ", 64 KiB"),
-        ("-s 65536 -n 500 -q 64".to_owned(), ", 64 KiB over 64 queue pairs"),
+    for (program, arguments, what) in [
+        ("ib_write_bw", format!("-s {SIZE} -n 50 -q 64"), " over 64 queue pairs"),
+        ("ib_write_bw", "-s 65536 -n 20000".to_owned(), ", 64 KiB"),
+        ("ib_send_bw", "-s 65536 -n 20000".to_owned(), ", 64 KiB"),
+        ("ib_write_bw", "-s 65536 -n 500 -q 64".to_owned(), ", 64 KiB over 64 queue pairs"),
     ] {
-        let mut tool = perftest(&options.library_dir, "ib_write_bw", &arguments, bandwidth);
+        let mut tool = perftest(&options.library_dir, program, &arguments, bandwidth);
         tool.name.push_str(what);
         tools.push(tool);
     }
@@ -189,12 +190,16 @@ fn latencies(options: &Options) -> Vec<Tool> {
     let perftest = |program| {
         perftest(&options.library_dir, program, "-s 8 -n 20000", |text| rows(text).last()?.0.get(4).copied())
     };
+    let mut sleeping = perftest("ib_read_lat");
+    sleeping.name.push_str(", sleeping responder");
+    sleeping.environment.push(("MILLSTREAM_SPIN", "0".to_owned()));
     vec![
         raw_udp(&options.program, "latency", 64, ""),
         perftest("ib_write_lat"),
         perftest("ib_send_lat"),
         // A READ takes a whole round trip; the others report half of one.
         perftest("ib_read_lat"),
+        sleeping,
         ucx("ucp_put_lat", "-s 8 -n 20000", |text| rows(text).last()?.0.get(2).copied()),
         libfabric("libfabric tcp, fi_pingpong", 8, 20_000, |words| words.get(6)?.parse().ok()),
     ]
