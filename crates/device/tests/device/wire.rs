@@ -169,23 +169,27 @@ fn a_receiver_that_stops_polling_has_acknowledged() {
 pub(crate) fn prompt_ack() {
     let (mut a, mut b) = pair(Placement::OtherProcess, &QpConfig::default());
     let (source, target) = (b.hold(&[1; 64]), a.register(Kind::Anonymous, 64, 0));
-    let mut waits: Vec<Duration> = (0..TIMES)
-        .map(|wr_id| {
-            a.recv(wr_id, &[target.all()]);
-            // Long enough that the progress thread expects no poller.
-            std::thread::sleep(Duration::from_millis(5));
-            b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
-            poll_one_receive(&a);
-            let taken = Instant::now();
-            b.answer();
-            taken.elapsed()
-        })
-        .collect();
-    // Without a prompt ACK each try lasts until the sender's ACK timer expires, after 4 ms. On a loaded
-    // machine the scheduler may delay many.
-    waits.sort_unstable();
-    let quarter = waits[waits.len() / 4];
-    assert!(quarter < Duration::from_millis(3), "acknowledged after {waits:?}");
+    let mut acknowledged_after = |wr_id| {
+        a.recv(wr_id, &[target.all()]);
+        // Long enough that the progress thread expects no poller.
+        std::thread::sleep(Duration::from_millis(5));
+        b.begin(&Order::Repeat(request(wr_id, WR_SEND, &[source.all()], (0, 0)), 1));
+        poll_one_receive(&a);
+        let taken = Instant::now();
+        b.answer();
+        taken.elapsed()
+    };
+    // Without a prompt ACK each try lasts until the sender's ACK timer expires, after 4 ms. On a loaded machine the scheduler may
+    // delay many, for a while.
+    let mut waits = Vec::new();
+    for _ in 0..5 {
+        waits = (0..TIMES).map(&mut acknowledged_after).collect();
+        waits.sort_unstable();
+        if waits[waits.len() / 4] < Duration::from_millis(3) {
+            return;
+        }
+    }
+    panic!("acknowledged after {waits:?}");
 }
 
 #[test]
