@@ -8,7 +8,7 @@
 //!   checks at intervals. It watches again when polling stops, and for a while when it finds packets that a
 //!   busy application left. It watches at once when a completion queue is armed, because the application then
 //!   sleeps.
-//!   If packets arrive at short intervals and no application polls, the thread polls for them before it sleeps.
+//!   While the thread watches and packets arrive at short intervals, it polls for them before it sleeps.
 //! - The thread and pollers both execute expired timers.
 //!
 //! While an application polls, an acknowledgement waits for the next request and is sent alone only if none
@@ -293,11 +293,11 @@ impl RocePort {
         (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
     }
 
-    /// For the thread, before it sleeps: looks for packets as long as it polls and no application does. True if it has
-    /// received any.
+    /// For the thread, before it sleeps: looks for packets if it watches the port, as long as it polls and no application
+    /// does. True if it has received any.
     pub(crate) fn busy_poll(&self, polling: &mut Polling) -> bool {
         let Some(opened) = self.opened() else { return false };
-        if self.since_last_poll(self.now()) < CHECK_INTERVAL {
+        if !self.watching.load(Ordering::Relaxed) {
             return false;
         }
         let last_poll = self.last_poll.load(Ordering::Relaxed);
