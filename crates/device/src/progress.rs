@@ -15,6 +15,7 @@ use crate::move_queue::Job;
 use crate::peer::Peer;
 use crate::qp_table::QpOps;
 use crate::region_mover;
+use crate::roce_port::BusyPoll;
 use crate::tasks::Task;
 
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
@@ -50,8 +51,8 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         let mut fds: Vec<_> =
             [wake, timer, port, relay].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).into();
         fds.extend(watched.iter().flat_map(|peer| peer.exit_events()));
-        let received = adapter.port.busy_poll(&mut polling);
-        let timeout = if received { Some(Duration::ZERO) } else { timeout };
+        let polled = adapter.port.busy_poll(&mut polling);
+        let timeout = if polled == BusyPoll::Over { timeout } else { Some(Duration::ZERO) };
         let timeout = timeout.map(|time| libc::timespec {
             tv_sec: time.as_secs() as i64,
             tv_nsec: i64::from(time.subsec_nanos()),
@@ -65,7 +66,8 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         if fds[1].revents != 0 {
             tasks.take_expiry();
         }
-        if adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0) || received {
+        let received = adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0);
+        if received || polled == BusyPoll::Received {
             polling.begin_if_frequent();
         }
         for (peer, events) in watched.iter().zip(fds[4..].chunks(2)) {

@@ -37,6 +37,8 @@ use crate::tasks::TaskQueue;
 const DATAGRAMS: usize = 16;
 /// Most receiving system calls of the thread in a row.
 const MAX_RECEIVES: usize = 4;
+/// Looks of the thread in a row, before it sees to its other work: about 50 µs.
+const MAX_LOOKS: usize = 64;
 /// Most packets that a queue pair gets at a time.
 pub(crate) const BATCH: usize = 64;
 /// Shortest time between two attempts to open the port.
@@ -54,6 +56,17 @@ const POLLER_WAIT: Duration = Duration::from_micros(20);
 const RECEIVER_WAIT: Duration = Duration::from_millis(20);
 /// Time for which the thread watches the port although an application polls, nanoseconds.
 const WATCH_PERIOD: u64 = 10_000_000;
+
+/// The result of [`RocePort::busy_poll`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum BusyPoll {
+    /// The thread has not looked: it may sleep.
+    Over,
+    /// There was no packet yet.
+    Nothing,
+    /// Packets were received.
+    Received,
+}
 
 /// The process's RoCE v2 port.
 #[derive(Debug)]
@@ -293,26 +306,27 @@ impl RocePort {
         (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
     }
 
-    /// For the thread, before it sleeps: looks for packets if it watches the port, as long as it polls and no application
-    /// does. True if it has received any.
-    pub(crate) fn busy_poll(&self, polling: &mut Polling) -> bool {
-        let Some(opened) = self.opened() else { return false };
-        if !self.watching.load(Ordering::Relaxed) {
-            return false;
-        }
+    /// For the thread, before it sleeps: looks for packets some times in a row, if it watches the port, as long as it polls
+    /// and no application does.
+    pub(crate) fn busy_poll(&self, polling: &mut Polling) -> BusyPoll {
+        let Some(opened) = self.opened().filter(|_| self.watching.load(Ordering::Relaxed)) else {
+            return BusyPoll::Over;
+        };
         let last_poll = self.last_poll.load(Ordering::Relaxed);
-        while polling.pause() {
-            if self.last_poll.load(Ordering::Relaxed) != last_poll {
-                return false;
+        let mut result = BusyPoll::Over;
+        for _ in 0..MAX_LOOKS {
+            if !polling.pause() || self.last_poll.load(Ordering::Relaxed) != last_poll {
+                break;
             }
+            result = BusyPoll::Nothing;
             if opened.receiver.try_lock().is_some_and(|mut receiver| receiver.receive(self, &opened.port)) {
-                return true;
+                return BusyPoll::Received;
             }
             if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
-                return false;
+                break;
             }
         }
-        false
+        result
     }
 
     /// For the thread: receives packets and expires timers. `readable`: a watched descriptor is readable. True if it has

@@ -104,6 +104,12 @@ fn the_tests_pass_over_packets() {
 }
 
 #[test]
+fn a_thread_that_polls_for_long_does_its_other_work() {
+    let tests = ["errors::", "events::", "semantics::"];
+    rerun_over_packets(&tests, 20, &[("MILLSTREAM_SPIN", "10000000")]);
+}
+
+#[test]
 fn loss_duplication_reordering_and_corruption_only_delay() {
     let tests = ["gathered_and_scattered", "immediate_data", "receivers_memory", "writes_and_reads_reach"];
     let faults = "drop=0.02,duplicate=0.02,reorder=0.02,corrupt=0.01,delay=0.01:1ms,side=both,seed=7";
