@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use millstream_shm::number_from_environment;
+
 /// Vendor id: a locally administered OUI (`02-4D-53`). Some programs reject zero, and some apply tuning for
 /// registered vendors.
 pub const VENDOR_ID: u32 = 0x02_4d53;
@@ -60,15 +62,7 @@ pub const ODP_UD_CAPS: u32 = 0x23;
 /// their segments (UCX: 8 KiB), nor the path MTU of datagrams.
 pub(crate) fn granted_inline(asked: u32, is_connected: bool) -> u32 {
     static CONNECTED: OnceLock<u32> = OnceLock::new();
-    let connected = || match std::env::var("MILLSTREAM_INLINE") {
-        Ok(text) => text.parse().map_or_else(
-            |_| {
-                tracing::warn!("MILLSTREAM_INLINE={text} is no number of bytes; {MAX_INLINE} is used");
-                MAX_INLINE
-            },
-            |bytes: u32| bytes.clamp(MIN_INLINE, MAX_INLINE),
-        ),
-        Err(_) => MAX_INLINE,
-    };
+    let connected =
+        || number_from_environment("MILLSTREAM_INLINE", "bytes", MAX_INLINE).clamp(MIN_INLINE, MAX_INLINE);
     asked.max(if is_connected { *CONNECTED.get_or_init(connected) } else { MIN_INLINE })
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_quantity::Qpn;
+use millstream_shm::number_from_environment;
 use millstream_shm::polling::{DEFAULT_POLLING, Polling};
 
 use crate::adapter::LocalAdapter;
@@ -21,20 +22,10 @@ use crate::tasks::Task;
 /// Timer slack of the thread's waits. The kernel's default of 50 µs is as long as a round trip on the network.
 const TIMER_SLACK: Duration = Duration::from_micros(1);
 
-/// The environment variable with the time that the thread polls before it sleeps, in microseconds.
-const SPIN_VARIABLE: &str = "MILLSTREAM_SPIN";
-
-/// How long the thread polls before it sleeps.
+/// How long the thread polls before it sleeps (`MILLSTREAM_SPIN`).
 fn spin() -> Duration {
-    let Ok(text) = std::env::var(SPIN_VARIABLE) else { return DEFAULT_POLLING };
-    text.parse().map_or_else(
-        |_| {
-            let default = DEFAULT_POLLING.as_micros();
-            tracing::warn!("{SPIN_VARIABLE}={text} is no number of microseconds; {default} is used");
-            DEFAULT_POLLING
-        },
-        Duration::from_micros,
-    )
+    let default = DEFAULT_POLLING.as_micros() as u64;
+    Duration::from_micros(number_from_environment("MILLSTREAM_SPIN", "microseconds", default))
 }
 
 /// Runs the progress thread.

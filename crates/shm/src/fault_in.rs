@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::process_vm::{self, Direction, IoVec};
-use crate::{PAGE, maps, mm};
+use crate::{PAGE, maps, mm, number_from_environment};
 
 /// Faults in the pages of `range` (widened to whole pages) for reading or writing. Later accesses do not
 /// fault unless the mapping changes.
@@ -33,13 +33,7 @@ const POPULATION_LIMIT: usize = 256 << 20;
 #[must_use]
 pub fn population_limit() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
-    *LIMIT.get_or_init(|| match std::env::var("MILLSTREAM_POPULATE") {
-        Err(_) => POPULATION_LIMIT,
-        Ok(text) => text.parse().unwrap_or_else(|_| {
-            tracing::warn!("MILLSTREAM_POPULATE={text} is no number of bytes; {POPULATION_LIMIT} is used");
-            POPULATION_LIMIT
-        }),
-    })
+    *LIMIT.get_or_init(|| number_from_environment("MILLSTREAM_POPULATE", "bytes", POPULATION_LIMIT))
 }
 
 /// Allocates the pages of `range` (widened to whole pages) up to [`population_limit`] bytes, as an adapter that pins

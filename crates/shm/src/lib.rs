@@ -21,13 +21,15 @@
 //! - [`direct`]: mapped memory is written to files past the page cache;
 //! - [`process_vm`]: copies between address spaces by the kernel;
 //! - [`mod@memcpy`]: rates of copies, the baseline of reports;
-//! - [`vfio`]: memory of PCIe devices.
+//! - [`vfio`]: memory of PCIe devices;
+//! - [`number_from_environment`]: settings in environment variables.
 //!
 //! System calls go through rustix. Comments give the reasons for exceptions.
 
 mod arena;
 pub mod datagram;
 pub mod direct;
+mod environment;
 mod event;
 mod fault_in;
 pub mod futex;
@@ -51,6 +53,7 @@ pub mod vfio;
 pub mod write_combining;
 
 pub use arena::{Arena, ArenaBlock};
+pub use environment::number_from_environment;
 pub use event::EventFd;
 pub use fault_in::{fault_in, is_device_memory, populate, population_limit};
 pub use mapped::MappedRef;

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 const LOOKS: u32 = 2;
 /// A yield that takes longer went to a process that computes.
 const CROWDED: Duration = Duration::from_micros(400);
-/// How long a crowded core is not polled on: at first, and at most. The time doubles until polling has ended at its limit.
-const BACK_OFF: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(320)];
+/// How long a crowded core is not polled on at first. The time doubles until polling has ended at its limit.
+const FIRST_BACK_OFF: Duration = Duration::from_millis(20);
+/// How long at most.
+const LONGEST_BACK_OFF: Duration = Duration::from_millis(320);
 
 /// The longest limit, which no clock overflows.
 const LONGEST: Duration = Duration::from_secs(86_400);
@@ -39,7 +41,7 @@ impl Polling {
     #[must_use]
     pub fn new(limit: Duration) -> Polling {
         let limit = limit.min(LONGEST);
-        Polling { limit, looks: 0, end: None, worked: None, crowded: None, back_off: BACK_OFF[0] }
+        Polling { limit, looks: 0, end: None, worked: None, crowded: None, back_off: FIRST_BACK_OFF }
     }
 
     /// There was work: more may come soon.
@@ -75,14 +77,14 @@ impl Polling {
         let now = Instant::now();
         if now - before > CROWDED {
             self.crowded = Some(now + self.back_off);
-            self.back_off = (2 * self.back_off).min(BACK_OFF[1]);
+            self.back_off = (2 * self.back_off).min(LONGEST_BACK_OFF);
             self.end = None;
             // The caller looks once more before it sleeps.
             return true;
         }
         if now >= end {
             self.end = None;
-            self.back_off = BACK_OFF[0];
+            self.back_off = FIRST_BACK_OFF;
         }
         self.end.is_some()
     }
