@@ -47,6 +47,18 @@ pub enum FileError {
         /// Error of the library.
         cause: String,
     },
+    /// The file cannot be synced, and was renamed.
+    #[error(
+        "{}: cannot sync: {cause}; its contents may be lost, and it is kept as {}", path.display(), aside.display()
+    )]
+    NotSynced {
+        /// The file.
+        path: PathBuf,
+        /// Its name now, `NAME.h5.not-synced` or `NAME.batches.not-synced`.
+        aside: PathBuf,
+        /// Error of the operating system.
+        cause: std::io::Error,
+    },
     /// The file name has another extension.
     #[error("{}: the name must end in .{expected}", path.display())]
     WrongExtension {

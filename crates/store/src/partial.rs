@@ -6,7 +6,7 @@
 //! finished file.
 
 use std::fs::{self, File, TryLockError};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -74,16 +74,16 @@ impl PartialFile {
         &self.path
     }
 
-    /// Records that this many events are complete in the file. From then on it is kept when this is dropped.
+    /// Records that this many events are complete in the file. It is kept when this is dropped if there are any.
     pub(crate) fn record_events(&mut self, events: u64) -> Result<(), FileError> {
         commit_record::write(&self.file, events).map_err(IoError::of(&self.path, "write"))?;
-        self.keep();
+        self.keep(events > 0);
         Ok(())
     }
 
-    /// From here on the file is kept when this is dropped.
-    pub(crate) fn keep(&mut self) {
-        self.keep = true;
+    /// Whether the file is kept when this is dropped.
+    pub(crate) fn keep(&mut self, keep: bool) {
+        self.keep = keep;
     }
 
     /// The open file.
@@ -102,11 +102,18 @@ impl PartialFile {
     }
 
     /// Syncs the file and renames it to its final name. The HDF5 library must have closed it.
+    ///
+    /// # Errors
+    /// [`FileError::NotSynced`] if the file cannot be synced. Any other error leaves the partial file in place.
     pub(crate) fn commit(mut self) -> Result<PathBuf, FileError> {
-        self.file.sync_all().map_err(IoError::of(&self.path, "sync"))?;
+        let synced = self.file.sync_all();
         if !self.is_ours() {
             return Err(FileError::PartialReplaced(self.path.clone()));
         }
+        synced.map_err(|cause| {
+            self.keep = true;
+            set_aside(&self.path, cause)
+        })?;
         refuse_existing(&self.final_path, self.replace)?;
         fs::rename(&self.path, &self.final_path).map_err(IoError::of(&self.path, "rename"))?;
         self.keep = true;
@@ -129,6 +136,39 @@ impl Drop for PartialFile {
         }
         unlock(&self.file);
     }
+}
+
+/// Renames a partial file that cannot be synced, for the kernel reports a failed write-back only once: the next sync of the same
+/// pages succeeds though they are lost. So nobody completes the file, or takes its events for stored.
+pub(crate) fn set_aside(partial: &Path, cause: io::Error) -> FileError {
+    let complete = partial.with_extension("");
+    let renamed = free_path(partial, |number| {
+        let mut path = complete.clone().into_os_string();
+        path.push(format!(".not-synced{number}"));
+        path.into()
+    });
+    let renamed = renamed.and_then(|aside| {
+        fs::rename(partial, &aside).map_err(IoError::of(partial, "rename"))?;
+        Ok(aside)
+    });
+    match renamed {
+        Ok(aside) => FileError::NotSynced { path: complete, aside, cause },
+        // On a file system that failed, this can fail too.
+        Err(error) => error,
+    }
+}
+
+/// Reserves the first name that does not exist: with no suffix, then with `-2`, `-3`, ….
+pub(crate) fn free_path(partial: &Path, name: impl Fn(&str) -> PathBuf) -> Result<PathBuf, FileError> {
+    for number in 1..=u32::MAX {
+        let path = name(&if number == 1 { String::new() } else { format!("-{number}") });
+        match File::options().write(true).create_new(true).open(&path) {
+            Ok(_) => return Ok(path),
+            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
+            Err(cause) => return Err(IoError::of(&path, "create")(cause).into()),
+        }
+    }
+    Err(IoError::of(partial, "find a name for")(ErrorKind::AlreadyExists.into()).into())
 }
 
 /// Whether the path refers to this file.

@@ -17,7 +17,7 @@ use crate::FileError;
 use crate::batches;
 use crate::commit_record::{self, PAGE, USER_BLOCK};
 use crate::error::error_text;
-use crate::partial::{EXTENSION, SUFFIX, is_named, lock, unlock};
+use crate::partial::{EXTENSION, SUFFIX, free_path, is_named, lock, set_aside, unlock};
 use crate::superblock::{self, Superblock};
 
 /// Name of the root's attribute in a recovered file.
@@ -37,7 +37,8 @@ pub struct Recovered {
 /// Completes the partial file of a dead writer, if there is one.
 ///
 /// # Errors
-/// [`FileError::Busy`] if the writer lives. Any other error leaves the partial file in place.
+/// [`FileError::Busy`] if the writer lives, [`FileError::NotSynced`] if the file cannot be synced. Any other error leaves the
+/// partial file in place.
 pub fn recover_partial(path: &Path) -> Result<Option<Recovered>, FileError> {
     let file = match File::options().read(true).write(true).open(path) {
         Ok(file) => file,
@@ -97,7 +98,7 @@ fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
         fs::remove_file(path).map_err(IoError::of(path, "remove"))?;
         return Ok(Recovered { path: None, partial, events });
     }
-    file.sync_all().map_err(IoError::of(path, "sync"))?;
+    file.sync_all().map_err(|cause| set_aside(path, cause))?;
     let target = free_name(path, extension)?;
     fs::rename(path, &target).map_err(IoError::of(path, "rename"))?;
     sync_name(&target)?;
@@ -195,15 +196,5 @@ fn free_name(partial: &Path, extension: &str) -> Result<PathBuf, FileError> {
     // The caller found the file by its suffix, or made the name.
     let name = partial.file_name().unwrap_or_default().to_string_lossy();
     let stem = name.strip_suffix(&*format!(".{extension}.partial")).unwrap_or(&name);
-    for number in 1..=u32::MAX {
-        let number = if number == 1 { String::new() } else { format!("-{number}") };
-        let path = partial.with_file_name(format!("{stem}.recovered{number}.{extension}"));
-        // Reserves the name.
-        match File::options().write(true).create_new(true).open(&path) {
-            Ok(_) => return Ok(path),
-            Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
-            Err(cause) => return Err(IoError::of(&path, "create")(cause).into()),
-        }
-    }
-    Err(IoError::of(partial, "find a name for")(ErrorKind::AlreadyExists.into()).into())
+    free_path(partial, |number| partial.with_file_name(format!("{stem}.recovered{number}.{extension}")))
 }

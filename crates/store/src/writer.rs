@@ -85,6 +85,8 @@ pub struct EventWriter {
     flushed: u64,
     /// Their payload.
     flushed_bytes: u64,
+    /// Events that are durable.
+    synced: u64,
     /// Index of each source's fragment in the current event; a reused buffer.
     fragment_of_slot: Vec<Option<usize>>,
     failed: bool,
@@ -159,6 +161,7 @@ impl EventWriter {
             stored: StoreSummary::default(),
             flushed: 0,
             flushed_bytes: 0,
+            synced: 0,
             fragment_of_slot: Vec::new(),
             failed: false,
         })
@@ -204,8 +207,20 @@ impl EventWriter {
     }
 
     /// Makes flushed events durable.
+    ///
+    /// # Errors
+    /// The file cannot be synced. It keeps the events of the syncs before, and takes no other.
     pub fn sync(&mut self) -> Result<(), FileError> {
-        self.partial.sync()
+        if self.failed {
+            return Err(FileError::Incomplete(self.partial.path().to_owned()));
+        }
+        self.partial.sync().inspect_err(|_| {
+            self.failed = true;
+            // The next sync would succeed: the kernel reports a failed write-back once.
+            let _ = self.partial.record_events(self.synced);
+        })?;
+        self.synced = self.flushed;
+        Ok(())
     }
 
     /// Length of the partial file \[bytes\].

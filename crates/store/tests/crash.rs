@@ -9,7 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use common::{Files, append_all};
+use common::{Files, append_all, listed};
 use millstream_store::{
     AppendError, EventReader, EventWriter, FileError, Recovered, StoreSummary, WriteOptions, recover_partials,
 };
@@ -29,13 +29,6 @@ fn write(path: &Path, options: &WriteOptions) -> Result<StoreSummary, FileError>
     let mut writer = EventWriter::create(path, &files.schema(1), options)?;
     append_all(&mut writer, &files.events(1));
     writer.finish()
-}
-
-fn listed(folder: &Path) -> Vec<String> {
-    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
 }
 
 /// The command that runs one of the ignored tests below in a child process.

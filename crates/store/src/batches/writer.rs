@@ -104,6 +104,8 @@ pub struct BatchWriter {
     header: AlignedBuffer,
     /// End of the last record.
     end: u64,
+    /// End of the last record that is durable; 0 if none is.
+    synced: u64,
     records: u64,
     /// CRC-32 over all headers.
     checksum: crc32fast::Hasher,
@@ -141,6 +143,7 @@ impl BatchWriter {
             decision_bytes: layout.decision_bytes,
             header: AlignedBuffer::zeroed(0),
             end: 0,
+            synced: 0,
             records: 0,
             checksum: crc32fast::Hasher::new(),
             stored: StoreSummary::default(),
@@ -175,7 +178,7 @@ impl BatchWriter {
         self.checksum.update(&encoded);
         self.end += record.record_len;
         self.records += 1;
-        self.partial.keep();
+        self.partial.keep(true);
         for (event, number) in batch.events.iter().zip(record.numbers()) {
             let stored = &mut self.stored;
             stored.events += 1;
@@ -340,8 +343,23 @@ impl BatchWriter {
     }
 
     /// Makes all records durable.
-    pub fn sync(&self) -> Result<(), FileError> {
-        self.partial.sync()
+    ///
+    /// # Errors
+    /// The file cannot be synced. It keeps the records of the syncs before, and takes no other.
+    pub fn sync(&mut self) -> Result<(), FileError> {
+        if self.failed {
+            return Err(FileError::Incomplete(self.partial.path().to_owned()));
+        }
+        self.partial.sync().inspect_err(|_| {
+            self.failed = true;
+            // The next sync would succeed: the kernel reports a failed write-back once.
+            let _ = self.partial.file().set_len(self.synced);
+            self.partial.keep(self.synced > 0);
+        })?;
+        if self.records > 0 {
+            self.synced = self.end;
+        }
+        Ok(())
     }
 
     /// Ends the file, which keeps its partial name until it is completed.

@@ -1,6 +1,7 @@
 //! The camera's recorded data as events and as a schema.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -92,6 +93,39 @@ impl Files {
 pub(crate) fn append_all(writer: &mut EventWriter, events: &[Recorded<'_>]) {
     for event in events {
         writer.append(&event.event()).unwrap();
+    }
+}
+
+/// Names of the files in a folder.
+pub(crate) fn listed(folder: &Path) -> Vec<String> {
+    let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut names: Vec<String> = names.collect();
+    names.sort();
+    names
+}
+
+/// From here on, fsync(2) and fdatasync(2) of this thread, and of threads that it starts, fail with EIO, as on a disk that fails.
+pub(crate) fn fail_syncs() {
+    let [load, equal, answer] = [
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+        libc::BPF_RET | libc::BPF_K,
+    ]
+    .map(|code| code as u16);
+    let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
+    let mut filter = [
+        // The number of the system call is the first field.
+        step(load, 0, 0),
+        step(equal, libc::SYS_fsync as u32, 2),
+        step(equal, libc::SYS_fdatasync as u32, 1),
+        step(answer, libc::SECCOMP_RET_ALLOW, 0),
+        step(answer, libc::SECCOMP_RET_ERRNO | libc::EIO as u32, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the filter applies to this thread, and the kernel copies it.
+    unsafe {
+        assert_eq!(libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+        assert_eq!(libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program), 0);
     }
 }
 

@@ -1,0 +1,200 @@
+//! A file that cannot be synced: the kernel reports a failed write-back once, so nobody may ask again and believe the answer.
+
+mod common;
+
+use std::fs;
+use std::num::NonZeroUsize;
+use std::path::Path;
+
+use common::{Files, fail_syncs, listed};
+use millstream_fragment::mfp::{self, Repr};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use millstream_shm::Memfd;
+use millstream_store::{
+    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, EventFileSequence, EventReader,
+    FileError, Run, Schema, SequenceOptions, Source, WriteOptions, committed_numbers, recover_partials,
+};
+
+const EACH_FLUSH: SequenceOptions =
+    SequenceOptions { rotate_size: None, rotate_interval: None, sync_on_flush: true };
+
+fn event_files(base: &Path, files: &Files, options: SequenceOptions) -> EventFileSequence {
+    let write = WriteOptions { events_per_write: NonZeroUsize::new(4).unwrap(), ..WriteOptions::default() };
+    EventFileSequence::create(base, files.schema(1), write, options).unwrap()
+}
+
+/// Runs `body` on a thread of its own, which alone loses its disk.
+fn on_thread(body: impl FnOnce() + Send) {
+    std::thread::scope(|scope| scope.spawn(body).join().unwrap());
+}
+
+/// Recovers the partial files of a folder. Returns the events of each.
+fn recovered(folder: &Path) -> Vec<u64> {
+    recover_partials(folder).unwrap().into_iter().map(|recovered| recovered.unwrap().events).collect()
+}
+
+#[test]
+fn events_of_a_failed_sync_are_not_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let files = Files::open();
+    on_thread(|| {
+        let mut sequence = event_files(&base, &files, EACH_FLUSH);
+        let events = files.events(1);
+        for (at, block) in events.chunks(8).enumerate().take(3) {
+            block.iter().for_each(|event| sequence.append(&event.event()).unwrap());
+            match at {
+                0 => sequence.flush().unwrap(),
+                _ => {
+                    fail_syncs();
+                    let error = sequence.flush().unwrap_err();
+                    assert!(error.to_string().contains("run.h5.partial"), "{error}");
+                }
+            }
+            if at > 0 {
+                break;
+            }
+        }
+        let error = sequence.append(&events[20].event()).unwrap_err();
+        assert!(error.to_string().contains("run.h5.partial"), "{error}");
+        sequence.finish().unwrap_err();
+    });
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    assert_eq!(committed_numbers(&folder.path().join("run.h5.partial")).unwrap().len(), 8);
+    assert_eq!(recovered(folder.path()), [8]);
+    assert_eq!(EventReader::open(folder.path().join("run.recovered.h5")).unwrap().numbers().len(), 8);
+}
+
+#[test]
+fn a_file_whose_first_sync_failed_is_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let files = Files::open();
+    on_thread(|| {
+        let mut sequence = event_files(&base, &files, EACH_FLUSH);
+        fail_syncs();
+        sequence.append(&files.events(1)[0].event()).unwrap();
+        sequence.flush().unwrap_err();
+        sequence.finish().unwrap_err();
+    });
+    assert!(listed(folder.path()).is_empty(), "{:?}", listed(folder.path()));
+}
+
+#[test]
+fn a_complete_file_that_cannot_be_synced_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let files = Files::open();
+    on_thread(|| {
+        let mut sequence = event_files(&base, &files, SequenceOptions::default());
+        for event in files.events(1) {
+            sequence.append(&event.event()).unwrap();
+        }
+        sequence.flush().unwrap();
+        fail_syncs();
+        let error = sequence.finish().unwrap_err();
+        assert!(matches!(error, FileError::NotSynced { .. }), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("run.h5: cannot sync: ") && text.ends_with("run.h5.not-synced"), "{text}");
+    });
+    // Neither complete, nor in an index, nor recovered by the next run.
+    assert_eq!(listed(folder.path()), ["run.h5.not-synced"]);
+    assert!(recovered(folder.path()).is_empty());
+    // An operator who knows that the disk is sound takes it nevertheless.
+    fs::rename(folder.path().join("run.h5.not-synced"), folder.path().join("run.h5.partial")).unwrap();
+    assert_eq!(recovered(folder.path()), [32]);
+}
+
+#[test]
+fn a_recovered_file_that_cannot_be_synced_is_set_aside() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let files = Files::open();
+    let mut sequence = event_files(&base, &files, SequenceOptions::default());
+    sequence.append(&files.events(1)[0].event()).unwrap();
+    sequence.flush().unwrap();
+    drop(sequence);
+    on_thread(|| {
+        fail_syncs();
+        let [Err(error)] = &recover_partials(folder.path()).unwrap()[..] else { panic!("recovered") };
+        assert!(matches!(error, FileError::NotSynced { .. }), "{error}");
+    });
+    assert_eq!(listed(folder.path()), ["run.h5.not-synced"]);
+}
+
+/// Writes batch `number` of two events of one source.
+fn append(sequence: &mut BatchFileSequence, number: u64) -> Result<(), FileError> {
+    let first = 2 * number;
+    let payload = [number as u8; 1000];
+    let fragments = [Fragment::new(first, &payload), Fragment::new(first + 1, &payload)];
+    let (source, kind) = (SourceId(1), SourceKind(7));
+    let repr = Repr {
+        source,
+        kind,
+        first_event: first,
+        n_events: 2,
+        n_fragments: 2,
+        alignment: Alignment::CACHE_LINE,
+    };
+    let mut packet = vec![0; millstream_shm::PAGE];
+    let len = mfp::assemble(&mut packet, repr, &fragments).unwrap();
+    let header_len = repr.header_len() as u32;
+    let header_crc = crc32fast::hash(&packet[..header_len as usize]);
+    let file = Memfd::sealed("slot", packet.len()).unwrap();
+    let memory = file.map().unwrap();
+    for (word, bytes) in memory.words64(0, packet.len() / 8).iter().zip(packet.chunks_exact(8)) {
+        word.store(u64::from_ne_bytes(bytes.try_into().unwrap()), std::sync::atomic::Ordering::Relaxed);
+    }
+    let event = |index| BatchEvent { index, incomplete: false, fragments: 1, payload: 1000 };
+    let packet = BatchPacket { source: source.0, kind: kind.0, offset: 0, len, header_len, header_crc };
+    let batch = Batch {
+        batch: number,
+        first_event: first,
+        n_events: 2,
+        events: &[event(0), event(1)],
+        decisions: &[],
+        readout_lost: false,
+        packets: &[packet],
+        memory: &memory,
+    };
+    sequence.append(&batch).map(drop)
+}
+
+#[test]
+fn batches_of_a_failed_sync_are_not_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let schema = Schema {
+        run: Run { name: "made".into(), ..Run::default() },
+        sources: vec![Source { id: SourceId(1), kind: SourceKind(7), name: "source 1".into() }],
+        ..Schema::default()
+    };
+    let create = |options| {
+        let write = BatchOptions { direct: false, replace: false };
+        BatchFileSequence::create(&base, schema.clone(), write, options).unwrap()
+    };
+    on_thread(|| {
+        let mut sequence = create(EACH_FLUSH);
+        append(&mut sequence, 0).unwrap();
+        sequence.flush().unwrap();
+        fail_syncs();
+        append(&mut sequence, 1).unwrap();
+        sequence.flush().unwrap_err();
+        append(&mut sequence, 2).unwrap_err();
+        sequence.flush().unwrap_err();
+        sequence.finish().unwrap_err();
+    });
+    assert_eq!(listed(folder.path()), ["run.batches.partial"]);
+    assert_eq!(committed_numbers(&folder.path().join("run.batches.partial")).unwrap(), [0, 1]);
+    assert_eq!(recovered(folder.path()), [2]);
+    fs::remove_file(folder.path().join("run.recovered.batches")).unwrap();
+
+    on_thread(|| {
+        let mut sequence = create(SequenceOptions::default());
+        append(&mut sequence, 0).unwrap();
+        fail_syncs();
+        let error = sequence.finish().unwrap_err();
+        assert!(matches!(error, FileError::NotSynced { .. }), "{error}");
+    });
+    assert_eq!(listed(folder.path()), ["run.batches.not-synced"]);
+}
