@@ -22,6 +22,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         units_with_keys_build_events_and_strangers_are_refused,
     ),
     ("a_builder_unit_counts_strangers", a_builder_unit_counts_strangers),
+    ("a_builder_unit_waits_for_no_stranger", a_builder_unit_waits_for_no_stranger),
     ("a_standby_manager_with_keys_takes_over", a_standby_manager_with_keys_takes_over),
     ("a_node_that_is_not_on_the_list_does_not_join", a_node_that_is_not_on_the_list_does_not_join),
     ("keys_that_cannot_be_used_are_refused_before_a_run", keys_that_cannot_be_used_are_refused_before_a_run),
@@ -151,6 +152,38 @@ fn a_builder_unit_counts_strangers() {
     let summary = outcome.unwrap().summary.expect("the run had started");
     assert_eq!(counts, (1..=STRANGERS).collect::<Vec<_>>());
     assert_eq!(summary.cause, StopCause::Requested, "{summary}");
+}
+
+/// Strangers dial the port for data connections and say nothing. They are refused side by side, and the run goes on.
+fn a_builder_unit_waits_for_no_stranger() {
+    const STRANGERS: u64 = 20;
+    let (inputs, _) = inputs();
+    let config = inputs.config(2, &["host"], "batch = 8\nreplay = 1000000\ntimeout_ms = 4000", "", SECURITY);
+    let (mut builder, mut strangers, mut refused) = (None, Vec::new(), 0);
+    let mut dialled = Instant::now();
+    let outcome = launcher().run_while(&config, &mut |event| {
+        match event {
+            RunEvent::Spawned { process: RunProcess::Unit(Unit::Builder(_)), pid } => builder = Some(*pid),
+            RunEvent::Progress(sample) if sample.done.batches > 0 && strangers.is_empty() => {
+                let ports = ports_of(builder.expect("it was started"));
+                let dial = |_| TcpStream::connect(("127.0.0.1", ports[0])).unwrap();
+                strangers.extend((0..STRANGERS).map(dial));
+                dialled = Instant::now();
+            }
+            RunEvent::Refused { process: RunProcess::Unit(Unit::Builder(_)), connections } => {
+                refused = *connections;
+            }
+            _ => {}
+        }
+        match refused == STRANGERS || dialled.elapsed() > 6 * BOUND {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    });
+    let summary = outcome.unwrap().summary.expect("the run had started");
+    assert_eq!((refused, summary.cause), (STRANGERS, StopCause::Requested), "{summary}");
+    // Each has a second; one after the other they would take 20.
+    assert!(dialled.elapsed() < Duration::from_secs(10), "{:?}", dialled.elapsed());
 }
 
 fn a_standby_manager_with_keys_takes_over() {

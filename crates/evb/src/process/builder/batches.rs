@@ -120,6 +120,10 @@ impl BuilderProcess {
     /// Counts the payload of a processed batch, and stores its events before it frees its slot.
     pub(super) fn complete_batch(&mut self, complete: &CompleteBatch, mut outcome: BatchOutcome) {
         let CompleteBatch { slot, batch, .. } = *complete;
+        if self.workers.is_none() && self.config.builders[self.index.index()].trigger.is_some() {
+            // The software trigger has failed. Without its decision the batch is not done, and another unit builds it again.
+            return;
+        }
         if self.config.output.as_ref().is_some_and(|output| output.events != StoredEvents::Accepted) {
             let delivered = (0..batch.events).filter(|&event| self.is_delivered(slot, event.into()));
             outcome.accepted = delivered.count() as u16;

@@ -1,13 +1,14 @@
 //! Process of a builder unit: receives batches, runs the kernel on them, stores events.
 //!
-//! The loop is here; `batches` has the way of a batch from its last packet to its outcome, and `connections` the data
-//! connections.
+//! The loop is here; `batches` has the way of a batch from its last packet to its outcome, `connections` the data
+//! connections, and `joining` those of readout units that join.
 //! The processor reads packet headers and the kernel's results. It reads payload only of events that are stored, on a
 //! thread of its own (`storage`).
 
 mod batches;
 mod checksums;
 mod connections;
+mod joining;
 mod kernel;
 mod landing;
 mod reference;
@@ -36,7 +37,8 @@ use crate::core::types::Immediate;
 use crate::core::{BatchOutcome, BuIndex, Bytes, RuIndex, SlotIndex, Term, Unit};
 use batches::UndecidedBatch;
 use checksums::ChecksumChecker;
-use connections::{PendingPeer, accept, connection};
+use connections::{accept, connection};
+use joining::{Connecting, PendingPeer};
 use kernel::CardKernel;
 use landing::LandingMemory;
 use millstream_card::Card;
@@ -179,6 +181,7 @@ struct ReadyDescriptors {
     card_gone: bool,
     storage: bool,
     listener: bool,
+    connected: bool,
 }
 
 struct BuilderProcess {
@@ -194,6 +197,7 @@ struct BuilderProcess {
     peers: Vec<Option<QueuePair>>,
     /// By readout unit at the start.
     pending: Vec<Option<PendingPeer>>,
+    connecting: Connecting,
     /// The readout unit of each queue pair.
     readout_of: HashMap<Qpn, RuIndex>,
     landing: Arc<LandingMemory>,
@@ -277,6 +281,7 @@ impl BuilderProcess {
             connection,
             readout_of,
             pending: (0..readouts).map(|_| None).collect(),
+            connecting: Connecting::new()?,
             peers,
             landing,
             kernel,
@@ -318,6 +323,9 @@ impl BuilderProcess {
             let ready = self.wait(&mut queues, &link, watched_card, listener)?;
             if ready.listener {
                 self.accept_joining(listener, &queues.data);
+            }
+            if ready.connected {
+                self.take_connected();
             }
             while ready.manager
                 && let Some(event) = link.poll()
@@ -390,9 +398,10 @@ impl BuilderProcess {
         let WaitSet { waiter, control, data } = queues;
         let (interrupt, liveness) = (card.map(Card::interrupt_fd), card.map(Card::liveness_fd));
         let wake = self.storage.as_ref().map(|storage| WakeFd(storage.wake_fd()));
+        let connecting = self.connecting.wake_fd();
         let workers = self.workers.as_ref().map_or_else(Vec::new, Workers::sockets);
         let workers: Vec<WorkerFd> = workers.into_iter().map(WorkerFd).collect();
-        let mut others = Vec::with_capacity(6 + workers.len());
+        let mut others = Vec::with_capacity(7 + workers.len());
         others.extend(interrupt.as_ref().map(WaitFd::readable));
         others.extend(liveness.as_ref().map(WaitFd::readable));
         others.extend(wake.as_ref().map(WaitFd::readable));
@@ -400,6 +409,7 @@ impl BuilderProcess {
         let of_manager = streams.len();
         others.extend(streams);
         others.push(WaitFd::readable(listener));
+        others.push(WaitFd::readable(&*connecting));
         others.extend(workers.iter().map(WaitFd::readable));
         loop {
             let decision =
@@ -417,6 +427,7 @@ impl BuilderProcess {
                     storage: is_ready(of_storage, 0),
                     manager: rest[..of_manager].iter().any(WaitFd::is_ready),
                     listener: is_ready(rest, of_manager),
+                    connected: is_ready(rest, of_manager + 1),
                 });
             }
         }
@@ -466,7 +477,12 @@ impl BuilderProcess {
         loop {
             let taken = queue.poll(&mut completions)?;
             for completion in taken {
-                let Some(&ru) = self.readout_of.get(&completion.qpn()) else { continue };
+                let Some(&ru) = self.readout_of.get(&completion.qpn()) else {
+                    if let Some(immediate) = completion.imm().filter(|_| completion.is_success()) {
+                        self.connecting.keep(completion.qpn(), immediate);
+                    }
+                    continue;
+                };
                 let role = self.config.plan.readout_role(ru).index();
                 let pending = self.pending[role].as_mut().filter(|pending| pending.index == ru);
                 match (completion.imm().filter(|_| completion.is_success()), pending) {

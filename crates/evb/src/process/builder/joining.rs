@@ -1,0 +1,139 @@
+//! Connections of readout units that are about to join the run.
+//!
+//! Each is made on a thread of its own: a peer that says nothing delays no batch.
+
+use super::BuilderProcess;
+use super::connections::connect_readout;
+use crate::core::types::Immediate;
+use crate::core::{RuIndex, Unit};
+use crate::process::ProcessError;
+use crate::process::error::IoContext;
+use millstream_rdma::connect::Listener;
+use millstream_rdma::{CompletionQueue, Deadline, Qpn, QueuePair, WrId};
+use millstream_shm::EventFd;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::time::Duration;
+
+/// Longest time to connect to a readout unit that joins the run.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Most connections that are made at a time; others are refused.
+const MAX_CONNECTING: usize = 16;
+
+/// The connection of a readout unit that is about to join the run.
+pub(super) struct PendingPeer {
+    pub(super) index: RuIndex,
+    pub(super) pair: QueuePair,
+    /// Arrivals from before the manager's message that it has joined.
+    pub(super) arrivals: Vec<Immediate>,
+}
+
+/// Who connected, and the connection or why there is none.
+type Connected = (SocketAddr, Result<(RuIndex, QueuePair), String>);
+
+/// Connections that are being made.
+pub(super) struct Connecting {
+    results: (Sender<Connected>, Receiver<Connected>),
+    /// Readable when there is a result.
+    wake: Arc<EventFd>,
+    number: usize,
+    /// Immediate data from readout units whose connection is made, but not taken yet.
+    early: Vec<(Qpn, u32)>,
+}
+
+impl Connecting {
+    pub(super) fn new() -> Result<Connecting, ProcessError> {
+        let wake = Arc::new(EventFd::new().context("create an eventfd")?);
+        Ok(Connecting { results: mpsc::channel(), wake, number: 0, early: Vec::new() })
+    }
+
+    /// Readable when a connection is made, or has failed.
+    pub(super) fn wake_fd(&self) -> Arc<EventFd> {
+        Arc::clone(&self.wake)
+    }
+
+    /// Keeps immediate data of a queue pair that is not known yet.
+    pub(super) fn keep(&mut self, pair: Qpn, immediate: u32) {
+        if self.number > 0 {
+            self.early.push((pair, immediate));
+        }
+    }
+}
+
+impl BuilderProcess {
+    /// Accepts a connection, perhaps of a readout unit that is about to join.
+    pub(super) fn accept_joining(&mut self, listener: &Listener, queue: &CompletionQueue) {
+        let Ok((stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
+        if self.connecting.number == MAX_CONNECTING {
+            return self.admission.refuse(address, "too many others are connecting");
+        }
+        let (security, device) = (self.admission.security.clone(), self.device.clone());
+        let (queue, options, landing) = (queue.clone(), self.connection, self.landing.remote().encode());
+        let (results, wake) = (self.connecting.results.0.clone(), self.connecting.wake_fd());
+        let connect = move || {
+            let deadline = Deadline::after(CONNECT_TIMEOUT);
+            let accepted = security.accept(stream, deadline).map_err(|error| error.to_string());
+            let connected = accepted.and_then(|stream| {
+                let places = (&device, &queue, &options);
+                connect_readout((stream, address), places, &landing, deadline)
+                    .map_err(|error| format!("no connection to a readout unit that joins: {error}"))
+            });
+            // The unit may have ended.
+            let _ = results.send((address, connected));
+            wake.signal();
+        };
+        match std::thread::Builder::new().name("joining".to_owned()).spawn(connect) {
+            Ok(_) => self.connecting.number += 1,
+            Err(error) => self.admission.refuse(address, &format!("no thread: {error}")),
+        }
+    }
+
+    /// Takes connections that were made. Nobody who may not join is a reason to stop.
+    pub(super) fn take_connected(&mut self) {
+        self.connecting.wake.clear();
+        while let Ok((address, connected)) = self.connecting.results.1.try_recv() {
+            self.connecting.number -= 1;
+            match connected {
+                Ok((index, pair)) => self.admit(address, index, pair),
+                Err(reason) => self.admission.refuse(address, &reason),
+            }
+        }
+        if self.connecting.number == 0 {
+            // Of connections that were refused.
+            self.connecting.early.clear();
+        }
+    }
+
+    fn admit(&mut self, address: SocketAddr, index: RuIndex, pair: QueuePair) {
+        let plan = &self.config.plan;
+        let may_join = plan.is_restart(Unit::Readout(index)) && index.index() < plan.readout_members();
+        if !may_join || !self.core.readout_member(plan.readout_role(index)).is_lost {
+            return self.admission.refuse(address, &format!("readout unit {index} may not join"));
+        }
+        let role = plan.readout_role(index).index();
+        let early = self.connecting.early.extract_if(.., |(of, _)| *of == pair.qpn());
+        let arrivals: Vec<_> = early.map(|(_, immediate)| Immediate::decode(immediate)).collect();
+        if arrivals.iter().any(|_| pair.post_recv(&[], WrId(0)).is_err()) {
+            return self.admission.refuse(address, &format!("readout unit {index} has disconnected"));
+        }
+        self.readout_of.insert(pair.qpn(), index);
+        if let Some(before) = self.pending[role].replace(PendingPeer { index, pair, arrivals }) {
+            self.readout_of.remove(&before.pair.qpn());
+        }
+    }
+
+    /// Takes the connections of readout units that have joined into use.
+    pub(super) fn open_joined(&mut self) {
+        for role in 0..self.pending.len() {
+            let member = self.core.readout_member(RuIndex(role as u16));
+            let has_joined = |pending: &PendingPeer| !member.is_lost && pending.index == member.index;
+            if self.pending[role].as_ref().is_some_and(has_joined)
+                && let Some(PendingPeer { index, pair, arrivals }) = self.pending[role].take()
+            {
+                self.peers[role] = Some(pair);
+                arrivals.into_iter().for_each(|immediate| self.arrive(index, immediate));
+            }
+        }
+    }
+}
