@@ -80,6 +80,8 @@ struct Slot {
     /// Readout units whose packets will not arrive.
     absent: u16,
     timed_out: bool,
+    /// Whether its batch waits for storage, which a lost card does not end.
+    storing: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,6 +164,7 @@ impl Builder {
             arrivals: 0,
             absent: 0,
             timed_out: false,
+            storing: false,
         };
         let mut builder = Builder {
             index,
@@ -280,7 +283,9 @@ impl Builder {
 
     /// The batch in that slot is processed and waits for storage, which has no deadline of its own.
     pub fn handle_storing(&mut self, slot: SlotIndex) {
-        if self.slots.get(slot.index()).is_some_and(|entry| entry.state == State::Processing) {
+        let entry = self.slots.get_mut(slot.index());
+        if let Some(entry) = entry.filter(|entry| entry.state == State::Processing) {
+            entry.storing = true;
             self.deadlines.stop(slot.index());
         }
     }
@@ -365,7 +370,8 @@ impl Builder {
         Ok(())
     }
 
-    /// The card died or failed: batches that are being processed get no outcome.
+    /// The card died or failed: batches that the kernel processes get no outcome. Those that wait for storage do: they may be
+    /// stored already.
     pub fn handle_card_lost(&mut self) {
         self.card_lost = true;
         self.fault(StopCause::CardLost(self.index));
@@ -541,6 +547,7 @@ impl Builder {
             arrivals: 0,
             absent: 0,
             timed_out: false,
+            storing: false,
         };
         let slot = SlotIndex(at as u16);
         self.outbox.push_back(Message::Grant { builder: self.index, slot, generation });
@@ -649,7 +656,12 @@ impl Builder {
     }
 
     fn finish_if_drained(&mut self) {
-        if matches!(self.phase, Phase::Draining { .. }) && (self.processing == 0 || self.card_lost) {
+        let is_storing = |slot: &Slot| slot.state == State::Processing && slot.storing;
+        let waits = match self.card_lost {
+            false => self.processing > 0,
+            true => self.slots.iter().any(is_storing),
+        };
+        if matches!(self.phase, Phase::Draining { .. }) && !waits {
             self.finish();
         }
     }

@@ -245,3 +245,28 @@ fn a_lost_card_leaves_its_batches_unprocessed() {
         SlotState::Unfinished { cause: UnfinishedCause::Unprocessed, .. }
     ));
 }
+
+#[test]
+fn a_lost_card_does_not_end_the_wait_for_storage() {
+    let mut builder = builder();
+    for slot in 0..2 {
+        assign(&mut builder, slot, 1, u64::from(slot));
+        arrive(&mut builder, 0, slot, 1, 8).unwrap();
+        arrive(&mut builder, 1, slot, 1, 11).unwrap();
+    }
+    builder.handle_storing(SLOT);
+    builder.handle_card_lost();
+    builder.handle_message(Term::FIRST, Message::Stop { cause: StopCause::CardLost(BuIndex(0)) }, START);
+    builder.handle_message(Term::FIRST, Message::Drain, START);
+    assert!(builder.poll_report().is_none(), "its events may be stored already");
+    builder.handle_processed(SLOT, outcome()).unwrap();
+    let report = builder.poll_report().unwrap();
+    let states: Vec<_> = report.slots.iter().map(|slot| &slot.state).collect();
+    assert!(
+        matches!(
+            states[..],
+            [SlotState::Finished, SlotState::Unfinished { cause: UnfinishedCause::Unprocessed, .. }]
+        ),
+        "{states:?}"
+    );
+}

@@ -16,6 +16,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_batches_of_a_worker_that_dies_go_to_another", the_batches_of_a_worker_that_dies_go_to_another),
     ("an_event_that_kills_workers_ends_the_run", an_event_that_kills_workers_ends_the_run),
     ("a_worker_that_hangs_is_killed", a_worker_that_hangs_is_killed),
+    (
+        "batches_of_a_unit_without_workers_are_built_by_another",
+        batches_of_a_unit_without_workers_are_built_by_another,
+    ),
 ];
 
 /// A worker: `modulus N` accepts events that N divides and that are intact, `missing` accepts incomplete events,
@@ -46,13 +50,24 @@ pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
 
 /// A run of 100 events in which source 3 lacks events 40 to 49.
 fn config(inputs: &TestInputs, builders: &[&str], trigger: &str, worker: &[&str]) -> RunConfig {
+    config_with(inputs, builders, "", trigger, worker)
+}
+
+/// As [`config`], with other parameters of the run.
+fn config_with(
+    inputs: &TestInputs,
+    builders: &[&str],
+    parameters: &str,
+    trigger: &str,
+    worker: &[&str],
+) -> RunConfig {
     let program = std::env::current_exe().unwrap();
     let arguments = [&["worker"], worker].concat();
     let trigger = format!(
         "\n[builder.trigger]\nprogram = {program:?}\narguments = {arguments:?}\ntimeout_ms = 400\n{trigger}\n"
     );
     let rest = "[output]\ndirectory = \"out\"\n";
-    inputs.config(2, builders, "batch = 16", "kernel = \"verify\"", rest);
+    inputs.config(2, builders, &format!("batch = 16\n{parameters}"), "kernel = \"verify\"", rest);
     // The helper writes the tables of cards between those of builder units.
     let path = inputs.folder.path().join("run.toml");
     let text = std::fs::read_to_string(&path).unwrap();
@@ -123,4 +138,20 @@ fn a_worker_that_hangs_is_killed() {
     assert!(!outcome.is_success());
     let error = outcome.builders[0].as_ref().unwrap().error.clone().unwrap();
     assert!(error.contains("did not decide on batch 0 in time"), "{error}");
+}
+
+/// The only worker of a unit exits. Its batches that the worker had not seen are not done.
+fn batches_of_a_unit_without_workers_are_built_by_another() {
+    let inputs = inputs();
+    for builders in [["host", "host"], ["card", "card"]] {
+        let file = inputs.folder.path().join(format!("died-{}", builders[0]));
+        let parameters = "replay = 100\ndrain_timeout_ms = 500\n[recovery]\nbuilder_loss = \"rebuild\"";
+        let worker = ["die", file.to_str().unwrap()];
+        let outcome = run(&config_with(&inputs, &builders, parameters, "workers = 1", &worker));
+        assert!(outcome.is_success(), "{outcome:#?}");
+        assert_eq!(outcome.summary.as_ref().unwrap().recovered.len(), 1);
+        // The worker accepts every event that it sees.
+        let expected = (0..10_000).filter(|event| !(40..50).contains(&(event % 100)));
+        assert_eq!(stored(&outcome), expected.collect::<Vec<_>>());
+    }
 }
