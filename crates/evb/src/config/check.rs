@@ -109,6 +109,7 @@ impl ConfigFile {
         Ok(RunConfig {
             name: run.name.get_ref().clone(),
             instance: run.name.get_ref().clone(),
+            started: None,
             spin: run.spin_us.as_ref().map_or_else(|| self.spin(), |us| Duration::from_micros(*us.get_ref())),
             starts_paused: false,
             device: run.device.clone().unwrap_or_else(|| "auto".to_owned()),

@@ -6,7 +6,7 @@ use crate::layout::{KernelAreas, SlotLayout, landing_bytes};
 use serde::{Deserialize, Serialize};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 /// A checked run. The manager sends it to every unit at startup.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,6 +16,9 @@ pub struct RunConfig {
     /// Distinguishes the cards of this run from those of other runs on the same host. The run's name by default; the
     /// launcher adds its process id.
     pub instance: String,
+    /// When the launcher started the run. Files that were last changed before are of earlier runs.
+    #[serde(default)]
+    pub started: Option<SystemTime>,
     /// How long to poll before blocking.
     pub spin: Duration,
     /// Whether the run starts paused: all units are ready, and no batch is assigned before the launcher resumes the run.

@@ -10,6 +10,7 @@
 
 mod ending;
 mod restarts;
+mod samples;
 mod takeover;
 
 use super::builder::{BuilderEnd, BuilderStatistics};
@@ -25,16 +26,20 @@ use crate::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use crate::source::SourceStatistics;
 use millstream_rdma::loader::{ENV_DEVICE, ENV_PATH};
 use millstream_tls::ENV_KEYS;
-use std::collections::{HashMap, HashSet};
+use samples::Samples;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::time::{Duration, Instant};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant, SystemTime};
 
+/// Lines of a failed process's standard error that are reported.
+const ERROR_LINES: usize = 10;
 /// How long to wait for messages before a run starts; its processes bound the start themselves.
 const IDLE: Duration = Duration::from_secs(3600);
 
@@ -219,7 +224,8 @@ struct ChildProcess {
     process: std::process::Child,
     /// Write end of the child's standard input, open while the child may live.
     parent_pipe: Option<ChildStdin>,
-    errors: Receiver<String>,
+    /// Ends with standard error; returns its last lines.
+    errors: Option<JoinHandle<VecDeque<String>>>,
     /// When it is killed, because the run goes on without it.
     kill_at: Option<Instant>,
     /// Position in the order of exits.
@@ -260,6 +266,7 @@ struct LaunchedRun<'a, 'w> {
     started: bool,
     /// When the manager's last message came.
     manager_alive: Instant,
+    samples: Samples,
     outcome: RunOutcome,
 }
 
@@ -306,6 +313,7 @@ impl Launcher {
     ) -> Result<RunOutcome, ProcessError> {
         let mut config = config.clone();
         config.instance = format!("{}-{}", config.name, std::process::id());
+        config.started = Some(SystemTime::now());
         let CommandReceiver { sender: output_sender, receiver: outputs } = commands;
         let outcome = RunOutcome {
             summary: None,
@@ -341,10 +349,12 @@ impl Launcher {
             start_at: Vec::new(),
             started: false,
             manager_alive: Instant::now(),
+            samples: Samples::default(),
             outcome,
         };
         let result = run.start().and_then(|()| run.supervise());
         run.end();
+        run.outcome.samples = std::mem::take(&mut run.samples).into_vec();
         result.map(|()| run.outcome)
     }
 }
@@ -400,14 +410,7 @@ impl LaunchedRun<'_, '_> {
         let mut process = command.spawn().context("start a process of the run")?;
         let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
-        let (errors_in, errors) = mpsc::channel();
-        if let Some(stderr) = process.stderr.take() {
-            std::thread::spawn(move || {
-                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-                    let _ = errors_in.send(line);
-                }
-            });
-        }
+        let errors = process.stderr.take().map(|stderr| std::thread::spawn(move || last_lines(stderr)));
         if let Some(stdout) = process.stdout.take() {
             let (output_sender, role) = (self.output_sender.clone(), role.clone());
             std::thread::spawn(move || {
@@ -475,7 +478,7 @@ impl LaunchedRun<'_, '_> {
                     self.kill_excluded();
                 }
                 Err(RecvTimeoutError::Timeout) if start.is_some_and(|at| at <= Instant::now()) => {
-                    self.start_due()?;
+                    self.start_due();
                 }
                 Ok(ChildOutput::Command(command)) => self.command(command),
                 Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
@@ -487,9 +490,9 @@ impl LaunchedRun<'_, '_> {
                     if let RunProcess::Unit(unit) = role {
                         self.tell_manager(ManagerCommand::Ended(unit));
                         self.retry_join(unit);
-                        self.restart(unit)?;
+                        self.restart(unit);
                     }
-                    self.replace_standby(&role)?;
+                    self.replace_standby(&role);
                     let is_manager = role == self.manager_process;
                     if is_manager && self.take_over() {
                         continue;
@@ -569,7 +572,7 @@ impl LaunchedRun<'_, '_> {
                 }
                 ManagerEvent::Paused(paused) => self.notify(&RunEvent::Paused(paused)),
                 ManagerEvent::Progress(sample) => {
-                    self.outcome.samples.push(sample);
+                    self.samples.push(sample);
                     self.notify(&RunEvent::Progress(sample));
                 }
                 ManagerEvent::Excluded(unit) => {
@@ -580,7 +583,7 @@ impl LaunchedRun<'_, '_> {
                 }
                 ManagerEvent::Departed(unit) => {
                     self.departed.insert(unit);
-                    self.restart(unit)?;
+                    self.restart(unit);
                 }
                 ManagerEvent::Joined(unit) => {
                     self.joined.insert(unit);
@@ -594,7 +597,7 @@ impl LaunchedRun<'_, '_> {
                 ManagerEvent::TookOver { address, term } => {
                     (self.manager, self.manager_alive) = (address, Instant::now());
                     self.notify(&RunEvent::TookOver { term });
-                    self.start_standby()?;
+                    self.start_standby();
                 }
                 ManagerEvent::Finished(finished) => {
                     let recovered = &finished.summary.recovered;
@@ -673,4 +676,17 @@ impl LaunchedRun<'_, '_> {
         let running = self.running.get_mut(role).filter(|running| running.process.id() == pid);
         running.map(|running| running.ended = Some(order)).is_some()
     }
+}
+
+/// Reads standard error to its end. Returns the last lines: a run may last for months, and a process may write one for each
+/// connection that it refuses.
+fn last_lines(stderr: impl Read) -> VecDeque<String> {
+    let mut last = VecDeque::with_capacity(ERROR_LINES);
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        if last.len() == ERROR_LINES {
+            last.pop_front();
+        }
+        last.push_back(line);
+    }
+    last
 }

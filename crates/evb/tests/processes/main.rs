@@ -38,6 +38,9 @@ const SLOW_OUTPUT: &str = "slow";
 /// Output directory in which builder unit 0 kills itself after it has stored a part of a batch.
 const KILLED_OUTPUT: &str = "killed";
 
+/// Output directory in which the sink of builder unit 0 takes 300 ms to write its events.
+const LATE_OUTPUT: &str = "late";
+
 /// What a sink does beside storing.
 #[derive(Clone, Copy)]
 enum Behaviour {
@@ -45,9 +48,11 @@ enum Behaviour {
     Slow,
     /// From event 200 on, it kills its process before the second event of a batch.
     KillsItself,
+    /// It takes 300 ms to write its events.
+    Late,
 }
 
-/// The example's sink in [`SLOW_OUTPUT`], and that of builder unit 0 in [`KILLED_OUTPUT`].
+/// The example's sink in [`SLOW_OUTPUT`], and that of builder unit 0 in [`KILLED_OUTPUT`] and [`LATE_OUTPUT`].
 struct FaultySink {
     sink: Box<dyn Sink>,
     behaviour: Behaviour,
@@ -63,7 +68,7 @@ impl Sink for FaultySink {
                 self.sink.flush()?;
                 kill_process(getpid(), Signal::KILL).expect("a process can kill itself");
             }
-            Behaviour::KillsItself => {}
+            Behaviour::KillsItself | Behaviour::Late => {}
         }
         self.batch = Some(event.batch);
         self.sink.store(event)
@@ -74,6 +79,9 @@ impl Sink for FaultySink {
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
+        if matches!(self.behaviour, Behaviour::Late) {
+            std::thread::sleep(Duration::from_millis(300));
+        }
         self.sink.flush()
     }
 
@@ -90,6 +98,8 @@ fn make_sink(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, S
         Behaviour::Slow
     } else if is_in(KILLED_OUTPUT) && bu == BuIndex(0) {
         Behaviour::KillsItself
+    } else if is_in(LATE_OUTPUT) && bu == BuIndex(0) {
+        Behaviour::Late
     } else {
         return Ok(sink);
     };

@@ -1,13 +1,13 @@
 //! Runs that go on when a process is killed or stopped.
 
-use crate::KILLED_OUTPUT;
 use crate::faults::{is_there, pid};
 use crate::input::launcher;
+use crate::{KILLED_OUTPUT, LATE_OUTPUT};
 use millstream_evb::config::ConfigFile;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
-use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use millstream_evb::process::{Launcher, RunOutcome};
 use rustix::process::{Signal, kill_process};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,6 +25,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         a_builder_unit_that_is_killed_after_storing_stores_nothing_twice,
     ),
     ("batches_of_a_killed_card_are_built_by_another", batches_of_a_killed_card_are_built_by_another),
+    (
+        "batches_that_wait_for_storage_when_the_card_is_killed_are_stored_once",
+        batches_that_wait_for_storage_when_the_card_is_killed_are_stored_once,
+    ),
     (
         "a_stopped_builder_unit_is_ended_and_its_batches_are_built",
         a_stopped_builder_unit_is_ended_and_its_batches_are_built,
@@ -49,6 +53,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_run_waits_for_its_only_units_to_join_again", a_run_waits_for_its_only_units_to_join_again),
     ("a_run_whose_only_builder_unit_does_not_join_stops", a_run_whose_only_builder_unit_does_not_join_stops),
     ("a_short_stop_costs_only_time", a_short_stop_costs_only_time),
+    ("a_restart_that_cannot_be_started_is_left_out", a_restart_that_cannot_be_started_is_left_out),
 ];
 
 pub(crate) const EVENTS: u64 = 4000;
@@ -107,12 +112,17 @@ impl TestRun {
 
     /// Runs to the end.
     pub(crate) fn launch(&self, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
+        self.launch_by(&launcher(), watch)
+    }
+
+    /// Runs to the end, with this launcher.
+    fn launch_by(&self, launcher: &Launcher, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
         let path = self.folder.path().join("run.toml");
         std::fs::write(&path, &self.text).unwrap();
         let config = ConfigFile::load(&path)
             .and_then(|config| config.check())
             .unwrap_or_else(|error| panic!("{error}"));
-        launcher().run(&config, watch).unwrap_or_else(|error| panic!("{error}"))
+        launcher.run(&config, watch).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// No process of the run is there.
@@ -234,6 +244,14 @@ fn batches_of_a_killed_card_are_built_by_another() {
     let (summary, _) = run.run(&RunProcess::Card("card0".to_owned()), Signal::KILL, None);
     assert_rebuilt(&summary, 0);
     run.assert_all_stored("out");
+}
+
+/// The other unit gets these batches only when the unit without a card has stored them.
+fn batches_that_wait_for_storage_when_the_card_is_killed_are_stored_once() {
+    let run = TestRun::new(&["card", "card"], 5000, "", LATE_OUTPUT);
+    let (summary, _) = run.run(&RunProcess::Card("card0".to_owned()), Signal::KILL, None);
+    assert_rebuilt(&summary, 0);
+    run.assert_all_stored(LATE_OUTPUT);
 }
 
 fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
@@ -374,4 +392,32 @@ fn a_short_stop_costs_only_time() {
         assert_eq!((summary.recovered.len(), summary.rebuilt), (0, Counts::default()), "{summary}");
         run.assert_all_stored("out");
     }
+}
+
+/// The program of the units is gone when two of them, and the standby manager, have to be started again.
+fn a_restart_that_cannot_be_started_is_left_out() {
+    let run = TestRun::new(&["host", "host"], 5000, "restarts = 1\nstandby = true", "out");
+    let program = run.folder.path().join("program");
+    std::os::unix::fs::symlink(std::env::current_exe().unwrap(), &program).unwrap();
+    let launcher = Launcher { program: program.clone(), ..launcher() };
+    let mut processes = Vec::new();
+    let mut killed = false;
+    let outcome = run.launch_by(&launcher, &mut |event| match event {
+        RunEvent::Spawned { process, pid } => processes.push((process.clone(), *pid)),
+        RunEvent::Progress(sample) if !killed && sample.done.batches > 0 => {
+            killed = true;
+            std::fs::remove_file(&program).unwrap();
+            for victim in [builder(1), RunProcess::Standby(0)] {
+                let (_, process) = processes.iter().find(|(process, _)| *process == victim).unwrap();
+                kill_process(pid(*process), Signal::KILL).expect("it runs");
+            }
+        }
+        _ => {}
+    });
+    run.assert_nothing_left(&processes);
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert!(killed && outcome.is_success(), "{summary}\n{outcome:#?}");
+    assert_rebuilt(summary, 1);
+    assert!(summary.joined.is_empty(), "{summary}");
+    run.assert_all_stored("out");
 }

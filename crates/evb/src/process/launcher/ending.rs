@@ -32,8 +32,8 @@ impl LaunchedRun<'_, '_> {
         let mut failures = Vec::new();
         for (role, status) in exits.into_iter().filter(|(_, status)| !status.success()) {
             let Some(running) = self.running.remove(&role) else { continue };
-            let lines: Vec<String> = running.errors.iter().collect();
-            let last = lines[lines.len().saturating_sub(10)..].join("\n");
+            let lines = running.errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
+            let last = Vec::from(lines).join("\n");
             let (reason, is_secondary) = running.failure.unwrap_or((last, false));
             let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
             failures.push((rank, ProcessFailure { process: role, status, reason, is_recovered: false }));

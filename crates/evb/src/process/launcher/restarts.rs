@@ -20,11 +20,11 @@ impl LaunchedRun<'_, '_> {
     }
 
     /// Starts a unit again that the run went on without, once its process has ended.
-    pub(super) fn restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
+    pub(super) fn restart(&mut self, unit: Unit) {
         let process = self.running.get(&RunProcess::Unit(unit));
         let has_ended = process.is_some_and(|process| process.ended.is_some());
         if !has_ended || !self.may_join() || !self.departed.remove(&unit) {
-            return Ok(());
+            return;
         }
         let plan = &self.config.plan;
         let next = match unit {
@@ -34,12 +34,23 @@ impl LaunchedRun<'_, '_> {
         };
         // Both managers may have named it.
         let next = next.filter(|next| !self.attempts.contains_key(next));
-        next.map_or(Ok(()), |next| self.start_restart(next))
+        if let Some(next) = next {
+            self.start_restart(next);
+        }
     }
 
-    /// Starts the process of a restart. A builder unit gets a new card process: the one before may hang.
-    pub(super) fn start_restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
+    /// Starts the process of a restart. One that cannot be started, for want of memory or processes, counts as one that could not
+    /// join: the run goes on without it.
+    fn start_restart(&mut self, unit: Unit) {
         *self.attempts.entry(unit).or_default() += 1;
+        if let Err(error) = self.spawn_restart(unit) {
+            tracing::warn!(%unit, %error, "a unit is not started again");
+            self.retry_join(unit);
+        }
+    }
+
+    /// A builder unit gets a new card process: the one before may hang.
+    fn spawn_restart(&mut self, unit: Unit) -> Result<(), ProcessError> {
         let (plan, manager) = (&self.config.plan, self.manager.clone());
         let child = match unit {
             Unit::Manager => return Ok(()),
@@ -66,15 +77,14 @@ impl LaunchedRun<'_, '_> {
     }
 
     /// Starts restarts whose time has come.
-    pub(super) fn start_due(&mut self) -> Result<(), ProcessError> {
+    pub(super) fn start_due(&mut self) {
         let now = Instant::now();
         let due: Vec<_> = self.start_at.extract_if(.., |(at, _)| *at <= now).collect();
         for (_, unit) in due {
             if self.may_join() {
-                self.start_restart(unit)?;
+                self.start_restart(unit);
             }
         }
-        Ok(())
     }
 
     /// Kills restarts that have not joined: the manager has ended.

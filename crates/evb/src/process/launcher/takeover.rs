@@ -33,19 +33,24 @@ impl LaunchedRun<'_, '_> {
     }
 
     /// Starts another standby manager while the plan permits.
-    pub(super) fn start_standby(&mut self) -> Result<(), ProcessError> {
+    pub(super) fn start_standby(&mut self) {
         self.standby_address = None;
         let recovery = &self.config.plan.recovery;
         let may_start = recovery.has_standby() && self.outcome.standbys <= recovery.restarts;
-        match may_start && self.may_join() && !self.is_stopping {
-            true => self.spawn_standby(),
-            false => Ok(()),
+        if may_start
+            && self.may_join()
+            && !self.is_stopping
+            && let Err(error) = self.spawn_standby()
+        {
+            tracing::warn!(%error, "the run goes on without a standby manager");
         }
     }
 
     /// A process ended: if it was a standby manager that had not taken over, another one is started.
-    pub(super) fn replace_standby(&mut self, ended: &RunProcess) -> Result<(), ProcessError> {
-        if self.standby().as_ref() == Some(ended) { self.start_standby() } else { Ok(()) }
+    pub(super) fn replace_standby(&mut self, ended: &RunProcess) {
+        if self.standby().as_ref() == Some(ended) {
+            self.start_standby();
+        }
     }
 
     /// The standby manager there takes no message: its process is killed, and its end is handled as any other.
