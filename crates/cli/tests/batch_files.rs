@@ -215,6 +215,45 @@ fn a_complete_file_that_the_index_lacks_is_named_and_added() {
     assert_eq!(std::fs::read_to_string(&index).unwrap(), whole);
 }
 
+/// Runs a configuration with the output directory `full` on a small tmpfs in a mount namespace of its own, and copies the files
+/// to the folder `copy`.
+fn run_on_full_disk(camera: &Camera, config: &Path, json: &Path) -> Output {
+    let script = "mkdir full copy && mount -t tmpfs -o size=6m tmpfs full || exit 77; \"$@\"; code=$?; cp full/* copy; exit $code";
+    Command::new("unshare")
+        .arg(if rustix::process::getuid().is_root() { "-m" } else { "-rm" })
+        .args(["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_millstream"), "evb", "run", "--json"])
+        .args([json, config])
+        .current_dir(camera.0.path())
+        .output()
+        .expect("unshare (util-linux) starts")
+}
+
+/// An event file keeps its blocks, so nothing is left for the index.
+#[test]
+fn a_run_whose_disk_is_full_has_a_report() {
+    let camera = Camera::new();
+    let rest = format!("{HOST}[output]\ndirectory = \"full\"\nevents = \"built\"\nmax_events = 1000000\n");
+    let config = camera.config("full", "batch = 4\nreplay = 1000", &rest);
+    let json = camera.path("full.json");
+    let ran = run_on_full_disk(&camera, &config, &json);
+    let said = String::from_utf8_lossy(&ran.stderr);
+    if ran.status.code() == Some(77) {
+        println!("skipped: no tmpfs can be mounted: {said}");
+        return;
+    }
+    assert!(!ran.status.success());
+    let report = report(&json);
+    let error = report["error"].as_str().unwrap();
+    assert!(error.contains("full.bu0.h5.partial: cannot write"), "{error}");
+    let inconsistencies = report["fragment_accounting"]["inconsistencies"].to_string();
+    assert!(
+        inconsistencies.contains("full.bu0.index.jsonl: cannot write")
+            && inconsistencies.contains("No space"),
+        "{report}"
+    );
+    assert!(report["events"].as_u64().unwrap() > 0, "{report}");
+}
+
 #[test]
 fn a_full_disk_ends_the_run_and_keeps_whole_batches() {
     let camera = Camera::new();
@@ -223,15 +262,7 @@ fn a_full_disk_ends_the_run_and_keeps_whole_batches() {
     );
     let config = camera.config("full", "batch = 4\nreplay = 1000", &rest);
     let json = camera.path("full.json");
-    // A small tmpfs in a mount namespace of its own, whose files are copied for later.
-    let script = "mkdir full copy && mount -t tmpfs -o size=6m tmpfs full || exit 77; \"$@\"; code=$?; cp full/* copy; exit $code";
-    let ran = Command::new("unshare")
-        .arg(if rustix::process::getuid().is_root() { "-m" } else { "-rm" })
-        .args(["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_millstream"), "evb", "run", "--json"])
-        .args([&json, &config])
-        .current_dir(camera.0.path())
-        .output()
-        .expect("unshare (util-linux) starts");
+    let ran = run_on_full_disk(&camera, &config, &json);
     let said = String::from_utf8_lossy(&ran.stderr);
     if !json.exists() || said.contains("O_DIRECT") {
         println!("skipped: no tmpfs with direct I/O (Linux 6.6) can be mounted: {said}");

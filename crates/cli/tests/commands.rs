@@ -133,6 +133,10 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     let report = folder.path().join("report.json");
     succeeds(&["evb", "run", "--json", report.to_str().unwrap(), config.to_str().unwrap()]);
     let report = json(&report);
+    // Nothing else is on standard output then.
+    let printed = succeeds(&["evb", "run", "--json", "-", config.to_str().unwrap()]);
+    let printed: serde_json::Value = serde_json::from_str(&printed).expect("JSON");
+    assert_eq!(printed["events"], report["events"]);
     assert_eq!((&report["events"], &report["payload_bytes"]), (&19.into(), &(19 * 400).into()), "{report}");
     let unit =
         |name: &str| report["units"].as_array().unwrap().iter().find(|unit| unit["name"] == name).unwrap();

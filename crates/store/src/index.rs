@@ -1,7 +1,8 @@
 //! The index of an event file sequence: one line of JSON per complete file.
 
 use std::fs::File;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::{IoError, sync_name};
@@ -71,16 +72,39 @@ pub fn read_index(path: &Path) -> Result<Vec<IndexEntry>, FileError> {
     Ok(entries)
 }
 
-/// Appends an entry and makes it durable.
+/// Appends an entry and makes it durable. A line that another process did not write to its end is removed first.
+///
+/// # Errors
+/// The index cannot be written. It keeps the entries before, and no part of this one.
 pub fn append_to_index(path: &Path, entry: &IndexEntry) -> Result<(), FileError> {
     let mut line =
         serde_json::to_vec(entry).map_err(std::io::Error::from).map_err(IoError::of(path, "write"))?;
     line.push(b'\n');
     let existed = path.exists();
-    let file = File::options().create(true).append(true).open(path);
+    let file = File::options().create(true).read(true).append(true).open(path);
     let mut file = file.map_err(IoError::of(path, "open"))?;
-    file.write_all(&line).and_then(|()| file.sync_data()).map_err(IoError::of(path, "write"))?;
+    let end = end_of_entries(&mut file).map_err(IoError::of(path, "read"))?;
+    let written = file.set_len(end).and_then(|()| file.write_all(&line)).and_then(|()| file.sync_data());
+    written.map_err(|cause| {
+        let _ = file.set_len(end);
+        IoError::of(path, "write")(cause)
+    })?;
     if existed { Ok(()) } else { Ok(sync_name(path)?) }
+}
+
+/// Where the last whole line ends.
+fn end_of_entries(file: &mut File) -> io::Result<u64> {
+    let len = file.metadata()?.len();
+    let mut last = [b'\n'];
+    if len > 0 {
+        file.read_exact_at(&mut last, len - 1)?;
+    }
+    if last == [b'\n'] {
+        return Ok(len);
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    Ok(text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at as u64 + 1))
 }
 
 impl IndexEntry {

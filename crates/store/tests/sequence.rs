@@ -10,8 +10,8 @@ use std::time::Duration;
 use common::Files;
 use millstream_quantity::Bytes;
 use millstream_store::{
-    EventFileSequence, EventReader, FileError, IndexEntry, SequenceOptions, WriteOptions, index_path,
-    read_index,
+    EventFileSequence, EventReader, FileError, IndexEntry, SequenceOptions, WriteOptions, append_to_index,
+    index_path, read_index,
 };
 
 /// Writes the camera's 32 events in blocks of 4, flushing after each.
@@ -109,6 +109,8 @@ fn damaged_files_and_indexes_are_named() {
     text.push_str("{\"file\":\"cut sho");
     fs::write(&index, &text).unwrap();
     assert_eq!(read_index(&index).unwrap().len(), 1, "a line that is cut short is left out");
+    append_to_index(&index, entry).unwrap();
+    assert_eq!(read_index(&index).unwrap(), [entry.clone(), entry.clone()], "the next entry replaces it");
     text.push('\n');
     fs::write(&index, &text).unwrap();
     let error = read_index(&index).unwrap_err();

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime};
 
@@ -79,23 +79,16 @@ impl Backend for Processes {
             usages.watch(event);
             observe(event)
         });
-        if let Some(output) = &config.output {
-            keep_partials(config, &output.directory, since).map_err(|error| error.to_string())?;
-        }
+        let problems = files::complete(config, since);
         let outcome = outcome.map_err(|error| error.to_string())?;
         let stopped_cleanly = stopped_cleanly(&outcome);
-        Ok(FinishedRun { report: outcome::report(config, &outcome, &usages, None), stopped_cleanly })
+        let report = outcome::report(config, &outcome, &usages, (None, problems));
+        Ok(FinishedRun { report, stopped_cleanly })
     }
 
     fn payload_per_event(&self, config: &RunConfig) -> Bytes {
         Bytes(outcome::payload_per_event(config) as u64)
     }
-}
-
-/// Completes the files of killed builder units.
-fn keep_partials(config: &RunConfig, directory: &Path, since: SystemTime) -> Result<(), Box<dyn Error>> {
-    files::index_recovered(config, &files::recover(directory)?, since)?;
-    Ok(())
 }
 
 /// Whether the stop request is the only reason why the run is not complete.

@@ -210,21 +210,31 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
     Ok(found)
 }
 
-/// Adds the recovered files of a run that began at `since` to the indexes of its builder units, and complete files that killed
-/// units have not added.
-pub(crate) fn index_recovered(
-    config: &RunConfig,
-    recovered: &[Recovered],
-    since: SystemTime,
-) -> Result<(), FileError> {
+/// Completes the partial files of a run that began at `since`, and adds them to the indexes of its builder units, with complete
+/// files that killed units have not added. Returns what it could not do, as on a full disk: the run has a report nevertheless.
+pub(crate) fn complete(config: &RunConfig, since: SystemTime) -> Vec<String> {
+    let Some(output) = &config.output else { return Vec::new() };
+    let mut problems = Vec::new();
+    let recovered = recover(&output.directory).unwrap_or_else(|error| {
+        problems.push(error.to_string());
+        Vec::new()
+    });
     for base in (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16))) {
-        let of_base = |path: &&PathBuf| is_of_sequence(&name_of(&base), path);
-        for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(of_base) {
-            append_to_index(&index_path(&base), &IndexEntry::of_file(path, true)?)?;
+        if let Err(error) = add_to_index(&base, &recovered, since) {
+            problems.push(error.to_string());
         }
-        for path in unlisted(&index_path(&base), since)? {
-            append_to_index(&index_path(&base), &IndexEntry::of_file(&path, false)?)?;
-        }
+    }
+    problems
+}
+
+/// Adds recovered files and unlisted ones of the sequence with this base name to its index.
+fn add_to_index(base: &Path, recovered: &[Recovered], since: SystemTime) -> Result<(), FileError> {
+    let of_base = |path: &&PathBuf| is_of_sequence(&name_of(base), path);
+    for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(of_base) {
+        append_to_index(&index_path(base), &IndexEntry::of_file(path, true)?)?;
+    }
+    for path in unlisted(&index_path(base), since)? {
+        append_to_index(&index_path(base), &IndexEntry::of_file(&path, false)?)?;
     }
     Ok(())
 }

@@ -10,7 +10,6 @@ use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::Launcher;
 use millstream_job::StartRequest;
 use millstream_job::agent::RankAddress;
-use millstream_report::{Style, table};
 
 use super::{exit_code, launch, load, write_results};
 use crate::args::EvbJoinOptions;
@@ -38,7 +37,6 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
         Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub, &rank) };
     let report = launch(&config, &launcher)?;
     hub.finish();
-    print!("{}", table::render(&report, Style::of(&std::io::stdout())));
     write_results(&report, &options.run)?;
     Ok(exit_code(&report))
 }

@@ -48,7 +48,6 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
         EvbCommand::Run(options) => {
             let config = load(&options.config, options.replay)?;
             let report = launch(&config, &launcher(options.launcher.as_deref())?)?;
-            print!("{}", table::render(&report, Style::of(&std::io::stdout())));
             write_results(&report, options)?;
             Ok(exit_code(&report))
         }
@@ -212,10 +211,8 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
         interrupt.flow()
     });
     drop(progress);
-    if let Some(output) = &config.output {
-        files::index_recovered(config, &files::recover(&output.directory)?, since)?;
-    }
-    Ok(outcome::report(config, &result?, &usages, Some(baseline)))
+    let problems = files::complete(config, since);
+    Ok(outcome::report(config, &result?, &usages, (Some(baseline), problems)))
 }
 
 fn make_output_directory(config: &RunConfig) -> Result<(), Box<dyn Error>> {
@@ -252,9 +249,14 @@ fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
     Ok(MemcpyBaseline { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
 }
 
+/// Prints the report as a table, or as JSON if that goes to standard output, and saves it where the options say.
 fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<dyn Error>> {
+    let prints_json = options.json.as_deref().is_some_and(is_standard_output);
+    if !prints_json {
+        print!("{}", table::render(report, Style::of(&std::io::stdout())));
+    }
     if let Some(path) = &options.json {
-        if is_standard_output(path) {
+        if prints_json {
             print!("{}", report.to_json());
         } else {
             save(path, &report.to_json())?;

@@ -42,11 +42,12 @@ pub(super) fn payload_per_event(config: &RunConfig) -> f64 {
     live.sum::<f64>() + input_bytes(config) as f64 / config.file_events.max(1) as f64
 }
 
+/// The report. `problems` are those of completing the event files, which fail the run.
 pub(super) fn report(
     config: &RunConfig,
     outcome: &RunOutcome,
     usages: &Usages,
-    memcpy: Option<MemcpyBaseline>,
+    (memcpy, problems): (Option<MemcpyBaseline>, Vec<String>),
 ) -> RunReport {
     let per_event = payload_per_event(config);
     let statistics: Vec<_> = outcome.builders.iter().flatten().collect();
@@ -84,6 +85,7 @@ pub(super) fn report(
         Some(summary) => add_summary(config, &mut report, summary),
         None => Some("the run did not start".to_owned()),
     };
+    report.fragment_accounting.inconsistencies.extend(problems);
     report.payload_bytes = (0..config.builders.len()).map(|bu| payload_built(config, outcome, bu)).sum();
     let mut all_numbers: HashSet<u64> = HashSet::new();
     for (bu, builder) in config.builders.iter().enumerate() {

@@ -116,7 +116,9 @@ impl OtherFiles {
         let others =
             (0..config.builders.len()).map(|other| BuIndex(other as u16)).filter(|other| *other != bu);
         let bases = others.filter_map(|other| event_files(config, other)).collect();
-        OtherFiles { bases, since: SystemTime::now(), read: HashMap::new() }
+        // Not the start of this process: it may be a restart of a unit that has stored events.
+        let since = config.started.unwrap_or_else(SystemTime::now);
+        OtherFiles { bases, since, read: HashMap::new() }
     }
 
     fn hold(&mut self, event: EventNumber) -> Result<bool, SinkError> {
@@ -239,5 +241,45 @@ impl Sink for BatchFiles {
 
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
         Ok(Some(paths(&self.sequence.finish()?)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_evb::config::ConfigFile;
+    use millstream_evb::core::BatchId;
+
+    /// The sink of a unit that was started again finds what its predecessor had stored, though that file is older than the process.
+    #[test]
+    fn a_restarted_unit_knows_the_events_of_its_predecessor() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.toml");
+        let text = "[run]\nname = \"run\"\nbatch = 8\nevents = 100\n[recovery]\nrestarts = 1\n\
+                    [output]\ndirectory = \".\"\nevents = \"built\"\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
+                    first_source = 0\nsources = 1\nsize = \"200B\"\nrate_hz = 2000.0\n\
+                    [[builder]]\nname = \"bu0\"\nslots = 4\nlanding = \"host\"\n";
+        std::fs::write(&path, text).unwrap();
+        let mut config = ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
+        config.started = Some(SystemTime::now() - std::time::Duration::from_secs(10));
+        let event = |number| AcceptedEvent {
+            number: EventNumber(number),
+            batch: BatchId(0),
+            fragments: &[],
+            decisions: &[],
+            readout_lost: false,
+        };
+        let mut killed = make(&config, BuIndex(0)).unwrap().unwrap();
+        killed.store(&event(7)).unwrap();
+        killed.flush().unwrap();
+        drop(killed);
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut restarted = make(&config, BuIndex(1)).unwrap().unwrap();
+        let stored = [7, 8].map(|number| restarted.is_stored(EventNumber(number)).unwrap());
+        assert_eq!(stored, [true, false]);
+        // A file of an earlier run has another one's events.
+        config.started = Some(SystemTime::now());
+        let mut next = make(&config, BuIndex(1)).unwrap().unwrap();
+        assert!(!next.is_stored(EventNumber(7)).unwrap());
     }
 }
