@@ -277,6 +277,7 @@ mod tests {
         let mut restarted = make(&config, BuIndex(1)).unwrap().unwrap();
         let stored = [7, 8].map(|number| restarted.is_stored(EventNumber(number)).unwrap());
         assert_eq!(stored, [true, false]);
+        drop(restarted);
         // A file of an earlier run has another one's events.
         config.started = Some(SystemTime::now());
         let mut next = make(&config, BuIndex(1)).unwrap().unwrap();
