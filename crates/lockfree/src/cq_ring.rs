@@ -152,6 +152,13 @@ impl CqEntries {
         self.slot(at).read(at.wrapping_add(1))
     }
 
+    /// Whether completion number `at` is published.
+    #[inline]
+    #[must_use]
+    pub fn is_published(&self, at: u32) -> bool {
+        self.slot(at).phase() == at.wrapping_add(1)
+    }
+
     /// The time at which completion number `at` was added; zero if timestamps are not kept.
     #[inline]
     #[must_use]

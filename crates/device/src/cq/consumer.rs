@@ -23,6 +23,8 @@ pub(crate) struct Consumer {
     pub(super) own_produced: u32,
     /// The timestamps of our own completions, if they are kept.
     pub(super) own_timestamps: VecDeque<Timestamp>,
+    /// Set while completions of peers wait behind own ones.
+    pub(super) turn: Option<Turn>,
     /// The shared half.
     pub(super) entries: CqEntries,
     /// The block of these entries.
@@ -32,6 +34,17 @@ pub(crate) struct Consumer {
     /// The timestamp of the last completion that was polled, if timestamps are kept.
     pub(super) timestamp: Timestamp,
 }
+
+/// The completions that are polled before any newer one: own ones, then those of peers that waited behind them. Without it, a
+/// program that posts a request for each completed one, and polls fewer than it has outstanding, never gets a receive.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Turn {
+    own: usize,
+    received: u32,
+}
+
+/// Most completions of peers that have a turn.
+const TURN: u32 = 16;
 
 /// The position of a completion among all ever, from one.
 #[derive(Clone, Copy, Debug)]
@@ -143,25 +156,64 @@ impl Cq {
         (self.take_completions(&mut consumer, &mut out) == 1).then_some((out[0], consumer.timestamp))
     }
 
+    /// Takes own completions before those of peers, as their requests were complete before a peer could answer them.
     #[inline]
     fn take_completions(&self, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
-        let adapter = self.context.adapter;
+        if let Some(turn) = consumer.turn {
+            return self.take_in_turn(turn, consumer, out);
+        }
+        let n = self.take_own(consumer, out);
+        if n == out.len() {
+            consumer.begin_turn();
+            return n;
+        }
+        n + self.take_received(consumer, &mut out[n..], consumer.entries.capacity())
+    }
+
+    #[inline(never)]
+    fn take_in_turn(&self, mut turn: Turn, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
+        let own = turn.own.min(out.len());
+        let mut n = self.take_own(consumer, &mut out[..own]);
+        // Fewer are left if a queue pair was destroyed.
+        turn.own = if n == own { turn.own - n } else { 0 };
+        if n < out.len() {
+            let before = consumer.head;
+            n += self.take_received(consumer, &mut out[n..], turn.received);
+            turn.received -= consumer.head.wrapping_sub(before);
+        }
+        if n == out.len() && (turn.own, turn.received) != (0, 0) {
+            consumer.turn = Some(turn);
+            return n;
+        }
+        consumer.turn = None;
+        n + self.take_completions(consumer, &mut out[n..])
+    }
+
+    #[inline]
+    fn take_own(&self, consumer: &mut Consumer, out: &mut [Wc]) -> usize {
         let mut n = 0;
         while n < out.len() {
             let Some(own) = consumer.own.pop_front() else { break };
             if self.timestamps {
                 consumer.timestamp = consumer.own_timestamps.pop_front().unwrap_or_default();
             }
-            if let Some(qp) = adapter.qps.sender_for_poller(Qpn::new(own.wc.qp_num)) {
+            if let Some(qp) = self.context.adapter.qps.sender_for_poller(Qpn::new(own.wc.qp_num)) {
                 qp.reclaim(own.posted);
             }
             out[n] = own.wc;
             n += 1;
         }
+        n
+    }
+
+    /// Looks at `most` completions of peers at most: a faulty peer can publish entries endlessly.
+    #[inline]
+    fn take_received(&self, consumer: &mut Consumer, out: &mut [Wc], most: u32) -> usize {
+        let adapter = self.context.adapter;
+        let mut n = 0;
         let mut head = consumer.head;
         let before = head;
-        // A faulty peer can publish entries endlessly: one call polls at most one lap.
-        while n < out.len() && head.wrapping_sub(before) < consumer.entries.capacity() {
+        while n < out.len() && head.wrapping_sub(before) < most {
             let Some(cqe) = consumer.entries.read(head) else { break };
             if self.timestamps {
                 consumer.timestamp = consumer.entries.timestamp(head);
@@ -222,6 +274,17 @@ impl Cq {
 }
 
 impl Consumer {
+    /// Lets completions of peers that wait now have their turn.
+    #[inline]
+    fn begin_turn(&mut self) {
+        let waits = |i: u32| self.entries.is_published(self.head.wrapping_add(i));
+        if waits(0) {
+            let received =
+                (1..TURN.min(self.entries.capacity())).take_while(|&i| waits(i)).count() as u32 + 1;
+            self.turn = Some(Turn { own: self.own.len(), received });
+        }
+    }
+
     /// Stores the time now as that of our last own completion.
     #[cold]
     #[inline(never)]

@@ -126,6 +126,7 @@ impl Cq {
             own: VecDeque::with_capacity(reserved),
             own_produced: 0,
             own_timestamps: VecDeque::with_capacity(if timestamps { reserved } else { 0 }),
+            turn: None,
             entries,
             block: memory,
             head: 0,

@@ -5,8 +5,9 @@ use std::sync::atomic::Ordering;
 
 use millstream_lockfree::cq_ring::OFFSET_UNIT;
 use millstream_lockfree::cqe::Cqe;
+use millstream_quantity::Qpn;
 
-use super::Cq;
+use super::{Cq, CqPoller};
 use crate::caps::MAX_CQE;
 use crate::context::Context;
 use crate::layout::ARENA_LEN;
@@ -65,6 +66,110 @@ fn completions_carry_no_impossible_values() {
     assert_eq!((first.wr_id, first.status, first.opcode), (7, WC_GENERAL_ERR, WC_OP_RECV));
     assert_eq!(first.byte_len, 128);
     assert_eq!((second.wr_id, second.status, second.byte_len), (8, WC_SUCCESS, u32::MAX));
+}
+
+/// Adds a completion of a send request of our own.
+fn push_own(cq: &Arc<Cq>, wr_id: u64) {
+    cq.push_own(Wc { wr_id, ..Wc::default() }, 0, false).unwrap();
+}
+
+/// A receive queue with `count` receives, and a completion of each.
+fn receive(cq: &Arc<Cq>, count: u32) -> Arc<Qp> {
+    let qp = queue_pair(&cq.context, cq);
+    for sequence in 0..count {
+        qp.post_recv((RECEIVED + sequence).into(), &[]).unwrap();
+        forge(cq, Cqe { qpn: qp.qpn().get(), sequence, opcode: WC_OP_RECV as u16, ..Cqe::default() });
+    }
+    qp
+}
+
+/// The first identifier of receives.
+const RECEIVED: u32 = 1000;
+
+/// A program keeps `window` send requests outstanding, and polls `most` completions at a time.
+#[test]
+fn receives_are_polled_while_own_completions_never_end() {
+    let context = Context::open().unwrap();
+    for (window, most) in [(1, 1), (2, 1), (32, 1), (32, 16), (16, 16), (33, 16), (3, 16)] {
+        let cq = Cq::with_timestamps(&context, 64, None).unwrap();
+        (0..window).for_each(|wr_id| push_own(&cq, wr_id));
+        let mut posted = window;
+        let _qp = receive(&cq, 4);
+        let (mut own, mut received) = (Vec::new(), Vec::new());
+        while received.len() < 4 {
+            let mut out = [Wc::default(); 16];
+            let found = cq.poll(&mut out[..most]).unwrap();
+            assert_ne!(found, 0);
+            for wc in &out[..found] {
+                if wc.opcode == WC_OP_RECV {
+                    received.push(wc.wr_id);
+                    continue;
+                }
+                own.push(wc.wr_id);
+                push_own(&cq, posted);
+                posted += 1;
+            }
+            assert!(own.len() < 400, "window {window}, {most} at a time: only {received:?} received");
+        }
+        assert!(received.into_iter().eq(u64::from(RECEIVED)..u64::from(RECEIVED) + 4), "in order");
+        let own_count = own.len() as u64;
+        assert!(own.into_iter().eq(0..own_count), "in order");
+    }
+}
+
+#[test]
+fn receives_are_polled_one_by_one_while_own_completions_never_end() {
+    let context = Context::open().unwrap();
+    let cq = Cq::new(&context, 8, None).unwrap();
+    let _qp = receive(&cq, 2);
+    push_own(&cq, 0);
+    let poller = CqPoller::default();
+    let mut order = Vec::new();
+    poller.start(&cq).unwrap();
+    for posted in 1..5 {
+        // SAFETY: this thread is inside.
+        order.push(unsafe { poller.with(|polled| polled.wc.wr_id) });
+        push_own(&cq, posted);
+        // SAFETY: as above.
+        unsafe { poller.next(&cq) }.unwrap();
+    }
+    // SAFETY: as above.
+    unsafe { poller.end() };
+    assert_eq!(order, [0, 1000, 1001, 1]);
+}
+
+/// A reply is not polled before the completion of the request that it answers.
+#[test]
+fn own_completions_that_are_older_than_a_receive_are_polled_before_it() {
+    let context = Context::open().unwrap();
+    for most in [1, 2, 5, 16] {
+        let cq = Cq::new(&context, 16, None).unwrap();
+        (0..7).for_each(|wr_id| push_own(&cq, wr_id));
+        let _qp = receive(&cq, 4);
+        let mut order = Vec::new();
+        let mut out = [Wc::default(); 16];
+        while order.len() < 11 {
+            let found = cq.poll(&mut out[..most]).unwrap();
+            order.extend(out[..found].iter().map(|wc| wc.wr_id));
+        }
+        assert!(order.iter().copied().eq((0..7).chain(1000..1004)), "{most} at a time: {order:?}");
+    }
+}
+
+/// Destroying a queue pair takes its completions out of the ring.
+#[test]
+fn cancelled_completions_delay_no_receive() {
+    let context = Context::open().unwrap();
+    let cq = Cq::new(&context, 16, None).unwrap();
+    for (wr_id, qp_num) in [(0, 0), (1, 5), (2, 5)] {
+        cq.push_own(Wc { wr_id, qp_num, ..Wc::default() }, 0, false).unwrap();
+    }
+    let _qp = receive(&cq, 1);
+    let mut out = [Wc::default()];
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    cq.consumer.lock().cancel(Qpn::new(5));
+    assert_eq!(cq.poll(&mut out), Ok(1));
+    assert_eq!(out[0].wr_id, 1000);
 }
 
 /// At every position of the 32-bit counters, and with any phase in empty slots.

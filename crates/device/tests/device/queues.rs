@@ -8,16 +8,20 @@ use std::time::Duration;
 
 use millstream_device::qp::state::QpState;
 use millstream_device::qp::{QpCap, QpType, RecvSource};
+use millstream_device::send_wr::SendWr;
 use millstream_device::types::{
-    WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_SEND,
+    ACCESS_LOCAL_WRITE, ACCESS_REMOTE_WRITE, Sge, WC_OP_RDMA_WRITE, WC_OP_RECV, WC_OP_SEND, WC_REM_OP_ERR,
+    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_RDMA_WRITE, WR_SEND, Wc,
 };
 use millstream_device::{
-    Channel, Context, Cq, Errno, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Pd, Qp, Srq,
+    Channel, Context, Cq, Errno, MAX_CQ, MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE, Mr, Pd, Qp, Srq,
 };
 
+use millstream_quantity::Rkey;
+
 use crate::support::{
-    Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, connect, pair, pattern,
-    send_to_parent, wait_for,
+    Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, connect, connect_queue_pair, pair,
+    pattern, send_to_parent, wait_for,
 };
 
 /// `IBV_EVENT_CQ_ERR`, `IBV_EVENT_QP_FATAL`
@@ -162,6 +166,67 @@ fn completions_come_once_and_in_order_around_the_rings() {
         a.has_nothing(CqKind::Send);
         b.has_nothing(CqKind::Recv);
     }
+}
+
+/// A program that posts a WRITE for each one that completes polls fewer completions than it has outstanding. A message ends
+/// it.
+#[test]
+fn a_message_is_polled_while_writes_never_end() {
+    let context = Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    let mut memory = vec![0u8; 64];
+    let start = memory.as_mut_ptr() as u64;
+    let mut mr =
+        Mr::register(&pd, start, 64, start, ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE).expect("memory");
+    let element = [Sge { addr: start, length: 8, lkey: mr.key() }];
+    for (window, most) in [(1, 1), (32, 16)] {
+        let config = QpConfig { access: ACCESS_REMOTE_WRITE, ..QpConfig::default() };
+        let [(a_cq, a), (_b_cq, b)] = [(); 2].map(|()| {
+            let cq = Cq::new(&context, 64, None).expect("a queue");
+            let capacity = QpCap {
+                max_send_wr: 32,
+                max_recv_wr: 1,
+                max_send_sge: 1,
+                max_recv_sge: 1,
+                max_inline_data: 0,
+            };
+            let qp =
+                Qp::new(&pd, &cq, &cq, capacity, true, QpType::Rc, RecvSource::Own).expect("a queue pair");
+            (cq, qp)
+        });
+        connect_queue_pair(&a, b.qpn().get(), &config);
+        connect_queue_pair(&b, a.qpn().get(), &config);
+        a.post_recv(1, &element).expect("room");
+        let write = SendWr {
+            opcode: WR_RDMA_WRITE,
+            remote_addr: start + 8,
+            rkey: Rkey::new(mr.key()),
+            sges: &element,
+            ..SendWr::default()
+        };
+        (0..window).for_each(|_| a.post_send(&write).expect("room"));
+        let message = SendWr { opcode: WR_SEND, sges: &element, ..SendWr::default() };
+        let mut out = [Wc::default(); 16];
+        let mut writes = 0;
+        loop {
+            let found = a_cq.poll(&mut out[..most]).expect("no overrun");
+            if out[..found].iter().any(|wc| wc.opcode == WC_OP_RECV) {
+                break;
+            }
+            for wc in &out[..found] {
+                assert_eq!((wc.opcode, wc.status), (WC_OP_RDMA_WRITE, WC_SUCCESS));
+                a.post_send(&write).expect("room");
+                writes += 1;
+                if writes == 100 {
+                    b.post_send(&message).expect("room");
+                }
+            }
+            assert!(writes < 1000, "{window} WRITEs, {most} at a time: no message");
+        }
+        a.destroy();
+        b.destroy();
+    }
+    mr.deregister().expect("no window");
 }
 
 /// Senders prefetch several receives at a time.
