@@ -106,29 +106,80 @@ pub fn is_local(gid: &[u8; 16]) -> bool {
     own.iter().any(|(_, _, _, own)| millstream_wire::gid(*own) == address)
 }
 
-/// A stable EUI-64 for the node: from the first interface's hardware address.
+/// The node's EUI-64, the same in all processes of a network namespace until the host restarts. Programs find devices by it,
+/// so an interface that is added later does not change it: it comes from the first interface with a permanent hardware
+/// address, else from the identifiers of the host's start and of the network namespace.
 #[must_use]
 pub fn node_guid() -> u64 {
-    let mut macs: Vec<_> = std::fs::read_dir("/sys/class/net")
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(|entry| std::fs::read_to_string(entry.path().join("address")).ok())
-        .filter_map(|text| parse_mac(text.trim()))
-        .filter(|mac| *mac != [0; 6])
-        .collect();
-    macs.sort_unstable();
-    let [a, b, c, d, e, f] = macs.first().copied().unwrap_or([2, 0, 0, 0, 0, 1]);
-    u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f])
+    hardware_address()
+        .map_or_else(boot_guid, |[a, b, c, d, e, f]| u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
 }
 
-fn parse_mac(text: &str) -> Option<[u8; 6]> {
-    let mut mac = [0; 6];
-    let mut parts = text.split(':');
-    for byte in &mut mac {
-        *byte = u8::from_str_radix(parts.next()?, 16).ok()?;
+/// The permanent address of the first interface that has one. Virtual interfaces have none.
+fn hardware_address() -> Option<[u8; 6]> {
+    // SAFETY: walks the list that the C library allocates, up to its last entry, and frees it afterwards. The descriptor
+    // is closed again.
+    unsafe {
+        let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        let list = libc::if_nameindex();
+        let mut found: Option<(u32, [u8; 6])> = None;
+        let mut at = list;
+        while let Some(entry) = at.as_ref().filter(|entry| !entry.if_name.is_null()) {
+            at = at.add(1);
+            // A later interface has a higher index.
+            if found.is_none_or(|(index, _)| entry.if_index < index) {
+                let address = permanent_address(fd, CStr::from_ptr(entry.if_name));
+                found = address.map(|address| (entry.if_index, address)).or(found);
+            }
+        }
+        if !list.is_null() {
+            libc::if_freenameindex(list);
+        }
+        if fd >= 0 {
+            libc::close(fd);
+        }
+        found.map(|(_, address)| address)
     }
-    parts.next().is_none().then_some(mac)
+}
+
+/// `struct ethtool_perm_addr` with room for every address (linux/ethtool.h).
+#[repr(C)]
+struct EthtoolPermAddr {
+    cmd: u32,
+    size: u32,
+    data: [u8; 32],
+}
+
+const SIOCETHTOOL: u32 = 0x8946;
+const ETHTOOL_GPERMADDR: u32 = 0x20;
+
+/// The permanent Ethernet address of an interface. `socket` is any one.
+fn permanent_address(socket: libc::c_int, interface: &CStr) -> Option<[u8; 6]> {
+    let mut asked = EthtoolPermAddr { cmd: ETHTOOL_GPERMADDR, size: 32, data: [0; 32] };
+    // SAFETY: a request on the stack, all of whose bytes are valid as zeros, which points to a structure on the stack.
+    let done = unsafe {
+        let mut request: libc::ifreq = std::mem::zeroed();
+        for (to, from) in request.ifr_name.iter_mut().zip(interface.to_bytes()) {
+            *to = *from as libc::c_char;
+        }
+        request.ifr_ifru.ifru_data = (&raw mut asked).cast();
+        libc::ioctl(socket, SIOCETHTOOL as _, &raw mut request)
+    };
+    let address = asked.data.first_chunk().filter(|address| **address != [0; 6])?;
+    (done == 0 && asked.size == 6).then_some(*address)
+}
+
+/// An EUI-64 of local administration, from the identifiers of the host's start and of this network namespace.
+fn boot_guid() -> u64 {
+    use std::os::unix::fs::MetadataExt as _;
+    let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::metadata("/proc/self/ns/net").map_or(0, |file| file.ino());
+    fnv_1a(boot.into_iter().chain(namespace.to_be_bytes())) & !(0x03 << 56)
+}
+
+/// The hash FNV-1a. The verbs library and the preload library of a process come to the same number.
+fn fnv_1a(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Name and index of an interface, whether it is loopback, and an address. None if the host does not tell.
@@ -170,6 +221,8 @@ fn interface_addresses() -> Option<Vec<(String, u32, bool, IpAddr)>> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::{AsRawFd, FromRawFd};
+
     use super::*;
 
     #[test]
@@ -200,8 +253,23 @@ mod tests {
     }
 
     #[test]
-    fn macs() {
-        assert_eq!(parse_mac("02:00:5e:10:00:ff"), Some([2, 0, 0x5e, 0x10, 0, 0xff]));
-        assert_eq!(parse_mac("02:00"), None);
+    fn virtual_interfaces_have_no_permanent_address() {
+        // SAFETY: a plain system call, and a new descriptor.
+        let socket = unsafe {
+            let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+            std::os::fd::OwnedFd::from_raw_fd(fd)
+        };
+        assert_eq!(permanent_address(socket.as_raw_fd(), c"lo"), None);
+        assert_eq!(permanent_address(socket.as_raw_fd(), c"no such one"), None);
+        assert_eq!(permanent_address(-1, c"lo"), None);
+    }
+
+    #[test]
+    fn a_node_without_hardware_has_a_number_of_its_own() {
+        assert_eq!(boot_guid(), boot_guid());
+        assert_eq!(boot_guid() >> 56 & 0x03, 0, "local, and no group");
+        // The test vectors of FNV-1a's authors.
+        assert_eq!(fnv_1a("".bytes()), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv_1a("foobar".bytes()), 0x8594_4171_f739_67e8);
     }
 }

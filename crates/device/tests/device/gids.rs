@@ -5,7 +5,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_device::gid::GidKind;
+use millstream_device::gid::{self, GidKind};
 use millstream_device::gid_table::GidTable;
 
 use crate::support::run_role;
@@ -57,4 +57,38 @@ pub(crate) fn changing_interfaces() {
     assert_eq!(index_of(&without, [192, 0, 2, 1], GidKind::RoceV2), None);
     assert_eq!(lo, [GidKind::RoceV2, GidKind::RoceV1].map(|kind| index_of(&without, [127, 0, 0, 1], kind)));
     assert!(added.iter().flatten().all(|&index| without.get(index).is_none()), "{without:?}");
+}
+
+/// librdmacm finds the device of an event by the node GUID that it read at its start.
+#[test]
+fn the_node_guid_stays_while_interfaces_come_and_go() {
+    // SAFETY: a plain system call.
+    if unsafe { libc::geteuid() } != 0 {
+        println!("skipped: a network namespace takes root");
+        return;
+    }
+    run_role("node_guid");
+}
+
+/// In another process: interfaces of a network namespace of its own, and their files in sysfs.
+pub(crate) fn node_guid() {
+    let of_host = gid::node_guid();
+    assert_eq!(of_host & 0x01 << 56, 0, "no group address");
+    // SAFETY: plain system calls with C strings; later threads are in the new namespaces, too.
+    let entered = unsafe {
+        let [none, root, sys, kind] = [c"none", c"/", c"/sys", c"sysfs"].map(|text| text.as_ptr());
+        libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) == 0
+            && libc::mount(none, root, std::ptr::null(), libc::MS_REC | libc::MS_PRIVATE, std::ptr::null())
+                == 0
+            && libc::mount(none, sys, kind, 0, std::ptr::null()) == 0
+    };
+    assert!(entered, "{}", std::io::Error::last_os_error());
+    let before = gid::node_guid();
+    assert_ne!(before, of_host, "another node");
+    for (name, address) in [("first", "06:00:00:00:00:02"), ("second", "02:00:00:00:00:02")] {
+        ip(&format!("link add {name} address {address} type veth peer name {name}-peer"));
+        assert_eq!(gid::node_guid(), before, "with {address}");
+    }
+    ip("link delete second");
+    assert_eq!(gid::node_guid(), before);
 }

@@ -70,6 +70,7 @@ fn other_process() {
         Ok("crashing_sender") => abandoned::crashing_sender(),
         Ok("qpn_reuse") => lifetime::qpn_reuse(),
         Ok("changing_interfaces") => gids::changing_interfaces(),
+        Ok("node_guid") => gids::node_guid(),
         Ok("wire_killed_peer") => wire::killed_peer(),
         Ok("wire_busy_receiver") => wire::busy_receiver(),
         Ok("wire_stray_disconnect") => wire::stray_disconnect(),
