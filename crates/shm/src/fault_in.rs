@@ -37,15 +37,25 @@ pub fn population_limit() -> usize {
 }
 
 /// Allocates the pages of `range` (widened to whole pages) up to [`population_limit`] bytes, as an adapter that pins
-/// them would. Best effort: memory that cannot be populated is left as it is.
-pub fn populate(range: Range<usize>, write: bool) {
+/// them would. Memory that permits the access and cannot be populated is left as it is.
+///
+/// # Errors
+/// EFAULT if some of the memory is not mapped or does not permit the access.
+pub fn populate(range: Range<usize>, write: bool) -> io::Result<()> {
+    if range.is_empty() {
+        return Ok(());
+    }
     let start = range.start & !(PAGE - 1);
     let len = (range.end - start).min(population_limit());
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
-    if len != 0 {
-        // SAFETY: the advice keeps the contents.
-        let _ = unsafe { mm::madvise(start, len, advice) };
+    // SAFETY: the advice keeps the contents.
+    let populated = len == 0 || unsafe { mm::madvise(start, len, advice) }.is_ok();
+    // The system call checks the permissions of what it populates, so few registrations look at the mappings. Without
+    // /proc nothing is known.
+    if (populated && start + len >= range.end) || maps::permits(&(start..range.end), write).unwrap_or(true) {
+        return Ok(());
     }
+    Err(io::Error::from_raw_os_error(libc::EFAULT))
 }
 
 /// Whether `range`, which is mapped, begins in memory of a device that its driver has mapped (`VM_PFNMAP`): a GPU's, for example.
@@ -60,10 +70,8 @@ pub fn is_device_memory(range: &Range<usize>) -> bool {
 
 /// Checks the permissions in `/proc/self/maps` and reads one byte of each page through the kernel.
 fn probe(range: Range<usize>, write: bool) -> io::Result<()> {
-    let fault = || io::Error::from_raw_os_error(libc::EFAULT);
-    let vmas = maps::vmas(range.clone())?;
-    if !maps::covers(&vmas, &range) || (write && !vmas.iter().all(|vma| vma.writable)) {
-        return Err(fault());
+    if !maps::permits(&range, write)? {
+        return Err(io::Error::from_raw_os_error(libc::EFAULT));
     }
     let mut byte = 0u8;
     for page in range.step_by(PAGE) {

@@ -13,6 +13,8 @@ use std::os::fd::AsRawFd;
 pub struct Vma {
     /// Its addresses.
     pub range: Range<usize>,
+    /// Whether it can be read.
+    pub readable: bool,
     /// Whether it can be read and written.
     pub writable: bool,
     /// Whether it is shared instead of copy-on-write.
@@ -38,6 +40,7 @@ impl Vma {
         let name = words.next().unwrap_or("");
         Some(Self {
             range: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
+            readable: mode.starts_with(b"r"),
             writable: mode.starts_with(b"rw"),
             shared: mode.get(3) == Some(&b's'),
             offset: u64::from_str_radix(offset, 16).ok()?,
@@ -114,7 +117,8 @@ struct ProcmapQuery {
 const PROCMAP_QUERY: libc::c_ulong =
     3 << 30 | (size_of::<ProcmapQuery>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 17;
 const COVERING_OR_NEXT: u64 = 1 << 4;
-const READABLE_WRITABLE: u64 = 1 << 0 | 1 << 1;
+const READABLE: u64 = 1 << 0;
+const READABLE_WRITABLE: u64 = READABLE | 1 << 1;
 const SHARED: u64 = 1 << 3;
 
 /// The VMA at `address`, else the next one; None behind the last one. `maps` is `/proc/self/maps`.
@@ -150,6 +154,7 @@ fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
     let name = name.get(..(query.vma_name_size as usize).saturating_sub(1)).unwrap_or_default();
     Ok(Some(Vma {
         range: query.vma_start as usize..query.vma_end as usize,
+        readable: query.vma_flags & READABLE != 0,
         writable: query.vma_flags & READABLE_WRITABLE == READABLE_WRITABLE,
         shared: query.vma_flags & SHARED != 0,
         offset: query.vma_offset,
@@ -162,6 +167,16 @@ fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
 /// Whether an area of this name, without a file, is anonymous memory.
 fn is_anonymous(name: &[u8]) -> bool {
     name.is_empty() || name == b"[heap]" || name.starts_with(b"[anon:")
+}
+
+/// Whether all of `range` is mapped and can be read, or read and written if `write` is set.
+///
+/// # Errors
+/// Those of [`vmas`].
+pub fn permits(range: &Range<usize>, write: bool) -> io::Result<bool> {
+    let vmas = vmas(range.clone())?;
+    let permits = |vma: &Vma| if write { vma.writable } else { vma.readable };
+    Ok(covers(&vmas, range) && vmas.iter().all(permits))
 }
 
 /// Whether `vmas` cover `range` without holes.
@@ -187,10 +202,11 @@ mod tests {
             Vma::parse("5581d0a00000-5581d0a21000 rw-p 00000000 00:00 0                          [heap]")
                 .unwrap();
         assert_eq!(heap.range, 0x5581_d0a0_0000..0x5581_d0a2_1000);
-        assert!(heap.writable && heap.anonymous && !heap.shared);
+        assert!(heap.readable && heap.writable && heap.anonymous && !heap.shared);
         let file = Vma::parse("7f10-7f20 r--s 00001000 00:1a 1234 /memfd:x (deleted)").unwrap();
         assert_eq!((file.offset, file.device, file.inode), (0x1000, (0, 0x1a), 1234));
-        assert!(file.shared && !file.anonymous && !file.writable);
+        assert!(file.readable && file.shared && !file.anonymous && !file.writable);
+        assert!(!Vma::parse("7f10-7f20 ---p 00000000 00:00 0").unwrap().readable);
         assert!(!Vma::parse("7ffc0-7ffd0 rw-p 00000000 00:00 0 [stack]").unwrap().anonymous);
         assert!(Vma::parse("nonsense").is_none());
     }

@@ -106,7 +106,7 @@ impl RegionMemory {
         // Where no page exists yet, the file gets the pages that the region needs anyway, and nothing is copied.
         let is_fresh = memory.may_be_shared && len >= FRESH_MOVE && relocate::is_untouched(memory.range());
         if !is_fresh {
-            populate(memory.range(), stores(access));
+            populate(memory.range(), stores(access))?;
         }
         // Pages that another region has moved are shared: atomic operations through both keys take one way.
         let at_once = memory.may_be_shared && (is_fresh || relocate::moves_at_registration());
@@ -118,7 +118,7 @@ impl RegionMemory {
             relocate::find_moved(memory.range())
         };
         if is_fresh {
-            populate(memory.range(), stores(access));
+            populate(memory.range(), stores(access))?;
         }
         if let Some(shared) = shared {
             memory.export_pages(adapter, shared);
@@ -221,10 +221,17 @@ impl RegionMemory {
         LocalMr { key, access, pd, start: self.iova, len: self.len, va: self.va }
     }
 
-    /// EACCES if a file is mapped read-only and `access` includes stores.
-    pub(super) fn allows(&self, access: u32) -> Result<()> {
-        match &self.view {
-            Some(view) if stores(access) && !view.writable() => Err(Errno(libc::EACCES)),
+    /// Whether the memory permits another access than that of the region.
+    ///
+    /// # Errors
+    /// EACCES if a file is mapped read-only and `access` includes stores; EFAULT if memory at an address cannot be stored to.
+    pub(super) fn allows(&self, access: u32, before: u32) -> Result<()> {
+        if !stores(access) || stores(before) || access & ACCESS_ON_DEMAND != 0 {
+            return Ok(());
+        }
+        match (self.kind, &self.view) {
+            (RegionKind::Address, _) => Ok(populate(self.range(), true)?),
+            (_, Some(view)) if !view.writable() => Err(Errno(libc::EACCES)),
             _ => Ok(()),
         }
     }

@@ -78,8 +78,8 @@ impl Mr {
     /// 2^64 − 1 bytes from address zero then register the whole address space.
     ///
     /// # Errors
-    /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not mapped; ENOMEM
-    /// when the table is full.
+    /// EINVAL for impossible access flags or a range that wraps; EFAULT for memory that is not mapped or does not permit
+    /// the access; ENOMEM when the table is full.
     pub fn register(pd: &Arc<Pd>, addr: u64, len: u64, iova: u64, access: u32) -> Result<Self> {
         // Registration takes long, and peers wait for delayed acknowledgements.
         pd.context.adapter.port.flush_acks();
@@ -194,7 +194,7 @@ impl Mr {
                 RegionMemory::ordinary(adapter, va, len, iova, access).map(Some)
             }
             (_, None) if !other_kind => {
-                check(access, memory.iova, len).and_then(|()| memory.allows(access)).map(|()| None)
+                check(access, memory.iova, len).and_then(|()| memory.allows(access, self.local.access)).map(|()| None)
             }
             _ => Err(Errno::NOTSUP),
         };

@@ -56,6 +56,7 @@ fn other_process() {
         Ok("stepped_datagrams") => process_kills::datagrams::sender(),
         Ok("stepped_sender") => process_kills::stepping::sender(),
         Ok("registration") => registration::registers_under_stores(),
+        Ok("permissions") => regions::must_permit_the_access(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("fork_tree") => peer_exit::fork_tree(),
         Ok("forged_peer") => fuzz_seeds::forged_peer(),

@@ -19,6 +19,7 @@ use crate::support::{
     Command, End, Kind, POISON, Placement, QpConfig, Region, Reply, connect, has_begun, pair, pattern,
     poison, request, wait_for,
 };
+use crate::support::Process;
 
 const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 const ALL: u32 = ACCESS_LOCAL_WRITE | REMOTE;
@@ -548,5 +549,60 @@ fn a_receive_posted_before_a_change_is_checked_when_it_is_used() {
         assert_eq!(fixture.owner.received(1)[0].status, WC_LOC_PROT_ERR);
         wait_for("its failure", || fixture.owner.state() == QpState::Err);
         assert_eq!(pages.bytes(64), vec![0; 64]);
+    }
+}
+
+/// An access that memory does not permit would end the process that makes it.
+#[test]
+fn memory_must_permit_the_access_of_its_region() {
+    must_permit_the_access();
+    // Also behind the pages that are populated.
+    for populated in ["0", "4096"] {
+        let mut process =
+            Process::start_with("permissions", |command| command.env("MILLSTREAM_POPULATE", populated));
+        assert!(process.finish().success(), "{populated} bytes populated");
+    }
+}
+
+pub(crate) fn must_permit_the_access() {
+    const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    let context = millstream_device::Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    // The larger ones may move at registration.
+    for pages in [3, 1024] {
+        let memory = Pages::new(pages * PAGE);
+        let register = |access| {
+            let (addr, len) = (memory.addr() + 8, (pages * PAGE - 16) as u64);
+            Mr::register(&pd, addr, len, addr, access)
+        };
+        for (protection, reads, stores) in [
+            (libc::PROT_NONE, Some(Errno(libc::EFAULT)), Some(Errno(libc::EFAULT))),
+            (libc::PROT_READ, None, Some(Errno(libc::EFAULT))),
+            (READ_WRITE, None, None),
+        ] {
+            for changed in [0..pages, 0..1, pages - 1..pages] {
+                let set = |pages: &std::ops::Range<usize>, protection| {
+                    let start = (memory.0 + pages.start * PAGE) as *mut libc::c_void;
+                    // SAFETY: the test's own pages, which nothing accesses now.
+                    assert_eq!(unsafe { libc::mprotect(start, pages.len() * PAGE, protection) }, 0);
+                };
+                set(&changed, protection);
+                for (access, expected) in [
+                    (0, reads),
+                    (ACCESS_REMOTE_READ, reads),
+                    (ACCESS_LOCAL_WRITE, stores),
+                    (ACCESS_LOCAL_WRITE | ACCESS_REMOTE_WRITE, stores),
+                    (ACCESS_LOCAL_WRITE | ACCESS_ON_DEMAND, None),
+                ] {
+                    let found = register(access).err();
+                    assert_eq!(found, expected, "{pages} pages, {protection} at {changed:?}, {access:#x}");
+                }
+                if let Ok(mut mr) = register(0) {
+                    let change = ReregMr { access: Some(ACCESS_LOCAL_WRITE), ..ReregMr::default() };
+                    assert_eq!(mr.rereg(&change).err(), stores.map(ReregError::Unchanged));
+                }
+                set(&changed, READ_WRITE);
+            }
+        }
     }
 }
