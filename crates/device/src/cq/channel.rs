@@ -18,6 +18,7 @@ pub struct Channel {
     pub(crate) context: Arc<Context>,
     pub(crate) id: u32,
     event: Arc<EventFd>,
+    /// In the order in which their events are looked for.
     queues: Mutex<Vec<Weak<Cq>>>,
 }
 
@@ -73,8 +74,14 @@ impl Channel {
     pub fn next_event(&self) -> io::Result<Arc<Cq>> {
         loop {
             self.event.take()?;
-            let queues = self.queues.lock().expect("no panic under this lock");
-            if let Some(cq) = queues.iter().filter_map(Weak::upgrade).find(|cq| cq.take_event()) {
+            let mut queues = self.queues.lock().expect("no panic under this lock");
+            let taken = queues.iter().enumerate().find_map(|(at, cq)| {
+                let cq = cq.upgrade().filter(|cq| cq.take_event())?;
+                Some((at, cq))
+            });
+            if let Some((at, cq)) = taken {
+                // It goes last, so that a busy queue does not hide the events of others.
+                queues[at..].rotate_left(1);
                 return Ok(cq);
             }
             // The event of a destroyed queue, or one that a peer forged. A non-blocking caller is not kept until all of these

@@ -392,3 +392,36 @@ fn a_destroyed_completion_queue_leaves_no_signal_behind() {
         assert_eq!(ending.join().expect("no panic"), Ok(()));
     });
 }
+
+#[test]
+fn a_busy_queue_does_not_delay_the_events_of_others() {
+    let adapter = Adapter::open();
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let ends = [(); 3].map(|()| {
+        let cq = Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue");
+        let qp = adapter.qp(&cq).expect("a queue pair");
+        connect_queue_pair(&qp, qp.qpn().get(), &QpConfig::default());
+        (cq, qp)
+    });
+    let raise = |at: usize| {
+        ends[at].0.arm(false);
+        ends[at].1.post_send(&SendWr { opcode: WR_RDMA_WRITE, ..SendWr::default() }).expect("room");
+    };
+    let fetched = || {
+        let cq = channel.next_event().expect("an event");
+        cq.acknowledge(1);
+        assert_eq!(cq.poll(&mut [Wc::default()]), Ok(1));
+        ends.iter().position(|(other, _)| Arc::ptr_eq(other, &cq)).expect("one of them")
+    };
+    (0..3).for_each(raise);
+    let mut order = Vec::new();
+    for _ in 0..6 {
+        order.push(fetched());
+        raise(order[order.len() - 1]);
+    }
+    assert_eq!(order, [0, 1, 2, 0, 1, 2]);
+    for (cq, qp) in &ends {
+        qp.destroy();
+        cq.destroy().expect("unused");
+    }
+}
