@@ -1,6 +1,7 @@
 //! Files of this process that peers may map, by slot and generation.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::fmt::Debug;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
 
@@ -21,9 +22,14 @@ pub(crate) struct FileId {
 #[derive(Debug, Default)]
 pub(crate) struct ExportedFiles(Mutex<Slots>);
 
+/// A descriptor, or a reference to one with other users.
+pub(crate) trait Descriptor: AsFd + Debug + Send + Sync {}
+
+impl<T: AsFd + Debug + Send + Sync> Descriptor for T {}
+
 #[derive(Debug, Default)]
 struct Slots {
-    files: Vec<Option<(u32, OwnedFd)>>,
+    files: Vec<Option<(u32, Box<dyn Descriptor>)>>,
     /// Last generation of each slot. Private, because peers can write the shared copy.
     generations: Vec<u32>,
     free: Vec<u32>,
@@ -35,7 +41,7 @@ fn entry(arena: &Arena, slot: u32) -> &FileEntry {
 
 impl ExportedFiles {
     /// Exports a file of `len` bytes; None when the table is full.
-    pub(crate) fn add(&self, arena: &Arena, fd: OwnedFd, len: usize) -> Option<FileId> {
+    pub(crate) fn add(&self, arena: &Arena, fd: Box<dyn Descriptor>, len: usize) -> Option<FileId> {
         let mut slots = self.0.lock().expect("no panic under this lock");
         let slot = match slots.free.pop() {
             Some(slot) => slot,
@@ -66,11 +72,7 @@ impl ExportedFiles {
     }
 
     /// Runs `work` with the file's descriptor; None if the file was withdrawn.
-    pub(crate) fn with<R>(
-        &self,
-        id: FileId,
-        work: impl FnOnce(std::os::fd::BorrowedFd<'_>) -> R,
-    ) -> Option<R> {
+    pub(crate) fn with<R>(&self, id: FileId, work: impl FnOnce(BorrowedFd<'_>) -> R) -> Option<R> {
         let slots = self.0.lock().expect("no panic under this lock");
         let (generation, fd) = slots.files.get(id.slot as usize)?.as_ref()?;
         (*generation == id.generation).then(|| work(fd.as_fd()))

@@ -75,7 +75,8 @@ fn settle(adapter: &'static LocalAdapter, key: u32) {
 
 /// Ends the peers' reports, unless the pages may move later.
 fn give_up_for_good(adapter: &'static LocalAdapter, key: u32, error: &io::Error) {
-    if !matches!(error.raw_os_error(), Some(libc::EBUSY | libc::EAGAIN | libc::ENOMEM | libc::ECANCELED)) {
+    const PASSING: [i32; 5] = [libc::EBUSY, libc::EAGAIN, libc::ENOMEM, libc::EMFILE, libc::ECANCELED];
+    if !error.raw_os_error().is_some_and(|error| PASSING.contains(&error)) {
         tracing::debug!("peers reach the region {key:#x} through the kernel: {error}");
         adapter.mrs.never_move(key);
     }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
@@ -12,6 +12,7 @@ use millstream_shm::{Mapping, PAGE, cannot_shrink, file_behind, file_len, is_dev
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
+use crate::exported_files::Descriptor;
 use crate::move_queue::Job;
 use crate::mr_table::{ACCESS_DEVICE, ExportedRange, LocalMr, RegionPages};
 use crate::region_mover;
@@ -136,10 +137,9 @@ impl RegionMemory {
 
     /// Lets peers map pages that were moved.
     fn export_pages(&mut self, adapter: &LocalAdapter, shared: SharedPages) {
-        let fd = shared.as_fd().try_clone_to_owned();
-        if let (Ok(fd), Ok(len)) = (fd, file_len(shared.as_fd())) {
-            self.export(adapter, (fd, len), shared.range.clone(), shared.offset as u64);
-        }
+        let memory = shared.memory();
+        let len = memory.len();
+        self.export(adapter, (Box::new(memory), len), shared.range.clone(), shared.offset as u64);
         self.shared = Some(shared);
         self.may_be_shared = false;
     }
@@ -152,7 +152,7 @@ impl RegionMemory {
             // Pages that another region moved go back to private memory when that region is deregistered.
             _ if relocate::is_moved_file(fd.as_fd()) => false,
             Ok(len) if cannot_shrink(fd.as_fd()) && len as u64 >= offset + self.len => {
-                self.export(adapter, (fd, len), self.range(), offset)
+                self.export(adapter, (Box::new(fd), len), self.range(), offset)
             }
             _ => false,
         }
@@ -162,7 +162,7 @@ impl RegionMemory {
     fn export(
         &mut self,
         adapter: &LocalAdapter,
-        (fd, len): (OwnedFd, usize),
+        (fd, len): (Box<dyn Descriptor>, usize),
         part: Range<usize>,
         offset: u64,
     ) -> bool {
@@ -209,7 +209,7 @@ impl RegionMemory {
         let owned = fd.try_clone_to_owned()?;
         // A file that could shrink would fault in a peer's mapping. Peers use this process's mapping instead.
         let exported = cannot_shrink(fd)
-            .then(|| adapter.files.add(adapter.arena, owned, size as usize))
+            .then(|| adapter.files.add(adapter.arena, Box::new(owned), size as usize))
             .flatten()
             .map(|file| ExportedRange { file, range: iova..iova + len, offset });
         Ok(Self { exported: exported.unwrap_or(ExportedRange::NONE), va, view: Some(view), ..plain })

@@ -193,9 +193,9 @@ impl Mr {
             (RegionKind::Address, None) if other_kind => {
                 RegionMemory::ordinary(adapter, va, len, iova, access).map(Some)
             }
-            (_, None) if !other_kind => {
-                check(access, memory.iova, len).and_then(|()| memory.allows(access, self.local.access)).map(|()| None)
-            }
+            (_, None) if !other_kind => check(access, memory.iova, len)
+                .and_then(|()| memory.allows(access, self.local.access))
+                .map(|()| None),
             _ => Err(Errno::NOTSUP),
         };
         drop(memory);

@@ -57,6 +57,7 @@ fn other_process() {
         Ok("stepped_sender") => process_kills::stepping::sender(),
         Ok("registration") => registration::registers_under_stores(),
         Ok("permissions") => regions::must_permit_the_access(),
+        Ok("descriptors") => regions::few_descriptors(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("fork_tree") => peer_exit::fork_tree(),
         Ok("forged_peer") => fuzz_seeds::forged_peer(),

@@ -19,7 +19,7 @@ use crate::support::{
     Command, End, Kind, POISON, Placement, QpConfig, Region, Reply, connect, has_begun, pair, pattern,
     poison, request, wait_for,
 };
-use crate::support::Process;
+use crate::support::{Process, run_role};
 
 const REMOTE: u32 = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
 const ALL: u32 = ACCESS_LOCAL_WRITE | REMOTE;
@@ -605,4 +605,42 @@ pub(crate) fn must_permit_the_access() {
             }
         }
     }
+}
+
+/// Moved pages are files. The program needs its descriptors for itself.
+#[test]
+fn moved_regions_leave_the_program_its_descriptors() {
+    run_role("descriptors");
+}
+
+/// In another process: its descriptors are few.
+pub(crate) fn few_descriptors() {
+    const LIMIT: u64 = 128;
+    const REGION: usize = 2 << 20;
+    let limit = libc::rlimit { rlim_cur: LIMIT, rlim_max: LIMIT };
+    // SAFETY: a plain system call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    let context = millstream_device::Context::open().expect("the device opens");
+    let pd = Pd::new(&context);
+    // Untouched: it moves at registration, if this process may move pages.
+    let memory: Vec<_> = (0..100).map(|_| Pages::new(REGION)).collect();
+    let register = |pages: &Pages| {
+        Mr::register(&pd, pages.addr(), REGION as u64, pages.addr(), ALL).expect("registered")
+    };
+    let mut regions: Vec<_> = memory.iter().map(register).collect();
+    let _files: Vec<_> =
+        (0..50).map(|_| std::fs::File::open("/dev/null").expect("a descriptor is left")).collect();
+    let moved = |regions: &[Mr]| regions.iter().filter(|mr| mr.mapped_len() != 0).count();
+    if moved(&regions) == 0 {
+        println!("skipped: pages do not move in this process");
+        return;
+    }
+    assert_eq!(moved(&regions), LIMIT as usize / 4);
+    // A descriptor that is free again lets another region move.
+    let first = regions.remove(0);
+    drop(first);
+    assert_eq!(moved(&regions), LIMIT as usize / 4 - 1);
+    let more = Pages::new(REGION);
+    regions.push(register(&more));
+    assert_eq!(moved(&regions), LIMIT as usize / 4);
 }

@@ -76,7 +76,7 @@ pub struct SharedPages {
 /// Pages that were moved into a memfd. All fields but the memory change under the lock of the list.
 #[derive(Debug)]
 struct MovedRange {
-    memory: Memfd,
+    memory: Arc<Memfd>,
     /// The range that is to be moved.
     range: Range<usize>,
     /// Bytes from its start that are shared. It grows while pages move, and shrinks while they move back.
@@ -119,6 +119,12 @@ impl SharedPages {
     #[must_use]
     pub fn id(&self) -> usize {
         Arc::as_ptr(&self.moved) as usize
+    }
+
+    /// The memfd, whose descriptor all users share.
+    #[must_use]
+    pub fn memory(&self) -> Arc<Memfd> {
+        Arc::clone(&self.moved.memory)
     }
 
     /// Size of the memfd \[bytes\].
@@ -251,10 +257,22 @@ fn whole_pages(range: &Range<usize>) -> Range<usize> {
 ///
 /// # Errors
 /// EPERM if an access of another thread could be lost, or with `MILLSTREAM_MOVE=0`. EINVAL for memory that
-/// the rule excludes. EBUSY for pages that the kernel uses. Those of memory allocation and `userfaultfd`.
+/// the rule excludes. EBUSY for pages that the kernel uses. EMFILE if the files of moved pages take a quarter of the
+/// descriptors that the process may have. Those of memory allocation and `userfaultfd`.
 pub fn move_pages(range: Range<usize>) -> io::Result<SharedPages> {
     move_in_pieces(range, 1, || true)
 }
+
+/// Most moved ranges. Each has a descriptor, and the program needs most of its descriptors for itself.
+fn most_ranges() -> usize {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: a plain system call, and a structure on the stack.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known { usize::try_from(limit.rlim_cur / DESCRIPTOR_SHARE).unwrap_or(usize::MAX) } else { usize::MAX }
+}
+
+/// Moved ranges take one of this many descriptors at most.
+const DESCRIPTOR_SHARE: u64 = 4;
 
 /// The pause between two attempts to move a piece.
 const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(1);
@@ -288,6 +306,9 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
     if inner.start >= inner.end {
         return Err(error(libc::EINVAL));
     }
+    if found.is_none() && MOVED_RANGES.lock().len() >= most_ranges() {
+        return Err(error(libc::EMFILE));
+    }
     let before = found.as_ref().map_or(0, |shared| shared.moved.shared().len());
     let rest = inner.start + before..inner.end;
     let (userfault, areas) = match prepare(&rest) {
@@ -300,7 +321,7 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
         None => {
             let moved = Arc::new(MovedRange {
                 // Peers get the descriptor, and must not seal it against each other.
-                memory: Memfd::sealed(FILE_NAME, inner.len())?,
+                memory: Arc::new(Memfd::sealed(FILE_NAME, inner.len())?),
                 range: inner.clone(),
                 len: AtomicUsize::new(0),
                 users: AtomicUsize::new(0),
