@@ -11,6 +11,7 @@ use millstream_device as device;
 use crate::{
     errno::{self, Errno},
     sys::*,
+    versioned,
 };
 
 /// A device: the program's struct.
@@ -211,12 +212,8 @@ pub(crate) unsafe extern "C" fn query_device_ex(
         phys_port_cnt_ex: u32::from(orig_attr.phys_port_cnt),
         ..ibv_device_attr_ex::default()
     };
-    let len = size.min(mem::size_of::<ibv_device_attr_ex>());
-    // SAFETY: the caller's struct has `size` bytes; fields beyond this version become zero.
-    unsafe {
-        attr.cast::<u8>().write_bytes(0, size);
-        attr.cast::<u8>().copy_from_nonoverlapping((&raw const answer).cast(), len);
-    }
+    // SAFETY: the caller's struct has this size.
+    unsafe { versioned::write(attr, size, &answer) };
     0
 }
 

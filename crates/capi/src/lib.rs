@@ -36,4 +36,5 @@ pub mod srq;
 pub mod strings;
 pub mod sys;
 pub mod sysfs;
+mod versioned;
 pub mod xrc;

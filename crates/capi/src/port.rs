@@ -14,13 +14,14 @@ use millstream_device::{
 use crate::{
     errno::{self, Errno},
     sys::*,
+    versioned,
 };
 
 /// Bytes of `ibv_port_attr` in programs that were compiled before `port_cap_flags2` was added.
 const COMPAT_PORT_ATTR: usize = mem::offset_of!(ibv_port_attr, port_cap_flags2);
 
-/// The attributes of a port; writes only the first `port_attr_len` bytes of `port_attr`, the size of the
-/// struct that the caller was compiled with. Returns 0 or an error number.
+/// The attributes of a port. `port_attr_len` is the size of the struct that the caller was compiled with. Returns 0 or an
+/// error number.
 pub(crate) unsafe extern "C" fn query_port(
     _context: *mut ibv_context,
     port_num: u8,
@@ -46,9 +47,8 @@ pub(crate) unsafe extern "C" fn query_port(
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
         ..ibv_port_attr::default()
     };
-    let len = port_attr_len.min(mem::size_of::<ibv_port_attr>());
-    // SAFETY: the caller's struct has at least `len` bytes.
-    unsafe { port_attr.cast::<u8>().copy_from_nonoverlapping((&raw const attr).cast(), len) };
+    // SAFETY: the caller's struct has this size.
+    unsafe { versioned::write(port_attr, port_attr_len, &attr) };
     0
 }
 
@@ -123,9 +123,8 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
         Ok(found) => verbs_entry(gid_index as usize, &found),
         Err(error) => return errno::status(Err(error)),
     };
-    let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
-    // SAFETY: the caller's struct has at least `len` bytes.
-    unsafe { entry.cast::<u8>().copy_from_nonoverlapping((&raw const found).cast(), len) };
+    // SAFETY: the caller's struct has this size.
+    unsafe { versioned::write(entry, entry_size, &found) };
     0
 }
 
@@ -166,13 +165,12 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     if entry_count > max_entries {
         return errno::count(Err(Errno::INVALID));
     }
-    let len = entry_size.min(mem::size_of::<ibv_gid_entry>());
     for (at, (index, entry)) in table.entries().enumerate() {
         let entry = verbs_entry(index, entry);
         // SAFETY: the caller's array has `max_entries` structs of `entry_size` bytes.
         unsafe {
-            let place = entries.cast::<u8>().add(at * entry_size);
-            place.copy_from_nonoverlapping((&raw const entry).cast(), len);
+            let place = entries.byte_add(at * entry_size);
+            versioned::write(place, entry_size, &entry);
         }
     }
     errno::count(Ok(entry_count))
@@ -202,4 +200,54 @@ const DEFAULT_PKEY: __be16 = 0xffff;
 pub unsafe extern "C" fn ibv_get_pkey_index(_context: *mut ibv_context, port_num: u8, pkey: __be16) -> c_int {
     let found = port_num == 1 && pkey == DEFAULT_PKEY;
     errno::index(if found { Ok(0) } else { Err(Errno::INVALID) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+
+    use super::*;
+
+    /// A caller's memory for structs, without a zero.
+    fn room() -> [u64; 64] {
+        [u64::MAX; 64]
+    }
+
+    /// Byte `from` and those behind it that are not as they were.
+    fn written(room: &[u64], from: usize) -> Vec<u8> {
+        let bytes = room.iter().flat_map(|word| word.to_ne_bytes()).skip(from);
+        bytes.take_while(|byte| *byte != 0xff).collect()
+    }
+
+    #[test]
+    fn fields_of_later_versions_are_zero() {
+        let (port, gid) = (mem::size_of::<ibv_port_attr>(), mem::size_of::<ibv_gid_entry>());
+        let mut answer = room();
+        // SAFETY: the structs are inside the array, whose alignment suffices. The context is not used.
+        unsafe {
+            assert_eq!(query_port(ptr::null_mut(), 1, answer.as_mut_ptr().cast(), port + 12), 0);
+            assert_eq!(written(&answer, port), [0; 12]);
+            let index = GidTable::current().entries().next().expect("a loopback interface").0 as u32;
+            answer = room();
+            let entry = answer.as_mut_ptr().cast();
+            assert_eq!(_ibv_query_gid_ex(ptr::null_mut(), 1, index, entry, 0, gid + 8), 0);
+            assert_eq!(written(&answer, gid), [0; 8]);
+            let mut table = vec![u64::MAX; 256 * (gid + 8) / 8];
+            let entries = table.as_mut_ptr().cast();
+            let count = _ibv_query_gid_table(ptr::null_mut(), entries, 256, 0, gid + 8).unsigned_abs();
+            for at in 0..count {
+                assert_eq!(written(&table, at * (gid + 8) + gid)[..8], [0; 8]);
+            }
+            assert_eq!(written(&table, count * (gid + 8)), []);
+        }
+    }
+
+    #[test]
+    fn callers_with_an_earlier_version_get_their_fields_only() {
+        let mut answer = room();
+        // SAFETY: as above.
+        let status = unsafe { ibv_query_port(ptr::null_mut(), 1, answer.as_mut_ptr().cast()) };
+        assert_eq!(status, 0);
+        assert_eq!(written(&answer, COMPAT_PORT_ATTR), []);
+    }
 }
