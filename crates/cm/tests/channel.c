@@ -270,11 +270,49 @@ static void everything_can_be_closed(void)
 	CHECK(write(pipes[1], "y", 1) == 1 && read(pipes[0], &got, 1) == 1 && got == 'y');
 }
 
+static unsigned char *handler_frame;
+
+static void call_with_paths(int signal)
+{
+	(void)signal;
+	struct stat answer;
+	handler_frame = __builtin_frame_address(0);
+	close(open("/dev/null", O_RDONLY));
+	close(openat(AT_FDCWD, "/sys/kernel", O_RDONLY));
+	stat("/dev/null", &answer);
+	access("/sys/class", R_OK);
+	int pipes[2];
+	if (pipe(pipes) == 0 && write(pipes[1], "a longer text", 13) == 13)
+		close(pipes[0]), close(pipes[1]);
+}
+
+// Signal handlers on a small alternate stack open other files.
+static void calls_for_other_files_take_little_stack(void)
+{
+	enum { SIZE = 65536, MOST = 2048 };
+	static unsigned char memory[SIZE] __attribute__((aligned(16)));
+	memset(memory, 0xa5, SIZE);
+	stack_t stack = { .ss_sp = memory, .ss_size = SIZE };
+	struct sigaction action = { .sa_handler = call_with_paths, .sa_flags = SA_ONSTACK };
+	// The first calls look up the C library's functions.
+	call_with_paths(0);
+	// With a channel, each write may be a command.
+	open_channel(0);
+	CHECK(sigaltstack(&stack, NULL) == 0 && sigaction(SIGUSR1, &action, NULL) == 0);
+	CHECK(raise(SIGUSR1) == 0);
+	unsigned char *lowest = memory;
+	while (*lowest == 0xa5)
+		lowest++;
+	CHECK(handler_frame > lowest && handler_frame < memory + SIZE);
+	CHECK(handler_frame - lowest <= MOST);
+}
+
 #define TEST(name) { #name, name }
 static const struct { const char *name; void (*run)(void); } tests[] = {
 	TEST(is_a_device), TEST(wrong_commands_are_refused), TEST(can_be_polled_however_it_was_copied),
 	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
 	TEST(ports_are_given_back), TEST(everything_can_be_closed),
+	TEST(calls_for_other_files_take_little_stack),
 };
 
 int main(int count, char **words)

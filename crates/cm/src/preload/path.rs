@@ -52,7 +52,7 @@ pub(crate) use directory_of;
 /// Bytes of the longest path that is looked at, as in the kernel.
 const PATH_MAX: usize = libc::PATH_MAX as usize;
 
-/// A path without repeated slashes and without components `.`, on the stack: signal handlers open files, too.
+/// A path without repeated slashes and without components `.`, on the stack: signal handlers may open the devices' files.
 struct NormalPath {
     bytes: [u8; PATH_MAX],
     len: usize,
@@ -84,18 +84,21 @@ fn is_below(path: &[u8], root: &CStr) -> bool {
     path.strip_prefix(root.to_bytes()).is_some_and(|rest| matches!(rest.first(), None | Some(b'/')))
 }
 
-/// Whether an absolute path may be intercepted: the first component is one of two.
+/// Whether a path may be intercepted: a component names the devices. The first one of an absolute path is one of two.
 fn is_candidate(path: &[u8]) -> bool {
+    if path.first() != Some(&b'/') {
+        return names_devices(path);
+    }
     let Some(start) = path.iter().position(|byte| *byte != b'/' && *byte != b'.') else { return false };
-    start != 0 && (path[start..].starts_with(b"sys/") || path[start..].starts_with(b"dev/"))
+    (path[start..].starts_with(b"sys/") || path[start..].starts_with(b"dev/")) && names_devices(path)
 }
 
-/// Whether a relative path may be intercepted: a component names the devices.
-fn may_name_devices(path: &[u8]) -> bool {
+fn names_devices(path: &[u8]) -> bool {
     [&b"infiniband"[..], b"rdma_cm"].iter().any(|name| path.windows(name.len()).any(|part| part == *name))
 }
 
 /// The directory behind a descriptor, or the working directory for `AT_FDCWD`.
+#[inline(never)]
 fn directory(dir: c_int, to: &mut NormalPath) -> Option<()> {
     let mut link = [0u8; 40];
     let name: &[u8] = if dir == libc::AT_FDCWD {
@@ -133,12 +136,15 @@ pub(crate) unsafe fn lookup_at(dir: c_int, path: *const c_char) -> Option<Interc
     }
     // SAFETY: the caller vouches for the string.
     let path = unsafe { CStr::from_ptr(path) }.to_bytes();
-    let is_absolute = path.starts_with(b"/");
-    if !(if is_absolute { is_candidate(path) } else { may_name_devices(path) }) {
-        return None;
-    }
+    if is_candidate(path) { lookup_candidate(dir, path) } else { None }
+}
+
+/// Out of line: a signal handler may open other files on a stack that has no room for a path.
+#[cold]
+#[inline(never)]
+fn lookup_candidate(dir: c_int, path: &[u8]) -> Option<InterceptedPath> {
     let mut normal = NormalPath::new();
-    if !is_absolute {
+    if path.first() != Some(&b'/') {
         let before = super::errno();
         let found = directory(dir, &mut normal);
         super::set_errno(before);

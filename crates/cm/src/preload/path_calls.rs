@@ -37,12 +37,17 @@ unsafe fn opened(dir: c_int, path: *const c_char, flags: c_int) -> OpenAction {
         Some(InterceptedPath { device: Some(Device::Verbs), .. }) => {
             OpenAction::Return(fail_with(libc::ENXIO))
         }
-        Some(InterceptedPath { device: Some(Device::RdmaCm), .. }) => {
-            OpenAction::Return(match engine::open(flags) {
-                Ok(channel) => channel.into_raw_fd(),
-                Err(error) => fail_with(Errno::from(error).0),
-            })
-        }
+        Some(InterceptedPath { device: Some(Device::RdmaCm), .. }) => OpenAction::Return(open_channel(flags)),
+    }
+}
+
+/// Out of line: it takes much stack.
+#[cold]
+#[inline(never)]
+fn open_channel(flags: c_int) -> c_int {
+    match engine::open(flags) {
+        Ok(channel) => channel.into_raw_fd(),
+        Err(error) => fail_with(Errno::from(error).0),
     }
 }
 
@@ -243,10 +248,13 @@ fn may_be_command(fd: c_int, len: size_t) -> bool {
     engine::has_channels() && (SHORTEST..=LONGEST_COMMAND).contains(&len) && engine::is_channel(fd)
 }
 
-/// Executes the command that is written to a channel; None if the descriptor is no channel any more.
+/// Executes the command that is written to a channel; None if the descriptor is no channel any more. Out of line: it takes
+/// much stack.
 ///
 /// # Safety
 /// Addresses in the command are valid where the kernel forbids to check them.
+#[cold]
+#[inline(never)]
 unsafe fn write_command(fd: c_int, from: *const c_void, len: size_t) -> Option<Result<usize, Errno>> {
     let mut command = [0; LONGEST_COMMAND];
     let command = &mut command[..len];
