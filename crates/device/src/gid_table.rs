@@ -29,10 +29,7 @@ impl GidTable {
     /// The table as it is now. An address that came or went within the last millisecond may be missed.
     #[must_use]
     pub fn current() -> Arc<GidTable> {
-        FORK_HANDLERS.call_once(|| {
-            // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
-            unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
-        });
+        register_fork_handlers();
         let now = Instant::now();
         let known = CURRENT.lock().clone();
         if let Some((table, at)) = &known
@@ -95,6 +92,15 @@ impl GidTable {
             tracing::debug!("{left_out} GIDs of this host do not fit into the {places} places of the table");
         }
     }
+}
+
+/// Registers the fork handlers, once. A fork takes locks in the reverse order of the registrations. So a caller that reads the
+/// table under a lock of its own, which a fork takes as well, calls this before it registers its handlers.
+pub fn register_fork_handlers() {
+    FORK_HANDLERS.call_once(|| {
+        // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+    });
 }
 
 /// Takes the lock, so that the child of a fork finds it free.

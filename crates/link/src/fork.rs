@@ -18,17 +18,23 @@ use rustix::io::{DupFlags, dup3};
 static CLOSE_ON_FORK: SpinLock<Vec<RawFd>> = SpinLock::new(Vec::new());
 static FORKS: Once = Once::new();
 
+/// Registers the fork handlers, once. A fork takes locks in the reverse order of the registrations. So a caller that joins a
+/// port under a lock of its own, which a fork takes as well, calls this before it registers its handlers.
+pub fn register_fork_handlers() {
+    FORKS.call_once(|| {
+        // SAFETY: the handlers use one lock and make system calls. If they cannot be registered, a child
+        // keeps the descriptors.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
+    });
+}
+
 /// A descriptor that a forked child does not keep.
 #[derive(Debug)]
 pub(crate) struct CloseOnForkFd(OwnedFd);
 
 impl From<OwnedFd> for CloseOnForkFd {
     fn from(fd: OwnedFd) -> Self {
-        FORKS.call_once(|| {
-            // SAFETY: the handlers use one lock and make system calls. If they cannot be registered, a child
-            // keeps the descriptors.
-            unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
-        });
+        register_fork_handlers();
         CLOSE_ON_FORK.lock().push(fd.as_raw_fd());
         Self(fd)
     }

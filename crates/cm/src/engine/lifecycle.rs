@@ -56,6 +56,9 @@ static REGISTERED: Once = Once::new();
 /// them.
 pub(super) fn register_fork_handlers() {
     REGISTERED.call_once(|| {
+        // Commands take these locks under that of the process, and a fork takes the last registered one first.
+        millstream_link::register_fork_handlers();
+        millstream_device::gid_table::register_fork_handlers();
         // Without memory for the registration, children keep unused copies of the descriptors.
         // SAFETY: the handlers only take and release locks and close descriptors.
         let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
@@ -84,5 +87,64 @@ extern "C" fn in_child() {
         if let Some(gsi) = process.engine.take().and_then(|engine| engine.sockets.gsi) {
             std::mem::forget(gsi);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::mpsc;
+
+    use super::*;
+    use crate::gsi::GsiPort;
+    use millstream_device::gid_table::GidTable;
+
+    /// Names the process in which the test runs.
+    const HERE: &str = "MILLSTREAM_TEST_FORK";
+    const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// The fork waits for the lock of a command. If it held a lock that commands take, neither would go on.
+    #[test]
+    fn a_fork_does_not_block_commands_that_it_waits_for() {
+        if std::env::var_os(HERE).is_none() {
+            // The handlers of this process may be registered already, in any order.
+            let name = "engine::lifecycle::tests::a_fork_does_not_block_commands_that_it_waits_for";
+            let mut test = Command::new(std::env::current_exe().expect("a test program has a path"));
+            let output =
+                test.args(["--exact", name]).env(HERE, "").output().expect("this program starts again");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            return;
+        }
+        let mut command = process();
+        command.engine().expect("sockets");
+        // Their handlers are registered, as by an earlier command.
+        let use_locks = || {
+            let _ = GidTable::current();
+            drop(GsiPort::open());
+        };
+        use_locks();
+        std::thread::scope(|scope| {
+            let fork = scope.spawn(|| {
+                // SAFETY: the child ends at once.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    // SAFETY: as above.
+                    unsafe { libc::_exit(0) };
+                }
+                // SAFETY: our own child.
+                assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!fork.is_finished(), "it waits for the command");
+            let (done, finished) = mpsc::channel();
+            scope.spawn(move || {
+                use_locks();
+                done.send(()).expect("the test waits");
+            });
+            let finished = finished.recv_timeout(TIMEOUT);
+            // Ends a deadlock.
+            drop(command);
+            finished.expect("the command goes on");
+        });
     }
 }
