@@ -16,6 +16,8 @@ use millstream_cm::abi::event;
 
 /// Shorter than any timeout, longer than any delay of a loaded machine.
 const ALARM_SECONDS: u64 = 20;
+/// A REQ is repeated after 250 ms and after 750 ms.
+const STOPPED: Duration = Duration::from_millis(1200);
 const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 const PORT: &str = "MILLSTREAM_TEST_PORT";
 
@@ -40,6 +42,11 @@ fn killed_process_gets_a_drep_from_its_host() {
     succeeds("peer is killed");
 }
 
+#[test]
+fn stopped_listener_gets_one_request_of_a_connection() {
+    succeeds("listener is stopped");
+}
+
 /// Entry point of the child processes.
 #[test]
 #[ignore = "started by the tests that need another process"]
@@ -47,7 +54,9 @@ fn other_process() {
     match env::var(ROLE).as_deref() {
         Ok("peer exits") => peer_exits(),
         Ok("peer is killed") => peer_is_killed(),
-        Ok("connects") => connects(),
+        Ok("listener is stopped") => listener_is_stopped(),
+        Ok("connects") => connects(Duration::ZERO),
+        Ok("connects to a stopped listener") => connects(STOPPED),
         role => panic!("{role:?} is no role"),
     }
 }
@@ -83,11 +92,40 @@ fn peer_is_killed() {
     assert_eq!(server.event(event::DISCONNECTED).uid, 3);
 }
 
-/// Ends at the end of its input, or exits after a line.
-fn connects() {
+/// The listener reads a REQ together with its repetitions.
+fn listener_is_stopped() {
+    // SAFETY: a plain system call. It ends a process that waits for an event that does not come.
+    unsafe { libc::alarm(ALARM_SECONDS as u32) };
+    let server = Channel::open();
+    let (_, port) = server.listen(1);
+    let mut peer = start("connects to a stopped listener", port);
+    let asked = server.event(event::CONNECT_REQUEST);
+    server.accept(asked.id, 3, 1);
+    assert_eq!(server.event(event::ESTABLISHED).uid, 3);
+    peer.stdin.take().expect("piped").write_all(b"\n").expect("it reads");
+    assert_eq!(server.event(event::DISCONNECTED).uid, 3);
+    server.disconnect(asked.id);
+    assert!(peer.wait().expect("our own child").success());
+}
+
+/// Stops its parent for this time while it connects. Ends at the end of its input, or exits after a line.
+fn connects(parent_is_stopped: Duration) {
     let port = env::var(PORT).expect("a port").parse().expect("a number");
     let client = Channel::open();
+    let signal_parent = |signal| {
+        if !parent_is_stopped.is_zero() {
+            // SAFETY: plain system calls. The parent waits for this process, so its id is not another one's.
+            unsafe { libc::kill(libc::getppid(), signal) };
+        }
+    };
+    if !parent_is_stopped.is_zero() {
+        // A process that joins the port learns the services of those that run.
+        client.listen(9);
+    }
+    signal_parent(libc::SIGSTOP);
     let id = client.connect(2, port);
+    std::thread::sleep(parent_is_stopped);
+    signal_parent(libc::SIGCONT);
     client.event(event::CONNECT_RESPONSE);
     client.accept(id, 0, 0);
     let mut byte = 0u8;

@@ -101,7 +101,9 @@ impl Engine {
                         gsi.remote.reject(&request);
                         continue;
                     };
-                    gsi.remote.adopt(link, &request);
+                    if !gsi.remote.adopt(link, &request) {
+                        continue;
+                    }
                     self.manager.accepted(claim, link);
                     self.manager.message(&mut self.sockets, link, request.message);
                 }

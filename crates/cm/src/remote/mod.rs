@@ -113,13 +113,26 @@ impl RemoteConnections {
         self.connections.insert(link, connection);
     }
 
-    /// Accepts a request as a new link.
-    pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) {
-        self.connections.insert_requested(link, request.connection.clone());
+    /// Accepts a request as a new link; false if it repeats a request that was accepted. Requests and their repetitions may
+    /// be received before the first one is accepted.
+    pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) -> bool {
+        let is_new = !self.has_adopted(request);
+        if is_new {
+            self.connections.insert_requested(link, request.connection.clone());
+        }
+        is_new
     }
 
-    /// Rejects a request: there is no listener.
+    fn has_adopted(&self, request: &IncomingReq) -> bool {
+        let IncomingReq { connection, .. } = request;
+        self.connections.requested(connection.peer, connection.remote_id).is_some()
+    }
+
+    /// Rejects a request: there is no listener. The repetition of a request that was accepted is ignored.
     pub fn reject(&mut self, request: &IncomingReq) {
+        if self.has_adopted(request) {
+            return;
+        }
         let mut connection = request.connection.clone();
         let refusal = match request.message {
             Message::SidrReq { .. } => Message::SidrRep {

@@ -127,6 +127,30 @@ fn connection_survives_the_loss_of_each_message() {
     assert!(pair.events[1].is_empty());
 }
 
+/// A host that was stopped reads a request together with its repetitions, before it adopts the first one.
+#[test]
+fn repetitions_that_are_read_together_are_one_connection() {
+    let mut pair = Pair::new();
+    pair.send_req();
+    let ips = pair.ips;
+    pair.ends[0].connect(LinkId(2), ips[0], PORT);
+    let [src, dst] = [(ips[0], 4000), (ips[1], PORT.port)].map(|(ip, port)| Address { ip, port, scope: 0 });
+    pair.send(0, 2, &Message::SidrReq { src, dst, private: Vec::new() });
+    for (link, sent) in [1, 2].into_iter().zip(pair.ends[0].take_outgoing()) {
+        let now = pair.now;
+        let [first, second] =
+            [(); 2].map(|()| match pair.ends[1].receive(sent.to, sent.from, &sent.bytes, now) {
+                Some(CmEvent::Request(request)) => request,
+                other => panic!("{other:?}"),
+            });
+        assert!(pair.ends[1].adopt(LinkId(10 * link), &first));
+        assert!(!pair.ends[1].adopt(LinkId(10 * link + 1), &second));
+        pair.ends[1].reject(&second);
+        assert_eq!(pair.ends[1].connections.len() as u64, link);
+        assert!(pair.ends[1].take_outgoing().is_empty(), "the connection decides about the answer");
+    }
+}
+
 /// Linux uses one transaction for all messages of one side of a connection.
 #[test]
 fn dreq_in_the_transaction_of_the_req_is_new() {
