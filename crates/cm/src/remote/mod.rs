@@ -26,6 +26,9 @@ use connection::{
 };
 use table::ConnectionTable;
 
+/// The communication ID in a REJ of a REQ to which the responder has given none (12.6.7). Linux sends the same.
+const NO_ID: u32 = 0;
+
 /// A management datagram to send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutgoingMad {
@@ -81,9 +84,16 @@ impl RemoteConnections {
         std::mem::take(&mut self.out)
     }
 
+    /// A communication ID that no connection has.
     fn local_id(&mut self) -> u32 {
-        self.next = self.next.wrapping_add(1);
-        u32::from(self.qpn_prefix) << ID_BITS | self.next & ((1 << ID_BITS) - 1)
+        // This ends: there are fewer connections than IDs, because `manager::table` and `table::MAX_CLOSED` bound them.
+        loop {
+            self.next = self.next.wrapping_add(1);
+            let id = u32::from(self.qpn_prefix) << ID_BITS | self.next & ((1 << ID_BITS) - 1);
+            if !self.connections.has_local_id(id) {
+                return id;
+            }
+        }
     }
 
     /// Whether the link leads to another host.
@@ -118,7 +128,8 @@ impl RemoteConnections {
     pub fn adopt(&mut self, link: LinkId, request: &IncomingReq) -> bool {
         let is_new = !self.has_adopted(request);
         if is_new {
-            self.connections.insert_requested(link, request.connection.clone());
+            let connection = CmConnection { local_id: self.local_id(), ..request.connection.clone() };
+            self.connections.insert_requested(link, connection);
         }
         is_new
     }
@@ -284,7 +295,7 @@ impl RemoteConnections {
         let connection = CmConnection {
             own,
             peer,
-            local_id: self.local_id(),
+            local_id: NO_ID,
             remote_id,
             transaction,
             peer_transaction: transaction,

@@ -61,6 +61,11 @@ impl ConnectionTable {
         (self.by_link.get(&link)?.peer == peer).then_some(link)
     }
 
+    /// Whether a connection has this local communication ID.
+    pub(super) fn has_local_id(&self, local_id: u32) -> bool {
+        self.by_local_id.contains_key(&local_id)
+    }
+
     /// Closes a connection, which answers duplicates for a while.
     pub(super) fn close(&mut self, link: LinkId, now: Instant) {
         let Some(connection) = self.by_link.get_mut(&link) else { return };

@@ -180,6 +180,43 @@ fn dreq_in_the_transaction_of_the_req_is_new() {
 }
 
 #[test]
+fn refused_request_takes_no_communication_id() {
+    let mut pair = Pair::new();
+    let next = pair.ends[1].next;
+    pair.send_req();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].reject(&request);
+    let sent = pair.ends[1].take_outgoing().remove(0);
+    let Ok((_, cm::Message::Rej { local_id, .. })) = cm::Message::parse(&sent.bytes) else {
+        panic!("{sent:?}")
+    };
+    assert_eq!((local_id, pair.ends[1].next), (0, next));
+}
+
+#[test]
+fn communication_id_of_a_connection_is_not_given_to_another_one() {
+    let mut pair = Pair::new();
+    let first = pair.ends[1].next;
+    pair.send_req();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].adopt(LinkId(8), &request);
+    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    pair.deliver(&[]);
+    pair.send(0, 1, &Message::Rtu);
+    pair.deliver(&[]);
+    pair.events[1].clear();
+    // All other numbers were used meanwhile.
+    pair.ends[1].next = first;
+    let ips = pair.ips;
+    pair.ends[1].connect(LinkId(9), ips[1], PortName { ip: ips[0], ..PORT });
+    pair.send(0, 1, &Message::Dreq);
+    pair.deliver(&[]);
+    assert_eq!(pair.events[1], message_event(Message::Dreq, 8));
+}
+
+#[test]
 fn missing_listener_rejects_and_unknown_connection_gets_drep() {
     let mut pair = Pair::new();
     pair.send_req();
