@@ -57,6 +57,7 @@ pub(super) enum HandshakeState {
     ReqRcvd,
     RepExchanged,
     Established,
+    DreqSent,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,7 +128,9 @@ impl CmConnection {
             Message::Rej { reason, private } => {
                 let message_type = match self.state {
                     HandshakeState::ReqRcvd => MessageType::Req,
-                    HandshakeState::RepExchanged | HandshakeState::Established => MessageType::Rep,
+                    HandshakeState::RepExchanged | HandshakeState::Established | HandshakeState::DreqSent => {
+                        MessageType::Rep
+                    }
                     HandshakeState::ReqSent => MessageType::Other,
                 };
                 let refusal = cm::Message::Rej {
@@ -141,6 +144,7 @@ impl CmConnection {
                 (refusal.emit(self.peer_transaction), false)
             }
             Message::Dreq => {
+                self.state = HandshakeState::DreqSent;
                 let qpn = self.qpn;
                 let end = cm::Message::Dreq { local_id, remote_id, remote_qpn: qpn, private: &[] };
                 self.transaction = self.transaction.wrapping_add(1 << 32);
@@ -222,6 +226,7 @@ impl CmConnection {
                 (self.pending, self.peer_transaction) = (None, transaction);
                 Received::New(Message::Rep(parameters_of_rep(reply)))
             }
+            // A late RTU or REJ does not answer a DREQ, which is repeated until its DREP.
             cm::Message::Rtu { .. }
                 if self.state == HandshakeState::RepExchanged && self.answer.is_some() =>
             {
@@ -230,7 +235,9 @@ impl CmConnection {
                 Received::New(Message::Rtu)
             }
             cm::Message::Rej { reason, private, .. } => {
-                self.pending = None;
+                if self.state != HandshakeState::DreqSent {
+                    self.pending = None;
+                }
                 let reason = u8::try_from(*reason).unwrap_or(reason::CONSUMER);
                 Received::New(Message::Rej { reason, private: private.to_vec() })
             }
@@ -242,6 +249,10 @@ impl CmConnection {
                 Received::Ignored
             }
             cm::Message::Dreq { .. } => {
+                // The REP was lost. The peer repeats it, because the REQ is repeated, and the DREQ.
+                if self.state == HandshakeState::ReqSent && self.forget_at.is_none() {
+                    return Received::Ignored;
+                }
                 // Linux uses the transaction of the REQ for all messages of a connection.
                 if self.dreq_transaction == Some(transaction) {
                     return Received::Duplicate;

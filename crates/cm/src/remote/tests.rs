@@ -179,6 +179,53 @@ fn dreq_in_the_transaction_of_the_req_is_new() {
     assert_eq!(pair.ends[1].receive(own, from, &bytes, now), None, "it came again");
 }
 
+/// A program may disconnect before the RTU arrives, for example because a message has shown that the peer is ready.
+#[test]
+fn late_rtu_or_rej_does_not_end_the_repetition_of_a_dreq() {
+    for late in [Message::Rtu, Message::Rej { reason: reason::CONSUMER, private: Vec::new() }] {
+        let mut pair = Pair::new();
+        pair.send_req();
+        pair.deliver(&[]);
+        let request = pair.take_request();
+        pair.ends[1].adopt(LinkId(8), &request);
+        pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+        pair.deliver(&[]);
+        pair.events[0].clear();
+        pair.send(1, 8, &Message::Dreq);
+        assert_eq!(pair.ends[1].take_outgoing().len(), 1, "the DREQ, which is lost");
+        pair.send(0, 1, &late);
+        pair.deliver(&[]);
+        pair.advance_to_retransmission();
+        pair.deliver(&[]);
+        assert_eq!(pair.events[0], message_event(Message::Dreq, 1));
+    }
+}
+
+/// The DREQ ends a connection whose acceptance was lost.
+#[test]
+fn dreq_before_the_rep_is_not_remembered() {
+    let mut pair = Pair::new();
+    pair.send_req();
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].adopt(LinkId(8), &request);
+    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    assert_eq!(pair.ends[1].take_outgoing().len(), 1, "the REP, which is lost");
+    pair.send(1, 8, &Message::Dreq);
+    pair.deliver(&[]);
+    assert_eq!(pair.events[0], [], "there is no connection yet");
+    // Both are repeated: the REQ, and so the REP, and the DREQ.
+    for _ in 0..3 {
+        pair.advance_to_retransmission();
+        pair.deliver(&[]);
+        pair.deliver(&[]);
+    }
+    let seen = std::mem::take(&mut pair.events[0]);
+    let [CmEvent::Message(_, Message::Rep(_)), CmEvent::Message(_, Message::Dreq)] = &seen[..] else {
+        panic!("{seen:?}")
+    };
+}
+
 #[test]
 fn refused_request_takes_no_communication_id() {
     let mut pair = Pair::new();
