@@ -86,8 +86,10 @@ impl Manager {
             return Err(backlog_full);
         }
         let child = make(id);
-        id.waiting += 1;
         let child = self.ids.add(child).map_err(|_| backlog_full)?;
+        if let Some(listener) = self.ids.get_mut(listener) {
+            listener.waiting += 1;
+        }
         Ok((listener, child))
     }
 

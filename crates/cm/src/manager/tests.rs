@@ -466,6 +466,27 @@ fn requests_beyond_the_backlog_are_rejected() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "all identifiers take minutes")]
+fn requests_without_a_free_identifier_take_no_place_in_the_backlog() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    let mut last = 0;
+    while let Ok(id) = pair.server.manager.create(&mut pair.server.system, CHANNEL, 0, ps::TCP, 0) {
+        last = id;
+    }
+    // The backlog is 2.
+    for uid in 2..4 {
+        pair.client.connect(uid, ps::TCP, "127.0.0.1:7471", &request());
+        pair.settle();
+        pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    }
+    pair.server.destroy(last).unwrap();
+    pair.client.connect(4, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    pair.server.expect(event::CONNECT_REQUEST, 0);
+}
+
+#[test]
 fn destroyed_listener_rejects_pending_requests() {
     let mut pair = pair();
     let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
