@@ -366,10 +366,10 @@ impl RocePort {
         clock::monotonic()
     }
 
-    /// Adds a queue pair with timers.
+    /// Adds a queue pair with timers. One that connects again stays once.
     pub(crate) fn add_timed(&self, qp: Weak<dyn QpOps>) {
         let mut timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner);
-        timed.retain(|qp| qp.strong_count() != 0);
+        timed.retain(|other| other.strong_count() != 0 && !std::ptr::addr_eq(other.as_ptr(), qp.as_ptr()));
         timed.push(qp);
     }
 
@@ -474,3 +474,6 @@ impl Receiver {
         deliver_run(run_qpn, &run);
     }
 }
+
+#[cfg(test)]
+mod tests;

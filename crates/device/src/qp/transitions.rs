@@ -242,7 +242,7 @@ impl Qp {
             self.entry.inflight.clear();
         }
         let mut send = self.send.queue.lock();
-        *send = SendQueue::default();
+        self.clear_send_queue(&mut send);
         // A request that failed meanwhile stored ERR.
         self.set_state(QpState::Reset);
         self.entry.dest_qpn.store(0, Ordering::Release);
@@ -254,6 +254,12 @@ impl Qp {
         self.recv.last_wqe_reported.store(false, Ordering::Release);
         self.states.contact_reported.store(false, Ordering::Release);
         *self.states.attributes.lock().expect("no panic under this lock") = QpAttr::default();
+    }
+
+    /// Drops the requests and the transport, and with it the transport's timer.
+    fn clear_send_queue(&self, send: &mut SendQueue) {
+        *send = SendQueue::default();
+        self.set_timer(None);
     }
 
     /// Handles the peer's report of a request that broke a rule of this queue pair. Only the first report counts.
@@ -312,7 +318,7 @@ impl Qp {
         }
         self.adapter.mrs.unbind_all_of(self.qpn);
         self.quiesce();
-        *self.send.queue.lock() = SendQueue::default();
+        self.clear_send_queue(&mut self.send.queue.lock());
         self.return_taken_recv();
         self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.recv.srq {

@@ -33,6 +33,7 @@ mod transfers;
 mod unreliable;
 mod windows;
 mod wire;
+mod wire_timers;
 mod wr_lists;
 mod xrc;
 
@@ -80,6 +81,7 @@ fn other_process() {
         Ok("wire_long_read") => wire::long_read(),
         Ok("wire_responder") => wire::responder(),
         Ok("wire_prompt_ack") => wire::prompt_ack(),
+        Ok("wire_reset_timer") => wire_timers::reset_timer(),
         Ok("wire_invalid_datagrams") => wire::invalid_datagrams(),
         Ok("port_survivors") => port::survivors(),
         Ok("port_users") => port::users(),

@@ -134,7 +134,7 @@ fn groups_are_reached_by_packets() {
 }
 
 /// Runs a role on the wire in another process, and waits until it succeeds.
-fn on_the_wire(role: &str) {
+pub(crate) fn on_the_wire(role: &str) {
     let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
     assert!(process.finish().success(), "{role}");
 }
@@ -520,7 +520,8 @@ pub(crate) fn long_read() {
     assert!((0..5).any(is_early), "post_send returned when three quarters of the READ were sent, or more");
 }
 
-fn connected_to(adapter: &Adapter, host: Ipv4Addr) -> Arc<Qp> {
+/// A queue pair in RTS whose peer is a host that does not answer.
+pub(crate) fn connected_to(adapter: &Adapter, host: Ipv4Addr) -> Arc<Qp> {
     let qp = adapter.qp(&adapter.cq()).expect("room");
     for state in [QpState::Init, QpState::Rtr, QpState::Rts] {
         let mut all = attributes(&QpConfig::default(), state, 0x12_3456);

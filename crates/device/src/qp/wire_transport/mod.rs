@@ -463,7 +463,8 @@ impl Qp {
         );
     }
 
-    fn set_timer(&self, time: Option<Instant>) {
+    /// Sets the timer of the transport, whose lock the caller holds.
+    pub(super) fn set_timer(&self, time: Option<Instant>) {
         let time = time.map_or(u64::MAX, Instant::as_nanos);
         self.send.timer.0.store(time, Ordering::Release);
         if time != u64::MAX {
