@@ -117,7 +117,9 @@ impl WireDatagrams {
         let wanted = self.machine.admits(packet)
             && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(info.source).octets()))
             && self.memory.takes_datagrams();
-        if !wanted || !self.memory.take_receive() {
+        // The memory of an abandoned receive may be the application's again, so this datagram is dropped, as one of this host
+        // is.
+        if !wanted || self.memory.finds_abandoned() || !self.memory.take_receive() {
             return;
         }
         self.start_polling(qp);

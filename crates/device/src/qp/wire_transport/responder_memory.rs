@@ -296,6 +296,17 @@ impl ResponderMemory {
         self.own.target.responder_status(Qpn::default()) == ResponderStatus::Ready
     }
 
+    /// Whether a sender of this host exited with a receive of the queue pair taken. Its owner then takes that receive back.
+    /// The caller holds the lock of the queue pair's initiators.
+    pub(super) fn finds_abandoned(&self) -> bool {
+        let target = &self.own.target;
+        let found = target.has_abandoned();
+        if found {
+            self.own.peer.send(Message::new(Op::RecvAbandoned, [target.qpn().get()]));
+        }
+        found
+    }
+
     /// Completes a datagram's receive. A full completion queue is reported to its owner: the sender gets no error.
     pub(super) fn complete_or_overrun(&mut self, cqe: Cqe, solicited: bool) {
         if self.complete(cqe, solicited) == Err(PushError::Full) {
