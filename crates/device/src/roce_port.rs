@@ -381,20 +381,23 @@ impl RocePort {
     /// Sets a timer for `time`.
     #[inline]
     pub(crate) fn set_timer(&self, time: u64) {
-        if time < self.next_expiry.load(Ordering::Relaxed) {
-            self.next_expiry.fetch_min(time, Ordering::AcqRel);
+        // The queue pair has stored its deadline. Either this load sees that another thread expires timers, or that thread sees
+        // the deadline: all four accesses are sequentially consistent.
+        if time < self.next_expiry.load(Ordering::SeqCst) {
+            self.next_expiry.fetch_min(time, Ordering::SeqCst);
             // The thread sleeps for longer.
             self.tasks.wake();
         }
     }
 
     fn expire_timers(&self) {
-        self.next_expiry.store(u64::MAX, Ordering::Release);
+        self.next_expiry.store(u64::MAX, Ordering::SeqCst);
         let timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = self.now();
         let next = timed.iter().filter_map(Weak::upgrade).filter_map(|qp| qp.expire_timers(now)).min();
         if let Some(next) = next {
-            self.next_expiry.fetch_min(next, Ordering::AcqRel);
+            // The thread may have gone to sleep meanwhile, without a timer.
+            self.set_timer(next);
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the timers of queue pairs.
 
+use std::sync::mpsc::{Sender, channel};
+
 use millstream_quantity::Qpn;
 
 use super::*;
@@ -8,8 +10,11 @@ use crate::cq::Cq;
 use crate::gid;
 use crate::gid_table::GidTable;
 use crate::pd::Pd;
+use crate::peer::Peer;
 use crate::qp::state::{AddressVector, QpAttr, QpState, attr};
 use crate::qp::{Qp, QpCap, QpType, RecvSource};
+use crate::srq_wqes::SrqWqes;
+use crate::tasks::PendingRequests;
 
 /// Modifies a queue pair from INIT to RTR, connected to an address for documentation (RFC 5737), which no host has.
 fn connect(qp: &Qp) {
@@ -51,4 +56,92 @@ fn a_queue_pair_that_connects_again_has_one_timer() {
     let own: Vec<_> =
         timed.iter().filter_map(Weak::upgrade).filter(|other| other.qpn() == qp.qpn()).collect();
     assert_eq!(own.len(), 1);
+}
+
+/// A queue pair that has only a timer. Its other operations do nothing.
+#[derive(Debug)]
+struct TimedStub {
+    /// Expiry of the timer, nanoseconds.
+    due: AtomicU64,
+    /// The time that the work of an expired timer takes.
+    work: Duration,
+    expired: Sender<std::thread::ThreadId>,
+}
+
+impl PendingRequests for TimedStub {
+    fn retry(&self) -> Option<Duration> {
+        None
+    }
+    fn retry_for_poller(&self) -> bool {
+        false
+    }
+}
+
+impl QpOps for TimedStub {
+    fn expire_timers(&self, now: u64) -> Option<u64> {
+        let due = self.due.load(Ordering::SeqCst);
+        if due > now {
+            return (due != u64::MAX).then_some(due);
+        }
+        self.due.store(u64::MAX, Ordering::SeqCst);
+        std::thread::sleep(self.work);
+        let _ = self.expired.send(std::thread::current().id());
+        None
+    }
+
+    fn qpn(&self) -> Qpn {
+        Qpn::default()
+    }
+    fn qp_error(&self, _: Qpn, _: u32, _: u32) {}
+    fn qp_fatal(&self) {}
+    fn srq_limit(&self) {}
+    fn comm_est(&self, _: Qpn, _: u32) {}
+    fn cq_overrun(&self) {}
+    fn recv_abandoned(&self) {}
+    fn retry_now(&self) {}
+    fn request_move(&self) {}
+    fn recover_locks(&self) {}
+    fn peer_lost(&self, _: &Arc<Peer>) {}
+    fn wait_for_own_requests(&self) {}
+    fn wait_for_inflight_op(&self, _: Instant) -> bool {
+        true
+    }
+    fn uses_srq(&self, _: &SrqWqes) -> bool {
+        false
+    }
+    fn uses_request(&self, _: u32, _: u32) -> bool {
+        false
+    }
+    fn sender(&self) -> Option<(Arc<Peer>, Qpn)> {
+        None
+    }
+    fn packets_arrived(&self, _: &[Packet<'_>], _: u64) {}
+    fn flush_acks(&self) {}
+}
+
+/// The thread goes to sleep while a poller works on an expired timer, when the next expiry is not known.
+#[test]
+fn the_thread_expires_a_timer_that_a_slow_poller_has_seen() {
+    const WORK: u64 = 200_000_000;
+    let context = Context::open().expect("the device opens");
+    let port = &context.adapter.port;
+    port.open().expect("the port is free or shared");
+    let (sender, expired) = channel();
+    let now = port.now();
+    let stub = |due, work| {
+        let stub = TimedStub { due: AtomicU64::new(due), work, expired: sender.clone() };
+        let stub: Arc<dyn QpOps> = Arc::new(stub);
+        port.add_timed(Arc::downgrade(&stub));
+        stub
+    };
+    let slow = stub(now, Duration::from_nanos(WORK));
+    // The thread wakes up for this one, and finds that the poller expires the timers.
+    port.set_timer(now + WORK / 2);
+    let next = stub(now + 2 * WORK, Duration::ZERO);
+    port.expire_timers();
+    let poller = std::thread::current().id();
+    assert_eq!(expired.recv(), Ok(poller));
+    let thread = expired.recv_timeout(Duration::from_secs(5));
+    assert!(thread.is_ok_and(|thread| thread != poller), "{thread:?}");
+    drop((slow, next));
 }

@@ -466,7 +466,8 @@ impl Qp {
     /// Sets the timer of the transport, whose lock the caller holds.
     pub(super) fn set_timer(&self, time: Option<Instant>) {
         let time = time.map_or(u64::MAX, Instant::as_nanos);
-        self.send.timer.0.store(time, Ordering::Release);
+        // Sequentially consistent, as the accesses in the port are: see there.
+        self.send.timer.0.store(time, Ordering::SeqCst);
         if time != u64::MAX {
             self.adapter.port.set_timer(time);
         }
@@ -474,7 +475,7 @@ impl Qp {
 
     /// Executes the machine's timers that have expired by `now`; the next one's time.
     pub(crate) fn handle_timer(&self, now: u64) -> Option<u64> {
-        let due = self.send.timer.0.load(Ordering::Acquire);
+        let due = self.send.timer.0.load(Ordering::SeqCst);
         if due > now {
             return (due != u64::MAX).then_some(due);
         }
