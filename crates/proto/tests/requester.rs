@@ -494,6 +494,26 @@ fn credits_of_the_responder_limit_messages() {
     assert_eq!(pair.asks(), [4, 5], "no limit any more");
 }
 
+/// Its acknowledgement brings new credits, so the responder is asked for it (9.7.7.2.5).
+#[test]
+fn packet_beyond_the_credits_has_ack_req() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    assert_eq!(pair.asks(), [0]);
+    let no_credit = |n| {
+        let ack = Craft::new(Opcode::RC_ACKNOWLEDGE, at(n)).says(Syndrome::Ack { credit_code: 0 });
+        Craft { msn: 1, ..ack }.from(B)
+    };
+    pair.give(A, &no_credit(0));
+    pair.send(A, 2, vec![2; 600]);
+    let requests = |sent: Vec<Sent>| sent.iter().map(|sent| (sent.psn, sent.ack_req)).collect::<Vec<_>>();
+    let sent = pair.take(A);
+    assert_eq!(requests(sent), [(at(1), true)]);
+    pair.give(A, &no_credit(1));
+    let sent = pair.take(A);
+    assert_eq!(requests(sent), [(at(2), false), (at(3), true)]);
+}
+
 #[test]
 fn inaccessible_memory_fails_its_request_in_order() {
     let mut pair = requester(|_| ());

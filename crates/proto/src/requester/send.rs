@@ -133,7 +133,9 @@ impl Requester {
                 break;
             }
             let is_full = in_flight + plan.span >= window;
-            match self.build(&posted, &plan, is_full, memory, burst) {
+            // The rest of the message waits for the acknowledgement, which may bring new credits (9.7.7.2.5).
+            let awaits_credit = self.next == posted.start && self.exceeds_credits(&posted);
+            match self.build(&posted, &plan, is_full || awaits_credit, memory, burst) {
                 Ok(()) => self.sent(&posted, &plan, now, events),
                 Err(status) => self.blocked_status = Some(status),
             }
@@ -171,12 +173,17 @@ impl Requester {
         self.lacks_credit(posted)
     }
 
-    /// Whether the responder has no receive request for this message (9.7.7.2.5). One packet may be sent when
-    /// nothing else is in flight, so that its acknowledgement updates the credits.
-    fn lacks_credit(&self, posted: &SendWqe) -> bool {
+    /// Whether the responder has no receive request for this message.
+    #[inline]
+    fn exceeds_credits(&self, posted: &SendWqe) -> bool {
         let Some(limit) = self.limit.filter(|_| posted.work.takes_receive()) else { return false };
-        let ahead = (posted.ssn.get().wrapping_sub(limit.get()) << 8) as i32 >> 8;
-        if ahead <= 0 {
+        (posted.ssn.get().wrapping_sub(limit.get()) << 8).cast_signed() >> 8 > 0
+    }
+
+    /// Whether this message waits for credits (9.7.7.2.5). One packet may be sent when nothing else is in flight, so that its
+    /// acknowledgement updates the credits.
+    fn lacks_credit(&self, posted: &SendWqe) -> bool {
+        if !self.exceeds_credits(posted) {
             return false;
         }
         if self.next == posted.start { self.next != self.una } else { self.una <= posted.start }
@@ -228,15 +235,15 @@ impl Requester {
         &mut self,
         posted: &SendWqe,
         plan: &PacketPlan,
-        is_full: bool,
+        needs_ack: bool,
         memory: &mut M,
         burst: &mut Burst<'_>,
     ) -> Result<(), Status> {
         let (len, payload) = (plan.packet_len(), plan.payload());
         let pad = payload.next_multiple_of(4) - payload;
         let ends = plan.end() == posted.end;
-        let ask =
-            self.reliable && (ends || is_full || self.request_ack || self.since_ack_req >= ACK_REQ_INTERVAL);
+        let ask = self.reliable
+            && (ends || needs_ack || self.request_ack || self.since_ack_req >= ACK_REQ_INTERVAL);
         let opcode = plan.opcode;
         let bth = bth::Repr {
             solicited: plan.solicited,
