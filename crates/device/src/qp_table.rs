@@ -104,6 +104,8 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     fn expire_timers(&self, now: u64) -> Option<u64>;
     /// Sends the acknowledgement that waits for a request to carry it.
     fn flush_acks(&self);
+    /// Sends that acknowledgement, and nothing else; false if the send queue is in use.
+    fn try_flush_acks(&self) -> bool;
 }
 
 /// A table of queue pairs. All copies are the same table.

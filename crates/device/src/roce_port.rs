@@ -54,6 +54,8 @@ const POLL_RECORD_TICKS: u64 = 32_768;
 const POLLER_WAIT: Duration = Duration::from_micros(20);
 /// Longest wait for another thread that is receiving.
 const RECEIVER_WAIT: Duration = Duration::from_millis(20);
+/// Longest wait for other threads at the exit of the process.
+const EXIT_TIMEOUT: Duration = Duration::from_millis(20);
 /// Time for which the thread watches the port although an application polls, nanoseconds.
 const WATCH_PERIOD: u64 = 10_000_000;
 
@@ -91,6 +93,8 @@ pub(crate) struct RocePort {
     /// Queue pairs with a delayed acknowledgement, and whether there are any.
     delayed_acks: BiasedLock<Vec<Weak<dyn QpOps>>>,
     has_delayed_acks: AtomicBool,
+    /// The thread sends delayed acknowledgements, which it removes from the list first.
+    flushing: AtomicBool,
     /// Queue pairs with timers.
     timed: Mutex<Vec<Weak<dyn QpOps>>>,
     /// Expiry of the next timer, nanoseconds.
@@ -132,6 +136,7 @@ impl RocePort {
             checking: AtomicBool::new(false),
             delayed_acks: BiasedLock::default(),
             has_delayed_acks: AtomicBool::new(false),
+            flushing: AtomicBool::new(false),
             timed: Mutex::default(),
             next_expiry: AtomicU64::new(u64::MAX),
         }
@@ -272,6 +277,22 @@ impl RocePort {
         }
     }
 
+    /// Sends the acknowledgements of what the program may have received, before the process exits. No lock is waited for
+    /// without end: the exiting thread may have interrupted the holder, also itself.
+    pub(crate) fn flush_acks_at_exit(&self) {
+        let Some(opened) = self.opened() else { return };
+        let deadline = Instant::now() + EXIT_TIMEOUT;
+        // The holder may have delivered a message, and acknowledges it before it releases the lock.
+        let _receiver = until(deadline, || opened.receiver.try_lock());
+        while let Some(qp) = until(deadline, || self.delayed_acks.try_lock()).and_then(|mut list| list.pop())
+        {
+            if let Some(qp) = qp.upgrade() {
+                until(deadline, || qp.try_flush_acks().then_some(()));
+            }
+        }
+        until(deadline, || (!self.flushing.load(Ordering::SeqCst)).then_some(()));
+    }
+
     /// Makes the thread watch the port: the application will not poll for a while.
     pub(crate) fn watch(&self) {
         // Without this, delayed acknowledgements would wait for the next packet: the thread may sleep.
@@ -338,7 +359,9 @@ impl RocePort {
         let unpolled = !self.is_polled(now);
         if unpolled {
             // Before the next packets, whose acknowledgements may still wait for a request.
+            self.flushing.store(true, Ordering::SeqCst);
             self.flush_acks();
+            self.flushing.store(false, Ordering::SeqCst);
         }
         if readable {
             match opened.receiver.try_lock() {
@@ -399,6 +422,17 @@ impl RocePort {
             // The thread may have gone to sleep meanwhile, without a timer.
             self.set_timer(next);
         }
+    }
+}
+
+/// The result of an attempt that succeeds before the deadline.
+fn until<T>(deadline: Instant, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
+    loop {
+        let result = attempt();
+        if result.is_some() || Instant::now() >= deadline {
+            return result;
+        }
+        std::thread::yield_now();
     }
 }
 

@@ -11,7 +11,7 @@ use crate::errno::Result;
 use crate::{progress, server};
 
 static ADAPTER: SpinLock<Option<&'static LocalAdapter>> = SpinLock::new(None);
-static FORK_HANDLERS: Once = Once::new();
+static HANDLERS: Once = Once::new();
 
 /// Takes the lock, so that the child of a fork finds it free even if another thread opens the device.
 extern "C" fn before_fork() {
@@ -23,14 +23,27 @@ extern "C" fn after_fork() {
     unsafe { ADAPTER.force_unlock() };
 }
 
+/// Acknowledges what the program has received: the device's threads end with the process.
+extern "C" fn at_exit() {
+    // The exiting thread may have interrupted the holder of the lock.
+    let adapter = ADAPTER.try_lock().and_then(|adapter| *adapter);
+    // A forked child has the handler of its parent.
+    if let Some(adapter) = adapter.filter(|adapter| adapter.id.pid == std::process::id()) {
+        adapter.port.flush_acks_at_exit();
+    }
+}
+
 /// The process's adapter, made at first use. A forked child makes its own.
 ///
 /// # Errors
 /// What creating shared memory, sockets or threads reports.
 pub(crate) fn adapter() -> Result<&'static LocalAdapter> {
-    FORK_HANDLERS.call_once(|| {
+    HANDLERS.call_once(|| {
         // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
         unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+        // SAFETY: the handler may run at any time from now on: the library stays loaded. If it cannot be registered, peers may
+        // repeat messages of this process's last moments.
+        unsafe { libc::atexit(at_exit) };
     });
     let mut adapter = ADAPTER.lock();
     match *adapter {

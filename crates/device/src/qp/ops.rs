@@ -105,4 +105,8 @@ impl QpOps for Qp {
     fn flush_acks(&self) {
         self.flush_ack();
     }
+
+    fn try_flush_acks(&self) -> bool {
+        self.try_flush_ack()
+    }
 }

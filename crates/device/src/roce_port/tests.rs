@@ -117,6 +117,9 @@ impl QpOps for TimedStub {
     }
     fn packets_arrived(&self, _: &[Packet<'_>], _: u64) {}
     fn flush_acks(&self) {}
+    fn try_flush_acks(&self) -> bool {
+        true
+    }
 }
 
 /// The thread goes to sleep while a poller works on an expired timer, when the next expiry is not known.

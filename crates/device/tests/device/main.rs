@@ -33,6 +33,7 @@ mod transfers;
 mod unreliable;
 mod windows;
 mod wire;
+mod wire_exit;
 mod wire_timers;
 mod wr_lists;
 mod xrc;
@@ -81,6 +82,8 @@ fn other_process() {
         Ok("wire_long_read") => wire::long_read(),
         Ok("wire_responder") => wire::responder(),
         Ok("wire_prompt_ack") => wire::prompt_ack(),
+        Ok("wire_sender_to_exiting") => wire_exit::sender(),
+        Ok("wire_exiting_receiver") => wire_exit::receiver(),
         Ok("wire_reset_timer") => wire_timers::reset_timer(),
         Ok("wire_invalid_datagrams") => wire::invalid_datagrams(),
         Ok("port_survivors") => port::survivors(),

@@ -463,6 +463,19 @@ impl Qp {
         );
     }
 
+    /// Sends an acknowledgement that is still delayed, without a wait for the send queue: false if that is in use. Completions
+    /// and failures have other locks, and are left: the process exits.
+    pub(crate) fn try_flush_ack(&self) -> bool {
+        let Some(mut send) = self.send.queue.try_lock() else { return false };
+        let SendQueue { transport, local_keys, .. } = &mut *send;
+        if let Transport::Wire(wire) = transport
+            && wire.ack_delayed
+        {
+            wire.transmit(self, local_keys, now(self));
+        }
+        true
+    }
+
     /// Sets the timer of the transport, whose lock the caller holds.
     pub(super) fn set_timer(&self, time: Option<Instant>) {
         let time = time.map_or(u64::MAX, Instant::as_nanos);
