@@ -101,6 +101,19 @@ impl Reports {
         }
     }
 
+    /// Whether both ends of a link report it broken, and neither adapter failed. A node may have several such links; its
+    /// verdict names the first.
+    #[must_use]
+    pub fn is_broken(&self, node: NodeNumber, direction: Direction) -> bool {
+        let seen_broken = |node: NodeNumber, direction: Direction| {
+            let Some((page, _)) = self.newest.get(&node) else { return false };
+            let view = page.neighbours[direction.index()];
+            page.adapter != Condition::Failed && view.is_some_and(|view| view.link == LinkState::Broken)
+        };
+        let other = self.torus.neighbour(node, direction);
+        seen_broken(node, direction) && other.is_some_and(|other| seen_broken(other, direction.reversed()))
+    }
+
     fn reporting(&self, node: NodeNumber, page: &HostReport, path: Path) -> NodeState {
         match (page.host, page.adapter) {
             (Condition::Stopping, _) => return NodeState::Left,
@@ -110,14 +123,7 @@ impl Reports {
         if path == Path::Torus {
             return NodeState::ServiceLost;
         }
-        let broken = Direction::ALL.into_iter().find(|&direction| {
-            let seen_broken = |view: Option<NeighbourView>| view.is_some_and(|v| v.link == LinkState::Broken);
-            let Some(other) = self.torus.neighbour(node, direction) else { return false };
-            let Some((theirs, _)) = self.newest.get(&other) else { return false };
-            theirs.adapter != Condition::Failed
-                && seen_broken(page.neighbours[direction.index()])
-                && seen_broken(theirs.neighbours[direction.reversed().index()])
-        });
+        let broken = Direction::ALL.into_iter().find(|&direction| self.is_broken(node, direction));
         match broken {
             Some(direction) => NodeState::LinkFailed(direction),
             None if [page.host, page.adapter].contains(&Condition::Sick) => NodeState::Sick,

@@ -173,12 +173,18 @@ impl SupervisorCore {
             match self.states[node.index()] {
                 NodeState::NodeFailed => self.dead.kill_node(node),
                 NodeState::AdapterFailed if self.neighbours_agree(node) => self.dead.kill_node(node),
-                NodeState::LinkFailed(direction) if self.both_live(node, direction) => {
-                    if let Some(link) = self.torus.link(node, direction) {
-                        self.dead.kill_link(link);
-                    }
-                }
                 _ => {}
+            }
+        }
+        // Not by the nodes' states: a node shows only the first of its broken links.
+        for node in self.torus.all() {
+            for direction in Direction::ALL {
+                if let Some(link) = self.torus.link(node, direction)
+                    && self.reports.is_broken(node, direction)
+                    && self.both_live(node, direction)
+                {
+                    self.dead.kill_link(link);
+                }
             }
         }
     }
@@ -269,6 +275,7 @@ mod tests {
     use millstream_health::registers::Condition;
     use millstream_health::verdict::NeighbourView;
     use millstream_torus_core::epoch::{Effect, Participant};
+    use millstream_torus_core::{Axis, Sign};
 
     fn page(
         torus: &Dimensions,
@@ -307,6 +314,34 @@ mod tests {
         core.act(5);
         let asked: Vec<_> = std::iter::from_fn(|| core.poll()).map(|(node, _)| node).collect();
         assert_eq!(asked.len(), 7, "the dead are not asked: {asked:?}");
+    }
+
+    /// Nodes 0 and 9 share a broken link, and each has another one, which its state names.
+    #[test]
+    fn every_broken_link_of_a_node_is_avoided() {
+        let torus: Dimensions = "3x3x3".parse().unwrap();
+        let mut core = SupervisorCore::new(torus, 0, Timers::default());
+        let plus = |axis| Direction { axis, sign: Sign::Plus };
+        let ends =
+            [(0, Axis::X), (9, Axis::X), (0, Axis::Z)].map(|(node, axis)| (NodeNumber(node), plus(axis)));
+        let links = ends.map(|(node, direction)| torus.link(node, direction).unwrap());
+        let mut report = |state: LinkState, ms: u64| {
+            let now = Instant::from_nanos(ms * 1_000_000);
+            for node in torus.all() {
+                let mut page = page(&torus, node, None, Condition::Ok);
+                for direction in Direction::ALL {
+                    if torus.link(node, direction).is_some_and(|link| links.contains(&link)) {
+                        page.neighbours[direction.index()].as_mut().unwrap().link = state;
+                    }
+                }
+                core.handle_report(node, page, now);
+            }
+            core.handle_time(now);
+            core.dead.links().collect::<Vec<_>>()
+        };
+        let dead = report(LinkState::Broken, 10);
+        assert!(dead.len() == 3 && links.iter().all(|link| dead.contains(link)), "{dead:?}");
+        assert_eq!(report(LinkState::Up, 20), []);
     }
 
     /// Carries orders and answers until there are none.
