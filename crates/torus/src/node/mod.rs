@@ -30,7 +30,7 @@ use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
 use crate::engine::Engine;
 use crate::health_page::HealthPage;
-use crate::service::{FromSupervisor, ToSupervisor};
+use crate::service::{FromSupervisor, LostNodes, ToSupervisor};
 use crate::seventh::gateway::{self, Gateway};
 use crate::traffic::TrafficCounters;
 use crate::verbs::{Connections, LinkConnector, LinkEvent, LinkStream, VerbsLinks, connect_all};
@@ -103,7 +103,7 @@ struct Node {
     waiting: Option<(Connection, AttachRequest)>,
     /// An application has gone, and the supervisors do not know yet.
     departed: bool,
-    lost: Vec<NodeNumber>,
+    lost: LostNodes,
 }
 
 /// What moves packets.
@@ -221,7 +221,7 @@ impl Node {
             waiting: None,
             // The application of the node's earlier process is gone.
             departed: options.rejoin,
-            lost: Vec::new(),
+            lost: LostNodes::default(),
         }))
     }
 
@@ -327,8 +327,9 @@ impl Node {
                     }
                 }
                 FromSupervisor::Lost(lost) => {
-                    self.lost = lost;
-                    self.show_lost();
+                    if self.lost.replace(lost) {
+                        self.show_lost();
+                    }
                 }
                 FromSupervisor::State(_) => {}
             }
@@ -339,7 +340,7 @@ impl Node {
     fn show_lost(&self) {
         let control = self.state.port.control();
         for node in self.options.dimensions.all() {
-            control.set_lost(node, self.lost.contains(&node));
+            control.set_lost(node, self.lost.nodes.contains(&node));
         }
         control.signal();
     }

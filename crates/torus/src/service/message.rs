@@ -2,7 +2,7 @@
 
 use millstream_health::{HostReport, NodeState};
 use millstream_torus_core::NodeNumber;
-use millstream_torus_core::epoch::{Answer, Order};
+use millstream_torus_core::epoch::{Answer, Ballot, Order};
 use serde::{Deserialize, Serialize};
 
 /// To a supervisor.
@@ -52,10 +52,30 @@ pub enum Who {
 pub enum FromSupervisor {
     /// A change of routes.
     Order(Order),
-    /// All nodes that are dead or whose application is gone.
-    Lost(Vec<NodeNumber>),
+    /// Which nodes are lost.
+    Lost(LostNodes),
     /// The state of the torus; also the supervisor's heartbeat.
     State(TorusState),
+}
+
+/// All nodes that are dead or whose application is gone, as the acting supervisor knows them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LostNodes {
+    /// The supervisor's term.
+    pub ballot: Ballot,
+    /// The nodes, by number.
+    pub nodes: Vec<NodeNumber>,
+}
+
+impl LostNodes {
+    /// Takes another list, unless a supervisor sent it that was replaced meanwhile. Whether it was taken.
+    pub fn replace(&mut self, newer: LostNodes) -> bool {
+        let taken = newer.ballot >= self.ballot;
+        if taken {
+            *self = newer;
+        }
+        taken
+    }
 }
 
 /// The state of the torus, as a supervisor sees it.
@@ -99,4 +119,23 @@ pub struct Change {
     pub node: NodeNumber,
     /// Its new state.
     pub state: NodeState,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_of_a_replaced_supervisor_is_not_taken() {
+        let list = |term, node| {
+            let ballot = Ballot { term, supervisor: 0 };
+            LostNodes { ballot, nodes: vec![NodeNumber(node)] }
+        };
+        let mut known = LostNodes::default();
+        for (newer, taken) in
+            [(list(2, 1), true), (list(1, 2), false), (list(2, 3), true), (list(3, 4), true)]
+        {
+            assert_eq!((known.replace(newer.clone()), known == newer), (taken, taken), "{newer:?}");
+        }
+    }
 }

@@ -14,5 +14,5 @@ pub mod supervisor;
 pub mod supervisor_core;
 pub mod watcher;
 
-pub use message::{FromSupervisor, NodeRow, ToSupervisor, TorusState, Who};
+pub use message::{FromSupervisor, LostNodes, NodeRow, ToSupervisor, TorusState, Who};
 pub use supervisor_core::SupervisorCore;

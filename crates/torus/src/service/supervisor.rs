@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use millstream_health::{ObserverClock, Timers};
 use millstream_quantity::Instant;
-use millstream_torus_core::{Dimensions, NodeNumber};
+use millstream_torus_core::Dimensions;
 
 use super::lines::Lines;
 use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
@@ -151,7 +151,6 @@ struct Supervisor {
     clock: ObserverClock,
     last_sent: Instant,
     heartbeat: Duration,
-    lost: Vec<NodeNumber>,
 }
 
 impl Supervisor {
@@ -166,7 +165,6 @@ impl Supervisor {
             clock: ObserverClock::new(Duration::from_millis(options.timers.report)),
             last_sent: Instant::default(),
             heartbeat: Duration::from_millis(options.timers.report),
-            lost: Vec::new(),
         }
     }
 
@@ -211,8 +209,10 @@ impl Supervisor {
                     return;
                 }
                 peer.who = Some(who);
-                let lost = FromSupervisor::Lost(self.lost.clone());
-                if matches!(who, Who::Node(_)) && peer.lines.send(&lost).is_err() {
+                if matches!(who, Who::Node(_))
+                    && let Some(lost) = self.core.announced()
+                    && peer.lines.send(&FromSupervisor::Lost(lost.clone())).is_err()
+                {
                     self.peers.remove(&number);
                 }
             }
@@ -249,11 +249,9 @@ impl Supervisor {
         while let Some((node, order)) = self.core.poll() {
             self.send(&FromSupervisor::Order(order), |who| who == Who::Node(node));
         }
-        let lost = self.core.lost();
-        if self.core.is_acting() && lost != self.lost {
-            self.send(&FromSupervisor::Lost(lost.clone()), |who| matches!(who, Who::Node(_)));
+        if let Some(lost) = self.core.poll_lost() {
+            self.send(&FromSupervisor::Lost(lost), |who| matches!(who, Who::Node(_)));
         }
-        self.lost = lost;
         if changed || now.since(self.last_sent) >= self.heartbeat {
             self.last_sent = now;
             let state = FromSupervisor::State(self.core.state());

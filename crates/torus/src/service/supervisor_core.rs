@@ -10,7 +10,7 @@ use millstream_quantity::Instant;
 use millstream_torus_core::epoch::{Answer, Ballot, Coordinator, Order};
 use millstream_torus_core::{DeadSet, Dimensions, Direction, NodeNumber};
 
-use super::message::{Change, NodeRow, TorusState};
+use super::message::{Change, LostNodes, NodeRow, TorusState};
 
 /// Time for all nodes to report before a missing one counts.
 const START: Duration = Duration::from_secs(10);
@@ -33,6 +33,10 @@ pub struct SupervisorCore {
     /// Highest ballot that a node has answered.
     highest: Ballot,
     repeat_at: Instant,
+    /// Enough nodes have reported, or had the time to.
+    has_judged: bool,
+    /// The list of lost nodes that nodes have.
+    announced: Option<LostNodes>,
     changes: Vec<Change>,
 }
 
@@ -52,6 +56,8 @@ impl SupervisorCore {
             coordinator: None,
             highest: Ballot::default(),
             repeat_at: Instant::default(),
+            has_judged: false,
+            announced: None,
             changes: Vec::new(),
         }
     }
@@ -94,6 +100,7 @@ impl SupervisorCore {
     /// A lower supervisor lives: this one only watches.
     pub fn step_back(&mut self) {
         self.coordinator = None;
+        self.announced = None;
     }
 
     /// Whether it acts.
@@ -114,6 +121,7 @@ impl SupervisorCore {
         if !all_reported && now < Instant::default() + START {
             return false;
         }
+        self.has_judged = true;
         let changed = self.update_states(now);
         self.avoid();
         let repeats = now >= self.repeat_at;
@@ -248,6 +256,24 @@ impl SupervisorCore {
         self.torus.all().filter(gone).collect()
     }
 
+    /// The list of lost nodes for all nodes, if this supervisor acts and they do not have it.
+    pub fn poll_lost(&mut self) -> Option<LostNodes> {
+        // One that has judged nothing would revoke what its predecessor said.
+        let ballot = self.coordinator.as_ref().filter(|_| self.has_judged)?.ballot();
+        let lost = Some(LostNodes { ballot, nodes: self.lost() });
+        if lost == self.announced {
+            return None;
+        }
+        self.announced.clone_from(&lost);
+        lost
+    }
+
+    /// The list of lost nodes for a node that has connected now; `None` if [`SupervisorCore::poll_lost`] gives it later.
+    #[must_use]
+    pub fn announced(&self) -> Option<&LostNodes> {
+        self.announced.as_ref()
+    }
+
     /// The state for watchers.
     #[must_use]
     pub fn state(&self) -> TorusState {
@@ -342,6 +368,31 @@ mod tests {
         let dead = report(LinkState::Broken, 10);
         assert!(dead.len() == 3 && links.iter().all(|link| dead.contains(link)), "{dead:?}");
         assert_eq!(report(LinkState::Up, 20), []);
+    }
+
+    /// A node dies while the supervisor only watches: nodes learn so when it begins to act.
+    #[test]
+    fn lost_nodes_are_named_by_the_one_that_acts() {
+        let torus: Dimensions = "2x2x1".parse().unwrap();
+        let dead = NodeNumber(3);
+        let mut core = SupervisorCore::new(torus, 1, Timers::default());
+        core.act(5);
+        assert_eq!((core.poll_lost(), core.announced()), (None, None), "it has judged nothing");
+        core.step_back();
+        for node in torus.all() {
+            let adapter = if node == dead { Condition::Failed } else { Condition::Ok };
+            core.handle_report(node, page(&torus, node, Some(dead), adapter), Instant::default());
+        }
+        core.handle_time(Instant::default());
+        assert_eq!(core.lost(), [dead]);
+        for term in [6, 7] {
+            assert_eq!((core.poll_lost(), core.announced()), (None, None), "it does not act");
+            core.act(term);
+            let lost = LostNodes { ballot: Ballot { term, supervisor: 1 }, nodes: vec![dead] };
+            assert_eq!(core.poll_lost(), Some(lost.clone()));
+            assert_eq!((core.poll_lost(), core.announced()), (None, Some(&lost)));
+            core.step_back();
+        }
     }
 
     /// Carries orders and answers until there are none.

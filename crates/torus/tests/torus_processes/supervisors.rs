@@ -4,15 +4,17 @@
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
+use millstream_fabric::Fabric as _;
 use millstream_health::NodeState;
 use millstream_health::registers::{Condition, LinkState};
+use millstream_torus::TorusNode;
 use millstream_torus::health_page::HealthPage;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 use rustix::process::Signal;
 
 use super::returning::{health_page, is_well};
-use super::{LONG, application, await_end, await_state, kill, launcher};
+use super::{LONG, PERIOD_FACTOR, application, await_end, await_state, kill, launcher};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
@@ -21,6 +23,9 @@ pub(crate) fn trials() -> Vec<Trial> {
             without_supervisors().map_err(failed)
         }),
         Trial::test("a_supervisor_that_is_started_again_acts_again", move || started_again().map_err(failed)),
+        Trial::test("lost_nodes_stay_known_when_supervisors_change", move || {
+            lost_nodes_stay_known().map_err(failed)
+        }),
     ]
 }
 
@@ -89,5 +94,36 @@ fn started_again() -> Result<(), LaunchError> {
     await_state(&torus, "supervisor 0 acts again", |state| state.supervisor == 0 && is_well(state));
     assert_eq!(torus.ended_supervisors(), Vec::<usize>::new());
     torus.run(&application("conformance"))?;
+    torus.finish().map(drop)
+}
+
+/// A node dies when supervisor 0 hangs: supervisor 1 names it. Then each supervisor in turn is started again, or goes on.
+fn lost_nodes_stay_known() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher("3x1x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let application = TorusNode::attach(torus.socket(NodeNumber(0)).expect("exists")).expect("attaches");
+    let dead = NodeNumber(1);
+    kill(torus.pid(dead).expect("exists"), Signal::KILL);
+    // Supervisor 1 knows of the death before it misses supervisor 0, which does not learn of it.
+    std::thread::sleep(Duration::from_millis(100 * PERIOD_FACTOR));
+    let first = torus.supervisor_pid(0).expect("started");
+    kill(first, Signal::STOP);
+    let start = Instant::now();
+    while application.lost_node() != Some(dead) {
+        assert!(start.elapsed() < LONG, "{dead} is not known to be lost");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill(first, Signal::CONT);
+    await_state(&torus, "supervisor 0 acts", |state| {
+        state.supervisor == 0 && state.acting && state.settled && state.nodes[1].avoided
+    });
+    end_supervisor(&mut torus, 1);
+    torus.restart_supervisor(1)?;
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(3) {
+        assert_eq!(application.lost_node(), Some(dead));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    drop(application);
     torus.finish().map(drop)
 }
