@@ -4,6 +4,7 @@ mod input;
 mod message;
 mod monitor;
 mod options;
+mod pending;
 mod port;
 mod reconnect;
 mod service;
@@ -26,7 +27,7 @@ use millstream_shm::polling::Polling;
 use millstream_shm::socket::{self, Connection};
 use millstream_torus_core::{Direction, NodeNumber};
 
-use crate::attach::{AttachReply, AttachRequest, receive, send};
+use crate::attach::{AttachReply, AttachRequest, send};
 use crate::card::LeasedCard;
 use crate::engine::Engine;
 use crate::health_page::HealthPage;
@@ -37,6 +38,7 @@ use crate::verbs::{Connections, LinkConnector, LinkEvent, LinkStream, VerbsLinks
 use input::{Input, await_peers, parse};
 use monitor::AdapterMonitor;
 use options::context;
+use pending::PendingConnections;
 use port::Port;
 use reconnect::{Outcome, Reconnector};
 use service::Service;
@@ -96,11 +98,13 @@ struct Node {
     /// The health page for a host monitor.
     health: OwnedFd,
     /// Host monitors, which notice the end of this process by these.
-    monitors: Vec<Connection>,
+    monitors: Vec<Arc<Connection>>,
+    /// Clients that may become an application or a monitor.
+    pending: PendingConnections,
     listener: Arc<Listener>,
     reconnector: Reconnector,
     /// An application that waits for the supervisors to take this node back.
-    waiting: Option<(Connection, AttachRequest)>,
+    waiting: Option<(Arc<Connection>, AttachRequest)>,
     /// An application has gone, and the supervisors do not know yet.
     departed: bool,
     lost: LostNodes,
@@ -216,6 +220,7 @@ impl Node {
             service,
             health,
             monitors: Vec::new(),
+            pending: PendingConnections::default(),
             listener: Arc::new(listener),
             reconnector,
             waiting: None,
@@ -248,6 +253,8 @@ impl Node {
             fds.extend(connection.iter().map(|connection| WaitFd::readable(&**connection)));
             let (card, card_at) = (self.card.clone(), fds.len());
             fds.extend(card.iter().map(|card| WaitFd::readable(&**card)));
+            let (clients, clients_at) = (self.pending.connections(), fds.len());
+            fds.extend(clients.iter().map(|client| WaitFd::readable(&**client)));
             // Outside hosts are admitted once this node takes part.
             let gateway = self.state.gateway.as_ref().filter(|_| self.has_joined());
             let seventh = gateway.map(|gateway| (Arc::clone(gateway.listener()), Arc::clone(gateway.wake())));
@@ -274,6 +281,12 @@ impl Node {
             if ready[1] {
                 self.accept();
             }
+            for (at, client) in clients.iter().enumerate() {
+                if ready[clients_at + at] {
+                    self.take(client);
+                }
+            }
+            self.pending.expire();
             if ready[2] && !self.handle_commands()? {
                 return Ok(());
             }
@@ -359,22 +372,25 @@ impl Node {
     }
 
     fn accept(&mut self) {
-        match self.applications.accept() {
-            Ok(connection) => {
-                // A slow or foreign client must not hold the node.
-                let taken =
-                    connection.set_timeout(Duration::from_secs(1)).and_then(|()| self.take(connection));
-                if let Err(error) = taken {
-                    tracing::warn!("an application could not attach: {error}");
-                }
-            }
+        match self.applications.accept().and_then(|connection| self.pending.add(connection)) {
+            Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => tracing::warn!("an application could not attach: {error}"),
         }
     }
 
-    fn take(&mut self, connection: Connection) -> io::Result<()> {
-        let (request, _) = receive::<AttachRequest>(&connection)?;
+    /// A client has sent its request, or is gone.
+    fn take(&mut self, client: &Arc<Connection>) {
+        let taken = self.pending.take(client).and_then(|request| match request {
+            Some(request) => self.serve_client(Arc::clone(client), request),
+            None => Ok(()),
+        });
+        if let Err(error) = taken {
+            tracing::warn!("an application could not attach: {error}");
+        }
+    }
+
+    fn serve_client(&mut self, connection: Arc<Connection>, request: AttachRequest) -> io::Result<()> {
         if request == AttachRequest::Monitor {
             send(&connection, &AttachReply::Health, &[self.health.as_fd()])?;
             self.monitors.retain(|monitor| !monitor.is_hung_up());
@@ -393,7 +409,7 @@ impl Node {
         !self.options.rejoin || self.state.engine.epoch().0 > 0
     }
 
-    fn attach(&mut self, connection: Connection, request: &AttachRequest) -> io::Result<()> {
+    fn attach(&mut self, connection: Arc<Connection>, request: &AttachRequest) -> io::Result<()> {
         // An application that has ended leaves its place at once, although its end is still to be read here.
         if self.state.port.connection().is_some_and(|earlier| earlier.is_hung_up()) {
             self.detach().map_err(io::Error::other)?;

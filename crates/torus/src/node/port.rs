@@ -107,8 +107,12 @@ impl Port {
         self.connection.as_ref()
     }
 
-    /// Takes an application, if there is none. Returns whether it is attached.
-    pub(super) fn attach(&mut self, connection: Connection, request: &AttachRequest) -> io::Result<bool> {
+    /// Takes an application, if there is none. Its connection does not block. Returns whether it is attached.
+    pub(super) fn attach(
+        &mut self,
+        connection: Arc<Connection>,
+        request: &AttachRequest,
+    ) -> io::Result<bool> {
         let reason = if !request.is_attach() {
             Some("it has another version than this node process".to_owned())
         } else {
@@ -126,8 +130,7 @@ impl Port {
         };
         let [control, mailbox] = &self.descriptors;
         send(&connection, &reply, &[control.as_fd(), mailbox.as_fd(), self.wake.as_fd()])?;
-        connection.set_nonblocking()?;
-        self.connection = Some(Arc::new(connection));
+        self.connection = Some(connection);
         Ok(true)
     }
 

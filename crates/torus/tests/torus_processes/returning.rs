@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Failed, Trial};
 use millstream_fabric::{Fabric as _, Notification};
@@ -19,7 +19,7 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
-use super::{application, await_state, kill, launcher};
+use super::{LONG, application, await_state, kill, launcher};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
@@ -29,6 +29,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("an_application_attaches_right_behind_another", move || {
             an_application_attaches_right_behind_another().map_err(failed)
         }),
+        Trial::test("silent_clients_do_not_stop_a_node", move || silent_clients().map_err(failed)),
         Trial::test("garbage_in_a_health_page_changes_no_route", move || {
             garbage_in_a_health_page().map_err(failed)
         }),
@@ -103,6 +104,30 @@ fn an_application_attaches_right_behind_another() -> Result<(), LaunchError> {
         attaching.join().expect("no panic")
     });
     assert_eq!(later.map_err(|error| error.to_string()).expect("attaches").here(), NodeNumber(0));
+    torus.finish().map(drop)
+}
+
+/// Processes of the same user connect to a node's socket and say nothing, or not a request: no link breaks meanwhile.
+fn silent_clients() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let socket = torus.socket(NodeNumber(0)).expect("exists");
+    let connect = |_| Connection::open(socket, LONG).expect("a node process");
+    let silent: Vec<_> = (0..10).map(connect).collect();
+    let wrong = connect(10);
+    wrong.send(b"good day", &[]).expect("sent");
+    let start = Instant::now();
+    while !silent.iter().chain([&wrong]).all(Connection::is_hung_up) {
+        assert!(start.elapsed() < LONG, "silent clients stay connected");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    // More of them than a node keeps do not keep applications out.
+    let silent: Vec<_> = (0..100).map(connect).collect();
+    conforms(&mut torus)?;
+    drop(silent);
+    let state = torus.state().expect("an acting supervisor");
+    let faults = state.changes.iter().filter(|change| change.state != NodeState::Ok);
+    assert_eq!((state.epoch, faults.count()), (0, 0), "{:?}", state.changes);
     torus.finish().map(drop)
 }
 
