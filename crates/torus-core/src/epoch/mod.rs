@@ -8,7 +8,7 @@
 //! ```
 //! Every live node has taken in PREPARE(e + 2) before any packet of e + 2 exists, and thereby dropped packets of e. So
 //! packets of at most two successive epochs are in the network. Messages may be lost, repeated and reordered; both sides
-//! repeat them.
+//! repeat them. A node that cannot follow an order answers BEHIND; the next plan has it as returning.
 
 mod coordinator;
 mod participant;
@@ -49,7 +49,7 @@ pub struct Attempt {
 pub struct Plan {
     /// Dead nodes and links.
     pub dead: DeadSet,
-    /// Nodes that were dead in the previous epoch: their pairs begin anew.
+    /// Nodes that were dead, or whose processes began anew, since they last took part: their pairs begin anew.
     pub returning: BTreeSet<NodeNumber>,
 }
 
@@ -121,5 +121,14 @@ pub enum Report {
         attempt: Attempt,
         /// What its routes avoid.
         plan: Plan,
+        /// Whether it takes part: from the start, or since an epoch has it as returning.
+        has_joined: bool,
+    },
+    /// The order is for nodes that have prepared or committed what this one has not: it began anew, or missed an epoch.
+    Behind {
+        /// The epoch of the order.
+        epoch: Epoch,
+        /// Its try.
+        attempt: Attempt,
     },
 }

@@ -39,6 +39,7 @@ pub struct Participant {
     committed: (Attempt, Plan),
     /// No packet of the previous epoch is on its way.
     drained: bool,
+    has_joined: bool,
     prepared: Option<(Epoch, Attempt, Plan)>,
 }
 
@@ -52,8 +53,21 @@ impl Participant {
             current: Epoch(0),
             committed: (Attempt::default(), Plan::default()),
             drained: true,
+            has_joined: true,
             prepared: None,
         }
+    }
+
+    /// A node whose earlier process took part: it does so again with an epoch that has it as returning.
+    #[must_use]
+    pub fn rejoining(here: NodeNumber) -> Participant {
+        Participant { has_joined: false, ..Participant::new(here) }
+    }
+
+    /// Whether the node takes part.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.has_joined
     }
 
     /// The epoch of new packets.
@@ -83,10 +97,13 @@ impl Participant {
     }
 
     fn prepare(&mut self, epoch: Epoch, attempt: Attempt, plan: &Plan) -> Vec<Effect> {
-        let next = epoch == self.current.next();
-        let returns = epoch > self.current && plan.returning.contains(&self.here);
+        let next = epoch == self.current.next() && self.has_joined;
+        // Also one that has committed another try of this epoch, while a supervisor took it for dead.
+        let returns =
+            (epoch, attempt) > (self.current, self.committed.0) && plan.returning.contains(&self.here);
         if !next && !returns {
-            return vec![self.state()];
+            let follows = epoch <= self.current && self.has_joined;
+            return vec![if follows { self.state() } else { self.answer(Report::Behind { epoch, attempt }) }];
         }
         let ready = self.answer(Report::Prepared { epoch, attempt });
         match self.prepared.as_ref().map(|&(epoch, attempt, _)| (epoch, attempt)) {
@@ -112,13 +129,17 @@ impl Participant {
         match self.prepared.take() {
             Some((prepared, tried, plan)) if (prepared, tried) == (epoch, attempt) => {
                 self.current = epoch;
+                self.has_joined = true;
                 self.committed = (attempt, plan.clone());
                 self.drained = false;
                 vec![Effect::Activate { epoch, plan }]
             }
             other => {
                 self.prepared = other;
-                if epoch != self.current {
+                if epoch > self.current || !self.has_joined {
+                    return vec![self.answer(Report::Behind { epoch, attempt })];
+                }
+                if epoch < self.current {
                     return vec![self.state()];
                 }
                 // A repeated order; the answer follows when the previous epoch is drained.
@@ -141,7 +162,7 @@ impl Participant {
 
     fn state(&self) -> Effect {
         let (attempt, plan) = self.committed.clone();
-        self.answer(Report::Committed { epoch: self.current, attempt, plan })
+        self.answer(Report::Committed { epoch: self.current, attempt, plan, has_joined: self.has_joined })
     }
 }
 

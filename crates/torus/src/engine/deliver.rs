@@ -51,6 +51,10 @@ impl Engine {
         if !header.kind.is_sequenced() {
             return;
         }
+        if !self.participant.has_joined() {
+            self.counters.not_executed += 1;
+            return;
+        }
         if endpoint.accept(header) {
             self.execute(header, Arrived { port: header.port, slot, packet });
         } else {

@@ -229,6 +229,18 @@ impl Engine {
             .fold((0, 0), |sum, of_port| (sum.0 + of_port.0, sum.1 + of_port.1))
     }
 
+    /// This process takes the place of an earlier one, which others may not have missed yet: it executes nothing before
+    /// they have begun their pairs with it anew.
+    pub fn rejoin(&mut self) {
+        self.participant = Participant::rejoining(self.here);
+    }
+
+    /// Whether this node takes part: from the start, or since the supervisors took it back.
+    #[must_use]
+    pub fn has_joined(&self) -> bool {
+        self.participant.has_joined()
+    }
+
     /// Whether nothing of this node waits for another one.
     #[must_use]
     pub fn is_idle(&self) -> bool {

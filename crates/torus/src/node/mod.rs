@@ -146,6 +146,9 @@ impl Node {
         let mut links =
             VerbsLinks::new(&device, options.engine).map_err(context("memory for receive slots"))?;
         let mut engine = Engine::new(torus, options.node, options.engine);
+        if options.rejoin {
+            engine.rejoin();
+        }
         let publish = options.publish_card;
         let port = Port::new(&device, card.clone(), publish, &mut engine, RegionId(options.key))
             .map_err(context("memory for an application"))?;
@@ -256,7 +259,7 @@ impl Node {
             let (clients, clients_at) = (self.pending.connections(), fds.len());
             fds.extend(clients.iter().map(|client| WaitFd::readable(&**client)));
             // Outside hosts are admitted once this node takes part.
-            let gateway = self.state.gateway.as_ref().filter(|_| self.has_joined());
+            let gateway = self.state.gateway.as_ref().filter(|_| self.state.engine.has_joined());
             let seventh = gateway.map(|gateway| (Arc::clone(gateway.listener()), Arc::clone(gateway.wake())));
             let (hosts, seventh_at) = (gateway.map(Gateway::streams).unwrap_or_default(), fds.len());
             if let Some((listener, wake)) = &seventh {
@@ -397,16 +400,11 @@ impl Node {
             self.monitors.push(connection);
             return Ok(());
         }
-        if !self.has_joined() {
+        if !self.state.engine.has_joined() {
             self.waiting = Some((connection, request));
             return Ok(());
         }
         self.attach(connection, &request)
-    }
-
-    /// Whether this node takes part: from the start, or since the supervisors took it back.
-    fn has_joined(&self) -> bool {
-        !self.options.rejoin || self.state.engine.epoch().0 > 0
     }
 
     fn attach(&mut self, connection: Arc<Connection>, request: &AttachRequest) -> io::Result<()> {
@@ -461,7 +459,7 @@ impl Node {
                 self.reconnector.dial(direction, incarnation);
             }
         }
-        if self.has_joined()
+        if self.state.engine.has_joined()
             && let Some((connection, request)) = self.waiting.take()
             && let Err(error) = self.attach(connection, &request)
         {

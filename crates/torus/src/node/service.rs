@@ -27,12 +27,13 @@ impl Service {
         let wake = Arc::new(EventFd::latch()?);
         let (sender, messages) = mpsc::channel();
         let mut writers = Vec::new();
+        let who = Who::Node { node, incarnation: millstream_shm::random_u64() };
         for address in addresses {
             let (outgoing, to_send) = mpsc::channel();
             writers.push(outgoing);
             let link = SupervisorLink {
                 address: address.clone(),
-                hello: ToSupervisor::Hello { key, who: Who::Node(node) },
+                hello: ToSupervisor::Hello { key, who },
                 sender: sender.clone(),
                 wake: Arc::clone(&wake),
             };

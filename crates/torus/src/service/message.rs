@@ -38,8 +38,13 @@ pub enum ToSupervisor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Who {
-    /// The process of this node. It gets orders, and learns which nodes are lost.
-    Node(NodeNumber),
+    /// The process of a node. It gets orders, and learns which nodes are lost.
+    Node {
+        /// The node.
+        node: NodeNumber,
+        /// A random number of the process: another one means that it was started again.
+        incarnation: u64,
+    },
     /// A host monitor. It only reports.
     Monitor,
     /// A watcher, or another supervisor. It gets states.

@@ -209,19 +209,20 @@ impl Supervisor {
                     return;
                 }
                 peer.who = Some(who);
-                if matches!(who, Who::Node(_))
-                    && let Some(lost) = self.core.announced()
+                let Who::Node { node, incarnation } = who else { return };
+                if let Some(lost) = self.core.announced()
                     && peer.lines.send(&FromSupervisor::Lost(lost.clone())).is_err()
                 {
                     self.peers.remove(&number);
                 }
+                self.core.handle_node(node, incarnation);
             }
             Input::Message(number, message) => {
                 let Some(who) = self.peers.get(&number).and_then(|peer| peer.who) else { return };
                 match message {
                     ToSupervisor::Report { node, page } => self.core.handle_report(node, page, now),
                     ToSupervisor::Answer(answer) => {
-                        if let Who::Node(node) = who {
+                        if let Who::Node { node, .. } = who {
                             self.core.handle_answer(node, &answer);
                         }
                     }
@@ -247,10 +248,13 @@ impl Supervisor {
         }
         let changed = self.core.handle_time(now);
         while let Some((node, order)) = self.core.poll() {
-            self.send(&FromSupervisor::Order(order), |who| who == Who::Node(node));
+            self.send(
+                &FromSupervisor::Order(order),
+                |who| matches!(who, Who::Node { node: other, .. } if other == node),
+            );
         }
         if let Some(lost) = self.core.poll_lost() {
-            self.send(&FromSupervisor::Lost(lost), |who| matches!(who, Who::Node(_)));
+            self.send(&FromSupervisor::Lost(lost), |who| matches!(who, Who::Node { .. }));
         }
         if changed || now.since(self.last_sent) >= self.heartbeat {
             self.last_sent = now;

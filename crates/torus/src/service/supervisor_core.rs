@@ -27,6 +27,8 @@ pub struct SupervisorCore {
     reports: Reports,
     pages: BTreeMap<NodeNumber, (HostReport, Instant)>,
     applications: BTreeMap<NodeNumber, bool>,
+    /// Of the node processes that have connected last.
+    incarnations: BTreeMap<NodeNumber, u64>,
     states: Vec<NodeState>,
     dead: DeadSet,
     coordinator: Option<Coordinator>,
@@ -51,6 +53,7 @@ impl SupervisorCore {
             reports: Reports::new(torus),
             pages: BTreeMap::new(),
             applications: BTreeMap::new(),
+            incarnations: BTreeMap::new(),
             states: vec![NodeState::Unknown; torus.nodes()],
             dead: DeadSet::new(),
             coordinator: None,
@@ -67,6 +70,20 @@ impl SupervisorCore {
         if self.torus.contains(node) {
             self.pages.insert(node, (page, now));
             self.reports.handle_report(node, page, Path::Service);
+        }
+    }
+
+    /// A node process has connected. If it is another one than before, its pairs have to begin anew, although nobody may
+    /// have missed the earlier one.
+    pub fn handle_node(&mut self, node: NodeNumber, incarnation: u64) {
+        if !self.torus.contains(node) {
+            return;
+        }
+        let earlier = self.incarnations.insert(node, incarnation);
+        if earlier.is_some_and(|earlier| earlier != incarnation)
+            && let Some(coordinator) = &mut self.coordinator
+        {
+            coordinator.handle_restart(node);
         }
     }
 
@@ -368,6 +385,40 @@ mod tests {
         let dead = report(LinkState::Broken, 10);
         assert!(dead.len() == 3 && links.iter().all(|link| dead.contains(link)), "{dead:?}");
         assert_eq!(report(LinkState::Up, 20), []);
+    }
+
+    /// Node 3 begins anew so soon that nobody misses it, or while this supervisor does not act.
+    #[test]
+    fn a_node_that_is_started_again_at_once_is_taken_back() {
+        let torus: Dimensions = "2x2x1".parse().unwrap();
+        let mut core = SupervisorCore::new(torus, 0, Timers::default());
+        let mut nodes: Vec<_> = torus.all().map(Participant::new).collect();
+        let restarted = NodeNumber(3);
+        torus.all().for_each(|node| core.handle_node(node, 1));
+        core.act(1);
+        let mut now = Instant::default();
+        for (epoch, incarnation) in [(0, 1), (1, 2), (1, 2), (2, 3), (3, 3)] {
+            let acts = core.is_acting();
+            if nodes[restarted.index()].current().0 < epoch {
+                nodes[restarted.index()] = Participant::rejoining(restarted);
+                if epoch == 3 {
+                    core.step_back();
+                }
+            }
+            core.handle_node(restarted, incarnation);
+            core.act(2);
+            for _ in 0..4 {
+                now = now + REPEAT;
+                for node in torus.all() {
+                    core.handle_report(node, page(&torus, node, None, Condition::Ok), now);
+                }
+                core.handle_time(now);
+                settle(&mut core, &mut nodes);
+            }
+            let state = core.state();
+            assert!(acts && state.settled && state.epoch == epoch, "{state:?}");
+            assert!(nodes.iter().all(|node| node.has_joined() && node.current().0 == epoch), "{nodes:?}");
+        }
     }
 
     /// A node dies while the supervisor only watches: nodes learn so when it begins to act.

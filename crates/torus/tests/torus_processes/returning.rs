@@ -19,12 +19,15 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Direction, NodeNumber};
 use rustix::process::Signal;
 
-use super::{LONG, application, await_state, kill, launcher};
+use super::{LONG, application, await_end, await_state, kill, launcher};
 
 pub(crate) fn trials() -> Vec<Trial> {
     let failed = |error: LaunchError| Failed::from(error.to_string());
     vec![
         Trial::test("a_restarted_node_comes_back", move || a_restarted_node_comes_back().map_err(failed)),
+        Trial::test("a_node_that_is_restarted_at_once_comes_back", move || {
+            a_node_that_is_restarted_at_once_comes_back().map_err(failed)
+        }),
         Trial::test("a_stopped_node_comes_back", move || a_stopped_node_comes_back().map_err(failed)),
         Trial::test("an_application_attaches_right_behind_another", move || {
             an_application_attaches_right_behind_another().map_err(failed)
@@ -67,6 +70,22 @@ fn a_restarted_node_comes_back() -> Result<(), LaunchError> {
     assert!(counters[5].delivered > 100, "the returned node took part: {:?}", counters[5]);
     assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
     Ok(())
+}
+
+/// Nobody misses the earlier process, but pairs with the later one begin anew.
+fn a_node_that_is_restarted_at_once_comes_back() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 2, ..launcher("2x2x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    for epoch in 0..3 {
+        conforms(&mut torus)?;
+        let node = NodeNumber(2);
+        kill(torus.pid(node).expect("exists"), Signal::KILL);
+        await_end(&mut torus, node);
+        torus.restart_node(node)?;
+        await_state(&torus, "node 2 is back", |state| state.epoch > epoch && is_well(state));
+    }
+    conforms(&mut torus)?;
+    torus.finish().map(drop)
 }
 
 fn a_stopped_node_comes_back() -> Result<(), LaunchError> {
