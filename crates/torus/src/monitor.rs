@@ -4,6 +4,7 @@ use std::io::{self, Read};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use millstream_health::registers::{Condition, HostWatchdog, LinkState};
@@ -74,7 +75,33 @@ fn open_page(socket: &str) -> io::Result<(Connection, HealthPage)> {
 struct Supervisor {
     address: String,
     lines: Option<Lines>,
+    /// The result of an attempt that is under way.
+    dialled: Option<Receiver<io::Result<Lines>>>,
     tried: Option<Instant>,
+}
+
+impl Supervisor {
+    /// Connects without waiting: the host of a supervisor may have lost its power, and this one must show that it lives.
+    /// Returns whether a connection is new.
+    fn connect(&mut self, hello: &ToSupervisor) -> bool {
+        if self.lines.is_some() {
+            return false;
+        }
+        if let Some(dialled) = &self.dialled {
+            match dialled.try_recv() {
+                Err(TryRecvError::Empty) => return false,
+                result => self.lines = result.ok().and_then(Result::ok),
+            }
+            self.dialled = None;
+        } else if self.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
+            self.tried = Some(Instant::now());
+            let (sender, dialled) = mpsc::channel();
+            let (address, hello) = (self.address.clone(), hello.clone());
+            std::thread::spawn(move || sender.send(connect(&address, &hello)));
+            self.dialled = Some(dialled);
+        }
+        self.lines.is_some()
+    }
 }
 
 struct HostMonitor {
@@ -93,7 +120,12 @@ struct HostMonitor {
 
 impl HostMonitor {
     fn new(options: &MonitorOptions, connection: Connection, page: HealthPage) -> HostMonitor {
-        let supervisor = |address: &String| Supervisor { address: address.clone(), lines: None, tried: None };
+        let supervisor = |address: &String| Supervisor {
+            address: address.clone(),
+            lines: None,
+            dialled: None,
+            tried: None,
+        };
         HostMonitor {
             torus: options.dimensions,
             node: options.node,
@@ -127,8 +159,9 @@ impl HostMonitor {
                 self.adapter.handle_read(self.page.adapter().sequence() as u32, false);
             }
             let page = self.snapshot(Condition::Ok);
+            let connected = self.connect();
             // A change is reported at once.
-            if last != Some(page) || due(reported, origin.elapsed(), self.timers.report) {
+            if connected || last != Some(page) || due(reported, origin.elapsed(), self.timers.report) {
                 (last, reported) = (Some(page), Some(origin.elapsed()));
                 self.report(page);
             }
@@ -177,14 +210,15 @@ impl HostMonitor {
         HostReport { host, adapter, neighbours }
     }
 
-    fn report(&mut self, page: HostReport) {
+    /// Connects to supervisors that are not connected. Returns whether there are new connections.
+    fn connect(&mut self) -> bool {
         let hello = ToSupervisor::Hello { key: self.key, who: Who::Monitor };
+        self.supervisors.iter_mut().fold(false, |new, supervisor| new | supervisor.connect(&hello))
+    }
+
+    fn report(&mut self, page: HostReport) {
         let report = ToSupervisor::Report { node: self.node, page };
         for supervisor in &mut self.supervisors {
-            if supervisor.lines.is_none() && supervisor.tried.is_none_or(|at| at.elapsed() >= REDIAL) {
-                supervisor.tried = Some(Instant::now());
-                supervisor.lines = connect(&supervisor.address, &hello).ok();
-            }
             if let Some(lines) = &mut supervisor.lines
                 && lines.send(&report).is_err()
             {

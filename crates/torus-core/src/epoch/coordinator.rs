@@ -98,6 +98,17 @@ impl Coordinator {
         Plan { dead, returning }
     }
 
+    /// Nodes whose answers are missing.
+    pub fn waiting(&self) -> impl Iterator<Item = NodeNumber> + '_ {
+        let waiting = match &self.state {
+            State::Idle => None,
+            State::Querying { waiting, .. }
+            | State::Preparing { waiting, .. }
+            | State::Committing { waiting } => Some(waiting),
+        };
+        waiting.into_iter().flatten().copied()
+    }
+
     /// The dead set that routes should avoid.
     pub fn request(&mut self, dead: DeadSet) {
         self.fallen.extend(dead.nodes());

@@ -142,9 +142,9 @@ impl Participant {
                 if epoch < self.current {
                     return vec![self.state()];
                 }
-                // A repeated order; the answer follows when the previous epoch is drained.
+                // A repeated order. If the previous epoch is not drained yet, the answer shows that the node lives.
                 let report = Report::Drained { epoch: previous(epoch) };
-                self.drained.then(|| self.answer(report)).into_iter().collect()
+                vec![if self.drained { self.answer(report) } else { self.state() }]
             }
         }
     }

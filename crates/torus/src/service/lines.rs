@@ -4,6 +4,7 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -11,6 +12,13 @@ use serde::de::DeserializeOwned;
 const MAX_LINE: usize = 32 << 20;
 /// A peer that takes no bytes for this long is given up.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
+
+/// A peer whose host lost its power, or is cut off, closes no connection. One that waits to read finds out by TCP's keepalive:
+/// idle time before the first probe, interval, number of probes. One that writes finds out by bytes without acknowledgement.
+const IDLE: Duration = Duration::from_secs(2);
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+const PROBES: u32 = 3;
+const UNACKNOWLEDGED: Duration = Duration::from_secs(5);
 
 /// A stream of lines.
 #[derive(Debug)]
@@ -23,6 +31,11 @@ impl Lines {
     pub(crate) fn new(stream: TcpStream) -> io::Result<Lines> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(WRITE_LIMIT))?;
+        sockopt::set_socket_keepalive(&stream, true)?;
+        sockopt::set_tcp_keepidle(&stream, IDLE)?;
+        sockopt::set_tcp_keepintvl(&stream, PROBE_EVERY)?;
+        sockopt::set_tcp_keepcnt(&stream, PROBES)?;
+        sockopt::set_tcp_user_timeout(&stream, UNACKNOWLEDGED.as_millis() as u32)?;
         Ok(Lines { stream, buffer: Vec::new() })
     }
 

@@ -1,6 +1,6 @@
 //! A supervisor as a machine: reports in, orders and states out; time is an argument.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use millstream_health::registers::LinkState;
@@ -16,6 +16,10 @@ use super::message::{Change, LostNodes, NodeRow, TorusState};
 const START: Duration = Duration::from_secs(10);
 /// Interval in which orders without an answer are sent again.
 const REPEAT: Duration = Duration::from_millis(200);
+/// A node that answers no order for so many periods of reports is avoided, so that the others' routes can change.
+const ANSWER_PERIODS: u32 = 50;
+/// The same for a node that has not connected yet: nodes wait as long for each other at the start.
+const CONNECTION: Duration = Duration::from_secs(60);
 const CHANGES: usize = 256;
 
 /// Decides about all nodes.
@@ -30,6 +34,10 @@ pub struct SupervisorCore {
     /// Of the node processes that have connected last.
     incarnations: BTreeMap<NodeNumber, u64>,
     states: Vec<NodeState>,
+    /// Since when answers of nodes are missing.
+    unanswered: BTreeMap<NodeNumber, Instant>,
+    /// Nodes that answer no order.
+    silent: BTreeSet<NodeNumber>,
     dead: DeadSet,
     coordinator: Option<Coordinator>,
     /// Highest ballot that a node has answered.
@@ -55,6 +63,8 @@ impl SupervisorCore {
             applications: BTreeMap::new(),
             incarnations: BTreeMap::new(),
             states: vec![NodeState::Unknown; torus.nodes()],
+            unanswered: BTreeMap::new(),
+            silent: BTreeSet::new(),
             dead: DeadSet::new(),
             coordinator: None,
             highest: Ballot::default(),
@@ -79,6 +89,7 @@ impl SupervisorCore {
         if !self.torus.contains(node) {
             return;
         }
+        self.hear(node);
         let earlier = self.incarnations.insert(node, incarnation);
         if earlier.is_some_and(|earlier| earlier != incarnation)
             && let Some(coordinator) = &mut self.coordinator
@@ -96,10 +107,32 @@ impl SupervisorCore {
 
     /// A node process answered.
     pub fn handle_answer(&mut self, node: NodeNumber, answer: &Answer) {
+        self.hear(node);
         self.highest = self.highest.max(answer.ballot);
         if let Some(coordinator) = &mut self.coordinator {
             coordinator.handle_answer(node, answer);
         }
+    }
+
+    /// A node takes orders again.
+    fn hear(&mut self, node: NodeNumber) {
+        self.unanswered.remove(&node);
+        self.silent.remove(&node);
+    }
+
+    /// Avoids nodes that answer no order: a change of routes waits for all others.
+    fn avoid_silent(&mut self, now: Instant) {
+        let period = Duration::from_millis(self.timers.report);
+        let waiting: BTreeSet<_> = self.coordinator.iter().flat_map(Coordinator::waiting).collect();
+        self.unanswered.retain(|node, _| waiting.contains(node));
+        for node in waiting {
+            let since = *self.unanswered.entry(node).or_insert(now);
+            let connected = self.incarnations.contains_key(&node);
+            if now.since(since) >= if connected { ANSWER_PERIODS * period } else { CONNECTION } {
+                self.silent.insert(node);
+            }
+        }
+        self.silent.iter().for_each(|&node| self.dead.kill_node(node));
     }
 
     /// Begins to act, with this term or a higher one than all that nodes have answered.
@@ -141,6 +174,7 @@ impl SupervisorCore {
         self.has_judged = true;
         let changed = self.update_states(now);
         self.avoid();
+        self.avoid_silent(now);
         let repeats = now >= self.repeat_at;
         if repeats {
             self.repeat_at = now + REPEAT;
@@ -176,13 +210,14 @@ impl SupervisorCore {
         changed
     }
 
-    /// What routes avoid. A node comes back when it is well and all its links to live nodes are up, as seen from both ends;
+    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes are up, as seen from both ends;
     /// a link, when both ends see it up.
     fn avoid(&mut self) {
         let links: Vec<_> = self.dead.links().collect();
         for node in self.torus.all() {
             if !self.dead.node_lives(node)
                 && self.states[node.index()] == NodeState::Ok
+                && !self.silent.contains(&node)
                 && self.is_connected(node)
             {
                 self.dead.revive_node(node);
@@ -421,6 +456,44 @@ mod tests {
         }
     }
 
+    /// Node 2 gets no orders, and node 3 dies: routes change without both. Node 2 comes back with its connection.
+    #[test]
+    fn a_node_that_answers_no_order_does_not_stop_a_change() {
+        let torus: Dimensions = "3x2x1".parse().unwrap();
+        let (cut_off, dead) = (NodeNumber(2), NodeNumber(3));
+        let mut nodes: Vec<_> = torus.all().map(Participant::new).collect();
+        let mut now = Instant::default();
+        let mut supervise = |core: &mut SupervisorCore, dead, cut_off| {
+            // 60 s.
+            for _ in 0..300 {
+                now = now + REPEAT;
+                for node in torus.all() {
+                    let adapter = if Some(node) == dead { Condition::Failed } else { Condition::Ok };
+                    core.handle_report(node, page(&torus, node, dead, adapter), now);
+                }
+                core.handle_time(now);
+                settle_without(core, &mut nodes, cut_off);
+            }
+            core.state()
+        };
+        for index in 0..2 {
+            let mut core = SupervisorCore::new(torus, index, Timers::default());
+            torus.all().for_each(|node| core.handle_node(node, 1));
+            core.act((index + 1).into());
+            if index == 0 {
+                let state = supervise(&mut core, None, None);
+                assert!(state.settled && state.epoch == 0, "{state:?}");
+            }
+            let state = supervise(&mut core, Some(dead), Some(cut_off));
+            let avoided: Vec<_> = state.nodes.iter().filter(|row| row.avoided).map(|row| row.node).collect();
+            assert!(state.settled && avoided == [cut_off, dead], "{state:?}");
+            core.handle_node(cut_off, 1);
+            let state = supervise(&mut core, None, None);
+            assert!(state.settled && state.nodes.iter().all(|row| !row.avoided), "{state:?}");
+        }
+        assert!(nodes.iter().all(|node| node.current() == nodes[0].current()), "{nodes:?}");
+    }
+
     /// A node dies while the supervisor only watches: nodes learn so when it begins to act.
     #[test]
     fn lost_nodes_are_named_by_the_one_that_acts() {
@@ -448,7 +521,14 @@ mod tests {
 
     /// Carries orders and answers until there are none.
     fn settle(core: &mut SupervisorCore, nodes: &mut [Participant]) {
+        settle_without(core, nodes, None);
+    }
+
+    fn settle_without(core: &mut SupervisorCore, nodes: &mut [Participant], cut_off: Option<NodeNumber>) {
         while let Some((node, order)) = core.poll() {
+            if Some(node) == cut_off {
+                continue;
+            }
             for effect in nodes[node.index()].handle_order(&order) {
                 match effect {
                     Effect::Answer(answer) => core.handle_answer(node, &answer),

@@ -11,8 +11,10 @@ use millstream_health::NodeState;
 use millstream_torus::launch::Launcher;
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
+use rustix::process::Signal;
 
-use super::{application, await_state, launcher};
+use super::returning::is_well;
+use super::{application, await_end, await_state, kill, launcher};
 
 type TestResult = Result<(), Box<dyn std::error::Error>>;
 
@@ -25,6 +27,7 @@ pub(crate) fn trials() -> Vec<Trial> {
         ),
         trial("a_cut_link_is_avoided_until_it_returns", a_cut_link_is_avoided_until_it_returns),
         trial("a_link_with_a_silent_direction_is_avoided_until_it_returns", a_link_with_a_silent_direction),
+        trial("a_node_without_a_service_network_does_not_stop_a_change", a_node_without_a_service_network),
     ]
 }
 
@@ -241,6 +244,41 @@ fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&
     launched.run(&application("conformance"))?;
     let back = hosts.received_over(NodeNumber(1), "to0");
     assert!(back > around + 1_000_000, "{} bytes over the link that is back", back - around);
+    launched.finish()?;
+    Ok(())
+}
+
+/// Nothing from the service network reaches node 2: a dead node is avoided nevertheless, and so is node 2. Its connections
+/// end by themselves, and with new ones it takes part again.
+fn a_node_without_a_service_network() -> TestResult {
+    let torus: Dimensions = "3x2x1".parse()?;
+    let mut hosts = Hosts::new("orders", torus);
+    let service = hosts.serve();
+    let folder = tempfile::tempdir()?;
+    let launcher = Launcher {
+        launcher: Some(hosts.launcher(folder.path())?),
+        addresses: hosts.addresses(),
+        supervisor_address: Some(format!("[{service}]:0")),
+        supervisors: 1,
+        period_factor: 2,
+        ..launcher("3x2x1")
+    };
+    let mut launched = launcher.launch()?;
+    await_state(&launched, "all nodes are well", is_well);
+    let (cut_off, dead) = (NodeNumber(2), NodeNumber(3));
+    let (there, link) = (format!("fd79::{}", cut_off.0 + 1), service_link(cut_off));
+    ip(&format!("-6 neigh replace {there} lladdr 02:00:00:00:00:01 nud permanent dev {link}"));
+    kill(launched.pid(dead).expect("exists"), Signal::KILL);
+    await_end(&mut launched, dead);
+    await_state(&launched, "both nodes are avoided", |state| {
+        let avoided = state.nodes.iter().filter(|row| row.avoided).map(|row| row.node);
+        state.settled && avoided.eq([cut_off, dead])
+    });
+    ip(&format!("-6 neigh delete {there} dev {link}"));
+    await_state(&launched, "node 2 is back", |state| state.settled && !state.nodes[2].avoided);
+    launched.restart_node(dead)?;
+    await_state(&launched, "all nodes are well again", is_well);
+    launched.run(&application("conformance"))?;
     launched.finish()?;
     Ok(())
 }
