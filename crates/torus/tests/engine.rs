@@ -10,7 +10,8 @@ use millstream_torus::engine::{
 };
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
-use millstream_torus_core::{Direction, NodeNumber, Port};
+use millstream_torus_core::epoch::{Attempt, Ballot, Order, Plan, Step};
+use millstream_torus_core::{DeadSet, Direction, Epoch, NodeNumber, Port};
 
 fn memory(len: usize) -> Arc<Memory> {
     Arc::new(Memory::allocate("test", len, None).expect("memory").0)
@@ -340,4 +341,79 @@ fn cancelled_operations_end_unseen_and_release_their_memory() {
     assert_eq!(Arc::strong_count(&own), 1);
     assert!(torus.nodes[0].is_port_idle(Port::Seventh));
     assert_conserved(&torus);
+}
+
+fn get(target: u16, region: RegionId, into: &Arc<Memory>, length: u32, cookie: u32) -> Operation {
+    let into = Span { memory: Arc::clone(into), offset: 0 };
+    let request = Request::Get { region, offset: 0, into, length };
+    Operation { target: NodeNumber(target), request, cookie }
+}
+
+const ATTEMPT: Attempt = Attempt { ballot: Ballot { term: 1, supervisor: 0 }, number: 1 };
+
+fn order(torus: &mut InProcessTorus, node: usize, step: Step) {
+    torus.nodes[node].handle_order(&Order { ballot: ATTEMPT.ballot, step });
+}
+
+fn prepare(torus: &mut InProcessTorus, node: usize, epoch: u32, dead: &[u16], returning: &[u16]) {
+    let mut plan = Plan { dead: DeadSet::new(), ..Plan::default() };
+    dead.iter().for_each(|&node| plan.dead.kill_node(NodeNumber(node)));
+    plan.returning.extend(returning.iter().map(|&node| NodeNumber(node)));
+    order(torus, node, Step::Prepare { epoch: Epoch(epoch), attempt: ATTEMPT, plan });
+}
+
+fn commit(torus: &mut InProcessTorus, node: usize, epoch: u32) {
+    order(torus, node, Step::Commit { epoch: Epoch(epoch), attempt: ATTEMPT });
+}
+
+/// Node 1 was avoided, and both nodes have prepared the epoch in which it returns. It was stopped, or started again.
+fn returning_torus(restarted: bool) -> InProcessTorus {
+    let mut torus = torus("2x1x1");
+    if restarted {
+        torus.nodes[1].rejoin();
+    }
+    prepare(&mut torus, 0, 1, &[1], &[]);
+    commit(&mut torus, 0, 1);
+    (0..2).for_each(|node| prepare(&mut torus, node, 2, &[], &[1]));
+    torus
+}
+
+/// Nodes activate an epoch one after another: an operation of the first to the other is executed when both have done so.
+#[test]
+fn operations_between_commits_of_a_return_complete() {
+    for (first, restarted) in [(0, false), (0, true), (1, false), (1, true)] {
+        let mut torus = returning_torus(restarted);
+        let other = 1 - first;
+        let (target, into) = (memory(64), memory(64));
+        target.store(0, &[5; 64]).unwrap();
+        let region = torus.nodes[other].regions.add(Arc::clone(&target));
+        commit(&mut torus, first, 2);
+        torus.nodes[first].post(Port::Local, get(other as u16, region, &into, 64, 1));
+        torus.nodes[first].post(Port::Local, put(other as u16, RegionId(7), 0, &into, 64, 2));
+        let change = AtomicOperation::FetchAdd(1);
+        let request = Request::Atomic { region, offset: 0, change };
+        let target_node = NodeNumber(other as u16);
+        torus.nodes[first].post(Port::Local, Operation { target: target_node, request, cookie: 3 });
+        let mut now = Instant::default();
+        for _ in 0..100 {
+            now = now + Duration::from_micros(10);
+            torus.step(now);
+        }
+        commit(&mut torus, other, 2);
+        for _ in 0..1000 {
+            now = now + Duration::from_millis(10);
+            torus.step(now);
+        }
+        let mut found = events(&mut torus, first);
+        found.sort_by_key(|event| if let Event::Completed { cookie, .. } = event { *cookie } else { 0 });
+        let completed = |cookie, value, failure| Event::Completed { cookie, value, failure };
+        let expected = [
+            completed(1, 0, None),
+            completed(2, 0, Some(Failure::NoRegion)),
+            completed(3, 0x0505_0505_0505_0505, None),
+        ];
+        assert_eq!(found, expected, "node {first} is first, restarted: {restarted}");
+        assert!(torus.nodes.iter().all(|node| node.is_idle()));
+        assert_conserved(&torus);
+    }
 }

@@ -82,6 +82,14 @@ impl Participant {
         self.prepared.as_ref().map(|&(epoch, ..)| epoch)
     }
 
+    /// Whether a pair begins anew with this epoch, which is prepared here but not committed: one of its nodes returns with it.
+    #[must_use]
+    pub fn awaits_return(&self, epoch: Epoch, source: NodeNumber) -> bool {
+        self.prepared.as_ref().is_some_and(|(prepared, _, plan)| {
+            *prepared == epoch && [source, self.here].iter().any(|node| plan.returning.contains(node))
+        })
+    }
+
     /// An order arrived. Returns what to do, in this order.
     pub fn handle_order(&mut self, order: &Order) -> Vec<Effect> {
         if order.ballot < self.promised {

@@ -51,7 +51,8 @@ impl Engine {
         if !header.kind.is_sequenced() {
             return;
         }
-        if !self.participant.has_joined() {
+        // This node's side of the pair begins anew with COMMIT, and would lose its reply: the source repeats the packet.
+        if !self.participant.has_joined() || self.participant.awaits_return(header.epoch, header.source) {
             self.counters.not_executed += 1;
             return;
         }
