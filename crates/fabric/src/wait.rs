@@ -8,9 +8,12 @@ use crate::{Fabric, FabricError};
 
 /// Interval of looks for lost nodes while an operation waits.
 const LOOK_FOR_LOST: Duration = Duration::from_millis(100);
+/// A wait for a node that lives goes on for so long without progress after another one was lost: that one may have ended in
+/// order, behind its part of the operation.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// Waits until `from` has raised a counter to `value`. A node that lives may wait for a lost one in turn, so any lost node
-/// ends the wait.
+/// ends a wait that makes no progress.
 pub(crate) fn wait_for_all<F: Fabric>(
     fabric: &mut F,
     counter: u16,
@@ -19,6 +22,8 @@ pub(crate) fn wait_for_all<F: Fabric>(
     timeout: Duration,
 ) -> Result<(), FabricError> {
     let start = Instant::now();
+    // Since when a node is lost and the counter has this value.
+    let mut stalled: Option<(Instant, u64)> = None;
     loop {
         let left = timeout.saturating_sub(start.elapsed());
         match fabric.wait_counter(counter, value, from, left.min(LOOK_FOR_LOST)) {
@@ -26,8 +31,61 @@ pub(crate) fn wait_for_all<F: Fabric>(
             Err(FabricError::TimedOut { .. }) => return Err(FabricError::TimedOut { waited: timeout }),
             other => return other,
         }
-        if let Some(node) = fabric.lost_node() {
-            return Err(FabricError::NodeLost { node });
+        let Some(node) = fabric.lost_node() else {
+            stalled = None;
+            continue;
+        };
+        let now = fabric.counter(counter)?;
+        match stalled {
+            Some((since, seen)) if seen == now => {
+                if since.elapsed() >= GRACE {
+                    return Err(FabricError::NodeLost { node });
+                }
+            }
+            _ => stalled = Some((Instant::now(), now)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LocalNode, Notification};
+
+    const TIMEOUT: Duration = Duration::from_secs(30);
+
+    fn three_nodes() -> [LocalNode; 3] {
+        LocalNode::all("3x1x1".parse().unwrap()).try_into().expect("three nodes")
+    }
+
+    /// Node 0 has done its part and ended; the last block comes from node 2, which is late.
+    #[test]
+    fn a_node_that_ends_in_order_fails_no_wait_for_another() {
+        let [first, mut waiting, mut late] = three_nodes();
+        let region = waiting.register(8);
+        let target = waiting.here();
+        drop(first);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let one = Notification::Counter { index: 3, add: 1 };
+                for pause in [300, 1200, 1200] {
+                    std::thread::sleep(Duration::from_millis(pause));
+                    late.put(target, region, 0, &[1; 8], one).unwrap();
+                }
+                // Lives until it is no longer waited for.
+                std::thread::sleep(Duration::from_millis(500));
+            });
+            assert_eq!(wait_for_all(&mut waiting, 3, 3, NodeNumber(2), TIMEOUT), Ok(()));
+        });
+    }
+
+    #[test]
+    fn a_lost_node_ends_a_wait_for_another_that_makes_no_progress() {
+        let [first, mut waiting, _silent] = three_nodes();
+        drop(first);
+        let start = Instant::now();
+        let lost = Err(FabricError::NodeLost { node: NodeNumber(0) });
+        assert_eq!(wait_for_all(&mut waiting, 3, 1, NodeNumber(2), TIMEOUT), lost);
+        assert!((GRACE..5 * GRACE).contains(&start.elapsed()), "{:?}", start.elapsed());
     }
 }
