@@ -417,3 +417,27 @@ fn operations_between_commits_of_a_return_complete() {
         assert_conserved(&torus);
     }
 }
+
+/// A node that was stopped begins anew as its peers do: their refusals of before do not count for its new puts.
+#[test]
+fn a_returned_node_completes_no_refused_put() {
+    let mut torus = torus("2x1x1");
+    let source = memory(1 << 20);
+    let region = torus.nodes[1].regions.add(memory(1 << 20));
+    let failure = Some(Failure::NoRegion);
+    torus.nodes[1].post(Port::Local, put(0, RegionId(7), 0, &source, 8, 1));
+    settle(&mut torus);
+    assert_eq!(events(&mut torus, 1), [Event::Completed { cookie: 1, value: 0, failure }]);
+    prepare(&mut torus, 0, 1, &[1], &[]);
+    commit(&mut torus, 0, 1);
+    (0..2).for_each(|node| prepare(&mut torus, node, 2, &[], &[1]));
+    (0..2).for_each(|node| commit(&mut torus, node, 2));
+    // Many packets of node 0 are before its answer, and none before its acknowledgement.
+    torus.nodes[0].post(Port::Local, put(1, region, 0, &source, 1 << 20, 2));
+    torus.step(Instant::default());
+    torus.nodes[1].post(Port::Local, put(0, RegionId(7), 0, &source, 8, 3));
+    settle(&mut torus);
+    let mut found = events(&mut torus, 1);
+    found.retain(|event| matches!(event, Event::Completed { .. }));
+    assert_eq!(found, [Event::Completed { cookie: 3, value: 0, failure }]);
+}

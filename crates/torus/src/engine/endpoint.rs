@@ -105,9 +105,10 @@ impl Endpoint {
     }
 
     pub(super) fn activate(&mut self, epoch: Epoch, plan: &Plan, table: NodeTable, now: Instant) {
-        for node in plan.dead.nodes().chain(plan.returning.iter().copied()) {
-            self.operations.fail_target(node, Failure::NodeLost, &mut self.events);
-        }
+        // If this node returns, all pairs begin anew, also with what it knows of refusals.
+        let all = plan.returning.contains(&self.here);
+        let is_lost = |node| all || !plan.dead.node_lives(node) || plan.returning.contains(&node);
+        self.operations.fail_targets(is_lost, Failure::NodeLost, &mut self.events);
         self.sources.activate(epoch, plan.dead.clone(), plan.returning.clone(), table, now);
     }
 

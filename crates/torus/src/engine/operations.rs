@@ -445,14 +445,18 @@ impl Operations {
         }
     }
 
-    /// All operations with a target fail.
-    pub(super) fn fail_target(&mut self, node: NodeNumber, failure: Failure, events: &mut VecDeque<Event>) {
-        self.targets.remove(&node);
-        self.ready.retain(|&ready| ready != node);
+    /// All operations with these targets fail.
+    pub(super) fn fail_targets(
+        &mut self,
+        is_lost: impl Fn(NodeNumber) -> bool,
+        failure: Failure,
+        events: &mut VecDeque<Event>,
+    ) {
+        self.targets.retain(|&node, _| !is_lost(node));
+        self.ready.retain(|&node| !is_lost(node));
         let ids: Vec<_> = (self.entries.iter().enumerate())
             .filter_map(|(index, (generation, entry))| {
-                let entry = entry.as_ref().filter(|entry| entry.target == node)?;
-                let _ = entry;
+                entry.as_ref().filter(|entry| is_lost(entry.target))?;
                 Some(OperationId(generation << INDEX_BITS | index as u32))
             })
             .collect();
