@@ -39,6 +39,9 @@ pub struct Memory {
     mapping: Arc<Mapping>,
     /// The card whose memory this is.
     card: Option<Arc<LeasedCard>>,
+    /// In tests without a card: its lease has ended.
+    #[cfg(test)]
+    has_ended: std::sync::atomic::AtomicBool,
 }
 
 impl Memory {
@@ -64,10 +67,20 @@ impl Memory {
         Memory::of(&Memfd::from_peer(descriptor)?, device)
     }
 
+    fn new(region: Option<Region>, mapping: Arc<Mapping>, card: Option<Arc<LeasedCard>>) -> Memory {
+        Memory {
+            region,
+            mapping,
+            card,
+            #[cfg(test)]
+            has_ended: Default::default(),
+        }
+    }
+
     fn of(memfd: &Memfd, device: Option<(&Device, Access)>) -> io::Result<Memory> {
         let mapping = Arc::new(memfd.map()?);
         let region = device.map(|(device, access)| register(device, memfd, &mapping, access)).transpose()?;
-        Ok(Memory { region, mapping, card: None })
+        Ok(Memory::new(region, mapping, None))
     }
 
     /// Maps a part of a card's memory, for the process that holds its lease.
@@ -89,7 +102,7 @@ impl Memory {
         } else {
             Region::mapped(device, Arc::clone(&mapping), 0, length, access).map_err(failed)?
         };
-        Ok(Memory { region: Some(region), mapping, card: Some(Arc::clone(card)) })
+        Ok(Memory::new(Some(region), mapping, Some(Arc::clone(card))))
     }
 
     /// Maps a part of a card's memory, for an application.
@@ -98,13 +111,23 @@ impl Memory {
     /// The range is not whole pages of the memory, or the system refuses.
     pub fn part_of(descriptor: &OwnedFd, offset: u64, length: usize) -> io::Result<Memory> {
         let mapping = Arc::new(map_part(descriptor, offset, length)?);
-        Ok(Memory { region: None, mapping, card: None })
+        Ok(Memory::new(None, mapping, None))
     }
 
     /// False once the lease of the card whose memory this is has ended: nobody here may use the memory then.
     #[must_use]
     pub fn is_live(&self) -> bool {
+        #[cfg(test)]
+        if self.has_ended.load(Ordering::Relaxed) {
+            return false;
+        }
         self.card.as_ref().is_none_or(|card| card.is_leased())
+    }
+
+    /// As if it were a card's memory whose lease ends.
+    #[cfg(test)]
+    pub(crate) fn end(&self) {
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// Begins an access to the memory, which is this process's until the guard is dropped. None if the lease of the card

@@ -12,6 +12,8 @@ mod endpoint;
 mod operation;
 mod operations;
 mod regions;
+#[cfg(test)]
+mod tests;
 
 pub use operation::{AtomicOperation, Failure, Operation, Request, Span};
 pub use regions::{OutsideAccess, RegionError, Regions};
@@ -455,6 +457,8 @@ impl Engine {
                         if payload.is_none() {
                             // A repeat of what is acknowledged by now is never executed. What lost its memory is refused.
                             (header.kind, header.region, header.length) = (Kind::Put, 0, 0);
+                            // That of a reply is the number at its reader, which refuses the packet to this node.
+                            header.operation = packet.operation.0;
                             header.notification = millstream_fabric::Notification::None;
                         }
                         let payload = payload.unwrap_or(Payload::Bytes(&[]));
