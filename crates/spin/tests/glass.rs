@@ -164,6 +164,21 @@ fn a_lost_node_is_named_and_the_run_resumes_on_other_shapes() {
     }
 }
 
+/// A run resumes with as many sweeps as its checkpoint has, and is refused with fewer.
+#[test]
+fn a_run_does_not_resume_behind_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let checkpoint = Some(folder.path().to_owned());
+    let saving = GlassOptions { checkpoint, measure_every: 10, ..options([8; 3], 20, 1) };
+    let expected = run::<f32>("2x1x1", &saving);
+    let resumed = run::<f32>("2x1x1", &GlassOptions { resume: true, ..saving.clone() });
+    assert_eq!((resumed.resumed_after, resumed.measurements), (Some(20), expected.measurements));
+    for result in run_all::<f32>("2x1x1", &GlassOptions { resume: true, sweeps: 7, ..saving }) {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("--sweeps 7: the checkpoint is that of sweep 20"), "{error}");
+    }
+}
+
 #[test]
 fn impossible_parameters_are_refused_on_every_node() {
     for result in run_all::<f32>("1x4x1", &options([8, 8, 8], 4, 2)) {

@@ -169,6 +169,10 @@ impl<E: Real, F: Fabric> Node<'_, E, F> {
             let extent = *self.sites.geometry().extent();
             let mut saved = Block::zeros(Geometry::new(options.lattice, extent, 0));
             (sweep, measurements) = resume::load(folder, &identity::<E>(options), &mut saved)?;
+            if sweep > options.sweeps {
+                let reason = format!("--sweeps {}: the checkpoint is that of sweep {sweep}", options.sweeps);
+                return Err(ApplicationError::Parameters(reason));
+            }
             self.sites.set(&mut self.group, &saved)?;
         }
         let start = sweep;
