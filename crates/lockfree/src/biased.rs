@@ -12,6 +12,10 @@
 //!    ▲                                                                               │
 //!    └─────────────────────── a streak eight times as long ◄─────────────────────────┘
 //! ```
+//!
+//! A thread can be preempted between its look at the bias and its store to the flag that says "held". The store may come
+//! when another thread has the bias. So each thread that ever gets the bias has a flag of its own, and a late store
+//! disturbs nobody. There are [`SLOTS`] flags; further threads get no bias.
 
 use crate::barrier;
 use crate::spin::{self, SpinGuard};
@@ -43,22 +47,30 @@ const STREAK_FACTOR: u32 = if cfg!(loom) {
 /// Longest streak that is needed.
 const MAX_STREAK: u32 = 1 << 24;
 
-/// A spin lock biased towards its most frequent thread.
+/// Threads that can get the bias of one lock, one after another. The low bits of [`BiasedLock::biased_to`] are the slot.
+const SLOTS: usize = 4;
+
+/// A spin lock biased towards its most frequent thread. What that thread uses comes first, together.
 #[derive(Debug, Default)]
+#[repr(C)]
 pub struct BiasedLock<T> {
-    /// The thread that has the bias, [`UNBIASED`] or [`NEVER_BIASED`].
+    /// The thread that has the bias and its slot, [`UNBIASED`] or [`NEVER_BIASED`].
     biased_to: AtomicUsize,
-    /// That thread holds the lock.
-    held_biased: AtomicBool,
+    /// The thread of this slot holds the lock, if it has the bias. Only that thread writes here.
+    held_biased: [AtomicBool; SLOTS],
     /// A thread without the bias holds the lock.
     held: AtomicBool,
+    value: UnsafeCell<T>,
     // Written by the holder of `held`.
+    /// The threads of the slots; zero for a free slot.
+    owners: [AtomicUsize; SLOTS],
+    /// The slot of the thread that got the bias last. It may hold the lock after a revocation.
+    slot: AtomicUsize,
     /// The thread that took `held` last, and how often in a row.
     last: AtomicUsize,
     streak: AtomicU32,
     /// The streak that is needed for the bias; zero stands for [`STREAK`].
     needed: AtomicU32,
-    value: UnsafeCell<T>,
 }
 
 // SAFETY: the lock hands the value to one thread at a time.
@@ -69,8 +81,10 @@ impl<T> BiasedLock<T> {
     pub fn new(value: T) -> Self {
         Self {
             biased_to: AtomicUsize::new(UNBIASED),
-            held_biased: AtomicBool::new(false),
+            held_biased: Default::default(),
             held: AtomicBool::new(false),
+            owners: Default::default(),
+            slot: AtomicUsize::new(0),
             last: AtomicUsize::new(UNBIASED),
             streak: AtomicU32::new(0),
             needed: AtomicU32::new(0),
@@ -85,17 +99,15 @@ impl<T> BiasedLock<T> {
     #[inline(always)]
     pub fn lock(&self) -> SpinGuard<'_, T> {
         let me = this_thread();
-        if self.biased_to.load(Ordering::Relaxed) == me {
-            assert!(
-                !self.held_biased.load(Ordering::Relaxed),
-                "BiasedLock: the calling thread already holds this lock"
-            );
-            self.held_biased.store(true, Ordering::Relaxed);
+        let bias = self.biased_to.load(Ordering::Relaxed);
+        if let Some(held) = self.held_biased.get(slot_of(bias, me)) {
+            assert!(!held.load(Ordering::Relaxed), "BiasedLock: the calling thread already holds this lock");
+            held.store(true, Ordering::Relaxed);
             barrier::light(true);
-            if self.biased_to.load(Ordering::Relaxed) == me {
-                return SpinGuard::new(&self.held_biased, &self.value);
+            if self.biased_to.load(Ordering::Relaxed) == bias {
+                return SpinGuard::new(held, &self.value);
             }
-            self.held_biased.store(false, Ordering::Release);
+            held.store(false, Ordering::Release);
         }
         self.lock_unbiased(me);
         SpinGuard::new(&self.held, &self.value)
@@ -104,17 +116,20 @@ impl<T> BiasedLock<T> {
     /// Takes the lock if it is free.
     pub fn try_lock(&self) -> Option<SpinGuard<'_, T>> {
         let me = this_thread();
-        if self.biased_to.load(Ordering::Relaxed) == me {
-            let free = !self.held_biased.load(Ordering::Relaxed);
-            return free.then(|| self.lock());
+        let bias = self.biased_to.load(Ordering::Relaxed);
+        if let Some(held) = self.held_biased.get(slot_of(bias, me)) {
+            return (!held.load(Ordering::Relaxed)).then(|| self.lock());
         }
         if !spin::take(&self.held) {
             return None;
         }
-        self.count_or_revoke(me);
-        if self.held_biased.load(Ordering::Acquire) {
+        let (flag, revoked) = self.former_flag();
+        if flag.load(Ordering::Acquire) {
             self.held.store(false, Ordering::Release);
             return None;
+        }
+        if !revoked {
+            self.extend_streak(me);
         }
         Some(SpinGuard::new(&self.held, &self.value))
     }
@@ -122,31 +137,54 @@ impl<T> BiasedLock<T> {
     #[inline(never)]
     fn lock_unbiased(&self, me: usize) {
         spin::acquire(&self.held);
-        self.count_or_revoke(me);
-        spin::wait_while(&self.held_biased);
-    }
-
-    /// Revokes the bias of another thread, or counts towards one. The caller has set `held`.
-    fn count_or_revoke(&self, me: usize) {
-        match self.biased_to.load(Ordering::Relaxed) {
-            NEVER_BIASED => {}
-            UNBIASED => self.extend_streak(me),
-            _ => self.revoke(),
+        let (flag, revoked) = self.former_flag();
+        spin::wait_while(flag);
+        if !revoked {
+            self.extend_streak(me);
         }
     }
 
+    /// Revokes the bias of another thread. The flag that the thread that had the bias last may hold the lock with, and
+    /// whether the bias was revoked now. The caller has set `held`.
+    fn former_flag(&self) -> (&AtomicBool, bool) {
+        let revoked = !matches!(self.biased_to.load(Ordering::Relaxed), UNBIASED | NEVER_BIASED);
+        if revoked {
+            self.revoke();
+        }
+        (&self.held_biased[self.slot.load(Ordering::Relaxed) % SLOTS], revoked)
+    }
+
     /// Counts this acquisition, and biases the lock to `me` if the streak is long enough. The current acquisition
-    /// stays unbiased.
+    /// stays unbiased. The caller has the lock, so no thread with a flag is inside.
     fn extend_streak(&self, me: usize) {
+        if self.biased_to.load(Ordering::Relaxed) == NEVER_BIASED {
+            return;
+        }
         if self.last.load(Ordering::Relaxed) != me {
             self.last.store(me, Ordering::Relaxed);
             self.streak.store(0, Ordering::Relaxed);
         }
-        let streak = self.streak.load(Ordering::Relaxed) + 1;
+        let streak = self.streak.load(Ordering::Relaxed).wrapping_add(1);
         self.streak.store(streak, Ordering::Relaxed);
         if streak >= self.needed.load(Ordering::Relaxed).max(STREAK) {
-            let can_bias = me > NEVER_BIASED && barrier::register();
-            self.biased_to.store(if can_bias { me } else { NEVER_BIASED }, Ordering::Release);
+            self.bias_to(me);
+        }
+    }
+
+    #[cold]
+    fn bias_to(&self, me: usize) {
+        if owner_of(me) != me || !barrier::register() {
+            self.biased_to.store(NEVER_BIASED, Ordering::Release);
+            return;
+        }
+        let owner = |slot: usize| self.owners[slot].load(Ordering::Relaxed);
+        match (0..SLOTS).find(|&slot| [UNBIASED, me].contains(&owner(slot))) {
+            Some(slot) => {
+                self.owners[slot].store(me, Ordering::Relaxed);
+                self.slot.store(slot, Ordering::Relaxed);
+                self.biased_to.store(me | slot, Ordering::Release);
+            }
+            None => self.streak.store(0, Ordering::Relaxed),
         }
     }
 
@@ -161,8 +199,19 @@ impl<T> BiasedLock<T> {
     }
 }
 
-/// A number that no other living thread has, above [`NEVER_BIASED`]; [`NEVER_BIASED`] where there is no cheap
-/// one: the address of the thread's control block.
+/// The slot in a value of [`BiasedLock::biased_to`] if it has the thread `me`, else a greater number.
+#[inline(always)]
+const fn slot_of(bias: usize, me: usize) -> usize {
+    bias ^ me
+}
+
+/// The thread in a value of [`BiasedLock::biased_to`].
+const fn owner_of(bias: usize) -> usize {
+    bias & !(SLOTS - 1)
+}
+
+/// A number that no other living thread has, a multiple of [`SLOTS`] above zero: the address of the thread's control block. All
+/// ones where there is no cheap one.
 #[inline(always)]
 fn this_thread() -> usize {
     #[cfg(loom)]
@@ -197,7 +246,7 @@ fn this_thread() -> usize {
         all(any(target_arch = "x86_64", target_arch = "aarch64"), target_os = "linux")
     )))]
     {
-        NEVER_BIASED
+        usize::MAX
     }
 }
 
@@ -214,8 +263,8 @@ mod tests {
     fn a_thread_that_is_alone_gets_the_bias() {
         let lock = BiasedLock::new(0);
         (0..TURNS).for_each(|_| *lock.lock() += 1);
-        let biased_to = lock.biased_to.load(Ordering::Relaxed);
-        assert_eq!(biased_to, if barrier::register() { this_thread() } else { NEVER_BIASED });
+        let biased_to = owner_of(lock.biased_to.load(Ordering::Relaxed));
+        assert_eq!(biased_to, if barrier::register() { this_thread() } else { UNBIASED });
         assert_eq!(*lock.lock(), TURNS);
     }
 
@@ -244,7 +293,7 @@ mod tests {
             });
             assert_eq!(*lock.lock(), TURNS + 200);
             assert_ne!(
-                lock.biased_to.load(Ordering::Relaxed),
+                owner_of(lock.biased_to.load(Ordering::Relaxed)),
                 this_thread(),
                 "the main thread took the lock once"
             );
@@ -255,8 +304,7 @@ mod tests {
     fn a_longer_streak_restores_the_bias() {
         let lock = BiasedLock::new(0u32);
         let turns = |n: u32| (0..n).for_each(|_| *lock.lock() += 1);
-        let mine =
-            || lock.biased_to.load(Ordering::Relaxed) == this_thread() && this_thread() != NEVER_BIASED;
+        let mine = || owner_of(lock.biased_to.load(Ordering::Relaxed)) == this_thread();
         turns(STREAK);
         let had_it = mine();
         assert_eq!(had_it, barrier::register());
@@ -289,6 +337,33 @@ mod tests {
             }
         });
         assert_eq!(*lock.lock(), 3 * 30 * u64::from(STREAK * STREAK_FACTOR * 2));
+    }
+
+    /// More threads than slots, one after another.
+    #[test]
+    fn a_few_threads_can_get_the_bias() {
+        let lock = BiasedLock::new(0u32);
+        let mut threads = Vec::new();
+        let mut streak = STREAK;
+        // All threads live at once, so that their numbers differ.
+        std::thread::scope(|scope| {
+            for nth in 0..=SLOTS {
+                let (done, wait) = std::sync::mpsc::channel::<()>();
+                let (lock, turns) = (&lock, streak + 1);
+                let (tell, has_it) = std::sync::mpsc::channel();
+                scope.spawn(move || {
+                    (0..turns).for_each(|_| *lock.lock() += 1);
+                    tell.send(owner_of(lock.biased_to.load(Ordering::Relaxed)) == this_thread()).unwrap();
+                    let _ = wait.recv();
+                });
+                assert_eq!(has_it.recv().unwrap(), nth < SLOTS && barrier::register());
+                threads.push(done);
+                if nth + 1 < SLOTS {
+                    streak *= STREAK_FACTOR;
+                }
+            }
+            threads.clear();
+        });
     }
 
     #[test]

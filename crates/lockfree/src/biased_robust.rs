@@ -5,13 +5,17 @@
 //! the bias. It then takes the lock with plain stores. The next other owner revokes the bias with a heavy
 //! fence. The lock then is an ordinary [`RobustLock`] until one owner has used it alone for longer.
 //!
+//! An owner can be preempted between its look at the bias and its store to the word that says "held". The store must not
+//! come when another owner holds the lock by the same word. So the bias passes to another owner only after the former one
+//! has taken the lock without it, which proves that the store is done, or has exited.
+//!
 //! An owner, such as a queue pair, holds the lock at most once at a time. Its number is unique among all
 //! running processes.
 
 use std::time::{Duration, Instant};
 
 use crate::barrier;
-use crate::robust::{HolderWatch, READS_PER_CHECK, RobustGuard, RobustLock};
+use crate::robust::{HolderWatch, READS_PER_CHECK, RobustGuard, RobustLock, has_exited};
 use crate::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sync::{hint, thread};
 
@@ -29,6 +33,9 @@ impl OwnerId {
         u64::from(self.pid) << 32 | u64::from(self.number)
     }
 }
+
+/// Marks the former owner in [`BiasedRobustLock::biased_to`]. No process id has this bit.
+const REVOKED: u64 = 1 << 63;
 
 /// Acquisitions in a row before an owner first gets the bias.
 const STREAK: u32 = if cfg!(loom) { 1 } else { 64 };
@@ -50,7 +57,7 @@ pub struct Acquired<'a> {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct BiasedRobustLock {
-    /// The owner that has the bias, zero for none.
+    /// The owner that has the bias, zero for none; with [`REVOKED`] an owner that had it and may not know that it ended.
     biased_to: AtomicU64,
     /// The process id of that owner while it holds the lock.
     held_biased: AtomicU32,
@@ -93,10 +100,15 @@ impl BiasedRobustLock {
     #[inline(never)]
     fn lock_unbiased(&self, me: OwnerId) -> Option<Acquired<'_>> {
         let guard = self.lock.lock(me.pid)?;
-        if self.biased_to.load(Ordering::Relaxed) == 0 {
-            self.extend_streak(me);
-        } else {
-            self.revoke();
+        match self.biased_to.load(Ordering::Relaxed) {
+            0 => self.extend_streak(me),
+            bias if bias & REVOKED != 0 => {
+                if bias == me.word() | REVOKED {
+                    self.biased_to.store(0, Ordering::Relaxed);
+                }
+                self.extend_streak(me);
+            }
+            bias => self.revoke(bias),
         }
         // After a timeout the guard is dropped.
         (self.held_biased.load(Ordering::Acquire) == 0 || self.wait_for_biased())
@@ -114,13 +126,25 @@ impl BiasedRobustLock {
         self.streak.store(streak, Ordering::Relaxed);
         if streak >= self.needed.load(Ordering::Relaxed).max(STREAK) && me.number != 0 && barrier::register()
         {
-            self.biased_to.store(me.word(), Ordering::Release);
+            self.bias_to(me);
         }
     }
 
     #[cold]
-    fn revoke(&self) {
-        self.biased_to.store(0, Ordering::SeqCst);
+    fn bias_to(&self, me: OwnerId) {
+        let former = self.biased_to.load(Ordering::Relaxed);
+        let former_pid = ((former & !REVOKED) >> 32) as u32;
+        if former == 0 || has_exited(former_pid) {
+            self.biased_to.store(me.word(), Ordering::Release);
+        } else {
+            // The question costs a few system calls, so it is asked more and more rarely.
+            self.lengthen_streak();
+        }
+    }
+
+    #[cold]
+    fn revoke(&self, bias: u64) {
+        self.biased_to.store(bias | REVOKED, Ordering::SeqCst);
         // Now either the biased owner sees the revocation, or this owner sees `held_biased`.
         barrier::heavy();
         if !barrier::register() {
@@ -128,6 +152,10 @@ impl BiasedRobustLock {
             // store for this long.
             std::thread::sleep(Duration::from_millis(5));
         }
+        self.lengthen_streak();
+    }
+
+    fn lengthen_streak(&self) {
         self.streak.store(0, Ordering::Relaxed);
         let needed = self.needed.load(Ordering::Relaxed).max(STREAK);
         self.needed.store(needed.saturating_mul(STREAK_FACTOR).min(MAX_STREAK), Ordering::Relaxed);
@@ -198,12 +226,39 @@ mod tests {
         let own = if barrier::register() { owner_id(1).word() } else { 0 };
         assert_eq!(biased_to(), own);
         assert!(!lock.lock(owner_id(2)).unwrap().same_owner);
-        assert_eq!(biased_to(), 0);
+        assert_eq!(biased_to(), own | if own == 0 { 0 } else { REVOKED });
         assert!(!lock.lock(owner_id(1)).unwrap().same_owner);
+        assert_eq!(biased_to(), 0);
         turns(&lock, owner_id(1), STREAK * STREAK_FACTOR - 2);
         assert_eq!(biased_to(), 0, "each revocation lengthens the streak");
         turns(&lock, owner_id(1), 1);
         assert_eq!(biased_to(), own);
+    }
+
+    /// The former owner may be about to store that it holds the lock.
+    #[test]
+    fn the_bias_passes_on_once_the_former_owner_has_returned_or_exited() {
+        let own = |who: OwnerId| if barrier::register() { who.word() } else { 0 };
+        for exits in [false, true] {
+            let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            let first = OwnerId { pid: child.id(), number: 7 };
+            let lock = BiasedRobustLock::default();
+            let biased_to = || lock.biased_to.load(Ordering::Relaxed);
+            turns(&lock, first, STREAK);
+            assert_eq!(biased_to(), own(first));
+            turns(&lock, owner_id(1), 2 * STREAK * STREAK_FACTOR);
+            assert_ne!(biased_to(), owner_id(1).word());
+            if exits {
+                child.kill().unwrap();
+                child.wait().unwrap();
+            } else {
+                turns(&lock, first, 1);
+            }
+            turns(&lock, owner_id(1), STREAK * STREAK_FACTOR * STREAK_FACTOR);
+            assert_eq!(biased_to(), own(owner_id(1)));
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 
     #[test]

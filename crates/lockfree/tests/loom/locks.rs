@@ -58,19 +58,19 @@ fn a_biased_lock_is_exclusive_with_try_lock() {
     });
 }
 
-/// Two threads without the bias at first; each can get it. (With three, two would wait for each other in
-/// endless interleavings.)
+/// Two threads without the bias at first; each can get it. One of them can get it, lose it to the other, and come again
+/// while the other has it. (With three threads, two would wait for each other in endless interleavings.)
 #[test]
 fn a_biased_lock_is_exclusive_for_any_bias() {
     check(|| {
         let lock = Arc::new(BiasedLock::new(0));
         let other = {
             let lock = lock.clone();
-            thread::spawn(move || (0..2).for_each(|_| *lock.lock() += 1))
+            thread::spawn(move || (0..3).for_each(|_| *lock.lock() += 1))
         };
         (0..2).for_each(|_| *lock.lock() += 1);
         other.join().unwrap();
-        assert_eq!(*lock.lock(), 4);
+        assert_eq!(*lock.lock(), 5);
     });
 }
 
@@ -105,26 +105,43 @@ fn a_robust_lock_is_taken_only_from_an_exited_process() {
     });
 }
 
+/// Takes the lock and counts in two steps: an increment without mutual exclusion would be lost.
+fn count_under((lock, count): &(BiasedRobustLock, AtomicU32), number: u32) {
+    let _guard = lock.lock(OwnerId { pid: number, number }).unwrap().guard;
+    count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+}
+
 /// One owner has the bias while another one revokes it.
 #[test]
 fn a_biased_robust_lock_is_exclusive() {
     check(|| {
         let shared = Arc::new((BiasedRobustLock::default(), AtomicU32::new(0)));
-        let turn = |(lock, count): &(BiasedRobustLock, AtomicU32), number| {
-            let _guard = lock.lock(OwnerId { pid: number, number }).unwrap().guard;
-            // Two steps: an increment without mutual exclusion would be lost.
-            count.store(count.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-        };
-        turn(&shared, 1);
+        count_under(&shared, 1);
         let other = {
             let shared = shared.clone();
-            thread::spawn(move || turn(&shared, 2))
+            thread::spawn(move || count_under(&shared, 2))
         };
-        turn(&shared, 1);
-        turn(&shared, 1);
+        count_under(&shared, 1);
+        count_under(&shared, 1);
         other.join().unwrap();
-        turn(&shared, 3);
+        count_under(&shared, 3);
         assert_eq!(shared.1.load(Ordering::Relaxed), 5);
+    });
+}
+
+/// As `a_biased_lock_is_exclusive_for_any_bias`.
+#[test]
+fn a_biased_robust_lock_is_exclusive_for_any_bias() {
+    check(|| {
+        let shared = Arc::new((BiasedRobustLock::default(), AtomicU32::new(0)));
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || (0..3).for_each(|_| count_under(&shared, 2)))
+        };
+        (0..2).for_each(|_| count_under(&shared, 1));
+        other.join().unwrap();
+        count_under(&shared, 3);
+        assert_eq!(shared.1.load(Ordering::Relaxed), 6);
     });
 }
 
