@@ -39,7 +39,7 @@ fn is_of(fd: BorrowedFd<'_>, area: &Vma) -> bool {
 
 /// A copy of a descriptor of the file that the program has open.
 fn open_descriptor(area: &Vma) -> Option<OwnedFd> {
-    let numbers = fs::read_dir("/proc/self/fd").ok()?.flatten();
+    let numbers = fs::read_dir("/proc/thread-self/fd").ok()?.flatten();
     numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok()).find_map(|number| {
         // SAFETY: used for system calls only; another thread may close the number, and then they fail.
         let fd = unsafe { BorrowedFd::borrow_raw(number) };

@@ -1,4 +1,5 @@
-//! The virtual memory areas (VMAs) of this process, from `/proc/self/maps` (proc(5)).
+//! The virtual memory areas (VMAs) of this process, from `/proc/thread-self/maps` (proc(5)). `/proc/self` describes the main
+//! thread: once it has called `pthread_exit`, its list is empty.
 //!
 //! Since Linux 6.11 a request (`PROCMAP_QUERY`) finds the area at an address. Older kernels only have the text, whose
 //! cost rises with the number of all areas.
@@ -8,7 +9,7 @@ use std::io::{self, Read};
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 
-/// A virtual memory area: one line of `/proc/self/maps`.
+/// A virtual memory area: one line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vma {
     /// Its addresses.
@@ -51,26 +52,49 @@ impl Vma {
     }
 }
 
+impl Vma {
+    /// The addresses that the area and `range` have in common, possibly none.
+    #[must_use]
+    pub fn part_of(&self, range: &Range<usize>) -> Range<usize> {
+        let start = self.range.start.max(range.start);
+        start..self.range.end.min(range.end).max(start)
+    }
+}
+
+/// The list of the calling thread's process.
+fn open() -> io::Result<File> {
+    File::open("/proc/thread-self/maps")
+}
+
 /// The VMAs that overlap `range`, in address order. A hole has no VMA.
 ///
 /// # Errors
-/// Those of reading `/proc/self/maps`.
+/// Those of reading the list.
 pub fn vmas(range: Range<usize>) -> io::Result<Vec<Vma>> {
-    let mut file = File::open("/proc/self/maps")?;
     let mut found = Vec::new();
+    for_each_vma(range, |vma| found.push(vma))?;
+    Ok(found)
+}
+
+/// Calls `each` for the VMAs that overlap `range`, in address order, without the heap. `each` may replace the area.
+///
+/// # Errors
+/// Those of reading the list.
+pub fn for_each_vma(range: Range<usize>, mut each: impl FnMut(Vma)) -> io::Result<()> {
+    let mut file = open()?;
     let mut at = range.start;
     while at < range.end {
         match query(&file, at) {
             Ok(Some(vma)) if vma.range.start < range.end => {
                 at = vma.range.end;
-                found.push(vma);
+                each(vma);
             }
             Ok(_) => break,
             // Linux before 6.11, or an area that the request cannot describe.
-            Err(_) => return read(&mut file, &range),
+            Err(_) => return read(&mut file, &(at..range.end), each),
         }
     }
-    Ok(found)
+    Ok(())
 }
 
 /// The VMA at `address`, or the next one; None behind the last one. It costs the same however many areas there are.
@@ -78,18 +102,61 @@ pub fn vmas(range: Range<usize>) -> io::Result<Vec<Vma>> {
 /// # Errors
 /// ENOTTY before Linux 6.11.
 pub fn vma_at(address: usize) -> io::Result<Option<Vma>> {
-    query(&File::open("/proc/self/maps")?, address)
+    query(&open()?, address)
 }
 
-/// The VMAs that overlap `range`, from the text.
-fn read(file: &mut File, range: &Range<usize>) -> io::Result<Vec<Vma>> {
-    let mut text = String::new();
-    file.read_to_string(&mut text)?;
-    Ok(text
-        .lines()
-        .filter_map(Vma::parse)
-        .filter(|vma| vma.range.start < range.end && range.start < vma.range.end)
-        .collect())
+/// Calls `each` for the VMAs that overlap `range`, from the text.
+fn read(file: &mut File, range: &Range<usize>, mut each: impl FnMut(Vma)) -> io::Result<()> {
+    let (mut chunk, mut line) = ([0u8; 4096], Line::default());
+    let mut is_empty = true;
+    loop {
+        let len = match file.read(&mut chunk) {
+            Ok(0) if is_empty => return Err(io::Error::from_raw_os_error(libc::ESRCH)),
+            Ok(0) => return Ok(()),
+            Ok(len) => len,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        is_empty = false;
+        for byte in &chunk[..len] {
+            if *byte != b'\n' {
+                line.push(*byte);
+                continue;
+            }
+            let vma = Vma::parse(std::mem::take(&mut line).text());
+            if let Some(vma) = vma.filter(|vma| !vma.part_of(range).is_empty()) {
+                each(vma);
+            }
+        }
+    }
+}
+
+/// The start of a line. Names of files are cut; the other fields and the kernel's names fit.
+struct Line {
+    bytes: [u8; 160],
+    len: usize,
+}
+
+impl Default for Line {
+    fn default() -> Self {
+        Self { bytes: [0; 160], len: 0 }
+    }
+}
+
+impl Line {
+    fn push(&mut self, byte: u8) {
+        if let Some(free) = self.bytes.get_mut(self.len) {
+            *free = byte;
+            self.len += 1;
+        }
+    }
+
+    fn text(&self) -> &str {
+        let bytes = &self.bytes[..self.len];
+        // A name may be cut within a character, or be no text.
+        let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
+        std::str::from_utf8(&bytes[..valid]).unwrap_or_default()
+    }
 }
 
 /// `struct procmap_query` (linux/fs.h).
@@ -121,7 +188,7 @@ const READABLE: u64 = 1 << 0;
 const READABLE_WRITABLE: u64 = READABLE | 1 << 1;
 const SHARED: u64 = 1 << 3;
 
-/// The VMA at `address`, else the next one; None behind the last one. `maps` is `/proc/self/maps`.
+/// The VMA at `address`, else the next one; None behind the last one. `maps` is the list.
 fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
     // Names of files are not needed; those of other areas are short.
     let mut name = [0u8; 128];
@@ -222,7 +289,7 @@ mod tests {
 
     #[test]
     fn the_request_finds_what_the_text_says() {
-        let mut file = File::open("/proc/self/maps").unwrap();
+        let mut file = open().unwrap();
         if let Err(error) = query(&file, 0) {
             println!("skipped: no PROCMAP_QUERY: {error}");
             return;
@@ -232,9 +299,10 @@ mod tests {
         let text = is_anonymous as *const () as usize;
         for at in [(&raw const local).addr(), heap.as_ptr().addr(), text] {
             let asked = query(&file, at).unwrap().expect("mapped");
-            let said = read(&mut file, &(at..at + 1)).unwrap();
+            let mut said = Vec::new();
+            read(&mut file, &(at..at + 1), |vma| said.push(vma)).unwrap();
             assert_eq!(said, [asked]);
-            file = File::open("/proc/self/maps").unwrap();
+            file = open().unwrap();
         }
         assert_eq!(query(&file, usize::MAX & !4095).unwrap(), None);
     }

@@ -33,7 +33,7 @@ pub(super) fn to_shared(
     progress: &mut Progress,
 ) -> io::Result<()> {
     let aside = anonymous(range.len())?;
-    let pagemap = File::open("/proc/self/pagemap")?;
+    let pagemap = File::open("/proc/thread-self/pagemap")?;
     let _blocked = BlockedSignals::new();
     let aside_range = aside.base() as usize..aside.base() as usize + range.len();
     userfault.register(&aside_range, Faults::Missing)?;
@@ -161,7 +161,7 @@ fn return_pages(userfault: &Userfault, range: &Range<usize>, to: usize, pagemap:
 /// Pages whose entries [`present_pages`] reads at once, onto the stack.
 pub(super) const PAGEMAP_BATCH: usize = 512;
 
-/// Calls `each` for the runs of pages of `range` that exist, as `/proc/self/pagemap` shows them.
+/// Calls `each` for the runs of pages of `range` that exist, as `/proc/thread-self/pagemap` shows them.
 fn present_pages(range: &Range<usize>, pagemap: &File, mut each: impl FnMut(Range<usize>)) -> io::Result<()> {
     let mut entries = [0u8; PAGEMAP_BATCH * size_of::<u64>()];
     for batch in range.clone().step_by(PAGEMAP_BATCH * PAGE) {

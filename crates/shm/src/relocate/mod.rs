@@ -90,6 +90,37 @@ impl MovedRange {
     fn shared(&self) -> Range<usize> {
         self.range.start..self.range.start + self.len.load(Ordering::Relaxed)
     }
+
+    /// Calls `each` for the parts of `range` at which the pages are still mapped: the application may have unmapped some, or
+    /// mapped something else there. It uses no heap.
+    ///
+    /// # Errors
+    /// Those of reading the list of mappings.
+    fn for_each_mapped(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) -> io::Result<()> {
+        let file = rustix::fs::fstat(&self.memory)?;
+        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        maps::for_each_vma(range.clone(), |vma| {
+            let offset = vma.range.start.checked_sub(self.range.start).map(|offset| offset as u64);
+            if vma.shared && offset == Some(vma.offset) && (vma.device, vma.inode) == (device, file.st_ino) {
+                each(vma.part_of(&range));
+            }
+        })
+    }
+
+    /// Whether the application has moved some of the pages in `range` to other addresses (`mremap`), also if that cannot be
+    /// found out.
+    fn is_mapped_elsewhere(&self, range: &Range<usize>) -> bool {
+        let Ok(file) = rustix::fs::fstat(&self.memory) else { return true };
+        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        let part = (range.start - self.range.start) as u64..(range.end - self.range.start) as u64;
+        let mut found = false;
+        let looked = maps::for_each_vma(0..usize::MAX, |vma| {
+            found |= (vma.device, vma.inode) == (device, file.st_ino)
+                && vma.offset < part.end
+                && part.start < vma.offset + vma.range.len() as u64;
+        });
+        found || looked.is_err()
+    }
 }
 
 /// All moved ranges. They do not overlap. The lock is held while a piece moves.
@@ -211,7 +242,7 @@ pub fn is_enabled() -> bool {
 /// memory when nobody holds their [`SharedPages`], so the file alone does not stay the memory of an address.
 #[must_use]
 pub fn is_moved_file(fd: BorrowedFd<'_>) -> bool {
-    let link = format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let link = format!("/proc/thread-self/fd/{}", fd.as_raw_fd());
     // Without /proc no file behind an address is found either.
     std::fs::read_link(link).is_ok_and(|target| {
         target
@@ -413,36 +444,67 @@ fn move_piece(
     Ok(())
 }
 
-/// Moves pages back to private memory, from the last piece to the first.
-fn move_back(moved: &MovedRange) {
-    let Ok(userfault) = Userfault::for_all_accesses().or_else(|_| Userfault::for_user_mode()) else {
-        return;
-    };
-    let Ok(me) = rustix::fs::fstat(&moved.memory) else { return };
-    let (start, len) = (moved.range.start, moved.shared().len());
-    for offset in (0..len).step_by(PIECE).rev() {
-        let piece = start + offset..start + len.min(offset + PIECE);
-        // The application may have unmapped or replaced some pages; only pages of the memfd move.
-        let areas = maps::vmas(piece.clone()).unwrap_or_default();
+/// Moves pages back to private memory, from the last piece to the first. The range shrinks with each piece.
+///
+/// # Errors
+/// Those of reading the list of mappings, of `userfaultfd` and of memory allocation. The rest of the pages stays shared.
+fn move_back(moved: &MovedRange) -> io::Result<()> {
+    let shared = moved.shared();
+    let mut userfault = None;
+    for start in shared.clone().step_by(PIECE).rev() {
+        let piece = start..shared.end.min(start + PIECE);
+        // Other memory that the application has mapped there stays.
+        let mut parts = Vec::new();
+        moved.for_each_mapped(piece.clone(), |part| parts.push(part))?;
+        let offset = piece.start - moved.range.start;
         let list = MOVED_RANGES.lock();
-        let mut result = Ok(());
-        for area in areas.iter().filter(|area| area.inode == me.st_ino && area.shared) {
-            let part = area.range.start.max(piece.start)..area.range.end.min(piece.end);
-            let offset = area.offset as usize + (part.start - area.range.start);
-            let done = exchange::to_private(&userfault, &part, moved.memory.as_fd(), offset);
-            result = result.and(done);
+        for part in &parts {
+            let userfault = match &mut userfault {
+                Some(opened) => opened,
+                none => none.insert(Userfault::for_all_accesses().or_else(|_| Userfault::for_user_mode())?),
+            };
+            let offset = part.start - moved.range.start;
+            exchange::to_private(userfault, part, moved.memory.as_fd(), offset)?;
         }
         moved.len.store(offset, Ordering::Relaxed);
         drop(list);
-        match result {
-            Ok(()) => moved.memory.punch_hole(offset, piece.len()),
-            // Correct, if slower to fork.
-            Err(error) => tracing::warn!(
-                "pages {:#x}..{:#x} of a deregistered region stay shared memory: {error}",
-                piece.start,
-                piece.end
-            ),
+        // The file's memory is freed although peers may have it mapped.
+        let is_whole = parts.iter().map(|part| part.len()).sum::<usize>() == piece.len();
+        if is_whole || !moved.is_mapped_elsewhere(&piece) {
+            moved.memory.punch_hole(offset, piece.len());
         }
+    }
+    Ok(())
+}
+
+/// Pages that a deregistration has left shared, tried once more by each later deregistration.
+const LEFT_AT_ONCE: usize = 8;
+
+/// Moves pages back, and removes them from the list if they are private again. Otherwise a fork still finds them there. The
+/// caller holds [`MOVING`].
+fn settle(moved: &Arc<MovedRange>) -> io::Result<()> {
+    move_back(moved)?;
+    MOVED_RANGES.lock().retain(|other| !Arc::ptr_eq(other, moved));
+    Ok(())
+}
+
+/// Settles pages that earlier deregistrations have left shared, for instance because no descriptor was to be had. The caller
+/// holds [`MOVING`].
+fn settle_left() {
+    let is_left = |moved: &Arc<MovedRange>| moved.users.load(Ordering::Relaxed) == 0;
+    let mut left = Vec::new();
+    {
+        let mut list = MOVED_RANGES.lock();
+        for _ in 0..LEFT_AT_ONCE.min(list.iter().filter(|moved| is_left(moved)).count()) {
+            let Some(at) = list.iter().position(is_left) else { break };
+            // All have their turn.
+            let moved = list.remove(at);
+            left.push(moved.clone());
+            list.push(moved);
+        }
+    }
+    for moved in &left {
+        let _ = settle(moved);
     }
 }
 
@@ -456,8 +518,14 @@ impl Drop for SharedPages {
             }
         }
         let _moving = begin_moving();
-        move_back(&self.moved);
-        MOVED_RANGES.lock().retain(|moved| !Arc::ptr_eq(moved, &self.moved));
+        settle_left();
+        if let Err(error) = settle(&self.moved) {
+            // Correct, if slower to fork.
+            tracing::warn!(
+                "pages {:#x?} of a deregistered region stay shared memory: {error}",
+                self.moved.shared()
+            );
+        }
     }
 }
 

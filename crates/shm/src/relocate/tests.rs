@@ -493,3 +493,120 @@ fn a_stack_that_is_in_use_stays() {
         assert!(block.iter().all(|byte| *byte == 7));
     });
 }
+
+/// Runs `test` in a forked child, whose result is its exit status.
+fn holds_in_a_child(test: impl FnOnce() -> bool + Send + 'static) {
+    // SAFETY: the C library makes its heap usable in the child; the child ends itself.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let holds = std::panic::catch_unwind(std::panic::AssertUnwindSafe(test)).unwrap_or(false);
+        // SAFETY: ends the child.
+        unsafe { libc::_exit(i32::from(!holds)) };
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: waits for this test's child.
+    assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+    assert_eq!(status, 0, "{status:#x}");
+}
+
+/// Fills pages with bytes that differ from zero.
+fn fill(memory: &Mapping) {
+    // SAFETY: bytes of the mapping.
+    (0..memory.len()).for_each(|at| unsafe { memory.base().add(at).write_volatile((at / 7) as u8 | 1) });
+}
+
+fn is_filled(memory: &Mapping) -> bool {
+    // SAFETY: bytes of the mapping.
+    (0..memory.len()).all(|at| unsafe { memory.base().add(at).read_volatile() } == (at / 7) as u8 | 1)
+}
+
+fn move_all(memory: &Mapping) -> SharedPages {
+    let base = memory.base() as usize;
+    move_pages(base..base + memory.len()).unwrap()
+}
+
+#[test]
+fn pages_keep_their_contents_where_the_list_of_mappings_cannot_be_read() {
+    if !is_tested() {
+        return;
+    }
+    holds_in_a_child(|| {
+        let memory = pages(2 * PIECE / PAGE + 3);
+        fill(&memory);
+        let shared = move_all(&memory);
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: changes the limit of this child. One descriptor is left for the faults, and none for the list.
+        unsafe {
+            let free = libc::dup(0);
+            libc::close(free);
+            libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit);
+            let few = libc::rlimit { rlim_cur: free as libc::rlim_t + 1, ..limit };
+            libc::setrlimit(libc::RLIMIT_NOFILE, &raw const few);
+        }
+        let ranges = || MOVED_RANGES.lock().len();
+        let before = ranges();
+        drop(shared);
+        let kept = is_filled(&memory) && ranges() == before;
+        // SAFETY: as above. The child of a child gets copies of pages that are still shared.
+        unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        holds_in_a_child({
+            let base = memory.base().addr();
+            move || {
+                // SAFETY: the first byte of the pages.
+                unsafe { (base as *mut u8).write_volatile(99) };
+                true
+            }
+        });
+        let own = is_filled(&memory);
+        // The next deregistration moves the pages back.
+        let other = pages(1);
+        drop(move_all(&other));
+        kept && own && ranges() == before - 1 && is_filled(&memory)
+    });
+}
+
+#[test]
+fn pages_move_in_a_process_whose_main_thread_has_ended() {
+    if !is_tested() {
+        return;
+    }
+    holds_in_a_child(|| {
+        let memory = pages(2 * PIECE / PAGE + 3);
+        fill(&memory);
+        let shared = move_all(&memory);
+        std::thread::spawn(move || {
+            // SAFETY: ends this child, with its result.
+            let end = |holds: bool| unsafe { libc::_exit(i32::from(!holds)) };
+            while !std::fs::read("/proc/self/maps").is_ok_and(|text| text.is_empty()) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            drop(shared);
+            let back = is_filled(&memory);
+            let again = move_pages(memory.base() as usize..memory.base() as usize + memory.len());
+            end(back && again.is_ok() && is_filled(&memory));
+        });
+        // SAFETY: ends the main thread alone, as `pthread_exit` does.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+        false
+    });
+}
+
+/// As `realloc` does with a large buffer.
+#[test]
+fn pages_that_the_application_has_moved_elsewhere_keep_their_contents() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(8);
+    fill(&memory);
+    let shared = move_all(&memory);
+    let place = pages(8);
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: moves the test's pages to another mapping of the test.
+    let moved = unsafe { libc::mremap(memory.base().cast(), memory.len(), place.len(), flags, place.base()) };
+    assert_eq!(moved, place.base().cast());
+    std::mem::forget(memory);
+    drop(shared);
+    assert!(is_filled(&place));
+}
