@@ -69,12 +69,18 @@ extern "C" fn after_fork_child() {
         MOVED_RANGES.force_unlock();
         MOVING.force_unlock();
     }
-    for moved in MOVED_RANGES.lock().drain(..) {
+    let mut moved_ranges = MOVED_RANGES.lock();
+    for moved in &*moved_ranges {
         // The child has one thread.
         let _ = exchange::to_private_alone(&moved.shared(), moved.memory.as_fd());
-        // The child must not undo the parent's moves.
+    }
+    // The list changes once all pages are the child's own, because it may lie in moved pages.
+    for moved in moved_ranges.drain(..) {
+        // The child must not undo the parent's moves, also when it deregisters a region.
+        moved.len.store(0, Ordering::Relaxed);
         std::mem::forget(moved);
     }
+    drop(moved_ranges);
     let [reader, writer] = &COPIED;
     let fd = writer.load(Ordering::Relaxed);
     if fd >= 0 {

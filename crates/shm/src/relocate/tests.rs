@@ -610,3 +610,32 @@ fn pages_that_the_application_has_moved_elsewhere_keep_their_contents() {
     drop(shared);
     assert!(is_filled(&place));
 }
+
+#[test]
+fn a_deregistration_in_a_forked_child_leaves_the_parents_pages() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(8);
+    fill(&memory);
+    let shared = move_all(&memory);
+    let (base, len) = (memory.base().addr(), memory.len());
+    // SAFETY: the child deregisters, looks at its pages, and exits.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(shared);
+        // SAFETY: as above.
+        unsafe {
+            let kept = (0..len).all(|at| ((base + at) as *const u8).read_volatile() == (at / 7) as u8 | 1);
+            libc::_exit(i32::from(!kept))
+        }
+    }
+    assert!(child > 0);
+    let mut status = 0;
+    // SAFETY: waits for this test's child.
+    unsafe { libc::waitpid(child, &raw mut status, 0) };
+    assert_eq!(status, 0, "the child keeps its copies");
+    assert!(is_filled(&memory), "still shared");
+    drop(shared);
+    assert!(is_filled(&memory), "private again");
+}
