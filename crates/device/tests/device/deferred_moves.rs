@@ -43,6 +43,7 @@ pub(crate) fn role() {
         Some("end") => deregisters_while_pages_move(),
         Some("stores") => keeps_stores(),
         Some("fresh") => moves_fresh_pages(),
+        Some("replaced") => registers_replaced_pages(),
         Some("pause") => moves_without_a_pause(),
         Some("alone") => moves_in_the_only_thread(),
         check => panic!("{check:?} is no check"),
@@ -395,6 +396,38 @@ fn moves_fresh_pages() {
     }
     fixture.mr.deregister().expect("no window is bound");
     assert_eq!(fixture.bytes(5 * PAGE, PAGE), pattern(7, PAGE), "private again");
+}
+
+#[test]
+fn a_region_over_memory_that_has_replaced_moved_pages_is_that_memory() {
+    run("replaced");
+}
+
+/// The application unmaps the memory of a region, and maps other memory there, which it registers.
+fn registers_replaced_pages() {
+    const LARGE: usize = (4 << 20) / PAGE;
+    let mut fixture = Fixture::new(1);
+    fixture.peer.store(&fixture.local.clone(), 0, &pattern(8, PAGE));
+    for exist in [false, true] {
+        fixture.pages = Pages::untouched(LARGE);
+        fixture.mr = register(&fixture.owner, &fixture.pages);
+        assert_eq!(fixture.mr.mapped_len(), (LARGE * PAGE) as u64);
+        let start = fixture.pages.base().cast();
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+        // SAFETY: replaces the pages of this test.
+        assert_eq!(unsafe { libc::mmap(start, LARGE * PAGE, protection, flags, -1, 0) }, start);
+        if exist {
+            // SAFETY: the whole mapping.
+            unsafe { fixture.pages.base().write_bytes(0, LARGE * PAGE) };
+        }
+        let mut old = std::mem::replace(&mut fixture.mr, register(&fixture.owner, &fixture.pages));
+        fixture.write(5 * PAGE, PAGE);
+        assert!(fixture.bytes(5 * PAGE, PAGE) == pattern(8, PAGE), "pages exist: {exist}");
+        old.deregister().expect("no window is bound");
+        fixture.write(6 * PAGE, PAGE);
+        assert!(fixture.bytes(6 * PAGE, PAGE) == pattern(8, PAGE), "pages exist: {exist}");
+    }
 }
 
 #[test]

@@ -93,10 +93,14 @@ pub(super) fn to_private(
     result
 }
 
-/// As [`to_private`], in a process whose only thread is the caller, for a file that is mapped from its start on.
-pub(super) fn to_private_alone(range: &Range<usize>, memory: BorrowedFd<'_>) -> io::Result<()> {
+/// As [`to_private`], in a process whose only thread is the caller.
+pub(super) fn to_private_alone(
+    range: &Range<usize>,
+    memory: BorrowedFd<'_>,
+    offset: usize,
+) -> io::Result<()> {
     let fresh = anonymous(range.len())?;
-    copy_data(range, memory, 0, fresh.base())?;
+    copy_data(range, memory, offset, fresh.base())?;
     replace(range, fresh)
 }
 

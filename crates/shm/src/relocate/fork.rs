@@ -4,6 +4,7 @@
 //! peers may be in the copies or not. A raw `clone` bypasses these handlers.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -69,10 +70,21 @@ extern "C" fn after_fork_child() {
         MOVED_RANGES.force_unlock();
         MOVING.force_unlock();
     }
+    let [reader, writer] = &COPIED;
+    // Reading the list of mappings takes a descriptor.
+    close(reader);
     let mut moved_ranges = MOVED_RANGES.lock();
     for moved in &*moved_ranges {
         // The child has one thread.
-        let _ = exchange::to_private_alone(&moved.shared(), moved.memory.as_fd());
+        let copy = |part: Range<usize>| {
+            let offset = part.start - moved.range.start;
+            let _ = exchange::to_private_alone(&part, moved.memory.as_fd(), offset);
+        };
+        // The application may have unmapped pages of a region, or mapped something else there. Without the list of mappings,
+        // that is not known.
+        if moved.for_each_mapped(moved.shared(), copy).is_err() {
+            copy(moved.shared());
+        }
     }
     // The list changes once all pages are the child's own, because it may lie in moved pages.
     for moved in moved_ranges.drain(..) {
@@ -81,12 +93,10 @@ extern "C" fn after_fork_child() {
         std::mem::forget(moved);
     }
     drop(moved_ranges);
-    let [reader, writer] = &COPIED;
     let fd = writer.load(Ordering::Relaxed);
     if fd >= 0 {
         // SAFETY: sends one byte of a constant. The parent may have exited.
         unsafe { libc::send(fd, c"".as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
     }
-    close(reader);
     close(writer);
 }

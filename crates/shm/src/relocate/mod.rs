@@ -107,6 +107,12 @@ impl MovedRange {
         })
     }
 
+    /// Whether the pages are still mapped in all of `range`, also if that cannot be found out.
+    fn is_mapped(&self, range: &Range<usize>) -> bool {
+        let mut len = 0;
+        self.for_each_mapped(range.clone(), |part| len += part.len()).is_err() || len == range.len()
+    }
+
     /// Whether the application has moved some of the pages in `range` to other addresses (`mremap`), also if that cannot be
     /// found out.
     fn is_mapped_elsewhere(&self, range: &Range<usize>) -> bool {
@@ -123,7 +129,8 @@ impl MovedRange {
     }
 }
 
-/// All moved ranges. They do not overlap. The lock is held while a piece moves.
+/// All moved ranges. They do not overlap, but for pages that the application has unmapped. The lock is held while a piece
+/// moves.
 static MOVED_RANGES: SpinLock<Vec<Arc<MovedRange>>> = SpinLock::new(Vec::new());
 
 /// Held by the thread that moves pages, in either direction.
@@ -191,14 +198,15 @@ impl AsFd for SharedPages {
     }
 }
 
-/// Pages inside `range` that an earlier call moved. If only a part of the range was moved, the result covers that part.
+/// Pages inside `range` that an earlier call moved and that are still mapped there. If only a part of the range was moved, the
+/// result covers that part.
 fn find_in(moved_ranges: &[Arc<MovedRange>], range: Range<usize>) -> Option<SharedPages> {
     let in_use = || moved_ranges.iter().filter(|moved| moved.users.load(Ordering::Relaxed) != 0);
     // If the pages are shared already, the result covers the range to the byte. Every registration then maps
     // a word alike, which atomic operations need.
     let around = |moved: &&Arc<MovedRange>| {
         let shared = moved.shared();
-        shared.start <= range.start && range.end <= shared.end
+        shared.start <= range.start && range.end <= shared.end && moved.is_mapped(&range)
     };
     if let Some(moved) = in_use().find(around) {
         return Some(SharedPages::new(moved, range));
@@ -207,7 +215,7 @@ fn find_in(moved_ranges: &[Arc<MovedRange>], range: Range<usize>) -> Option<Shar
     let overlap = |moved: &Arc<MovedRange>| {
         let shared = moved.shared();
         let part = shared.start.max(inner.start)..shared.end.min(inner.end);
-        (part.start < part.end).then_some(part)
+        (part.start < part.end && moved.is_mapped(&part)).then_some(part)
     };
     let (moved, part) = in_use().filter_map(|m| Some((m, overlap(m)?))).max_by_key(|(_, part)| part.len())?;
     Some(SharedPages::new(moved, part))

@@ -526,6 +526,15 @@ fn move_all(memory: &Mapping) -> SharedPages {
     move_pages(base..base + memory.len()).unwrap()
 }
 
+/// Maps other private memory in place of a mapping.
+fn replace_pages(memory: &Mapping) {
+    let (protection, flags) =
+        (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED);
+    // SAFETY: replaces memory of the test, which nobody refers to.
+    let mapped = unsafe { libc::mmap(memory.base().cast(), memory.len(), protection, flags, -1, 0) };
+    assert_eq!(mapped, memory.base().cast());
+}
+
 #[test]
 fn pages_keep_their_contents_where_the_list_of_mappings_cannot_be_read() {
     if !is_tested() {
@@ -638,4 +647,69 @@ fn a_deregistration_in_a_forked_child_leaves_the_parents_pages() {
     assert!(is_filled(&memory), "still shared");
     drop(shared);
     assert!(is_filled(&memory), "private again");
+}
+
+#[test]
+fn a_fork_leaves_memory_that_has_replaced_moved_pages() {
+    if !is_tested() {
+        return;
+    }
+    // One unmapped, one replaced, one in the middle of which a page is replaced.
+    let [gone, other, part] = [8, 8, 8].map(pages);
+    [&other, &part].into_iter().for_each(fill);
+    let ranges = [&gone, &other, &part].map(move_all);
+    drop(gone);
+    replace_pages(&other);
+    // SAFETY: a page of the test.
+    let middle = Mapping::from_raw(unsafe { part.base().add(3 * PAGE) }, PAGE);
+    replace_pages(&middle);
+    fill(&other);
+    fill(&middle);
+    let (start, end) = (part.base().addr(), 3 * PAGE);
+    holds_in_a_child(move || {
+        // SAFETY: bytes of the test's mappings.
+        let same =
+            (0..end).all(|at| unsafe { ((start + at) as *const u8).read_volatile() } == (at / 7) as u8 | 1);
+        // SAFETY: as above. The parent must not see this.
+        unsafe { (start as *mut u8).write_volatile(99) };
+        let kept = same && is_filled(&other) && is_filled(&middle);
+        std::mem::forget((other, middle));
+        kept
+    });
+    // SAFETY: as above.
+    assert_eq!(unsafe { part.base().read_volatile() }, 1);
+    drop(ranges);
+}
+
+#[test]
+fn pages_that_are_no_longer_mapped_are_not_found() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(8);
+    let base = memory.base().addr();
+    let range = base..base + memory.len();
+    let old = move_all(&memory);
+    replace_pages(&memory);
+    assert!(find_moved(range.clone()).is_none());
+    assert!(find_moved(base + PAGE + 8..base + PAGE + 16).is_none());
+    let new = move_all(&memory);
+    assert_ne!(old.id(), new.id());
+    assert_eq!(find_moved(range).expect("the new pages").id(), new.id());
+    let view = Mapping::new(new.as_fd(), 0, memory.len(), true).unwrap();
+    // SAFETY: inside the view and the pages.
+    unsafe {
+        view.base().add(5).write_volatile(42);
+        assert_eq!(memory.base().add(5).read_volatile(), 42);
+        drop(old);
+        view.base().add(6).write_volatile(43);
+        assert_eq!(
+            memory.base().add(6).read_volatile(),
+            43,
+            "the end of the old region leaves the new pages"
+        );
+    }
+    drop(new);
+    // SAFETY: as above.
+    assert_eq!(unsafe { memory.base().add(6).read_volatile() }, 43);
 }
