@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::mr_entry::MrEntry;
-use millstream_lockfree::process::{has_exited, pidfd_has_exited, pidfd_open};
+use millstream_lockfree::process::{has_exited, is_thread_of, pidfd_has_exited, pidfd_open};
 use millstream_lockfree::{RobustLock, Shared};
 use millstream_shm::socket::Connection;
-use millstream_shm::{EventFd, MappedRef, Mapping, Memfd, poll_readable};
+use millstream_shm::{EventFd, MappedRef, Mapping, Memfd, poll_readable, thread};
 
 use crate::caps::{MAX_MR, MAX_XRC_SRQ};
 use crate::channel_table::ChannelTable;
@@ -51,7 +51,6 @@ impl LocalId {
 /// A process with queue pairs that ours are connected to; possibly this one.
 #[derive(Debug)]
 pub(crate) struct Peer {
-    pub(crate) pid: u32,
     /// Both sides registered for asymmetric fences.
     pub(crate) asymmetric: bool,
     /// Its queue pairs use packets only.
@@ -80,6 +79,8 @@ enum PeerLink {
         tasks: &'static TaskQueue,
         /// Readable once the process has exited. Its sockets may outlive it in a forked child.
         pidfd: Option<OwnedFd>,
+        /// A thread by which the kernel finds the memory of the process, also after the end of its main thread.
+        memory_thread: u32,
     },
 }
 
@@ -112,7 +113,6 @@ impl Peer {
         mrs: &'static MrTable,
     ) -> Self {
         Self {
-            pid: id.pid,
             asymmetric: id.asymmetric,
             wire: id.wire,
             arena,
@@ -143,6 +143,14 @@ impl Peer {
                 PeerLink::Remote { pidfd: Some(pidfd), .. } => pidfd_has_exited(pidfd.as_fd()),
                 _ => false,
             }
+    }
+
+    /// A thread of the process, by which the kernel finds its memory.
+    pub(crate) fn memory_thread(&self) -> u32 {
+        match self.link {
+            PeerLink::Local { .. } => thread::id(),
+            PeerLink::Remote { memory_thread, .. } => memory_thread,
+        }
     }
 
     /// Notes that the process has exited.
@@ -414,7 +422,7 @@ impl HalfOpen {
     /// What the socket reports; InvalidData for another version; Unsupported for a process in another PID namespace.
     pub(crate) fn finish(self, tasks: &'static TaskQueue) -> io::Result<Peer> {
         let (answer, fd) = receive(&self.connection)?;
-        let [version, own_pid, properties, ..] = answer.words;
+        let [version, own_pid, properties, server_thread, ..] = answer.words;
         let invalid = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
         let fd = fd.ok_or_else(|| invalid("the peer sent no arena"))?;
         if answer.op != Op::Hello || version != VERSION {
@@ -433,14 +441,14 @@ impl HalfOpen {
             return Err(invalid("the peer's arena has another layout"));
         }
         let Self { me, pid, connection, pidfd, .. } = self;
+        let memory_thread = if is_thread_of(pid, server_thread) { server_thread } else { pid };
         let (request, silent_until, unsent) = (Mutex::default(), Mutex::default(), Mutex::default());
         Ok(Peer {
-            pid,
             asymmetric: me.asymmetric && properties & property::ASYMMETRIC != 0,
             wire: properties & property::WIRE != 0,
             arena,
             alive: AtomicBool::new(true),
-            link: PeerLink::Remote { connection, request, silent_until, unsent, tasks, pidfd },
+            link: PeerLink::Remote { connection, request, silent_until, unsent, tasks, pidfd, memory_thread },
             files: Mutex::default(),
             channels: Mutex::default(),
         })

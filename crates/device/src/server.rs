@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use millstream_quantity::Qpn;
 use millstream_shm::socket::{Connection, Listener};
+use millstream_shm::thread;
 
 use crate::adapter::LocalAdapter;
 use crate::event;
@@ -66,7 +67,9 @@ fn answer(adapter: &'static LocalAdapter, connection: &Connection) -> bool {
         Op::Hello if a == VERSION => {
             // A peer may have overwritten it, and each new peer checks it.
             adapter.write_magic();
-            reply(adapter.id.hello(), &[adapter.as_fd()])
+            let mut hello = adapter.id.hello();
+            hello.words[3] = thread::id();
+            reply(hello, &[adapter.as_fd()])
         }
         Op::File => {
             let id = FileId { slot: a, generation: b };

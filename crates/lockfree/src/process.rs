@@ -29,10 +29,22 @@ pub fn pidfd_has_exited(pidfd: BorrowedFd<'_>) -> bool {
 /// there has executed another program since. False if there is no file at `address`, or if the system does not tell.
 #[must_use]
 pub fn has_unmapped(pid: u32, address: usize) -> bool {
-    let Ok(own) = std::fs::read_to_string("/proc/self/maps") else { return false };
+    let Ok(own) = std::fs::read_to_string("/proc/thread-self/maps") else { return false };
     let Some(file) = own.lines().find_map(|line| file_at(line, address)) else { return false };
-    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps"));
-    maps.is_ok_and(|maps| !maps.lines().any(|line| file_of(line) == Some(file)))
+    maps_of(pid).is_some_and(|maps| !maps.lines().any(|line| file_of(line) == Some(file)))
+}
+
+/// The `maps` of a process. The file is empty for a thread that has ended, as the main thread may have (`pthread_exit`): then
+/// it is that of another thread. None if the system does not tell.
+fn maps_of(pid: u32) -> Option<String> {
+    let of = |task: &std::path::Path| {
+        std::fs::read_to_string(task.join("maps")).ok().filter(|maps| !maps.is_empty())
+    };
+    let process = std::path::PathBuf::from(format!("/proc/{pid}"));
+    of(&process).or_else(|| {
+        let tasks = std::fs::read_dir(process.join("task")).ok()?;
+        tasks.flatten().find_map(|task| of(&task.path()))
+    })
 }
 
 /// Device and inode of the file that a line of a process's `maps` describes.
@@ -49,6 +61,13 @@ fn file_at(line: &str, address: usize) -> Option<(&str, &str)> {
     (start? <= address && address < end?).then(|| file_of(line)).flatten()
 }
 
+/// Whether `thread` is a thread of the process `pid` that this process may send signals to.
+#[must_use]
+pub fn is_thread_of(pid: u32, thread: u32) -> bool {
+    // SAFETY: a plain system call; the signal zero is only checked.
+    unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, 0) == 0 }
+}
+
 /// Whether no process `pid` runs. A zombie has exited.
 #[must_use]
 pub fn has_exited(pid: u32) -> bool {
@@ -58,5 +77,50 @@ pub fn has_exited(pid: u32) -> bool {
         Err(error) => {
             matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EINVAL | libc::ENOENT))
         }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// A page of a file, which a forked child has mapped, too.
+    fn shared_page() -> usize {
+        // SAFETY: makes a descriptor and a new mapping.
+        unsafe {
+            let file = libc::memfd_create(c"test".as_ptr(), libc::MFD_CLOEXEC);
+            assert_eq!(libc::ftruncate(file, 4096), 0);
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_SHARED);
+            let page = libc::mmap(std::ptr::null_mut(), 4096, protection, flags, file, 0);
+            assert_ne!(page, libc::MAP_FAILED);
+            page.addr()
+        }
+    }
+
+    /// Its `maps` are empty.
+    #[test]
+    fn a_process_whose_main_thread_has_ended_has_unmapped_nothing() {
+        let page = shared_page();
+        // SAFETY: the child only starts a thread.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            std::thread::spawn(|| std::thread::sleep(std::time::Duration::from_secs(60)));
+            // SAFETY: ends the main thread alone, as `pthread_exit` does.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        let pid = child as u32;
+        while !std::fs::read(format!("/proc/{pid}/maps")).unwrap().is_empty() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(!has_exited(pid) && !has_unmapped(pid, page));
+        let only_here = shared_page();
+        assert!(has_unmapped(pid, only_here));
+        let mut status = 0;
+        // SAFETY: ends the test's child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, &raw mut status, 0);
+        }
+        assert!(has_exited(pid) && !has_unmapped(pid, page));
     }
 }

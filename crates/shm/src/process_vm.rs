@@ -21,7 +21,7 @@ pub enum Direction {
     Read,
 }
 
-/// Copies between `local` ranges and one `remote` range of the process `pid`.
+/// Copies between `local` ranges and one `remote` range of the process with the thread `tid`.
 ///
 /// # Errors
 /// EFAULT if either side has no such memory or the copy stops early; ESRCH if the process has exited; EPERM
@@ -29,7 +29,7 @@ pub enum Direction {
 ///
 /// # Safety
 /// The local ranges must be valid for the access that `direction` makes.
-pub unsafe fn copy(pid: u32, local: &[IoVec], remote: IoVec, direction: Direction) -> io::Result<()> {
+pub unsafe fn copy(tid: u32, local: &[IoVec], remote: IoVec, direction: Direction) -> io::Result<()> {
     // The kernel moves at most MAX_RW_COUNT (2 GiB less a page) per call.
     const CHUNK: u64 = 1 << 30;
     let mut remote_address = remote.base;
@@ -44,10 +44,10 @@ pub unsafe fn copy(pid: u32, local: &[IoVec], remote: IoVec, direction: Directio
             let n = unsafe {
                 match direction {
                     Direction::Write => {
-                        libc::process_vm_writev(pid as i32, &raw const ours, 1, &raw const theirs, 1, 0)
+                        libc::process_vm_writev(tid as i32, &raw const ours, 1, &raw const theirs, 1, 0)
                     }
                     Direction::Read => {
-                        libc::process_vm_readv(pid as i32, &raw const ours, 1, &raw const theirs, 1, 0)
+                        libc::process_vm_readv(tid as i32, &raw const ours, 1, &raw const theirs, 1, 0)
                     }
                 }
             };

@@ -39,7 +39,7 @@ struct Listed(u32);
 
 impl Listed {
     fn new() -> Self {
-        let id = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+        let id = id();
         own_threads().push(id);
         Self(id)
     }
@@ -55,12 +55,18 @@ fn own_threads() -> std::sync::MutexGuard<'static, Vec<u32>> {
     OWN_THREADS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+/// The kernel's id of the calling thread.
+#[must_use]
+pub fn id() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned()
+}
+
 /// Whether the process has no threads but this one and those that [`spawn`] started. Only this thread can start others.
 /// False if that cannot be found out.
 #[must_use]
 pub fn is_alone() -> bool {
     let own = own_threads();
-    let me = rustix::thread::gettid().as_raw_nonzero().get().cast_unsigned();
+    let me = id();
     let Ok(mut threads) = std::fs::read_dir("/proc/self/task") else { return false };
     threads.all(|entry| {
         let id = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<u32>().ok());

@@ -62,6 +62,7 @@ fn other_process() {
         Ok("descriptors") => regions::few_descriptors(),
         Ok("device memory") => regions::all_device_memory(),
         Ok("fork_tree") => peer_exit::fork_tree(),
+        Ok("without_main_thread") => peer_exit::serve_without_main_thread(),
         Ok("forged_peer") => fuzz_seeds::forged_peer(),
         Ok("stranger") => hostile_socket::stranger(),
         Ok("joiner") => multicast::joiner(),

@@ -14,8 +14,8 @@ use millstream_device::types::{
 use millstream_quantity::Rkey;
 
 use crate::support::{
-    Adapter, Command, Completion, CqKind, End, Kind, Placement, QpConfig, Reply, TEST_TIMEOUT, connect,
-    connect_queue_pair, element, next, pair, pattern, peek, request, run_role, wait_for,
+    Adapter, Command, Completion, CqKind, End, Kind, Placement, Process, QpConfig, Reply, TEST_TIMEOUT,
+    connect, connect_queue_pair, element, next, pair, pattern, peek, request, run_role, serve, wait_for,
 };
 
 fn statuses(found: &[Completion]) -> Vec<(u64, u32)> {
@@ -290,4 +290,54 @@ fn a_stopped_process_is_signalled_when_it_continues() {
     b.process().signal(libc::SIGCONT);
     assert!(b.event(CqKind::Recv, TEST_TIMEOUT), "the wake-up is lost");
     assert_eq!(b.received(1), [Completion::ok(1, WC_OP_RECV, 64)]);
+}
+
+/// A process lives on after its main thread has called `pthread_exit`. Its files in `/proc` are empty then, and the kernel finds
+/// its memory by other threads only.
+#[test]
+fn a_peer_whose_main_thread_has_ended_is_as_any_other() {
+    for moves in ["0", "register"] {
+        let process =
+            Process::start_with("without_main_thread", |command| command.env("MILLSTREAM_MOVE", moves));
+        let (mut a, mut b) = (End::new(Placement::SameProcess), End::OtherProcess(Box::new(process)));
+        let config = QpConfig::default();
+        connect(&mut a, &mut b, &config);
+        let [data, back] = [pattern(1, 10_000), pattern(2, 10_000)];
+        let source = a.hold(&data);
+        let (target, own) = (b.register(Kind::Anonymous, 10_000, 8), b.hold(&back));
+        a.write(1, &[source.all()], (target.addr, target.key));
+        assert_eq!(statuses(&a.sent(1)), [(1, WC_SUCCESS)], "MILLSTREAM_MOVE={moves}");
+        assert!(b.load(&target, 0, 10_000) == data);
+        a.read(2, &[source.all()], (own.addr, own.key));
+        assert_eq!(statuses(&a.sent(1)), [(2, WC_SUCCESS)], "MILLSTREAM_MOVE={moves}");
+        assert!(a.load(&source, 0, 10_000) == back);
+        a.recv(3, &[source.all()]);
+        b.send(4, &[target.all()]);
+        assert_eq!(statuses(&b.sent(1)), [(4, WC_SUCCESS)]);
+        assert_eq!(statuses(&a.received(1)), [(3, WC_SUCCESS)]);
+        assert!(a.load(&source, 0, 10_000) == data);
+    }
+}
+
+/// Another process, without its main thread, executes the parent's commands.
+pub(crate) fn serve_without_main_thread() {
+    extern "C" fn end_thread(_signal: libc::c_int) {
+        // SAFETY: ends this thread alone, as `pthread_exit` does.
+        unsafe { libc::syscall(libc::SYS_exit, 0) };
+    }
+    std::thread::spawn(|| {
+        wait_for("the end of the main thread", || {
+            std::fs::read("/proc/self/maps").is_ok_and(|text| text.is_empty())
+        });
+        serve();
+        std::process::exit(0);
+    });
+    // SAFETY: the main thread is that of the test harness, which waits for this one.
+    unsafe {
+        libc::signal(libc::SIGUSR1, end_thread as *const () as libc::sighandler_t);
+        libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::getpid(), libc::SIGUSR1);
+    }
+    loop {
+        std::thread::park();
+    }
 }
