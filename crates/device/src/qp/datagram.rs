@@ -68,6 +68,11 @@ impl Receivers {
         }
         self.0.get_mut(&to.qpn)
     }
+
+    /// Takes out the receivers whose process has exited.
+    fn take_dead(&mut self) -> Vec<Receiver> {
+        self.0.extract_if(|_, receiver| !receiver.peer.alive()).map(|(_, receiver)| receiver).collect()
+    }
 }
 
 /// A contiguous piece of a message in local memory.
@@ -101,6 +106,11 @@ impl DatagramTransport {
         if let Some(wire) = &mut self.wire {
             wire.handle_packets(qp, packets);
         }
+    }
+
+    /// Takes out what refers to processes that have exited.
+    pub(super) fn take_dead(&mut self) -> impl Send + use<> {
+        self.receivers.take_dead()
     }
 
     /// Sends a datagram. An error is the sender's; a datagram that the receiver cannot take is dropped.

@@ -262,11 +262,12 @@ impl Qp {
         self.send.signal_all
     }
 
-    /// Fails pending requests to a process that has exited.
+    /// Fails pending requests to a process that has exited, and forgets it as a receiver of datagrams or XRC requests.
     pub(crate) fn peer_died(&self, peer: &Arc<Peer>) {
-        let waits = {
-            let send = self.send.queue.lock();
-            send.transport.peer().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_pending()
+        let (waits, _dead) = {
+            let mut send = self.send.queue.lock();
+            let waits = send.transport.peer().is_some_and(|p| Arc::ptr_eq(p, peer)) && send.has_pending();
+            (waits, send.transport.take_dead())
         };
         if waits {
             self.retry_now();

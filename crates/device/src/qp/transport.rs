@@ -129,6 +129,16 @@ impl Transport {
         }
     }
 
+    /// Takes out what refers to processes that have exited, besides the connected peer: a queue pair may send to any number
+    /// of processes, one after another. The caller drops it without the lock of the send queue, because that unmaps memory.
+    pub(super) fn take_dead(&mut self) -> Option<Box<dyn Send>> {
+        match self {
+            Self::Local(local) => Some(Box::new(local.shared_queues.take_dead())),
+            Self::Datagram(datagrams) => Some(Box::new(datagrams.take_dead())),
+            Self::Unconnected | Self::Wire(_) => None,
+        }
+    }
+
     /// The process that accesses our memory for the connected peer, if it is known, and the peer's queue pair.
     pub(super) fn initiator(&self) -> (Option<Arc<Peer>>, Qpn) {
         match self {

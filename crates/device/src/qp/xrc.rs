@@ -72,6 +72,11 @@ impl SharedQueues {
         self.0.get_mut(&number).ok_or(NO_QUEUE)
     }
 
+    /// Takes out the queues whose process has exited.
+    pub(super) fn take_dead(&mut self) -> impl Send + use<> {
+        self.0.extract_if(|_, queue| !queue.is_alive()).map(|(_, queue)| queue).collect::<Vec<_>>()
+    }
+
     /// Asks the owner of a queue for a notification when it posts a receive. If too many senders ask, the last ones rely
     /// on their retries.
     pub(super) fn request_rnr_notification(&self, number: Srqn, me: Qpn) {

@@ -70,6 +70,8 @@ fn other_process() {
         Ok("mcast_sender") => multicast::sender(),
         Ok("full_queues") => other_users::full_queues(),
         Ok("xrc_member") => xrc::member(),
+        Ok("xrc_sender") => xrc::sends_to_members_that_exit(),
+        Ok("datagram_sender") => unreliable::sends_to_processes_that_exit(),
         Ok("peer") => operations::peer(support::send_to_parent, support::recv_from_parent),
         Ok("execing_sender") => abandoned::execing_sender(),
         Ok("crashing_sender") => abandoned::crashing_sender(),

@@ -1,5 +1,6 @@
 //! Unreliable connections and datagrams: a message that cannot be delivered is dropped without an error.
 
+use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,9 +12,11 @@ use millstream_device::types::{
     WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND, WR_SEND_WITH_IMM,
 };
 use millstream_device::{Errno, Srq};
-use millstream_quantity::{Qkey, Rkey};
+use millstream_quantity::{Qkey, Qpn, Rkey};
 
-use crate::support::{Adapter, QpConfig, attributes, element, event, is_empty, next, pattern};
+use crate::support::{
+    Adapter, Process, QpConfig, Usage, attributes, element, event, is_empty, next, pattern, wait_for,
+};
 
 const QKEY: u32 = 0x1234;
 
@@ -219,6 +222,67 @@ fn datagrams_that_cannot_be_delivered_are_dropped() {
     assert_eq!(receiver.state(), QpState::Rts);
     receiver.destroy();
     post(&wr, "destroyed");
+}
+
+#[test]
+fn a_sender_of_datagrams_keeps_nothing_of_receivers_that_have_exited() {
+    // The processes do not share a port.
+    let mut process = Process::start_with("datagram_sender", |command| command.env("MILLSTREAM_PATH", "shm"));
+    assert!(process.finish().success());
+}
+
+/// In another process: sends to its children, which receive one datagram each and exit.
+pub(crate) fn sends_to_processes_that_exit() {
+    let adapter = Adapter::open();
+    let sent = adapter.cq();
+    let sender = adapter.qp_with(&sent, QpType::Ud, RecvSource::Own).expect("a queue pair");
+    ready(&sender, 0);
+    let me = std::process::id();
+    let mut born = None;
+    for _ in 0..40 {
+        let (mut from_child, mut to_parent) = std::io::pipe().expect("a pipe");
+        // SAFETY: the child uses only what the C library and the device keep usable after a fork, and leaves by _exit.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                let adapter = Adapter::open();
+                let received = adapter.cq();
+                let receiver = adapter.qp_with(&received, QpType::Ud, RecvSource::Own).expect("a queue pair");
+                ready(&receiver, 0);
+                let mut memory = vec![0u8; 100];
+                let target = adapter.register(&mut memory);
+                receiver.post_recv(1, &[element(&memory, &target)]).expect("room");
+                to_parent.write_all(&receiver.qpn().get().to_ne_bytes()).expect("the parent listens");
+                assert_eq!(next(&received).status, WC_SUCCESS);
+            }));
+            // SAFETY: ends the child without its parent's destructors.
+            unsafe { libc::_exit(i32::from(good.is_err())) };
+        }
+        let mut number = [0; 4];
+        from_child.read_exact(&mut number).expect("the child says where it is");
+        drop((from_child, to_parent));
+        let to = UdDestination {
+            on_this_host: true,
+            qpn: Qpn::new(u32::from_ne_bytes(number)),
+            qkey: Qkey::new(QKEY),
+            grh: [0x60; 40],
+        };
+        sender.post_send(&SendWr { opcode: WR_SEND, to: Some(to), ..SendWr::default() }).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        let mut status = 0;
+        // SAFETY: waits for our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child's findings are above");
+        // The first one makes what is kept for all.
+        match &born {
+            None => wait_for("the end to be noticed", || {
+                born = Some(Usage::of(me));
+                born.as_ref()
+                    .is_some_and(|usage| usage.mappings.get("millstream-arena (deleted)") == Some(&1))
+            }),
+            Some(born) => Usage::is_again(me, born),
+        }
+    }
 }
 
 #[test]

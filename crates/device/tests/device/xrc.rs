@@ -16,7 +16,7 @@ use millstream_device::{Context, Cq, Errno, Mr, Srq, Xrcd, XrcdOpenFlags};
 use millstream_quantity::{Qpn, Rkey, Srqn};
 
 use crate::support::{
-    Adapter, Process, QpConfig, attributes, element, event, is_empty, next, pattern, recv_from_parent,
+    Adapter, Process, QpConfig, Usage, attributes, element, event, is_empty, next, pattern, recv_from_parent,
     send_to_parent, wait_for,
 };
 
@@ -495,6 +495,39 @@ fn one_connection_serves_the_processes_of_a_domain() {
         next(&sent).status == WC_REM_INV_REQ_ERR
     });
     assert_eq!(sender.state(), QpState::Err);
+}
+
+#[test]
+fn a_sender_keeps_nothing_of_members_of_the_domain_that_have_exited() {
+    // The processes do not share a port.
+    let mut process = Process::start_with("xrc_sender", |command| command.env("MILLSTREAM_PATH", "shm"));
+    assert!(process.finish().success());
+}
+
+/// In another process: sends to queues of processes that exit, through one connection.
+pub(crate) fn sends_to_members_that_exit() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let mut first = Member::start(file.path());
+    let adapter = Adapter::open();
+    let sent = adapter.cq();
+    let sender = sender(&adapter, &sent);
+    connect(&sender, first.qpn);
+    first.connect(&sender);
+    let send = |member: &mut Member| {
+        let remote_srqn = Srqn::new(member.srqn);
+        sender.post_send(&SendWr { opcode: WR_SEND, remote_srqn, ..SendWr::default() }).expect("room");
+        assert_eq!(next(&sent).status, WC_SUCCESS);
+        member.received();
+    };
+    send(&mut first);
+    let me = std::process::id();
+    let born = Usage::of(me);
+    for _ in 0..4 {
+        let mut member = Member::start(file.path());
+        send(&mut member);
+        drop(member);
+        Usage::is_again(me, &born);
+    }
 }
 
 #[test]
