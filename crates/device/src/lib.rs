@@ -61,6 +61,7 @@ mod multicast;
 pub mod path;
 mod pd;
 mod peer;
+mod peer_channels;
 mod peer_table;
 mod progress;
 pub mod qp;

@@ -24,6 +24,7 @@ use crate::layout::{
     ARENA_LEN, FILE_TABLE, FileEntry, Header, MAGIC, MR_TABLE, QP_TABLE, QpEntry, XRC_TABLE, XrcEntry,
 };
 use crate::mr_table::MrTable;
+use crate::peer_channels::PeerChannels;
 use crate::tasks::{Task, TaskQueue};
 
 /// The identity of this process, as its hello tells peers.
@@ -59,7 +60,7 @@ pub(crate) struct Peer {
     alive: AtomicBool,
     link: PeerLink,
     files: Mutex<HashMap<u32, MappedFile>>,
-    channels: Mutex<HashMap<u32, Arc<EventFd>>>,
+    channels: Mutex<PeerChannels>,
 }
 
 /// The path of messages to a peer.
@@ -266,14 +267,14 @@ impl Peer {
             return channels.signal(channel);
         }
         let mut channels = self.channels.lock().expect("no panic under this lock");
-        if let Some(event) = channels.get(&channel) {
+        if let Some(event) = channels.get(channel) {
             return event.signal();
         }
         match self.request(Message::new(Op::Channel, [channel])) {
             Ok((answer, Some(fd))) if answer.op == Op::Channel => {
                 if let Ok(event) = EventFd::from_peer(fd) {
                     event.signal();
-                    channels.insert(channel, Arc::new(event));
+                    channels.insert(channel, event);
                 }
             }
             // The channel is closed.

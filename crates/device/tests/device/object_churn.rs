@@ -15,8 +15,8 @@ use millstream_quantity::Rkey;
 use millstream_shm::poll_readable;
 
 use crate::support::{
-    Adapter, End, Kind, Placement, QpConfig, Random, TEST_TIMEOUT, Usage, connect, connect_queue_pair,
-    element, from_environment, next, run_role, wait_for,
+    Adapter, CqKind, End, Kind, Placement, QpConfig, Random, TEST_TIMEOUT, Usage, connect,
+    connect_queue_pair, element, from_environment, next, run_role, wait_for,
 };
 
 #[test]
@@ -68,6 +68,33 @@ fn come_and_go(cycles: u64) {
     println!("{cycles} cycles: {early} KiB after a quarter of them, {late} KiB after all");
     // The queue pair table is touched up to its 1.25 MiB.
     assert!(late < early + (4 << 10), "{early} KiB after a quarter of the cycles, {late} KiB after all");
+}
+
+/// A receiver connects again and again, each time with a new completion channel.
+#[test]
+fn a_sender_keeps_few_completion_channels_of_a_peer() {
+    let config = QpConfig::default();
+    let [mut a, mut b] = [(); 2].map(|()| End::new(Placement::OtherProcess));
+    let source = a.register(Kind::Anonymous, 64, 0);
+    let target = b.register(Kind::Anonymous, 64, 0);
+    let a_id = a.process().id();
+    let descriptors = || Usage::of(a_id).descriptors.values().sum::<usize>();
+    let mut first = 0;
+    for cycle in 0..160 {
+        connect(&mut a, &mut b, &config);
+        b.recv(1, &[target.all()]);
+        b.arm(CqKind::Recv, false);
+        a.send(2, &[source.all()]);
+        assert_eq!(a.sent(1)[0].status, WC_SUCCESS, "cycle {cycle}");
+        assert!(b.event(CqKind::Recv, TEST_TIMEOUT), "cycle {cycle}");
+        assert_eq!(b.received(1)[0].status, WC_SUCCESS, "cycle {cycle}");
+        a.destroy();
+        b.destroy();
+        match cycle {
+            0 => first = descriptors(),
+            _ => assert!(descriptors() <= first + 64, "cycle {cycle}"),
+        }
+    }
 }
 
 #[test]
