@@ -17,6 +17,8 @@ pub const COMMUNICATION_ID_INDEX_BITS: u32 = 20;
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Most services that are known, of all members together. Requests for further ones are rejected.
 const MAX_SERVICES: usize = 1 << 16;
+/// Inboxes beyond which those of members that have left are looked for.
+const MIN_INBOXES: usize = 16;
 
 /// The members and services of the group.
 #[derive(Debug)]
@@ -30,6 +32,8 @@ pub(crate) struct Directory {
 #[derive(Debug, Default)]
 struct Entries {
     inboxes: HashMap<u16, InboxSender>,
+    /// The number of inboxes at which those of members that have left are looked for.
+    sweep_at: usize,
     /// The members that provide each service, this one among them.
     services: BTreeMap<u64, BTreeSet<u16>>,
     /// Members that have not sent notices yet, and the time until which they may.
@@ -72,7 +76,7 @@ impl Directory {
         match notice {
             Notice::Member { qpn_prefix, inbox } => {
                 let mut entries = self.entries();
-                entries.inboxes.insert(qpn_prefix, inbox.into());
+                entries.insert(qpn_prefix, inbox.into());
                 entries.silent.remove(&qpn_prefix);
                 Some(qpn_prefix)
             }
@@ -89,7 +93,7 @@ impl Directory {
             let mut entries = self.entries();
             // A former process with this prefix has exited.
             entries.remove(qpn_prefix);
-            entries.inboxes.insert(qpn_prefix, inbox.clone());
+            entries.insert(qpn_prefix, inbox.clone());
             entries.services_of(self.own_prefix)
         };
         // The inbox of a process that has just joined is empty. If it has exited, nobody needs the notices.
@@ -102,14 +106,17 @@ impl Directory {
 
     /// Tells all members whether this one provides a service.
     pub(crate) fn set_service(&self, service: u64, provided: bool) {
-        let inboxes: Vec<InboxSender> = {
+        let inboxes: Vec<(u16, InboxSender)> = {
             let mut entries = self.entries();
             entries.set_service(self.own_prefix, service, provided);
-            entries.inboxes.values().cloned().collect()
+            entries.inboxes.iter().map(|(qpn_prefix, inbox)| (*qpn_prefix, inbox.clone())).collect()
         };
-        for inbox in inboxes {
+        for (qpn_prefix, inbox) in inboxes {
             // A stopped process with a full inbox rejects requests for the service until it restarts.
-            let _ = inbox.notify_service(self.own_prefix, service, provided);
+            let sent = inbox.notify_service(self.own_prefix, service, provided);
+            if sent.is_err_and(|error| means_left(&error)) {
+                self.entries().remove_inbox(qpn_prefix, &inbox);
+            }
         }
     }
 
@@ -121,10 +128,8 @@ impl Directory {
         let inbox = self.entries().inboxes.get(&qpn_prefix).cloned();
         let Some(inbox) = inbox else { return Err(io::ErrorKind::ConnectionRefused.into()) };
         match inbox.forward(info, packet) {
-            Err(error)
-                if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM)) =>
-            {
-                self.entries().remove(qpn_prefix);
+            Err(error) if means_left(&error) => {
+                self.entries().remove_inbox(qpn_prefix, &inbox);
                 Err(io::ErrorKind::ConnectionRefused.into())
             }
             done => done,
@@ -183,6 +188,11 @@ fn owner(communication_id: u32) -> u16 {
     (communication_id >> COMMUNICATION_ID_INDEX_BITS) as u16
 }
 
+/// Whether an error of sending to an inbox means that its member has left. A full inbox, or a lack of memory, does not.
+fn means_left(error: &io::Error) -> bool {
+    !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM))
+}
+
 /// Whether a packet is for queue pair 1.
 pub(crate) fn is_management(packet: &[u8]) -> bool {
     destination_qpn(packet) == Some(Qpn::GSI)
@@ -212,10 +222,84 @@ impl Entries {
         provided.map(|(service, _)| *service).collect()
     }
 
+    /// Adds a member's inbox. Nobody reports that a member has left, so its inbox stays until it is looked for: when there are
+    /// twice as many as were found alive the last time.
+    fn insert(&mut self, qpn_prefix: u16, inbox: InboxSender) {
+        if self.inboxes.len() >= self.sweep_at.max(MIN_INBOXES) {
+            let left = self.inboxes.iter().filter(|(_, inbox)| inbox.probe().is_err_and(|e| means_left(&e)));
+            let left: Vec<u16> = left.map(|(qpn_prefix, _)| *qpn_prefix).collect();
+            left.into_iter().for_each(|qpn_prefix| self.remove(qpn_prefix));
+            self.sweep_at = 2 * self.inboxes.len();
+        }
+        self.inboxes.insert(qpn_prefix, inbox);
+    }
+
+    /// Removes a member that has left, unless another one has its prefix now.
+    fn remove_inbox(&mut self, qpn_prefix: u16, inbox: &InboxSender) {
+        if self.inboxes.get(&qpn_prefix).is_some_and(|now| now.is_same(inbox)) {
+            self.remove(qpn_prefix);
+        }
+    }
+
     fn remove(&mut self, qpn_prefix: u16) {
         self.inboxes.remove(&qpn_prefix);
         for service in self.services_of(qpn_prefix) {
             self.set_service(qpn_prefix, service, false);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::inbox::{Inbox, Received, inbox};
+    use super::*;
+
+    fn is_empty(inbox: &Inbox) -> bool {
+        !matches!(inbox.receive(&mut [0; 100]), Some(Received::Packet(..)))
+    }
+
+    #[test]
+    fn few_inboxes_of_members_that_have_left_are_kept() {
+        let (_own, own_inbox) = inbox().unwrap();
+        let directory = Directory::new(1, own_inbox);
+        let living: Vec<_> = (10..30)
+            .map(|prefix| {
+                let (receiver, sender) = inbox().unwrap();
+                directory.add(prefix, sender);
+                (prefix, receiver)
+            })
+            .collect();
+        for prefix in 100..1000 {
+            let (receiver, sender) = inbox().unwrap();
+            directory.add(prefix, sender);
+            drop(receiver);
+            assert!(directory.entries().inboxes.len() <= 2 * living.len() + MIN_INBOXES);
+        }
+        let info = PacketInfo {
+            source: [10, 1, 2, 3].into(),
+            source_port: 50_000,
+            destination: [10, 1, 2, 4].into(),
+            interface: 3,
+            tos: 1,
+        };
+        for (prefix, receiver) in &living {
+            directory.forward(*prefix, &info, b"packet").unwrap();
+            // Behind the notice of this member.
+            assert!(is_empty(receiver) && !is_empty(receiver) && is_empty(receiver));
+        }
+    }
+
+    #[test]
+    fn a_change_of_services_removes_members_that_have_left() {
+        let (_own, own_inbox) = inbox().unwrap();
+        let directory = Directory::new(1, own_inbox);
+        let (_receiver, sender) = inbox().unwrap();
+        directory.add(2, sender);
+        directory.add(3, inbox().unwrap().1);
+        directory.handle(Notice::Service { qpn_prefix: 3, service: 77, provided: true });
+        directory.set_service(5, true);
+        let entries = directory.entries();
+        assert_eq!(entries.inboxes.keys().collect::<Vec<_>>(), [&2]);
+        assert_eq!(entries.services.keys().collect::<Vec<_>>(), [&5]);
     }
 }

@@ -73,6 +73,19 @@ impl InboxSender {
         Ok(())
     }
 
+    /// Whether the other value is of the same inbox.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Sends a message that the receiver drops.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    pub(super) fn probe(&self) -> io::Result<()> {
+        self.send(&[], &[])
+    }
+
     /// Forwards a packet.
     ///
     /// # Errors
