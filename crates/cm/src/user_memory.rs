@@ -40,12 +40,13 @@ unsafe fn copy(local: *mut u8, program: u64, len: usize, direction: Direction) -
     if !cfg!(miri) {
         let ours = libc::iovec { iov_base: local.cast(), iov_len: len };
         let theirs = libc::iovec { iov_base: program as *mut _, iov_len: len };
-        let pid = std::process::id().cast_signed();
+        // Not the process id: the main thread may have ended (`pthread_exit`).
+        let tid = millstream_shm::thread::id().cast_signed();
         // SAFETY: a local range that the caller vouches for; the kernel checks the program's.
         let copied = unsafe {
             match direction {
-                Direction::Read => libc::process_vm_readv(pid, &raw const ours, 1, &raw const theirs, 1, 0),
-                Direction::Write => libc::process_vm_writev(pid, &raw const ours, 1, &raw const theirs, 1, 0),
+                Direction::Read => libc::process_vm_readv(tid, &raw const ours, 1, &raw const theirs, 1, 0),
+                Direction::Write => libc::process_vm_writev(tid, &raw const ours, 1, &raw const theirs, 1, 0),
             }
         };
         if copied == len as isize {

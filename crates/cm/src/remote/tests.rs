@@ -75,6 +75,20 @@ impl Pair {
             other => panic!("{other:?}"),
         }
     }
+
+    /// The request of end 0, as end 1 receives it.
+    fn receive_request(&mut self) -> Box<IncomingReq> {
+        self.send_req();
+        self.deliver(&[]);
+        self.take_request()
+    }
+
+    /// End 1 receives the request of end 0, adopts it as link 8, and sends a REP.
+    fn accept_request(&mut self) {
+        let request = self.receive_request();
+        assert!(self.ends[1].adopt(LinkId(8), &request));
+        self.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    }
 }
 
 fn message_event(message: Message, link: u64) -> Vec<CmEvent> {
@@ -155,11 +169,7 @@ fn repetitions_that_are_read_together_are_one_connection() {
 #[test]
 fn dreq_in_the_transaction_of_the_req_is_new() {
     let mut pair = Pair::new();
-    pair.send_req();
-    pair.deliver(&[]);
-    let request = pair.take_request();
-    pair.ends[1].adopt(LinkId(8), &request);
-    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    pair.accept_request();
     pair.deliver(&[]);
     pair.send(0, 1, &Message::Rtu);
     pair.deliver(&[]);
@@ -184,11 +194,7 @@ fn dreq_in_the_transaction_of_the_req_is_new() {
 fn late_rtu_or_rej_does_not_end_the_repetition_of_a_dreq() {
     for late in [Message::Rtu, Message::Rej { reason: reason::CONSUMER, private: Vec::new() }] {
         let mut pair = Pair::new();
-        pair.send_req();
-        pair.deliver(&[]);
-        let request = pair.take_request();
-        pair.ends[1].adopt(LinkId(8), &request);
-        pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+        pair.accept_request();
         pair.deliver(&[]);
         pair.events[0].clear();
         pair.send(1, 8, &Message::Dreq);
@@ -205,11 +211,7 @@ fn late_rtu_or_rej_does_not_end_the_repetition_of_a_dreq() {
 #[test]
 fn dreq_before_the_rep_is_not_remembered() {
     let mut pair = Pair::new();
-    pair.send_req();
-    pair.deliver(&[]);
-    let request = pair.take_request();
-    pair.ends[1].adopt(LinkId(8), &request);
-    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    pair.accept_request();
     assert_eq!(pair.ends[1].take_outgoing().len(), 1, "the REP, which is lost");
     pair.send(1, 8, &Message::Dreq);
     pair.deliver(&[]);
@@ -230,9 +232,7 @@ fn dreq_before_the_rep_is_not_remembered() {
 fn refused_request_takes_no_communication_id() {
     let mut pair = Pair::new();
     let next = pair.ends[1].next;
-    pair.send_req();
-    pair.deliver(&[]);
-    let request = pair.take_request();
+    let request = pair.receive_request();
     pair.ends[1].reject(&request);
     let sent = pair.ends[1].take_outgoing().remove(0);
     let Ok((_, cm::Message::Rej { local_id, .. })) = cm::Message::parse(&sent.bytes) else {
@@ -245,11 +245,7 @@ fn refused_request_takes_no_communication_id() {
 fn communication_id_of_a_connection_is_not_given_to_another_one() {
     let mut pair = Pair::new();
     let first = pair.ends[1].next;
-    pair.send_req();
-    pair.deliver(&[]);
-    let request = pair.take_request();
-    pair.ends[1].adopt(LinkId(8), &request);
-    pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+    pair.accept_request();
     pair.deliver(&[]);
     pair.send(0, 1, &Message::Rtu);
     pair.deliver(&[]);
@@ -266,9 +262,7 @@ fn communication_id_of_a_connection_is_not_given_to_another_one() {
 #[test]
 fn missing_listener_rejects_and_unknown_connection_gets_drep() {
     let mut pair = Pair::new();
-    pair.send_req();
-    pair.deliver(&[]);
-    let request = pair.take_request();
+    let request = pair.receive_request();
     pair.ends[1].reject(&request);
     pair.deliver(&[]);
     let [CmEvent::Message(LinkId(1), Message::Rej { reason, .. })] = &pair.events[0][..] else {
