@@ -15,7 +15,7 @@ use millstream_device::{Errno, Srq};
 use millstream_quantity::{Qkey, Qpn, Rkey};
 
 use crate::support::{
-    Adapter, Process, QpConfig, Usage, attributes, element, event, is_empty, next, pattern, wait_for,
+    Adapter, Process, QpConfig, Usage, attributes, element, event, is_empty, next, pattern,
 };
 
 const QKEY: u32 = 0x1234;
@@ -238,7 +238,7 @@ pub(crate) fn sends_to_processes_that_exit() {
     let sender = adapter.qp_with(&sent, QpType::Ud, RecvSource::Own).expect("a queue pair");
     ready(&sender, 0);
     let me = std::process::id();
-    let mut born = None;
+    let born = Usage::of(me);
     for _ in 0..40 {
         let (mut from_child, mut to_parent) = std::io::pipe().expect("a pipe");
         // SAFETY: the child uses only what the C library and the device keep usable after a fork, and leaves by _exit.
@@ -273,15 +273,7 @@ pub(crate) fn sends_to_processes_that_exit() {
         // SAFETY: waits for our own child.
         assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
         assert_eq!(status, 0, "the child's findings are above");
-        // The first one makes what is kept for all.
-        match &born {
-            None => wait_for("the end to be noticed", || {
-                born = Some(Usage::of(me));
-                born.as_ref()
-                    .is_some_and(|usage| usage.mappings.get("millstream-arena (deleted)") == Some(&1))
-            }),
-            Some(born) => Usage::is_again(me, born),
-        }
+        Usage::is_again(me, &born);
     }
 }
 
