@@ -5,7 +5,6 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use millstream_quantity::Qpn;
 use millstream_shm::socket::{Connection, Listener};
@@ -39,16 +38,9 @@ pub(crate) fn run(adapter: &'static LocalAdapter, listener: &Listener) {
                 // A client that does not read its answers is disconnected.
                 Ok(connection) if connection.set_nonblocking().is_ok() => connections.push(connection),
                 Ok(_) => {}
-                Err(error) => back_off(&error),
+                Err(error) => Listener::pause(&error).into_iter().for_each(std::thread::sleep),
             }
         }
-    }
-}
-
-/// Waits if descriptors or memory ran out: the connection is still pending, and would wake the thread at once.
-fn back_off(error: &io::Error) {
-    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

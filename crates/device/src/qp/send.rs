@@ -549,6 +549,8 @@ impl Qp {
 
     /// Resumes requests that were held back in SQD.
     pub(super) fn resume(&self) {
+        // Those that were posted in SQD follow.
+        self.resume_wire();
         {
             let mut send = self.send.queue.lock();
             send.waits = None;

@@ -29,7 +29,7 @@ use crate::forged_peer::PEER_QPN;
 use crate::forged_peer::network::{PEER, Sender, connect};
 use crate::support::{
     Adapter, Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, attributes,
-    mask, own_network, pair, pattern, request, send_to_parent,
+    mask, own_network, pair, pattern, request, send_to_parent, wait_for,
 };
 
 /// Modules whose tests apply to both paths.
@@ -294,13 +294,44 @@ pub(crate) fn responder() {
 
 /// How often the thread of this name has slept.
 fn sleeps(process: u32, name: &str) -> u64 {
-    let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("our own child");
-    let mut threads =
-        tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
-    let status = threads.find(|status| status.lines().next() == Some(&format!("Name:\t{name}")));
-    let status = status.expect("the thread");
+    let mut status = None;
+    // A thread names itself when it first runs.
+    wait_for("the thread has its name", || {
+        let tasks = std::fs::read_dir(format!("/proc/{process}/task")).expect("our own child");
+        let mut threads =
+            tasks.flatten().filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        status = threads.find(|status| status.lines().next() == Some(&format!("Name:\t{name}")));
+        status.is_some()
+    });
+    let status = status.expect("found above");
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.expect("in every status").trim().parse().expect("a number")
+}
+
+#[test]
+fn a_drained_send_queue_sends_the_rest_when_it_resumes() {
+    on_the_wire("wire_resume");
+}
+
+/// In another process: a window holds a few of the requests.
+pub(crate) fn resume() {
+    const WRITES: u64 = 64;
+    if !own_network("a_drained_send_queue_sends_the_rest_when_it_resumes") {
+        return;
+    }
+    let config = QpConfig::default();
+    let (mut a, mut b) = pair(Placement::SameProcess, &config);
+    let source = a.register(Kind::Anonymous, 1 << 20, 0);
+    let target = b.register(Kind::Anonymous, 1 << 20, 0);
+    for wr_id in 0..WRITES {
+        a.write(wr_id, &[source.all()], (target.addr, target.key));
+    }
+    a.modify(QpState::Sqd, &config);
+    // Those that have begun end.
+    std::thread::sleep(Duration::from_millis(300));
+    a.modify(QpState::Rts, &config);
+    let sent = a.sent(WRITES as usize);
+    assert!(sent.iter().all(|completion| completion.status == WC_SUCCESS), "{sent:?}");
 }
 
 #[test]

@@ -437,6 +437,11 @@ impl Qp {
         self.with_wire(|wire, local_keys| wire.drain(self, local_keys, report))
     }
 
+    /// Sends the requests that a drained send queue has kept.
+    pub(super) fn resume_wire(&self) {
+        self.with_wire(|wire, local_keys| wire.progress(self, local_keys, now(self)));
+    }
+
     /// Takes packets that arrived at `now`, and answers them.
     pub(crate) fn handle_packets(&self, packets: &[ArrivedPacket<'_>], now: u64) {
         let mut send = self.send.queue.lock();
