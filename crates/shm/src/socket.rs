@@ -139,6 +139,16 @@ impl Listener {
         Connection::over(rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC)?)
     }
 
+    /// The time for which no connection is to be accepted after an error of [`accept`](Self::accept): if descriptors or memory ran
+    /// out, the connection stays pending, and would wake a waiting thread at once.
+    #[must_use]
+    pub fn pause(error: &io::Error) -> Option<Duration> {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let ran_out =
+            matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM));
+        ran_out.then_some(PAUSE)
+    }
+
     /// Makes later accepts fail with EAGAIN instead of blocking. Accepted connections still block.
     ///
     /// # Errors

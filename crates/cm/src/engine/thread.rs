@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
@@ -71,7 +71,9 @@ impl Engine {
                             self.manager.accepted(ClaimId(token), LinkId(id));
                         }
                     }
-                    Err(error) => back_off(&error),
+                    Err(error) => millstream_shm::socket::Listener::pause(&error)
+                        .into_iter()
+                        .for_each(std::thread::sleep),
                 }
             }
             EpollSource::Link(_) => self.receive(LinkId(token)),
@@ -149,12 +151,5 @@ impl Engine {
                 Err(_) => return self.manager.hang_up(&mut self.sockets, id),
             }
         }
-    }
-}
-
-/// Out of descriptors: the connection stays queued and would be reported again at once.
-fn back_off(error: &io::Error) {
-    if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)) {
-        std::thread::sleep(Duration::from_millis(20));
     }
 }

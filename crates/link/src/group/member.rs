@@ -4,6 +4,7 @@
 use std::os::fd::AsFd;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use millstream_shm::socket::{Connection, Listener};
 use millstream_shm::{EventFd, poll_readable};
@@ -65,24 +66,32 @@ impl MemberThread {
     pub(super) fn run(mut self) {
         let mut received = RxBuffers::new(1);
         let mut buffer = vec![0; inbox::MAX_MESSAGE];
+        let mut paused: Option<Instant> = None;
         loop {
             let common = self.slots.get(&0).map(|slot| slot.socket.clone());
-            let mut fds = vec![self.stop.as_fd(), self.listener.as_fd(), self.inbox.as_fd()];
+            let mut fds = vec![self.stop.as_fd(), self.inbox.as_fd()];
             fds.extend(common.as_ref().map(|socket| socket.as_fd()));
-            let Ok(ready) = poll_readable(&fds, None) else { return };
+            // Packets are forwarded also while no process can join.
+            let pause = paused.map(|until| until.saturating_duration_since(Instant::now()));
+            let pause = pause.filter(|pause| !pause.is_zero());
+            if pause.is_none() {
+                fds.push(self.listener.as_fd());
+            }
+            let Ok(ready) = poll_readable(&fds, pause) else { return };
             if ready[0] {
                 return;
             }
-            if ready[1]
-                && let Ok(connection) = self.listener.accept()
-            {
-                self.answer(&connection);
+            if pause.is_none() && ready.last() == Some(&true) {
+                match self.listener.accept() {
+                    Ok(connection) => self.answer(&connection),
+                    Err(error) => paused = Listener::pause(&error).map(|pause| Instant::now() + pause),
+                }
             }
-            if ready[2] {
+            if ready[1] {
                 self.receive_inbox(&mut buffer);
             }
-            if ready.get(3) == Some(&true)
-                && let Some(socket) = common
+            if let Some(socket) = common
+                && ready[2]
             {
                 received.filled.clear();
                 // Another process may have been faster.
