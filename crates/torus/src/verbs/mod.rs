@@ -210,6 +210,8 @@ impl VerbsLinks {
 
     /// Begins to connect a link. The new connection's completions carry the number that this returns.
     pub(crate) fn begin(&mut self, direction: Direction) -> u8 {
+        // Those of an attempt that was given up would fill the room of its successors.
+        self.early.retain(|completion| side_of(completion.wr_id().0) != Some(direction));
         let incarnation = &mut self.incarnations[direction.index()];
         *incarnation = incarnation.wrapping_add(1);
         *incarnation
@@ -217,10 +219,9 @@ impl VerbsLinks {
 
     /// The next completion that arrived before its connection was in use.
     pub(crate) fn early(&mut self) -> Option<Completion> {
-        let of = |id: u64| Direction::from_index((id >> 16 & 0xff) as usize);
         let at = self.early.iter().position(|completion| {
             let id = completion.wr_id().0;
-            let side = of(id).and_then(|direction| self.sides[direction.index()].as_ref());
+            let side = side_of(id).and_then(|direction| self.sides[direction.index()].as_ref());
             side.is_some_and(|side| side.incarnation == (id >> 24) as u8)
         })?;
         self.early.remove(at)
@@ -299,7 +300,7 @@ impl VerbsLinks {
     /// Handles a completion. A slot whose bytes have left is released.
     pub fn handle_completion(&mut self, completion: &Completion, engine: &mut Engine) -> Option<LinkEvent> {
         let id = completion.wr_id().0;
-        let side = Direction::from_index((id >> 16 & 0xff) as usize)?;
+        let side = side_of(id)?;
         let incarnation = (id >> 24) as u8;
         let link = self.sides[side.index()].as_mut().filter(|link| link.incarnation == incarnation);
         let Some(link) = link else {
@@ -526,6 +527,11 @@ impl Links for VerbsLinks {
     fn slot(&self, slot: SlotRef) -> (&Memory, u64) {
         (&self.slots, slot_offset(&self.options, slot) + HEADER_BYTES as u64)
     }
+}
+
+/// The link of a work request.
+fn side_of(id: u64) -> Option<Direction> {
+    Direction::from_index((id >> 16 & 0xff) as usize)
 }
 
 #[cfg(test)]
