@@ -38,8 +38,8 @@ pub(super) struct Connecting {
     /// Readable when there is a result.
     wake: Arc<EventFd>,
     number: usize,
-    /// Immediate data from readout units whose connection is made, but not taken yet.
-    early: Vec<(Qpn, u32)>,
+    /// Immediate data from readout units whose connection is made, but not taken yet; `None` for one that has failed.
+    early: Vec<(Qpn, Option<u32>)>,
 }
 
 impl Connecting {
@@ -53,8 +53,8 @@ impl Connecting {
         Arc::clone(&self.wake)
     }
 
-    /// Keeps immediate data of a queue pair that is not known yet.
-    pub(super) fn keep(&mut self, pair: Qpn, immediate: u32) {
+    /// Keeps immediate data of a queue pair that is not known yet, or that it has failed.
+    pub(super) fn keep(&mut self, pair: Qpn, immediate: Option<u32>) {
         if self.number > 0 {
             self.early.push((pair, immediate));
         }
@@ -107,16 +107,20 @@ impl BuilderProcess {
 
     fn admit(&mut self, address: SocketAddr, index: RuIndex, pair: QueuePair) {
         let plan = &self.config.plan;
-        let may_join = plan.is_restart(Unit::Readout(index)) && index.index() < plan.readout_members();
-        if !may_join || !self.core.readout_member(plan.readout_role(index)).is_lost {
+        let is_restart = plan.is_restart(Unit::Readout(index)) && index.index() < plan.readout_members();
+        let member = self.core.readout_member(plan.readout_role(index));
+        let role = plan.readout_role(index).index();
+        // The manager's message that it has joined may be faster than the thread that made the connection.
+        let has_joined = member.index == index && self.peers[role].is_none();
+        if !(is_restart && (member.is_lost || has_joined)) {
             return self.admission.refuse(address, &format!("readout unit {index} may not join"));
         }
-        let role = plan.readout_role(index).index();
         let early = self.connecting.early.extract_if(.., |(of, _)| *of == pair.qpn());
-        let arrivals: Vec<_> = early.map(|(_, immediate)| Immediate::decode(immediate)).collect();
-        if arrivals.iter().any(|_| pair.post_recv(&[], WrId(0)).is_err()) {
+        let arrivals: Option<Vec<_>> = early.map(|(_, data)| data.map(Immediate::decode)).collect();
+        let lives = |arrivals: &Vec<_>| arrivals.iter().all(|_| pair.post_recv(&[], WrId(0)).is_ok());
+        let Some(arrivals) = arrivals.filter(lives) else {
             return self.admission.refuse(address, &format!("readout unit {index} has disconnected"));
-        }
+        };
         self.readout_of.insert(pair.qpn(), index);
         if let Some(before) = self.pending[role].replace(PendingPeer { index, pair, arrivals }) {
             self.readout_of.remove(&before.pair.qpn());

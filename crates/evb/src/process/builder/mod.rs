@@ -478,9 +478,8 @@ impl BuilderProcess {
             let taken = queue.poll(&mut completions)?;
             for completion in taken {
                 let Some(&ru) = self.readout_of.get(&completion.qpn()) else {
-                    if let Some(immediate) = completion.imm().filter(|_| completion.is_success()) {
-                        self.connecting.keep(completion.qpn(), immediate);
-                    }
+                    let immediate = completion.imm().filter(|_| completion.is_success());
+                    self.connecting.keep(completion.qpn(), immediate);
                     continue;
                 };
                 let role = self.config.plan.readout_role(ru).index();
