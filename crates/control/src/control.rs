@@ -190,7 +190,7 @@ impl RunControl {
         Ok(())
     }
 
-    /// Takes a run number, records the begin, and starts the thread of the run.
+    /// Takes a run number with its output folder, records the begin, and starts the thread of the run.
     fn launch(
         &self,
         mut inner: MutexGuard<'_, Inner>,
@@ -198,7 +198,8 @@ impl RunControl {
         request: &Request,
     ) -> Result<(), ControlError> {
         let Some(configuration) = inner.configuration.clone() else { return Ok(()) };
-        let number = inner.directory.next_run()?;
+        let output = configuration.config.output.as_ref().map(|output| output.directory.as_path());
+        let number = inner.directory.next_run(output)?;
         inner.directory.keep(&configuration)?;
         let begin = EntryKind::Begin {
             operator: request.operator.clone(),

@@ -71,13 +71,25 @@ impl Directory {
         self.last
     }
 
-    /// Takes the number of a new run. It is on disk before the run starts.
+    /// Takes the number of a new run, and makes its folder in `output` if the run stores events. Both are on disk before the
+    /// run starts. A number whose folder exists is skipped: the folder holds events of another directory's run, or of a
+    /// directory that was lost.
     ///
     /// # Errors
-    /// The number cannot be written.
-    pub fn next_run(&mut self) -> Result<RunNumber, ControlError> {
-        let next = RunNumber(self.last.0 + 1);
-        write_file(&self.path.join("run-number"), format!("{}\n", next.0).as_bytes())?;
+    /// The number cannot be written, or the folder cannot be made.
+    pub fn next_run(&mut self, output: Option<&Path>) -> Result<RunNumber, ControlError> {
+        let mut next = RunNumber(self.last.0 + 1);
+        if let Some(output) = output {
+            std::fs::create_dir_all(output).map_err(|cause| ControlError::io(output, "create", cause))?;
+            while !make_folder(&output.join(run_folder(next)))? {
+                next.0 += 1;
+            }
+        }
+        let written = write_file(&self.path.join("run-number"), format!("{}\n", next.0).as_bytes());
+        if let (Err(_), Some(output)) = (&written, output) {
+            let _ = std::fs::remove_dir(output.join(run_folder(next)));
+        }
+        written?;
         self.last = next;
         Ok(next)
     }
@@ -107,6 +119,20 @@ impl Directory {
         let relative = Path::new("reports").join(format!("run-{run}.json"));
         write_file(&self.path.join(&relative), report.to_json().as_bytes())?;
         Ok(relative)
+    }
+}
+
+/// The folder of a run in the output directory.
+pub(crate) fn run_folder(run: RunNumber) -> String {
+    format!("run-{run}")
+}
+
+/// Makes a folder; false if there is something with its name. Of two run control processes, one makes it.
+fn make_folder(path: &Path) -> Result<bool, ControlError> {
+    match std::fs::create_dir(path) {
+        Ok(()) => Ok(true),
+        Err(cause) if cause.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+        Err(cause) => Err(ControlError::io(path, "create", cause)),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The present run, as its events show it.
 
-use crate::directory::RunNumber;
+use crate::directory::{RunNumber, run_folder};
 use crate::request::Request;
 use crate::status::{RunProgress, RunStatus, UnitState, UnitStatus};
 use millstream_evb::config::RunConfig;
@@ -202,7 +202,7 @@ pub(crate) fn config_of_run(config: &RunConfig, number: RunNumber) -> RunConfig 
     let mut config = config.clone();
     config.starts_paused = true;
     if let Some(output) = &mut config.output {
-        output.directory.push(format!("run-{number}"));
+        output.directory.push(run_folder(number));
     }
     config
 }

@@ -124,7 +124,7 @@ fn run_numbers_and_the_log_book_survive_the_process() {
     let path = folder.path().join("control");
     let book = path.join("logbook.jsonl");
     let mut directory = Directory::open(&path).unwrap();
-    assert_eq!(directory.next_run().unwrap(), RunNumber(1));
+    assert_eq!(directory.next_run(None).unwrap(), RunNumber(1));
     let locked = Directory::open(&path).unwrap_err().to_string();
     assert!(locked.contains("another run control process uses this directory"), "{locked}");
     drop(directory);
@@ -138,7 +138,7 @@ fn run_numbers_and_the_log_book_survive_the_process() {
     drop(control);
     let mut directory = Directory::open(&path).unwrap();
     // The higher of both sources.
-    assert_eq!(directory.next_run().unwrap(), RunNumber(8));
+    assert_eq!(directory.next_run(None).unwrap(), RunNumber(8));
     drop(directory);
     std::fs::write(&book, "not JSON\n").unwrap();
     let error = Directory::open(&path).unwrap_err().to_string();
@@ -147,6 +147,42 @@ fn run_numbers_and_the_log_book_survive_the_process() {
     std::fs::write(path.join("run-number"), "seven").unwrap();
     let error = Directory::open(&path).unwrap_err().to_string();
     assert!(error.contains("run-number: \"seven\" is not a run number"), "{error}");
+}
+
+#[test]
+fn a_run_stores_no_events_in_the_folder_of_an_earlier_run() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("out");
+    let mut first = Directory::open(&folder.path().join("first")).unwrap();
+    assert_eq!(first.next_run(Some(&output)).unwrap(), RunNumber(1));
+    let events = output.join("run-000001/events.h5");
+    std::fs::write(&events, "events of the first run").unwrap();
+    // Another directory, as after `--directory` or the loss of the first.
+    let mut second = Directory::open(&folder.path().join("second")).unwrap();
+    assert_eq!(second.next_run(Some(&output)).unwrap(), RunNumber(2));
+    assert_eq!(first.next_run(Some(&output)).unwrap(), RunNumber(3));
+    assert_eq!(std::fs::read_to_string(&events).unwrap(), "events of the first run");
+    // The skipped numbers stay skipped without output, and after a restart.
+    assert_eq!(first.next_run(None).unwrap(), RunNumber(4));
+    drop(second);
+    let mut second = Directory::open(&folder.path().join("second")).unwrap();
+    assert_eq!((second.last_run(), second.next_run(None).unwrap()), (RunNumber(2), RunNumber(3)));
+
+    // Through the API, and with a folder that cannot be made.
+    let test = Test::new();
+    let earlier = test.folder.path().join("out/run-000001");
+    std::fs::create_dir_all(&earlier).unwrap();
+    test.succeed("configure", "");
+    test.succeed("start", "");
+    test.wait_for(State::Running);
+    test.succeed("stop", "");
+    assert_eq!(test.wait_for(State::Configured).last_run.unwrap().number, RunNumber(2));
+    assert_eq!(std::fs::read_dir(&earlier).unwrap().count(), 0);
+    std::fs::remove_dir_all(test.folder.path().join("out")).unwrap();
+    std::fs::write(test.folder.path().join("out"), "").unwrap();
+    let refused = test.command("start", "");
+    assert!(refused.code == 500 && refused.body.contains("out: cannot create"), "{refused:?}");
+    assert_eq!(test.status().state, State::Configured);
 }
 
 #[test]
