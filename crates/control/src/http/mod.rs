@@ -13,7 +13,7 @@ use crate::control::RunControl;
 use crate::token::Token;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{get, post};
@@ -73,18 +73,37 @@ fn router(control: RunControl, token: Token, has_certificates: bool) -> Router {
         .with_state(context)
 }
 
-/// Checks the token before the body is read. A client that presented a certificate needs none.
+/// Checks the token before the body is read. A client that presented a certificate needs none, except for a page of another site:
+/// that has no token.
 async fn require_token(State(context): State<Context>, request: Request, next: Next) -> Response {
     let given = request.headers().get(header::AUTHORIZATION).map(|value| value.to_str().unwrap_or_default());
     let (status, problem) = match given.map(|given| given.strip_prefix("Bearer ")) {
         Some(Some(token)) if context.token.matches(token) => return next.run(request).await,
         Some(_) => (StatusCode::FORBIDDEN, "the token is wrong; use that of run control's token file"),
+        None if context.has_certificates && is_of_another_site(request.headers()) => (
+            StatusCode::FORBIDDEN,
+            "a page of another site sent this command; give commands on run control's own page, or with the token",
+        ),
         None if context.has_certificates => return next.run(request).await,
         None => (StatusCode::UNAUTHORIZED, "this command needs the header Authorization: Bearer TOKEN"),
     };
     let mut response = api::error(status, problem);
     response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
     response
+}
+
+/// Whether a page of another site sent a request. Its browser presents the operator's certificate also for such a page, but it
+/// names the page's origin (RFC 6454, section 7) and its relation to this server (Fetch Metadata Request Headers, section 2).
+/// Programs send neither.
+fn is_of_another_site(headers: &HeaderMap) -> bool {
+    let relation = headers.get("sec-fetch-site").map(HeaderValue::as_bytes);
+    if relation.is_some_and(|relation| ![&b"same-origin"[..], b"none"].contains(&relation)) {
+        return true;
+    }
+    let Some(origin) = headers.get(header::ORIGIN).map(HeaderValue::as_bytes) else { return false };
+    // The origin of a sandboxed page is `null`.
+    let Some(authority) = origin.strip_prefix(b"https://") else { return true };
+    headers.get(header::HOST).is_none_or(|host| !host.as_bytes().eq_ignore_ascii_case(authority))
 }
 
 /// Bounds the time of a request, and adds headers that keep browsers from misusing answers.

@@ -66,7 +66,7 @@ fn operation(path: &str, summary: &str, body: Option<&str>) -> Value {
     for (code, description) in [
         ("400", "The body is malformed"),
         ("401", "The token is missing"),
-        ("403", "The token is wrong"),
+        ("403", "The token is wrong, or a page of another site sent the command"),
         ("409", "The state does not allow the command"),
         ("413", "The body is too large"),
         ("422", "A value or the configuration is refused; the error names the field"),

@@ -8,6 +8,7 @@ use millstream_tls::{Keys, Security};
 use serde_json::json;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
+use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -107,5 +108,67 @@ fn a_wrong_token_is_wrong_with_a_certificate_as_well() {
     match client.command("configure", &json!({ "operator": "x", "comment": "" })) {
         Err(ClientError::Refused(problem)) => assert!(problem.contains("the token is wrong"), "{problem}"),
         other => panic!("{other:?}"),
+    }
+}
+
+/// A browser with the operator's certificate: it can send any header.
+fn browser(keys: &Keys) -> ureq::Agent {
+    let certificates = |all: &[millstream_tls::CertificateDer<'static>]| -> Vec<Certificate<'static>> {
+        all.iter().map(|certificate| Certificate::from_der(certificate).to_owned()).collect()
+    };
+    let key = PrivateKey::from_pem(keys.private_key()).unwrap();
+    let tls = TlsConfig::builder()
+        .provider(TlsProvider::Rustls)
+        .unversioned_rustls_crypto_provider(keys.provider())
+        .client_cert(Some(ClientCert::new_with_certs(&certificates(keys.chain()), key)))
+        .root_certs(RootCerts::new_with_certs(&certificates(keys.authorities())))
+        .build();
+    let config = ureq::Agent::config_builder().timeout_global(Some(BOUND)).http_status_as_error(false);
+    config.proxy(None).tls_config(tls).build().into()
+}
+
+#[test]
+fn a_page_of_another_site_commands_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let authority = Authority::new("site", year()).unwrap();
+    let test = Test::secured(&ServerLimits::default(), false, keys(folder.path(), &authority, "daq", year()));
+    let address = test.server.address().to_string();
+    let operator = keys(folder.path(), &authority, "operator", year());
+    let browser = browser(operator.keys().unwrap());
+    let post = |name: &str, headers: &[(&str, &str)]| {
+        let mut request = browser.post(format!("https://{address}/api/v1/{name}"));
+        for (header, value) in headers {
+            request = request.header(*header, *value);
+        }
+        let mut answer = request.send("").unwrap();
+        (answer.status().as_u16(), answer.body_mut().read_to_string().unwrap())
+    };
+    let own = format!("https://{address}");
+    let plain = format!("http://{address}");
+    let elsewhere = "https://elsewhere.example";
+    for headers in [
+        &[("Origin", elsewhere), ("Sec-Fetch-Site", "cross-site")][..],
+        &[("Sec-Fetch-Site", "cross-site")],
+        // Another port or name of the same site.
+        &[("Sec-Fetch-Site", "same-site")],
+        // An old browser, a sandboxed page, a page without TLS.
+        &[("Origin", elsewhere)],
+        &[("Origin", "null")],
+        &[("Origin", plain.as_str()), ("Sec-Fetch-Site", "same-origin")],
+    ] {
+        for name in ["configure", "stop", "comment"] {
+            let (code, body) = post(name, headers);
+            assert!(code == 403 && body.contains("a page of another site"), "{headers:?}: {code} {body}");
+        }
+    }
+    assert!(test.control.status().configuration.is_none());
+    // The token permits commands to any page that knows it.
+    let bearer = format!("Bearer {}", test.token.as_str());
+    assert_eq!(post("configure", &[("Origin", elsewhere), ("Authorization", bearer.as_str())]).0, 200);
+    // Run control's own page, and programs.
+    let page = [("Origin", own.as_str()), ("Sec-Fetch-Site", "same-origin")];
+    for headers in [&page[..], &[("Sec-Fetch-Site", "none")], &[]] {
+        let (code, body) = post("configure", headers);
+        assert_eq!(code, 200, "{headers:?}: {body}");
     }
 }
