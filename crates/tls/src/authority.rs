@@ -15,8 +15,11 @@ use rcgen::{
     BasicConstraints, Certificate, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose,
     IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
-use rustls::pki_types::CertificateDer;
+use rustls::RootCertStore;
+use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
 use time::OffsetDateTime;
 
 use crate::keys::{CERTIFICATE, KEY, KeyFiles};
@@ -157,8 +160,25 @@ impl Authority {
         let key = KeyPair::from_pem(&key).map_err(|error| invalid(error.to_string()))?;
         let der = CertificateDer::from_pem_slice(certificate.as_bytes());
         let der = der.map_err(|error| invalid(error.to_string()))?;
-        let name = common_name(&der).ok_or_else(|| invalid("its subject has no common name".to_owned()))?;
-        Ok(Authority { issuer: Issuer::new(authority_params(&name), key), certificate })
+        let name = common_name(&der).and_then(|name| std::str::from_utf8(name).ok());
+        let name = name.ok_or_else(|| invalid("its subject has no common name in UTF-8".to_owned()))?;
+        Ok(Authority { issuer: Issuer::new(authority_params(name), key), certificate })
+    }
+
+    /// Verifies a certificate that this authority has issued, as a node does. It fails if an authority that was read is not as
+    /// [`Authority::create`] writes it: its key is of another certificate, or its subject is encoded otherwise.
+    fn verify(&self, certificate: &CertificateDer<'_>, validity: Validity) -> Result<(), rustls::Error> {
+        let general = |error: &dyn std::error::Error| rustls::Error::General(error.to_string());
+        let own =
+            CertificateDer::from_pem_slice(self.certificate.as_bytes()).map_err(|error| general(&error))?;
+        let mut roots = RootCertStore::empty();
+        roots.add(own)?;
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(roots.into(), ring::default_provider().into());
+        let verifier = verifier.build().map_err(|error| general(&error))?;
+        // Any moment of its validity will do: it may have ended, or begin later.
+        let from = validity.from.duration_since(UNIX_EPOCH).unwrap_or_default();
+        verifier.verify_client_cert(certificate, &[], UnixTime::since_unix_epoch(from)).map(drop)
     }
 
     /// Issues a certificate for a new key of a node; `names` are host names or addresses of it besides its own name.
@@ -188,6 +208,12 @@ impl Authority {
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params, validity)?;
         let certificate: Certificate = params.signed_by(&key, &self.issuer).map_err(failed)?;
+        self.verify(certificate.der(), validity).map_err(|error| AuthorityError::Certificate {
+            what: node.to_owned(),
+            cause: format!(
+                "nodes would refuse the new certificate ({error}); make an authority in another directory"
+            ),
+        })?;
         Ok(NodeKeys {
             certificate: certificate.pem(),
             key: key.serialize_pem(),

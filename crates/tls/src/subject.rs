@@ -1,4 +1,4 @@
-//! The subject of a certificate, for messages (RFC 5280, section 4.1).
+//! The subject of a certificate (RFC 5280, section 4.1).
 
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
@@ -10,10 +10,13 @@ const MAX_SHOWN: usize = 64;
 /// The common name of a certificate's subject. The certificate may be any bytes; nothing is verified.
 #[must_use]
 pub fn subject(certificate: &[u8]) -> String {
-    common_name(certificate).unwrap_or_else(|| "(no common name)".to_owned())
+    let name = common_name(certificate).unwrap_or_default();
+    let shown: String = String::from_utf8_lossy(name).escape_debug().take(MAX_SHOWN).collect();
+    if shown.is_empty() { "(no common name)".to_owned() } else { shown }
 }
 
-pub(crate) fn common_name(certificate: &[u8]) -> Option<String> {
+/// The common name as the certificate holds it. Another text would be the name of another issuer.
+pub(crate) fn common_name(certificate: &[u8]) -> Option<&[u8]> {
     let (SEQUENCE, certificate, _) = element(certificate)? else { return None };
     let (SEQUENCE, mut fields, _) = element(certificate)? else { return None };
     if let (VERSION, _, rest) = element(fields)? {
@@ -26,8 +29,7 @@ pub(crate) fn common_name(certificate: &[u8]) -> Option<String> {
     let (SEQUENCE, name, _) = element(fields)? else { return None };
     let at = name.windows(COMMON_NAME.len()).position(|window| window == COMMON_NAME)?;
     let (_, text, _) = element(&name[at + COMMON_NAME.len()..])?;
-    let shown: String = String::from_utf8_lossy(text).escape_debug().take(MAX_SHOWN).collect();
-    (!shown.is_empty()).then_some(shown)
+    Some(text)
 }
 
 /// The tag and the content of the first element, and the bytes behind it.

@@ -252,10 +252,17 @@ fn keys_that_cannot_be_used_are_named() {
 
 #[test]
 fn an_authority_in_a_folder_issues_and_renews_keys() {
+    let long = "y".repeat(60);
+    for site in ["Amsterdam", "Karlsruhe's pit", "a \"site\" \\ a line\n", "Gro\u{df}-Gerau", &long] {
+        issue_and_renew(&format!("Millstream authority of {site}"));
+    }
+}
+
+fn issue_and_renew(name: &str) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("keys");
-    let authority = Authority::create(&out, "authority of a site", year()).unwrap();
+    let authority = Authority::create(&out, name, year()).unwrap();
     let old = authority.issue("node0", &["10.0.0.7".to_owned()], year()).unwrap();
     let files = old.create(&out.join("node0")).unwrap();
     for file in [&files.certificate, &files.key, &files.authority, &out.join("authority/key.pem")] {
@@ -274,11 +281,23 @@ fn an_authority_in_a_folder_issues_and_renews_keys() {
     let renewed = Security::new(Keys::load(&files).unwrap());
     // Nodes with keys of before and after trust each other.
     let (accepted, dialled) = connect(&server, &renewed, "node0");
-    accepted.unwrap();
-    dialled.unwrap();
+    accepted.unwrap_or_else(|error| panic!("{name}: {error}"));
+    dialled.unwrap_or_else(|error| panic!("{name}: {error}"));
     assert!(Authority::load(folder.path()).unwrap_err().to_string().contains("has no authority"));
     assert!(again.issue("authority", &[], year()).is_err());
     assert!(again.issue("../node0", &[], year()).is_err());
+}
+
+#[test]
+fn an_authority_whose_keys_nobody_would_accept_issues_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let (one, other) = (folder.path().join("one"), folder.path().join("other"));
+    Authority::create(&one, "site", year()).unwrap();
+    Authority::create(&other, "site", year()).unwrap();
+    // A key that does not belong to the certificate, as after a backup of half the folder.
+    std::fs::copy(other.join("authority/key.pem"), one.join("authority/key.pem")).unwrap();
+    let error = Authority::load(&one).unwrap().issue("node0", &[], year()).unwrap_err().to_string();
+    assert!(error.contains("node0: nodes would refuse the new certificate"), "{error}");
 }
 
 #[test]
