@@ -116,6 +116,8 @@ pub(crate) fn now() -> String {
 pub struct Logbook {
     path: PathBuf,
     file: File,
+    /// Length of the complete lines.
+    complete: u64,
     recent: VecDeque<Entry>,
     last_run: RunNumber,
     open_run: Option<RunNumber>,
@@ -132,6 +134,7 @@ impl Logbook {
         let mut book = Logbook {
             path: path.to_owned(),
             file,
+            complete: 0,
             recent: VecDeque::new(),
             last_run: RunNumber::default(),
             open_run: None,
@@ -144,7 +147,6 @@ impl Logbook {
         let path = self.path.clone();
         let fail = |cause| ControlError::io(&path, "read", cause);
         let mut reader = BufReader::new(self.file.try_clone().map_err(fail)?);
-        let mut complete = 0;
         let mut line = Vec::new();
         for number in 1.. {
             line.clear();
@@ -152,7 +154,7 @@ impl Logbook {
             if !line.ends_with(b"\n") {
                 break;
             }
-            complete += length as u64;
+            self.complete += length as u64;
             let entry = serde_json::from_slice(&line).map_err(|error| ControlError::File {
                 path: path.clone(),
                 problem: format!(
@@ -161,7 +163,7 @@ impl Logbook {
             })?;
             self.remember(entry);
         }
-        self.file.set_len(complete).map_err(|cause| ControlError::io(&self.path, "repair", cause))?;
+        self.file.set_len(self.complete).map_err(|cause| ControlError::io(&self.path, "repair", cause))?;
         self.file.seek(SeekFrom::End(0)).map_err(|cause| ControlError::io(&self.path, "read", cause))?;
         Ok(())
     }
@@ -169,12 +171,18 @@ impl Logbook {
     /// Appends an entry; it is on disk on return.
     ///
     /// # Errors
-    /// It cannot be written.
+    /// It cannot be written. The file keeps the entries before, and no part of this one.
     pub fn append(&mut self, entry: &Entry) -> Result<(), ControlError> {
         let fail = |cause| ControlError::io(&self.path, "write", cause);
         let mut line = serde_json::to_vec(entry).map_err(std::io::Error::from).map_err(fail)?;
         line.push(b'\n');
-        self.file.write_all(&line).and_then(|()| self.file.sync_data()).map_err(fail)?;
+        // A full disk takes a part of the line. The next entry must not follow on it, also if it cannot be cut off now.
+        let written = self.file.set_len(self.complete).and_then(|()| self.file.write_all(&line));
+        if let Err(cause) = written.and_then(|()| self.file.sync_data()) {
+            let _ = self.file.set_len(self.complete);
+            return Err(fail(cause));
+        }
+        self.complete += line.len() as u64;
         self.remember(entry.clone());
         Ok(())
     }

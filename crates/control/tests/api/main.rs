@@ -5,6 +5,7 @@ mod backend;
 mod browser;
 mod commands;
 mod hostile;
+mod logbook;
 mod metrics;
 mod page;
 mod power;
