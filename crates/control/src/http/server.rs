@@ -1,4 +1,5 @@
-//! The server: one thread, bounded connections, bounded time for a TLS handshake and for a request's header.
+//! The server: one thread, bounded connections, bounded time for a TLS handshake, for a request's header, and for
+//! a client that reads no answer.
 
 use super::router;
 use crate::control::RunControl;
@@ -8,6 +9,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use millstream_tls::{HANDSHAKE, HttpsConnection, Security};
+use rustix::net::sockopt::set_tcp_user_timeout;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,11 +26,17 @@ pub struct ServerLimits {
     pub connections: usize,
     /// Time for the header of a request, also of a first one that never comes.
     pub header_timeout: Duration,
+    /// Time in which a client takes some bytes of an answer. Without it, clients that never read would hold their places for ever.
+    pub send_timeout: Duration,
 }
 
 impl Default for ServerLimits {
     fn default() -> ServerLimits {
-        ServerLimits { connections: 256, header_timeout: Duration::from_secs(5) }
+        ServerLimits {
+            connections: 256,
+            header_timeout: Duration::from_secs(5),
+            send_timeout: Duration::from_secs(30),
+        }
     }
 }
 
@@ -116,6 +124,12 @@ async fn accept(
                 continue;
             }
         };
+        // The kernel closes the connection: the time also ends those of hosts that are gone (tcp(7), TCP_USER_TIMEOUT).
+        let milliseconds = u32::try_from(limits.send_timeout.as_millis()).unwrap_or(u32::MAX);
+        if let Err(error) = set_tcp_user_timeout(&stream, milliseconds) {
+            tracing::warn!(%peer, "a connection without a send timeout was closed: {error}");
+            continue;
+        }
         let tls = match HttpsConnection::new(&security) {
             Ok(tls) => tls,
             Err(error) => {

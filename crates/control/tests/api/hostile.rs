@@ -73,7 +73,11 @@ fn giant_headers_and_bodies_are_refused() {
 
 #[test]
 fn silent_clients_lose_their_connections() {
-    let limits = ServerLimits { connections: 8, header_timeout: Duration::from_millis(300) };
+    let limits = ServerLimits {
+        connections: 8,
+        header_timeout: Duration::from_millis(300),
+        ..ServerLimits::default()
+    };
     let test = running(&limits);
     // More than the server takes at a time: one byte and silence, or nothing at all.
     let mut stalled: Vec<_> = (0..24)
@@ -95,6 +99,36 @@ fn silent_clients_lose_their_connections() {
     );
     let answer = test.raw(head.as_bytes());
     assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 408"), "{answer:?}");
+}
+
+#[test]
+fn clients_that_never_read_lose_their_connections() {
+    let send_timeout = Duration::from_secs(1);
+    let test = running(&ServerLimits { connections: 8, send_timeout, ..ServerLimits::default() });
+    // All places: each client asks for more than the buffers of both ends take, and reads nothing.
+    let requests = b"GET /app.js HTTP/1.1\r\nHost: x\r\n\r\n".repeat(10_000);
+    let deaf: Vec<_> = (0..8)
+        .map(|_| {
+            let stream = test.connect();
+            rustix::net::sockopt::set_socket_recv_buffer_size(&stream, 4096).unwrap();
+            stream.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+            stream
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for mut stream in &deaf {
+            let requests = &requests;
+            scope.spawn(move || _ = stream.write_all(requests));
+        }
+    });
+    let mut stream = test.connect();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    stream.write_all(b"GET /api/v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
+    let mut start = [0; 12];
+    stream.read_exact(&mut start).unwrap();
+    assert_eq!(&start, b"HTTP/1.1 200");
+    assert_undisturbed(&test);
+    drop(deaf);
 }
 
 #[test]
