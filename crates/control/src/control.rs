@@ -4,7 +4,7 @@
 
 use crate::backend::{Backend, FinishedRun};
 use crate::configuration::Configuration;
-use crate::directory::{Directory, RunNumber};
+use crate::directory::{Directory, RunNumber, run_folder};
 use crate::display;
 use crate::error::ControlError;
 use crate::live_run::{LiveRun, config_of_run};
@@ -19,6 +19,7 @@ use millstream_evb::process::launcher::{self, CommandReceiver, RunCommand, RunEv
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -218,22 +219,37 @@ impl RunControl {
         drop(inner);
         self.changed();
         let control = self.clone();
-        // A thread that cannot be started ends the process: nothing else could be done either.
-        std::thread::spawn(move || control.carry_out(number, &config, receiver));
+        let thread = std::thread::Builder::new().name(run_folder(number));
+        let spawned = thread.spawn(move || {
+            let before = control.shared.power.read();
+            let finished = control.carry_out(&config, receiver);
+            control.end(number, &finished, &before);
+        });
+        if let Err(error) = spawned {
+            let failed = Err(format!("the thread of the run cannot be started: {error}"));
+            self.end(number, &failed, &self.shared.power.read());
+        }
         Ok(())
     }
 
-    fn carry_out(&self, number: RunNumber, config: &RunConfig, commands: CommandReceiver) {
-        let payload = self.shared.backend.payload_per_event(config);
-        if let Some(run) = &mut self.lock().run {
-            run.payload_per_event = payload;
-        }
-        let before = self.shared.power.read();
-        let finished = self.shared.backend.run(config, commands, &mut |event| {
-            self.observe(config, event);
-            ControlFlow::Continue(())
-        });
-        self.end(number, &finished, &before);
+    /// A panic fails the run. Without its end, no command would be allowed any more.
+    fn carry_out(&self, config: &RunConfig, commands: CommandReceiver) -> Result<FinishedRun, String> {
+        let run = || {
+            let payload = self.shared.backend.payload_per_event(config);
+            if let Some(run) = &mut self.lock().run {
+                run.payload_per_event = payload;
+            }
+            self.shared.backend.run(config, commands, &mut |event| {
+                self.observe(config, event);
+                ControlFlow::Continue(())
+            })
+        };
+        // A panic leaves the state consistent, as `lock` says.
+        catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|panic| {
+            let text = panic.downcast_ref::<&str>().copied();
+            let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+            Err(format!("a fault of this program ended the run: {}", text.unwrap_or("a panic")))
+        })
     }
 
     fn observe(&self, config: &RunConfig, event: &RunEvent) {

@@ -47,7 +47,7 @@ events = \"built\"
 /// Connections that the manager of a simulated run refuses at its start.
 pub(crate) const REFUSED: u64 = 3;
 
-/// Builds events until it is stopped; fails with batches of 13 events.
+/// Builds events until it is stopped; fails with batches of 13 events, and panics with 14.
 struct Simulated {
     /// Whether the run has a process for each unit.
     has_units: bool,
@@ -90,8 +90,10 @@ impl Backend for Simulated {
                 sample.done.batches += 1;
             }
             let _ = observe(&RunEvent::Progress(sample));
-            if config.plan.batch.get() == 13 {
-                return Err("the simulated run failed".to_owned());
+            match config.plan.batch.get() {
+                13 => return Err("the simulated run failed".to_owned()),
+                14 => panic!("the simulated backend has a fault"),
+                _ => {}
             }
         }
         let report = RunReport {

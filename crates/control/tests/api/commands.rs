@@ -71,6 +71,23 @@ fn a_failed_run_is_an_error_until_it_is_acknowledged() {
 }
 
 #[test]
+fn a_panic_fails_the_run_and_the_next_one_starts() {
+    let test = Test::new();
+    test.succeed("configure", "");
+    test.succeed("set", r#"{"settings": {"run.batch": 14}}"#);
+    test.succeed("start", "");
+    let failed = test.wait(|status| status.run.is_none());
+    let problem = "a fault of this program ended the run: the simulated backend has a fault";
+    assert_eq!((failed.state, failed.last_run.unwrap().problems), (State::Error, vec![problem.to_owned()]));
+    let EntryKind::End { result, problems, .. } = &test.control.log(1)[0].kind else { panic!("no end") };
+    assert_eq!((result, problems.as_slice()), (&RunResult::Failed, &[problem.to_owned()][..]));
+    assert_eq!(test.succeed("reset", "").state, State::Configured);
+    test.succeed("set", r#"{"settings": {"run.batch": 4}}"#);
+    test.succeed("start", "");
+    test.wait_for(State::Running);
+}
+
+#[test]
 fn settings_change_the_next_run_only_if_they_are_valid() {
     let test = Test::new();
     let before = test.succeed("configure", "").configuration.unwrap();
