@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
+use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -107,4 +108,49 @@ control = "127.0.0.1:{control}"
     assert!(up.0.wait().unwrap().success());
     let (agrees, ended) = check(folder, "site.toml");
     assert!(!agrees && ended.matches("DIFFERS").count() == 3, "{ended}");
+}
+
+#[test]
+fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
+    let folder = tempfile::tempdir().unwrap();
+    let folder = folder.path();
+    let address = format!("127.0.0.1:{}", free_port());
+    let site = format!(
+        "name = \"small\"\n[[event-builder]]\nname = \"camera\"\nconfiguration = \"camera.toml\"\ncontrol = \"{address}\"\n"
+    );
+    fs::write(folder.join("site.toml"), site).unwrap();
+    let configuration = "[run]\nname = \"camera\"\nevents = 1000000000\nbatch = 64\n[[readout]]\nname = \"ru0\"\n\
+         [readout.generator]\nfirst_source = 1\nsources = 1\nsize = \"4KiB\"\n[[builder]]\nname = \"bu0\"\n\
+         landing = \"host\"\nslots = 8\n[output]\ndirectory = \"out\"\nevents = \"built\"\nmax_events = 20000\n";
+    fs::write(folder.join("camera.toml"), configuration).unwrap();
+    // A group of its own, as a shell gives a program in a terminal.
+    let mut command = millstream(folder, &["site", "up", "site.toml"]);
+    let mut up = Up(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap());
+    let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
+    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("small is up")));
+
+    let token = "run-control/token";
+    let start = || {
+        let words = ["evb", "ctl", "--address", &address, "--token-file", token, "start"];
+        millstream(folder, &words).output().unwrap()
+    };
+    let mut started = start();
+    for _ in 0..100 {
+        if started.status.success() {
+            break;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        started = start();
+    }
+    assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+
+    let group = rustix::process::Pid::from_child(&up.0);
+    rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
+    assert!(up.0.wait().unwrap().success());
+    let book = fs::read_to_string(folder.join("run-control/logbook.jsonl")).unwrap();
+    let last = book.lines().last().unwrap();
+    assert!(last.contains("\"record\":\"end\"") && last.contains("\"result\":\"stopped\""), "{last}");
+    let files = fs::read_dir(folder.join("out/run-000001")).unwrap().flatten();
+    let names: Vec<_> = files.map(|file| file.file_name().into_string().unwrap()).collect();
+    assert!(!names.is_empty() && names.iter().all(|name| !name.starts_with('.')), "{names:?}");
 }

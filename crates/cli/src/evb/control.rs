@@ -19,12 +19,10 @@ use millstream_report::Bytes;
 use millstream_tls::Security;
 
 use super::usage::Usages;
-use super::{files, folder, launcher, make_output_directory, outcome};
+use super::{SHUTDOWN_TIMEOUT, files, folder, launcher, make_output_directory, outcome};
 use crate::args::EvbControlOptions;
 use crate::interrupt::Interrupt;
 
-/// Time for a run to end after a signal.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval of looking for a signal.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 

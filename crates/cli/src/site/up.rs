@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::io::{BufRead as _, BufReader};
 use std::net::ToSocketAddrs as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
@@ -11,16 +12,20 @@ use millstream_rdma::device::DeviceSelector;
 use millstream_site::{NetworkCard, Site};
 use millstream_torus::launch::{LaunchedTorus, Launcher};
 use millstream_torus_core::Dimensions;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
+use crate::evb::SHUTDOWN_TIMEOUT;
 use crate::interrupt::Interrupt;
 
 /// Memory of a card whose entry has no `memory`.
 const MEMORY: u64 = 1 << 30;
 /// Interval of looks at the processes.
 const LOOK: Duration = Duration::from_millis(200);
-/// Time for a process to end after SIGTERM.
-const END: Duration = Duration::from_secs(5);
+/// Time for a card to end after SIGTERM.
+const CARD_END: Duration = Duration::from_secs(5);
+/// Time for run control to end after SIGTERM: it waits for the end of its run, and then says that it has not ended.
+const CONTROL_END: Duration = SHUTDOWN_TIMEOUT.saturating_add(Duration::from_secs(10));
 
 /// What runs, for `site check --live`; a file in the state folder of the user.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -44,18 +49,49 @@ pub(super) struct LiveTorus {
 struct Process {
     name: String,
     child: Child,
+    /// Time for its end after SIGTERM.
+    end: Duration,
+    /// It was asked to end. A second signal would end run control in the middle of its run.
+    is_asked: bool,
+}
+
+impl Process {
+    /// Asks it to end, unless it has ended: its identifier may then be another process's.
+    fn ask(&mut self) {
+        let is_running = matches!(self.child.try_wait(), Ok(None));
+        if is_running && !std::mem::replace(&mut self.is_asked, true) {
+            let pid = rustix::process::Pid::from_child(&self.child);
+            let _ = rustix::process::kill_process(pid, Signal::TERM);
+        }
+    }
 }
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let pid = rustix::process::Pid::from_child(&self.child);
-        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        let deadline = Instant::now() + END;
+        self.ask();
+        let deadline = Instant::now() + self.end;
         while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// The processes of this host: event builders end first, because their runs may use the cards.
+#[derive(Default)]
+struct Processes {
+    cards: Vec<Process>,
+    builders: Vec<Process>,
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        for processes in [&mut self.builders, &mut self.cards] {
+            // All end at the same time.
+            processes.iter_mut().for_each(Process::ask);
+            processes.clear();
+        }
     }
 }
 
@@ -76,12 +112,12 @@ pub(super) fn run(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let interrupt =
         Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
-    let mut processes = Vec::new();
+    let mut processes = Processes::default();
     for card in &site.cards {
         match card_process(card, device)? {
             Some((process, line)) => {
                 println!("card {}: {line}", card.name);
-                processes.push(process);
+                processes.cards.push(process);
             }
             None => {
                 println!("card {}: not started, {} is not an address of this host", card.name, card.address)
@@ -103,8 +139,8 @@ pub(super) fn run(
         command.args(["evb", "control"]).arg(&configuration).args(["--listen", &builder.control]);
         let name = format!("event builder {}", builder.name);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
+        processes.builders.push(Process { name: name.clone(), child, end: CONTROL_END, is_asked: false });
         println!("{name}: run control at http://{}", builder.control);
-        processes.push(Process { name, child });
     }
     let state = state_file(file)?;
     std::fs::create_dir_all(state.parent().unwrap_or(Path::new(".")))?;
@@ -117,12 +153,12 @@ pub(super) fn run(
 
 /// Waits for Ctrl-C, or for the end of a process, which is an error.
 fn wait(
-    processes: &mut [Process],
+    processes: &mut Processes,
     tori: &mut [LaunchedTorus],
     interrupt: &Interrupt,
 ) -> Result<(), Box<dyn Error>> {
     while interrupt.flow().is_continue() {
-        for process in &mut *processes {
+        for process in processes.cards.iter_mut().chain(&mut processes.builders) {
             if let Some(status) = process.child.try_wait()? {
                 return Err(format!("{} has ended: {status}", process.name).into());
             }
@@ -137,9 +173,15 @@ fn wait(
     Ok(())
 }
 
-/// This program, on the chosen device.
+/// This program, on the chosen device. Ctrl-C in the terminal does not reach it, so that it ends in order and is asked once. It
+/// is also asked if this process ends without waiting: a second Ctrl-C does that.
 fn program(device: Option<&DeviceSelector>) -> Result<Command, std::io::Error> {
     let mut command = Command::new(std::env::current_exe()?);
+    command.process_group(0);
+    let with_this_process =
+        || rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).map_err(std::io::Error::from);
+    // SAFETY: between fork and exec, the closure does one system call, which is async-signal-safe.
+    unsafe { command.pre_exec(with_this_process) };
     if let Some(device) = device {
         command.args(["--device", &device.to_string()]);
     }
@@ -160,7 +202,8 @@ fn card_process(
     command.args(["--memory", &memory.to_string(), "--banks", &banks.to_string()]);
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().ok_or("no standard output")?;
-    let process = Process { name: format!("card {}", card.name), child };
+    let name = format!("card {}", card.name);
+    let process = Process { name, child, end: CARD_END, is_asked: false };
     let mut line = String::new();
     BufReader::new(out).read_line(&mut line)?;
     if line.is_empty() {
