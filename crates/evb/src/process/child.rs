@@ -8,6 +8,7 @@ use super::builder::{self, BuilderEnd};
 use super::card::{CardProcess, ServeCard, unfit};
 use super::error::IoContext;
 use super::manager::{self, ManagerEvent};
+use super::own::OwnConfig;
 use super::sink::MakeSink;
 use super::{ProcessError, ReportRefused, readout, standby};
 use crate::config::RunConfig;
@@ -128,7 +129,20 @@ impl Child {
     /// # Errors
     /// The process failed.
     pub fn run(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
-        self.run_role(make_sink, serve_card).inspect_err(|error| {
+        self.run_within(None, make_sink, serve_card)
+    }
+
+    /// Runs the process as [`run`](Self::run) does, but for a configuration that agrees with `own`, if there is one.
+    ///
+    /// # Errors
+    /// The process failed, or the manager's configuration is another one.
+    pub fn run_within(
+        &self,
+        own: Option<&OwnConfig>,
+        make_sink: &MakeSink<'_>,
+        serve_card: &ServeCard<'_>,
+    ) -> Result<bool, ProcessError> {
+        self.run_role(own, make_sink, serve_card).inspect_err(|error| {
             send_to_parent(&ChildMessage::Failed {
                 reason: error.to_string(),
                 is_secondary: error.is_secondary(),
@@ -136,12 +150,18 @@ impl Child {
         })
     }
 
-    fn run_role(&self, make_sink: &MakeSink<'_>, serve_card: &ServeCard<'_>) -> Result<bool, ProcessError> {
+    fn run_role(
+        &self,
+        own: Option<&OwnConfig>,
+        make_sink: &MakeSink<'_>,
+        serve_card: &ServeCard<'_>,
+    ) -> Result<bool, ProcessError> {
         let security = Security::from_environment()?;
         let report_refused: ReportRefused = |count| send_to_parent(&ChildMessage::Refused(count));
         match self {
             Child::Manager => {
                 let config = read_config()?;
+                own.map_or(Ok(()), |own| own.check(&config))?;
                 let stop = std::io::stdin().as_fd().try_clone_to_owned().context("watch standard input")?;
                 let finished = manager::run(&config, &security, stop.as_fd(), report_refused, |event| {
                     send_to_parent(&ChildMessage::Manager(event.clone()));
@@ -149,15 +169,21 @@ impl Child {
                 Ok(finished.summary.is_success())
             }
             Child::Standby { manager } => {
-                let finished =
-                    standby::run(manager, &security, std::io::stdin().as_fd(), report_refused, |event| {
+                let finished = standby::run(
+                    manager,
+                    own,
+                    &security,
+                    std::io::stdin().as_fd(),
+                    report_refused,
+                    |event| {
                         send_to_parent(&ChildMessage::Manager(event.clone()));
-                    })?;
+                    },
+                )?;
                 Ok(finished.is_none_or(|finished| finished.summary.is_success()))
             }
             Child::Readout { index, manager } => {
                 let (report, sources) =
-                    readout::run(manager, *index, &security, Some(std::io::stdin().as_fd()))?;
+                    readout::run((manager, *index), own, &security, Some(std::io::stdin().as_fd()))?;
                 let good = report.cause.is_success();
                 if !sources.is_empty() {
                     send_to_parent(&ChildMessage::Sources(sources));
@@ -169,6 +195,7 @@ impl Child {
                 let parent_pipe = std::io::stdin();
                 let (end, sink) = builder::run(
                     (manager, *index),
+                    own,
                     &security,
                     make_sink,
                     report_refused,
@@ -179,6 +206,7 @@ impl Child {
                 Ok(good)
             }
             Child::Card(card) => {
+                own.map_or(Ok(()), |own| own.check_card(card))?;
                 serve_card(card).map_err(|error| unfit(card.name.as_str(), error.to_string()))?;
                 Ok(true)
             }

@@ -62,6 +62,14 @@ pub enum ProcessError {
     /// The plan from the manager is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The manager's configuration, or a card's, is not that of this host.
+    #[error(
+        "the manager's configuration differs in {field} from that of this rank's command line, so this process does not run it"
+    )]
+    NotOwn {
+        /// The field.
+        field: String,
+    },
     /// The input cannot be read.
     #[error(transparent)]
     Input(#[from] ReadError),

@@ -29,6 +29,7 @@ mod joining;
 pub mod launcher;
 pub mod manager;
 mod manager_link;
+mod own;
 pub mod readout;
 mod rendezvous;
 pub mod sink;
@@ -44,6 +45,7 @@ use millstream_rdma::{Device, DeviceSelector, device};
 pub use admission::ReportRefused;
 pub use error::ProcessError;
 pub use launcher::{Launcher, RunOutcome};
+pub use own::OwnConfig;
 pub use sink::{AcceptedBatch, AcceptedEvent, EventOfBatch, PacketPlace, Sink, SinkError, WrittenBytes};
 
 /// Options of the run's connections: a link that is cut for less than the run's timeout does not break them. All retries

@@ -12,6 +12,7 @@ use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::manager_link::{LinkEvent, ManagerLink};
+use super::own::OwnConfig;
 use super::startup::{self, FromManager, JoinedRun, ToManager};
 use crate::config::RunConfig;
 use crate::core::message::Assignment;
@@ -54,17 +55,18 @@ const MAX_COALESCED: u64 = 256 << 10;
 
 /// Runs a readout unit from joining the manager to the end of the run.
 ///
-/// Waits for the manager. Gives up if `parent_pipe` becomes readable or is closed.
+/// Waits for the manager, whose configuration must agree with `own`, if there is one. Gives up if `parent_pipe` becomes
+/// readable or is closed.
 ///
 /// # Errors
 /// The unit could not start, or its RDMA device failed. All other ends have a report.
 pub fn run(
-    manager: &str,
-    ru: RuIndex,
+    (manager, ru): (&str, RuIndex),
+    own: Option<&OwnConfig>,
     security: &Security,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(ReadoutReport, Vec<SourceStatistics>), ProcessError> {
-    let mut joined = startup::join(manager, Unit::Readout(ru), None, security, parent_pipe)?;
+    let mut joined = startup::join(manager, Unit::Readout(ru), None, own, security, parent_pipe)?;
     let Unit::Readout(ru) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
     let local = LocalResources::open(&joined.config, joined.config.plan.readout_role(ru));
     let local = startup::report_prepared(&mut joined.channel, local)?;

@@ -11,6 +11,7 @@ use super::control::Control;
 use super::error::IoContext;
 use super::joining::Joining;
 use super::manager::{ManagerEvent, ManagerProcess, RunResult, TakenOver, WaitSet};
+use super::own::OwnConfig;
 use super::rendezvous::Unidentified;
 use super::startup::{self, Channel, FromManager, ManagerCopy, ToManager, TryReceive};
 use crate::config::RunConfig;
@@ -31,12 +32,14 @@ use std::time::Duration;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the standby manager from joining the manager to the end of the run, or until `commands` is closed. Returns the run's
-/// result if it took over. `report_refused` is called for each connection that is refused.
+/// result if it took over. `report_refused` is called for each connection that is refused. The manager's configuration
+/// must agree with `own`, if there is one.
 ///
 /// # Errors
 /// The process could not start, or could not take over.
 pub fn run(
     manager: &str,
+    own: Option<&OwnConfig>,
     security: &Security,
     commands: BorrowedFd<'_>,
     report_refused: ReportRefused,
@@ -44,7 +47,7 @@ pub fn run(
 ) -> Result<Option<RunResult>, ProcessError> {
     let listener = listen(&startup::own_address(manager))?;
     let address = listener.address().to_string();
-    let joined = startup::join(manager, Unit::Manager, Some(address.clone()), security, Some(commands))?;
+    let joined = startup::join(manager, Unit::Manager, Some(address.clone()), own, security, Some(commands))?;
     let admission = Admission::new(joined.config.security.apply(security.clone())?, report_refused);
     let mut standby = StandbyProcess::new(joined.config, joined.channel, &listener, &admission)?;
     if !standby.wait_for_command(commands)? {

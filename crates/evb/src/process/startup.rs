@@ -23,6 +23,7 @@ use super::ProcessError;
 use super::builder::BuilderEnd;
 use super::error::IoContext;
 use super::manager_link;
+use super::own::OwnConfig;
 use crate::config::RunConfig;
 use crate::core::recovery::Membership;
 use crate::core::report::ReadoutReport;
@@ -340,6 +341,7 @@ pub(super) fn join(
     manager: &str,
     unit: Unit,
     data: Option<String>,
+    own: Option<&OwnConfig>,
     security: &Security,
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<JoinedRun, ProcessError> {
@@ -353,6 +355,10 @@ pub(super) fn join(
         channel.send(&ToManager::join(unit, data.clone())).context("join the manager")?;
         match channel.receive(deadline).map_err(manager_gone)? {
             FromManager::Welcome { config, unit, builders, readouts, standby } => {
+                if let Some(Err(error)) = own.map(|own| own.check(&config)) {
+                    // The manager is told, as by any unit that cannot start.
+                    return report_prepared(&mut channel, Err(error));
+                }
                 config.plan.check()?;
                 let deadline = Deadline::after(timeout(&config));
                 let standby = standby.and_then(|address| {

@@ -27,6 +27,7 @@ use super::clock::MonotonicClock;
 use super::control::{Control, Received};
 use super::error::IoContext;
 use super::manager_link::{LinkEvent, ManagerLink};
+use super::own::OwnConfig;
 use super::sink::MakeSink;
 use super::startup::{self, JoinedRun, ToManager};
 use crate::config::RunConfig;
@@ -101,12 +102,13 @@ pub struct BuilderStatistics {
 /// Runs a builder unit from joining the manager to its report, then closes the sink.
 ///
 /// Waits for the manager. Gives up if `parent_pipe` becomes readable or is closed. `report_refused` is called for each
-/// connection that is refused. Returns the report and the sink's result.
+/// connection that is refused. The manager's configuration must agree with `own`, if there is one. Returns the report and the sink's result.
 ///
 /// # Errors
 /// The unit could not start, its RDMA device failed, or the sink could not be closed. All other ends have a report.
 pub fn run(
     (manager, bu): (&str, BuIndex),
+    own: Option<&OwnConfig>,
     security: &Security,
     make_sink: &MakeSink<'_>,
     report_refused: ReportRefused,
@@ -114,7 +116,7 @@ pub fn run(
 ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
     let listener = listen(&startup::own_address(manager))?;
     let data = listener.address().to_string();
-    let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), security, parent_pipe)?;
+    let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), own, security, parent_pipe)?;
     let Unit::Builder(bu) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
     let local = LocalResources::open(&joined.config, bu, make_sink);
     let local = startup::report_prepared(&mut joined.channel, local)?;
