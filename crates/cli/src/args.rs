@@ -402,6 +402,9 @@ pub(crate) enum EvbCommand {
     /// Run one process of a run; started by `run`
     #[command(hide = true)]
     Unit {
+        /// File with the checked configuration of this host, as JSON; the process runs no other one
+        #[arg(long)]
+        own: Option<PathBuf>,
         /// Role and its parameters
         #[arg(required = true)]
         words: Vec<String>,
@@ -457,9 +460,9 @@ pub(crate) struct RelayOptions {
     /// Address of the hub
     #[arg(long)]
     pub(crate) hub: String,
-    /// Key of the job
+    /// File with the hub's key for relays
     #[arg(long)]
-    pub(crate) key: String,
+    pub(crate) key_file: PathBuf,
     /// Role of the process
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub(crate) words: Vec<String>,

@@ -45,10 +45,18 @@ pub(crate) fn gather(
     Ok(hub)
 }
 
-/// Arguments of this program that make it the relay of a process; the role follows.
-pub(crate) fn relay_arguments(hub: &Hub, job: &Job) -> Vec<OsString> {
+/// Arguments of this program that make it the relay of a process; the role follows. Other users read arguments, so they name a
+/// file with the key.
+pub(crate) fn relay_arguments(hub: &Hub) -> Vec<OsString> {
     let address = hub.address().to_string();
-    ["relay", "--hub", &address, "--key", &job.key, "--"].map(OsString::from).to_vec()
+    vec![
+        "relay".into(),
+        "--hub".into(),
+        address.into(),
+        "--key-file".into(),
+        hub.relay_key().into(),
+        "--".into(),
+    ]
 }
 
 pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -56,7 +64,9 @@ pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
         .filter(|(name, _)| FORWARDED.contains(&name.as_str()) || name.starts_with(FORWARDED_PREFIX))
         .collect();
     let request = StartRequest { arguments: options.words, environment };
-    let code = process::run(&options.hub, &options.key, request)
+    let key = std::fs::read(&options.key_file)
+        .map_err(|error| format!("the key of relays in {}: {error}", options.key_file.display()))?;
+    let code = process::run(&options.hub, &key, request)
         .map_err(|error| format!("the hub of the job at {}: {error}", options.hub))?;
     // Statuses of signals are above 128.
     Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)))

@@ -1,9 +1,14 @@
 //! `evb join` and `torus join` on the ranks of `mpirun` and of a script, on this host.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use millstream_evb::config::ConfigFile;
+use millstream_evb::process::Launcher;
+use millstream_job::{Hub, Job, Rendezvous};
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 
@@ -107,21 +112,19 @@ impl Drop for Ranks {
 
 impl Ranks {
     fn start(ranks: usize, at: &str, words: &[&str]) -> Ranks {
-        let start = |rank: usize| {
-            let mut command = Command::new(MILLSTREAM);
-            command.args(words).args([
-                "--rank",
-                &rank.to_string(),
-                "--ranks",
-                &ranks.to_string(),
-                "--at",
-                at,
-            ]);
-            command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-        };
-        Ranks((0..ranks).map(start).collect())
+        Ranks((0..ranks).map(|number| rank(number, ranks, at, words).spawn().unwrap()).collect())
     }
 }
+
+/// One rank of a script.
+fn rank(number: usize, ranks: usize, at: &str, words: &[&str]) -> Command {
+    let mut command = Command::new(MILLSTREAM);
+    command.args(words).args(["--rank", &number.to_string(), "--ranks", &ranks.to_string(), "--at", at]);
+    command.env_remove(SECRET).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+const SECRET: &str = "MILLSTREAM_JOB_SECRET";
 
 /// Waits until a file of the output directory has events.
 fn wait_for_events(folder: &Path) {
@@ -163,4 +166,102 @@ fn a_process_outside_of_a_job_names_what_is_missing() {
     let done = output(command.args(["evb", "join", "absent.toml"]));
     let text = String::from_utf8_lossy(&done.stderr).into_owned();
     assert!(!done.status.success() && text.contains("start it by srun or mpirun"), "{text}");
+}
+
+/// The arguments of all processes of this host.
+fn argument_lists() -> Vec<String> {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    // A process may end meanwhile.
+    let lists = processes.filter_map(|process| fs::read(process.path().join("cmdline")).ok());
+    lists.map(|list| String::from_utf8_lossy(&list).replace('\0', " ")).collect()
+}
+
+#[test]
+fn no_argument_list_has_the_secret_and_the_secret_requests_no_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = configuration(folder.path(), 10_000_000, "rate_hz = 500.0");
+    let at = format!("file:{}", folder.path().join("rank0").display());
+    let words = ["--device", "soft", "evb", "join", config.to_str().unwrap()];
+    let secret = format!("kept-{}", std::process::id());
+    let start = |number| rank(number, 3, &at, &words).env(SECRET, &secret).spawn().unwrap();
+    let mut ranks = Ranks((0..3).map(start).collect());
+    wait_for_events(&folder.path().join("events"));
+    let hub = fs::read_to_string(folder.path().join("rank0")).unwrap();
+    let port = hub.trim().rsplit_once(':').unwrap().1;
+    let lists = argument_lists();
+    let relays = lists.iter().filter(|list| list.contains(&format!("relay --hub 127.0.0.1:{port} ")));
+    assert!(relays.count() >= 4, "the units of this job have relays: {lists:#?}");
+    let shown: Vec<_> = lists.iter().filter(|list| list.contains(&secret)).collect();
+    assert!(shown.is_empty(), "{shown:?}");
+
+    // The secret is the key of ranks. Relays have another one.
+    let key = folder.path().join("key");
+    fs::write(&key, &secret).unwrap();
+    let mut relay = Command::new(MILLSTREAM);
+    relay.args(["relay", "--hub", &format!("127.0.0.1:{port}"), "--key-file"]).arg(&key);
+    let done = output(relay.args(["--", "builder", "0", "127.0.0.1:9"]).stdin(Stdio::null()));
+    let text = String::from_utf8_lossy(&done.stderr);
+    assert!(!done.status.success() && text.contains("does not know the key"), "{text}");
+    for rank in &ranks.0 {
+        let pid = rustix::process::Pid::from_child(rank);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+    for rank in &mut ranks.0 {
+        rank.wait().unwrap();
+    }
+}
+
+/// Whoever knows the key of a job and takes the port first is its hub, with a configuration of its own. `trigger` is that
+/// of its builder units. Returns the errors of the run.
+fn run_of_another_hub(folder: &Path, trigger: &str) -> String {
+    let (theirs, own) = (folder.join("theirs"), folder.join("own"));
+    fs::create_dir(&theirs).and_then(|()| fs::create_dir(&own)).unwrap();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let job = Job {
+        rank: 0,
+        ranks: 2,
+        key: String::new(),
+        rendezvous: Rendezvous::Address { host: "127.0.0.1".to_owned(), port },
+    };
+    let hub = Hub::open(&job, |_| 1).unwrap();
+    let words = ["--device", "soft", "evb", "join"];
+    let own = configuration(&own, 100, "");
+    let at = format!("127.0.0.1:{port}");
+    let mut agent = rank(1, 2, &at, &[&words[..], &[own.to_str().unwrap()]].concat());
+    let _agent = Ranks(vec![agent.spawn().unwrap()]);
+    while hub.wait_for_ranks(Duration::ZERO).unwrap_err().to_string().ends_with("0, 1") {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+
+    let path = configuration(&theirs, 100, "");
+    let text = fs::read_to_string(&path).unwrap();
+    let place = folder.join("own").join("events").display().to_string();
+    let text = text.replace("directory = \"events\"", &format!("directory = \"{place}\""));
+    let text = text.replace("slots = 8\n", &format!("slots = 8\n{trigger}"));
+    fs::write(&path, text).unwrap();
+    // Their builder units run at the rank, all else beside the hub.
+    let program = theirs.join("launch");
+    let script = format!(
+        "#!/bin/sh\ncase $1 in\nbuilder) exec {MILLSTREAM} relay --hub {} --key-file {} -- \"$@\";;\n\
+         *) exec {MILLSTREAM} --device soft evb unit -- \"$@\";;\nesac\n",
+        hub.address(),
+        hub.relay_key().display(),
+    );
+    fs::write(&program, script).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let config = ConfigFile::load(&path).unwrap().check().unwrap();
+    let outcome = Launcher { program, arguments: Vec::new() }.run(&config, &mut |_| {});
+    format!("{outcome:?}")
+}
+
+#[test]
+fn a_rank_runs_no_trigger_of_another_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, proof) = (folder.path().join("program"), folder.path().join("proof"));
+    fs::write(&program, format!("#!/bin/sh\necho run >{}\n", proof.display())).unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    let trigger = format!("[builder.trigger]\nprogram = \"{}\"\n", program.display());
+    let outcome = run_of_another_hub(folder.path(), &trigger);
+    assert!(!proof.exists(), "the program ran: {outcome}");
+    assert!(outcome.contains("differs in trigger of builder bu0"), "{outcome}");
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
-use crate::frame::{Frame, Hello, Peer, StartRequest};
+use crate::frame::{Frame, Peer, StartRequest};
+use crate::proof::greet;
 
 /// Time for rank 0 to open the meeting point.
 const START: Duration = Duration::from_secs(60);
@@ -45,10 +46,9 @@ pub fn serve(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobError> {
 /// # Errors
 /// [`JobError`] as of [`serve`].
 pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobError> {
-    let (mut stream, address) = connect(&job.rendezvous, Instant::now() + START)?;
+    let (mut stream, address) = connect(job, Instant::now() + START)?;
     let failed = |what: &str| JobError::os(format!("{what} rank 0"));
     let own = stream.local_addr().map_err(failed("address of"))?.ip();
-    hello(job, Peer::Agent { rank: job.rank }).send(&mut stream).map_err(failed("greet"))?;
     let mut processes = Vec::new();
     let ended = loop {
         match Frame::receive(&mut stream) {
@@ -72,19 +72,22 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
     ended
 }
 
-fn hello(job: &Job, peer: Peer) -> Frame {
-    Frame::Hello(Hello { key: job.key.clone(), peer })
-}
-
 /// Connects to the meeting point, which rank 0 may open later.
-fn connect(rendezvous: &Rendezvous, deadline: Instant) -> Result<(TcpStream, SocketAddr), JobError> {
+fn connect(job: &Job, deadline: Instant) -> Result<(TcpStream, SocketAddr), JobError> {
     loop {
-        let (name, attempt) = match rendezvous {
+        let (name, attempt) = match &job.rendezvous {
             Rendezvous::Address { host, port } => (format!("{host}:{port}"), dial(host, *port)),
             Rendezvous::File(path) => (format!("file:{}", path.display()), dial_published(path)),
         };
-        match attempt {
+        let greeted = attempt.and_then(|(mut stream, address)| {
+            greet(&mut stream, job.key.as_bytes(), &Peer::Agent { rank: job.rank })?;
+            Ok((stream, address))
+        });
+        match greeted {
             Ok(connected) => return Ok(connected),
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                return Err(JobError::OtherJob { address: name });
+            }
             Err(cause) if Instant::now() >= deadline => {
                 return Err(JobError::Unreachable { address: name, cause });
             }
@@ -137,7 +140,7 @@ fn run(
 ) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&hub, END)?;
     stream.set_nodelay(true)?;
-    hello(job, Peer::Process { number }).send(&mut stream)?;
+    greet(&mut stream, job.key.as_bytes(), &Peer::Process { number })?;
     let started = match make(request, RankAddress { own }) {
         None => Err(format!("rank {} does not start {:?}", job.rank, request.arguments)),
         Some(command) => spawn(command).map_err(|error| format!("rank {}: {error}", job.rank)),

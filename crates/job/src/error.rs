@@ -45,6 +45,15 @@ pub enum JobError {
         /// The cause.
         cause: io::Error,
     },
+    /// What listens at the meeting point does not know the key of the job.
+    #[error(
+        "{address} is not rank 0 of this job: it does not know the key. Another program has taken the port, or the ranks \
+         have different values of MILLSTREAM_JOB_SECRET; --at HOST:PORT chooses another address"
+    )]
+    OtherJob {
+        /// The address.
+        address: String,
+    },
     /// Ranks did not come.
     #[error("{} of {ranks} ranks did not come within {seconds} s: {}", missing.len(), list(missing))]
     Missing {

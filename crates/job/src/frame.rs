@@ -11,6 +11,8 @@ use std::io::{self, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
+use crate::proof::{Answer, Challenge, Hello};
+
 /// Longest payload (bytes).
 const MAX_PAYLOAD: u32 = 1 << 20;
 
@@ -23,15 +25,7 @@ pub struct StartRequest {
     pub environment: Vec<(String, String)>,
 }
 
-/// First frame of a connection to the hub.
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Hello {
-    /// Key of the job.
-    pub(crate) key: String,
-    /// Who connects.
-    pub(crate) peer: Peer,
-}
-
+/// Who connects to the hub.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) enum Peer {
     /// The agent of a rank.
@@ -44,7 +38,12 @@ pub(crate) enum Peer {
 
 #[derive(Debug)]
 pub(crate) enum Frame {
+    /// Peer to hub, first of all.
     Hello(Hello),
+    /// Hub to peer.
+    Challenge(Challenge),
+    /// Peer to hub.
+    Answer(Answer),
     /// Hub to agent: start a process.
     Start(u64, StartRequest),
     /// Hub to agent: the run has ended.
@@ -70,6 +69,8 @@ impl Frame {
             Frame::Error(bytes) => return send_raw(to, 4, bytes),
             Frame::EndOfInput => (5, Vec::new()),
             Frame::Exit(code) => (6, code.to_be_bytes().to_vec()),
+            Frame::Challenge(challenge) => (7, json(serde_json::to_vec(challenge))?),
+            Frame::Answer(answer) => (8, json(serde_json::to_vec(answer))?),
         };
         send_raw(to, kind, &payload)
     }
@@ -104,6 +105,8 @@ impl Frame {
                     payload.try_into().map_err(|_| invalid("exit status is not 4 bytes".to_owned()))?;
                 Frame::Exit(i32::from_be_bytes(code))
             }
+            7 => Frame::Challenge(serde_json::from_slice(&payload)?),
+            8 => Frame::Answer(serde_json::from_slice(&payload)?),
             _ => return Err(invalid(format!("unknown frame kind {kind}"))),
         }))
     }
@@ -119,7 +122,7 @@ fn send_raw(to: &mut impl Write, kind: u8, payload: &[u8]) -> io::Result<()> {
     to.write_all(&bytes)
 }
 
-fn invalid(reason: String) -> io::Error {
+pub(crate) fn invalid(reason: String) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, reason)
 }
 

@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
-use crate::frame::{Frame, Hello, Peer, StartRequest};
-
-/// Time for the first frame of a connection.
-const HELLO: Duration = Duration::from_secs(10);
+use crate::frame::{Frame, Peer, StartRequest};
+use crate::inherited::Inherited;
+use crate::proof::{self, Nonce};
 
 /// Chooses the rank of a process.
 type Placement = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
@@ -20,11 +20,15 @@ type Placement = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
 pub struct Hub {
     shared: Arc<Shared>,
     address: SocketAddr,
-    file: Option<std::path::PathBuf>,
+    file: Option<PathBuf>,
+    relay_key: Inherited,
 }
 
 struct Shared {
+    /// Key of the job, for ranks.
     key: String,
+    /// Random key for relays, so that nobody else requests processes.
+    relay_key: Nonce,
     ranks: usize,
     placement: Placement,
     state: Mutex<State>,
@@ -36,7 +40,6 @@ struct State {
     agents: Vec<Option<TcpStream>>,
     /// Relays whose process has not connected, by number, with the rank of the process.
     waiting: HashMap<u64, (usize, TcpStream)>,
-    next: u64,
     /// Address of this host as the first rank of another host sees it.
     seen: Option<IpAddr>,
 }
@@ -77,9 +80,12 @@ impl Hub {
             }
             Rendezvous::Address { .. } => None,
         };
+        let own_key = proof::random().map_err(JobError::os("make the key of relays"))?;
+        let relay_key = Inherited::new(&own_key).map_err(JobError::os("store the key of relays"))?;
         let state = State { agents: (0..job.ranks).map(|_| None).collect(), ..State::default() };
         let shared = Arc::new(Shared {
             key: job.key.clone(),
+            relay_key: own_key,
             ranks: job.ranks,
             placement: Box::new(place),
             state: Mutex::new(state),
@@ -92,12 +98,17 @@ impl Hub {
                 std::thread::spawn(move || shared.serve(stream));
             }
         });
-        Ok(Hub { shared, address, file })
+        Ok(Hub { shared, address, file, relay_key })
     }
 
     /// Where relays of this host connect.
     pub fn address(&self) -> SocketAddr {
         SocketAddr::from((Ipv4Addr::LOCALHOST, self.address.port()))
+    }
+
+    /// The file with the key of relays; processes that this process starts can read it, other users cannot.
+    pub fn relay_key(&self) -> PathBuf {
+        self.relay_key.path()
     }
 
     /// The address of this host as ranks of other hosts see it; `None` if all ranks are on this host.
@@ -156,16 +167,15 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Serves one connection. One without a hello of this job is dropped.
+    /// Serves one connection. One without a proof of the key is dropped.
     fn serve(&self, mut stream: TcpStream) {
         let _ = stream.set_nodelay(true);
-        let _ = stream.set_read_timeout(Some(HELLO));
-        let Ok(Some(Frame::Hello(Hello { key, peer }))) = Frame::receive(&mut stream) else { return };
-        if key != self.key || stream.set_read_timeout(None).is_err() {
-            return;
-        }
+        let key = |is_relay| if is_relay { self.relay_key.to_vec() } else { self.key.clone().into_bytes() };
+        let Ok(peer) = proof::receive(&mut stream, key) else { return };
         match peer {
             Peer::Agent { rank } => self.agent(rank, stream),
+            // Rank 0 starts relays on this host only.
+            Peer::Relay(_) if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) => {}
             Peer::Relay(request) => self.relay(&request, stream),
             Peer::Process { number } => {
                 let relay = self.state().waiting.remove(&number);
@@ -203,9 +213,10 @@ impl Shared {
     /// Requests the process of a relay from its rank.
     fn relay(&self, request: &StartRequest, mut stream: TcpStream) {
         let rank = (self.placement)(request);
+        // Only the rank learns the number, so nobody else takes the place of the process.
+        let Ok([a, b, c, d, e, f, g, h, ..]) = proof::random() else { return };
+        let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
         let mut state = self.state();
-        let number = state.next;
-        state.next += 1;
         let sent = match state.agents.get_mut(rank) {
             Some(Some(agent)) => Frame::Start(number, request.clone()).send(agent).is_ok(),
             _ => false,
@@ -244,4 +255,63 @@ fn publish(path: &std::path::Path, port: u16) -> io::Result<()> {
     let partial = path.with_extension(format!("partial-{}", std::process::id()));
     std::fs::write(&partial, format!("{}:{port}\n", host.trim()))?;
     std::fs::rename(&partial, path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::agent;
+    use crate::proof::greet;
+    use std::io::{Read as _, Write as _};
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    fn job(rank: usize, port: u16) -> Job {
+        let rendezvous = Rendezvous::Address { host: "127.0.0.1".to_owned(), port };
+        Job { rank, ranks: 2, key: "17.0.kept".to_owned(), rendezvous }
+    }
+
+    #[test]
+    fn the_key_of_the_job_requests_no_process() {
+        let hub = Hub::open(&job(0, 0), |_| 1).unwrap();
+        let job = job(1, hub.address.port());
+        let mut agent = TcpStream::connect(hub.address).unwrap();
+        greet(&mut agent, job.key.as_bytes(), &Peer::Agent { rank: 1 }).unwrap();
+        let request =
+            || Peer::Relay(StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() });
+        let mut relay = TcpStream::connect(hub.address).unwrap();
+        let refused = greet(&mut relay, job.key.as_bytes(), &request()).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
+        // The first request that reaches the rank is that with the hub's key.
+        let mut relay = TcpStream::connect(hub.address).unwrap();
+        greet(&mut relay, &std::fs::read(hub.relay_key()).unwrap(), &request()).unwrap();
+        assert!(matches!(Frame::receive(&mut agent), Ok(Some(Frame::Start(..)))));
+    }
+
+    #[test]
+    fn a_false_hub_gets_no_key_and_is_not_obeyed() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let job = job(1, listener.local_addr().unwrap().port());
+        let started = Arc::new(AtomicBool::new(false));
+        let starts = Arc::clone(&started);
+        let agent = std::thread::spawn(move || {
+            agent::serve_beside_hub(
+                &job,
+                Arc::new(move |_: &StartRequest, _| {
+                    starts.store(true, Ordering::Relaxed);
+                    None
+                }),
+            )
+        });
+        let (mut stream, _) = listener.accept().unwrap();
+        // A proof needs the key, so a false hub has that of another key.
+        let of_hub = stream.try_clone().unwrap();
+        let refused = proof::receive(&mut { of_hub }, |_| b"17.0".to_vec());
+        let request = StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() };
+        let _ = Frame::Start(0, request).send(&mut stream).and_then(|()| stream.flush());
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+        assert!(refused.is_err() && rest.is_empty(), "{refused:?} {rest:?}");
+        assert!(matches!(agent.join().unwrap(), Err(JobError::OtherJob { .. })));
+        assert!(!started.load(Ordering::Relaxed));
+    }
 }

@@ -4,22 +4,24 @@ use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
 
 use crate::agent::ignore_signals;
-use crate::frame::{Frame, Hello, Peer, StartRequest};
+use crate::frame::{Frame, Peer, StartRequest};
+use crate::proof::greet;
 
 /// Exit status after the rank was lost.
 const LOST: i32 = 1;
 
-/// Runs the process of `request` through the hub at `hub`, with the standard streams of this one. Returns its exit status.
+/// Runs the process of `request` through the hub at `hub`, with the standard streams of this one. `key` is that of
+/// [`Hub::relay_key`](crate::Hub::relay_key). Returns its exit status.
 ///
 /// # Errors
 /// The hub cannot be reached, or a standard stream fails.
-pub fn run(hub: &str, key: &str, request: StartRequest) -> io::Result<i32> {
+pub fn run(hub: &str, key: &[u8], request: StartRequest) -> io::Result<i32> {
     // The launcher of the run gets the same signal, and ends the process in order.
     ignore_signals();
     let mut stream = TcpStream::connect(hub)?;
     stream.set_nodelay(true)?;
     let role = request.arguments.join(" ");
-    Frame::Hello(Hello { key: key.to_owned(), peer: Peer::Relay(request) }).send(&mut stream)?;
+    greet(&mut stream, key, &Peer::Relay(request))?;
     let mut input = stream.try_clone()?;
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use millstream_evb::config::{LandingTarget, RunConfig};
+use millstream_evb::config::{ConfigFile, LandingTarget, RunConfig};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::Launcher;
-use millstream_job::StartRequest;
-use millstream_job::agent::RankAddress;
+use millstream_job::agent::{MakeCommand, RankAddress};
+use millstream_job::{Inherited, StartRequest};
 
 use super::{exit_code, launch, load, write_results};
 use crate::args::EvbJoinOptions;
@@ -20,11 +20,11 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
         return Err("--launcher and a job exclude each other: the ranks run the processes".into());
     }
     let rank = options.job.job()?;
-    let make = Arc::new(unit_command);
     if rank.rank != 0 {
-        return job::serve(&rank, make);
+        return job::serve(&rank, make_units(&own_config(options)?)?);
     }
     let mut config = load(&options.run.config, options.run.replay)?;
+    let make = make_units(&config)?;
     let placement = Placement::of(&config, rank.ranks);
     let hub = job::gather(&rank, move |request| placement.rank(&request.arguments), make)?;
     if let Some(own) = hub.own_address()
@@ -33,19 +33,35 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
         // Units of other hosts cannot reach the default address.
         config.listen = SocketAddr::new(own, 0).to_string();
     }
-    let launcher =
-        Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub, &rank) };
+    let launcher = Launcher { program: std::env::current_exe()?, arguments: job::relay_arguments(&hub) };
     let report = launch(&config, &launcher)?;
     hub.finish();
     write_results(&report, &options.run)?;
     Ok(exit_code(&report))
 }
 
+/// The configuration of this rank's command line. The devices of its cards may be on another host.
+fn own_config(options: &EvbJoinOptions) -> Result<RunConfig, Box<dyn Error>> {
+    let mut config = ConfigFile::load(&options.run.config)?;
+    if let Some(replay) = options.run.replay {
+        config.set_replay(replay);
+    }
+    Ok(config.check()?)
+}
+
+/// Starts units that run this configuration and no other one.
+fn make_units(own: &RunConfig) -> Result<Arc<MakeCommand>, Box<dyn Error>> {
+    // A copy: the file may change during the run, before a unit is started again.
+    let own = Inherited::new(&serde_json::to_vec(own)?)?;
+    Ok(Arc::new(move |request: &StartRequest, _: RankAddress| unit_command(&own, request)))
+}
+
 /// A process of a run; this rank starts nothing else.
-fn unit_command(request: &StartRequest, _: RankAddress) -> Option<Command> {
+fn unit_command(own: &Inherited, request: &StartRequest) -> Option<Command> {
     Child::from_arguments(&request.arguments).ok()?;
     let mut command = Command::new(std::env::current_exe().ok()?);
-    command.args(["evb", "unit"]).args(&request.arguments);
+    // No word of the request is an option.
+    command.args(["evb", "unit", "--own"]).arg(own.path()).arg("--").args(&request.arguments);
     job::set_environment(&mut command, request);
     Some(command)
 }

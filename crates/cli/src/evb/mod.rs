@@ -28,7 +28,7 @@ use millstream_evb::core::BuIndex;
 use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::{Launcher, RunEvent};
-use millstream_evb::process::{Sink, SinkError};
+use millstream_evb::process::{OwnConfig, Sink, SinkError};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::loader;
 use millstream_report::{
@@ -68,14 +68,22 @@ pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
         EvbCommand::Control(options) => control::run(options),
         #[cfg(feature = "control")]
         EvbCommand::Ctl(options) => ctl::run(options),
-        EvbCommand::Unit { words } if words.first().is_some_and(|role| role == "worker") => {
+        EvbCommand::Unit { words, .. } if words.first().is_some_and(|role| role == "worker") => {
             worker(words.get(1).map_or("0", String::as_str))
         }
-        EvbCommand::Unit { words } => {
-            let good = Child::from_arguments(words)?.run(&make_sink, &serve_card)?;
+        EvbCommand::Unit { own, words } => {
+            let own = own.as_deref().map(own_config).transpose()?;
+            let good = Child::from_arguments(words)?.run_within(own.as_ref(), &make_sink, &serve_card)?;
             Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }
+}
+
+/// The configuration that the agent of a rank has read.
+fn own_config(path: &Path) -> Result<OwnConfig, String> {
+    let read = std::fs::read(path).map_err(|error| error.to_string());
+    let config = read.and_then(|json| serde_json::from_slice(&json).map_err(|error| error.to_string()));
+    Ok(OwnConfig::new(config.map_err(|error| format!("the configuration of this rank: {error}"))?))
 }
 
 /// A software trigger that accepts all events and computes for some time on each: for `millstream bench evb-load`.

@@ -37,7 +37,7 @@ pub(super) fn join(
     let ranks = rank.ranks;
     let hub = job::gather(&rank, move |request| node(request).unwrap_or(0) % ranks, make)?;
     let exe = std::env::current_exe()?;
-    let relay = job::relay_arguments(&hub, &rank);
+    let relay = job::relay_arguments(&hub);
     let mut application: Vec<OsString> = vec![exe.clone().into()];
     application.extend(relay.iter().cloned());
     application.push(APPLICATION.into());

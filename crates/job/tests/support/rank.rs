@@ -1,4 +1,4 @@
-//! One rank of a job, for the tests: `job-rank RANK RANKS AT`, or `job-rank relay HUB KEY WORDS…`.
+//! One rank of a job, for the tests: `job-rank RANK RANKS AT`, or `job-rank relay HUB KEY-FILE WORDS…`.
 //!
 //! Rank 0 starts two relays: `echo` at the last rank, `sleep` at rank 1. It prints their outputs and statuses.
 
@@ -15,7 +15,8 @@ fn main() {
     let code = match words[..] {
         ["relay", hub, key, ref arguments @ ..] => {
             let arguments = arguments.iter().map(|&word| word.to_owned()).collect();
-            relay::run(hub, key, StartRequest { arguments, environment: Vec::new() })
+            let key = std::fs::read(key).expect("the key of relays");
+            relay::run(hub, &key, StartRequest { arguments, environment: Vec::new() })
                 .expect("the hub answers")
         }
         [rank, ranks, at] => {
@@ -61,7 +62,7 @@ fn first(job: &Job) -> i32 {
     }
     let start = |words: &[&str]| {
         let mut command = Command::new(std::env::current_exe().expect("own path"));
-        command.args(["relay", &hub.address().to_string(), &job.key]).args(words);
+        command.args(["relay", &hub.address().to_string()]).arg(hub.relay_key()).args(words);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().expect("a relay")
     };

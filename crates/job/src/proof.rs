@@ -1,0 +1,157 @@
+//! Hub and peer prove to each other that they know the key, which neither sends.
+//!
+//! ```text
+//!   peer                                         hub
+//!    │ ── Hello: nonce, role ─────────────────► │
+//!    │ ◄── Challenge: nonce, proof of the hub ── │
+//!    │ ── Answer: who it is, proof of it ──────► │
+//! ```
+//!
+//! A proof is HMAC-SHA-256 (RFC 2104) with the key over a label, both nonces and, from the peer, who it is. The hub proves
+//! first, so a false hub gets no proof to search the key with. What follows on the stream is not protected.
+
+use std::io;
+use std::net::TcpStream;
+use std::time::Duration;
+
+use ring::hmac::{self, Context, HMAC_SHA256, Key, Tag};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use serde::{Deserialize, Serialize};
+
+use crate::frame::{Frame, Peer, invalid};
+
+/// Time for each frame of the proofs.
+const ANSWER: Duration = Duration::from_secs(10);
+const HUB: &[u8] = b"millstream job: hub";
+const PEER: &[u8] = b"millstream job: peer";
+
+/// A number that is used once.
+pub(crate) type Nonce = [u8; 32];
+
+/// First frame of a connection to the hub.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    nonce: Nonce,
+    /// Whether the peer is a relay, which has a key of its own.
+    is_relay: bool,
+}
+
+/// The hub's answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Challenge {
+    nonce: Nonce,
+    proof: Vec<u8>,
+}
+
+/// The peer's answer.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    /// [`Peer`] as JSON: the proof is over these bytes.
+    peer: String,
+    proof: Vec<u8>,
+}
+
+/// Random bytes of the system.
+pub(crate) fn random() -> io::Result<Nonce> {
+    let mut bytes = Nonce::default();
+    SystemRandom::new().fill(&mut bytes).map_err(|_| io::Error::other("the system has no random numbers"))?;
+    Ok(bytes)
+}
+
+/// The nonces of a connection: that of the peer, then that of the hub.
+type Nonces = [Nonce; 2];
+
+fn prove(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8]) -> Tag {
+    let mut context = Context::with_key(&Key::new(HMAC_SHA256, key));
+    // The first parts have fixed lengths for each label, and no label begins another.
+    for part in [label, &nonces[0], &nonces[1], who] {
+        context.update(part);
+    }
+    context.sign()
+}
+
+fn check(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8], proof: &[u8]) -> bool {
+    let message = [label, &nonces[0], &nonces[1], who].concat();
+    hmac::verify(&Key::new(HMAC_SHA256, key), &message, proof).is_ok()
+}
+
+/// Greets the hub of the key. An error of kind `PermissionDenied` means that the other side does not know the key.
+pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Result<()> {
+    let own = random()?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    Frame::Hello(Hello { nonce: own, is_relay: matches!(peer, Peer::Relay(_)) }).send(stream)?;
+    let Some(Frame::Challenge(Challenge { nonce, proof })) = Frame::receive(stream)? else {
+        return Err(invalid("it does not answer as the hub of a job".to_owned()));
+    };
+    let nonces = [own, nonce];
+    if !check(key, HUB, &nonces, &[], &proof) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it does not know the key of this job"));
+    }
+    let peer = serde_json::to_string(peer)?;
+    let proof = prove(key, PEER, &nonces, peer.as_bytes()).as_ref().to_vec();
+    Frame::Answer(Answer { peer, proof }).send(stream)?;
+    stream.set_read_timeout(None)
+}
+
+/// Receives a peer. `key` is the key of relays, or of ranks.
+pub(crate) fn receive(stream: &mut TcpStream, key: impl Fn(bool) -> Vec<u8>) -> io::Result<Peer> {
+    stream.set_read_timeout(Some(ANSWER))?;
+    let Some(Frame::Hello(Hello { nonce, is_relay })) = Frame::receive(stream)? else {
+        return Err(invalid("no hello".to_owned()));
+    };
+    let key = key(is_relay);
+    let nonces = [nonce, random()?];
+    let proof = prove(&key, HUB, &nonces, &[]).as_ref().to_vec();
+    Frame::Challenge(Challenge { nonce: nonces[1], proof }).send(stream)?;
+    let Some(Frame::Answer(Answer { peer, proof })) = Frame::receive(stream)? else {
+        return Err(invalid("no answer".to_owned()));
+    };
+    if !check(&key, PEER, &nonces, peer.as_bytes(), &proof) {
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the peer does not know the key"));
+    }
+    let peer: Peer = serde_json::from_str(&peer)?;
+    if matches!(peer, Peer::Relay(_)) != is_relay {
+        return Err(invalid("the peer is not what its hello says".to_owned()));
+    }
+    stream.set_read_timeout(None)?;
+    Ok(peer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// What both sides of a connection with these keys find.
+    fn meet(of_peer: &'static [u8], of_hub: &'static [u8]) -> (io::Result<()>, io::Result<Peer>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let peer = std::thread::spawn(move || {
+            greet(&mut TcpStream::connect(address).unwrap(), of_peer, &Peer::Agent { rank: 3 })
+        });
+        let hub = receive(&mut listener.accept().unwrap().0, |_| of_hub.to_vec());
+        (peer.join().unwrap(), hub)
+    }
+
+    #[test]
+    fn both_sides_know_the_key_or_find_that_the_other_does_not() {
+        let (peer, hub) = meet(b"17.0.secret", b"17.0.secret");
+        assert!(peer.is_ok() && matches!(hub.unwrap(), Peer::Agent { rank: 3 }));
+        let (peer, hub) = meet(b"17.0.secret", b"17.0");
+        assert_eq!(peer.unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert!(hub.is_err());
+    }
+
+    #[test]
+    fn a_proof_is_of_its_side_its_nonces_and_its_peer() {
+        let nonces = [[1; 32], [2; 32]];
+        let proof = prove(b"key", PEER, &nonces, b"rank 3");
+        let proof = proof.as_ref();
+        assert!(check(b"key", PEER, &nonces, b"rank 3", proof));
+        assert!(!check(b"key", HUB, &nonces, b"rank 3", proof));
+        assert!(!check(b"key", PEER, &[[1; 32], [3; 32]], b"rank 3", proof));
+        assert!(!check(b"key", PEER, &nonces, b"rank 4", proof));
+        assert!(!check(b"other", PEER, &nonces, b"rank 3", proof));
+        assert!(!check(b"key", PEER, &nonces, b"rank 3", &[]));
+    }
+}
