@@ -170,11 +170,15 @@ impl Bfs {
         run.banks().read(at, &mut header)?;
         let header = u64::from_le_bytes(header);
         let length = header & !MORE;
+        let outside = Fault::new(Cause::AccessViolation, at);
         if length > room - HEADER_BYTES as u64 {
-            return Err(Fault::new(Cause::AccessViolation, at));
+            return Err(outside);
         }
+        let first = at.checked_add(HEADER_BYTES as u64).ok_or(outside)?;
+        // A description's room can exceed all memory: the banks bound what the kernel allocates.
+        run.banks().check(MemoryRange::new(first, length)).map_err(|_| outside)?;
         self.bytes.resize(length as usize, 0);
-        run.banks().read(at.saturating_add(HEADER_BYTES as u64), &mut self.bytes)?;
+        run.banks().read(first, &mut self.bytes)?;
         run.add_traffic(HEADER_BYTES as u64 + length, 0);
         Ok(u64::from(header & MORE != 0))
     }

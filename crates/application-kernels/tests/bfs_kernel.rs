@@ -274,6 +274,15 @@ fn wrong_descriptions_arguments_and_messages_are_refused() {
         assert_eq!(node.run(receive), Err(Fault::new(Cause::AccessViolation, place)), "{message:?}");
         assert_eq!(node.run(receive), invalid(0));
     }
+    // A length within a room that exceeds all memory.
+    let mut roomy = new();
+    roomy.description.room = 1 << 62;
+    for read in [receive, Operation::BottomUp { parity: 0, level: 1 }] {
+        roomy.attach().unwrap();
+        roomy.run(Operation::Start { root: 1 }).unwrap();
+        roomy.memory.write(place, &(1_u64 << 50).to_le_bytes()).unwrap();
+        assert_eq!(roomy.run(read), Err(Fault::new(Cause::AccessViolation, place)));
+    }
     // A frontier with a vertex that the peer does not have.
     node.attach().unwrap();
     node.memory.write(place, &[3, 0, 0, 0, 0, 0, 0, 0, 0, 0xFF, 0x7F]).unwrap();
