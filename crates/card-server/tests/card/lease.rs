@@ -1,10 +1,10 @@
 //! Leases of cards on the network: acquisition, refusal, and cleanup at the end.
 
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
-use millstream_card::{Card, CommandError, RemoteErrorKind, RemoteOptions, Ring, RingLayout};
+use millstream_card::{Card, CommandError, RemoteCard, RemoteErrorKind, RemoteOptions, Ring, RingLayout};
 use millstream_card_abi::codes::MessageKind;
 use millstream_card_abi::command::{Cause, Descriptor, Fault};
 use millstream_card_abi::events::VERIFY;
@@ -145,6 +145,25 @@ fn a_lease_outlives_its_duration_while_its_holder_lives() {
     assert!(matches!(refused.kind, RemoteErrorKind::Leased { .. }), "{refused}");
     one.write(0, &[1]).unwrap();
     assert_eq!(one.held().unwrap().epoch, held.epoch);
+}
+
+#[test]
+fn a_lease_outlives_its_duration_during_one_long_call() {
+    const DURATION: Duration = Duration::from_millis(300);
+    let card = NetworkCard::start();
+    let device = device();
+    let one = RemoteCard::connect(&device, &card.address, RemoteOptions::default()).unwrap();
+    let region = Region::landing(&device, c"client", BANK as usize, Access::LOCAL_WRITE).unwrap();
+    one.acquire(DURATION, TIMEOUT).unwrap();
+    let mut parts = vec![(0, MemoryRange::new(0, BANK)); 64];
+    loop {
+        let started = Instant::now();
+        one.write_many(&region, &parts).unwrap();
+        if started.elapsed() > 3 * DURATION {
+            break;
+        }
+        parts.extend_from_within(..);
+    }
 }
 
 #[test]

@@ -143,6 +143,8 @@ impl Inner {
         if self.finished < wr_id.0 {
             self.poll_all()?;
         }
+        // A transfer of many requests keeps the connection for longer than the lease lasts, and waits for none of them.
+        self.renew_if_due()?;
         if self.finished >= wr_id.0 || self.wait_until(self.deadline(), |inner| inner.finished >= wr_id.0)? {
             return Ok(());
         }
