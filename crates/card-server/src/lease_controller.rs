@@ -58,7 +58,6 @@ struct EndedLease {
 pub(crate) struct LeaseController {
     pub(crate) resources: Resources,
     lease: Lease,
-    started: Instant,
     windows: Option<Windows>,
     ended_lease: Option<EndedLease>,
     state: CardState,
@@ -102,7 +101,6 @@ impl LeaseController {
         let controller = LeaseController {
             lease: Lease::new(resources.lease_duration),
             resources,
-            started: Instant::now(),
             windows: None,
             ended_lease: None,
             state: CardState::Running,
@@ -170,7 +168,9 @@ impl LeaseController {
             return PENDING_TICK;
         }
         match self.lease.expires() {
-            Some(expires) => expires.saturating_sub(self.started.elapsed()).clamp(PENDING_TICK, TICK),
+            Some(expires) => {
+                expires.saturating_sub(self.resources.context.started.elapsed()).clamp(PENDING_TICK, TICK)
+            }
             None => TICK,
         }
     }
@@ -178,7 +178,7 @@ impl LeaseController {
     /// Reads all registers that clients write, and the clock, and acts on them.
     fn poll(&mut self) {
         let registers = self.resources.hardware.registers.clone();
-        let now = self.started.elapsed();
+        let now = self.resources.context.started.elapsed();
         registers.clock_ns().store(nanos(now), Ordering::Relaxed);
         let get = Ordering::Acquire;
         let inputs = Inputs {

@@ -458,6 +458,7 @@ impl CardParts {
         let context = Arc::new(RegionContext {
             registers,
             hardware: hardware.clone(),
+            started: Instant::now(),
             bank_bytes: config.bank_bytes,
             bank_count: config.bank_count,
             builtin_kernels,

@@ -50,6 +50,7 @@ fn engine() -> QueueEngine {
     let context = RegionContext {
         registers: hardware.registers.clone(),
         hardware,
+        started: Instant::now(),
         bank_bytes: MEMORY,
         bank_count: 1,
         builtin_kernels: Vec::new(),

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_card_abi::registers::Registers;
 use millstream_shm::EventFd;
@@ -19,6 +19,8 @@ use crate::region::slot::KernelSlot;
 pub(crate) struct RegionContext {
     pub(crate) registers: Arc<Registers>,
     pub(crate) hardware: Arc<Hardware>,
+    /// Zero of the card's clock.
+    pub(crate) started: Instant,
     pub(crate) bank_bytes: u64,
     pub(crate) bank_count: u32,
     /// Kernels by their numbers in the directory.

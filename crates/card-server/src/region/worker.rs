@@ -309,7 +309,8 @@ impl RegionWorker {
         }
         let control = &context.regions[self.index];
         if let Some(timeout) = timeout {
-            let now = context.registers.clock_ns().load(Ordering::Relaxed);
+            // The register `clock_ns` lags behind the clock by up to a poll of the controller, and users can write it.
+            let now = nanos(context.started.elapsed());
             control.deadline_ns.store(now.saturating_add(timeout).max(1), Ordering::Relaxed);
         }
         registers.cause().store(0, Ordering::Relaxed);
@@ -317,6 +318,13 @@ impl RegionWorker {
         registers.progress().store(0, Ordering::Relaxed);
         registers.status().store(RegionState::Running as u32, Ordering::Relaxed);
         registers.doorbell_ack().store(word, Ordering::Release);
+        // The controller may have interrupted the previous run when that had just ended. Cleared first: a request that
+        // comes meanwhile either sets the flag again or is seen here.
+        control.interrupt_requested.store(false, Ordering::SeqCst);
+        let requests = [&control.pause_requested, &control.reset_requested, &*context.stop];
+        if requests.iter().any(|request| request.load(Ordering::SeqCst)) {
+            control.interrupt_requested.store(true, Ordering::SeqCst);
+        }
         control.phase.store(RunPhase::Running as u32, Ordering::SeqCst);
         let outcome = catch_unwind(AssertUnwindSafe(|| taken.kernel.run(&mut run)));
         memory.backing().flush();

@@ -8,6 +8,7 @@ use millstream_shm::EventFd;
 use super::*;
 use crate::backing::{BackingKind, DevicePaths};
 use crate::hardware::{Hardware, HardwareConfig};
+use crate::kernel::Kernel;
 use crate::kernel::builtin::BUILTINS;
 use crate::polling::PollPolicy;
 use crate::queue::control::QueueControl;
@@ -45,6 +46,7 @@ fn context() -> Arc<RegionContext> {
     Arc::new(RegionContext {
         registers: hardware.registers.clone(),
         hardware,
+        started: Instant::now(),
         bank_bytes: 1 << 20,
         bank_count: 1,
         builtin_kernels: vec![(1, BUILTINS[0])],
@@ -166,4 +168,64 @@ fn doorbells_during_the_recovery_of_a_region_are_answered() {
         assert_eq!(region.doorbell_ack().load(Ordering::Relaxed), word);
         assert_eq!(region.loaded_kernel().load(Ordering::Relaxed), u64::from(!answered));
     }
+}
+
+/// Runs for the milliseconds in its first argument, unless it is interrupted.
+struct Beats;
+
+impl Kernel for Beats {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        let until = Instant::now() + Duration::from_millis(run.arguments()[0]);
+        while Instant::now() < until {
+            run.beat()?;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+/// A word that starts the kernel.
+const START: u64 = 1 << 8 | RegionCommand::Start as u64;
+
+#[test]
+fn the_deadline_of_a_run_does_not_depend_on_the_clock_register() {
+    const LONG: Duration = Duration::from_secs(3600);
+    let (context, recorder) = (context(), Arc::new(Recorder::default()));
+    let (control, region) = (&context.regions[0], context.registers.region(0));
+    context.kernels[0].load(Box::new(Beats));
+    region.arguments(0).store(nanos(TIMEOUT) / 1_000_000, Ordering::Relaxed);
+    region.run_timeout_ns().store(nanos(LONG), Ordering::Relaxed);
+    let mut worker = RegionWorker::new(0, context.clone(), recorder.clone());
+    for clock in [0, u64::MAX] {
+        context.registers.clock_ns().store(clock, Ordering::Relaxed);
+        let earliest = nanos(context.started.elapsed() + LONG);
+        let deadline = std::thread::scope(|scope| {
+            let running = scope.spawn(|| worker.execute(START));
+            while control.phase() != RunPhase::Running && !running.is_finished() {
+                std::thread::yield_now();
+            }
+            let deadline = control.deadline_ns.load(Ordering::Relaxed);
+            control.request_interrupt();
+            deadline
+        });
+        let latest = nanos(context.started.elapsed() + LONG);
+        assert!((earliest..=latest).contains(&deadline), "{deadline}, expected {earliest} to {latest}");
+    }
+    assert_eq!(recorder.recorded(), [(MessageKind::RegionFault, START); 2]);
+}
+
+#[test]
+fn an_interrupt_that_comes_after_a_run_does_not_end_the_next_one() {
+    let (context, recorder) = (context(), Arc::new(Recorder::default()));
+    context.kernels[0].load(Box::new(Beats));
+    context.registers.region(0).arguments(0).store(5, Ordering::Relaxed);
+    let mut worker = RegionWorker::new(0, context.clone(), recorder.clone());
+    worker.execute(START);
+    context.regions[0].request_interrupt();
+    worker.execute(START);
+    assert_eq!(recorder.recorded(), [(MessageKind::RegionDone, START); 2]);
+    // A pause still ends the run of a kernel that only beats.
+    context.regions[0].set_pause(true);
+    worker.execute(START);
+    assert_eq!(recorder.recorded()[2], (MessageKind::RegionFault, START));
 }
