@@ -280,7 +280,7 @@ impl QueueEngine {
         let mut taken = slot.take()?;
         let mut arguments: KernelWords = [0; KERNEL_WORDS];
         arguments[..5].copy_from_slice(&descriptor.arguments());
-        let banks = GrantedBanks::new(&self.memory, self.context.bank_bytes, u64::MAX);
+        let banks = GrantedBanks::new(&self.memory, self.context.bank_bytes, self.context.all_banks());
         let control = QueueRunControl { context: &self.context, region };
         let mut run = KernelRun::new(banks, arguments, &control);
         // A panic of a kernel must not end the card. It can leave only the kernel inconsistent: a run changes

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::backing::{BackingKind, DevicePaths};
 use crate::hardware::{Hardware, HardwareConfig};
+use crate::kernel::Kernel;
 use crate::kernel::builtin::BUILTINS;
 use crate::region::control::RegionControl;
 use crate::region::slot::KernelSlot;
@@ -281,4 +282,28 @@ fn counters_add_up_and_survive_new_rings() {
         assert_eq!(registers.doorbells().load(Ordering::Relaxed), times);
         assert_eq!(registers.consumer().load(Ordering::Relaxed), 1);
     }
+}
+
+/// Fails unless it was granted the only bank of the card, and no other.
+struct OneBank;
+
+impl Kernel for OneBank {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        match run.banks().mask() {
+            1 => Ok(()),
+            mask => Err(Fault::new(Cause::NoSuchBank, mask)),
+        }
+    }
+}
+
+#[test]
+fn a_command_is_granted_the_banks_that_exist() {
+    let mut engine = engine();
+    engine.context.kernels[0].load(Box::new(OneBank));
+    open_rings(&mut engine, 1);
+    engine.memory.write(COMMANDS, &[0; ENTRY_BYTES]).unwrap();
+    engine.registers().producer().store(1, Ordering::Release);
+    assert!(engine.step());
+    let completion = Completion::from_bytes(&engine.memory.read_array(COMPLETIONS).unwrap());
+    assert_eq!(completion.outcome, Ok(()));
 }

@@ -40,6 +40,14 @@ pub(crate) struct RegionContext {
     pub(crate) controller_wake: Arc<EventFd>,
 }
 
+impl RegionContext {
+    /// The banks of the card, one bit each.
+    pub(crate) fn all_banks(&self) -> u64 {
+        // A mask with banks that do not exist is refused by kernels that map their banks.
+        1u64.checked_shl(self.bank_count).map_or(u64::MAX, |end| end - 1)
+    }
+}
+
 impl fmt::Debug for RegionContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "RegionContext({} regions)", self.regions.len())
