@@ -1,6 +1,6 @@
 //! Requests of the lease controller to the command queue, and the queue's answers.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,8 @@ pub(crate) struct QueueControl {
     interrupt_requested: AtomicBool,
     /// Generation of the card memory that commands use.
     memory_generation: AtomicU32,
+    /// Leases that have ended; changed with the lock held.
+    ended_leases: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +32,17 @@ struct RunningCommand {
     timed_out: bool,
     /// It did not end within the grace period; the card continues without the queue.
     hung: bool,
+}
+
+/// Whether a command begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Begin {
+    /// It runs; [`QueueControl::end`] follows.
+    Begun,
+    /// The queue is closed.
+    Closed,
+    /// A lease has ended since the command was submitted: card memory, with the command, was cleared.
+    Outlived,
 }
 
 /// How a command ended.
@@ -54,9 +67,11 @@ impl QueueControl {
         self.interrupt_requested.store(true, Ordering::SeqCst);
     }
 
+    /// A lease has ended and card memory is cleared: later commands may begin.
     pub(crate) fn open(&self) {
         let mut state = self.state();
         state.closed = false;
+        self.ended_leases.fetch_add(1, Ordering::SeqCst);
         // A command that has not ended yet stays interrupted.
         self.interrupt_requested.store(state.running.is_some(), Ordering::SeqCst);
     }
@@ -82,25 +97,39 @@ impl QueueControl {
         self.memory_generation.store(generation, Ordering::SeqCst);
     }
 
-    /// Begins a command, unless the queue is closed; [`QueueControl::end`] follows.
-    pub(super) fn begin(&self, timeout: Duration) -> bool {
-        let mut state = self.state();
-        let begins = !state.closed;
-        if begins {
-            let since = Instant::now();
-            state.running = Some(RunningCommand { since, timeout, timed_out: false, hung: false });
-        }
-        begins
+    /// Leases that have ended so far.
+    pub(super) fn ended_leases(&self) -> u64 {
+        self.ended_leases.load(Ordering::SeqCst)
     }
 
-    pub(super) fn end(&self) -> CommandEnd {
+    /// Begins a command that was submitted after so many leases had ended.
+    pub(super) fn begin(&self, timeout: Duration, ended_leases: u64) -> Begin {
         let mut state = self.state();
-        self.interrupt_requested.store(state.closed, Ordering::SeqCst);
-        let ended = state.running.take();
-        ended.map_or_else(CommandEnd::default, |RunningCommand { timed_out, hung, .. }| CommandEnd {
+        if state.closed {
+            return Begin::Closed;
+        }
+        if self.ended_leases() != ended_leases {
+            return Begin::Outlived;
+        }
+        let since = Instant::now();
+        state.running = Some(RunningCommand { since, timeout, timed_out: false, hung: false });
+        Begin::Begun
+    }
+
+    /// How the running command ends. It counts as running until [`QueueControl::end`]: it has its completion to write.
+    pub(super) fn ending(&self) -> CommandEnd {
+        let running = self.state().running;
+        running.map_or_else(CommandEnd::default, |RunningCommand { timed_out, hung, .. }| CommandEnd {
             timed_out,
             hung,
         })
+    }
+
+    /// The command has ended and writes nothing any more. Returns whether the controller had declared it hung.
+    pub(super) fn end(&self) -> bool {
+        let mut state = self.state();
+        self.interrupt_requested.store(state.closed, Ordering::SeqCst);
+        state.running.take().is_some_and(|running| running.hung)
     }
 
     /// Interrupts a command whose timeout has expired, and declares it hung after the grace period. Returns
@@ -129,34 +158,40 @@ mod tests {
     fn a_command_begins_while_the_queue_is_open_and_counts_on_its_own_memory() {
         let control = QueueControl::default();
         let interrupted = || control.interrupt_requested().load(Ordering::SeqCst);
-        assert!(control.begin(LONG) && control.is_busy_on(0) && !control.is_busy_on(1) && !interrupted());
+        let begins = |timeout| control.begin(timeout, control.ended_leases()) == Begin::Begun;
+        assert!(begins(LONG) && control.is_busy_on(0) && !control.is_busy_on(1) && !interrupted());
         control.close();
         assert!(control.is_busy_on(0) && interrupted(), "the command has not ended yet");
         control.open();
         assert!(interrupted(), "opening does not withdraw the interrupt");
-        assert_eq!(control.end(), CommandEnd::default());
-        assert!(!interrupted());
+        assert_eq!(control.ending(), CommandEnd::default());
+        assert!(control.is_busy_on(0), "it has its completion to write");
+        assert!(!control.end() && !interrupted());
         control.close();
-        assert!(!control.is_busy_on(0) && !control.begin(LONG) && !control.is_busy_on(0));
+        assert!(!control.is_busy_on(0) && !begins(LONG) && !control.is_busy_on(0));
+        let submitted = control.ended_leases();
+        assert_eq!(control.begin(LONG, submitted), Begin::Closed);
         control.open();
+        assert_eq!(control.begin(LONG, submitted), Begin::Outlived);
         control.set_memory_generation(1);
-        assert!(control.begin(LONG) && control.is_busy_on(1) && !control.is_busy_on(0));
+        assert!(begins(LONG) && control.is_busy_on(1) && !control.is_busy_on(0));
     }
 
     #[test]
     fn a_command_is_interrupted_after_its_timeout_and_hung_after_the_grace_period() {
         let control = QueueControl::default();
-        assert!(control.begin(LONG));
+        let begins = |timeout| control.begin(timeout, 0) == Begin::Begun;
+        assert!(begins(LONG));
         assert!(!control.check_timeout(Duration::ZERO));
-        assert_eq!(control.end(), CommandEnd::default());
-        assert!(control.begin(Duration::ZERO));
+        assert_eq!((control.ending(), control.end()), (CommandEnd::default(), false));
+        assert!(begins(Duration::ZERO));
         assert!(!control.check_timeout(LONG));
         assert!(control.interrupt_requested().load(Ordering::SeqCst) && !control.is_hung_on(0));
         assert!(control.check_timeout(Duration::ZERO) && control.is_hung_on(0) && !control.is_hung_on(1));
         assert!(!control.check_timeout(Duration::ZERO), "reported once");
-        assert_eq!(control.end(), CommandEnd { timed_out: true, hung: true });
+        assert_eq!((control.ending(), control.end()), (CommandEnd { timed_out: true, hung: true }, true));
         // The next command has its own timeout.
-        assert!(control.begin(LONG) && !control.interrupt_requested().load(Ordering::SeqCst));
-        assert_eq!((control.check_timeout(Duration::ZERO), control.end()), (false, CommandEnd::default()));
+        assert!(begins(LONG) && !control.interrupt_requested().load(Ordering::SeqCst));
+        assert_eq!((control.check_timeout(Duration::ZERO), control.ending()), (false, CommandEnd::default()));
     }
 }

@@ -25,7 +25,7 @@ use millstream_shm::{EventFd, futex};
 use crate::kernel::{GrantedBanks, Heartbeat, KernelRun, RunControl};
 use crate::memory::Memory;
 use crate::polling::PollPolicy;
-use crate::queue::control::QueueControl;
+use crate::queue::control::{Begin, QueueControl};
 use crate::queue::interrupt::interrupt;
 use crate::region::context::RegionContext;
 
@@ -37,6 +37,8 @@ struct Rings {
     slots: u64,
     /// Commands fetched since these rings were opened.
     consumer: u64,
+    /// Leases that had ended when no command was waiting.
+    ended_leases: u64,
 }
 
 impl Rings {
@@ -54,7 +56,7 @@ impl Rings {
         if command_base.abs_diff(completion_base) < bytes {
             return Err(Fault::new(Cause::RingsOverlap, completion_base));
         }
-        Ok(Rings { command_base, completion_base, slots: slots.into(), consumer: 0 })
+        Ok(Rings { command_base, completion_base, slots: slots.into(), consumer: 0, ended_leases: 0 })
     }
 
     /// Offset of the entry for command `index` in the ring at `base`.
@@ -154,6 +156,7 @@ impl QueueEngine {
         let producer = self.registers().producer().load(Ordering::Acquire);
         let waiting = producer.wrapping_sub(rings.consumer);
         if waiting == 0 {
+            self.rings = Some(Rings { ended_leases: self.control().ended_leases(), ..rings });
             // The doorbell may belong to a command that is already complete; then the call has no effect.
             if doorbell_rang {
                 (self.on_other_doorbell)();
@@ -166,10 +169,12 @@ impl QueueEngine {
         }
         // No command begins between two leases. The end of that time wakes a sleeping queue.
         let timeout = self.command_timeout();
-        if !self.control().begin(timeout) {
-            return false;
+        match self.control().begin(timeout, rings.ended_leases) {
+            Begin::Begun => self.run_command(rings, timeout),
+            Begin::Closed => return false,
+            // Not the former holder's commands, but zeros, would run for the next one.
+            Begin::Outlived => self.close_rings(Fault::new(Cause::Interrupted, 0)),
         }
-        self.run_command(rings, timeout);
         true
     }
 
@@ -196,6 +201,8 @@ impl QueueEngine {
     fn configure(&mut self, generation: u32) {
         self.generation = generation;
         self.rings = None;
+        // First: rings of a lease that ends meanwhile are outlived.
+        let ended_leases = self.control().ended_leases();
         self.memory = self.context.hardware.memory();
         // After the load: if memory is replaced in between, the old memory counts as in use, which is the
         // safe error.
@@ -215,7 +222,7 @@ impl QueueEngine {
             );
             match checked {
                 Ok(rings) => {
-                    self.rings = Some(rings);
+                    self.rings = Some(Rings { ended_leases, ..rings });
                     self.set_status(Status::Idle);
                 }
                 Err(fault) => self.close_rings(fault),
@@ -253,20 +260,23 @@ impl QueueEngine {
             }
             Err((fault, cookie)) => (0, cookie, Err(fault)),
         };
-        let ended = self.control().end();
+        let ended = self.control().ending();
         let outcome = outcome.map_err(|fault| match fault.cause {
             Cause::Interrupted if ended.timed_out => Fault::new(Cause::DeadlineExceeded, nanos(timeout)),
             _ => fault,
         });
         let completion = Completion { cookie, index, region, outcome, counters, busy: started.elapsed() };
         self.count_command(&completion);
-        if ended.hung {
+        if !ended.hung {
+            self.memory
+                .write(rings.entry(rings.completion_base, index), &completion.to_bytes())
+                .expect("the rings were checked against the memory when they were configured");
+        }
+        // Only now: when no command runs, the controller clears memory for the next holder.
+        if self.control().end() {
             // The controller has closed the rings; no user waits for this completion any more.
             return self.close_rings(Fault::new(Cause::KernelHung, nanos(completion.busy)));
         }
-        self.memory
-            .write(rings.entry(rings.completion_base, index), &completion.to_bytes())
-            .expect("the rings were checked against the memory when they were configured");
         self.set_status(Status::Idle);
         self.registers().completed().store(consumer, Ordering::Release);
         self.raise_interrupt();

@@ -307,3 +307,33 @@ fn a_command_is_granted_the_banks_that_exist() {
     let completion = Completion::from_bytes(&engine.memory.read_array(COMPLETIONS).unwrap());
     assert_eq!(completion.outcome, Ok(()));
 }
+
+/// A killed holder leaves commands behind. Its memory is cleared, and a descriptor of zeros is a valid one.
+#[test]
+fn commands_of_a_lease_that_has_ended_do_not_run() {
+    let mut engine = engine();
+    engine.context.kernels[0].load(Box::new(OneBank));
+    open_rings(&mut engine, 1);
+    engine.registers().producer().store(3, Ordering::Release);
+    engine.context.queue.close();
+    assert!(!engine.step(), "no command begins between two leases");
+    engine.context.hardware.clear().unwrap();
+    engine.context.queue.open();
+    assert!(engine.step());
+    assert!(!engine.step(), "the rings are closed");
+    let mut bytes = vec![0xff; MEMORY as usize];
+    engine.memory.read(0, &mut bytes).unwrap();
+    assert!(bytes.iter().all(|byte| *byte == 0), "the next holder finds the card clear");
+    assert_eq!(engine.registers().ring_fault().load(Ordering::Relaxed), Cause::Interrupted.code());
+
+    // The next holder's rings, and those of a user who has nothing to run at the end of a lease, go on.
+    open_rings(&mut engine, 2);
+    engine.context.queue.close();
+    assert!(!engine.step());
+    engine.context.queue.open();
+    assert!(!engine.step());
+    engine.registers().producer().store(1, Ordering::Release);
+    assert!(engine.step());
+    let completion = Completion::from_bytes(&engine.memory.read_array(COMPLETIONS).unwrap());
+    assert_eq!((completion.index, completion.outcome), (0, Ok(())));
+}
