@@ -252,6 +252,17 @@ pub enum ExitReason {
     OwnerTimeout,
 }
 
+/// The end of a thread of the card, also by a panic: the read end of the pipe becomes readable.
+struct ThreadEnd(io::PipeWriter);
+
+impl Drop for ThreadEnd {
+    fn drop(&mut self) {
+        use std::io::Write as _;
+        // If the card is ending already, no thread reads it.
+        let _ = self.0.write_all(b"!");
+    }
+}
+
 /// Runs a card in this process until its [`Lifetime`] ends.
 pub fn serve(config: CardConfig) -> Result<ExitReason, ServeError> {
     serve_with(config, |_| {})
@@ -278,18 +289,14 @@ pub fn serve_with(
     let CardParts { hardware, context, clients, dma_control, workers, mut controller, mut dma_engine } =
         parts;
     ready(controller.resources.port.as_ref().map(NetworkPort::address));
-    // Each thread holds a write end, so the read end becomes readable when one of them ends.
     let (thread_ended, alive) = io::pipe().context("watch the card's threads")?;
     let start = |what: &str, run: Box<dyn FnOnce() -> Result<(), ServeError> + Send>| {
-        let mut alive = alive.try_clone().context("watch the card's threads")?;
+        let alive = ThreadEnd(alive.try_clone().context("watch the card's threads")?);
         thread::Builder::new()
             .name(format!("{what} {}", config.name))
             .spawn(move || {
-                let ended = run();
-                use std::io::Write as _;
-                // If the card is ending already, no thread reads it.
-                let _ = alive.write_all(b"!");
-                ended
+                let _alive = alive;
+                run()
             })
             .context("start a thread of the card")
     };
@@ -477,7 +484,7 @@ impl CardParts {
         let dma_control = Arc::new(DmaControl::default());
         let network = config.network.as_ref().map(|network| (&network.device, &config.security));
         let dma_engine = DmaEngine::new(
-            hardware.clone(),
+            (hardware.clone(), config.bank_bytes),
             dma_control.clone(),
             clients.clone(),
             stop.clone(),

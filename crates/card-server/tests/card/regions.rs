@@ -1,9 +1,10 @@
 //! Regions and DMA transfers of cards on the network: kernels, interrupts, faults.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
-use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
+use millstream_card::{Card, RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
 use millstream_card_abi::MemoryRange;
 use millstream_card_abi::codes::{MessageKind, RegionState};
 use millstream_card_abi::command::Cause;
@@ -410,6 +411,30 @@ fn copies_of_a_lease_that_has_ended_are_not_made_again() {
     let refused = cause(node.run_dma(&list, TIMEOUT));
     assert_eq!((refused.1, node.register(at::dma_failed).unwrap()), (Cause::DmaOutsideMemory, 1));
     node.run_dma(&list[..10], TIMEOUT).unwrap();
+}
+
+/// All users of the card's host map BAR0.
+#[test]
+fn a_local_user_who_overwrites_the_size_of_a_bank_does_not_stop_dma() {
+    let (card, node) = leased();
+    let name = format!("net-{}", card.process.id()).parse().unwrap();
+    let user = Card::open(&name, TIMEOUT).unwrap();
+    user.registers().bank_bytes().store(0, Ordering::Relaxed);
+    let copy = DmaDescriptor {
+        operation: DmaOperation::Local,
+        peer: 0,
+        local: MemoryRange::new(0, 4096),
+        remote: BANK,
+        key: 0,
+        notify: false,
+    };
+    node.write(0, &[7; 4096]).unwrap();
+    node.run_dma(&[copy], TIMEOUT).unwrap();
+    let mut output = [0; 4096];
+    node.read(BANK, &mut output).unwrap();
+    assert!(output == [7; 4096]);
+    node.release().unwrap();
+    node.acquire(LEASE, TIMEOUT).unwrap();
 }
 
 #[test]

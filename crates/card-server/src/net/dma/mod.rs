@@ -54,6 +54,7 @@ pub(crate) struct DmaEngine {
     spin: Duration,
     heartbeat: Duration,
     memory_bytes: u64,
+    bank_bytes: u64,
     /// None on a card without network interface.
     network: Option<Network>,
     consumer: u64,
@@ -72,7 +73,7 @@ pub(crate) struct DmaEngine {
 
 impl DmaEngine {
     pub(crate) fn new(
-        hardware: Arc<Hardware>,
+        (hardware, bank_bytes): (Arc<Hardware>, u64),
         control: Arc<DmaControl>,
         notifications: Arc<dyn NotificationSink>,
         stop: Arc<AtomicBool>,
@@ -98,6 +99,7 @@ impl DmaEngine {
         };
         Ok(DmaEngine {
             memory_bytes: hardware.memory().size(),
+            bank_bytes,
             hardware,
             control,
             notifications,
@@ -424,7 +426,8 @@ impl DmaEngine {
             counter.fetch_add(spans.map(|span| span.len).sum(), Ordering::Relaxed);
             return;
         }
-        add_by_bank(spans, registers.bank_bytes().load(Ordering::Relaxed), |bank, bytes| {
+        // Not the register, which local users can write.
+        add_by_bank(spans, self.bank_bytes, |bank, bytes| {
             let counter = if read { registers.bank_read(bank) } else { registers.bank_written(bank) };
             counter.fetch_add(bytes, Ordering::Relaxed);
         });
