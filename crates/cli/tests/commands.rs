@@ -224,6 +224,25 @@ fn a_users_function_decides_on_a_gpu() {
     assert!(refused.contains("only a GPU runs PTX"), "{refused}");
 }
 
+/// The card of a run has one bank.
+#[test]
+#[cfg(feature = "wasm")]
+fn a_users_function_decides_on_an_emulated_card() {
+    let folder = tempfile::tempdir().unwrap();
+    let module = "(module (memory (export \"memory\") 1) (func (export \"event\") (param $number i64) (param i32 i32) \
+                  (result i32) (i32.and (i32.wrap_i64 (local.get $number)) (i32.const 1))))";
+    std::fs::write(folder.path().join("odd.wat"), module).unwrap();
+    let config = folder.path().join("function.toml");
+    let text = "[run]\nname = \"function\"\nbatch = 8\nevents = 64\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
+                first_source = 0\nsources = 2\nsize = \"200B\"\nrate_hz = 2000.0\n\
+                [[builder]]\nname = \"bu0\"\ncard = \"card0\"\nslots = 4\n\
+                [[card]]\nname = \"card0\"\nmemory = \"64MiB\"\nkernel = \"wasm\"\nmodule = \"odd.wat\"\n";
+    std::fs::write(&config, text).unwrap();
+    let report = succeeds(&["evb", "run", "--json", "-", config.to_str().unwrap()]);
+    let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
+    assert_eq!((&report["events"], &report["accepted_events"]), (&64.into(), &32.into()), "{report}");
+}
+
 #[test]
 fn an_interrupted_run_accounts_for_every_fragment() {
     let folder = tempfile::tempdir().unwrap();
