@@ -238,6 +238,8 @@ fn run_of_another_hub(folder: &Path, trigger: &str) -> String {
     let place = folder.join("own").join("events").display().to_string();
     let text = text.replace("directory = \"events\"", &format!("directory = \"{place}\""));
     let text = text.replace("slots = 8\n", &format!("slots = 8\n{trigger}"));
+    // A software trigger selects the events itself.
+    let text = text.replace("events = \"built\"\n", "");
     fs::write(&path, text).unwrap();
     // Their builder units run at the rank, all else beside the hub.
     let program = theirs.join("launch");
