@@ -235,7 +235,9 @@ fn run_of_another_hub(folder: &Path, trigger: &str) -> String {
 
     let path = configuration(&theirs, 100, "");
     let text = fs::read_to_string(&path).unwrap();
-    let place = folder.join("own").join("events").display().to_string();
+    let place = folder.join("own").join("events");
+    fs::create_dir(&place).unwrap();
+    let place = place.display();
     let text = text.replace("directory = \"events\"", &format!("directory = \"{place}\""));
     let text = text.replace("slots = 8\n", &format!("slots = 8\n{trigger}"));
     // A software trigger selects the events itself.
