@@ -9,56 +9,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
-use common::{Files, compare};
-use millstream_fragment::mfp::{self, Repr};
-use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use common::{Files, Slot, compare};
+use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_quantity::Bytes;
-use millstream_shm::{Mapping, Memfd, PAGE};
+use millstream_shm::{Mapping, PAGE};
 use millstream_store::{
-    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, BatchReader, BatchWriter, FileError,
-    IndexEntry, Run, Schema, SequenceOptions, Source, WriteOptions, append_to_index, committed_numbers,
-    index_path, partials, read_index, recover_partials, unpack,
+    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchReader, BatchWriter, FileError, IndexEntry, Run,
+    Schema, SequenceOptions, Source, WriteOptions, append_to_index, committed_numbers, index_path, partials,
+    read_index, recover_partials, unpack,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
 
 const OPTIONS: BatchOptions = BatchOptions { direct: true, replace: false };
-
-/// A slot of landing memory with the packets of a batch.
-struct Slot {
-    memory: Mapping,
-    packets: Vec<BatchPacket>,
-}
-
-impl Slot {
-    /// The packets of the sources, with a gap before each.
-    fn new(
-        (first_event, n_events): (u64, u32),
-        sources: &[(SourceId, SourceKind, Vec<Fragment<'_>>)],
-        gap: usize,
-    ) -> Slot {
-        let mut bytes = vec![0xee; PAGE];
-        let mut packets = Vec::new();
-        for (source, kind, fragments) in sources {
-            let (source, kind, n_fragments) = (*source, *kind, fragments.len() as u32);
-            let alignment = Alignment::CACHE_LINE;
-            let repr = Repr { source, kind, first_event, n_events, n_fragments, alignment };
-            let room: usize = fragments.iter().map(|fragment| fragment.payload.len() + 64).sum();
-            let mut packet = vec![0; repr.header_len() as usize + room];
-            let len = mfp::assemble(&mut packet, repr, fragments).unwrap();
-            let header_len = repr.header_len() as u32;
-            let header_crc = crc32fast::hash(&packet[..header_len as usize]);
-            bytes.resize((bytes.len() + gap).next_multiple_of(64), 0xee);
-            let offset = bytes.len();
-            packets.push(BatchPacket { source: source.0, kind: kind.0, offset, len, header_len, header_crc });
-            bytes.extend(&packet[..len as usize]);
-        }
-        bytes.resize(bytes.len().next_multiple_of(PAGE), 0xee);
-        let file = Memfd::sealed("slot", bytes.len()).unwrap();
-        File::from(file.as_fd().try_clone_to_owned().unwrap()).write_all_at(&bytes, 0).unwrap();
-        Slot { memory: file.map().unwrap(), packets }
-    }
-}
 
 /// Memory whose pages the kernel pins for nobody (memfd_secret(2)), as those of a PCIe BAR. None if the kernel has it switched
 /// off, or RLIMIT_MEMLOCK is too small for it.

@@ -6,13 +6,11 @@ use std::fs;
 use std::num::NonZeroUsize;
 use std::path::Path;
 
-use common::{Files, fail_syncs, listed};
-use millstream_fragment::mfp::{self, Repr};
-use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
-use millstream_shm::Memfd;
+use common::{Files, Slot, fail_syncs, listed};
+use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_store::{
-    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, EventFileSequence, EventReader,
-    FileError, Run, Schema, SequenceOptions, Source, WriteOptions, committed_numbers, recover_partials,
+    Batch, BatchEvent, BatchFileSequence, BatchOptions, EventFileSequence, EventReader, FileError, Run,
+    Schema, SequenceOptions, Source, WriteOptions, committed_numbers, recover_partials,
 };
 
 const EACH_FLUSH: SequenceOptions =
@@ -41,20 +39,12 @@ fn events_of_a_failed_sync_are_not_stored() {
     on_thread(|| {
         let mut sequence = event_files(&base, &files, EACH_FLUSH);
         let events = files.events(1);
-        for (at, block) in events.chunks(8).enumerate().take(3) {
-            block.iter().for_each(|event| sequence.append(&event.event()).unwrap());
-            match at {
-                0 => sequence.flush().unwrap(),
-                _ => {
-                    fail_syncs();
-                    let error = sequence.flush().unwrap_err();
-                    assert!(error.to_string().contains("run.h5.partial"), "{error}");
-                }
-            }
-            if at > 0 {
-                break;
-            }
-        }
+        events[..8].iter().for_each(|event| sequence.append(&event.event()).unwrap());
+        sequence.flush().unwrap();
+        events[8..16].iter().for_each(|event| sequence.append(&event.event()).unwrap());
+        fail_syncs();
+        let error = sequence.flush().unwrap_err();
+        assert!(error.to_string().contains("run.h5.partial"), "{error}");
         let error = sequence.append(&events[20].event()).unwrap_err();
         assert!(error.to_string().contains("run.h5.partial"), "{error}");
         sequence.finish().unwrap_err();
@@ -127,26 +117,8 @@ fn append(sequence: &mut BatchFileSequence, number: u64) -> Result<(), FileError
     let first = 2 * number;
     let payload = [number as u8; 1000];
     let fragments = [Fragment::new(first, &payload), Fragment::new(first + 1, &payload)];
-    let (source, kind) = (SourceId(1), SourceKind(7));
-    let repr = Repr {
-        source,
-        kind,
-        first_event: first,
-        n_events: 2,
-        n_fragments: 2,
-        alignment: Alignment::CACHE_LINE,
-    };
-    let mut packet = vec![0; millstream_shm::PAGE];
-    let len = mfp::assemble(&mut packet, repr, &fragments).unwrap();
-    let header_len = repr.header_len() as u32;
-    let header_crc = crc32fast::hash(&packet[..header_len as usize]);
-    let file = Memfd::sealed("slot", packet.len()).unwrap();
-    let memory = file.map().unwrap();
-    for (word, bytes) in memory.words64(0, packet.len() / 8).iter().zip(packet.chunks_exact(8)) {
-        word.store(u64::from_ne_bytes(bytes.try_into().unwrap()), std::sync::atomic::Ordering::Relaxed);
-    }
+    let slot = Slot::new((first, 2), &[(SourceId(1), SourceKind(7), fragments.to_vec())], 0);
     let event = |index| BatchEvent { index, incomplete: false, fragments: 1, payload: 1000 };
-    let packet = BatchPacket { source: source.0, kind: kind.0, offset: 0, len, header_len, header_crc };
     let batch = Batch {
         batch: number,
         first_event: first,
@@ -154,8 +126,8 @@ fn append(sequence: &mut BatchFileSequence, number: u64) -> Result<(), FileError
         events: &[event(0), event(1)],
         decisions: &[],
         readout_lost: false,
-        packets: &[packet],
-        memory: &memory,
+        packets: &slot.packets,
+        memory: &slot.memory,
     };
     sequence.append(&batch).map(drop)
 }

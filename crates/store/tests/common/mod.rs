@@ -1,16 +1,20 @@
-//! The camera's recorded data as events and as a schema.
+//! The camera's recorded data as events and as a schema, and batches in landing memory.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
-use std::fs;
+use std::fs::{self, File};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use millstream_camera::trigger::TriggerGeometry;
 use millstream_camera::{PixelGeometry, columns};
+use millstream_fragment::mfp::{self, Repr};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::unpack::unpack;
-use millstream_fragment::{Fragment, SourceId};
-use millstream_store::{Attribute, Event, EventWriter, InputFile, Run, Schema, Source};
+use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use millstream_shm::{Mapping, Memfd, PAGE};
+use millstream_store::{Attribute, BatchPacket, Event, EventWriter, InputFile, Run, Schema, Source};
 
 /// One event, with its fragments in the mapped files.
 pub(crate) struct Recorded<'a> {
@@ -93,6 +97,42 @@ impl Files {
 pub(crate) fn append_all(writer: &mut EventWriter, events: &[Recorded<'_>]) {
     for event in events {
         writer.append(&event.event()).unwrap();
+    }
+}
+
+/// A slot of landing memory with the packets of a batch.
+pub(crate) struct Slot {
+    pub(crate) memory: Mapping,
+    pub(crate) packets: Vec<BatchPacket>,
+}
+
+impl Slot {
+    /// The packets of the sources, with a gap before each.
+    pub(crate) fn new(
+        (first_event, n_events): (u64, u32),
+        sources: &[(SourceId, SourceKind, Vec<Fragment<'_>>)],
+        gap: usize,
+    ) -> Slot {
+        let mut bytes = vec![0xee; PAGE];
+        let mut packets = Vec::new();
+        for (source, kind, fragments) in sources {
+            let (source, kind, n_fragments) = (*source, *kind, fragments.len() as u32);
+            let alignment = Alignment::CACHE_LINE;
+            let repr = Repr { source, kind, first_event, n_events, n_fragments, alignment };
+            let room: usize = fragments.iter().map(|fragment| fragment.payload.len() + 64).sum();
+            let mut packet = vec![0; repr.header_len() as usize + room];
+            let len = mfp::assemble(&mut packet, repr, fragments).unwrap();
+            let header_len = repr.header_len() as u32;
+            let header_crc = crc32fast::hash(&packet[..header_len as usize]);
+            bytes.resize((bytes.len() + gap).next_multiple_of(64), 0xee);
+            let offset = bytes.len();
+            packets.push(BatchPacket { source: source.0, kind: kind.0, offset, len, header_len, header_crc });
+            bytes.extend(&packet[..len as usize]);
+        }
+        bytes.resize(bytes.len().next_multiple_of(PAGE), 0xee);
+        let file = Memfd::sealed("slot", bytes.len()).unwrap();
+        File::from(file.as_fd().try_clone_to_owned().unwrap()).write_all_at(&bytes, 0).unwrap();
+        Slot { memory: file.map().unwrap(), packets }
     }
 }
 
