@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::maps::{self, Vma};
+use crate::maps::{self, FileNumber, Vma};
 use crate::memfd::cannot_shrink;
 
 /// The sealed file that is mapped as `range`, and the offset in it of the range's first byte. `writable`: for stores, too.
@@ -31,10 +31,7 @@ pub fn file_behind(range: Range<usize>, writable: bool) -> Option<(OwnedFd, u64)
 
 /// Whether a descriptor names the mapped file.
 fn is_of(fd: BorrowedFd<'_>, area: &Vma) -> bool {
-    rustix::fs::fstat(fd).is_ok_and(|file| {
-        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
-        (device, file.st_ino) == (area.device, area.inode)
-    })
+    FileNumber::of(fd).is_ok_and(|file| area.is_of(file))
 }
 
 /// A copy of a descriptor of the file that the program has open.

@@ -7,7 +7,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::Range;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 /// A virtual memory area: one line of the list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,11 +53,36 @@ impl Vma {
 }
 
 impl Vma {
+    /// Whether the area is a mapping of this file.
+    #[must_use]
+    pub fn is_of(&self, file: FileNumber) -> bool {
+        FileNumber { device: self.device, inode: self.inode } == file
+    }
+
     /// The addresses that the area and `range` have in common, possibly none.
     #[must_use]
     pub fn part_of(&self, range: &Range<usize>) -> Range<usize> {
         let start = self.range.start.max(range.start);
         start..self.range.end.min(range.end).max(start)
+    }
+}
+
+/// A file as the list names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileNumber {
+    device: (u32, u32),
+    inode: u64,
+}
+
+impl FileNumber {
+    /// That of an open file.
+    ///
+    /// # Errors
+    /// Those of `fstat`.
+    pub fn of(fd: impl AsFd) -> io::Result<FileNumber> {
+        let file = rustix::fs::fstat(fd)?;
+        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        Ok(FileNumber { device, inode: file.st_ino })
     }
 }
 

@@ -60,6 +60,7 @@ use millstream_lockfree::{SpinGuard, SpinLock};
 
 use self::policy::MovePolicy;
 use self::progress::Progress;
+use crate::maps::FileNumber;
 use crate::userfault::Userfault;
 use crate::{Mapping, Memfd, PAGE, maps, round_up, thread};
 
@@ -97,11 +98,10 @@ impl MovedRange {
     /// # Errors
     /// Those of reading the list of mappings.
     fn for_each_mapped(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) -> io::Result<()> {
-        let file = rustix::fs::fstat(&self.memory)?;
-        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        let file = FileNumber::of(&*self.memory)?;
         maps::for_each_vma(range.clone(), |vma| {
             let offset = vma.range.start.checked_sub(self.range.start).map(|offset| offset as u64);
-            if vma.shared && offset == Some(vma.offset) && (vma.device, vma.inode) == (device, file.st_ino) {
+            if vma.shared && offset == Some(vma.offset) && vma.is_of(file) {
                 each(vma.part_of(&range));
             }
         })
@@ -116,14 +116,12 @@ impl MovedRange {
     /// Whether the application has moved some of the pages in `range` to other addresses (`mremap`), also if that cannot be
     /// found out.
     fn is_mapped_elsewhere(&self, range: &Range<usize>) -> bool {
-        let Ok(file) = rustix::fs::fstat(&self.memory) else { return true };
-        let device = (rustix::fs::major(file.st_dev), rustix::fs::minor(file.st_dev));
+        let Ok(file) = FileNumber::of(&*self.memory) else { return true };
         let part = (range.start - self.range.start) as u64..(range.end - self.range.start) as u64;
         let mut found = false;
         let looked = maps::for_each_vma(0..usize::MAX, |vma| {
-            found |= (vma.device, vma.inode) == (device, file.st_ino)
-                && vma.offset < part.end
-                && part.start < vma.offset + vma.range.len() as u64;
+            found |=
+                vma.is_of(file) && vma.offset < part.end && part.start < vma.offset + vma.range.len() as u64;
         });
         found || looked.is_err()
     }
