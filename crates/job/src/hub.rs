@@ -170,7 +170,7 @@ impl Shared {
     /// Serves one connection. One without a proof of the key is dropped.
     fn serve(&self, mut stream: TcpStream) {
         let _ = stream.set_nodelay(true);
-        let key = |is_relay| if is_relay { self.relay_key.to_vec() } else { self.key.clone().into_bytes() };
+        let key = |is_relay| if is_relay { &self.relay_key[..] } else { self.key.as_bytes() };
         let Ok(peer) = proof::receive(&mut stream, key) else { return };
         match peer {
             Peer::Agent { rank } => self.agent(rank, stream),
@@ -305,7 +305,7 @@ mod tests {
         let (mut stream, _) = listener.accept().unwrap();
         // A proof needs the key, so a false hub has that of another key.
         let of_hub = stream.try_clone().unwrap();
-        let refused = proof::receive(&mut { of_hub }, |_| b"17.0".to_vec());
+        let refused = proof::receive(&mut { of_hub }, |_| b"17.0");
         let request = StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() };
         let _ = Frame::Start(0, request).send(&mut stream).and_then(|()| stream.flush());
         let mut rest = Vec::new();

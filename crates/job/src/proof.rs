@@ -14,7 +14,7 @@ use std::io;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use ring::hmac::{self, Context, HMAC_SHA256, Key, Tag};
+use ring::hmac::{self, HMAC_SHA256, Key, Tag};
 use ring::rand::{SecureRandom as _, SystemRandom};
 use serde::{Deserialize, Serialize};
 
@@ -61,18 +61,17 @@ pub(crate) fn random() -> io::Result<Nonce> {
 /// The nonces of a connection: that of the peer, then that of the hub.
 type Nonces = [Nonce; 2];
 
+/// What a proof is over. The first parts have fixed lengths for each label, and no label begins another.
+fn message(label: &[u8], nonces: &Nonces, who: &[u8]) -> Vec<u8> {
+    [label, &nonces[0], &nonces[1], who].concat()
+}
+
 fn prove(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8]) -> Tag {
-    let mut context = Context::with_key(&Key::new(HMAC_SHA256, key));
-    // The first parts have fixed lengths for each label, and no label begins another.
-    for part in [label, &nonces[0], &nonces[1], who] {
-        context.update(part);
-    }
-    context.sign()
+    hmac::sign(&Key::new(HMAC_SHA256, key), &message(label, nonces, who))
 }
 
 fn check(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8], proof: &[u8]) -> bool {
-    let message = [label, &nonces[0], &nonces[1], who].concat();
-    hmac::verify(&Key::new(HMAC_SHA256, key), &message, proof).is_ok()
+    hmac::verify(&Key::new(HMAC_SHA256, key), &message(label, nonces, who), proof).is_ok()
 }
 
 /// Greets the hub of the key. An error of kind `PermissionDenied` means that the other side does not know the key.
@@ -94,19 +93,19 @@ pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Resu
 }
 
 /// Receives a peer. `key` is the key of relays, or of ranks.
-pub(crate) fn receive(stream: &mut TcpStream, key: impl Fn(bool) -> Vec<u8>) -> io::Result<Peer> {
+pub(crate) fn receive<'k>(stream: &mut TcpStream, key: impl Fn(bool) -> &'k [u8]) -> io::Result<Peer> {
     stream.set_read_timeout(Some(ANSWER))?;
     let Some(Frame::Hello(Hello { nonce, is_relay })) = Frame::receive(stream)? else {
         return Err(invalid("no hello".to_owned()));
     };
     let key = key(is_relay);
     let nonces = [nonce, random()?];
-    let proof = prove(&key, HUB, &nonces, &[]).as_ref().to_vec();
+    let proof = prove(key, HUB, &nonces, &[]).as_ref().to_vec();
     Frame::Challenge(Challenge { nonce: nonces[1], proof }).send(stream)?;
     let Some(Frame::Answer(Answer { peer, proof })) = Frame::receive(stream)? else {
         return Err(invalid("no answer".to_owned()));
     };
-    if !check(&key, PEER, &nonces, peer.as_bytes(), &proof) {
+    if !check(key, PEER, &nonces, peer.as_bytes(), &proof) {
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, "the peer does not know the key"));
     }
     let peer: Peer = serde_json::from_str(&peer)?;
@@ -129,7 +128,7 @@ mod tests {
         let peer = std::thread::spawn(move || {
             greet(&mut TcpStream::connect(address).unwrap(), of_peer, &Peer::Agent { rank: 3 })
         });
-        let hub = receive(&mut listener.accept().unwrap().0, |_| of_hub.to_vec());
+        let hub = receive(&mut listener.accept().unwrap().0, |_| of_hub);
         (peer.join().unwrap(), hub)
     }
 

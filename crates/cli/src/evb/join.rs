@@ -5,13 +5,13 @@ use std::net::SocketAddr;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 
-use millstream_evb::config::{ConfigFile, LandingTarget, RunConfig};
+use millstream_evb::config::{LandingTarget, RunConfig};
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::Launcher;
 use millstream_job::agent::{MakeCommand, RankAddress};
 use millstream_job::{Inherited, StartRequest};
 
-use super::{exit_code, launch, load, write_results};
+use super::{exit_code, launch, load, read, write_results};
 use crate::args::EvbJoinOptions;
 use crate::job;
 
@@ -21,7 +21,9 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
     }
     let rank = options.job.job()?;
     if rank.rank != 0 {
-        return job::serve(&rank, make_units(&own_config(options)?)?);
+        // The devices of its cards may be on another host.
+        let own = read(&options.run.config, options.run.replay)?.check()?;
+        return job::serve(&rank, make_units(&own)?);
     }
     let mut config = load(&options.run.config, options.run.replay)?;
     let make = make_units(&config)?;
@@ -38,15 +40,6 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
     hub.finish();
     write_results(&report, &options.run)?;
     Ok(exit_code(&report))
-}
-
-/// The configuration of this rank's command line. The devices of its cards may be on another host.
-fn own_config(options: &EvbJoinOptions) -> Result<RunConfig, Box<dyn Error>> {
-    let mut config = ConfigFile::load(&options.run.config)?;
-    if let Some(replay) = options.run.replay {
-        config.set_replay(replay);
-    }
-    Ok(config.check()?)
 }
 
 /// Starts units that run this configuration and no other one.

@@ -188,11 +188,16 @@ pub(crate) fn exit_code(report: &RunReport) -> ExitCode {
 
 /// Reads and checks a configuration. `replay` overrides its value.
 pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dyn Error>> {
+    Ok(read(path, replay)?.check_with(&inspect_card)?)
+}
+
+/// Reads a configuration. `replay` overrides its value.
+fn read(path: &Path, replay: Option<u64>) -> Result<ConfigFile, Box<dyn Error>> {
     let mut config = ConfigFile::load(path)?;
     if let Some(replay) = replay {
         config.set_replay(replay);
     }
-    Ok(config.check_with(&inspect_card)?)
+    Ok(config)
 }
 
 /// Runs a checked configuration on this host and reports on it.
