@@ -211,24 +211,25 @@ fn a_link_with_a_silent_direction() -> TestResult {
     )
 }
 
+/// A launcher of a torus on the hosts, with a supervisor on their service network.
+fn supervised(hosts: &mut Hosts, folder: &Path, dimensions: &str) -> std::io::Result<Launcher> {
+    let service = hosts.serve();
+    Ok(Launcher {
+        launcher: Some(hosts.launcher(folder)?),
+        addresses: hosts.addresses(),
+        supervisor_address: Some(format!("[{service}]:0")),
+        supervisors: 1,
+        ..launcher(dimensions)
+    })
+}
+
 /// All nodes go on around a link that fails, and over it when it is back.
 fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&Hosts)) -> TestResult {
     let torus: Dimensions = "2x2x1".parse()?;
     let mut hosts = Hosts::new(test, torus);
-    let service = hosts.serve();
     let folder = tempfile::tempdir()?;
-    let launcher = Launcher {
-        launcher: Some(hosts.launcher(folder.path())?),
-        addresses: hosts.addresses(),
-        supervisor_address: Some(format!("[{service}]:0")),
-        supervisors: 1,
-        ..launcher("2x2x1")
-    };
-    let mut launched = launcher.launch()?;
-    let all_well = |state: &millstream_torus::service::TorusState| {
-        state.settled && state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided)
-    };
-    await_state(&launched, "all nodes are well", all_well);
+    let mut launched = supervised(&mut hosts, folder.path(), "2x2x1")?.launch()?;
+    await_state(&launched, "all nodes are well", is_well);
     launched.run(&application("conformance"))?;
     cut(&hosts);
     await_state(&launched, "the link is avoided", |state| {
@@ -240,7 +241,7 @@ fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&
     launched.run(&application("conformance"))?;
     let around = hosts.received_over(NodeNumber(1), "to0");
     restore(&hosts);
-    await_state(&launched, "the link is back", |state| all_well(state) && state.epoch == 2);
+    await_state(&launched, "the link is back", |state| is_well(state) && state.epoch == 2);
     launched.run(&application("conformance"))?;
     let back = hosts.received_over(NodeNumber(1), "to0");
     assert!(back > around + 1_000_000, "{} bytes over the link that is back", back - around);
@@ -253,16 +254,8 @@ fn a_link_is_avoided_until_it_returns(test: &str, cut: fn(&Hosts), restore: fn(&
 fn a_node_without_a_service_network() -> TestResult {
     let torus: Dimensions = "3x2x1".parse()?;
     let mut hosts = Hosts::new("orders", torus);
-    let service = hosts.serve();
     let folder = tempfile::tempdir()?;
-    let launcher = Launcher {
-        launcher: Some(hosts.launcher(folder.path())?),
-        addresses: hosts.addresses(),
-        supervisor_address: Some(format!("[{service}]:0")),
-        supervisors: 1,
-        period_factor: 2,
-        ..launcher("3x2x1")
-    };
+    let launcher = Launcher { period_factor: 2, ..supervised(&mut hosts, folder.path(), "3x2x1")? };
     let mut launched = launcher.launch()?;
     await_state(&launched, "all nodes are well", is_well);
     let (cut_off, dead) = (NodeNumber(2), NodeNumber(3));
