@@ -38,7 +38,11 @@ pub(crate) fn run(adapter: &'static LocalAdapter, listener: &Listener) {
                 // A client that does not read its answers is disconnected.
                 Ok(connection) if connection.set_nonblocking().is_ok() => connections.push(connection),
                 Ok(_) => {}
-                Err(error) => Listener::pause(&error).into_iter().for_each(std::thread::sleep),
+                Err(error) => {
+                    if let Some(pause) = Listener::pause(&error) {
+                        std::thread::sleep(pause);
+                    }
+                }
             }
         }
     }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{BorrowedFd, RawFd};
 use std::time::Instant;
 
+use millstream_shm::socket::Listener;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll;
@@ -71,9 +72,11 @@ impl Engine {
                             self.manager.accepted(ClaimId(token), LinkId(id));
                         }
                     }
-                    Err(error) => millstream_shm::socket::Listener::pause(&error)
-                        .into_iter()
-                        .for_each(std::thread::sleep),
+                    Err(error) => {
+                        if let Some(pause) = Listener::pause(&error) {
+                            std::thread::sleep(pause);
+                        }
+                    }
                 }
             }
             EpollSource::Link(_) => self.receive(LinkId(token)),
