@@ -137,6 +137,25 @@ pub struct Config {
     pub min_rnr_timer: u8,
 }
 
+/// Attributes that later transitions change: to RTS, and within SQD.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Changes {
+    /// Addresses and ports of own packets.
+    pub flow: Flow,
+    /// As in [`Config`].
+    pub max_dest_rd_atomic: RdAtomic,
+    /// As in [`Config`].
+    pub min_rnr_timer: u8,
+    /// As in [`SendConfig`].
+    pub max_rd_atomic: RdAtomic,
+    /// As in [`SendConfig`].
+    pub ack_timeout: u8,
+    /// As in [`SendConfig`].
+    pub retry_count: u8,
+    /// As in [`SendConfig`].
+    pub rnr_retry: u8,
+}
+
 /// Attributes of the transition from RTR to RTS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendConfig {

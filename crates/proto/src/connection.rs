@@ -7,7 +7,7 @@ use millstream_wire::icrc::{Flow, FlowCrc};
 use millstream_wire::{Packet, Service as WireService};
 
 use crate::burst::{Burst, Transmit, TransmitLimits};
-use crate::config::{Config, SendConfig, Service};
+use crate::config::{Changes, Config, SendConfig, Service};
 use crate::event::{Event, FailureCause};
 use crate::memory::Memory;
 use crate::request::{PostError, SendRequest};
@@ -124,6 +124,18 @@ impl Connection {
         if self.state == QpState::Rtr {
             self.requester = Some(Requester::new(config, &self.config));
             self.state = QpState::Rts;
+        }
+    }
+
+    /// Takes changed attributes. They hold for all later packets, also of requests that have begun, whose retries start
+    /// anew. Before RTS, those of the send queue are ignored: [`start`](Self::start) sets them.
+    pub fn modify(&mut self, now: Instant, changes: &Changes) {
+        let Changes { flow, max_dest_rd_atomic, min_rnr_timer, .. } = *changes;
+        self.config = Config { flow, max_dest_rd_atomic, min_rnr_timer, ..self.config };
+        self.flow = flow.crc();
+        self.responder.modify(self.config);
+        if let Some(requester) = &mut self.requester {
+            requester.modify(now, changes);
         }
     }
 

@@ -29,7 +29,7 @@ mod selective_ack;
 mod ud;
 
 pub use burst::{IpIdentification, Transmit, TransmitLimits};
-pub use config::{Config, Mtu, RdAtomic, SendConfig, Service};
+pub use config::{Changes, Config, Mtu, RdAtomic, SendConfig, Service};
 pub use connection::{Connection, Counters, Disposition, DropReason, QpState};
 pub use event::{Event, FailureCause, Received, ReceivedKind, Status};
 pub use memory::{Access, Atomic, DeliveryError, Memory, NakReason};

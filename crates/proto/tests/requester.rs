@@ -4,10 +4,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{A, B, Craft, Network, Pair, Sent, config, psn, send_config};
+use common::{A, B, Craft, Network, Pair, Sent, changes, config, psn, send_config};
 use millstream_proto::{
-    Config, Connection, Disposition, DropReason, Event, FailureCause, Mtu, PostError, QpState, SendConfig,
-    SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId, ack_timeout,
+    Changes, Config, Connection, Disposition, DropReason, Event, FailureCause, Mtu, PostError, QpState,
+    SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId, ack_timeout,
 };
 use millstream_wire::{NakCode, Opcode, Psn, Rkey, Syndrome};
 
@@ -117,6 +117,51 @@ fn ack_timeout_zero_is_infinite() {
     pair.send(A, 1, vec![1]);
     pair.asks();
     assert_eq!(pair.ends[A].connection.poll_timeout(), None);
+}
+
+#[test]
+fn a_changed_timeout_and_retry_count_hold_for_packets_in_flight() {
+    let mut pair = requester(|config| config.ack_timeout = 0);
+    pair.send(A, 1, vec![1]);
+    assert_eq!(pair.asks(), [0]);
+    let now = pair.now;
+    pair.ends[A].connection.modify(now, &Changes { retry_count: 1, ..changes(A) });
+    pair.wait(A, timeout());
+    assert_eq!(pair.asks(), [0]);
+    pair.wait(A, 2 * timeout());
+    assert_eq!(pair.ends[A].completions(), [(1, Status::RetryExceeded)]);
+}
+
+#[test]
+fn a_smaller_retry_count_than_the_retries_so_far_starts_them_anew() {
+    let mut pair = requester(|_| ());
+    pair.send(A, 1, vec![1]);
+    assert_eq!(pair.asks(), [0]);
+    for _ in 0..5 {
+        pair.wait(A, 4 * timeout());
+        assert_eq!(pair.asks(), [0]);
+    }
+    let now = pair.now;
+    pair.ends[A].connection.modify(now, &Changes { retry_count: 1, ..changes(A) });
+    pair.wait(A, timeout());
+    assert_eq!(pair.asks(), [0]);
+    pair.wait(A, 2 * timeout());
+    assert_eq!(pair.ends[A].completions(), [(1, Status::RetryExceeded)]);
+}
+
+#[test]
+fn reads_that_were_posted_before_the_limit_became_0_are_sent_one_by_one() {
+    let mut pair = requester(|config| config.max_rd_atomic = 2);
+    (0..4).for_each(|id| pair.post(A, id, READ, vec![0; 8]));
+    assert_eq!(pair.asks(), [0, 1]);
+    let now = pair.now;
+    pair.ends[A].connection.modify(now, &Changes { max_rd_atomic: 0, ..changes(A) });
+    assert_eq!(pair.asks(), []);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 0, vec![9; 8]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 1, vec![9; 8]);
+    assert_eq!(pair.asks(), [2]);
+    pair.data(Opcode::RC_READ_RESPONSE_ONLY, 2, vec![9; 8]);
+    assert_eq!(pair.asks(), [3]);
 }
 
 #[test]

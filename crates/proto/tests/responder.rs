@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{A, B, Craft, Pair, config, psn, send_config};
+use common::{A, B, Craft, Pair, changes, config, psn, send_config};
 use millstream_proto::{
-    Access, Config, Disposition, DropReason, Event, FailureCause, Mtu, QpState, ReceivedKind, Status,
-    TransmitLimits, WorkId,
+    Access, Changes, Config, Disposition, DropReason, Event, FailureCause, Mtu, QpState, ReceivedKind,
+    Status, TransmitLimits, WorkId,
 };
 use millstream_wire::{NakCode, Opcode, Packet, Psn, Rkey, Syndrome};
 
@@ -371,6 +371,16 @@ fn duplicates_do_not_fill_the_response_queue() {
         pair.hand(send(100));
     }
     assert!(pair.take(B).len() < 200);
+}
+
+#[test]
+fn a_changed_rnr_timer_is_in_the_next_rnr_nak() {
+    let mut pair = responder();
+    let now = pair.now;
+    let changes = Changes { min_rnr_timer: 20, ..changes(B) };
+    pair.ends[B].connection.modify(now, &changes);
+    assert_eq!(pair.hand(send(0)), Disposition::NotReady);
+    assert_eq!(pair.acks(), [(0, Syndrome::RnrNak { timer_code: 20 })]);
 }
 
 #[test]

@@ -197,6 +197,15 @@ impl QpAttr {
         if wrong { Err(Errno::INVAL) } else { Ok(()) }
     }
 
+    /// The attributes of a connection that transitions to RTS, and those within SQD, change.
+    pub(super) const OF_CONNECTION: u32 = attr::AV
+        | attr::TIMEOUT
+        | attr::RETRY_CNT
+        | attr::RNR_RETRY
+        | attr::MAX_QP_RD_ATOMIC
+        | attr::MAX_DEST_RD_ATOMIC
+        | attr::MIN_RNR_TIMER;
+
     /// The delay of an RNR NAK timer code.
     pub(crate) fn rnr_wait(code: u32) -> Duration {
         rnr_timer((code & 31) as u8).expect("five bits")

@@ -96,7 +96,8 @@ impl Qp {
     ///
     /// # Errors
     /// EINVAL for a transition that does not exist, attributes that are missing or not allowed in
-    /// it, or values out of range.
+    /// it, values out of range, or a path in SQD that needs another transport than the connection has: shared memory
+    /// instead of packets, or the other way round.
     ///
     /// # Panics
     /// Only if another thread panicked while it changed them.
@@ -107,6 +108,8 @@ impl Qp {
             // A request that the peer acknowledged before this call is not flushed.
             self.adapter.port.handle_arrived();
         }
+        // A reset locks the attributes under the lock of the send queue.
+        let by_packets = mask & attr::AV != 0 && self.send.queue.lock().transport.is_wire();
         let mut attributes = self.states.attributes.lock().expect("no panic under this lock");
         let current = self.state();
         if mask & attr::CUR_STATE != 0 && new.cur_state != current {
@@ -117,16 +120,23 @@ impl Qp {
         let mut merged = attributes.clone();
         merged.merge(new, mask);
         merged.check(mask, MAX_RD_ATOMIC)?;
-        let connects = next == QpState::Rtr && current == QpState::Init && self.kind != QpType::Ud;
-        if connects && !merged.path.is_global {
+        if mask & attr::AV != 0 && !merged.path.is_global {
             // Ethernet has no other addresses (RoCE annex A17.4.2).
             return Err(Errno::INVAL);
         }
         let reaches_rtr = next == QpState::Rtr && current == QpState::Init;
-        let plan = if reaches_rtr { Some(TransportPlan::new(self, &merged)?) } else { None };
+        let (mut plan, mut path) = (None, None);
+        if reaches_rtr {
+            plan = Some(TransportPlan::new(self, &merged)?);
+        } else if mask & attr::AV != 0 {
+            path = TransportPlan::new(self, &merged)?.path_of_same(by_packets)?;
+        }
         *attributes = merged.clone();
         drop(attributes);
         self.apply(current, next, &merged, mask, plan);
+        if !reaches_rtr && mask & QpAttr::OF_CONNECTION != 0 {
+            self.modify_wire(&merged, path);
+        }
         let notify = mask & attr::EN_SQD_ASYNC_NOTIFY != 0 && new.en_sqd_async_notify;
         if next == QpState::Sqd && current != QpState::Sqd && !self.drain_wire(notify) && notify {
             self.raise(EVENT_SQ_DRAINED);
@@ -152,7 +162,7 @@ impl Qp {
             QpState::Err => self.fail(),
             _ => {
                 let mut send = self.send.queue.lock();
-                if mask & attr::TIMEOUT != 0 || next == QpState::Rts {
+                if mask & QpAttr::OF_CONNECTION != 0 || next == QpState::Rts {
                     send.ack_timeout = millstream_quantity::ack_timeout(attributes.timeout);
                     send.retries = u32::from(attributes.retry_cnt);
                     send.rnr_retries = u32::from(attributes.rnr_retry);

@@ -79,6 +79,18 @@ impl TransportPlan {
         qp.adapter.port.open()?;
         Ok(Self::Wire(route))
     }
+
+    /// The route, if the transport uses packets: for a connection that keeps its transport and changes its path.
+    ///
+    /// # Errors
+    /// EINVAL if the connection has another transport: `by_packets` is whether it uses packets.
+    pub(super) fn path_of_same(self, by_packets: bool) -> Result<Option<Route>> {
+        match (self, by_packets) {
+            (Self::Wire(route), true) => Ok(Some(route)),
+            (Self::Local { reachable: true }, false) => Ok(None),
+            _ => Err(Errno::INVAL),
+        }
+    }
 }
 
 /// Whether the owner of a queue pair on this host is reached by packets only: its process says so, or runs in another PID
@@ -119,6 +131,11 @@ impl Transport {
             Self::Wire(wire) => wire.start(qp, attributes),
             Self::Datagram(datagram) => datagram.start(qp, attributes.sq_psn),
         }
+    }
+
+    /// Whether it uses packets.
+    pub(super) fn is_wire(&self) -> bool {
+        matches!(self, Self::Wire(_))
     }
 
     /// The process of the connected peer, if it is on this host and was found.

@@ -1,17 +1,19 @@
 //! Every error of a work request: the completions and events on both sides, and the flushed requests behind
 //! it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use millstream_device::qp::state::QpState;
+use millstream_device::qp::state::{QpState, attr};
 use millstream_device::types::{
     ACCESS_LOCAL_WRITE, ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, WC_LOC_LEN_ERR,
     WC_LOC_PROT_ERR, WC_OP_RECV, WC_OP_SEND, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_REM_OP_ERR,
-    WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE, WR_SEND,
+    WC_RNR_RETRY_EXC_ERR, WC_SUCCESS, WC_WR_FLUSH_ERR, WR_ATOMIC_FETCH_AND_ADD, WR_RDMA_READ, WR_RDMA_WRITE,
+    WR_SEND,
 };
 
 use crate::support::{
-    Completion, CqKind, End, Kind, Placement, QpConfig, Region, Request, pair, pattern, request, wait_for,
+    Completion, CqKind, End, Kind, Placement, QpConfig, Region, Request, attributes, pair, pattern, request,
+    wait_for,
 };
 
 /// `IBV_EVENT_QP_REQ_ERR`, `IBV_EVENT_QP_ACCESS_ERR`
@@ -363,6 +365,25 @@ fn earlier_requests_complete_before_a_failing_one() {
         assert_eq!((a.sent(1)[0].wr_id, a.received(1)[0].wr_id), (6, 7));
         assert_eq!((b.sent(1)[0].wr_id, b.received(1)[0].wr_id), (8, 9));
     }
+}
+
+#[test]
+fn retries_follow_attributes_that_change_in_rts_and_in_sqd() {
+    let (mut a, mut b) = pair(Placement::SameProcess, &QpConfig::default());
+    let source = a.hold(&[1; 64]);
+    // Code 22: 20.48 ms.
+    let changed = QpConfig { min_rnr_timer: 22, rnr_retry: 1, ..QpConfig::default() };
+    let change = |end: &mut End, state, which| {
+        end.actor().qp().modify(&attributes(&changed, state, 0), attr::STATE | which).expect("in table 91");
+    };
+    change(&mut b, QpState::Rts, attr::MIN_RNR_TIMER);
+    change(&mut a, QpState::Sqd, 0);
+    change(&mut a, QpState::Sqd, attr::RNR_RETRY);
+    change(&mut a, QpState::Rts, 0);
+    let start = Instant::now();
+    a.send(1, &[source.all()]);
+    assert_eq!(a.sent(1)[0].status, WC_RNR_RETRY_EXC_ERR);
+    assert!(start.elapsed() >= Duration::from_micros(20_480), "{:?}", start.elapsed());
 }
 
 #[test]

@@ -80,6 +80,7 @@ fn other_process() {
         Ok("node_guid") => gids::node_guid(),
         Ok("wire_killed_peer") => wire::killed_peer(),
         Ok("wire_busy_receiver") => wire::busy_receiver(),
+        Ok("wire_changed_path") => wire::changed_path(),
         Ok("wire_resume") => wire::resume(),
         Ok("wire_stray_disconnect") => wire::stray_disconnect(),
         Ok("wire_acknowledged") => wire::acknowledged(),

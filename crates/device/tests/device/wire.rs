@@ -336,6 +336,46 @@ pub(crate) fn resume() {
 }
 
 #[test]
+fn a_path_that_changes_in_sqd_is_used() {
+    on_the_wire("wire_changed_path");
+}
+
+/// In another process. Further loopback addresses stand for other hosts.
+pub(crate) fn changed_path() {
+    if !own_network("a_path_that_changes_in_sqd_is_used") {
+        return;
+    }
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let qp = adapter.qp(&cq).expect("room");
+    connect(&qp, PEER, PEER_QPN);
+    let elsewhere = Ipv4Addr::new(127, 0, 0, 3);
+    let [former, peer] = [PEER, elsewhere].map(|address| Sender::new(address, UDP_PORT));
+    let to = |state| QpAttr { state, ..qp.attributes() };
+    qp.modify(&to(QpState::Sqd), attr::STATE).expect("to SQD");
+    let mut path = to(QpState::Sqd);
+    path.path.dgid = [0; 16];
+    path.path.is_global = false;
+    assert!(qp.modify(&path, attr::STATE | attr::AV).is_err(), "Ethernet has global addresses only");
+    path.path.is_global = true;
+    path.path.dgid = elsewhere.to_ipv6_mapped().octets();
+    qp.modify(&path, attr::STATE | attr::AV).expect("another path");
+    qp.modify(&to(QpState::Rts), attr::STATE).expect("to RTS");
+    qp.post_send(&SendWr { wr_id: 5, opcode: WR_SEND, flags: SEND_SIGNALED, ..SendWr::default() })
+        .expect("room");
+    let mut buffer = vec![0; 4096];
+    wait_for("the packet", || peer.receive(&mut buffer) > 0);
+    assert_eq!(former.receive(&mut buffer), 0, "nothing goes to the former address");
+    let sent = Packet::new_checked(&buffer[..]).expect("received above").bth().psn();
+    let mut ack = acknowledgement(qp.qpn(), sent);
+    former.send(&mut ack, true);
+    peer.send(&mut ack, true);
+    let mut completions = [Wc::default()];
+    wait_for("the completion", || cq.poll(&mut completions) == Ok(1));
+    assert_eq!((completions[0].wr_id, completions[0].status), (5, WC_SUCCESS));
+}
+
+#[test]
 fn a_disconnect_request_to_an_exited_manager_is_answered() {
     on_the_wire("wire_stray_disconnect");
 }
@@ -399,19 +439,24 @@ pub(crate) fn acknowledged() {
         }
         qp.post_send(&SendWr { wr_id: round, opcode: WR_SEND, ..SendWr::default() }).expect("room");
         while peer.receive(&mut buffer) == 0 {}
-        let ack = Repr {
-            aeth: Some(aeth::Repr { syndrome: 0x1f, msn: Msn::new(1) }),
-            ..Repr::new(bth::Repr::new(Opcode::RC_ACKNOWLEDGE, qp.qpn(), Psn::new(0)), &[])
-        };
-        let mut packet = vec![0; ack.buffer_len()];
-        ack.emit(&mut packet);
-        peer.send(&mut packet, true);
+        peer.send(&mut acknowledgement(qp.qpn(), Psn::new(0)), true);
         let error = QpAttr { state: QpState::Err, ..QpAttr::default() };
         qp.modify(&error, attr::STATE).expect("allowed in each state");
         assert_eq!(cq.poll(&mut completions), Ok(1), "round {round}");
         assert_eq!((completions[0].wr_id, completions[0].status), (round, WC_SUCCESS));
         qp.destroy();
     }
+}
+
+/// A packet that acknowledges the first message.
+fn acknowledgement(to: Qpn, psn: Psn) -> Vec<u8> {
+    let ack = Repr {
+        aeth: Some(aeth::Repr { syndrome: 0x1f, msn: Msn::new(1) }),
+        ..Repr::new(bth::Repr::new(Opcode::RC_ACKNOWLEDGE, to, psn), &[])
+    };
+    let mut packet = vec![0; ack.buffer_len()];
+    ack.emit(&mut packet);
+    packet
 }
 
 /// A further socket on the UDP port of this host's processes.

@@ -25,7 +25,7 @@ use std::collections::VecDeque;
 
 use millstream_wire::Msn;
 
-use crate::config::{Config, SendConfig};
+use crate::config::{Changes, Config, SendConfig};
 use crate::event::{Event, FailureCause, Status};
 use crate::extended_psn::ExtendedPsn;
 use crate::reorder_buffer::ReorderBuffer;
@@ -201,6 +201,18 @@ impl Requester {
             drained_reported: false,
             retransmitted: 0,
         }
+    }
+
+    /// Takes changed attributes. The READ requests that are posted keep their packets.
+    pub(crate) fn modify(&mut self, now: Instant, changes: &Changes) {
+        let Changes { max_rd_atomic, ack_timeout, .. } = *changes;
+        let (retry_count, rnr_retry) = (changes.retry_count & 7, changes.rnr_retry & 7);
+        if ack_timeout != self.config.ack_timeout {
+            self.peer_window = SendWindow::new(ack_timeout, self.config.window);
+        }
+        self.config = SendConfig { max_rd_atomic, ack_timeout, retry_count, rnr_retry, ..self.config };
+        (self.retries_left, self.rnr_left) = (retry_count, rnr_retry);
+        self.restart_timers(now);
     }
 
     /// Posts a request.

@@ -166,7 +166,8 @@ impl Requester {
         let is_new = self.next >= self.max;
         if posted.work.awaits_response()
             && is_new
-            && self.outstanding.len() >= usize::from(self.config.max_rd_atomic)
+            // Of those that were posted before the limit became 0, one is outstanding at a time.
+            && self.outstanding.len() >= usize::from(self.config.max_rd_atomic.max(1))
         {
             return true;
         }

@@ -158,6 +158,11 @@ impl Responder {
         }
     }
 
+    /// Takes changed attributes.
+    pub(crate) fn modify(&mut self, config: Config) {
+        self.config = config;
+    }
+
     /// Handles a request of the peer, from a UDP source port.
     pub(crate) fn handle_request<M: Memory>(
         &mut self,

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use millstream_proto::{
-    Access, Atomic, Config, Connection, DeliveryError, Disposition, Event, Instant, IpIdentification, Memory,
-    Mtu, NakReason, ReceiveId, Received, SendConfig, SendModifier, SendOp, SendRequest, Service, Status,
-    TransmitLimits, WorkId,
+    Access, Atomic, Changes, Config, Connection, DeliveryError, Disposition, Event, Instant,
+    IpIdentification, Memory, Mtu, NakReason, ReceiveId, Received, SendConfig, SendModifier, SendOp,
+    SendRequest, Service, Status, TransmitLimits, WorkId,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{
@@ -322,6 +322,14 @@ pub fn send_config(end: usize) -> SendConfig {
         window: 256,
         probe: None,
     }
+}
+
+/// Changes that leave all attributes of the default configuration as they are.
+pub fn changes(end: usize) -> Changes {
+    let (Config { flow, max_dest_rd_atomic, min_rnr_timer, .. }, send) =
+        (config(end, Mtu::B256), send_config(end));
+    let SendConfig { max_rd_atomic, ack_timeout, retry_count, rnr_retry, .. } = send;
+    Changes { flow, max_dest_rd_atomic, min_rnr_timer, max_rd_atomic, ack_timeout, retry_count, rnr_retry }
 }
 
 impl Pair {

@@ -1,12 +1,13 @@
 //! Arbitrary packets at arbitrary times for a connection with outstanding requests.
 //!
-//! Each packet is a length byte, a time byte, and its bytes. Source address and queue pair number are
+//! Each packet is a length byte, a time byte, and its bytes; after a length of 0 the second byte is a change of the queue
+//! pair instead. Source address and queue pair number are
 //! corrected, so that inputs reach the checks behind them. The lowest bit of the second byte selects the UDP
 //! source port.
 
 use millstream_proto::{
-    Access, Atomic, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason, ReceiveId,
-    SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId,
+    Access, Atomic, Changes, Config, Connection, DeliveryError, Event, Instant, Memory, Mtu, NakReason,
+    ReceiveId, SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits, WorkId,
 };
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey, Srqn};
@@ -105,6 +106,27 @@ fn connection(service: Service) -> Connection {
     connection
 }
 
+/// Drains or resumes the send queue, or changes attributes.
+fn change(connection: &mut Connection, now: Instant, what: u8) {
+    let value = what >> 2;
+    match what % 4 {
+        0 => connection.drain(),
+        1 => connection.resume(),
+        _ => connection.modify(
+            now,
+            &Changes {
+                flow: *connection.flow(),
+                max_dest_rd_atomic: value % 4,
+                min_rnr_timer: value % 32,
+                max_rd_atomic: value / 4 % 4,
+                ack_timeout: value / 2 % 4,
+                retry_count: value % 8,
+                rnr_retry: value / 8,
+            },
+        ),
+    }
+}
+
 /// Interprets the input; panics if an invariant is violated.
 pub(crate) fn play(bytes: &[u8]) {
     let Some((first, mut rest)) = bytes.split_first() else { return };
@@ -133,6 +155,11 @@ pub(crate) fn play(bytes: &[u8]) {
     let mut buffer = vec![0; 2000];
     while let [len, time, after @ ..] = rest {
         while connection.poll_transmit(now, &mut world, TransmitLimits::NONE, &mut buffer).is_some() {}
+        if *len == 0 {
+            change(&mut connection, now, *time);
+            rest = after;
+            continue;
+        }
         let (packet, behind) = after.split_at(after.len().min(usize::from(*len) * 2));
         rest = behind;
         now = now + std::time::Duration::from_micros((*time).into());

@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use millstream_proto::{
-    Config, Connection, Disposition, Event, FailureCause, Instant, IpIdentification, Mtu, PostError,
+    Changes, Config, Connection, Disposition, Event, FailureCause, Instant, IpIdentification, Mtu, PostError,
     Received, ReceivedKind, SendConfig, SendModifier, SendOp, SendRequest, Service, Status, TransmitLimits,
 };
 use millstream_wire::icrc::Flow;
@@ -124,9 +124,7 @@ pub(super) struct QpFailure {
 impl WireTransport {
     /// Sets up the transport of a queue pair in its transition to RTR.
     pub(super) fn new(qp: &Qp, attributes: &QpAttr, route: Route) -> Option<Self> {
-        let port = qp.adapter.port.port()?;
-        let ports = [port.source_port(), millstream_wire::UDP_PORT];
-        let flow = Flow::new((route.source, ports[0]), (route.destination, ports[1]))?;
+        let flow = flow(qp, &route)?;
         let config = Config {
             service: match qp.kind {
                 QpType::Rc => Service::Rc,
@@ -181,6 +179,39 @@ impl WireTransport {
             probe: Some(PROBE),
         });
         self.machine.resume();
+    }
+
+    /// Takes attributes that later transitions have changed, and another route if there is one.
+    fn modify(
+        &mut self,
+        qp: &Qp,
+        local_keys: &mut LocalKeys,
+        attributes: &QpAttr,
+        route: Option<(Route, Flow)>,
+    ) -> Option<QpFailure> {
+        let now = now(qp);
+        let mut flow = *self.machine.flow();
+        if let Some((route, its_flow)) = route
+            && route != self.route
+        {
+            (self.route, flow) = (route, its_flow);
+            // Packets that the socket had no room for count as lost: their ICRC covers the former addresses.
+            self.bursts.clear();
+            self.congestion = CongestionControl::default();
+        }
+        self.machine.modify(
+            now,
+            &Changes {
+                flow,
+                max_dest_rd_atomic: attributes.max_dest_rd_atomic,
+                min_rnr_timer: attributes.min_rnr_timer,
+                max_rd_atomic: attributes.max_rd_atomic,
+                ack_timeout: attributes.timeout,
+                retry_count: attributes.retry_cnt,
+                rnr_retry: attributes.rnr_retry,
+            },
+        );
+        self.progress(qp, local_keys, now)
     }
 
     /// Begins no further request. If `report` is set, raises an event when all are complete.
@@ -405,6 +436,12 @@ impl WireTransport {
     }
 }
 
+/// Addresses and ports of the packets of a route.
+fn flow(qp: &Qp, route: &Route) -> Option<Flow> {
+    let source = qp.adapter.port.port()?.source_port();
+    Flow::new((route.source, source), (route.destination, millstream_wire::UDP_PORT))
+}
+
 /// Packets that may be in flight. The peer's socket is taken to have as much room as ours, and as many queue pairs;
 /// the responses to READs need room in ours.
 fn send_window(qp: &Qp, mtu: Mtu) -> u32 {
@@ -430,6 +467,12 @@ impl Qp {
         drop(send);
         self.fail_with(connection, failure);
         true
+    }
+
+    /// Takes attributes that later transitions have changed; without effect if the requests do not go by packets.
+    pub(super) fn modify_wire(&self, attributes: &QpAttr, route: Option<Route>) {
+        let route = route.and_then(|route| Some((route, flow(self, &route)?)));
+        self.with_wire(|wire, local_keys| wire.modify(self, local_keys, attributes, route));
     }
 
     /// Drains a send queue whose requests go by packets; false if they do not.
