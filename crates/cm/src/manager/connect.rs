@@ -233,7 +233,7 @@ impl Manager {
     /// Disconnects, or replies to the peer's DREQ. The event follows when both sides have disconnected.
     ///
     /// # Errors
-    /// EINVAL if there was no connection.
+    /// EINVAL before the connection was requested.
     pub fn disconnect(&mut self, system: &mut dyn System, channel: ChannelId, number: u32) -> Result<()> {
         let id = self.id(channel, number)?;
         match (id.state, id.link) {
@@ -248,7 +248,8 @@ impl Manager {
                 }
                 self.enter_timewait(system, number);
             }
-            // The kernel ignores it as well.
+            // The kernel ignores it as well: there is no connection yet, or no longer.
+            (State::ReqSent | State::ReqRcvd | State::RepRcvd, _) => {}
             (State::DreqSent | State::TimeWait | State::Closed, _) => {}
             _ => return Err(EINVAL),
         }

@@ -417,6 +417,25 @@ fn dreq_before_accept_is_deferred() {
 }
 
 #[test]
+fn disconnecting_before_there_is_a_connection_has_no_effect() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    let client = pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
+    pair.client.disconnect(client);
+    pair.settle();
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    pair.server.disconnect(server);
+    pair.server.accept(server, 3, Some(&reply())).unwrap();
+    pair.settle();
+    pair.client.expect(event::CONNECT_RESPONSE, 0);
+    pair.client.disconnect(client);
+    pair.client.accept(client, 0, None).unwrap();
+    pair.settle();
+    pair.server.expect(event::ESTABLISHED, 0);
+    pair.client.expect_nothing();
+}
+
+#[test]
 fn missing_listener_rejects() {
     let mut pair = pair();
     pair.client.connect(2, ps::TCP, "127.0.0.1:7471", &request());
