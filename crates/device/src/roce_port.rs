@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use arrayvec::ArrayVec;
 use millstream_link::{Port, RxBuffers};
 use millstream_lockfree::BiasedLock;
+use millstream_lockfree::timer::{Deadline, NextExpiry};
 use millstream_quantity::Qpn;
 use millstream_shm::polling::Polling;
 use millstream_wire::gid;
@@ -97,8 +98,7 @@ pub(crate) struct RocePort {
     flushing: AtomicBool,
     /// Queue pairs with timers.
     timed: Mutex<Vec<Weak<dyn QpOps>>>,
-    /// Expiry of the next timer, nanoseconds.
-    next_expiry: AtomicU64,
+    next_expiry: NextExpiry,
 }
 
 #[derive(Debug)]
@@ -138,7 +138,7 @@ impl RocePort {
             has_delayed_acks: AtomicBool::new(false),
             flushing: AtomicBool::new(false),
             timed: Mutex::default(),
-            next_expiry: AtomicU64::new(u64::MAX),
+            next_expiry: NextExpiry::default(),
         }
     }
 
@@ -207,7 +207,7 @@ impl RocePort {
             self.last_poll_ticks.store(ticks, Ordering::Relaxed);
             let now = self.now();
             self.last_poll.store(now, Ordering::Relaxed);
-            if self.next_expiry.load(Ordering::Relaxed) <= now {
+            if self.next_expiry.has_come(now) {
                 self.expire_timers();
             }
         }
@@ -322,8 +322,7 @@ impl RocePort {
         // that the thread will check.
         self.checking.store(polled, Ordering::SeqCst);
         let check = (polled || self.has_delayed_acks.load(Ordering::SeqCst)).then_some(now + CHECK_INTERVAL);
-        let timer = Some(self.next_expiry.load(Ordering::Relaxed)).filter(|next| *next != u64::MAX);
-        let next = check.into_iter().chain(timer).min();
+        let next = check.into_iter().chain(self.next_expiry.get()).min();
         (fds, next.map(|next| Duration::from_nanos(next.saturating_sub(now))))
     }
 
@@ -343,7 +342,7 @@ impl RocePort {
             if opened.receiver.try_lock().is_some_and(|mut receiver| receiver.receive(self, &opened.port)) {
                 return BusyPoll::Received;
             }
-            if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
+            if self.next_expiry.has_come(self.now()) {
                 break;
             }
         }
@@ -369,7 +368,7 @@ impl RocePort {
                 // The poller may miss packets that have just arrived, or be preempted on this core.
                 None => std::thread::sleep(POLLER_WAIT),
             }
-        } else if (unpolled || self.next_expiry.load(Ordering::Relaxed) <= now)
+        } else if (unpolled || self.next_expiry.has_come(now))
             && let Some(mut receiver) = opened.receiver.try_lock()
         {
             // On a busy machine the packet that a timer waits for may have arrived already.
@@ -378,7 +377,7 @@ impl RocePort {
                 self.watch_until.fetch_max(now + WATCH_PERIOD, Ordering::SeqCst);
             }
         }
-        if self.next_expiry.load(Ordering::Relaxed) <= self.now() {
+        if self.next_expiry.has_come(self.now()) {
             self.expire_timers();
         }
         found
@@ -401,26 +400,23 @@ impl RocePort {
         self.timed.lock().unwrap_or_else(PoisonError::into_inner).len()
     }
 
-    /// Sets a timer for `time`.
+    /// Sets the timer of a queue pair.
     #[inline]
-    pub(crate) fn set_timer(&self, time: u64) {
-        // The queue pair has stored its deadline. Either this load sees that another thread expires timers, or that thread sees
-        // the deadline: all four accesses are sequentially consistent.
-        if time < self.next_expiry.load(Ordering::SeqCst) {
-            self.next_expiry.fetch_min(time, Ordering::SeqCst);
+    pub(crate) fn set_timer(&self, timer: &Deadline, time: u64) {
+        if timer.set(time, &self.next_expiry) {
             // The thread sleeps for longer.
             self.tasks.wake();
         }
     }
 
     fn expire_timers(&self) {
-        self.next_expiry.store(u64::MAX, Ordering::SeqCst);
+        self.next_expiry.begin();
         let timed = self.timed.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let now = self.now();
         let next = timed.iter().filter_map(Weak::upgrade).filter_map(|qp| qp.expire_timers(now)).min();
-        if let Some(next) = next {
-            // The thread may have gone to sleep meanwhile, without a timer.
-            self.set_timer(next);
+        // The thread may have gone to sleep meanwhile, without a timer.
+        if next.is_some_and(|next| self.next_expiry.include(next)) {
+            self.tasks.wake();
         }
     }
 }

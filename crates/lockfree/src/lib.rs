@@ -21,6 +21,7 @@
 //! - [`retry_owner`]: the choice of who retries pending requests, a polling application or the progress
 //!   thread;
 //! - [`srq_limit`]: the limit event of a shared receive queue;
+//! - [`timer`]: deadlines of many owners, for a thread that sleeps until the next one;
 //! - [`word_ring`]: a ring of 64-bit words with one writer and one reader, and a reader's sleep.
 //!
 //! Memory accesses:
@@ -47,6 +48,7 @@ pub mod shared;
 mod spin;
 pub mod srq_limit;
 pub mod sync;
+pub mod timer;
 pub mod word_ring;
 
 pub use biased::BiasedLock;

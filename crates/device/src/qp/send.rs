@@ -12,7 +12,6 @@ use super::keys::LocalKeys;
 use super::state::{QpAttr, QpState};
 use super::transfer::ExecError;
 use super::transport::Transport;
-use super::wire_transport::TimerDeadline;
 use super::wr_list::{SendWrList, WrSlice};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
@@ -31,6 +30,7 @@ use crate::types::{
 };
 use millstream_lockfree::BiasedLock;
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
+use millstream_lockfree::timer::Deadline;
 use millstream_quantity::{Rkey, Srqn};
 
 /// Delay of the progress thread's first retry of a pending request. An application that polls retries earlier.
@@ -50,7 +50,8 @@ pub(super) struct SendSide {
     pub(super) signal_all: bool,
     pub(super) queue: BiasedLock<SendQueue>,
     retry_owner: RetryOwner,
-    pub(super) timer: TimerDeadline,
+    /// The deadline of the timers, readable without the lock.
+    pub(super) timer: Deadline,
 }
 
 impl SendSide {
@@ -60,7 +61,7 @@ impl SendSide {
             signal_all,
             queue: BiasedLock::new(SendQueue::default()),
             retry_owner: RetryOwner::default(),
-            timer: TimerDeadline::default(),
+            timer: Deadline::default(),
         }
     }
 }

@@ -61,8 +61,7 @@ fn a_queue_pair_that_connects_again_has_one_timer() {
 /// A queue pair that has only a timer. Its other operations do nothing.
 #[derive(Debug)]
 struct TimedStub {
-    /// Expiry of the timer, nanoseconds.
-    due: AtomicU64,
+    timer: Deadline,
     /// The time that the work of an expired timer takes.
     work: Duration,
     expired: Sender<std::thread::ThreadId>,
@@ -79,11 +78,11 @@ impl PendingRequests for TimedStub {
 
 impl QpOps for TimedStub {
     fn expire_timers(&self, now: u64) -> Option<u64> {
-        let due = self.due.load(Ordering::SeqCst);
+        let due = self.timer.get()?;
         if due > now {
-            return (due != u64::MAX).then_some(due);
+            return Some(due);
         }
-        self.due.store(u64::MAX, Ordering::SeqCst);
+        self.timer.clear();
         std::thread::sleep(self.work);
         let _ = self.expired.send(std::thread::current().id());
         None
@@ -132,14 +131,16 @@ fn the_thread_expires_a_timer_that_a_slow_poller_has_seen() {
     let (sender, expired) = channel();
     let now = port.now();
     let stub = |due, work| {
-        let stub = TimedStub { due: AtomicU64::new(due), work, expired: sender.clone() };
-        let stub: Arc<dyn QpOps> = Arc::new(stub);
+        let timer = Deadline::default();
+        // Known to nobody yet.
+        let _ = timer.set(due, &NextExpiry::default());
+        let stub: Arc<dyn QpOps> = Arc::new(TimedStub { timer, work, expired: sender.clone() });
         port.add_timed(Arc::downgrade(&stub));
         stub
     };
     let slow = stub(now, Duration::from_nanos(WORK));
     // The thread wakes up for this one, and finds that the poller expires the timers.
-    port.set_timer(now + WORK / 2);
+    port.set_timer(&Deadline::default(), now + WORK / 2);
     let next = stub(now + 2 * WORK, Duration::ZERO);
     port.expire_timers();
     let poller = std::thread::current().id();

@@ -11,6 +11,7 @@ use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 use millstream_lockfree::srq_limit::SrqLimitWord;
 use millstream_lockfree::sync::Arc;
 use millstream_lockfree::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+use millstream_lockfree::timer::{Deadline, NextExpiry};
 use millstream_lockfree::word_ring::{AwaitedEntries, SleepFlag, WordRing};
 use millstream_lockfree::{OwnerId, barrier, model};
 
@@ -265,6 +266,39 @@ fn a_pending_request_is_retried() {
         owner.join().unwrap();
         let notified = shared.1.load(Ordering::Relaxed);
         assert_eq!(u32::from(checks_again) + notified, 1, "by exactly one");
+    });
+}
+
+/// Two threads look at the deadlines while a third one sets one: the thread that sleeps until the next expiry does not sleep
+/// for longer, and is woken when the time becomes earlier.
+#[test]
+fn a_deadline_that_is_set_while_others_look_at_it_is_not_missed() {
+    const DEADLINE: u64 = 5;
+    check(|| {
+        let shared = Arc::new((Deadline::default(), NextExpiry::default(), AtomicU32::new(0)));
+        let look = |(deadline, next, woken): &(Deadline, NextExpiry, AtomicU32)| {
+            next.begin();
+            if deadline.get().is_some_and(|time| next.include(time)) {
+                woken.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let other = {
+            let shared = shared.clone();
+            thread::spawn(move || look(&shared))
+        };
+        let setter = {
+            let shared = shared.clone();
+            thread::spawn(move || {
+                if shared.0.set(DEADLINE, &shared.1) {
+                    shared.2.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        look(&shared);
+        other.join().unwrap();
+        setter.join().unwrap();
+        assert_eq!(shared.1.get(), Some(DEADLINE));
+        assert!(shared.2.load(Ordering::Relaxed) > 0, "the thread is woken");
     });
 }
 

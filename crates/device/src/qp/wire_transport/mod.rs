@@ -15,7 +15,7 @@ mod route;
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use arrayvec::ArrayVec;
@@ -71,16 +71,6 @@ pub(super) struct WireTransport {
     /// Whether the program requested an event when the send queue is drained.
     reports_drained: bool,
     _polling: PacketPolling,
-}
-
-/// The deadline of a queue pair's timers, readable without its lock.
-#[derive(Debug)]
-pub(super) struct TimerDeadline(AtomicU64);
-
-impl Default for TimerDeadline {
-    fn default() -> Self {
-        Self(AtomicU64::new(u64::MAX))
-    }
 }
 
 /// Bytes of packets that are built at a time: the kernel's limit for one message.
@@ -526,27 +516,24 @@ impl Qp {
 
     /// Sets the timer of the transport, whose lock the caller holds.
     pub(super) fn set_timer(&self, time: Option<Instant>) {
-        let time = time.map_or(u64::MAX, Instant::as_nanos);
-        // Sequentially consistent, as the accesses in the port are: see there.
-        self.send.timer.0.store(time, Ordering::SeqCst);
-        if time != u64::MAX {
-            self.adapter.port.set_timer(time);
+        match time {
+            Some(time) => self.adapter.port.set_timer(&self.send.timer, time.as_nanos()),
+            None => self.send.timer.clear(),
         }
     }
 
     /// Executes the machine's timers that have expired by `now`; the next one's time.
     pub(crate) fn handle_timer(&self, now: u64) -> Option<u64> {
-        let due = self.send.timer.0.load(Ordering::SeqCst);
+        let due = self.send.timer.get()?;
         if due > now {
-            return (due != u64::MAX).then_some(due);
+            return Some(due);
         }
         let now = Instant::from_nanos(now);
         self.with_wire(|wire, local_keys| {
             wire.machine.handle_timeout(now);
             wire.progress(self, local_keys, now)
         });
-        let due = self.send.timer.0.load(Ordering::Acquire);
-        (due != u64::MAX).then_some(due)
+        self.send.timer.get()
     }
 
     /// Finishes the handling of a failure that was found while the send queue was held.
