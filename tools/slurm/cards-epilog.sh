@@ -6,7 +6,7 @@ job=${MILLSTREAM_JOBS:-/run/millstream/jobs}/$SLURM_JOB_ID
 tr ',' '\n' <"$job/cards" | while read -r address; do
     [ -n "$address" ] || continue
     # A job may have released its card itself. A card that cannot be reached ends the lease when it expires.
-    setpriv --reuid "$SLURM_JOB_UID" --clear-groups env XDG_STATE_HOME="$job" \
+    setpriv --reuid "$SLURM_JOB_UID" --clear-groups env XDG_STATE_HOME="$job/state" \
         millstream card lease "$address" --release </dev/null >&2 || true
 done
 rm -rf "$job"

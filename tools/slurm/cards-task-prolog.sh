@@ -4,4 +4,4 @@
 job=${MILLSTREAM_JOBS:-/run/millstream/jobs}/$SLURM_JOB_ID
 [ -r "$job/cards" ] || exit 0
 echo "export MILLSTREAM_CARDS=$(cat "$job/cards")"
-echo "export XDG_STATE_HOME=$job"
+echo "export XDG_STATE_HOME=$job/state"

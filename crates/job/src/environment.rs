@@ -6,7 +6,7 @@ use crate::error::JobError;
 use crate::nodelist::first_host;
 
 /// Part of the key, if it is set: a secret of the job.
-const ENV_SECRET: &str = "MILLSTREAM_JOB_SECRET";
+pub(crate) const ENV_SECRET: &str = "MILLSTREAM_JOB_SECRET";
 /// The meeting point, as `--at`.
 const ENV_RENDEZVOUS: &str = "MILLSTREAM_RENDEZVOUS";
 
@@ -46,7 +46,7 @@ struct Launcher {
     rank: &'static str,
     /// The first one that is set counts.
     ranks: &'static [&'static str],
-    /// Identify the job.
+    /// Identify the job; they are the same in all ranks, and differ from those of any other job.
     key: &'static [&'static str],
 }
 
@@ -64,7 +64,8 @@ const LAUNCHERS: [Launcher; 3] = [
         ranks: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
         key: &["SLURM_CLUSTER_NAME", "SLURM_JOB_ID", "SLURM_STEP_ID"],
     },
-    Launcher { name: "PMI", rank: "PMI_RANK", ranks: &["PMI_SIZE"], key: &["PMI_JOBID", "HYDI_CONTROL_FD"] },
+    // Hydra, MPICH's launcher, sets no variable with a name of the job.
+    Launcher { name: "PMI", rank: "PMI_RANK", ranks: &["PMI_SIZE"], key: &["PMI_JOBID"] },
 ];
 
 impl Job {
@@ -151,6 +152,10 @@ fn derived(
     key: &str,
     get: &impl Fn(&str) -> Option<String>,
 ) -> Result<Rendezvous, JobError> {
+    // Ranks of another job of the same kind would meet ours.
+    if key.is_empty() {
+        return Err(JobError::NoKey { launcher: launcher.name });
+    }
     let port = PORTS.0 + (hash(key) % u64::from(PORTS.1)) as u16;
     let is = |name: &str, value: usize| get(name).is_some_and(|text| text == value.to_string());
     let is_local = match launcher.name {
@@ -235,9 +240,24 @@ mod tests {
             ("OMPI_COMM_WORLD_RANK", "0"),
             ("OMPI_COMM_WORLD_SIZE", "2"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "1"),
+            ("PMIX_NAMESPACE", "77"),
         ];
         assert!(text(&far, None).contains("Open MPI does not say where rank 0 runs"));
         assert!(text(&far, Some("nowhere")).contains("at=\"nowhere\""));
         assert!(text(&[("SLURM_PROCID", "x")], None).contains("SLURM_PROCID=\"x\""));
+    }
+
+    #[test]
+    fn jobs_of_a_launcher_without_names_for_them_have_a_secret_or_an_address() {
+        let hydra =
+            [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALNRANKS", "2"), ("HYDI_CONTROL_FD", "7")];
+        assert!(matches!(job(&hydra, None), Err(JobError::NoKey { launcher: "PMI" })));
+        assert!(job(&hydra, Some("127.0.0.1:7000")).is_ok());
+        let with = |secret| {
+            let variables: Vec<_> = hydra.into_iter().chain([(ENV_SECRET, secret)]).collect();
+            job(&variables, None).unwrap()
+        };
+        assert_eq!(with("a"), with("a"));
+        assert_ne!(with("a").rendezvous, with("b").rendezvous);
     }
 }

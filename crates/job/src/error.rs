@@ -29,6 +29,16 @@ pub enum JobError {
         /// The launcher.
         launcher: &'static str,
     },
+    /// The environment has nothing that tells this job from another one.
+    #[error(
+        "{launcher} gives the job no name, so its ranks could meet those of another job: set {} to a random value \
+         for all ranks, or give --at HOST:PORT",
+        crate::environment::ENV_SECRET
+    )]
+    NoKey {
+        /// The launcher.
+        launcher: &'static str,
+    },
     /// Rank 0 cannot listen.
     #[error("rank 0 cannot listen at {address}: {cause}; --at HOST:PORT chooses another address")]
     Listen {
