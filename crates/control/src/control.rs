@@ -10,7 +10,7 @@ use crate::error::ControlError;
 use crate::live_run::{LiveRun, config_of_run};
 use crate::logbook::{Entry, EntryKind, RunResult, now};
 use crate::machine::{Action, Command, Machine, RunInput, State};
-use crate::power::{PowerMeter, PowerReading};
+use crate::power::{EnergySum, PowerMeter, PowerReading};
 use crate::request::Request;
 use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitStatus};
 use crate::totals::{Totals, account};
@@ -221,19 +221,26 @@ impl RunControl {
         let control = self.clone();
         let thread = std::thread::Builder::new().name(run_folder(number));
         let spawned = thread.spawn(move || {
-            let before = control.shared.power.read();
-            let finished = control.carry_out(&config, receiver);
-            control.end(number, &finished, &before);
+            let power = &control.shared.power;
+            let mut energy = EnergySum::begin(power);
+            let finished = control.carry_out(&config, receiver, &mut energy);
+            energy.add(power);
+            control.end(number, &finished, energy.joules());
         });
         if let Err(error) = spawned {
             let failed = Err(format!("the thread of the run cannot be started: {error}"));
-            self.end(number, &failed, &self.shared.power.read());
+            self.end(number, &failed, None);
         }
         Ok(())
     }
 
     /// A panic fails the run. Without its end, no command would be allowed any more.
-    fn carry_out(&self, config: &RunConfig, commands: CommandReceiver) -> Result<FinishedRun, String> {
+    fn carry_out(
+        &self,
+        config: &RunConfig,
+        commands: CommandReceiver,
+        energy: &mut EnergySum,
+    ) -> Result<FinishedRun, String> {
         let run = || {
             let payload = self.shared.backend.payload_per_event(config);
             if let Some(run) = &mut self.lock().run {
@@ -241,6 +248,7 @@ impl RunControl {
             }
             self.shared.backend.run(config, commands, &mut |event| {
                 self.observe(config, event);
+                energy.update(&self.shared.power);
                 ControlFlow::Continue(())
             })
         };
@@ -280,9 +288,8 @@ impl RunControl {
         self.changed();
     }
 
-    fn end(&self, number: RunNumber, finished: &Result<FinishedRun, String>, before: &PowerReading) {
+    fn end(&self, number: RunNumber, finished: &Result<FinishedRun, String>, energy: Option<f64>) {
         let power = self.shared.power.read();
-        let energy = power.energy_since(before);
         let mut inner = self.lock();
         inner.output.take().iter().for_each(|directory| display::remove(directory));
         let stop_requested = inner.machine.state() == State::Stopping;

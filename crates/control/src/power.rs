@@ -14,6 +14,7 @@
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// Reads the host's power state.
 #[derive(Clone, Debug)]
@@ -62,7 +63,8 @@ pub struct EnergyCounter {
 /// A sensor's value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sensor {
-    /// Chip and label, as in `coretemp Package id 0`.
+    /// Chip and label, as in `coretemp Package id 0`; with the chip's number if several have this name, as in
+    /// `coretemp Core 0 (hwmon3)`.
     pub name: String,
     /// Its value \[°C\].
     pub celsius: f64,
@@ -86,20 +88,54 @@ impl<T> Reading<T> {
     }
 }
 
-impl PowerReading {
-    /// Energy of all packages since an earlier reading \[J\]; `None` if one of the readings has none.
-    pub fn energy_since(&self, before: &PowerReading) -> Option<f64> {
-        let (now, before) = (self.energy.value()?, before.energy.value()?);
-        let mut sum = 0;
-        for counter in now {
-            let earlier = before.iter().find(|earlier| earlier.name == counter.name)?;
-            sum += match counter.energy_uj.checked_sub(earlier.energy_uj) {
-                Some(used) => used,
-                None => counter.range_uj.saturating_sub(earlier.energy_uj) + counter.energy_uj,
-            };
-        }
-        Some(sum as f64 / 1e6)
+/// The energy that all packages use, summed up over readings. Counters wrap after a few minutes at full power (65 kJ at 400 W:
+/// less than three), so there is a reading every [`EnergySum::INTERVAL`].
+#[derive(Debug)]
+pub struct EnergySum {
+    last: Reading<Vec<EnergyCounter>>,
+    read: Instant,
+    /// Sum \[µJ\]; none if a reading had none.
+    sum_uj: Option<u64>,
+}
+
+impl EnergySum {
+    /// Time between two readings.
+    pub const INTERVAL: Duration = Duration::from_secs(30);
+
+    /// Begins with the present reading.
+    pub fn begin(meter: &PowerMeter) -> EnergySum {
+        EnergySum { last: meter.energy(), read: Instant::now(), sum_uj: Some(0) }
     }
+
+    /// Takes a reading if the latest is old.
+    pub fn update(&mut self, meter: &PowerMeter) {
+        if self.read.elapsed() >= EnergySum::INTERVAL {
+            self.add(meter);
+        }
+    }
+
+    /// Takes a reading.
+    pub fn add(&mut self, meter: &PowerMeter) {
+        let now = meter.energy();
+        let used = now.value().zip(self.last.value()).and_then(|(now, last)| used_uj(now, last));
+        self.sum_uj = self.sum_uj.zip(used).map(|(sum, used)| sum + used);
+        (self.last, self.read) = (now, Instant::now());
+    }
+
+    /// The energy until the latest reading \[J\]; `None` if one of the readings had none.
+    pub fn joules(&self) -> Option<f64> {
+        Some(self.sum_uj? as f64 / 1e6)
+    }
+}
+
+/// Energy between two readings \[µJ\], if each counter is in both.
+fn used_uj(now: &[EnergyCounter], last: &[EnergyCounter]) -> Option<u64> {
+    let used = |counter: &EnergyCounter| {
+        let last = last.iter().find(|last| last.name == counter.name)?.energy_uj;
+        let wrapped = || counter.range_uj.saturating_sub(last) + counter.energy_uj;
+        Some(counter.energy_uj.checked_sub(last).unwrap_or_else(wrapped))
+    };
+    now.iter().map(used).sum()
 }
 
 impl PowerMeter {
@@ -125,19 +161,20 @@ impl PowerMeter {
         }
     }
 
-    /// Packages, not their subdomains: those are parts of them.
+    /// Packages. Their subdomains are parts of them, and the platform (`psys`) contains them.
     fn energy(&self) -> Reading<Vec<EnergyCounter>> {
         let folder = self.sysfs.join("class/powercap");
         let is_package = |name: &str| name.starts_with("intel-rapl:") && name.matches(':').count() == 1;
         let mut counters = Vec::new();
         for zone in entries(&folder, is_package) {
+            let name = text(&zone.join("name")).unwrap_or_else(|_| file_name(&zone));
+            if name == "psys" {
+                continue;
+            }
             let (energy, range) =
                 (number(&zone.join("energy_uj")), number(&zone.join("max_energy_range_uj")));
             match (energy, range) {
-                (Ok(energy_uj), Ok(range_uj)) => {
-                    let name = text(&zone.join("name")).unwrap_or_else(|_| file_name(&zone));
-                    counters.push(EnergyCounter { name, energy_uj, range_uj });
-                }
+                (Ok(energy_uj), Ok(range_uj)) => counters.push(EnergyCounter { name, energy_uj, range_uj }),
                 (Err(reason), _) | (_, Err(reason)) => return Reading::Missing(reason),
             }
         }
@@ -155,14 +192,19 @@ impl PowerMeter {
                 let label = label.unwrap_or_else(|_| file.trim_end_matches("_input").to_owned());
                 // A sensor that cannot be read now is left out.
                 if let Ok(Ok(millidegrees)) = text(&input).map(|value| value.parse::<f64>()) {
-                    sensors.push(Sensor {
-                        name: format!("{chip_name} {label}"),
-                        celsius: millidegrees / 1000.0,
-                    });
+                    let name = format!("{chip_name} {label}");
+                    sensors.push((file_name(&chip), Sensor { name, celsius: millidegrees / 1000.0 }));
                 }
             }
         }
-        some(sensors, || format!("no temperature sensor in {}", folder.display()))
+        // Two processors or disks have sensors of the same name.
+        let names: Vec<_> = sensors.iter().map(|(_, sensor)| sensor.name.clone()).collect();
+        let is_unique = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
+        let named = sensors.into_iter().map(|(chip, sensor)| {
+            let name = sensor.name;
+            Sensor { name: if is_unique(&name) { name } else { format!("{name} ({chip})") }, ..sensor }
+        });
+        some(named.collect(), || format!("no temperature sensor in {}", folder.display()))
     }
 
     fn processors(&self) -> Vec<PathBuf> {

@@ -1,6 +1,6 @@
 //! The host's power state from a made sysfs tree.
 
-use millstream_control::power::{PowerMeter, Reading};
+use millstream_control::power::{EnergySum, PowerMeter, Reading};
 use std::path::Path;
 
 fn write(root: &Path, file: &str, text: &str) {
@@ -19,6 +19,10 @@ fn host(root: &Path) {
         let part = format!("class/powercap/intel-rapl:{package}:0");
         write(root, &format!("{part}/energy_uj"), "500");
     }
+    // The platform, which contains the packages.
+    write(root, "class/powercap/intel-rapl:2/name", "psys\n");
+    write(root, "class/powercap/intel-rapl:2/energy_uj", "77\n");
+    write(root, "class/powercap/intel-rapl:2/max_energy_range_uj", "10000000\n");
     write(root, "class/hwmon/hwmon2/name", "coretemp\n");
     write(root, "class/hwmon/hwmon2/temp1_input", "45500\n");
     write(root, "class/hwmon/hwmon2/temp1_label", "Package id 0\n");
@@ -42,6 +46,7 @@ fn all_values_are_read() {
     host(folder.path());
     let meter = PowerMeter::at(folder.path());
     let before = meter.read();
+    let mut energy = EnergySum::begin(&meter);
     assert_eq!(before.governors.value().unwrap(), &["performance", "powersave"]);
     assert_eq!(before.frequency_hz, Reading::Value(2e9));
     assert_eq!(before.idle_states.value().unwrap(), &["POLL", "C1E", "C6"]);
@@ -54,7 +59,30 @@ fn all_values_are_read() {
     // Package 0 uses 2 J; package 1 wraps: 1 J to the range, and 0.5 J.
     write(folder.path(), "class/powercap/intel-rapl:0/energy_uj", "3000000");
     write(folder.path(), "class/powercap/intel-rapl:1/energy_uj", "500000");
-    assert_eq!(meter.read().energy_since(&before), Some(3.5));
+    energy.add(&meter);
+    assert_eq!(energy.joules(), Some(3.5));
+    // Both wrap once more.
+    write(folder.path(), "class/powercap/intel-rapl:0/energy_uj", "0");
+    write(folder.path(), "class/powercap/intel-rapl:1/energy_uj", "0");
+    energy.add(&meter);
+    assert_eq!(energy.joules(), Some(3.5 + 7.0 + 9.5));
+    std::fs::remove_file(folder.path().join("class/powercap/intel-rapl:1/energy_uj")).unwrap();
+    energy.add(&meter);
+    assert_eq!(energy.joules(), None, "a part of the energy is unknown");
+}
+
+#[test]
+fn sensors_of_one_name_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    for (chip, name) in [(0, "nvme"), (3, "coretemp"), (4, "coretemp")] {
+        let chip = format!("class/hwmon/hwmon{chip}");
+        write(folder.path(), &format!("{chip}/name"), name);
+        write(folder.path(), &format!("{chip}/temp1_input"), "40000");
+        write(folder.path(), &format!("{chip}/temp1_label"), "Core 0");
+    }
+    let reading = PowerMeter::at(folder.path()).read();
+    let names: Vec<_> = reading.temperatures.value().unwrap().iter().map(|sensor| &sensor.name).collect();
+    assert_eq!(names, ["nvme Core 0", "coretemp Core 0 (hwmon3)", "coretemp Core 0 (hwmon4)"]);
 }
 
 #[test]
@@ -72,7 +100,9 @@ fn missing_values_have_reasons() {
     for (reason, expected) in reasons {
         assert!(reason.is_some_and(|reason| reason.starts_with(expected)), "{reason:?}");
     }
-    assert_eq!(reading.energy_since(&reading), None);
+    let mut energy = EnergySum::begin(&PowerMeter::at(folder.path()));
+    energy.add(&PowerMeter::at(folder.path()));
+    assert_eq!(energy.joules(), None);
     write(folder.path(), "class/powercap/intel-rapl:0/energy_uj", "many");
     let reading = PowerMeter::at(folder.path()).read();
     let reason = reading.energy.reason().unwrap();
