@@ -204,7 +204,7 @@ pub(crate) struct SiteKeysOptions {
     /// A further host name or address of a node; may be repeated
     #[arg(long = "name", value_parser = node_name, value_name = "NODE=NAME")]
     pub(crate) names: Vec<(String, String)>,
-    /// Issue new keys to the nodes with the authority in the folder
+    /// Issue new keys to the nodes with the authority in the folder, for the names of their present keys
     #[arg(long)]
     pub(crate) renew: bool,
 }

@@ -5,6 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
+use millstream_tls::KeyFiles;
+
 const SITE: &str = "name = \"lab\"\n[[host]]\nname = \"node\"\ncount = 2\n[[host.socket]]\nprocessor = \"Genoa\"\n\
                     cores = 2\nclock = \"2 GHz\"\nmemory = \"1 GiB\"\nmemory-bandwidth = \"10 GB/s\"\n";
 
@@ -58,6 +60,10 @@ fn keys_of_a_site_are_made_once_and_renewed() {
     let name = ["--name", "node1=10.0.0.7"];
     does(path, None, &[&["site", "keys", "site.toml", "--out", "keys", "--renew"], &name[..]].concat());
     assert_ne!(std::fs::read(path.join("keys/node0/key.pem")).unwrap(), before);
+    // A further renewal keeps the name.
+    does(path, None, &["site", "keys", "site.toml", "--out", "keys", "--renew"]);
+    let names = KeyFiles::in_directory(&path.join("keys/node1")).names().unwrap();
+    assert!(names.contains(&"10.0.0.7".to_owned()) && names.contains(&"node1".to_owned()), "{names:?}");
     assert_eq!(std::fs::read(path.join("keys/authority/certificate.pem")).unwrap(), authority);
     let nothing = fails(path, None, &["site", "keys", "site.toml", "--out", "other", "--renew"]);
     assert!(nothing.contains("other has no authority"), "{nothing}");

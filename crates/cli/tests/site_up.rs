@@ -87,15 +87,12 @@ control = "127.0.0.1:{control}"
     let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
     let whole: Vec<String> = lines.by_ref().map_while(Result::ok).take(4).collect();
     assert!(whole.last().is_some_and(|line| line.contains("small is up")), "{whole:?}");
-    // Run control may need a moment until it listens.
-    let mut found = check(folder, "site.toml");
-    for _ in 0..100 {
-        if found.0 {
-            break;
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        found = check(folder, "site.toml");
-    }
+    assert!(
+        whole.contains(&format!("event builder camera: run control: http://127.0.0.1:{control}/")),
+        "{whole:?}"
+    );
+    // It listens.
+    let found = check(folder, "site.toml");
     assert!(found.0 && found.1.contains("2 nodes, 2x1x1"), "{}", found.1);
 
     // The file changes, what runs does not.
@@ -116,7 +113,8 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
     let folder = folder.path();
     let address = format!("127.0.0.1:{}", free_port());
     let site = format!(
-        "name = \"small\"\n[[event-builder]]\nname = \"camera\"\nconfiguration = \"camera.toml\"\ncontrol = \"{address}\"\n"
+        "name = \"small\"\n[[event-builder]]\nname = \"camera\"\nconfiguration = \"camera.toml\"\ncontrol = \"{address}\"\n\
+         [[event-builder]]\nname = \"elsewhere\"\nconfiguration = \"camera.toml\"\ncontrol = \"192.0.2.7:8080\"\n"
     );
     fs::write(folder.join("site.toml"), site).unwrap();
     let configuration = "[run]\nname = \"camera\"\nevents = 1000000000\nbatch = 64\n[[readout]]\nname = \"ru0\"\n\
@@ -127,7 +125,11 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
     let mut command = millstream(folder, &["site", "up", "site.toml"]);
     let mut up = Up(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap());
     let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
-    assert!(lines.by_ref().map_while(Result::ok).any(|line| line.contains("small is up")));
+    let whole: Vec<String> = lines.by_ref().map_while(Result::ok).take(3).collect();
+    assert!(whole.contains(
+        &"event builder elsewhere: not started, 192.0.2.7:8080 is not an address of this host".into()
+    ));
+    assert!(whole.last().is_some_and(|line| line.contains("small is up")), "{whole:?}");
 
     let token = "run-control/token";
     let start = || {

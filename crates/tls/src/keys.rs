@@ -13,6 +13,8 @@ use rustls::sign::CertifiedKey;
 use serde::{Deserialize, Serialize};
 
 use crate::error::KeysError;
+#[cfg(feature = "authority")]
+use crate::subject::alternative_names;
 use crate::subject::subject;
 
 /// The environment variable with the keys of a program: a directory of `millstream site keys`, or three files.
@@ -53,6 +55,22 @@ impl KeyFiles {
             key: base.join(&self.key),
             authority: base.join(&self.authority),
         }
+    }
+
+    /// The names and addresses that the certificate is valid for; none if the file is missing.
+    ///
+    /// # Errors
+    /// [`KeysError`] names the file and the problem.
+    #[cfg(feature = "authority")]
+    pub fn names(&self) -> Result<Vec<String>, KeysError> {
+        let chain = match certificates("certificate", &self.certificate) {
+            Err(KeysError::Read { cause, .. }) if cause.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Vec::new());
+            }
+            read => read?,
+        };
+        alternative_names(&chain[0])
+            .ok_or_else(|| content("certificate", &self.certificate, "its names cannot be read".to_owned()))
     }
 
     /// The files that the environment names, if it does.

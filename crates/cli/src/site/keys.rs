@@ -4,6 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use millstream_site::load;
+use millstream_tls::KeyFiles;
 use millstream_tls::authority::{Authority, AuthorityError, Validity};
 
 use crate::args::SiteKeysOptions;
@@ -36,10 +37,14 @@ pub(super) fn run(options: &SiteKeysOptions) -> Result<(), Box<dyn Error>> {
         authority
     };
     for node in nodes {
-        let further: Vec<String> =
-            names.iter().filter(|(of, _)| of == node).map(|(_, name)| name.clone()).collect();
-        let keys = authority.issue(node, &further, validity)?;
         let folder = out.join(node);
+        let mut further: Vec<String> =
+            names.iter().filter(|(of, _)| of == node).map(|(_, name)| name.clone()).collect();
+        if *renew {
+            // Run control is reached by names that were given when the present keys were made.
+            further.extend(KeyFiles::in_directory(&folder).names()?);
+        }
+        let keys = authority.issue(node, &further, validity)?;
         if *renew { keys.replace(&folder) } else { keys.create(&folder) }?;
         println!("{node}: {}, valid until {}", folder.display(), validity.end());
     }

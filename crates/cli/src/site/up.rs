@@ -134,13 +134,17 @@ pub(super) fn run(
         tori.push(launched);
     }
     for builder in &site.event_builders {
+        let name = format!("event builder {}", builder.name);
+        if !is_here(&builder.control) {
+            println!("{name}: not started, {} is not an address of this host", builder.control);
+            continue;
+        }
         let configuration = crate::evb::folder(file).join(&builder.configuration);
         let mut command = program(device)?;
         command.args(["evb", "control"]).arg(&configuration).args(["--listen", &builder.control]);
-        let name = format!("event builder {}", builder.name);
-        let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?;
-        processes.builders.push(Process { name: name.clone(), child, end: CONTROL_END, is_asked: false });
-        println!("{name}: run control at http://{}", builder.control);
+        let (process, line) = started(name.clone(), command, &builder.control, CONTROL_END)?;
+        println!("{name}: {line}");
+        processes.builders.push(process);
     }
     let state = state_file(file)?;
     std::fs::create_dir_all(state.parent().unwrap_or(Path::new(".")))?;
@@ -200,16 +204,28 @@ fn card_process(
     let (memory, banks) = (card.memory.map_or(MEMORY, |memory| memory.0), card.banks.unwrap_or(1));
     command.args(["card", "serve", &card.name, "--listen", &card.address]);
     command.args(["--memory", &memory.to_string(), "--banks", &banks.to_string()]);
+    started(format!("card {}", card.name), command, &card.address, CARD_END).map(Some)
+}
+
+/// Starts a process that prints a line when it listens at its address; the process and that line.
+fn started(
+    name: String,
+    mut command: Command,
+    address: &str,
+    end: Duration,
+) -> Result<(Process, String), Box<dyn Error>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().ok_or("no standard output")?;
-    let name = format!("card {}", card.name);
-    let process = Process { name, child, end: CARD_END, is_asked: false };
-    let mut line = String::new();
-    BufReader::new(out).read_line(&mut line)?;
+    let process = Process { name, child, end, is_asked: false };
+    let (mut out, mut line) = (BufReader::new(out), String::new());
+    out.read_line(&mut line)?;
     if line.is_empty() {
-        return Err(format!("{} at {} does not start", process.name, card.address).into());
+        return Err(format!("{} at {address} does not start", process.name).into());
     }
-    Ok(Some((process, line.trim().to_owned())))
+    // It could not print to a closed pipe, and would wait at a full one.
+    let drain = move || std::io::copy(&mut out, &mut std::io::sink());
+    std::thread::Builder::new().name("output".to_owned()).spawn(drain)?;
+    Ok((process, line.trim().to_owned()))
 }
 
 /// Whether a listener of this host can have the address.
