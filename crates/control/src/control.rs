@@ -12,7 +12,7 @@ use crate::logbook::{Entry, EntryKind, RunResult, now};
 use crate::machine::{Action, Command, Machine, RunInput, State};
 use crate::power::{EnergySum, PowerMeter, PowerReading};
 use crate::request::Request;
-use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitStatus};
+use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitState, UnitStatus};
 use crate::totals::{Totals, account};
 use millstream_evb::config::RunConfig;
 use millstream_evb::process::launcher::{self, CommandReceiver, RunCommand, RunEvent};
@@ -296,6 +296,10 @@ impl RunControl {
         let mut run = inner.run.take();
         let ended = run.as_mut().map_or_else(Vec::new, LiveRun::take_ended);
         inner.units = run.as_ref().map_or_else(Vec::new, LiveRun::units);
+        // All processes of the run have ended. Nobody tells it of each card.
+        for unit in &mut inner.units {
+            (unit.state, unit.cpu_use) = (UnitState::Ended, None);
+        }
         let not_started = run.is_none_or(|run| !run.started);
         let (result, problems) = match finished {
             Ok(run) if run.report.derived().success => (RunResult::Complete, Vec::new()),
@@ -375,6 +379,8 @@ impl RunControl {
             run: inner.run.as_ref().map(LiveRun::status),
             last_run: inner.last_run.clone(),
             faults: inner.faults.iter().cloned().collect(),
+            run_number: inner.directory.last_run(),
+            log_entries: inner.directory.log_entries(),
         }
     }
 

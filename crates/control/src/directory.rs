@@ -71,6 +71,11 @@ impl Directory {
         self.last
     }
 
+    /// Number of entries of the log book.
+    pub fn log_entries(&self) -> u64 {
+        self.logbook.entries()
+    }
+
     /// Takes the number of a new run, and makes its folder in `output` if the run stores events. Both are on disk before the
     /// run starts. A number whose folder exists is skipped: the folder holds events of another directory's run, or of a
     /// directory that was lost.

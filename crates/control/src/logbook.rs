@@ -118,6 +118,7 @@ pub struct Logbook {
     file: File,
     /// Length of the complete lines.
     complete: u64,
+    entries: u64,
     recent: VecDeque<Entry>,
     last_run: RunNumber,
     open_run: Option<RunNumber>,
@@ -135,6 +136,7 @@ impl Logbook {
             path: path.to_owned(),
             file,
             complete: 0,
+            entries: 0,
             recent: VecDeque::new(),
             last_run: RunNumber::default(),
             open_run: None,
@@ -192,6 +194,11 @@ impl Logbook {
         self.recent.iter().skip(self.recent.len().saturating_sub(count)).cloned().collect()
     }
 
+    /// Number of entries.
+    pub fn entries(&self) -> u64 {
+        self.entries
+    }
+
     /// The highest run number.
     pub fn last_run(&self) -> RunNumber {
         self.last_run
@@ -203,6 +210,7 @@ impl Logbook {
     }
 
     fn remember(&mut self, entry: Entry) {
+        self.entries += 1;
         self.last_run = self.last_run.max(entry.run);
         match entry.kind {
             EntryKind::Begin { .. } => self.open_run = Some(entry.run),

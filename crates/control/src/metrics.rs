@@ -87,9 +87,7 @@ fn text(status: &Status, clients_refused: u64, totals: &Totals, power: &PowerRea
     text.one(INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
     text.one(CLIENTS_REFUSED, &[], clients_refused as f64);
     text.family(STATE, State::ALL.map(|state| (vec![state.to_string()], is(state == status.state))));
-    let last = status.last_run.as_ref().map(|run| run.number);
-    let number = status.run.as_ref().map(|run| run.number).or(last).unwrap_or_default();
-    text.one(RUN, &[], number.0 as f64);
+    text.one(RUN, &[], status.run_number.0 as f64);
     let results = ["complete", "stopped", "failed"].iter().zip(totals.runs);
     text.family(RUNS, results.map(|(result, runs)| (vec![(*result).to_owned()], runs as f64)));
     text.one(FAULTS, &[], totals.faults as f64);

@@ -28,6 +28,12 @@ pub struct Status {
     pub units: Vec<UnitStatus>,
     /// The last faults, oldest first.
     pub faults: Vec<Fault>,
+    /// Number of the present run, or of the last one in the log book.
+    #[serde(default)]
+    pub run_number: RunNumber,
+    /// Number of entries of the log book.
+    #[serde(default)]
+    pub log_entries: u64,
 }
 
 /// The configuration.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millstream_control::client::Client;
 use millstream_control::machine::State;
-use millstream_control::status::Status;
+use millstream_control::status::{Status, UnitState};
 use millstream_control::token::Token;
 use millstream_report::count;
 use millstream_tls::{KeysError, Security};
@@ -168,6 +168,10 @@ fn print_status(status: &Status, is_json: bool) -> Result<(), Box<dyn Error>> {
         run.problems.iter().for_each(|problem| println!("  {problem}"));
     }
     for unit in &status.units {
+        if unit.state == UnitState::Ended {
+            println!("  {} {}: process {} has ended", unit.role, unit.name, unit.pid);
+            continue;
+        }
         let cpu =
             unit.cpu_use.map_or_else(String::new, |cpu| format!(", {:.0} % of a processor", cpu * 100.0));
         let memory = unit.memory_bytes.map_or_else(String::new, |bytes| format!(", {bytes}"));

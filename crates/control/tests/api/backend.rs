@@ -151,10 +151,21 @@ impl Test {
         (0..8).for_each(|event| source.push(event, &[7; 100]).unwrap());
         writer.finish().unwrap();
         std::fs::write(folder.path().join("run.toml"), CONFIGURATION).unwrap();
+        Test::serve(folder, limits, has_units, security)
+    }
+
+    fn serve(folder: TempDir, limits: &ServerLimits, has_units: bool, security: Security) -> Test {
         let (control, token) = open_with(folder.path(), has_units);
         let server =
             Server::start(control.clone(), (token.clone(), security), "127.0.0.1:0", *limits).unwrap();
         Test { folder, control, server, token }
+    }
+
+    /// The next run control on the same folder.
+    pub(crate) fn restarted(self) -> Test {
+        let Test { folder, control, server, .. } = self;
+        drop((server, control));
+        Test::serve(folder, &ServerLimits::default(), false, Security::NONE)
     }
 
     pub(crate) fn connect(&self) -> TcpStream {

@@ -148,7 +148,7 @@ function show(status) {
     pictured = Date.now();
     showEvent();
   }
-  const seen = `${status.state} ${status.last_run ? status.last_run.number : ''}`;
+  const seen = `${status.state} ${status.log_entries}`;
   if (seen !== logged) {
     logged = seen;
     showLog();
