@@ -27,6 +27,11 @@ impl Failure {
         Failure { code: sys::MS_FABRIC_NO_REGION, message }
     }
 
+    pub(crate) fn no_counter(index: u16) -> Failure {
+        let message = format!("there is no counter {index}: an application has {}", sys::MS_FABRIC_COUNTERS);
+        Failure { code: sys::MS_FABRIC_NO_COUNTER, message }
+    }
+
     pub(crate) fn system(message: impl ToString) -> Failure {
         Failure { code: sys::MS_FABRIC_SYSTEM, message: message.to_string() }
     }

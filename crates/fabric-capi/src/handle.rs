@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use millstream_fabric::{Collectives, Fabric, FabricError, RegionId};
 use millstream_torus::engine::OutsideAccess;
 use millstream_torus::{OutsideHost, TorusNode};
+use millstream_torus_core::NodeNumber;
 
 use crate::error::{Failure, call};
 use crate::sys;
@@ -30,6 +31,17 @@ pub(crate) struct State {
     pub(crate) member: Member,
     /// Made by the first operation of all nodes.
     pub(crate) collectives: Option<Collectives>,
+}
+
+impl State {
+    /// A node of the torus.
+    pub(crate) fn node(&mut self, number: u16) -> Result<NodeNumber, Failure> {
+        let dimensions = self.member.fabric().dimensions();
+        if usize::from(number) < dimensions.nodes() {
+            return Ok(NodeNumber(number));
+        }
+        Err(Failure::invalid(format!("node {number} is not in a torus of {dimensions}")))
+    }
 }
 
 impl Member {

@@ -6,7 +6,6 @@ use millstream_rdma::device::DeviceSelector;
 use millstream_torus::OutsideHost;
 use millstream_torus::engine::OutsideAccess;
 use millstream_torus::seventh::{GatewayOptions, directory};
-use millstream_torus_core::NodeNumber;
 
 use crate::error::{Failure, call};
 use crate::handle::{Handle, Member, give, state, string};
@@ -58,7 +57,7 @@ pub unsafe extern "C" fn ms_fabric_find(
     call(|| {
         // SAFETY: the caller's handle and string.
         let (mut state, name) = unsafe { (state(fabric)?, string(name, "name")?) };
-        let node = NodeNumber(node);
+        let node = state.node(node)?;
         let found = match &mut state.member {
             Member::Node(own) => directory::find(&mut **own, node, name)?,
             Member::Outside(host) => host.find(node, name)?,

@@ -4,7 +4,6 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use millstream_fabric::{Notification, RegionId, Span};
-use millstream_torus_core::NodeNumber;
 
 use crate::error::{Failure, call};
 use crate::handle::{give, state};
@@ -17,10 +16,17 @@ unsafe fn notification(notification: *const sys::ms_fabric_notification) -> Resu
     let Some(given) = (unsafe { notification.as_ref() }) else { return Ok(Notification::None) };
     match given.kind {
         sys::MS_FABRIC_NOTIFY_NONE => Ok(Notification::None),
-        sys::MS_FABRIC_NOTIFY_COUNTER => Ok(Notification::Counter { index: given.counter, add: given.add }),
+        sys::MS_FABRIC_NOTIFY_COUNTER => {
+            Ok(Notification::Counter { index: own_counter(given.counter)?, add: given.add })
+        }
         sys::MS_FABRIC_NOTIFY_EVENT => Ok(Notification::Event { tag: given.tag }),
         kind => Err(Failure::invalid(format!("notification kind {kind} is unknown"))),
     }
+}
+
+/// A counter of the application. The further ones of a node count for collective operations.
+fn own_counter(index: u16) -> Result<u16, Failure> {
+    if u32::from(index) < sys::MS_FABRIC_COUNTERS { Ok(index) } else { Err(Failure::no_counter(index)) }
 }
 
 /// Bytes of the caller.
@@ -76,7 +82,8 @@ pub unsafe extern "C" fn ms_fabric_put(
     call(|| {
         // SAFETY: the caller's handle and pointers.
         let (mut state, data, with) = unsafe { (state(fabric)?, bytes(data, length)?, notification(with)?) };
-        Ok(state.member.fabric().put(NodeNumber(to), RegionId(region), offset, data, with)?)
+        let to = state.node(to)?;
+        Ok(state.member.fabric().put(to, RegionId(region), offset, data, with)?)
     })
 }
 
@@ -99,7 +106,8 @@ pub unsafe extern "C" fn ms_fabric_put_region(
         // SAFETY: the caller's handle and pointers.
         let (mut state, with) = unsafe { (state(fabric)?, notification(with)?) };
         let source = Span { region: RegionId(source), offset: source_offset, length };
-        Ok(state.member.fabric().put_region(NodeNumber(to), RegionId(region), offset, source, with)?)
+        let to = state.node(to)?;
+        Ok(state.member.fabric().put_region(to, RegionId(region), offset, source, with)?)
     })
 }
 
@@ -119,7 +127,8 @@ pub unsafe extern "C" fn ms_fabric_get(
     call(|| {
         // SAFETY: the caller's handle and pointers.
         let (mut state, data) = unsafe { (state(fabric)?, bytes_mut(data, length)?) };
-        Ok(state.member.fabric().get(NodeNumber(from), RegionId(region), offset, data)?)
+        let from = state.node(from)?;
+        Ok(state.member.fabric().get(from, RegionId(region), offset, data)?)
     })
 }
 
@@ -141,7 +150,8 @@ pub unsafe extern "C" fn ms_fabric_get_region(
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
         let into = Span { region: RegionId(target), offset: target_offset, length };
-        Ok(state.member.fabric().get_region(NodeNumber(from), RegionId(region), offset, into)?)
+        let from = state.node(from)?;
+        Ok(state.member.fabric().get_region(from, RegionId(region), offset, into)?)
     })
 }
 
@@ -161,9 +171,9 @@ pub unsafe extern "C" fn ms_fabric_fetch_add(
     call(|| {
         // SAFETY: the caller's handle and pointer.
         unsafe {
-            let old =
-                state(fabric)?.member.fabric().fetch_add(NodeNumber(at), RegionId(region), offset, add)?;
-            give(previous, old);
+            let mut state = state(fabric)?;
+            let at = state.node(at)?;
+            give(previous, state.member.fabric().fetch_add(at, RegionId(region), offset, add)?);
         }
         Ok(())
     })
@@ -187,7 +197,7 @@ pub unsafe extern "C" fn ms_fabric_compare_swap(
         // SAFETY: the caller's handle and pointer.
         unsafe {
             let mut state = state(fabric)?;
-            let (at, region) = (NodeNumber(at), RegionId(region));
+            let (at, region) = (state.node(at)?, RegionId(region));
             give(previous, state.member.fabric().compare_swap(at, region, offset, expected, desired)?);
         }
         Ok(())
@@ -203,7 +213,8 @@ pub unsafe extern "C" fn ms_fabric_flush(fabric: *mut sys::ms_fabric, to: u16) -
     call(|| {
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
-        Ok(state.member.fabric().flush(NodeNumber(to))?)
+        let to = state.node(to)?;
+        Ok(state.member.fabric().flush(to)?)
     })
 }
 
@@ -219,7 +230,7 @@ pub unsafe extern "C" fn ms_fabric_counter(
 ) -> c_int {
     call(|| {
         // SAFETY: the caller's handle and pointer.
-        unsafe { give(value, state(fabric)?.member.fabric().counter(index)?) };
+        unsafe { give(value, state(fabric)?.member.fabric().counter(own_counter(index)?)?) };
         Ok(())
     })
 }
@@ -240,7 +251,8 @@ pub unsafe extern "C" fn ms_fabric_wait_counter(
         // SAFETY: the caller's handle.
         let mut state = unsafe { state(fabric) }?;
         let timeout = Duration::from_millis(timeout_ms);
-        Ok(state.member.fabric().wait_counter(index, value, NodeNumber(from), timeout)?)
+        let (index, from) = (own_counter(index)?, state.node(from)?);
+        Ok(state.member.fabric().wait_counter(index, value, from, timeout)?)
     })
 }
 

@@ -89,8 +89,14 @@ int main(void)
     CHECK(ms_fabric_flush(fabric, next) == MS_FABRIC_NO_REGION);
     CHECK(ms_fabric_get(fabric, next, regions[next], SIZE - 1, data, 2) == MS_FABRIC_BOUNDS);
     CHECK(ms_fabric_fetch_add(fabric, next, regions[next], 4, 1, NULL) == MS_FABRIC_UNALIGNED);
-    CHECK(ms_fabric_counter(fabric, 256, &value) == MS_FABRIC_NO_COUNTER);
-    CHECK(ms_fabric_flush(fabric, 60000) == MS_FABRIC_NODE_LOST);
+    /* The counters of collective operations are not the application's. */
+    ms_fabric_notification foreign = {.kind = MS_FABRIC_NOTIFY_COUNTER, .counter = MS_FABRIC_COUNTERS, .add = 1};
+    CHECK(ms_fabric_put(fabric, next, regions[next], 0, NULL, 0, &foreign) == MS_FABRIC_NO_COUNTER);
+    CHECK(ms_fabric_counter(fabric, MS_FABRIC_COUNTERS, &value) == MS_FABRIC_NO_COUNTER);
+    CHECK(ms_fabric_wait_counter(fabric, MS_FABRIC_COUNTERS, 1, previous, 0) == MS_FABRIC_NO_COUNTER);
+    CHECK(ms_fabric_flush(fabric, 60000) == MS_FABRIC_INVALID);
+    CHECK(strncmp(ms_fabric_error_message(), "node 60000 is not in a torus of ", 32) == 0);
+    CHECK(ms_fabric_wait_counter(fabric, 4, 4, 60000, 20) == MS_FABRIC_INVALID);
     CHECK(ms_fabric_put(fabric, next, regions[next], 0, NULL, 8, NULL) == MS_FABRIC_INVALID);
     ms_fabric_notification unknown = {.kind = 9};
     CHECK(ms_fabric_put(fabric, next, regions[next], 0, &value, 8, &unknown) == MS_FABRIC_INVALID);
