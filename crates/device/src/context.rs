@@ -3,10 +3,10 @@
 use std::any::Any;
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, Weak};
 
-use millstream_shm::{EventFd, poll};
+use millstream_shm::EventFd;
 
 use crate::adapter::LocalAdapter;
 use crate::errno::Result;
@@ -72,7 +72,7 @@ impl Context {
     /// Waits for the next event, or fails with EAGAIN if the descriptor is non-blocking.
     ///
     /// # Errors
-    /// EAGAIN, EINTR.
+    /// EAGAIN; EINTR after a signal whose handler has no SA_RESTART.
     ///
     /// # Panics
     /// Only if another thread panicked while it held the queue.
@@ -90,8 +90,12 @@ impl Context {
             if self.event_fd.is_nonblocking()? {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let fd = self.event_fd.as_fd().as_raw_fd();
-            poll(&mut [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }], None)?;
+            // The kernel restarts a read after a signal whose handler has SA_RESTART, which it does not do with a poll.
+            self.event_fd.take()?;
+            // The descriptor is readable as long as events are queued.
+            if !self.events.lock().expect("no panic under this lock").is_empty() {
+                self.event_fd.signal();
+            }
         }
     }
 

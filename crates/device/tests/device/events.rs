@@ -3,6 +3,7 @@
 
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::thread::JoinHandleExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -57,6 +58,29 @@ fn drains(adapter: &Adapter, cq: &Arc<Cq>) -> Arc<Qp> {
 fn drain(qp: &Qp) {
     let sqd = QpAttr { en_sqd_async_notify: true, ..attributes(&QpConfig::default(), QpState::Sqd, 0) };
     qp.modify(&sqd, attr::STATE | attr::EN_SQD_ASYNC_NOTIFY).expect("to SQD");
+}
+
+#[test]
+fn a_signal_whose_handler_restarts_system_calls_does_not_end_the_wait_for_an_event() {
+    extern "C" fn ignore(_: libc::c_int) {}
+    // SAFETY: the handler does nothing; no other test uses this signal.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_sigaction = ignore as *const () as usize;
+        action.sa_flags = libc::SA_RESTART;
+        assert_eq!(libc::sigaction(libc::SIGUSR2, &raw const action, std::ptr::null_mut()), 0);
+    }
+    let adapter = Adapter::open();
+    let cq = adapter.cq();
+    let context = adapter.context.clone();
+    let waits = std::thread::spawn(move || context.next_event().map(|event| event.kind()));
+    for _ in 0..10 {
+        std::thread::sleep(Duration::from_millis(5));
+        // SAFETY: the thread is not joined yet.
+        unsafe { libc::pthread_kill(waits.as_pthread_t(), libc::SIGUSR2) };
+    }
+    let _qp = drains(&adapter, &cq);
+    assert_eq!(waits.join().expect("no panic").expect("an event"), SQ_DRAINED);
 }
 
 /// Fetches the next event as a C program does, and destroys the object in another thread. Checks that the
