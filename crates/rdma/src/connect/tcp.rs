@@ -17,6 +17,8 @@ const UNANSWERED: u32 = 3;
 
 /// Interval of connection attempts while the peer does not listen.
 const RETRY: Duration = Duration::from_millis(20);
+/// Shortest timeout of a connection attempt; `connect_timeout` refuses zero.
+const SHORTEST: Duration = Duration::from_millis(1);
 /// Timeout in place of "no deadline", which `connect_timeout` does not support.
 const VERY_LONG: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -112,34 +114,45 @@ impl AsFd for Listener {
     }
 }
 
-/// Connects to `address`, for example `node7:7471`. Retries while no socket listens there.
+/// Connects to `address`, for example `node7:7471`. A name may have several addresses. Retries while one of them answers that
+/// no socket listens there.
 ///
 /// # Errors
 /// [`ConnectError`] if the address is invalid or cannot be reached before the deadline.
 pub fn dial(address: &str, deadline: Deadline) -> Result<TcpStream, ConnectError> {
+    dial_one_of(address, &resolve(address)?, deadline)
+}
+
+fn dial_one_of(
+    address: &str,
+    addresses: &[SocketAddr],
+    deadline: Deadline,
+) -> Result<TcpStream, ConnectError> {
     const DOING: &str = "waiting for it to listen";
-    let addresses = resolve(address)?;
     loop {
-        let mut last = None;
-        for each in &addresses {
+        let (mut refused, mut timed_out, mut other) = (false, false, None);
+        for (index, each) in addresses.iter().enumerate() {
             let left = deadline.remaining().unwrap_or(VERY_LONG);
             if left.is_zero() {
                 return Err(ConnectError::new(address, ConnectErrorKind::TimedOut { doing: DOING }));
             }
-            match TcpStream::connect_timeout(each, left) {
+            // An address that does not answer leaves the others their time.
+            let share = left / (addresses.len() - index) as u32;
+            match TcpStream::connect_timeout(each, share.max(SHORTEST)) {
                 Ok(stream) => {
                     set_up(&stream).map_err(|cause| ConnectError::stream(address, "setting it up", cause))?;
                     return Ok(stream);
                 }
-                Err(cause) => last = Some(cause),
+                Err(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => refused = true,
+                Err(cause) if cause.kind() == io::ErrorKind::TimedOut => timed_out = true,
+                Err(cause) => other = Some(cause),
             }
         }
-        match last {
-            Some(cause) if cause.kind() == io::ErrorKind::ConnectionRefused => {
-                std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY));
-            }
-            Some(cause) => return Err(ConnectError::stream(address, DOING, cause)),
-            None => {}
+        match other {
+            // This host has no route to an address of the name, for example.
+            Some(cause) if !refused && !timed_out => return Err(ConnectError::stream(address, DOING, cause)),
+            _ if refused => std::thread::sleep(deadline.remaining().unwrap_or(RETRY).min(RETRY)),
+            _ => {}
         }
     }
 }
@@ -242,6 +255,23 @@ mod tests {
             read_exact(&mut server, &mut text, deadline).unwrap_err().kind(),
             io::ErrorKind::UnexpectedEof
         );
+    }
+
+    #[test]
+    fn dial_waits_for_a_listener_at_one_of_several_addresses() {
+        let free = listen("127.0.0.1:0").unwrap().address();
+        // No stream reaches the broadcast address.
+        let unreachable = SocketAddr::from(([255; 4], 1));
+        let dialled = std::thread::spawn(move || {
+            dial_one_of("node7", &[free, unreachable], Deadline::after(Duration::from_secs(10)))
+        });
+        std::thread::sleep(Duration::from_millis(50));
+        let listener = listen(&free.to_string()).unwrap();
+        dialled.join().unwrap().unwrap();
+        drop(listener);
+        let error = dial_one_of("node7", &[unreachable], Deadline::after(Duration::from_secs(10)));
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("unreachable"), "{error}");
     }
 
     #[test]
