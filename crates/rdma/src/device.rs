@@ -74,7 +74,7 @@ impl fmt::Display for DeviceSelector {
 #[non_exhaustive]
 pub enum DeviceError {
     /// There is no device.
-    #[error("no RDMA device: {loaded} has none{hint}")]
+    #[error("no RDMA device: {}{hint}", has_none(.loaded))]
     NoDevice {
         /// The verbs library in use.
         loaded: VerbsLibrary,
@@ -392,6 +392,13 @@ fn list(loaded: &VerbsLibrary) -> Result<DeviceList, DeviceError> {
         Ok(list) => (!list.is_empty()).then_some(list),
     };
     list.ok_or_else(|| DeviceError::NoDevice { loaded: loaded.clone(), hint: hint(loaded) })
+}
+
+fn has_none(loaded: &VerbsLibrary) -> String {
+    match loaded {
+        VerbsLibrary::None => "no verbs library could be loaded".to_owned(),
+        loaded => format!("{loaded} has none"),
+    }
 }
 
 fn hint(loaded: &VerbsLibrary) -> String {

@@ -6,7 +6,7 @@
 //!
 //! | `MILLSTREAM_DEVICE` | library |
 //! |---|---|
-//! | unset or `auto` | the system's if `/sys/class/infiniband` has entries, else the soft device |
+//! | unset or `auto` | the system's if `/sys/class/infiniband` has entries and `/dev/infiniband` their files, else the soft device |
 //! | `hardware` | the system's |
 //! | `soft` | the soft device |
 //! | a name | the system's if `/sys/class/infiniband` has that name, else the soft device |
@@ -39,11 +39,15 @@ const ENV_REEXEC: &str = "MILLSTREAM_REEXEC";
 
 const THIS_PROGRAM: &str = "/proc/self/exe";
 const SYSFS: &str = "/sys/class/infiniband";
-/// The entry of the soft device there (docs/rdma-cm.md).
+const DEVICE_FILES: &str = "/dev/infiniband";
+/// The entry of the soft device in sysfs (docs/rdma-cm.md).
 const SOFT: &str = "mill0";
 /// Search directories relative to the executable: beside it, `target/lib` from `target/<profile>` and from
 /// `target/<profile>/{deps,examples}`, and the private directory of an installation.
 const RELATIVE: [&str; 4] = ["", "../lib", "../../lib", "../lib/millstream"];
+/// Search directories relative to the library that has this code, if a program links or loads one: beside it, and above the
+/// directory of the C libraries of an installation.
+const RELATIVE_TO_LIBRARY: [&str; 2] = ["", ".."];
 
 /// The verbs library of this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,8 +148,13 @@ fn library_for(selector: &DeviceSelector, hardware: &[String]) -> LibraryKind {
     if system { LibraryKind::System } else { LibraryKind::Soft }
 }
 
-/// Names of the RDMA adapters in sysfs, sorted.
+/// Names of the RDMA adapters in sysfs, sorted; none if `/dev/infiniband` has no device files for them. A container sees its
+/// host's sysfs, also without the right to use an adapter.
 pub fn hardware_devices() -> Vec<String> {
+    let is_verbs = |entry: std::fs::DirEntry| entry.file_name().as_bytes().starts_with(b"uverbs");
+    if !std::fs::read_dir(DEVICE_FILES).is_ok_and(|entries| entries.flatten().any(is_verbs)) {
+        return Vec::new();
+    }
     let Ok(entries) = std::fs::read_dir(SYSFS) else { return Vec::new() };
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
@@ -158,19 +167,26 @@ pub fn hardware_devices() -> Vec<String> {
 /// Candidate files for the soft device's library, in order.
 ///
 /// If `MILLSTREAM_LIB` is set, only its value, so that a wrong value is noticed. Otherwise `./`, `../lib/`, `../../lib/`
-/// and `../lib/millstream/` from the executable's directory.
+/// and `../lib/millstream/` from the executable's directory, and `./` and `../` from that of the library that has this code.
 pub fn search_path() -> Vec<PathBuf> {
     let program = std::env::current_exe().ok();
-    candidates(std::env::var_os(ENV_LIBRARY), program.as_deref().and_then(Path::parent))
+    let library = library_of(search_path as *const libc::c_void).filter(|path| path.is_absolute());
+    let directories = [program, library].map(|file| Some(file?.parent()?.to_owned()));
+    candidates(std::env::var_os(ENV_LIBRARY), directories)
 }
 
-fn candidates(environment: Option<OsString>, program_directory: Option<&Path>) -> Vec<PathBuf> {
+fn candidates(environment: Option<OsString>, [program, library]: [Option<PathBuf>; 2]) -> Vec<PathBuf> {
     if let Some(given) = environment.filter(|value| !value.is_empty()) {
         let given = PathBuf::from(given);
         return vec![if given.is_dir() { given.join(SONAME) } else { given }];
     }
-    let Some(directory) = program_directory else { return Vec::new() };
-    RELATIVE.iter().map(|relative| directory.join(relative).join(SONAME)).collect()
+    let library = library.filter(|library| Some(library) != program.as_ref());
+    let beside = |directory: Option<PathBuf>, relative: &'static [&str]| {
+        directory
+            .into_iter()
+            .flat_map(|directory| relative.iter().map(move |each| directory.join(each).join(SONAME)))
+    };
+    beside(program, &RELATIVE).chain(beside(library, &RELATIVE_TO_LIBRARY)).collect()
 }
 
 /// The soft device's library on the [`search_path`].
@@ -208,7 +224,10 @@ pub(crate) fn soft_device_unused_reason() -> String {
         return failure;
     }
     if let Some(path) = find_library() {
-        return format!("the soft device ({}) was not selected when this process started", path.display());
+        return format!(
+            "the soft device ({}) was not selected when this process started; --device soft or {ENV_DEVICE}=soft selects it",
+            path.display()
+        );
     }
     let tried: Vec<String> = search_path().iter().map(|path| path.display().to_string()).collect();
     format!(
@@ -323,12 +342,18 @@ fn last_dl_error() -> String {
 
 fn loaded_path() -> Option<PathBuf> {
     let handle = open_library(OsStr::new(SONAME), libc::RTLD_NOLOAD)?;
+    // SAFETY: the handle is live.
+    let symbol = unsafe { libc::dlsym(handle, c"ibv_get_device_list".as_ptr()) };
+    if symbol.is_null() { None } else { library_of(symbol) }
+}
+
+/// The file that has the code at an address.
+fn library_of(code: *const libc::c_void) -> Option<PathBuf> {
     let mut info = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
-    // SAFETY: the handle is live; `dladdr` fills the structure when it returns non-zero, and the name it
-    // points to belongs to a library that is never unloaded.
+    // SAFETY: `dladdr` takes any address, and fills the structure when it returns non-zero; the name it points to belongs to
+    // a library that is never unloaded, or to this one.
     unsafe {
-        let symbol = libc::dlsym(handle, c"ibv_get_device_list".as_ptr());
-        if symbol.is_null() || libc::dladdr(symbol, info.as_mut_ptr()) == 0 {
+        if libc::dladdr(code, info.as_mut_ptr()) == 0 {
             return None;
         }
         let name = info.assume_init().dli_fname;
@@ -375,13 +400,17 @@ mod tests {
     fn the_environment_variable_excludes_other_candidates() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("another-name.so");
-        assert_eq!(candidates(Some(file.clone().into()), Some(Path::new("/opt/bin"))), [file]);
-        assert_eq!(candidates(Some(directory.path().into()), None), [directory.path().join(SONAME)]);
-        let relative = candidates(Some(OsString::new()), Some(Path::new("/opt/bin")));
+        let program = || Some(PathBuf::from("/opt/bin"));
+        assert_eq!(candidates(Some(file.clone().into()), [program(), None]), [file]);
+        assert_eq!(candidates(Some(directory.path().into()), [None, None]), [directory.path().join(SONAME)]);
+        // A static library is in the program.
+        let relative = candidates(Some(OsString::new()), [program(), program()]);
         assert_eq!(relative[0], Path::new("/opt/bin/libibverbs.so.1"));
         assert_eq!(relative[1], Path::new("/opt/bin/../lib/libibverbs.so.1"));
         assert_eq!(relative.len(), RELATIVE.len());
-        assert!(candidates(None, None).is_empty());
+        assert!(candidates(None, [None, None]).is_empty());
+        let library = candidates(None, [program(), Some("/usr/lib/millstream/c".into())]);
+        assert_eq!(library[RELATIVE.len() + 1], Path::new("/usr/lib/millstream/c/../libibverbs.so.1"));
     }
 
     #[test]
