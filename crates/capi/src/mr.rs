@@ -109,7 +109,8 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     // SAFETY: the caller passes an allocated domain, and a descriptor that is open during the call.
     let (domain, fd) = unsafe { (&PdObject::of(pd).inner, BorrowedFd::borrow_raw(fd)) };
     let made = Mr::register_dmabuf(domain, fd, offset, length as u64, iova, access.cast_unsigned());
-    publish(pd, std::ptr::null_mut(), length, made)
+    // As in rdma-core: there is no address of this process, only an offset.
+    publish(pd, std::ptr::without_provenance_mut(offset as usize), length, made)
 }
 
 /// Changes a memory region in place; its keys do not change. Returns 0 or an `IBV_REREG_MR_ERR_*`, with

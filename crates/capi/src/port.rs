@@ -45,6 +45,8 @@ pub(crate) unsafe extern "C" fn query_port(
         active_speed: 64,
         phys_state: 5,
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
+        // Ethernet has no other addresses.
+        flags: IBV_QPF_GRH_REQUIRED as u8,
         ..ibv_port_attr::default()
     };
     // SAFETY: the caller's struct has this size.

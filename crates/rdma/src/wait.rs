@@ -270,8 +270,9 @@ fn spin<E>(
     deadline: Deadline,
     progress: &mut impl FnMut() -> Result<bool, E>,
 ) -> Result<bool, E> {
-    let end = Instant::now() + time;
-    let end = deadline.instant().map_or(end, |at| at.min(end));
+    // A time beyond the clock's range has no end.
+    let end = Instant::now().checked_add(time);
+    let end = end.into_iter().chain(deadline.instant()).min();
     loop {
         for _ in 0..ROUNDS {
             std::hint::spin_loop();
@@ -279,7 +280,7 @@ fn spin<E>(
                 return Ok(true);
             }
         }
-        if Instant::now() >= end {
+        if end.is_some_and(|end| Instant::now() >= end) {
             return Ok(false);
         }
         // The peer may need this core.

@@ -368,7 +368,7 @@ impl CompletionQueue {
         let taken = unsafe { ibv_poll_cq(self.raw.as_ptr(), room, buffer.as_mut_ptr().cast::<ibv_wc>()) };
         match usize::try_from(taken) {
             Ok(taken) => Ok(&buffer[..taken]),
-            Err(_) => Err(poll_failed(taken)),
+            Err(_) => Err(poll_failed()),
         }
     }
 
@@ -381,9 +381,18 @@ impl CompletionQueue {
     }
 }
 
+/// Called directly after the call that failed: its value is no error number, and libraries need not set errno.
 #[cold]
-fn poll_failed(result: i32) -> PollError {
-    PollError { cause: io::Error::from_raw_os_error(result.saturating_neg()) }
+fn poll_failed() -> PollError {
+    let cause = io::Error::last_os_error();
+    let is_unset = cause.raw_os_error() == Some(0);
+    PollError {
+        cause: if is_unset {
+            io::Error::other("the queue has overrun, or the device has failed")
+        } else {
+            cause
+        },
+    }
 }
 
 pub(crate) fn in_range(
