@@ -9,6 +9,10 @@
  * words and flushes as a node does, in regions that nodes published for it (ms_fabric_publish, ms_fabric_find). It has no
  * counters and events, and takes part in no operation of all nodes: MS_FABRIC_NOT_A_NODE.
  *
+ * An exchange that fails with MS_FABRIC_TIMED_OUT, MS_FABRIC_NODE_LOST or another error of communication ends the exchanges
+ * of its handle: later ones fail with the same error, as other nodes may have counted this node's part. The same holds for
+ * barriers and reductions together. Operations between two nodes go on.
+ *
  * A handle may be used by several threads, one call at a time: others wait. A handle does not survive fork().
  */
 #ifndef MILLSTREAM_FABRIC_H
@@ -186,7 +190,10 @@ int ms_fabric_exchange(ms_fabric *fabric, const void *data, size_t length, void 
 /* Waits until all nodes are here. All nodes call barriers and reductions in the same order. */
 int ms_fabric_barrier(ms_fabric *fabric, uint64_t timeout_ms);
 
-/* Combines `count` values of all nodes in the order of node numbers, so that all nodes get the same bits. In place. */
+/*
+ * Combines `count` values of all nodes in the order of node numbers, so that all nodes get the same bits. In place: after an
+ * error, the values are undefined.
+ */
 int ms_fabric_allreduce(ms_fabric *fabric, void *values, size_t count, enum ms_fabric_type type,
                         enum ms_fabric_operation operation, uint64_t timeout_ms);
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millstream_torus_core::{Axis, Dimensions, NodeNumber};
 
-use crate::{ExchangeStatistics, Fabric, FabricError, Neighbourhood};
+use crate::{ExchangeStatistics, Fabric, FabricError, FirstError, Neighbourhood};
 
 /// Head of a message in a bundle: source, target, length.
 const HEAD: usize = 2 + 2 + 8;
@@ -22,12 +22,14 @@ struct Message {
     data: Vec<u8>,
 }
 
-/// Buffers and counters of one node for messages with all nodes. All nodes call the same operations in the same order.
+/// Buffers and counters of one node for messages with all nodes. All nodes call the same operations in the same order. After
+/// one that failed, all later ones fail with its error.
 #[derive(Debug)]
 pub struct AllToAll {
     torus: Dimensions,
     here: NodeNumber,
     rings: [Neighbourhood; 3],
+    failure: FirstError,
 }
 
 impl AllToAll {
@@ -57,7 +59,7 @@ impl AllToAll {
             Neighbourhood::with_counters(fabric, &nodes, capacity, first, timeout)
         };
         let rings = [ring(Axis::X)?, ring(Axis::Y)?, ring(Axis::Z)?];
-        Ok(AllToAll { torus, here, rings })
+        Ok(AllToAll { torus, here, rings, failure: FirstError::default() })
     }
 
     /// What all operations took so far.
@@ -76,13 +78,23 @@ impl AllToAll {
     /// Sends one message to each node, by number, and returns the messages of all nodes, by number.
     ///
     /// # Errors
-    /// [`FabricError::NodeLost`], [`FabricError::TimedOut`], [`FabricError::Malformed`].
+    /// [`FabricError::NodeLost`], [`FabricError::TimedOut`], [`FabricError::Malformed`] of this operation, or of an earlier one.
     pub fn alltoallv<F: Fabric>(
         &mut self,
         fabric: &mut F,
         messages: Vec<Vec<u8>>,
     ) -> Result<Vec<Vec<u8>>, FabricError> {
         debug_assert_eq!(messages.len(), self.torus.nodes(), "one message a node");
+        self.failure.check()?;
+        let received = self.pass_all(fabric, messages);
+        self.failure.keep(received)
+    }
+
+    fn pass_all<F: Fabric>(
+        &mut self,
+        fabric: &mut F,
+        messages: Vec<Vec<u8>>,
+    ) -> Result<Vec<Vec<u8>>, FabricError> {
         if let Some(axis) = self.only_axis() {
             return self.rings[axis.index()].exchange(fabric, messages);
         }
@@ -116,6 +128,12 @@ impl AllToAll {
         fabric: &mut F,
         bytes: &[u8],
     ) -> Result<Vec<Vec<u8>>, FabricError> {
+        self.failure.check()?;
+        let gathered = self.gather(fabric, bytes);
+        self.failure.keep(gathered)
+    }
+
+    fn gather<F: Fabric>(&mut self, fabric: &mut F, bytes: &[u8]) -> Result<Vec<Vec<u8>>, FabricError> {
         if let Some(axis) = self.only_axis() {
             let copies = vec![bytes.to_vec(); self.torus.nodes()];
             return self.rings[axis.index()].exchange(fabric, copies);

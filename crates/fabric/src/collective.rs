@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 
 use crate::wait::wait_for_all;
-use crate::{ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
+use crate::{
+    ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId,
+};
 
 /// A buffer per axis, because the neighbour on one axis may be ahead of that on another; and two of each in turn, because a
 /// neighbour writes the next result while this node reads the last one. It cannot be two operations ahead, as each needs
@@ -18,6 +20,9 @@ use crate::{ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, N
 const BUFFERS: usize = 2 * 3;
 
 /// Buffers and counters of one node for collective operations. All nodes call the same operations in the same order.
+///
+/// After an operation that timed out or lost a node, all later ones fail with its error: the nodes may have come to different
+/// points.
 #[derive(Debug)]
 pub struct Collectives {
     region: RegionId,
@@ -30,6 +35,7 @@ pub struct Collectives {
     arrived: [u64; 3],
     timeout: Duration,
     statistics: ExchangeStatistics,
+    failure: FirstError,
 }
 
 /// How [`Collectives::allreduce`] combines the values of two nodes.
@@ -92,7 +98,8 @@ impl Collectives {
         });
         let previous = Axis::ALL.map(|axis| along(axis, Sign::Minus));
         let statistics = ExchangeStatistics::default();
-        Ok(Collectives { region, next, previous, half, operations: 0, arrived, timeout, statistics })
+        let failure = FirstError::default();
+        Ok(Collectives { region, next, previous, half, operations: 0, arrived, timeout, statistics, failure })
     }
 
     /// Changes the longest wait of later operations.
@@ -103,13 +110,21 @@ impl Collectives {
     /// The bytes of all nodes, in the order of node numbers. All nodes give the same number of bytes.
     ///
     /// # Errors
-    /// [`FabricError::Bounds`] if that exceeds the size of [`Collectives::new`]; [`FabricError::NodeLost`].
+    /// [`FabricError::Bounds`] if that exceeds the size of [`Collectives::new`]; [`FabricError::NodeLost`] or
+    /// [`FabricError::TimedOut`] of this operation, or of an earlier one.
     pub fn allgather<F: Fabric>(&mut self, fabric: &mut F, bytes: &[u8]) -> Result<Vec<u8>, FabricError> {
+        self.failure.check()?;
         let torus = fabric.dimensions();
         if bytes.len() * torus.nodes() > self.half {
             let size = (self.half / torus.nodes()) as u64;
             return Err(FabricError::Bounds { offset: 0, length: bytes.len() as u64, size });
         }
+        let gathered = self.gather(fabric, bytes);
+        self.failure.keep(gathered)
+    }
+
+    fn gather<F: Fabric>(&mut self, fabric: &mut F, bytes: &[u8]) -> Result<Vec<u8>, FabricError> {
+        let torus = fabric.dimensions();
         let turn = self.operations % 2;
         self.operations += 1;
         let at = torus.coordinates(fabric.here());
@@ -152,7 +167,7 @@ impl Collectives {
     /// Waits until all nodes are here.
     ///
     /// # Errors
-    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`].
+    /// As [`Collectives::allgather`].
     pub fn barrier<F: Fabric>(&mut self, fabric: &mut F) -> Result<(), FabricError> {
         self.allgather(fabric, &[0]).map(drop)
     }

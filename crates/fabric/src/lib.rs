@@ -10,6 +10,7 @@ pub mod all_to_all;
 pub mod check;
 pub mod collective;
 pub mod conformance;
+mod failure;
 pub mod local;
 pub mod neighbourhood;
 pub mod on_card;
@@ -19,6 +20,7 @@ use std::time::Duration;
 
 pub use all_to_all::AllToAll;
 pub use collective::{Collectives, Reduction};
+pub use failure::FirstError;
 pub use local::LocalNode;
 pub use millstream_torus_core::header::Notification;
 use millstream_torus_core::{Dimensions, NodeNumber};
@@ -65,7 +67,7 @@ pub struct Event {
     pub length: u64,
 }
 
-/// Why an operation failed. It harms no other operation.
+/// Why an operation failed. It harms no other operation, but one in which all nodes take part ends these: see [`FirstError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FabricError {
@@ -360,6 +362,6 @@ pub trait Fabric {
     /// Gives every node the bytes of all nodes, by number. For setup: the handles of regions are exchanged this way.
     ///
     /// # Errors
-    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`].
+    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`]. Later exchanges of this node fail with the same error.
     fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError>;
 }

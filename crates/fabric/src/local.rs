@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use crate::{EVENT_LIMIT, Event, Fabric, FabricError, Notification, RegionId, check};
+use crate::{EVENT_LIMIT, Event, Fabric, FabricError, FirstError, Notification, RegionId, check};
 
 #[derive(Debug, Default)]
 struct Inbox {
@@ -52,6 +52,8 @@ struct World {
 pub struct LocalNode {
     here: NodeNumber,
     world: Arc<World>,
+    /// Of exchanges.
+    failure: FirstError,
 }
 
 /// A panicking thread leaves no half-made change: each change is one assignment or one copy.
@@ -69,7 +71,8 @@ impl LocalNode {
             state: Mutex::new(State { alive: vec![true; torus.nodes()], exchange: Exchange::default() }),
             changed: Condvar::new(),
         });
-        torus.all().map(|here| LocalNode { here, world: Arc::clone(&world) }).collect()
+        let node = |here| LocalNode { here, world: Arc::clone(&world), failure: FirstError::default() };
+        torus.all().map(node).collect()
     }
 
     /// Uses the memory of a node's region.
@@ -273,6 +276,7 @@ impl Fabric for LocalNode {
     }
 
     fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
+        self.failure.check()?;
         let mut mine = Some(bytes.to_vec());
         let mut joined = 0;
         let (here, nodes) = (self.here, self.world.torus.nodes());
@@ -295,6 +299,6 @@ impl Fabric for LocalNode {
             missing.map(|node| Err(FabricError::NodeLost { node }))
         });
         self.world.changed.notify_all();
-        result
+        self.failure.keep(result)
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use millstream_torus_core::NodeNumber;
 
 use crate::wait::wait_for_all;
-use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
+use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId};
 
 const HEADER: usize = 8;
 
@@ -48,7 +48,8 @@ struct Peer {
 
 /// Buffers and counters of one node for messages with its peers.
 ///
-/// If a node has a peer, the peer has that node. All nodes create it together.
+/// If a node has a peer, the peer has that node. All nodes create it together. After an exchange that failed, all later ones
+/// fail with its error.
 #[derive(Debug)]
 pub struct Neighbourhood {
     region: RegionId,
@@ -57,6 +58,7 @@ pub struct Neighbourhood {
     first_counter: u16,
     timeout: Duration,
     statistics: ExchangeStatistics,
+    failure: FirstError,
 }
 
 impl Neighbourhood {
@@ -123,6 +125,7 @@ impl Neighbourhood {
             first_counter,
             timeout,
             statistics: ExchangeStatistics::default(),
+            failure: FirstError::default(),
         })
     }
 
@@ -140,12 +143,14 @@ impl Neighbourhood {
     /// Starts an exchange: sends one message to each peer, in their order; an empty one also counts.
     ///
     /// # Errors
-    /// [`FabricError`] of the puts.
+    /// [`FabricError`] of the puts, or of an earlier exchange.
     pub fn start<F: Fabric>(&mut self, fabric: &mut F, messages: Vec<Vec<u8>>) -> Result<(), FabricError> {
         debug_assert_eq!(messages.len(), self.peers.len(), "one message a peer");
+        self.failure.check()?;
         for (i, message) in messages.into_iter().enumerate().take(self.peers.len()) {
             self.peers[i].outgoing = message;
-            self.put(fabric, i, 0)?;
+            let put = self.put(fabric, i, 0);
+            self.failure.keep(put)?;
         }
         Ok(())
     }
@@ -153,8 +158,14 @@ impl Neighbourhood {
     /// Ends an exchange: the messages of the peers, in their order.
     ///
     /// # Errors
-    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`].
+    /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`] of this exchange, or of an earlier one.
     pub fn finish<F: Fabric>(&mut self, fabric: &mut F) -> Result<Vec<Vec<u8>>, FabricError> {
+        self.failure.check()?;
+        let received = self.receive_all(fabric);
+        self.failure.keep(received)
+    }
+
+    fn receive_all<F: Fabric>(&mut self, fabric: &mut F) -> Result<Vec<Vec<u8>>, FabricError> {
         let mut open: Vec<usize> = (0..self.peers.len()).collect();
         for round in 0.. {
             let mut further = Vec::new();
@@ -243,5 +254,34 @@ impl Neighbourhood {
         self.statistics.wait += arrived - begin;
         self.statistics.communicate += arrived.elapsed();
         usize::try_from(length).map_err(|_| FabricError::Bounds { offset: from, length, size: slot })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LocalNode;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn an_exchange_that_timed_out_fails_all_later_ones() {
+        let nodes = LocalNode::all("2x1x1".parse().unwrap());
+        let members: Vec<_> = std::thread::scope(|scope| {
+            let start = |mut node: LocalNode| {
+                let other = NodeNumber(1 - node.here().0);
+                scope.spawn(move || (Neighbourhood::new(&mut node, &[other], 8, LONG).unwrap(), node))
+            };
+            let started: Vec<_> = nodes.into_iter().map(start).collect();
+            started.into_iter().map(|node| node.join().expect("no panic")).collect()
+        });
+        let [(mut first, mut node), (mut second, mut other)] = members.try_into().expect("two nodes");
+        let timed_out = Err(FabricError::TimedOut { waited: Duration::ZERO });
+        first.timeout = Duration::ZERO;
+        assert_eq!(first.exchange(&mut node, vec![vec![1]]), timed_out);
+        assert_eq!(second.exchange(&mut other, vec![vec![2]]), Ok(vec![vec![1]]));
+        // A retry would send a second message into the same exchange.
+        first.timeout = LONG;
+        assert_eq!(first.exchange(&mut node, vec![vec![3]]), timed_out);
     }
 }

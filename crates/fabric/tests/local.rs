@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{Collectives, Fabric, FabricError, LocalNode, Neighbourhood, conformance};
+use millstream_fabric::{Collectives, Fabric, FabricError, LocalNode, Neighbourhood, Reduction, conformance};
 use millstream_torus_core::NodeNumber;
 
 fn on_all_nodes(dimensions: &str, run: impl Fn(LocalNode) + Sync) {
@@ -60,4 +60,48 @@ fn a_wait_ends_at_its_deadline() {
         let result = node.wait_counter(0, 1, NodeNumber(0), waited);
         assert_eq!(result, Err(FabricError::TimedOut { waited }));
     });
+}
+
+const NO_TIME: Duration = Duration::ZERO;
+
+/// The nodes of a torus of two, on one thread.
+fn pair() -> [LocalNode; 2] {
+    LocalNode::all("2x1x1".parse().expect("valid")).try_into().expect("two nodes")
+}
+
+/// Calls on both nodes at once what all nodes call.
+fn together<R: Send>(
+    [first, second]: &mut [LocalNode; 2],
+    call: impl Fn(&mut LocalNode) -> R + Sync,
+) -> [R; 2] {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| call(second));
+        [call(first), other.join().expect("no panic")]
+    })
+}
+
+/// The second node takes no part in time: its turn comes when the first one has given up.
+#[test]
+fn a_collective_operation_that_timed_out_fails_all_later_ones() {
+    let mut nodes = pair();
+    let [mut first, mut second] =
+        together(&mut nodes, |node| Collectives::new(node, 8, Duration::from_secs(30)).unwrap());
+    let timed_out = Err(FabricError::TimedOut { waited: NO_TIME });
+    first.set_timeout(NO_TIME);
+    assert_eq!(first.allreduce(&mut nodes[0], Reduction::Sum, &[1]), timed_out);
+    // The block of the first node has arrived.
+    assert_eq!(second.allreduce(&mut nodes[1], Reduction::Sum, &[2]), Ok(vec![3]));
+    // The block of the second node has arrived, too; but a retry would count the first one's block again.
+    first.set_timeout(Duration::from_secs(30));
+    assert_eq!(first.allreduce(&mut nodes[0], Reduction::Sum, &[1]), timed_out);
+    assert_eq!(first.barrier(&mut nodes[0]), timed_out.map(drop));
+}
+
+#[test]
+fn an_exchange_that_timed_out_fails_all_later_ones() {
+    let mut nodes = pair();
+    let timed_out = Err(FabricError::TimedOut { waited: NO_TIME });
+    assert_eq!(nodes[0].exchange(b"a", NO_TIME), timed_out);
+    assert_eq!(nodes[1].exchange(b"b", Duration::from_secs(30)), Ok(vec![b"a".to_vec(), b"b".to_vec()]));
+    assert_eq!(nodes[0].exchange(b"c", Duration::from_secs(30)), timed_out);
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_fabric::{COUNTERS, Fabric, FabricError, Notification, RegionId};
+use millstream_fabric::{COUNTERS, Fabric, FabricError, FirstError, Notification, RegionId};
 use millstream_torus_core::NodeNumber;
 
 use crate::application::TorusNode;
@@ -31,11 +31,12 @@ pub(crate) struct Exchange {
     round: u64,
     /// Expected values of the two counters.
     expected: [u64; 2],
+    failure: FirstError,
 }
 
 impl Exchange {
     pub(crate) fn new(region: RegionId, mailbox: Memory, nodes: usize) -> Exchange {
-        Exchange { region, mailbox, nodes, round: 0, expected: [0; 2] }
+        Exchange { region, mailbox, nodes, round: 0, expected: [0; 2], failure: FirstError::default() }
     }
 
     fn slot(&self, node: NodeNumber) -> u64 {
@@ -62,6 +63,12 @@ pub(crate) fn run(
     bytes: &[u8],
     timeout: Duration,
 ) -> Result<Vec<Vec<u8>>, FabricError> {
+    node.exchange_ref().failure.check()?;
+    let all = exchange(node, bytes, timeout);
+    node.exchange_state().failure.keep(all)
+}
+
+fn exchange(node: &mut TorusNode, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
     let start = Instant::now();
     let torus = node.dimensions();
     let mut all = vec![Vec::new(); torus.nodes()];

@@ -121,6 +121,16 @@ int main(void)
     CHECK(ms_fabric_deregister(fabric, target) == MS_FABRIC_OK);
     CHECK(ms_fabric_deregister(fabric, target) == MS_FABRIC_NO_REGION);
     CHECK(ms_fabric_barrier(fabric, LONG_MS) == MS_FABRIC_OK);
+
+    /* The others do not come to this barrier. Its failure ends barriers and reductions, and nothing else. */
+    if (rank == 0) {
+        CHECK(ms_fabric_barrier(fabric, 20) == MS_FABRIC_TIMED_OUT);
+        CHECK(ms_fabric_barrier(fabric, LONG_MS) == MS_FABRIC_TIMED_OUT);
+        CHECK(ms_fabric_allreduce(fabric, most, 1, MS_FABRIC_U64, MS_FABRIC_SUM, LONG_MS) == MS_FABRIC_TIMED_OUT);
+    }
+    CHECK(ms_fabric_fetch_add(fabric, next, regions[next], 0, 1, NULL) == MS_FABRIC_NO_REGION);
+    uint16_t everybody[64];
+    CHECK(ms_fabric_exchange(fabric, &rank, sizeof rank, everybody, LONG_MS) == MS_FABRIC_OK);
     ms_fabric_close(fabric);
     ms_fabric_close(NULL);
     return 0;

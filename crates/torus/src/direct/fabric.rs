@@ -266,6 +266,12 @@ impl Node {
     }
 
     fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
+        self.exchange_failure.check()?;
+        let all = self.exchange_round(bytes, timeout);
+        self.exchange_failure.keep(all)
+    }
+
+    fn exchange_round(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
         let round = self.round;
         self.round += 1;
         let total = bytes.len() as u64;

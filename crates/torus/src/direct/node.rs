@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_fabric::{COUNTERS, EVENT_LIMIT, Event, FabricError, RegionId};
+use millstream_fabric::{COUNTERS, EVENT_LIMIT, Event, FabricError, FirstError, RegionId};
 use millstream_rdma::queue::Signal;
 use millstream_rdma::wait::WaitError;
 use millstream_rdma::{
@@ -119,6 +119,7 @@ pub(super) struct Node {
     pub(super) finished: BTreeSet<u32>,
     next_transfer: u32,
     pub(super) round: u32,
+    pub(super) exchange_failure: FirstError,
     polling: Polling,
     broken: bool,
     device: Device,
@@ -151,6 +152,7 @@ impl Node {
             finished: BTreeSet::new(),
             next_transfer: 0,
             round: 0,
+            exchange_failure: FirstError::default(),
             polling: Polling::new(DEFAULT_POLLING),
             broken: false,
             device,
