@@ -114,10 +114,10 @@ impl Regions {
         true
     }
 
-    /// A key that no region has.
+    /// A key that no region has, far from those that applications choose.
     #[must_use]
     pub fn free_key(&self) -> u64 {
-        (0..).find(|key| !self.by_key.contains_key(key)).unwrap_or_default()
+        (0..u64::MAX).rev().find(|key| !self.by_key.contains_key(key)).unwrap_or_default()
     }
 
     /// Ends a region.
@@ -140,5 +140,28 @@ impl Regions {
         let start = region.start.wrapping_add(offset as usize);
         // SAFETY: a part of the region, which lives while it is in the table; the buffer is used at once.
         Ok(unsafe { UserBuffer::new([(start, length as usize)]) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_for_local_use_take_no_key_that_applications_choose() {
+        let mut regions = Regions::default();
+        let mut bytes = [0; 8];
+        let mut keys = Vec::new();
+        for _ in 0..3 {
+            let key = regions.free_key();
+            // SAFETY: the bytes live longer than the table.
+            assert!(unsafe { regions.add(key, bytes.as_mut_ptr(), 8, false, false) });
+            keys.push(key);
+        }
+        assert!(keys.iter().all(|&key| key > u64::MAX / 2 && key != u64::MAX), "{keys:?}");
+        for key in 0..3 {
+            // SAFETY: as above.
+            assert!(unsafe { regions.add(key, bytes.as_mut_ptr(), 8, true, true) }, "{key}");
+        }
     }
 }
