@@ -350,6 +350,9 @@ pub trait Fabric {
         timeout: Duration,
     ) -> Result<(), FabricError>;
 
+    /// Whether a node or its application is known to be lost. Its last notifications were seen before.
+    fn is_lost(&self, node: NodeNumber) -> bool;
+
     /// A node that is known to be lost.
     fn lost_node(&self) -> Option<NodeNumber>;
 

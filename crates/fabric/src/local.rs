@@ -262,6 +262,10 @@ impl Fabric for LocalNode {
         })
     }
 
+    fn is_lost(&self, node: NodeNumber) -> bool {
+        !lock(&self.world.state).is_alive(node)
+    }
+
     fn lost_node(&self) -> Option<NodeNumber> {
         let state = lock(&self.world.state);
         self.world.torus.all().find(|&node| !state.is_alive(node))

@@ -253,6 +253,10 @@ impl<F: Fabric> Fabric for OnCard<F> {
         self.inner.wait_counter(index, value, from, timeout)
     }
 
+    fn is_lost(&self, node: NodeNumber) -> bool {
+        self.inner.is_lost(node)
+    }
+
     fn lost_node(&self) -> Option<NodeNumber> {
         self.inner.lost_node()
     }

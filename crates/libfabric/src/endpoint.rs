@@ -1,6 +1,12 @@
-//! An endpoint as a machine over message rings: sends in order, receives, remote memory, atomic operations.
+//! An endpoint as a machine over message rings: sends in order, receives, remote memory, atomic operations. `target` has what
+//! others do with its memory.
 //!
-//! It makes progress only when the application reads a completion queue or posts an operation (`FI_PROGRESS_MANUAL`).
+//! It makes progress only when the application reads a completion queue or posts an operation (`FI_PROGRESS_MANUAL`). The work
+//! of one call for each node is that of a ring: no node waits for a long transfer of another.
+
+mod target;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use millstream_fabric::{Fabric, FabricError};
 use millstream_torus_core::NodeNumber;
 
-use crate::atomic::{self, AtomicKind};
 use crate::header::{Header, Kind};
-use crate::matching::{Matcher, Message, Pattern, Receive, ReceiveBuffer, Received};
-use crate::memory::{Refused, Regions, UserBuffer};
-use crate::ring::{Address, PAYLOAD, Rings};
+use crate::matching::{Arrived, Discarded, Matcher, Message, Pattern, Receive, ReceiveBuffer, Received};
+use crate::memory::{Regions, UserBuffer};
+use crate::ring::{Address, PAYLOAD, Rings, SLOTS};
 use crate::sys;
+use target::Reading;
 
 /// The queue that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +124,9 @@ pub struct Endpoint<F> {
     rings: Rings<F>,
     matcher: Matcher<UserBuffer>,
     queues: Vec<VecDeque<Outgoing>>,
+    readings: Vec<Option<Reading>>,
+    /// Nodes whose loss is known, after their last messages.
+    lost: Vec<bool>,
     requests: HashMap<u64, Request>,
     next_request: u64,
     regions: Arc<Mutex<Regions>>,
@@ -129,14 +138,6 @@ fn lock(regions: &Mutex<Regions>) -> MutexGuard<'_, Regions> {
     regions.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn error_of(refused: Refused) -> u32 {
-    match refused {
-        Refused::Key => sys::FI_EKEYREJECTED,
-        Refused::Access => sys::FI_EACCES,
-        Refused::Bounds => sys::FI_EINVAL,
-    }
-}
-
 impl<F: Fabric> Endpoint<F> {
     /// An endpoint over rings. Others access the memory of `regions`.
     pub fn new(rings: Rings<F>, regions: Arc<Mutex<Regions>>) -> Endpoint<F> {
@@ -145,6 +146,8 @@ impl<F: Fabric> Endpoint<F> {
             rings,
             matcher: Matcher::new(nodes),
             queues: (0..nodes).map(|_| VecDeque::new()).collect(),
+            readings: (0..nodes).map(|_| None).collect(),
+            lost: vec![false; nodes],
             requests: HashMap::new(),
             next_request: 1,
             regions,
@@ -172,6 +175,9 @@ impl<F: Fabric> Endpoint<F> {
         completion: Completion,
         acknowledged: bool,
     ) {
+        if !self.connect(to, &completion) {
+            return;
+        }
         header.total = source.size();
         let completion = if acknowledged {
             header.wants_acknowledgement = true;
@@ -180,7 +186,7 @@ impl<F: Fabric> Endpoint<F> {
         } else {
             Some(completion)
         };
-        self.submit(to, Outgoing { header, source, sent: 0, completion });
+        self.submit(to.node, Outgoing { header, source, sent: 0, completion });
     }
 
     /// Sends a request. The target's reply is written to `reply`.
@@ -192,9 +198,12 @@ impl<F: Fabric> Endpoint<F> {
         reply: UserBuffer,
         completion: Completion,
     ) {
+        if !self.connect(to, &completion) {
+            return;
+        }
         header.total = source.size();
         header.request = self.add_request(to.node, reply, completion);
-        self.submit(to, Outgoing { header, source, sent: 0, completion: None });
+        self.submit(to.node, Outgoing { header, source, sent: 0, completion: None });
     }
 
     fn add_request(&mut self, node: NodeNumber, reply: UserBuffer, completion: Completion) -> u64 {
@@ -204,17 +213,33 @@ impl<F: Fabric> Endpoint<F> {
         number
     }
 
-    fn submit(&mut self, to: Address, outgoing: Outgoing) {
-        self.rings.add_peer(to);
-        let Some(queue) = self.queues.get_mut(to.node.index()) else { return };
-        queue.push_back(outgoing);
-        self.transmit(to.node);
+    /// Prepares an operation on an endpoint. If the address is that of one that has ended, the operation fails.
+    fn connect(&mut self, to: Address, completion: &Completion) -> bool {
+        if !self.rings.knows(to) && to.node.index() < self.queues.len() {
+            // What an endpoint before has sent is received first.
+            self.handle_arrived(to.node);
+        }
+        if self.rings.connect(to) {
+            self.end_earlier(to.node);
+            return true;
+        }
+        self.completions.push_back(Completion { error: sys::FI_ECONNABORTED, ..*completion });
+        false
+    }
+
+    fn submit(&mut self, to: NodeNumber, outgoing: Outgoing) {
+        self.queues[to.index()].push_back(outgoing);
+        self.transmit(to);
     }
 
     /// Posts a receive.
     pub fn receive(&mut self, receive: Receive<UserBuffer>) {
+        let source = receive.pattern.source;
         let done = self.matcher.post(receive);
         self.received(done);
+        if let Some(source) = source.filter(|source| self.lost.get(source.index()) == Some(&true)) {
+            self.lose_receives(source);
+        }
     }
 
     /// Posts a receive of a claimed message. False if nothing was claimed with its context.
@@ -233,7 +258,7 @@ impl<F: Fabric> Endpoint<F> {
         self.progress();
         let found = match (claim, discard) {
             (true, _) => self.matcher.claim(pattern, context),
-            (false, true) => self.matcher.discard(pattern, None),
+            (false, true) => self.discard(pattern, None),
             (false, false) => self.matcher.peek(pattern),
         };
         let mut completion =
@@ -250,7 +275,7 @@ impl<F: Fabric> Endpoint<F> {
 
     /// Drops a claimed message.
     pub fn discard_claimed(&mut self, pattern: &Pattern, context: usize) -> bool {
-        let Some(message) = self.matcher.discard(pattern, Some(context)) else { return false };
+        let Some(message) = self.discard(pattern, Some(context)) else { return false };
         let mut completion =
             Completion::new(Side::Receive, context, sys::MS_FI_RECV | kind_flag(pattern.tagged));
         describe(&mut completion, &message);
@@ -258,16 +283,31 @@ impl<F: Fabric> Endpoint<F> {
         true
     }
 
+    fn discard(&mut self, pattern: &Pattern, claimed: Option<usize>) -> Option<Message> {
+        let Discarded { message, is_whole } = self.matcher.discard(pattern, claimed)?;
+        if is_whole {
+            self.acknowledge_message(&message);
+        }
+        Some(message)
+    }
+
     /// Cancels a receive. It completes with `FI_ECANCELED`.
     pub fn cancel(&mut self, context: usize) {
         if let Some(receive) = self.matcher.cancel(context) {
-            let flags = sys::MS_FI_RECV | kind_flag(receive.pattern.tagged);
-            let completion = Completion::new(Side::Receive, context, flags);
-            self.completions.push_back(Completion {
-                error: sys::FI_ECANCELED,
-                tag: receive.pattern.tag,
-                ..completion
-            });
+            self.fail_receive(&receive, sys::FI_ECANCELED);
+        }
+    }
+
+    fn fail_receive(&mut self, receive: &Receive<UserBuffer>, error: u32) {
+        let Pattern { tagged, source, tag, .. } = receive.pattern;
+        let completion = Completion::new(Side::Receive, receive.context, sys::MS_FI_RECV | kind_flag(tagged));
+        self.completions.push_back(Completion { error, tag, source, ..completion });
+    }
+
+    /// The receives that only a lost node could complete fail.
+    fn lose_receives(&mut self, node: NodeNumber) {
+        for receive in self.matcher.lose(node) {
+            self.fail_receive(&receive, sys::FI_ECONNABORTED);
         }
     }
 
@@ -283,6 +323,10 @@ impl<F: Fabric> Endpoint<F> {
             (completion.length, completion.overflow) = (size, message.total - size);
         }
         self.completions.push_back(completion);
+        self.acknowledge_message(&message);
+    }
+
+    fn acknowledge_message(&mut self, message: &Message) {
         if let Some(request) = message.request {
             self.acknowledge(message.source, request, 0);
         }
@@ -306,35 +350,73 @@ impl<F: Fabric> Endpoint<F> {
     /// Handles what arrived and sends what can be sent. Returns whether there was anything.
     pub fn progress(&mut self) -> bool {
         let mut worked = false;
-        for node in 0..self.queues.len() {
-            let node = NodeNumber(node as u16);
-            while let Some(header) = self.rings.peek(node) {
+        for at in 0..self.queues.len() {
+            let node = NodeNumber(at as u16);
+            // In this order: the last messages of a lost node are here.
+            let is_lost = self.rings.is_lost(node);
+            let (handled, is_drained) = self.handle_arrived(node);
+            let is_lost = is_lost && is_drained;
+            if is_lost && !self.lost[at] {
+                self.fail_node(node, sys::FI_ECONNABORTED);
+                self.lose_receives(node);
                 worked = true;
-                self.handle(node, &header);
-                self.rings.free(node);
             }
-            worked |= self.transmit(node);
+            self.lost[at] = is_lost;
+            worked |= handled | self.transmit(node);
         }
         worked
+    }
+
+    /// Handles what arrived from a node, at most what fits into its ring. Returns whether there was anything, and whether
+    /// nothing is left.
+    fn handle_arrived(&mut self, node: NodeNumber) -> (bool, bool) {
+        let mut worked = false;
+        for _ in 0..SLOTS {
+            if self.readings[node.index()].is_some() {
+                self.continue_reading(node);
+                return (true, false);
+            }
+            let next = self.rings.peek(node);
+            self.end_earlier(node);
+            let Some(header) = next else { return (worked, true) };
+            worked = true;
+            self.handle(node, &header);
+            self.rings.free(node);
+        }
+        (worked, false)
+    }
+
+    /// If a node has another endpoint, what waits for the one before fails.
+    fn end_earlier(&mut self, node: NodeNumber) {
+        if self.rings.take_reopened(node) {
+            self.fail_node(node, sys::FI_ECONNABORTED);
+            self.lost[node.index()] = false;
+        }
     }
 
     /// Sends messages to a node while it has slots.
     fn transmit(&mut self, node: NodeNumber) -> bool {
         let mut worked = false;
-        while let Some(outgoing) = self.queues[node.index()].front_mut() {
-            if !self.rings.is_ready(node) {
-                return worked;
+        for _ in 0..SLOTS {
+            let Some(outgoing) = self.queues[node.index()].front_mut() else { return worked };
+            if self.lost[node.index()] {
+                self.fail_node(node, sys::FI_ECONNABORTED);
+                return true;
             }
-            worked = true;
+            match self.rings.is_ready(node) {
+                Ok(true) => {}
+                Ok(false) => return worked,
+                Err(error) => return self.refused(node, error) | worked,
+            }
             let length = (outgoing.header.total - outgoing.sent).min(PAYLOAD as u64);
             let (offset, source) = (outgoing.sent, &outgoing.source);
             let header = Header { offset, length: length as u32, ..outgoing.header };
             let result = self.rings.send(node, header, |slot| source.read(offset, length as usize, slot));
-            outgoing.sent += length;
             if let Err(error) = result {
-                self.fail_node(node, error);
-                return true;
+                return self.refused(node, error) | worked;
             }
+            outgoing.sent += length;
+            worked = true;
             if outgoing.sent == outgoing.header.total
                 && let Some(done) = self.queues[node.index()].pop_front()
             {
@@ -344,19 +426,35 @@ impl<F: Fabric> Endpoint<F> {
         worked
     }
 
-    /// A node is lost: all that waits for it fails.
-    fn fail_node(&mut self, node: NodeNumber, error: FabricError) {
+    /// A message to a node was refused. Returns whether what waits for the node fails: one that seems lost may come back.
+    fn refused(&mut self, node: NodeNumber, error: FabricError) -> bool {
         let code = match error {
+            FabricError::NodeLost { .. } if self.rings.seems_lost(node) => return false,
             FabricError::NoRoute { .. } => sys::FI_EHOSTUNREACH,
             _ => sys::FI_ECONNABORTED,
         };
+        self.fail_node(node, code);
+        true
+    }
+
+    /// A node or its endpoint is lost: all that waits for it fails, but receives.
+    fn fail_node(&mut self, node: NodeNumber, code: u32) {
         let failed = self.queues[node.index()].drain(..).filter_map(|outgoing| outgoing.completion);
         self.completions.extend(failed.map(|completion| Completion { error: code, ..completion }));
+        self.readings[node.index()] = None;
+        self.interrupt(node);
         let requests: Vec<u64> = (self.requests.iter())
             .filter(|(_, request)| request.node == node)
             .map(|(&number, _)| number)
             .collect();
         requests.into_iter().for_each(|number| self.end_request(node, number, code));
+    }
+
+    /// The message of a node that is under way ends here.
+    fn interrupt(&mut self, node: NodeNumber) {
+        if let Some(receive) = self.matcher.interrupt(node) {
+            self.fail_receive(&receive, sys::FI_ECONNABORTED);
+        }
     }
 
     fn handle(&mut self, node: NodeNumber, header: &Header) {
@@ -367,8 +465,14 @@ impl<F: Fabric> Endpoint<F> {
             let data = &bytes[..length];
             match header.kind {
                 Kind::Message | Kind::Tagged => {
-                    let done = self.matcher.arrive(node, header, data);
-                    self.received(done);
+                    if header.offset == 0 {
+                        self.interrupt(node);
+                    }
+                    match self.matcher.arrive(node, header, data) {
+                        Some(Arrived::Discarded(message)) => self.acknowledge_message(&message),
+                        Some(Arrived::Received(done)) => self.received(Some(done)),
+                        None => {}
+                    }
                 }
                 Kind::Write => self.handle_write(node, header, data),
                 Kind::ReadRequest => self.handle_read(node, header),
@@ -378,79 +482,6 @@ impl<F: Fabric> Endpoint<F> {
             }
         }
         self.scratch = bytes;
-    }
-
-    fn handle_write(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
-        let whole = lock(&self.regions).range(header.key, header.tag, header.total, true);
-        let error = match whole {
-            Ok(mut target) => {
-                target.write(header.offset, data);
-                0
-            }
-            Err(refused) => error_of(refused),
-        };
-        if !header.is_last() {
-            return;
-        }
-        if header.wants_acknowledgement {
-            self.acknowledge(node, header.request, error);
-        }
-        if error == 0 && header.has_data {
-            let flags = sys::MS_FI_REMOTE_WRITE | sys::MS_FI_RMA | sys::MS_FI_REMOTE_CQ_DATA;
-            let completion = Completion::new(Side::Receive, 0, flags);
-            let (length, data) = (header.total, header.data);
-            self.completions.push_back(Completion { length, data, source: Some(node), ..completion });
-        }
-    }
-
-    fn handle_read(&mut self, node: NodeNumber, header: &Header) {
-        let range = lock(&self.regions).range(header.key, header.tag, header.data, false);
-        match range {
-            Ok(target) => {
-                let mut bytes = Vec::new();
-                target.read(0, header.data as usize, &mut bytes);
-                self.reply(node, Header { request: header.request, ..Header::new(Kind::Reply) }, bytes);
-            }
-            Err(refused) => self.acknowledge(node, header.request, error_of(refused)),
-        }
-    }
-
-    fn handle_atomic(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
-        let kind = match header.data {
-            0 => AtomicKind::Write,
-            1 => AtomicKind::Fetch,
-            _ => AtomicKind::Compare,
-        };
-        match self.apply_atomic(header, data, kind) {
-            Ok(_) if kind == AtomicKind::Write => self.acknowledge(node, header.request, 0),
-            Ok(old) => self.reply(node, Header { request: header.request, ..Header::new(Kind::Reply) }, old),
-            Err(error) => self.acknowledge(node, header.request, error),
-        }
-    }
-
-    /// Carries out an atomic operation. The data are operands, then values to compare with. Returns the previous values.
-    fn apply_atomic(&self, header: &Header, data: &[u8], kind: AtomicKind) -> Result<Vec<u8>, u32> {
-        let (datatype, operation) = (header.datatype.into(), header.operation.into());
-        if !atomic::is_supported(datatype, operation, kind) {
-            return Err(sys::FI_EOPNOTSUPP);
-        }
-        let size = atomic::size_of(datatype).ok_or(sys::FI_EOPNOTSUPP)?;
-        let operands = if kind == AtomicKind::Compare { data.len() / 2 } else { data.len() };
-        if header.total != data.len() as u64 || operands % size != 0 {
-            return Err(sys::FI_EINVAL);
-        }
-        let mut target =
-            lock(&self.regions).range(header.key, header.tag, operands as u64, true).map_err(error_of)?;
-        let mut old = Vec::new();
-        target.read(0, operands, &mut old);
-        let mut new = old.clone();
-        let compare = if kind == AtomicKind::Compare { &data[operands..] } else { data };
-        let values = new.chunks_exact_mut(size).zip(data.chunks_exact(size)).zip(compare.chunks_exact(size));
-        for ((value, operand), compare) in values {
-            atomic::apply(datatype, operation, value, operand, compare).ok_or(sys::FI_EOPNOTSUPP)?;
-        }
-        target.write(0, &new);
-        Ok(old)
     }
 
     fn handle_reply(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {

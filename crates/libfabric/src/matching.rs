@@ -89,6 +89,24 @@ pub struct Received<B> {
     pub receive: Receive<B>,
 }
 
+/// How a message ended.
+#[derive(Debug)]
+pub enum Arrived<B> {
+    /// A receive has it.
+    Received(Received<B>),
+    /// It was dropped.
+    Discarded(Message),
+}
+
+/// A message that was dropped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Discarded {
+    /// The message.
+    pub message: Message,
+    /// Whether all of it had arrived. Otherwise [`Matcher::arrive`] returns it at its end.
+    pub is_whole: bool,
+}
+
 #[derive(Debug)]
 struct Unexpected {
     id: u64,
@@ -103,7 +121,7 @@ enum Arriving<B> {
     Matched(Message, Receive<B>),
     Unexpected(u64),
     /// The rest is dropped.
-    Discarded,
+    Discarded(Message),
 }
 
 /// Receives and messages of an endpoint.
@@ -183,17 +201,43 @@ impl<B: ReceiveBuffer> Matcher<B> {
     }
 
     /// Drops the message that [`Matcher::peek`] finds, or the one claimed with this context.
-    pub fn discard(&mut self, pattern: &Pattern, claimed: Option<usize>) -> Option<Message> {
+    pub fn discard(&mut self, pattern: &Pattern, claimed: Option<usize>) -> Option<Discarded> {
         let at = match claimed {
             Some(_) => self.unexpected.iter().position(|unexpected| unexpected.claimed == claimed),
             None => self.find(pattern),
         }?;
         let unexpected = self.unexpected.remove(at)?;
         let message = unexpected.message;
-        if (unexpected.bytes.len() as u64) < message.total {
-            self.arriving[message.source.index()] = Some(Arriving::Discarded);
+        let is_whole = unexpected.bytes.len() as u64 == message.total;
+        if !is_whole {
+            self.arriving[message.source.index()] = Some(Arriving::Discarded(message));
         }
-        Some(message)
+        Some(Discarded { message, is_whole })
+    }
+
+    /// The rest of the message of a node that is under way does not come. Returns the message's receive.
+    pub fn interrupt(&mut self, source: NodeNumber) -> Option<Receive<B>> {
+        match self.arriving.get_mut(source.index())?.take()? {
+            Arriving::Matched(_, receive) => Some(receive),
+            Arriving::Unexpected(id) => {
+                self.unexpected.retain(|unexpected| unexpected.id != id);
+                None
+            }
+            Arriving::Discarded(_) => None,
+        }
+    }
+
+    /// A node is lost. Returns the receives that only it could complete. Its whole messages are still here.
+    pub fn lose(&mut self, source: NodeNumber) -> Vec<Receive<B>> {
+        let mut receives: Vec<_> = self.interrupt(source).into_iter().collect();
+        for receive in std::mem::take(&mut self.posted) {
+            if receive.pattern.source == Some(source) {
+                receives.push(receive);
+            } else {
+                self.posted.push_back(receive);
+            }
+        }
+        receives
     }
 
     /// Takes a receive back.
@@ -202,11 +246,11 @@ impl<B: ReceiveBuffer> Matcher<B> {
         self.posted.remove(at)
     }
 
-    /// A part of a message arrived. Returns the message when it is whole and expected.
-    pub fn arrive(&mut self, source: NodeNumber, header: &Header, bytes: &[u8]) -> Option<Received<B>> {
+    /// A part of a message arrived. Returns the message when it is whole, and expected or dropped. What was under way before is
+    /// at its end, or was taken by [`Matcher::interrupt`].
+    pub fn arrive(&mut self, source: NodeNumber, header: &Header, bytes: &[u8]) -> Option<Arrived<B>> {
         let current = self.arriving.get_mut(source.index())?;
         let arriving = if header.offset == 0 {
-            // Whatever was under way ended with its endpoint.
             *current = None;
             self.begin(Message::of(source, header))
         } else {
@@ -216,7 +260,7 @@ impl<B: ReceiveBuffer> Matcher<B> {
             Arriving::Matched(message, mut receive) => {
                 receive.buffer.write(header.offset, bytes);
                 if header.is_last() {
-                    return Some(Received { message, receive });
+                    return Some(Arrived::Received(Received { message, receive }));
                 }
                 self.arriving[source.index()] = Some(Arriving::Matched(message, receive));
             }
@@ -227,10 +271,11 @@ impl<B: ReceiveBuffer> Matcher<B> {
                     self.arriving[source.index()] = Some(Arriving::Unexpected(id));
                 }
             }
-            Arriving::Discarded => {
-                if !header.is_last() {
-                    self.arriving[source.index()] = Some(Arriving::Discarded);
+            Arriving::Discarded(message) => {
+                if header.is_last() {
+                    return Some(Arrived::Discarded(message));
                 }
+                self.arriving[source.index()] = Some(Arriving::Discarded(message));
             }
         }
         None
@@ -276,6 +321,13 @@ mod tests {
         Header { tag, total, offset, length, ..Header::new(Kind::Tagged) }
     }
 
+    fn received(arrived: Option<Arrived<Vec<u8>>>) -> Option<Received<Vec<u8>>> {
+        arrived.map(|arrived| match arrived {
+            Arrived::Received(received) => received,
+            Arrived::Discarded(message) => panic!("{message:?} was dropped"),
+        })
+    }
+
     /// What a plain list says: the oldest receive that accepts a message gets it, else the message waits.
     #[derive(Default)]
     struct Reference {
@@ -316,7 +368,7 @@ mod tests {
                     let source = source % 3;
                     reference.message(source, tag, number as u64);
                     let bytes = (number as u64).to_le_bytes();
-                    matcher.arrive(NodeNumber(source), &header(tag, 8, 0, 8), &bytes)
+                    received(matcher.arrive(NodeNumber(source), &header(tag, 8, 0, 8), &bytes))
                 } else {
                     let source = (source < 3).then_some(source);
                     reference.receive((number, source, tag, ignore));
@@ -337,7 +389,7 @@ mod tests {
         assert!(matcher.arrive(NodeNumber(0), &header(1, 6, 0, 2), b"ab").is_none());
         assert!(matcher.post(receive(7, None, 1, 0)).is_none());
         assert!(matcher.arrive(NodeNumber(0), &header(1, 6, 2, 2), b"cd").is_none());
-        let done = matcher.arrive(NodeNumber(0), &header(1, 6, 4, 2), b"ef").unwrap();
+        let done = received(matcher.arrive(NodeNumber(0), &header(1, 6, 4, 2), b"ef")).unwrap();
         assert_eq!((&done.receive.buffer[..6], done.receive.context), (&b"abcdef"[..], 7));
     }
 
@@ -355,5 +407,40 @@ mod tests {
         assert_eq!(&done.receive.buffer[..2], b"ab");
         assert_eq!(matcher.cancel(6).map(|receive| receive.context), Some(6));
         assert!(matcher.cancel(6).is_none());
+    }
+
+    #[test]
+    fn a_dropped_message_is_reported_at_its_end() {
+        let mut matcher: Matcher<Vec<u8>> = Matcher::new(1);
+        let any = Pattern { tagged: true, source: None, tag: 0, ignore: u64::MAX };
+        assert!(matcher.arrive(NodeNumber(0), &header(1, 4, 0, 2), b"ab").is_none());
+        let discarded = matcher.discard(&any, None).unwrap();
+        assert!(!discarded.is_whole);
+        let end = matcher.arrive(NodeNumber(0), &header(1, 4, 2, 2), b"cd");
+        assert!(matches!(end, Some(Arrived::Discarded(message)) if message == discarded.message));
+        matcher.arrive(NodeNumber(0), &header(2, 2, 0, 2), b"ef");
+        assert!(matcher.discard(&any, None).is_some_and(|discarded| discarded.is_whole));
+        assert_eq!(matcher.peek(&any), None);
+    }
+
+    #[test]
+    fn a_lost_node_leaves_its_whole_messages_and_no_receive_of_its_own() {
+        let mut matcher = Matcher::new(2);
+        matcher.arrive(NodeNumber(1), &header(1, 2, 0, 2), b"ab");
+        matcher.arrive(NodeNumber(1), &header(2, 4, 0, 2), b"cd");
+        assert!(matcher.post(receive(5, Some(1), 9, 0)).is_none());
+        assert!(matcher.post(receive(6, Some(0), 9, 0)).is_none());
+        assert!(matcher.post(receive(7, None, 9, 0)).is_none());
+        // The second message has matched, and is under way.
+        assert!(matcher.post(receive(8, None, 2, 0)).is_none());
+        let lost: Vec<_> = matcher.lose(NodeNumber(1)).iter().map(|receive| receive.context).collect();
+        assert_eq!(lost, [8, 5]);
+        let done = matcher.post(receive(9, Some(1), 1, 0)).unwrap();
+        assert_eq!(&done.receive.buffer[..2], b"ab");
+        // A message under way that nobody expects is dropped.
+        matcher.arrive(NodeNumber(1), &header(3, 4, 0, 2), b"cd");
+        assert!(matcher.lose(NodeNumber(1)).is_empty());
+        assert_eq!(matcher.peek(&Pattern { tagged: true, source: None, tag: 3, ignore: 0 }), None);
+        assert_eq!(matcher.cancel(6).map(|receive| receive.context), Some(6));
     }
 }

@@ -1,6 +1,6 @@
 //! Programs of libfabric and MPI on tori of processes.
 //!
-//! This program is also every node process: `node …`.
+//! This program is also every node process: `node …`, and what watches it: `monitor …`, `supervise …`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -8,13 +8,14 @@ use std::process::{Command, ExitCode};
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use millstream_torus::launch::{LaunchedTorus, Launcher, ProcessArguments};
-use millstream_torus::node;
+use millstream_torus::service::supervisor;
 use millstream_torus::traffic::TrafficCounters;
+use millstream_torus::{monitor, node};
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
-    if words.first().map(String::as_str) == Some("node") {
-        return match run_node(&words) {
+    if let Some(result) = words.first().and_then(|role| run_process(role, &words)) {
+        return match result {
             Ok(()) => ExitCode::SUCCESS,
             Err(error) => {
                 eprintln!("{error}");
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         trial("fi_info_lists_the_provider", fi_info_lists_the_provider),
         trial("without_a_torus_the_provider_offers_nothing", without_a_torus_the_provider_offers_nothing),
         trial("remote_memory_and_atomic_operations_are_right", remote_memory_and_atomic_operations_are_right),
+        trial("endpoints_are_opened_anew_and_lost", endpoints_are_opened_anew_and_lost),
     ];
     for (name, arguments) in [
         ("fi_pingpong_sends_messages_of_all_sizes", "-m msg -I 10 -S all"),
@@ -45,13 +47,28 @@ fn trial(name: &str, run: impl FnOnce() -> TestResult + Send + 'static) -> Trial
     Trial::test(name, || run().map_err(|error| Failed::from(error.to_string())))
 }
 
-fn run_node(words: &[String]) -> TestResult {
-    Ok(node::run(&ProcessArguments(words).node()?)?)
+/// What this program runs as a process of a torus. None if it is the test.
+fn run_process(role: &str, words: &[String]) -> Option<TestResult> {
+    let arguments = ProcessArguments(words);
+    match role {
+        "node" => Some(arguments.node().map_err(Into::into).and_then(|options| Ok(node::run(&options)?))),
+        "monitor" => {
+            Some(arguments.monitor().map_err(Into::into).and_then(|options| Ok(monitor::run(&options)?)))
+        }
+        "supervise" => Some(
+            arguments.supervisor().map_err(Into::into).and_then(|options| Ok(supervisor::run(&options)?)),
+        ),
+        _ => None,
+    }
+}
+
+fn launcher(dimensions: &str) -> Result<Launcher, Box<dyn std::error::Error>> {
+    let launcher = Launcher::new(dimensions.parse()?, std::env::current_exe()?);
+    Ok(Launcher { device: Some("soft".to_owned()), ..launcher })
 }
 
 fn launch(dimensions: &str) -> Result<LaunchedTorus, Box<dyn std::error::Error>> {
-    let launcher = Launcher::new(dimensions.parse()?, std::env::current_exe()?);
-    Ok(Launcher { device: Some("soft".to_owned()), ..launcher }.launch()?)
+    Ok(launcher(dimensions)?.launch()?)
 }
 
 /// Ends the torus, whose account must balance without loss.
@@ -148,6 +165,17 @@ fn remote_memory_and_atomic_operations_are_right() -> TestResult {
         .map_err(|error| format!("{error}: {}", output(folder.path())))?;
     // A write and a read of each node.
     finish(torus, 4 * 2 * 100_003)
+}
+
+fn endpoints_are_opened_anew_and_lost() -> TestResult {
+    let folder = provider()?;
+    compile("cc", &here("tests/c/reopen.c"), &folder.path().join("reopen"), &["-lfabric"])?;
+    // Supervisors tell the nodes which applications have ended. The periods are long, as other tests use the processors.
+    let mut torus = Launcher { supervisors: 1, period_factor: 4, ..launcher("2x1x1")? }.launch()?;
+    torus
+        .run(&script(folder.path(), "timeout 240 ./reopen $MILLSTREAM_TORUS_RANK"))
+        .map_err(|error| format!("{error}: {}", output(folder.path())))?;
+    Ok(())
 }
 
 /// The conformance client for MPI, which compares every result, with Open MPI's libfabric transport.

@@ -204,6 +204,10 @@ impl Fabric for TorusNode {
         })
     }
 
+    fn is_lost(&self, node: NodeNumber) -> bool {
+        !self.torus.contains(node) || self.control.is_lost(node)
+    }
+
     fn lost_node(&self) -> Option<NodeNumber> {
         self.torus.all().find(|&node| self.control.is_lost(node))
     }

@@ -463,6 +463,12 @@ impl Fabric for DirectNode {
         timed(waited, timeout)
     }
 
+    fn is_lost(&self, node: NodeNumber) -> bool {
+        let mut inner = self.inner.borrow_mut();
+        inner.look_for_lost();
+        !inner.is_alive(node)
+    }
+
     fn lost_node(&self) -> Option<NodeNumber> {
         let mut node = self.inner.borrow_mut();
         node.look_for_lost();

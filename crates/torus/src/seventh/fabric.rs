@@ -126,6 +126,11 @@ impl Fabric for OutsideHost {
         Err(FabricError::NotANode)
     }
 
+    /// All nodes, once the gateway is lost. The loss of another node shows in operations to it.
+    fn is_lost(&self, _: NodeNumber) -> bool {
+        OutsideHost::is_lost(self)
+    }
+
     /// The gateway, once it is lost. The loss of another node shows in operations to it.
     fn lost_node(&self) -> Option<NodeNumber> {
         self.is_lost().then_some(self.gateway)
