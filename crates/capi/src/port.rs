@@ -17,6 +17,9 @@ use crate::{
     versioned,
 };
 
+/// Flag of a port whose addresses are global, as on Ethernet. The header's enumeration has no name, so no binding is made.
+const IBV_QPF_GRH_REQUIRED: u8 = 1;
+
 /// Bytes of `ibv_port_attr` in programs that were compiled before `port_cap_flags2` was added.
 const COMPAT_PORT_ATTR: usize = mem::offset_of!(ibv_port_attr, port_cap_flags2);
 
@@ -45,8 +48,7 @@ pub(crate) unsafe extern "C" fn query_port(
         active_speed: 64,
         phys_state: 5,
         link_layer: IBV_LINK_LAYER_ETHERNET as u8,
-        // Ethernet has no other addresses.
-        flags: IBV_QPF_GRH_REQUIRED as u8,
+        flags: IBV_QPF_GRH_REQUIRED,
         ..ibv_port_attr::default()
     };
     // SAFETY: the caller's struct has this size.

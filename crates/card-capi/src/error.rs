@@ -6,6 +6,8 @@ use std::fmt::Display;
 
 use libc::{EBUSY, EINVAL, EIO, ENODEV, ENOENT, ETIMEDOUT};
 use millstream_card::{CommandError, OpenError, RemoteError, RemoteErrorKind, RingError};
+use millstream_rdma::VerbsError;
+use millstream_rdma::connect::ConnectErrorKind;
 
 thread_local! {
     static LATEST: RefCell<CString> = RefCell::default();
@@ -126,6 +128,11 @@ impl From<RemoteError> for ApiError {
         let errno = match &error.kind {
             RemoteErrorKind::Disconnected => libc::ENOTCONN,
             RemoteErrorKind::TimedOut(..) => ETIMEDOUT,
+            RemoteErrorKind::Verbs(VerbsError::Connect(error))
+                if matches!(error.kind, ConnectErrorKind::TimedOut { .. }) =>
+            {
+                ETIMEDOUT
+            }
             RemoteErrorKind::Leased { .. } => EBUSY,
             RemoteErrorKind::NotLeased(_) => libc::EPERM,
             RemoteErrorKind::NoSuchKernel(_) => ENOENT,

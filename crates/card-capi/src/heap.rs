@@ -36,10 +36,10 @@ impl Heap {
 
     /// Allocates from the first free range that is large enough. Alignment 0: [`MIN_ALIGNMENT`].
     pub(crate) fn allocate(&mut self, bytes: u64, alignment: u64) -> Result<u64, HeapError> {
-        let alignment = alignment.max(MIN_ALIGNMENT);
-        if !alignment.is_power_of_two() {
+        if alignment != 0 && !alignment.is_power_of_two() {
             return Err(HeapError::Alignment(alignment));
         }
+        let alignment = alignment.max(MIN_ALIGNMENT);
         if bytes == 0 {
             return Err(HeapError::Empty);
         }

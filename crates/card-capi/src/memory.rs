@@ -100,6 +100,9 @@ impl msm_memory {
         if ring.is_some() {
             return Err(ApiError::invalid("the card's rings are open"));
         }
+        if !slots.is_power_of_two() {
+            return Err(ApiError::invalid(format_args!("{slots} slots: not a power of two")));
+        }
         let offset = self.heap().allocate(RingLayout::bytes(slots), ENTRY_BYTES as u64)?;
         match Ring::open(&self.card, RingLayout::at(offset, slots)) {
             Ok(open) => *ring = Some(open),

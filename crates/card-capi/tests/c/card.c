@@ -19,6 +19,7 @@ int main(int argc, char **argv)
 {
     CHECK(argc == 3);
     FAILS(msc_connect("no-port", 1000), EIO, "no-port");
+    FAILS(msc_connect("127.0.0.1:1", 50), ETIMEDOUT, "timed out");
     FAILS(msc_put(NULL, 0, "", 1) == 0, EINVAL, "null pointer");
     struct msc_card *card = msc_connect(argv[1], 10000), *other = msc_connect(argv[1], 10000);
     CHECK(card != NULL && other != NULL && msc_memory_bytes(card) == 16 << 20);

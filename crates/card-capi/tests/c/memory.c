@@ -72,6 +72,8 @@ static void commands(struct msm_memory *card)
     FAILS(msm_load(card, 0, "no-such-kernel") == 0, ENOENT, "no-such-kernel");
     FAILS(msm_load(card, 99, "verify") == 0, EINVAL, "no region 99");
     CHECK(msm_load(card, 0, "reduce") == 0);
+    FAILS(msm_rings(card, 3) == 0, EINVAL, "3 slots: not a power of two");
+    FAILS(msm_rings(card, 0) == 0, EINVAL, "0 slots: not a power of two");
     CHECK(msm_rings(card, 4) == 0);
     FAILS(msm_rings(card, 4) == 0, EINVAL, "open");
     uint64_t *words = msm_alloc(card, 4096, 0), index = 99, sum = 0;
@@ -114,6 +116,7 @@ int main(int argc, char **argv)
     CHECK(block >= base && ((uintptr_t)block & 4095) == 0 && fixed == base + (1 << 20));
     CHECK(msm_offset(card, fixed + 5) == (1 << 20) + 5);
     FAILS(msm_alloc_at(card, (1 << 20) + 64, 64) != NULL, EINVAL, "not free");
+    FAILS(msm_alloc(card, 8, 3) != NULL, EINVAL, "3");
     FAILS(msm_alloc(card, size, 0) != NULL, ENOMEM, "no free range");
     FAILS(msm_free(card, fixed + 64) == 0, EINVAL, "not the start");
     FAILS(msm_free(card, &fd) == 0, EINVAL, "outside");
