@@ -65,7 +65,7 @@ impl Hardware {
         let memory_bytes = bank_bytes * u64::from(bank_count);
         let options = AllocationOptions { bytes: memory_bytes, prefault, huge_pages, for_adapter };
         let memory = backing::open(config.memory_kind, config.device_paths, options)?;
-        let small = AllocationOptions::small;
+        let small = |bytes| AllocationOptions { for_adapter, ..AllocationOptions::small(bytes) };
         let bar2 = EmulatedMemory::new("millstream-card-bar2", small(config.bar2_bytes))?;
         let bar0 = EmulatedMemory::new("millstream-card-bar0", small(BAR0_BYTES as u64))?;
         let registers = Registers::new(bar0.map_again()?);
@@ -171,7 +171,7 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    fn hardware(prefault: bool) -> Hardware {
+    fn hardware(prefault: bool, for_adapter: bool) -> Hardware {
         let config = HardwareConfig {
             memory_kind: &BackingKind::Emulated,
             device_paths: &DevicePaths::default(),
@@ -180,14 +180,14 @@ mod tests {
             bar2_bytes: MIB,
             prefault,
             huge_pages: false,
-            for_adapter: false,
+            for_adapter,
         };
         Hardware::new(&config).unwrap()
     }
 
     #[test]
     fn replaced_memory_stays_with_its_users_and_the_new_one_is_zero() {
-        let hardware = hardware(false);
+        let hardware = hardware(false, false);
         let old = hardware.memory();
         old.write(7, &[1; 9]).unwrap();
         assert!(hardware.replace_memory());
@@ -204,7 +204,7 @@ mod tests {
     #[test]
     fn written_memory_is_in_the_dirty_bitmap_and_cleared() {
         for prefault in [false, true] {
-            let hardware = hardware(prefault);
+            let hardware = hardware(prefault, false);
             hardware.memory().write(5 * MIB, &[1; 10]).unwrap();
             hardware.memory().write(16 * MIB - 1, &[1]).unwrap();
             hardware.bar2.write(7, &[1]).unwrap();
@@ -217,6 +217,20 @@ mod tests {
             assert_eq!(hardware.memory().read_array::<10>(5 * MIB).unwrap(), [0; 10]);
             assert_eq!(hardware.memory().read_array::<1>(16 * MIB - 1).unwrap(), [0]);
             assert_eq!(hardware.bar2.read_array::<1>(7).unwrap(), [0]);
+        }
+    }
+
+    #[test]
+    fn pages_that_an_adapter_may_have_pinned_are_zeroed_in_place() {
+        let hardware = hardware(false, true);
+        let memory = hardware.memory();
+        for memory in [&memory, &hardware.bar2] {
+            memory.write(7, &[1; 9]).unwrap();
+            let pages = memory.backing().written_ranges();
+            assert_ne!(pages, []);
+            hardware.clear().unwrap();
+            assert_eq!(memory.read_array::<9>(7).unwrap(), [0; 9]);
+            assert_eq!(memory.backing().written_ranges(), pages);
         }
     }
 

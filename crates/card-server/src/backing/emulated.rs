@@ -74,11 +74,12 @@ impl Backing for EmulatedMemory {
     }
 
     fn clear(&self) -> Result<(), AccessError> {
-        if !self.options.prefault {
-            // Hole punching frees the pages; memory that was never written has none.
+        // Hole punching frees the pages; memory that was never written has none. An adapter would go on with the freed
+        // pages, which it has pinned, while all others get new ones.
+        if !self.options.prefault && !self.options.for_adapter {
             self.fd.punch_hole(0, self.fd.len());
         }
-        // Prefaulted pages stay, and so do pages that the system did not free.
+        // Prefaulted and pinned pages stay, and so do pages that the system did not free.
         self.written_ranges().into_iter().for_each(|range| self.mapped.zero(range));
         Ok(())
     }

@@ -212,7 +212,7 @@ pub(crate) struct AllocationOptions {
     pub(crate) bytes: u64,
     pub(crate) prefault: bool,
     pub(crate) huge_pages: bool,
-    /// Network adapters access it, by a dma-buf.
+    /// Network adapters access it: by a dma-buf, or by its pages, which they pin.
     pub(crate) for_adapter: bool,
 }
 
