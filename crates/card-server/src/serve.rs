@@ -312,10 +312,9 @@ pub fn serve_with(
     };
     let mut queue =
         QueueEngine::new(context.clone(), hardware.interrupt_fd.clone(), Box::new(on_other_doorbell));
-    // Kernels run on these threads.
-    let mut kernel_threads = vec![start("queue", Box::new(move || Ok(queue.run()?)))?];
+    let mut threads = vec![start("queue", Box::new(move || Ok(queue.run()?)))?];
     for mut worker in workers {
-        kernel_threads.push(start(
+        threads.push(start(
             "region",
             Box::new(move || {
                 worker.serve();
@@ -323,7 +322,7 @@ pub fn serve_with(
             }),
         )?);
     }
-    let mut threads = vec![start("lease", Box::new(move || Ok(controller.serve()?)))?];
+    threads.push(start("lease", Box::new(move || Ok(controller.serve()?)))?);
     threads.push(start(
         "dma",
         Box::new(move || {
@@ -355,17 +354,15 @@ pub fn serve_with(
     });
     dma_control.notify();
     context.controller_wake.signal();
-    // The thread of a hung kernel lives until the process exits.
     let deadline = Instant::now() + config.grace;
-    for thread in kernel_threads {
+    for thread in threads {
         while !thread.is_finished() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
-        if thread.is_finished() {
-            threads.push(thread);
+        // The thread of a hung kernel, and one that waits for the GPU which it holds, live until the process exits.
+        if !thread.is_finished() {
+            continue;
         }
-    }
-    for thread in threads {
         match thread.join() {
             Ok(ended) => ended?,
             Err(_) => return Err(ServeError::ThreadFailed(config.name)),

@@ -3,6 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::ptr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -14,6 +15,12 @@ const ATTRIBUTE_MULTIPROCESSORS: c_int = 16;
 
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.
 const ATTRIBUTE_DMA_BUF: c_int = 124;
+
+/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for other work of the GPU.
+const NON_BLOCKING: c_uint = 1;
+
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: c_int = 600;
 
 /// Identifies a GPU in all programming interfaces of its driver.
 pub type Uuid = [u8; 16];
@@ -160,14 +167,13 @@ driver! {
     context_retain: "cuDevicePrimaryCtxRetain" fn(*mut *mut c_void, c_int);
     context_release: "cuDevicePrimaryCtxRelease_v2" fn(c_int);
     context_set: "cuCtxSetCurrent" fn(*mut c_void);
-    context_wait: "cuCtxSynchronize" fn();
     allocate: "cuMemAlloc_v2" fn(*mut u64, usize);
     free: "cuMemFree_v2" fn(u64);
     pointer_set: "cuPointerSetAttribute" fn(*const c_void, c_int, u64);
     copy_out: "cuMemcpyDtoH_v2" fn(*mut c_void, u64, usize);
     copy_in: "cuMemcpyHtoD_v2" fn(u64, *const c_void, usize);
-    copy_within: "cuMemcpyDtoD_v2" fn(u64, u64, usize);
-    set: "cuMemsetD8_v2" fn(u64, u8, usize);
+    copy_within: "cuMemcpyDtoDAsync_v2" fn(u64, u64, usize, *mut c_void);
+    set: "cuMemsetD8Async" fn(u64, u8, usize, *mut c_void);
     handle: "cuMemGetHandleForAddressRange" fn(*mut c_void, u64, usize, c_int, u64);
     device_uuid: "cuDeviceGetUuid" fn(*mut Uuid, c_int);
     external_import: "cuImportExternalMemory" fn(*mut *mut c_void, *const ExternalHandle);
@@ -201,6 +207,36 @@ impl Driver {
         };
         Err(CudaError::Call { call, code, name })
     }
+
+    /// Makes a stream in the current context that does not wait for other work of the GPU.
+    pub(crate) fn new_stream(&self) -> Result<*mut c_void, CudaError> {
+        let mut stream = ptr::null_mut();
+        // SAFETY: the result pointer is valid.
+        let code = unsafe { (self.stream_create)(&raw mut stream, NON_BLOCKING) };
+        self.check("cuStreamCreate", code)?;
+        Ok(stream)
+    }
+
+    /// Whether all work in a stream of the current context has ended.
+    pub(crate) fn is_idle(&self, stream: *mut c_void) -> Result<bool, CudaError> {
+        // SAFETY: the caller's stream exists.
+        match unsafe { (self.stream_query)(stream) } {
+            NOT_READY => Ok(false),
+            code => self.check("cuStreamQuery", code).map(|()| true),
+        }
+    }
+
+    /// Waits for all work in a stream of the current context, no longer than `timeout`: `CUDA_ERROR_NOT_READY` then.
+    pub(crate) fn wait(&self, stream: *mut c_void, timeout: Duration) -> Result<(), CudaError> {
+        let deadline = Instant::now() + timeout;
+        while !self.is_idle(stream)? {
+            if Instant::now() > deadline {
+                return self.check("cuStreamQuery", NOT_READY);
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
 }
 
 /// The retained primary context of a GPU.
@@ -208,6 +244,8 @@ struct Context {
     driver: Driver,
     device: c_int,
     handle: *mut c_void,
+    /// For copies and fills: the default stream, and the context as a whole, would wait for kernels.
+    stream: *mut c_void,
     name: String,
     uuid: Uuid,
     multiprocessors: u32,
@@ -218,8 +256,24 @@ unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
 
+impl Context {
+    /// Makes the context current in this thread, for the calls that follow.
+    fn enter(&self) -> Result<&Driver, CudaError> {
+        // SAFETY: the context is retained.
+        self.driver.check("cuCtxSetCurrent", unsafe { (self.driver.context_set)(self.handle) })?;
+        Ok(&self.driver)
+    }
+}
+
 impl Drop for Context {
     fn drop(&mut self) {
+        if !self.stream.is_null() {
+            // SAFETY: the context is retained; the stream was created once and is destroyed once.
+            unsafe {
+                (self.driver.context_set)(self.handle);
+                (self.driver.stream_destroy)(self.stream);
+            }
+        }
         // SAFETY: retained once, released once.
         unsafe { (self.driver.context_release)(self.device) };
     }
@@ -265,7 +319,10 @@ impl Gpu {
         }
         let name = CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned();
         let multiprocessors = multiprocessors.max(1).cast_unsigned();
-        Ok(Gpu { context: Arc::new(Context { driver, device, handle, name, uuid, multiprocessors }) })
+        let stream = ptr::null_mut();
+        let mut context = Context { driver, device, handle, stream, name, uuid, multiprocessors };
+        context.stream = context.enter()?.new_stream()?;
+        Ok(Gpu { context: Arc::new(context) })
     }
 
     /// Its name.
@@ -302,10 +359,12 @@ impl Gpu {
 
     /// Makes the context current in this thread, for the calls that follow.
     pub(crate) fn enter(&self) -> Result<&Driver, CudaError> {
-        let driver = &self.context.driver;
-        // SAFETY: the context is retained.
-        driver.check("cuCtxSetCurrent", unsafe { (driver.context_set)(self.context.handle) })?;
-        Ok(driver)
+        self.context.enter()
+    }
+
+    /// The stream for copies and fills.
+    pub(crate) fn copy_stream(&self) -> *mut c_void {
+        self.context.stream
     }
 }
 

@@ -2,18 +2,12 @@
 //!
 //! Read first: the CUDA Driver API reference, "Module Management", "Execution Control" and "Stream Management".
 
-use std::ffi::{CStr, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_void};
 use std::marker::PhantomData;
 use std::ptr;
 
 use crate::driver::{CudaError, Gpu};
 use crate::memory::CudaMemory;
-
-/// `CU_STREAM_NON_BLOCKING`: the stream does not wait for other work of the GPU.
-const NON_BLOCKING: c_uint = 1;
-
-/// `CUDA_ERROR_NOT_READY`.
-const NOT_READY: c_int = 600;
 
 /// Threads of a block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -66,9 +60,7 @@ impl Module {
         let code = unsafe { (driver.module_load)(&raw mut module, ptx.as_ptr().cast()) };
         driver.check("cuModuleLoadData", code)?;
         let mut loaded = Module { gpu: gpu.clone(), module, stream: ptr::null_mut() };
-        // SAFETY: the context is current, and the result pointer valid.
-        let code = unsafe { (driver.stream_create)(&raw mut loaded.stream, NON_BLOCKING) };
-        driver.check("cuStreamCreate", code)?;
+        loaded.stream = driver.new_stream()?;
         Ok(loaded)
     }
 
@@ -146,12 +138,7 @@ impl Module {
     /// # Errors
     /// Those of the driver, and of the kernels.
     pub fn is_idle(&self) -> Result<bool, CudaError> {
-        let driver = self.gpu.enter()?;
-        // SAFETY: the stream exists.
-        match unsafe { (driver.stream_query)(self.stream) } {
-            NOT_READY => Ok(false),
-            code => driver.check("cuStreamQuery", code).map(|()| true),
-        }
+        self.gpu.enter()?.is_idle(self.stream)
     }
 
     /// Waits for all launches.

@@ -5,6 +5,7 @@
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
+use std::time::Duration;
 
 use millstream_shm::PAGE;
 
@@ -18,6 +19,10 @@ const HANDLE_OPAQUE_FD: c_int = 1;
 
 /// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`: copies are complete, and visible to other devices, when their calls return.
 const POINTER_SYNC: c_int = 6;
+
+/// Longest wait for a copy within the memory or a fill. A kernel that takes the whole GPU and does not end holds them up; they
+/// follow when it ends.
+const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Memory of a GPU.
 pub struct CudaMemory {
@@ -139,27 +144,28 @@ impl CudaMemory {
     /// Copies within the memory. The ranges must not overlap.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Those of the driver; `CUDA_ERROR_NOT_READY` after ten seconds.
     pub fn copy_within(&self, from: u64, to: u64, len: usize) -> Result<(), CudaError> {
         let (from, to) = (self.device_address(from, len), self.device_address(to, len));
         let driver = self.gpu.enter()?;
-        // SAFETY: both ranges are inside the allocation.
-        driver.check("cuMemcpyDtoD", unsafe { (driver.copy_within)(to, from, len) })?;
-        // SAFETY: takes no arguments.
-        driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
+        let stream = self.gpu.copy_stream();
+        // SAFETY: both ranges are inside the allocation, and the stream lives as long as the GPU's context.
+        let code = unsafe { (driver.copy_within)(to, from, len, stream) };
+        driver.check("cuMemcpyDtoDAsync", code)?;
+        driver.wait(stream, COPY_TIMEOUT)
     }
 
     /// Fills a range with zeros.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Those of the driver; `CUDA_ERROR_NOT_READY` after ten seconds.
     pub fn zero(&self, offset: u64, len: usize) -> Result<(), CudaError> {
         let to = self.device_address(offset, len);
         let driver = self.gpu.enter()?;
-        // SAFETY: the range is inside the allocation.
-        driver.check("cuMemsetD8", unsafe { (driver.set)(to, 0, len) })?;
-        // SAFETY: takes no arguments.
-        driver.check("cuCtxSynchronize", unsafe { (driver.context_wait)() })
+        let stream = self.gpu.copy_stream();
+        // SAFETY: the range is inside the allocation, and the stream lives as long as the GPU's context.
+        driver.check("cuMemsetD8Async", unsafe { (driver.set)(to, 0, len, stream) })?;
+        driver.wait(stream, COPY_TIMEOUT)
     }
 
     /// Exports the allocation as a dma-buf, for direct access by network adapters.

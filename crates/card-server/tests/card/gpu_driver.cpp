@@ -2,7 +2,8 @@
  * its opaque descriptor. There is one device, which allocates at most 1 GiB at a time. Only the calls that cards make are
  * implemented, with the rules of the two references. A context must be current. Sizes and addresses of exports are whole
  * pages. Device addresses are not host pointers. Kernels run on the processor, as a single thread, when they are launched:
- * those of EVENTS, the example FUNCTION for events, and `double_words` of the self-test. */
+ * those of EVENTS, the example FUNCTION for events, `double_words` of the self-test, and `endless`, after which its stream is
+ * never ready again. Only work in other non-blocking streams goes on then. */
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -19,7 +20,7 @@
 namespace {
 
 enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, INVALID_DEVICE = 101, INVALID_CONTEXT = 201 };
-enum { INVALID_PTX = 218, NOT_FOUND = 500 };
+enum { INVALID_PTX = 218, NOT_FOUND = 500, NOT_READY = 600 };
 enum { PAGE = 4096, DEVICES = 1, MULTIPROCESSORS = 16, DMA_BUF_SUPPORTED = 124, SYNC_MEMOPS = 6, DMA_BUF_FD = 1 };
 enum { MAPPINGS = 64, OPAQUE_FD = 1 };
 
@@ -82,7 +83,7 @@ struct Entry {
     const char *name;
     unsigned parameters, addresses;
 } entries[] = {{"fragment_checksums", 4, 0b1011}, {"cluster7", 9, 0b111100111}, {"double_words", 4, 0b1101},
-             {"decide_events", 7, 0b1100011}};
+             {"decide_events", 7, 0b1100011}, {"endless", 4, 0b1101}};
 
 void call(const Entry *entry, uint64_t *p) {
     if (entry == &entries[0])
@@ -92,7 +93,7 @@ void call(const Entry *entry, uint64_t *p) {
                  (const u32 *)p[6], (u8 *)p[7], (Result *)p[8]);
     else if (entry == &entries[3])
         decide_events((const u8 *)p[0], (const EventRow *)p[1], p[2], p[3], p[4], (const u64 *)p[5], (u32 *)p[6]);
-    else
+    else if (entry == &entries[2])
         double_words((char *)p[0], p[1], (const uint64_t *)p[2], (uint64_t *)p[3]);
 }
 
@@ -114,7 +115,6 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
 int cuDevicePrimaryCtxRetain(void **handle, int device) { return __atomic_fetch_add(&retained, 1, __ATOMIC_RELAXED), *handle = &context, device; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return __atomic_fetch_sub(&retained, 1, __ATOMIC_RELAXED), device; }
 int cuCtxSetCurrent(void *handle) { return current = handle, OK; }
-int cuCtxSynchronize(void) { return current ? OK : INVALID_CONTEXT; }
 int cuMemAlloc_v2(uint64_t *address, size_t len) {
     if (!current || !retained) return INVALID_CONTEXT;
     int fd = create(len);
@@ -141,14 +141,14 @@ int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t len) {
     if (!current) return INVALID_CONTEXT;
     return at(to, len) ? (memcpy(at(to, len), from, len), OK) : INVALID_VALUE;
 }
-int cuMemcpyDtoD_v2(uint64_t to, uint64_t from, size_t len) {
+int cuMemcpyDtoDAsync_v2(uint64_t to, uint64_t from, size_t len, int *stream) {
     if (!current) return INVALID_CONTEXT;
-    if (!at(to, len) || !at(from, len) || (to < from ? from - to : to - from) < len) return INVALID_VALUE;
+    if (!stream || !at(to, len) || !at(from, len) || (to < from ? from - to : to - from) < len) return INVALID_VALUE;
     return memcpy(at(to, len), at(from, len), len), OK;
 }
-int cuMemsetD8_v2(uint64_t to, unsigned char value, size_t len) {
+int cuMemsetD8Async(uint64_t to, unsigned char value, size_t len, int *stream) {
     if (!current) return INVALID_CONTEXT;
-    return at(to, len) ? (memset(at(to, len), value, len), OK) : INVALID_VALUE;
+    return stream && at(to, len) ? (memset(at(to, len), value, len), OK) : INVALID_VALUE;
 }
 int cuMemGetHandleForAddressRange(void *handle, uint64_t address, size_t len, int type, unsigned long long flags) {
     if (type != DMA_BUF_FD || flags || address % PAGE || len % PAGE || !at(address, len)) return INVALID_VALUE;
@@ -206,6 +206,7 @@ int cuLaunchKernel(const Entry *function, unsigned blocks, unsigned, unsigned, u
         if (!address) return INVALID_VALUE;
         words[index] = (uint64_t)address;
     }
+    if (!strcmp(function->name, "endless")) *stream = NOT_READY;
     return call(function, words), OK;
 }
 int cuGetErrorName(int code, const char **name) {
@@ -215,6 +216,7 @@ int cuGetErrorName(int code, const char **name) {
     case INVALID_CONTEXT: return *name = "CUDA_ERROR_INVALID_CONTEXT", OK;
     case INVALID_PTX: return *name = "CUDA_ERROR_INVALID_PTX", OK;
     case NOT_FOUND: return *name = "CUDA_ERROR_NOT_FOUND", OK;
+    case NOT_READY: return *name = "CUDA_ERROR_NOT_READY", OK;
     default: return INVALID_VALUE;
     }
 }

@@ -8,16 +8,18 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::fs::symlink;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_card::checkpoint::{restore, save};
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{Card, OpenError};
 use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card_abi::codes::RegionState;
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{BAR2_OFFSET, DmaDescriptor, DmaOperation};
 use millstream_card_abi::ipc::Refusal;
+use millstream_card_abi::registers::{REGION_CONTROL, region_at};
 use millstream_card_abi::{CardName, MemoryRange};
 use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::{CardConfig, ServeError, serve};
@@ -309,6 +311,37 @@ fn a_users_kernel_runs_on_the_gpu() {
         let refused = node.load(0, KernelSource::Image { image: image.as_bytes(), at: 0 });
         assert_eq!(cause(refused), expected);
     }
+}
+
+/// The card ends with its launcher, too: see the end of [`NetworkCard`].
+#[test]
+fn clearing_and_copies_do_not_wait_for_a_kernel_of_the_gpu_that_does_not_end() {
+    let (_folder, roots) = machine();
+    let card = NetworkCard::of("cuda:0", &roots);
+    let node = card.connect();
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    let image = DOUBLE_WORDS.replace("double_words", "endless");
+    node.load(0, KernelSource::Image { image: image.as_bytes(), at: 0 }).unwrap();
+    node.start(0, &RunRequest::new(&[])).unwrap();
+    let state = || node.register(REGION_CONTROL + region_at::status).unwrap() as u32;
+    let until = Instant::now() + TIMEOUT;
+    while state() != RegionState::Running as u32 {
+        assert!(Instant::now() < until, "region is in state {}", state());
+    }
+    node.write(BANK, &pattern(3, 8192)).unwrap();
+    let copy = DmaDescriptor {
+        operation: DmaOperation::Local,
+        peer: 0,
+        local: MemoryRange::new(BANK, 8192),
+        remote: 3 * BANK,
+        key: 0,
+        notify: false,
+    };
+    node.run_dma(&[copy], TIMEOUT).unwrap();
+    expect(&node, 3 * BANK, &pattern(3, 8192));
+    node.clear().unwrap();
+    expect(&node, 0, &vec![0; MEMORY as usize]);
+    assert_eq!(state(), RegionState::Running as u32);
 }
 
 #[test]
