@@ -1,5 +1,6 @@
 //! Regions and DMA transfers of cards on the network: kernels, interrupts, faults.
 
+use std::net::TcpListener;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -245,6 +246,38 @@ fn cards_copy_between_each_other_and_within_themselves() {
     let refused = one.connect_peer(0, "nobody").unwrap_err();
     assert!(refused.to_string().contains("host:port"), "{refused}");
     drop(first);
+}
+
+#[test]
+fn a_late_failure_to_connect_a_peer_does_not_disconnect_its_successor() {
+    let first = NetworkCard::start();
+    let timeout = Duration::from_secs(1);
+    let options = RemoteOptions { timeout, ..RemoteOptions::default() };
+    let one = RemoteCard::connect(&device(), &first.address, options).unwrap();
+    one.acquire(LEASE, TIMEOUT).unwrap();
+    let (second, other) = leased();
+    // It accepts the connection, and answers nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let refused = one.connect_peer(0, &silent.local_addr().unwrap().to_string()).unwrap_err();
+    assert!(matches!(refused.kind, RemoteErrorKind::TimedOut(..)), "{refused}");
+    let until = Instant::now() + TIMEOUT;
+    while let Err(error) = one.connect_peer(0, &second.address) {
+        assert!(Instant::now() < until, "{error}");
+    }
+    drop(silent);
+    let there = other.held().unwrap().memory;
+    let copy = DmaDescriptor {
+        operation: DmaOperation::Write,
+        peer: 0,
+        local: MemoryRange::new(0, 4096),
+        remote: there.addr,
+        key: there.rkey.get(),
+        notify: false,
+    };
+    let until = Instant::now() + Duration::from_millis(500);
+    while Instant::now() < until {
+        one.run_dma(&[copy], TIMEOUT).unwrap();
+    }
 }
 
 #[test]

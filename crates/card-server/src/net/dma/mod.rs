@@ -92,8 +92,9 @@ impl DmaEngine {
                     memory: hardware.memory().backing().register(device, Access::LOCAL_WRITE)?,
                     memory_generation: generation,
                     peers: Default::default(),
+                    attempts: Default::default(),
+                    attempted: 0,
                     connect_outcomes: channel(),
-                    generation: 0,
                 })
             }
         };
@@ -165,11 +166,7 @@ impl DmaEngine {
 
     fn reset(&mut self) {
         if let Some(network) = &mut self.network {
-            network.peers = Default::default();
-            network.generation += 1;
-            while let Ok(dropped) = network.connect_outcomes.1.try_recv() {
-                drop(dropped);
-            }
+            network.reset();
         }
         (self.consumer, self.rejected, self.completed, self.peer_command) = (0, 0, 0, 0);
         let registers = &self.hardware.registers;

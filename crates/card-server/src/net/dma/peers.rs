@@ -25,8 +25,17 @@ pub(super) struct Peer {
     _stream: Stream,
 }
 
-/// Number of the peer, generation of the network state, outcome.
-pub(super) type ConnectOutcome = (usize, u64, Result<Peer, Cause>);
+/// An attempt to connect a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ConnectAttempt {
+    /// Counts attempts over all leases: a later one for the same peer, or the end of the lease, replaces this one.
+    number: u64,
+    peer: usize,
+    /// The command that began it.
+    command: u64,
+}
+
+pub(super) type ConnectOutcome = (ConnectAttempt, Result<Peer, Cause>);
 
 /// The network state of the engine.
 pub(super) struct Network {
@@ -39,9 +48,35 @@ pub(super) struct Network {
     /// Generation of that card memory.
     pub(super) memory_generation: u32,
     pub(super) peers: [Option<Peer>; MAX_PEERS],
+    /// The attempts that have not ended, by peer.
+    pub(super) attempts: [Option<ConnectAttempt>; MAX_PEERS],
+    /// Number of attempts.
+    pub(super) attempted: u64,
     pub(super) connect_outcomes: (Sender<ConnectOutcome>, Receiver<ConnectOutcome>),
-    /// Counts resets, so that a peer that was connected for an earlier lease is dropped.
-    pub(super) generation: u64,
+}
+
+impl Network {
+    /// Disconnects all peers, and abandons attempts.
+    pub(super) fn reset(&mut self) {
+        (self.peers, self.attempts) = Default::default();
+    }
+
+    /// Disconnects a peer, and abandons the attempt to connect it.
+    fn disconnect(&mut self, peer: usize) {
+        (self.peers[peer], self.attempts[peer]) = (None, None);
+    }
+
+    fn begin_attempt(&mut self, peer: usize, command: u64) -> ConnectAttempt {
+        self.attempted += 1;
+        let attempt = ConnectAttempt { number: self.attempted, peer, command };
+        self.attempts[peer] = Some(attempt);
+        attempt
+    }
+
+    /// Whether the peer still waits for this attempt, which has ended.
+    fn end_attempt(&mut self, attempt: ConnectAttempt) -> bool {
+        self.attempts[attempt.peer].take_if(|current| *current == attempt).is_some()
+    }
 }
 
 impl DmaEngine {
@@ -59,6 +94,9 @@ impl DmaEngine {
         if index >= MAX_PEERS {
             return self.notifications.notify(failed(Cause::DmaPeerNotConnected));
         }
+        if let Some(network) = &mut self.network {
+            network.disconnect(index);
+        }
         let mut text = [0; PEER_BYTES];
         registers.read_bytes(PEER_TABLE + index * PEER_BYTES, &mut text);
         let end = text.iter().position(|byte| *byte == 0).unwrap_or(PEER_BYTES);
@@ -68,19 +106,19 @@ impl DmaEngine {
             registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
             return self.notifications.notify(failed(Cause::PeerAddress));
         };
-        network.peers[index] = None;
+        let attempt = network.begin_attempt(index, command);
         registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
         let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
         let security = network.security.clone();
-        let (reached, control, generation) =
-            (network.connect_outcomes.0.clone(), self.control.clone(), network.generation);
+        let (reached, control) = (network.connect_outcomes.0.clone(), self.control.clone());
         let spawned = std::thread::Builder::new().name(format!("peer {index}")).spawn(move || {
             let peer = connect_to(&device, &queue, &address, &security);
-            let _ = reached.send((index, generation, peer.ok_or(Cause::PeerUnreachable)));
+            let _ = reached.send((attempt, peer.ok_or(Cause::PeerUnreachable)));
             control.connect_ended.store(true, Ordering::Release);
             control.notify();
         });
         if spawned.is_err() {
+            network.end_attempt(attempt);
             registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
             self.notifications.notify(failed(Cause::PeerUnreachable));
         }
@@ -95,10 +133,11 @@ impl DmaEngine {
         {
             return;
         }
-        while let Ok((index, generation, outcome)) = network.connect_outcomes.1.try_recv() {
-            if generation != network.generation {
+        while let Ok((attempt, outcome)) = network.connect_outcomes.1.try_recv() {
+            if !network.end_attempt(attempt) {
                 continue;
             }
+            let ConnectAttempt { peer: index, command, .. } = attempt;
             let registers = &self.hardware.registers;
             let (kind, state, cause) = match &outcome {
                 Ok(_) => (MessageKind::PeerConnected, PeerState::Connected, None),
@@ -107,7 +146,7 @@ impl DmaEngine {
             network.peers[index] = outcome.ok();
             registers.peer_cause(index).store(cause.map_or(0, Cause::code), Ordering::Relaxed);
             registers.peer_state(index).store(state as u32, Ordering::Release);
-            let notification = Notification::of_card(kind, self.peer_command, [index as u64, 0, 0, 0]);
+            let notification = Notification::of_card(kind, command, [index as u64, 0, 0, 0]);
             self.notifications.notify(Notification { region: index as u32, cause, ..notification });
         }
     }
