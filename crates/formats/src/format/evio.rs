@@ -88,6 +88,7 @@ struct Layout {
 struct Header {
     start: usize,
     first: u32,
+    number: u32,
     count: u32,
     index_len: usize,
     user_len: usize,
@@ -98,7 +99,7 @@ impl Header {
     fn read(cursor: &mut Cursor<'_>) -> Result<Self, Malformed> {
         let start = cursor.at();
         let first = cursor.u32("first word of the header")?;
-        cursor.u32("number")?;
+        let number = cursor.u32("number")?;
         let words = cursor.u32("header length")?;
         if words != HEADER_WORDS {
             return Err(malformed(start + 8, "header length", words, HEADER_WORDS));
@@ -117,7 +118,7 @@ impl Header {
         cursor.u32("uncompressed data length")?;
         let compression = cursor.u32("compression type")? >> 28;
         cursor.take(4 * WORD, "registers")?;
-        Ok(Self { start, first, count, index_len, user_len, compression })
+        Ok(Self { start, first, number, count, index_len, user_len, compression })
     }
 }
 
@@ -166,6 +167,16 @@ fn record(cursor: &mut Cursor<'_>, events: &mut Vec<Event>) -> Result<(), Malfor
         let start = record.at();
         let (_, tag, _) = bank(&mut record)?;
         events.push(Event { tag, range: start..record.at() });
+    }
+    let mut held = header.count;
+    while !record.is_at_end() {
+        bank(&mut record)?;
+        held += 1;
+    }
+    if held != header.count {
+        let field = format!("event count of record {}", header.number);
+        let expected = format!("{held}, the events in the record");
+        return Err(malformed(header.start + 12, field, header.count, expected));
     }
     Ok(())
 }

@@ -20,6 +20,11 @@ const BLOCK: usize = 12;
 const LINK_ETHERNET: u16 = 1;
 const LINK_RAW_IP: u16 = 101;
 const UDP: u8 = 17;
+const UDP_HEADER: usize = 8;
+
+/// Destination port and payload of a UDP datagram; no payload if its length does not fit its header or its packet. A host
+/// drops such a datagram.
+type Datagram = (u16, Option<Range<usize>>);
 
 pub(super) struct Pcapng;
 
@@ -80,16 +85,19 @@ impl Capture {
         match kind {
             INTERFACE_DESCRIPTION => self.interfaces.push(body.u16("link type")?),
             ENHANCED_PACKET => {
-                let datagram = self.packet(&mut body)?;
-                if let Some((port, payload)) = datagram {
-                    let event = self.next.entry(port).or_default();
-                    indexer.structure("packet header", start..payload.start);
-                    indexer.fragment(*event, u32::from(port), payload.clone());
-                    indexer.structure("end of the packet", payload.end..cursor.at());
-                    *event += 1;
-                    return Ok(());
+                match self.packet(&mut body)? {
+                    Some((port, Some(payload))) => {
+                        let event = self.next.entry(port).or_default();
+                        indexer.structure("packet header", start..payload.start);
+                        indexer.fragment(*event, u32::from(port), payload.clone());
+                        indexer.structure("end of the packet", payload.end..cursor.at());
+                        *event += 1;
+                    }
+                    Some((_, None)) => {
+                        indexer.structure("UDP datagram of a wrong length", start..cursor.at())
+                    }
+                    None => indexer.structure("packet without UDP payload", start..cursor.at()),
                 }
-                indexer.structure("packet without UDP payload", start..cursor.at());
                 return Ok(());
             }
             _ => {}
@@ -98,8 +106,8 @@ impl Capture {
         Ok(())
     }
 
-    /// The destination port and payload of a packet's UDP datagram.
-    fn packet(&self, body: &mut Cursor<'_>) -> Result<Option<(u16, Range<usize>)>, Malformed> {
+    /// The UDP datagram of a packet.
+    fn packet(&self, body: &mut Cursor<'_>) -> Result<Option<Datagram>, Malformed> {
         let at = body.at();
         let interface = body.u32("interface id")?;
         let Some(&link) = usize::try_from(interface).ok().and_then(|id| self.interfaces.get(id)) else {
@@ -143,7 +151,7 @@ fn byte_order(cursor: &Cursor<'_>, start: usize) -> Result<ByteOrder, Malformed>
     }
 }
 
-fn ethernet(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
+fn ethernet(packet: &mut Cursor<'_>) -> Option<Datagram> {
     packet.take(12, "addresses").ok()?;
     let mut kind = packet.u16("ether type").ok()?;
     while matches!(kind, 0x8100 | 0x88a8) {
@@ -153,7 +161,7 @@ fn ethernet(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
     if matches!(kind, 0x0800 | 0x86dd) { ip(packet) } else { None }
 }
 
-fn ip(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
+fn ip(packet: &mut Cursor<'_>) -> Option<Datagram> {
     let start = packet.at();
     let first = packet.u8("version").ok()?;
     let mut datagram = match first >> 4 {
@@ -186,7 +194,7 @@ fn ip(packet: &mut Cursor<'_>) -> Option<(u16, Range<usize>)> {
     };
     datagram.u16("source port").ok()?;
     let port = datagram.u16("destination port").ok()?;
-    let len = usize::from(datagram.u16("length").ok()?).checked_sub(8)?;
+    let len = usize::from(datagram.u16("length").ok()?);
     datagram.u16("checksum").ok()?;
-    Some((port, datagram.take(len, "length").ok()?))
+    Some((port, len.checked_sub(UDP_HEADER).and_then(|len| datagram.take(len, "length").ok())))
 }

@@ -120,7 +120,7 @@ const MSA: usize = 96;
 /// Damage that each format must find, with a part of the error.
 #[test]
 fn damage_is_named() {
-    let damage: [(&str, usize, u8, &str); 19] = [
+    let damage: [(&str, usize, u8, &str); 20] = [
         ("hld", 32 + 4 + 2, 9, "byte 36: decoding: found 0x90001"),
         ("hld", 32 + 32 + 3, 9, "byte 64: subEvtSize: found 9, expected at least the 16 bytes"),
         ("midas", 16 + 6 + 16 + 4, 3, "byte 42: flags of the banks: found 0x3, expected 0x1, 0x11 or 0x31"),
@@ -129,6 +129,12 @@ fn damage_is_named() {
         ("frd", 32 + 24 + 8, 99, "byte 52: crc32c"),
         ("rdh", 80, 5, "byte 80: header version: found 5, expected 6 or 7"),
         ("evio", 56 + 20, 4, "byte 76: version: found 4, expected 6"),
+        (
+            "evio",
+            56 + 12,
+            2,
+            "byte 68: event count of record 1: found 2, expected 3, the events in the record",
+        ),
         ("pcapng", 28, 2, "interface id: found 1, expected less than 1"),
         ("msa", 30, 9, "byte 30: version of the archive library: found 9, expected 10 to 20"),
         ("msa", MSA, 0xda, "byte 96: hdr_id: found 0xda, expected 0xdd"),
@@ -157,6 +163,23 @@ fn damage_is_named() {
         file[at] = value;
         let error = import(&sample, &file).expect_err(format);
         assert!(error.contains(expected), "{format}: {error}");
+    }
+}
+
+#[test]
+fn datagrams_of_a_wrong_length_are_counted() {
+    let sample = samples::all().into_iter().find(|sample| sample.format == "pcapng").expect("a sample");
+    // The length field of the first datagram, of 11 bytes.
+    let at = 28 + 20 + 20 + 28 + 14 + 20 + 4;
+    assert_eq!(sample.file[at..at + 2], [0, 11]);
+    for length in [0, 7, 12, 0x1000_u16] {
+        let mut file = sample.file.clone();
+        file[at..at + 2].copy_from_slice(&length.to_be_bytes());
+        let format = by_name("pcapng").expect("a format");
+        let index = Index::read(format, &file).expect("a capture");
+        assert_eq!(index.structure["UDP datagram of a wrong length"].count, 1, "length {length}");
+        let fragments: Vec<_> = index.sources.values().map(|source| source.events().count()).collect();
+        assert_eq!(fragments, [1, 1], "length {length}");
     }
 }
 
