@@ -23,7 +23,7 @@ const END: Duration = Duration::from_secs(5);
 /// What a rank knows when it starts a process.
 #[derive(Clone, Copy, Debug)]
 pub struct RankAddress {
-    /// Address of this host on the way to rank 0.
+    /// Address of this host for other hosts; a loopback address if all ranks are on this host.
     pub own: IpAddr,
 }
 
@@ -52,7 +52,9 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
     let mut processes = Vec::new();
     let ended = loop {
         match Frame::receive(&mut stream) {
-            Ok(Some(Frame::Start(number, request))) => {
+            Ok(Some(Frame::Start(number, seen, request))) => {
+                // This host's name may be a loopback address. Then rank 0 is here, too, and knows a better one.
+                let own = seen.filter(|_| own.is_loopback()).unwrap_or(own);
                 let (job, make) = (job.clone(), Arc::clone(&make));
                 processes.push(std::thread::spawn(move || {
                     // Without a connection there is nobody to report to; the relay sees the end of the rank.

@@ -8,6 +8,7 @@
 //! ```
 
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -44,8 +45,8 @@ pub(crate) enum Frame {
     Challenge(Challenge),
     /// Peer to hub.
     Answer(Answer),
-    /// Hub to agent: start a process.
-    Start(u64, StartRequest),
+    /// Hub to agent: start a process, with this number. The address is that of the hub's host for other hosts, if a rank is there.
+    Start(u64, Option<IpAddr>, StartRequest),
     /// Hub to agent: the run has ended.
     Finish,
     /// Standard input or output.
@@ -63,7 +64,7 @@ impl Frame {
         let json = |value: serde_json::Result<Vec<u8>>| value.map_err(io::Error::from);
         let (kind, payload) = match self {
             Frame::Hello(hello) => (0, json(serde_json::to_vec(hello))?),
-            Frame::Start(number, request) => (1, json(serde_json::to_vec(&(number, request)))?),
+            Frame::Start(number, seen, request) => (1, json(serde_json::to_vec(&(number, seen, request)))?),
             Frame::Finish => (2, Vec::new()),
             Frame::Data(bytes) => return send_raw(to, 3, bytes),
             Frame::Error(bytes) => return send_raw(to, 4, bytes),
@@ -93,8 +94,8 @@ impl Frame {
         Ok(Some(match kind {
             0 => Frame::Hello(serde_json::from_slice(&payload)?),
             1 => {
-                let (number, request) = serde_json::from_slice(&payload)?;
-                Frame::Start(number, request)
+                let (number, seen, request) = serde_json::from_slice(&payload)?;
+                Frame::Start(number, seen, request)
             }
             2 => Frame::Finish,
             3 => Frame::Data(payload),
@@ -138,9 +139,10 @@ mod tests {
                 arguments: vec![String::from_utf8_lossy(&bytes).into_owned()],
                 environment: vec![("A".to_owned(), number.to_string())],
             };
+            let seen = Some(IpAddr::from((number as u32).to_be_bytes()));
             let mut sent = Vec::new();
             for frame in [
-                Frame::Start(number, request.clone()),
+                Frame::Start(number, seen, request.clone()),
                 Frame::Data(bytes.clone()),
                 Frame::Exit(code),
                 Frame::EndOfInput,
@@ -149,7 +151,7 @@ mod tests {
             }
             let from = &mut sent.as_slice();
             let mut next = || Frame::receive(from).unwrap();
-            let is_start = matches!(next(), Some(Frame::Start(n, r)) if n == number && r == request);
+            let is_start = matches!(next(), Some(Frame::Start(n, s, r)) if (n, s, &r) == (number, seen, &request));
             let is_data = matches!(next(), Some(Frame::Data(b)) if b == bytes);
             let is_exit = matches!(next(), Some(Frame::Exit(c)) if c == code);
             prop_assert!(is_start && is_data && is_exit);

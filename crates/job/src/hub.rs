@@ -198,6 +198,8 @@ impl Shared {
             }
             if let (Ok(peer), Ok(own)) = (stream.peer_addr(), stream.local_addr())
                 && peer.ip() != own.ip()
+                // The name of this host may be a loopback address other than 127.0.0.1.
+                && !own.ip().is_loopback()
             {
                 state.seen.get_or_insert(own.ip());
             }
@@ -217,8 +219,9 @@ impl Shared {
         let Ok([a, b, c, d, e, f, g, h, ..]) = proof::random() else { return };
         let number = u64::from_be_bytes([a, b, c, d, e, f, g, h]);
         let mut state = self.state();
+        let seen = state.seen;
         let sent = match state.agents.get_mut(rank) {
-            Some(Some(agent)) => Frame::Start(number, request.clone()).send(agent).is_ok(),
+            Some(Some(agent)) => Frame::Start(number, seen, request.clone()).send(agent).is_ok(),
             _ => false,
         };
         if sent {
@@ -288,6 +291,20 @@ mod tests {
     }
 
     #[test]
+    fn a_name_of_this_host_with_a_loopback_address_is_no_address_for_other_hosts() {
+        let rendezvous = Rendezvous::Address { host: "name-of-this-host".to_owned(), port: 0 };
+        let job = Job { rendezvous, ..job(0, 0) };
+        let hub = Hub::open(&job, |_| 0).unwrap();
+        let _agents = [0, 1].map(|rank| {
+            let mut agent = TcpStream::connect(("127.0.1.1", hub.address.port())).unwrap();
+            greet(&mut agent, job.key.as_bytes(), &Peer::Agent { rank }).unwrap();
+            agent
+        });
+        hub.wait_for_ranks(Duration::from_secs(60)).unwrap();
+        assert_eq!(hub.own_address(), None);
+    }
+
+    #[test]
     fn a_false_hub_gets_no_key_and_is_not_obeyed() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let job = job(1, listener.local_addr().unwrap().port());
@@ -307,7 +324,7 @@ mod tests {
         let of_hub = stream.try_clone().unwrap();
         let refused = proof::receive(&mut { of_hub }, |_| b"17.0");
         let request = StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() };
-        let _ = Frame::Start(0, request).send(&mut stream).and_then(|()| stream.flush());
+        let _ = Frame::Start(0, None, request).send(&mut stream).and_then(|()| stream.flush());
         let mut rest = Vec::new();
         let _ = stream.read_to_end(&mut rest);
         assert!(refused.is_err() && rest.is_empty(), "{refused:?} {rest:?}");
