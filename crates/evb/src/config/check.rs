@@ -19,6 +19,7 @@ use millstream_card_abi::events::MAX_SOURCES;
 use millstream_card_abi::image::MAX_IMAGE_BYTES;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
+use millstream_shm::random_u64;
 use std::net::TcpListener;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64};
 use std::path::{Path, PathBuf};
@@ -526,7 +527,8 @@ impl ConfigFile {
 /// Whether files can be created in the directory, or in the nearest one above it that exists.
 fn writable(directory: &Path) -> std::io::Result<()> {
     let existing = directory.ancestors().find(|path| path.is_dir()).unwrap_or(Path::new("/"));
-    let probe = existing.join(format!(".millstream-check-{}", std::process::id()));
+    // Another check may be in progress, also on another host.
+    let probe = existing.join(format!(".millstream-check-{:016x}", random_u64()));
     std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
     std::fs::remove_file(&probe)
 }
