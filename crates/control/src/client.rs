@@ -7,8 +7,10 @@ use serde_json::Value;
 use std::time::{Duration, Instant};
 use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig, TlsProvider};
 
-/// Time for one request.
+/// Time for reading a resource.
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// Time for a command: `configure` checks all inputs.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval of reading the status while a state changes.
 const POLL: Duration = Duration::from_millis(100);
 
@@ -26,6 +28,16 @@ pub enum ClientError {
         address: String,
         /// The cause.
         cause: String,
+    },
+    /// A command was not answered in time.
+    #[error(
+        "{address}: {command} was not answered in {COMMAND_TIMEOUT:?}, and may still take effect: see `millstream evb ctl status`"
+    )]
+    NoAnswer {
+        /// The address.
+        address: String,
+        /// The command.
+        command: String,
     },
     /// The answer is not one of run control.
     #[error("{address}: the answer is not one of run control: {cause}")]
@@ -104,7 +116,12 @@ impl Client {
         if let Some(token) = &self.token {
             request = request.header("Authorization", format!("Bearer {}", token.as_str()));
         }
-        let value = self.answer(request.send_json(body))?;
+        let sent = request.config().timeout_global(Some(COMMAND_TIMEOUT)).build().send_json(body);
+        if matches!(sent, Err(ureq::Error::Timeout(_))) {
+            let (address, command) = (self.address.clone(), command.to_owned());
+            return Err(ClientError::NoAnswer { address, command });
+        }
+        let value = self.answer(sent)?;
         serde_json::from_value(value).map_err(|error| self.unexpected(error.to_string()))
     }
 

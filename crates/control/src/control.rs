@@ -115,7 +115,7 @@ impl RunControl {
         self.lock().machine.check(Command::Configure)?;
         // Checks inputs, which takes time; meanwhile the status can be read.
         let configuration = Configuration::load(&self.shared.configuration)?;
-        self.install(Command::Configure, configuration)
+        self.install(Command::Configure, configuration, None)
     }
 
     /// Changes settings of the configuration for the next runs.
@@ -129,16 +129,22 @@ impl RunControl {
             let Some(before) = &inner.configuration else { return Ok(()) };
             (before.sha256.clone(), before.clone())
         };
-        let configuration = configuration.with(changes)?;
-        if self.lock().configuration.as_ref().is_none_or(|present| present.sha256 != before) {
+        self.install(Command::Set, configuration.with(changes)?, Some(&before))
+    }
+
+    /// Takes a checked configuration; if it was made from another one, only while that is present, named by its hash.
+    fn install(
+        &self,
+        command: Command,
+        configuration: Configuration,
+        before: Option<&str>,
+    ) -> Result<(), ControlError> {
+        let mut inner = self.lock();
+        let present = inner.configuration.as_ref().map(|present| present.sha256.as_str());
+        if before.is_some() && before != present {
             let problem = "the configuration was changed at the same time; repeat the command".to_owned();
             return Err(ControlError::Setting { field: "all".to_owned(), problem });
         }
-        self.install(Command::Set, configuration)
-    }
-
-    fn install(&self, command: Command, configuration: Configuration) -> Result<(), ControlError> {
-        let mut inner = self.lock();
         inner.machine.handle_command(command)?;
         inner.configuration = Some(configuration);
         drop(inner);

@@ -39,11 +39,16 @@ pub(super) fn run(options: &EvbCtlOptions) -> Result<ExitCode, Box<dyn Error>> {
             let good = [State::Running, State::Configured, State::Paused, State::Stopping];
             return begin(options, "start", record, is_reached, &good);
         }
+        // The run may end at the same time.
         CtlCommand::Pause => {
-            command(options, "pause", &body(""), |status| status.state != State::Running)?;
+            let status = give(options, "pause", &body(""), |status| status.state != State::Running)?;
+            print_status(&status, options.json)?;
+            return Ok(exit_code(status.state != State::Error));
         }
         CtlCommand::Resume => {
-            command(options, "resume", &body(""), |status| status.state != State::Paused)?;
+            let status = give(options, "resume", &body(""), |status| status.state != State::Paused)?;
+            print_status(&status, options.json)?;
+            return Ok(exit_code(status.state != State::Error));
         }
         CtlCommand::Stop => {
             let status = give(options, "stop", &body(""), |status| status.state != State::Stopping)?;

@@ -118,8 +118,24 @@ pub(super) async fn comment(State(context): State<Context>, body: axum::body::By
     }
 }
 
+/// Reads on a thread that may block: a command holds the state while an entry of the log book goes to the disk.
+pub(super) async fn read<T: Send + 'static>(
+    control: &RunControl,
+    read: impl FnOnce(&RunControl) -> T + Send + 'static,
+) -> Option<T> {
+    let control = control.clone();
+    tokio::task::spawn_blocking(move || read(&control)).await.ok()
+}
+
+fn unreadable() -> Response {
+    error(StatusCode::INTERNAL_SERVER_ERROR, "reading failed; see the log of run control")
+}
+
 pub(super) async fn status(State(context): State<Context>) -> Response {
-    Json(context.control.status()).into_response()
+    match read(&context.control, RunControl::status).await {
+        Some(status) => Json(status).into_response(),
+        None => unreadable(),
+    }
 }
 
 /// Query of the log book.
@@ -140,7 +156,10 @@ pub(super) async fn log(
 ) -> Response {
     match query {
         Ok(Query(LogQuery { last })) if last <= MAX_ENTRIES => {
-            Json(json!({ "entries": context.control.log(last) })).into_response()
+            match read(&context.control, move |control| control.log(last)).await {
+                Some(entries) => Json(json!({ "entries": entries })).into_response(),
+                None => unreadable(),
+            }
         }
         Ok(Query(LogQuery { last })) => {
             let problem = format!("last: {last} is out of range: must be 0 to {MAX_ENTRIES}");
@@ -155,18 +174,21 @@ pub(super) async fn power(State(context): State<Context>) -> Response {
 }
 
 pub(super) async fn display(State(context): State<Context>) -> Response {
-    let control = context.control;
-    match tokio::task::spawn_blocking(move || control.picture()).await {
-        Ok(Some(svg)) => ([(header::CONTENT_TYPE, "image/svg+xml")], svg).into_response(),
-        _ => {
+    match read(&context.control, RunControl::picture).await.flatten() {
+        Some(svg) => ([(header::CONTENT_TYPE, "image/svg+xml")], svg).into_response(),
+        None => {
             error(StatusCode::NOT_FOUND, "no event is shown yet: a run with [output] shows its stored events")
         }
     }
 }
 
 pub(super) async fn metrics(State(context): State<Context>) -> Response {
-    let text = crate::metrics::render(&context.control);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    match read(&context.control, crate::metrics::render).await {
+        Some(text) => {
+            ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+        }
+        None => unreadable(),
+    }
 }
 
 pub(super) async fn not_found(uri: Uri) -> Response {

@@ -1,7 +1,7 @@
 //! The HTTP API, the metrics and the page.
 //!
 //! Reading needs no token. Commands need `Authorization: Bearer TOKEN`, or a certificate of the site. The server bounds what a client can take:
-//! connections, time for a header and a body, and their sizes.
+//! connections, time for a header and a body, and their sizes. A command whose body has arrived is answered when it has ended.
 
 mod api;
 mod openapi;
@@ -12,7 +12,8 @@ mod stream;
 use crate::control::RunControl;
 use crate::token::Token;
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::body::Bytes;
+use axum::extract::{DefaultBodyLimit, FromRequest as _, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse as _, Response};
@@ -26,8 +27,6 @@ pub use server::{Server, ServerLimits};
 
 /// Limit of a request's body.
 const MAX_BODY: usize = 64 << 10;
-/// Time for a request, with its body.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the handlers share.
 #[derive(Clone)]
@@ -40,7 +39,7 @@ struct Context {
     streams: Arc<AtomicUsize>,
 }
 
-fn router(control: RunControl, token: Token, has_certificates: bool) -> Router {
+fn router(control: RunControl, (token, has_certificates): (Token, bool), body_timeout: Duration) -> Router {
     let context = Context { control, token: Arc::new(token), has_certificates, streams: Arc::default() };
     let authorized = middleware::from_fn_with_state(context.clone(), require_token);
     let commands = Router::new()
@@ -53,6 +52,7 @@ fn router(control: RunControl, token: Token, has_certificates: bool) -> Router {
         .route("/api/v1/stop", post(api::stop))
         .route("/api/v1/reset", post(api::reset))
         .route("/api/v1/comment", post(api::comment))
+        .route_layer(middleware::from_fn_with_state(body_timeout, receive_body))
         .route_layer(authorized);
     Router::new()
         .route("/", get(page::index))
@@ -69,7 +69,7 @@ fn router(control: RunControl, token: Token, has_certificates: bool) -> Router {
         .fallback(api::not_found)
         .method_not_allowed_fallback(api::method_not_allowed)
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .layer(middleware::from_fn(bound))
+        .layer(middleware::from_fn(add_headers))
         .with_state(context)
 }
 
@@ -106,12 +106,20 @@ fn is_of_another_site(headers: &HeaderMap) -> bool {
     headers.get(header::HOST).is_none_or(|host| !host.as_bytes().eq_ignore_ascii_case(authority))
 }
 
-/// Bounds the time of a request, and adds headers that keep browsers from misusing answers.
-async fn bound(request: Request, next: Next) -> Response {
-    let mut response = match tokio::time::timeout(REQUEST_TIMEOUT, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => api::error(StatusCode::REQUEST_TIMEOUT, "the request did not arrive in time"),
-    };
+/// Reads the body of a command, whose time and size are bounded.
+async fn receive_body(State(timeout): State<Duration>, request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let bytes = Bytes::from_request(Request::from_parts(parts.clone(), body), &());
+    match tokio::time::timeout(timeout, bytes).await {
+        Ok(Ok(bytes)) => next.run(Request::from_parts(parts, bytes.into())).await,
+        Ok(Err(rejection)) => api::error(rejection.status(), &format!("body: {}", rejection.body_text())),
+        Err(_) => api::error(StatusCode::REQUEST_TIMEOUT, "the body did not arrive in time"),
+    }
+}
+
+/// Adds headers that keep browsers from misusing answers.
+async fn add_headers(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
     let headers = [
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::X_FRAME_OPTIONS, "DENY"),

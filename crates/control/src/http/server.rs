@@ -26,6 +26,8 @@ pub struct ServerLimits {
     pub connections: usize,
     /// Time for the header of a request, also of a first one that never comes.
     pub header_timeout: Duration,
+    /// Time for the body of a command.
+    pub body_timeout: Duration,
     /// Time in which a client takes some bytes of an answer. Without it, clients that never read would hold their places for ever.
     pub send_timeout: Duration,
 }
@@ -35,6 +37,7 @@ impl Default for ServerLimits {
         ServerLimits {
             connections: 256,
             header_timeout: Duration::from_secs(5),
+            body_timeout: Duration::from_secs(10),
             send_timeout: Duration::from_secs(30),
         }
     }
@@ -110,7 +113,8 @@ async fn accept(
     (token, security): (Token, Security),
     limits: ServerLimits,
 ) {
-    let service = TowerToHyperService::new(router(control.clone(), token, security.is_on()));
+    let service =
+        TowerToHyperService::new(router(control.clone(), (token, security.is_on()), limits.body_timeout));
     let places = Arc::new(Semaphore::new(limits.connections));
     loop {
         // The semaphore is never closed.

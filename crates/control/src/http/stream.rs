@@ -2,6 +2,7 @@
 
 use super::Context;
 use super::api;
+use crate::control::RunControl;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -46,7 +47,8 @@ pub(super) async fn events(State(context): State<Context>) -> Response {
     changes.mark_changed();
     let stream = stream::unfold((context, changes, open), |(context, mut changes, open)| async move {
         changes.changed().await.ok()?;
-        let event = Event::default().event("status").json_data(context.control.status()).unwrap_or_default();
+        let status = api::read(&context.control, RunControl::status).await?;
+        let event = Event::default().event("status").json_data(status).unwrap_or_default();
         tokio::time::sleep(INTERVAL).await;
         Some((Ok::<_, Infallible>(event), (context, changes, open)))
     });

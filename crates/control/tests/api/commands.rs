@@ -3,9 +3,12 @@
 use crate::backend::{CONFIGURATION, Test, open};
 use millstream_control::Request;
 use millstream_control::directory::{Directory, RunNumber};
+use millstream_control::http::ServerLimits;
 use millstream_control::logbook::{EntryKind, RunResult};
 use millstream_control::machine::{Command, State};
 use serde_json::Value;
+use std::io::Write as _;
+use std::time::Duration;
 
 #[test]
 fn a_run_is_started_paused_resumed_and_stopped() {
@@ -85,6 +88,49 @@ fn a_panic_fails_the_run_and_the_next_one_starts() {
     test.succeed("set", r#"{"settings": {"run.batch": 4}}"#);
     test.succeed("start", "");
     test.wait_for(State::Running);
+}
+
+#[test]
+fn a_slow_command_is_answered_when_it_has_ended() {
+    let body_timeout = Duration::from_millis(200);
+    let test = Test::with(&ServerLimits { body_timeout, ..ServerLimits::default() });
+    // The read of a pipe ends with its writer.
+    let file = test.folder.path().join("run.toml");
+    std::fs::remove_file(&file).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&file).status().unwrap().success());
+    std::thread::scope(|scope| {
+        let configured = scope.spawn(|| test.command("configure", ""));
+        let mut pipe = std::fs::File::options().write(true).open(&file).unwrap();
+        assert_eq!(test.status().state, State::Idle);
+        std::thread::sleep(2 * body_timeout);
+        pipe.write_all(CONFIGURATION.as_bytes()).unwrap();
+        drop(pipe);
+        let answer = configured.join().unwrap();
+        assert_eq!(answer.code, 200, "{answer:?}");
+    });
+    assert_eq!(test.status().state, State::Configured);
+}
+
+#[test]
+fn settings_of_two_operators_at_the_same_time_both_hold_or_one_is_refused() {
+    let test = Test::new();
+    test.succeed("configure", "");
+    std::thread::scope(|scope| {
+        for field in ["run.replay", "run.batch", "builder.bu.0.slots"] {
+            let test = &test;
+            scope.spawn(move || {
+                for value in 1..=40 {
+                    match test.control.set(&[(field.to_owned(), value.into())].into()) {
+                        Ok(()) => {
+                            let settings = test.control.status().configuration.unwrap().settings;
+                            assert_eq!(settings[field], value);
+                        }
+                        Err(error) => assert!(error.to_string().contains("at the same time"), "{error}"),
+                    }
+                }
+            });
+        }
+    });
 }
 
 #[test]
