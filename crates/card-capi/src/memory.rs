@@ -88,9 +88,8 @@ impl msm_memory {
         if !self.card.is_alive() {
             return gone("has ended or died");
         }
-        let epoch = self.card.registers().lease_epoch().load(Ordering::Acquire);
-        if epoch != u64::from(self.epoch) {
-            return gone(&format!("has ended the lease of epoch {}; its epoch is {epoch}", self.epoch));
+        if !self.card.holds(self.epoch) {
+            return gone(&format!("has ended the lease of epoch {}", self.epoch));
         }
         Ok(())
     }
