@@ -3,6 +3,7 @@
 //! Event builders and tori are indexed Jobs, whose ranks are the completion indexes and meet at the pod of index 0. Cards
 //! are StatefulSets of one pod. The output is one List in JSON, which is also YAML.
 
+use std::collections::BTreeMap;
 use std::error::Error;
 
 use millstream_site::{NetworkCard, Site, load};
@@ -25,6 +26,16 @@ pub(super) fn run(options: &SiteManifestsOptions) -> Result<(), Box<dyn Error>> 
 }
 
 pub(crate) fn manifests(site: &Site, options: &SiteManifestsOptions) -> Result<Value, String> {
+    let parts = (site.cards.iter().map(|card| &card.name))
+        .chain(site.tori.iter().map(|torus| &torus.name))
+        .chain(site.event_builders.iter().map(|builder| &builder.name));
+    let mut labels = BTreeMap::new();
+    for name in parts {
+        let label = label(name)?;
+        if let Some(other) = labels.insert(label.clone(), name) {
+            return Err(format!("{other:?} and {name:?} have the same name for Kubernetes, {label:?}"));
+        }
+    }
     let mut items = Vec::new();
     for card in &site.cards {
         items.extend(card_set(card, options)?);
@@ -192,15 +203,19 @@ control = "node1:8080"
 ranks = 6
 "#;
 
-    fn rendered() -> Vec<Value> {
-        let site = millstream_site::parse("test.toml", SITE).unwrap();
+    fn render(site: &str) -> Result<Vec<Value>, String> {
+        let site = millstream_site::parse("test.toml", site).unwrap();
         let options = SiteManifestsOptions {
             file: "test.toml".into(),
             image: "registry.example/millstream:1".to_owned(),
             claim: "data".to_owned(),
             application: vec!["sleep".to_owned(), "infinity".to_owned()],
         };
-        manifests(&site, &options).unwrap()["items"].as_array().unwrap().clone()
+        Ok(manifests(&site, &options)?["items"].as_array().unwrap().clone())
+    }
+
+    fn rendered() -> Vec<Value> {
+        render(SITE).unwrap()
     }
 
     /// The rules of the API that objects of this kind are refused by, as far as they concern these objects.
@@ -257,6 +272,12 @@ ranks = 6
             "camera-0.camera:7500",
         ];
         assert_eq!(*words, json!(expected));
+    }
+
+    #[test]
+    fn names_that_kubernetes_does_not_tell_apart_are_an_error() {
+        let error = render(&SITE.replace("\"camera\"", "\"U280.0\"")).unwrap_err();
+        assert_eq!(error, r#""u280_0" and "U280.0" have the same name for Kubernetes, "u280-0""#);
     }
 
     #[test]
