@@ -46,13 +46,13 @@ program() {
         -p millstream-libfabric --features millstream/static-hdf5
     local built=$CARGO_TARGET_DIR/$triple/$profile
     install -D -m 755 "$built/millstream" "$stage/bin/millstream"
-    install -D -m 755 "$built/libmillstream_fabric_capi.so" "$stage/lib/millstream/libmillstream_fabric.so"
+    install -D -m 755 "$built/libmillstream_fabric_capi.so" "$stage/lib/millstream/c/libmillstream_fabric.so"
     install -D -m 755 "$built/libmillstream_libfabric.so" "$stage/lib/millstream/libmillstream-fi.so"
     say "libmillstream_memory.so.1"
     cargo-zigbuild rustc --profile "$profile" --target "$triple.$glibc" -p millstream-card-capi --lib --crate-type cdylib -- \
         -C link-arg=-Wl,-soname=libmillstream_memory.so.1
-    install -D -m 755 "$built/libmillstream_memory.so" "$stage/lib/millstream/libmillstream_memory.so.1"
-    ln -s libmillstream_memory.so.1 "$stage/lib/millstream/libmillstream_memory.so"
+    install -D -m 755 "$built/libmillstream_memory.so" "$stage/lib/millstream/c/libmillstream_memory.so.1"
+    ln -s libmillstream_memory.so.1 "$stage/lib/millstream/c/libmillstream_memory.so"
 }
 
 # link OUT SONAME MAP ARCHIVE. gcc's libgcc_s.so.1, not the unwinder of zig: the C library loads it, too, to cancel threads, and

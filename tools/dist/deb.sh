@@ -47,7 +47,7 @@ cp "$stage/share/zsh/site-functions/_millstream" "$root/share/zsh/vendor-complet
 # debian/copyright has this text.
 rm "$root/share/millstream/data/sst1m/LICENSE"
 find "$root/share/man" -name '*.1' -exec gzip -9n {} +
-chmod 644 "$root"/lib/millstream/*
+find "$root/lib/millstream" -type f -exec chmod 644 {} +
 mkdir -p "$root/share/doc/millstream"
 gzip -9nc "$stage/share/doc/millstream/third-party-licenses.txt" > "$root/share/doc/millstream/third-party-licenses.txt.gz"
 finish millstream

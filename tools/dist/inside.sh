@@ -179,8 +179,8 @@ debian-programs)
     dpkg -i /packages/millstream_*.deb /packages/python3-millstream_*.deb > /dev/null
     cd "$(mktemp -d)"
     verbs_programs millstream
-    for library in /usr/lib/millstream/*.so*; do libraries_are_there "$library"; done
-    memory_library /usr/lib/millstream
+    for library in /usr/lib/millstream/*.so* /usr/lib/millstream/c/*.so*; do libraries_are_there "$library"; done
+    memory_library /usr/lib/millstream/c
     libfabric_provider /usr/lib/millstream
     say "the Python API of the Debian package"
     python3 - /test/README.md <<'PYTHON'
@@ -208,13 +208,13 @@ tarball-emulated)
     mkdir -p /opt/millstream
     tar -C /opt/millstream --strip-components 1 -xf /packages/*.tar.gz
     libraries_are_there /opt/millstream/bin/millstream
-    for library in /opt/millstream/lib/millstream/*.so*; do libraries_are_there "$library"; done
+    for library in /opt/millstream/lib/millstream/*.so* /opt/millstream/lib/millstream/c/*.so*; do libraries_are_there "$library"; done
     manual /opt/millstream
     emulated /opt/millstream/bin/millstream /opt/millstream
     devinfo /opt/millstream/bin/millstream
     say "NOT RUN: ib_write_bw. Its memory is private: peers copy with process_vm_writev, which qemu-user lacks"
     export PATH=/opt/millstream/bin:$PATH
-    memory_library /opt/millstream/lib/millstream
+    memory_library /opt/millstream/lib/millstream/c
     libfabric_provider /opt/millstream/lib/millstream
     ;;
 wheel-emulated)
