@@ -16,6 +16,7 @@ use millstream_model::measure::{Benchmark, measure, measure_with_intervals};
 use millstream_model::predict::{predict, to_csv};
 use millstream_model::result_table::{ResultTable, TableValue};
 use millstream_model::{Parameters, rows, sweep};
+use millstream_site::Site;
 
 use crate::args::model::{ModelCommand, Settings};
 
@@ -32,6 +33,12 @@ fn parameters(settings: &Settings) -> Result<Parameters, sweep::SweepError> {
     sweep::parameters(&sweep::settings(&settings.set)?)
 }
 
+/// Parameters with the devices of a site.
+fn parameters_of(settings: &Settings, site: &Site) -> Result<Parameters, sweep::SweepError> {
+    let [parameters] = sweep::parameters_of(&sweep::settings(&settings.set)?, [&site.devices])?;
+    Ok(parameters)
+}
+
 pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         ModelCommand::Calibrate {
@@ -45,7 +52,7 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             ..
         } if !measurements.is_empty() => {
             let places = (client.as_deref(), server.as_deref(), disk.as_deref());
-            calibrate_site::run(&parameters(settings)?, measurements, site, places, out.as_deref())?;
+            calibrate_site::run(settings, measurements, site, places, out.as_deref())?;
         }
         ModelCommand::Calibrate { settings, fit: fit_again, leave_one_out, .. } => {
             let rows = rows::calibration();
@@ -91,7 +98,7 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             println!("figures are in {}", out.display());
         }
         ModelCommand::EventBuilder(options) => {
-            return event_builder::run(options, &parameters(&options.settings)?);
+            return event_builder::run(options);
         }
         ModelCommand::Explain { site, flow, samples, settings, output } => {
             let output = Output::new(output)?;
@@ -151,7 +158,7 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 return Err(format!("--milliseconds {milliseconds}: must be 0.1 to 10000").into());
             }
             let site = millstream_site::load(site)?;
-            let mut incast = congestion::incast_of(&site, &parameters(settings)?, to, from)?;
+            let mut incast = congestion::incast_of(&site, &parameters_of(settings, &site)?, to, from)?;
             incast.duration = Picos::from_seconds(milliseconds * 1e-3);
             if let Some(above) = pause_above {
                 incast.pause = [*above, above.saturating_sub(2 * u64::from(incast.mtu))];
@@ -159,9 +166,16 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
             print!("{}", congestion::table(to, &incast));
         }
         ModelCommand::Compare { first, second, client, server, load, samples, settings } => {
-            let [first, second] =
-                [first, second].map(|file| candidate(file, client.as_deref(), server.as_deref()));
-            print!("{}", compare([&first?, &second?], &parameters(settings)?, load.load()?, *samples)?);
+            let sites = [millstream_site::load(first)?, millstream_site::load(second)?];
+            let of_sites = sweep::parameters_of(
+                &sweep::settings(&settings.set)?,
+                sites.each_ref().map(|site| &site.devices),
+            )?;
+            let ([site, other_site], [parameters, other_parameters]) = (sites, of_sites);
+            let places = [client.as_deref(), server.as_deref()];
+            let first = candidate(first, site, parameters, places)?;
+            let second = candidate(second, other_site, other_parameters, places)?;
+            print!("{}", compare([&first, &second], load.load()?, *samples)?);
         }
         ModelCommand::Measure { benchmark, site, client, server, sizes, samples, settings, output } => {
             let output = Output::new(output)?;
@@ -177,8 +191,12 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// A site with two places, by default its first two hosts.
-fn candidate(file: &Path, client: Option<&str>, server: Option<&str>) -> Result<Candidate, Box<dyn Error>> {
-    let site = millstream_site::load(file)?;
+fn candidate(
+    file: &Path,
+    site: Site,
+    parameters: Parameters,
+    [client, server]: [Option<&str>; 2],
+) -> Result<Candidate, Box<dyn Error>> {
     let name = file.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
     let place = |given: Option<&str>, i: usize| {
         given.map(str::to_owned).or_else(|| site.hosts.get(i).map(|host| host.name.clone()))
@@ -188,7 +206,7 @@ fn candidate(file: &Path, client: Option<&str>, server: Option<&str>) -> Result<
             format!("{}: has fewer than two hosts; name --client and --server", file.display()).into()
         );
     };
-    Ok(Candidate { name, site, client, server })
+    Ok(Candidate { name, site, client, server, parameters })
 }
 
 /// Name and text of a site file.

@@ -103,7 +103,25 @@ fn calibrate_and_figures_refuse_sweeps() {
     let output = fails(&["model", "calibrate", "--set", "u280.reads=1..4"]);
     assert!(output.contains("several values"), "{output}");
     let output = fails(&["model", "figures", "--set", "link.0.rate=EDR"]);
-    assert!(output.contains("no site file"), "{output}");
+    assert!(output.contains("takes parameters only"), "{output}");
+}
+
+#[test]
+fn devices_of_a_site_file_are_set_in_every_command_with_a_site() {
+    let (site, other) = ("sites/roce100-cx5.toml", "sites/edr-pair.toml");
+    let own = ["--set", "connectx-5-function.link.efficiency=0.5"];
+    for command in [
+        &["event-builder", site, "--seconds", "0.001", "--saturated"][..],
+        &["compare", site, other, "--samples", "5"],
+        &["explain", site, "write node0 node1", "--samples", "0"],
+    ] {
+        let [before, after] = [&[][..], &own].map(|set| succeeds(&[&["model"][..], command, set].concat()));
+        // The event builder prints how long the simulation took.
+        let result = |text: &str| text.split("\nsimulated in").next().map(str::to_owned);
+        assert_ne!(result(&before), result(&after), "{command:?}");
+    }
+    let unknown = fails(&["model", "compare", site, other, "--set", "connectx-5-function.nothing=1"]);
+    assert!(unknown.contains("no parameter"), "{unknown}");
 }
 
 #[test]

@@ -21,6 +21,8 @@ pub struct Candidate {
     pub client: String,
     /// Server: host or `host.card`.
     pub server: String,
+    /// Parameters with the site's own devices.
+    pub parameters: Parameters,
 }
 
 /// Message sizes of bandwidth and latency.
@@ -66,9 +68,9 @@ impl Candidate {
         data_path(&self.site, p, &self.client, &self.server)
     }
 
-    fn interval(&self, quantity: Quantity, p: &Parameters, samples: u64) -> Result<Interval, PathError> {
-        let path = self.path(p)?;
-        let spreads = response::spreads(&p.with_devices(&self.site.devices), samples, |p| {
+    fn interval(&self, quantity: Quantity, samples: u64) -> Result<Interval, PathError> {
+        let path = self.path(&self.parameters)?;
+        let spreads = response::spreads(&self.parameters, samples, |p| {
             Some(vec![quantity.of(&self.path(p).ok()?, Precision::Sample)])
         });
         let factors = factors(leave_out::shipped(), Level::System, quantity.category(&path));
@@ -93,8 +95,8 @@ fn compared(name: &str, sites: [&Candidate; 2], [a, b]: [Interval; 2]) -> Vec<Ta
 }
 
 /// Power, energy and price.
-fn sums(sites: [&Candidate; 2], p: &Parameters, load: Option<Load>, rates: [f64; 2]) -> Vec<Vec<TableValue>> {
-    let all = sites.map(|candidate| Inventory::new(&candidate.site, p));
+fn sums(sites: [&Candidate; 2], load: Option<Load>, rates: [f64; 2]) -> Vec<Vec<TableValue>> {
+    let all = sites.map(|candidate| Inventory::new(&candidate.site, &candidate.parameters));
     let power = |inventory: &Inventory, value: f64| match inventory.without_power.len() {
         0 => number(value),
         _ => format!("{} without {}", number(value), list(&inventory.without_power)),
@@ -115,7 +117,8 @@ fn sums(sites: [&Candidate; 2], p: &Parameters, load: Option<Load>, rates: [f64;
         row("power at full load [W]", &|i, _| power(i, i.active.0)),
     ];
     if let Some(load) = load {
-        let at_load = |i: usize| power(&all[i], Inventory::power_of(&sites[i].site, p, load).0);
+        let at_load =
+            |i: usize| power(&all[i], Inventory::power_of(&sites[i].site, &sites[i].parameters, load).0);
         rows.push(texts("power at this load [W]", [at_load(0), at_load(1)]));
     }
     rows.extend([
@@ -134,23 +137,18 @@ fn list(names: &std::collections::BTreeSet<String>) -> String {
 ///
 /// # Errors
 /// [`PathError`] if a site has no path between its two places.
-pub fn compare(
-    sites: [&Candidate; 2],
-    p: &Parameters,
-    load: Option<Load>,
-    samples: u64,
-) -> Result<ResultTable, PathError> {
+pub fn compare(sites: [&Candidate; 2], load: Option<Load>, samples: u64) -> Result<ResultTable, PathError> {
     let mut rows = Vec::new();
     let mut writes = [f64::NAN; 2];
     for (name, quantity) in QUANTITIES {
-        let [a, b] = sites.map(|candidate| candidate.interval(quantity, p, samples));
+        let [a, b] = sites.map(|candidate| candidate.interval(quantity, samples));
         let pair = [a?, b?];
         if quantity == Quantity::Bandwidth(Verb::Write) {
             writes = pair.map(|interval| interval.value);
         }
         rows.push(compared(name, sites, pair));
     }
-    rows.extend(sums(sites, p, load, writes));
+    rows.extend(sums(sites, load, writes));
     let columns = ["", &sites[0].name, &sites[1].name, "larger"].map(str::to_owned).to_vec();
     Ok(ResultTable { title: format!("{} and {}", sites[0].name, sites[1].name), columns, rows })
 }
@@ -162,17 +160,18 @@ mod tests {
 
     fn candidate(name: &str) -> Candidate {
         let (client, server) = ("node0".to_owned(), "node1".to_owned());
-        Candidate { name: name.to_owned(), site: shipped(name), client, server }
+        let site = shipped(name);
+        let parameters = Parameters::shipped().with_devices(&site.devices).into_owned();
+        Candidate { name: name.to_owned(), site, client, server, parameters }
     }
 
     #[test]
     fn a_faster_site_is_named_and_a_doubt_is_said() {
-        let p = Parameters::shipped();
         let (edr, hdr) = (candidate("edr-pair"), candidate("hdr-fat-tree"));
-        let table = compare([&edr, &hdr], &p, None, 20).unwrap();
+        let table = compare([&edr, &hdr], None, 20).unwrap();
         let last = |row: usize| table.rows[row].last().unwrap().to_string();
         assert_eq!((table.rows.len(), last(0).as_str()), (8, "hdr-fat-tree"));
-        let same = compare([&edr, &edr], &p, Some(Load { cores: 0.5, ..Load::FULL }), 5).unwrap();
+        let same = compare([&edr, &edr], Some(Load { cores: 0.5, ..Load::FULL }), 5).unwrap();
         let watts = |row: usize| same.rows[row][1].to_string().parse::<f64>().unwrap();
         assert!(same.rows[5][0].to_string().contains("this load"), "{same:?}");
         assert!(watts(3) < watts(5) && watts(5) < watts(4), "{same:?}");

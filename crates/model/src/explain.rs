@@ -227,6 +227,7 @@ fn measure(path: &FlowPath, flow: &Flow) -> (BytesPerSecond, Vec<ChannelLoad>) {
 /// # Errors
 /// [`PathError`] if the site has no path for it.
 pub fn explain(site: &Site, p: &Parameters, flow: &Flow, samples: u64) -> Result<Explanation, PathError> {
+    let p = &*p.with_devices(&site.devices);
     let path_with = |p: &Parameters| FlowPath::new(site, p, flow);
     let path = path_with(p)?;
     let (rate, channels) = measure(&path, flow);
@@ -254,7 +255,7 @@ fn power(site: &Site, p: &Parameters, flow: &Flow, path: &Transport, rate: Bytes
     let Transport::Adapters(path) = path else { return None };
     let host = |end: &str| site.hosts.iter().find(|host| Some(host.name.as_str()) == end.split('.').next());
     let hosts = [host(&flow.client)?, host(&flow.server)?];
-    power_of_hosts(&p.with_devices(&site.devices), &hosts, 1, (rate.0 / slowest_link(path).0).min(1.0))
+    power_of_hosts(p, &hosts, 1, (rate.0 / slowest_link(path).0).min(1.0))
 }
 
 /// Bytes of a small message.
@@ -286,7 +287,7 @@ fn interval(
     rate: BytesPerSecond,
     samples: u64,
 ) -> Interval {
-    let spreads = response::spreads(&p.with_devices(&site.devices), samples, |p| {
+    let spreads = response::spreads(p, samples, |p| {
         Some(vec![FlowPath::new(site, p, flow).ok()?.bandwidth(Precision::Sample, flow).0.0])
     });
     let spread = spreads.first().copied().unwrap_or_default();

@@ -11,8 +11,10 @@
 //! ([`millstream_site::edit`]). Several settings form all combinations.
 
 use crate::parameters::{ParameterError, Parameters};
+use millstream_site::device::DeviceModel;
 use millstream_site::edit::{self, EditError};
 use millstream_site::{Site, SiteError};
+use std::collections::BTreeMap;
 use std::str::FromStr;
 
 /// A name with the values of a sweep.
@@ -38,8 +40,8 @@ pub enum SweepError {
     /// The settings have too many combinations.
     #[error("the settings have more than {MAX_POINTS} combinations")]
     TooMany,
-    /// A path into a site file, for a command without one.
-    #[error("{0}: this command has no site file: set parameters only")]
+    /// A path into a site file, for a command that does not edit its site.
+    #[error("{0}: this command takes parameters only")]
     NoSite(String),
     /// The parameter is invalid.
     #[error(transparent)]
@@ -173,42 +175,59 @@ pub fn combinations(settings: &[Setting]) -> Result<Vec<Vec<(&str, &str)>>, Swee
     Ok(all)
 }
 
+/// A setting of a parameter with one value, as text for [`Parameters::set`].
+fn single_parameter(setting: &Setting) -> Result<String, SweepError> {
+    let [value] = setting.values.as_slice() else {
+        let why = "several values: only `explain` and `measure` accept them".to_owned();
+        return Err(SweepError::Form { text: format!("{}={}", setting.name, setting.values.join(",")), why });
+    };
+    if edit::is_path(&setting.name) {
+        return Err(SweepError::NoSite(setting.name.clone()));
+    }
+    Ok(format!("{}={value}", setting.name))
+}
+
 /// The shipped parameters with these settings, one value each.
 ///
 /// # Errors
 /// [`SweepError`] if a setting has several values or no parameter has its name.
 pub fn parameters(settings: &[Setting]) -> Result<Parameters, SweepError> {
-    let mut parameters = Parameters::shipped();
-    for setting in settings {
-        let [value] = setting.values.as_slice() else {
-            let why = "several values: only `explain` and `measure` accept them".to_owned();
-            return Err(SweepError::Form {
-                text: format!("{}={}", setting.name, setting.values.join(",")),
-                why,
-            });
-        };
-        if edit::is_path(&setting.name) {
-            return Err(SweepError::NoSite(setting.name.clone()));
-        }
-        parameters.set(&format!("{}={value}", setting.name))?;
-    }
+    let [parameters] = parameters_of(settings, [&BTreeMap::new()])?;
     Ok(parameters)
 }
 
-/// A site and parameters with one combination of values.
+/// The parameters of sites with these devices of their own, with these settings, one value each. A device of one site only is
+/// set there.
+///
+/// # Errors
+/// [`SweepError`] if a setting has several values or no site has a parameter of its name.
+pub fn parameters_of<const SITES: usize>(
+    settings: &[Setting],
+    devices: [&BTreeMap<String, DeviceModel>; SITES],
+) -> Result<[Parameters; SITES], SweepError> {
+    let mut all = devices.map(|devices| Parameters::shipped().with_devices(devices).into_owned());
+    for setting in settings {
+        let text = single_parameter(setting)?;
+        let is_known = all.iter().any(|parameters| parameters.has(&setting.name));
+        for parameters in &mut all {
+            if !is_known || parameters.has(&setting.name) {
+                parameters.set(&text)?;
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// A site with one combination of values, and the parameters with it and with the site's own devices.
 ///
 /// # Errors
 /// [`SweepError`] if a name or value is invalid, or the site is invalid with it.
 pub fn apply(name: &str, text: &str, point: &[(&str, &str)]) -> Result<(Site, Parameters), SweepError> {
-    let mut parameters = Parameters::shipped();
     let (mut changed, mut named) = (None, name.to_owned());
-    for (path, value) in point {
-        if edit::is_path(path) {
-            changed = Some(edit::set(changed.as_deref().unwrap_or(text), path, value)?);
-            named = format!("{named} with {path}={value}");
-        } else {
-            parameters.set(&format!("{path}={value}"))?;
-        }
+    let (paths, values): (Vec<_>, Vec<_>) = point.iter().partition(|(name, _)| edit::is_path(name));
+    for (path, value) in paths {
+        changed = Some(edit::set(changed.as_deref().unwrap_or(text), path, value)?);
+        named = format!("{named} with {path}={value}");
     }
     let site = match changed {
         None => millstream_site::parse(name, text)?,
@@ -217,6 +236,10 @@ pub fn apply(name: &str, text: &str, point: &[(&str, &str)]) -> Result<(Site, Pa
             millstream_site::parse(&named, &text).map_err(|error| SiteError { line: None, ..error })?
         }
     };
+    let mut parameters = Parameters::shipped().with_devices(&site.devices).into_owned();
+    for (name, value) in values {
+        parameters.set(&format!("{name}={value}"))?;
+    }
     Ok((site, parameters))
 }
 
@@ -277,7 +300,35 @@ mod tests {
         let one = |text: &str| parameters(&settings(&[text.to_owned()]).unwrap());
         assert_eq!(one("u280.reads=3").unwrap().get("u280.reads"), 3.0);
         assert!(one("u280.reads=3..4").unwrap_err().to_string().contains("several values"));
-        assert!(one("link.0.rate=EDR").unwrap_err().to_string().contains("no site file"));
+        assert!(one("link.0.rate=EDR").unwrap_err().to_string().contains("parameters only"));
+    }
+
+    #[test]
+    fn devices_of_a_site_file_are_parameters() {
+        let text = crate::sites::SHIPPED.iter().find(|(name, _)| *name == "roce100-cx5").unwrap().1;
+        let own = "connectx-5-function.link.efficiency";
+        let (site, p) = apply("own", text, &[(own, "0.5"), ("link.0.rate", "EDR")]).unwrap();
+        assert_eq!((site.links[0].rate.0, p.get(own)), (12.5e9, 0.5));
+        // A path with these parameters keeps the setting.
+        assert_eq!(p.with_devices(&site.devices).get(own), 0.5);
+        // A device that replaces a shipped one.
+        let text = text.replace("connectx-5-function", "connectx-5").replace("like = \"connectx-5\"\n", "");
+        let (site, p) = apply("replaced", &text, &[("connectx-5.inline", "2")]).unwrap();
+        assert_eq!(p.with_devices(&site.devices).get("connectx-5.inline"), 2.0);
+    }
+
+    #[test]
+    fn a_device_of_one_of_two_sites_is_set_there() {
+        let (first, second) = (crate::sites::shipped("roce100-cx5"), crate::sites::shipped("edr-pair"));
+        let of_both = |text: &str| {
+            parameters_of(&settings(&[text.to_owned()]).unwrap(), [&first.devices, &second.devices])
+        };
+        let [one, other] = of_both("connectx-5-function.inline=2").unwrap();
+        assert_eq!(
+            (one.get("connectx-5-function.inline"), other.has("connectx-5-function.inline")),
+            (2.0, false)
+        );
+        assert!(of_both("connectx-5-function.nothing=2").is_err());
     }
 
     proptest! {

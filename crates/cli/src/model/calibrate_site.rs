@@ -3,14 +3,15 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use millstream_model::Parameters;
 use millstream_model::fit_site::{DeviceFile, Places, SiteFitReport, fit_site};
 use millstream_model::measurements;
 
 use super::output::{save, takes_standard_output};
+use super::parameters_of;
+use crate::args::model::Settings;
 
 pub(super) fn run(
-    parameters: &Parameters,
+    settings: &Settings,
     files: &[PathBuf],
     site: &Path,
     (client, server, disk): (Option<&str>, Option<&str>, Option<&str>),
@@ -26,7 +27,8 @@ pub(super) fn run(
         let text = std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display()))?;
         all.extend(measurements::parse(&file.display().to_string(), &text)?);
     }
-    let fit = fit_site(&site, parameters, &all, Places { between, disk })
+    let parameters = parameters_of(settings, &site)?;
+    let fit = fit_site(&site, &parameters, &all, Places { between, disk })
         .map_err(|error| format!("{site_name}: {error}"))?;
     let has_text = !takes_standard_output(out);
     if has_text {

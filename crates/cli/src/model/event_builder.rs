@@ -13,6 +13,7 @@ use millstream_model::sites::shipped;
 use millstream_site::Site;
 use serde_json::json;
 
+use super::parameters_of;
 use crate::args::model::ModelledEventBuilder;
 
 /// Peak resident memory of this process in bytes (proc_pid_status(5), VmHWM).
@@ -31,13 +32,10 @@ fn slow_builder(text: &str) -> Result<SlowBuilder, String> {
 
 fn scenario(
     options: &ModelledEventBuilder,
+    site: &Site,
     parameters: &Parameters,
-) -> Result<(Site, Scenario), Box<dyn Error>> {
-    let site = match &options.site {
-        Some(path) => millstream_site::load(path)?,
-        None => shipped("event-builder-500"),
-    };
-    let mut scenario = Scenario::from_site(&site, parameters, options.nodes)?;
+) -> Result<Scenario, Box<dyn Error>> {
+    let mut scenario = Scenario::from_site(site, parameters, options.nodes)?;
     let events = options.rate * options.seconds;
     if !(1.0..=1e15).contains(&events) {
         return Err(format!(
@@ -76,20 +74,22 @@ fn scenario(
         }
         at => at.map(Picos::from_seconds),
     };
-    Ok((site, scenario))
+    Ok(scenario)
 }
 
-pub(super) fn run(
-    options: &ModelledEventBuilder,
-    parameters: &Parameters,
-) -> Result<ExitCode, Box<dyn Error>> {
-    let (site, scenario) = scenario(options, parameters)?;
+pub(super) fn run(options: &ModelledEventBuilder) -> Result<ExitCode, Box<dyn Error>> {
+    let site = match &options.site {
+        Some(path) => millstream_site::load(path)?,
+        None => shipped("event-builder-500"),
+    };
+    let parameters = parameters_of(&options.settings, &site)?;
+    let scenario = scenario(options, &site, &parameters)?;
     let level = if options.packets { ModelLevel::Packets } else { ModelLevel::Flows };
     let start = Instant::now();
     let outcome = simulate(&scenario, level)?;
     let wall = start.elapsed().as_secs_f64();
     let peak = peak_memory();
-    let cost = BuiltCost::new(&site, parameters, scenario.nodes, &outcome);
+    let cost = BuiltCost::new(&site, &parameters, scenario.nodes, &outcome);
     if options.json {
         let summary = serde_json::to_value(&outcome.summary)?;
         let [mean, max] = outcome.build_latency;
