@@ -5,7 +5,9 @@ use millstream_model::benchmarks::event_builder::{
     ModelLevel, RunResult, Scenario, SlowBuilder, TrafficShaping, run,
 };
 use millstream_model::engine::Picos;
-use millstream_model::sites::shipped;
+use millstream_model::path::{ROCE_V2_HEADERS, overhead};
+use millstream_model::sites::{SHIPPED, shipped, shipped_with};
+use millstream_site::Site;
 use proptest::prelude::*;
 
 /// LHCb's nodes, with all events available at the start.
@@ -182,6 +184,49 @@ fn invalid_scenarios_are_refused_by_field() {
             .to_string()
             .contains("differ")
     );
+}
+
+#[test]
+fn a_node_has_the_path_of_its_site() {
+    let p = Parameters::shipped();
+    let node = |site: &Site| Scenario::from_site(site, &p, Some(2)).unwrap().node;
+    let roce = node(&shipped("roce100-cx5"));
+    assert_eq!(roce.overhead, overhead(ROCE_V2_HEADERS));
+    let most = roce.rate.0 * 1024.0 / (1024.0 + f64::from(ROCE_V2_HEADERS));
+    assert!(roce.tx_payload_rate().0 <= most && roce.rx_payload_rate().0 <= most, "{roce:?}");
+    assert_eq!(node(&shipped("roce800-cx8")).switch_buffer, p.get("spectrum-4.buffer") as u64);
+    // The uplink of a PCIe switch.
+    let wide = node(&shipped("ndr-h100"));
+    let narrow = node(&shipped_with("ndr-h100", &[("host.node.pcie-switch.sw.pcie.lanes", "4")]));
+    assert!(narrow.rx_payload_rate().0 < 0.5 * wide.rx_payload_rate().0, "{narrow:?}");
+    assert!(wide.pcie_latency > p.nanos("pcie.link.latency") * 2, "{wide:?}");
+    // Several switches.
+    assert!(node(&shipped("ndr-fat-tree")).latency > Picos::from_nanos(200.0));
+}
+
+#[test]
+fn a_run_of_roce_carries_its_headers_at_both_levels() {
+    let p = Parameters::shipped();
+    for level in [ModelLevel::Flows, ModelLevel::Packets] {
+        let mut scenario = Scenario::from_site(&shipped("roce100-cx5"), &p, Some(2)).unwrap();
+        scenario.load.rate = None;
+        scenario.load.events = 400 * u64::from(scenario.load.batch);
+        let most = scenario.node.rate.as_gigabits() * 1024.0 / (1024.0 + f64::from(ROCE_V2_HEADERS));
+        let each = rate(&run_success(&scenario, level)) / 2.0;
+        assert!(each < most, "{level:?}: {each} of {most} Gb/s");
+    }
+}
+
+#[test]
+fn sites_that_the_network_of_the_event_builder_does_not_model_are_refused() {
+    let p = Parameters::shipped();
+    let refused =
+        |site: &Site| Scenario::from_site(site, &p, Some(2)).map(|s| s.nodes).unwrap_err().to_string();
+    assert!(refused(&shipped("soft-device-wire")).contains("transport in software"));
+    let text = SHIPPED.iter().find(|(name, _)| *name == "edr-pair").unwrap().1;
+    let iommu = "count = 2\niommu = { page = \"4 KiB\", footprint = \"1 GiB\" }\n";
+    let text = text.replacen("count = 2\n", iommu, 1);
+    assert!(refused(&millstream_site::parse("iommu", &text).unwrap()).contains("IOMMU"));
 }
 
 proptest! {

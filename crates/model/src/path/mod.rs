@@ -308,6 +308,3 @@ pub const ROCE_V2_HEADERS: u32 = 82;
 pub const fn overhead(headers: u32) -> [u32; 4] {
     [headers, headers + 16, headers + 4, 0]
 }
-
-/// Header bytes of `InfiniBand` by packet kind.
-pub const IB_OVERHEAD: [u32; 4] = overhead(IB_HEADERS);

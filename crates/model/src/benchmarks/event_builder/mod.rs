@@ -23,14 +23,15 @@ mod units;
 use crate::component::pcie;
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
-use crate::path::{Adapter, DataPath, IB_HEADERS};
-use crate::path::{PathError, data_path};
+use crate::path::route::Network;
+use crate::path::{Adapter, DataPath, PathEnd, PathError, data_path, switch_buffer};
 pub use cost::BuiltCost;
 pub use millstream_evb_core::plan::PlanError;
 pub use millstream_evb_core::shaping::TrafficShaping;
 pub use millstream_evb_core::summary::RunSummary;
-use millstream_site::Site;
 use millstream_site::schema::PcieLink;
+use millstream_site::validate::LinkEnd;
+use millstream_site::{HostId, Site};
 pub use storage::{Storage, StorageUse};
 pub use summary::ScenarioReport;
 
@@ -73,11 +74,11 @@ pub struct Configuration {
 pub struct Node {
     /// Adapter and software.
     pub adapter: Adapter,
-    /// PCIe link of the adapter.
+    /// PCIe link of the adapter, or a slower one of the switches above it.
     pub pcie: PcieLink,
     /// Share of the PCIe link rate that DLLPs leave.
     pub pcie_efficiency: f64,
-    /// Latency of one PCIe link direction.
+    /// Latency of one direction between the adapter and the root complex.
     pub pcie_latency: Picos,
     /// Memory and root complex.
     pub memory: crate::component::completer::CompleterTiming,
@@ -85,6 +86,8 @@ pub struct Node {
     pub rate: BytesPerSecond,
     /// Largest payload of a packet.
     pub mtu: u32,
+    /// Header bytes of a packet by kind; see [`overhead`](crate::path::overhead).
+    pub overhead: [u32; 4],
     /// One-way latency of cables and switch.
     pub latency: Picos,
     /// Whether there is a switch. Without one there are two nodes, and the manager is on the first.
@@ -125,7 +128,7 @@ impl Node {
     }
 
     fn link_payload(&self) -> f64 {
-        self.rate.0 * f64::from(self.mtu) / f64::from(self.mtu + IB_HEADERS)
+        self.rate.0 * f64::from(self.mtu) / f64::from(self.mtu + self.overhead[0])
     }
 
     fn share(&self, overhead: u32, payload: u32) -> f64 {
@@ -258,6 +261,32 @@ impl Default for Configuration {
     }
 }
 
+/// What a path has that the event builder's network does not.
+fn not_modelled(path: &DataPath) -> Option<&'static str> {
+    let [end, _] = &path.ends;
+    match () {
+        () if end.adapter.core.is_some() => Some("a transport in software"),
+        () if end.adapter.translation.is_some() => Some("an adapter that translates addresses"),
+        () if end.translation.is_some() => Some("hosts with an IOMMU"),
+        () => None,
+    }
+}
+
+/// The slowest PCIe link between an adapter and the root complex, and the latency of one direction of all.
+fn to_root_complex(end: &PathEnd, link_latency: Picos) -> (PcieLink, Picos) {
+    let rate = |link: &PcieLink| pcie::raw_rate(link.generation.0, link.lanes.0).0;
+    let mut slowest = end.pcie;
+    let mut latency = link_latency;
+    for uplink in &end.uplinks {
+        if rate(&uplink.pcie) < rate(&slowest) {
+            // Packets keep the adapter's sizes.
+            slowest = PcieLink { generation: uplink.pcie.generation, lanes: uplink.pcie.lanes, ..end.pcie };
+        }
+        latency += uplink.latency + link_latency;
+    }
+    (slowest, latency)
+}
+
 impl Scenario {
     /// The first `nodes` nodes of a site, or all.
     ///
@@ -278,31 +307,42 @@ impl Scenario {
                 site.hosts[0].name, other.name
             ));
         }
+        let p = &*p.with_devices(&site.devices);
         let pair = data_path(site, p, &site.hosts[0].name, &site.hosts[1].name)?;
+        if let Some(part) = not_modelled(&pair) {
+            return refuse(format!("the event builder on {part} is not modelled"));
+        }
         // All nodes need a path; the first pair's latency is used for all.
         for host in &site.hosts[2..wanted] {
             data_path(site, p, &site.hosts[0].name, &host.name)?;
         }
-        let switched = !site.switches.is_empty();
-        let storage = Storage::of_host(&p.with_devices(&site.devices), &site.hosts[0])?;
-        Ok(Scenario { storage, ..Scenario::between(pair, p, wanted as u16, switched) })
+        let storage = Storage::of_host(p, &site.hosts[0])?;
+        let route = Network::new(site).route(HostId(0), HostId(1));
+        let before_last = route.and_then(|route| route.links.last().map(|hop| hop.source(site)));
+        let switch = before_last.filter(|end| matches!(end, LinkEnd::Switch(_)));
+        let buffer = switch.map(|switch| switch_buffer(p, site, switch));
+        Ok(Scenario { storage, ..Scenario::between(pair, p, wanted as u16, buffer) })
     }
 
-    fn between(pair: DataPath, p: &Parameters, nodes: u16, switched: bool) -> Scenario {
+    /// All nodes are at a switch with this buffer per output; none: two nodes without a switch.
+    fn between(pair: DataPath, p: &Parameters, nodes: u16, switch_buffer: Option<u64>) -> Scenario {
+        let latency = pair.network_hops(0).iter().fold(Picos::ZERO, |sum, hop| sum + hop.latency);
         let [end, _] = pair.ends;
+        let (pcie, pcie_latency) = to_root_complex(&end, pair.pcie_latency);
         Scenario {
             nodes,
             node: Node {
                 adapter: end.adapter,
-                pcie: end.pcie,
+                pcie,
                 pcie_efficiency: end.pcie_efficiency,
-                pcie_latency: pair.pcie_latency,
+                pcie_latency,
                 memory: end.host,
                 rate: pair.rate,
                 mtu: pair.mtu,
-                latency: pair.latency,
-                switched,
-                switch_buffer: p.get("network-switch.buffer") as u64,
+                overhead: pair.overhead,
+                latency,
+                switched: switch_buffer.is_some(),
+                switch_buffer: switch_buffer.unwrap_or(u64::MAX),
                 copy: p.gigabytes("host.copy.rate"),
             },
             load: ReadoutLoad::lhcb(1.0),

@@ -16,7 +16,6 @@ use crate::engine::{
     BytesPerSecond, Channel, ChannelId, Context, Endpoint, EndpointId, Internal, Network, Packet, Pcie,
     Picos, PortId, Route, Simulation,
 };
-use crate::path::IB_OVERHEAD;
 use std::collections::VecDeque;
 
 // Kinds of network packets; the low two bits select the header overhead.
@@ -271,7 +270,7 @@ impl SwitchFabric {
     /// `ports_used` counts the nodes and, with a switch, the manager.
     fn new(simulation: &mut Simulation, scenario: &Scenario, ports_used: usize) -> SwitchFabric {
         let node = &scenario.node;
-        let link = |name: String| Channel { overhead: IB_OVERHEAD, ..Channel::new(name, node.rate) };
+        let link = |name: String| Channel { overhead: node.overhead, ..Channel::new(name, node.rate) };
         let rx = node.adapter.rx_latency;
         let behind = if node.switched { node.latency } else { node.latency + rx };
         let mut out = |name: &str| -> Vec<ChannelId<Network>> {
