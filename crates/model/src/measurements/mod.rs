@@ -129,6 +129,16 @@ mod tests {
     }
 
     #[test]
+    fn formats_follow_one_another() {
+        let osu = "# OSU MPI Bandwidth Test v5.8\n# Size      Bandwidth (MB/s)\n1024    3379.98\n";
+        let all = parse("both", &format!("{osu}{PERFTEST}{osu}")).unwrap();
+        let perftest = parse("p", PERFTEST).unwrap();
+        assert_eq!(all.len(), perftest.len() + 2 * parse("o", osu).unwrap().len(), "{all:?}");
+        let values = |of: &[Measurement]| of.iter().map(|m| (m.what.clone(), m.value)).collect::<Vec<_>>();
+        assert_eq!(values(&all[..perftest.len()]), values(&perftest));
+    }
+
+    #[test]
     fn pcie_bench_tables_are_read_in_all_of_its_formats() {
         let rates = "\
 Test  PAT   Cache HO DO WinSZ   SZ     Time(cyc)      Time    Bytes     Trans   BW (GB/s)    Trans/s
@@ -187,6 +197,7 @@ Test  PAT   Cache HO DO WinSZ   SZ     TAvg    Avg   Med   Min   Max   95% 99.9%
             ("benchmark,bytes,value,unit\nib_write_bw,2,-1,GB/s\n", 2, "positive"),
             ("benchmark,bytes,unit\nib_write_bw,2,GB/s\n", 1, "value"),
             ("RDMA_Write BW Test\n 64 1000 1 2 3\n", 2, "header"),
+            ("\n RDMA_Write Bidirectional BW Test\n", 2, "one direction"),
         ] {
             let error = parse("m", text).unwrap_err();
             assert_eq!(error.line, line, "{text:?}: {error}");

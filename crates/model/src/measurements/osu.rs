@@ -1,6 +1,6 @@
 //! Output of the OSU micro-benchmarks between two ranks.
 
-use super::{Measured, Measurement, numbers};
+use super::{Measured, Measurement, numbers, perftest};
 use crate::benchmarks::osu::OsuTest;
 use crate::measure::Benchmark;
 
@@ -8,6 +8,9 @@ pub(super) fn parse(text: &str) -> Result<Vec<Measurement>, (usize, String)> {
     let mut found = Vec::new();
     let mut test = None;
     for (i, line) in text.lines().map(str::trim).enumerate() {
+        if perftest::is_title(line) || line.starts_with("#bytes") || line.contains(": IOPS=") {
+            test = None;
+        }
         if let Some(title) = line.strip_prefix("# OSU MPI") {
             // Device buffers, several pairs and collectives are other benchmarks.
             test = match title.split(" Test").next().unwrap_or_default().trim() {

@@ -4,8 +4,8 @@ use super::{Measured, Measurement, numbers};
 use crate::measure::Benchmark;
 use crate::path::Verb;
 
-/// The benchmark of a title line such as `RDMA_Write BW Test`.
-fn title(line: &str) -> Option<Benchmark> {
+/// The benchmark of a title line such as `RDMA_Write BW Test`; an error if the model has none.
+fn title(line: &str) -> Option<Result<Benchmark, String>> {
     let verb = match line.split_whitespace().next()? {
         "RDMA_Write" => Verb::Write,
         "RDMA_Read" => Verb::Read,
@@ -13,10 +13,18 @@ fn title(line: &str) -> Option<Benchmark> {
         _ => return None,
     };
     match line {
-        _ if line.ends_with("Latency Test") => Some(Benchmark::Latency(verb)),
-        _ if line.contains(" BW ") && line.ends_with("Test") => Some(Benchmark::Bandwidth(verb)),
+        _ if line.ends_with("Latency Test") => Some(Ok(Benchmark::Latency(verb))),
+        _ if line.contains("Bidirectional") && line.ends_with("Test") => {
+            Some(Err(format!("{line:?}: tests of one direction only; run it without -b")))
+        }
+        _ if line.contains(" BW ") && line.ends_with("Test") => Some(Ok(Benchmark::Bandwidth(verb))),
         _ => None,
     }
+}
+
+/// Whether a line is a title of perftest.
+pub(super) fn is_title(line: &str) -> bool {
+    title(line).is_some()
 }
 
 /// Column of the results and the factor to seconds or bytes per second, from a header line.
@@ -49,7 +57,7 @@ pub(super) fn parse(text: &str) -> Result<Vec<Measurement>, (usize, String)> {
             benchmark = None;
         }
         if let Some(new) = title(line) {
-            (benchmark, column) = (Some(new), None);
+            (benchmark, column) = (Some(new.map_err(|why| (i + 1, why))?), None);
         }
         let Some(benchmark) = benchmark else { continue };
         if line.starts_with("#bytes") {
