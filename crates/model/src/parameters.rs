@@ -30,6 +30,15 @@ pub struct Parameter {
     pub fitted_to: Vec<String>,
 }
 
+impl Parameter {
+    /// Whether nothing moves with a 0: a rate, or a factor of a rate.
+    fn is_rate(&self, name: &str) -> bool {
+        let is_rate = matches!(self.unit.as_str(), "GB/s" | "kIOPS" | "1/us");
+        let is_factor = ["efficiency", "utilization", "socket.links"].iter().any(|what| name.contains(what));
+        self.low > 0.0 && (is_rate || is_factor)
+    }
+}
+
 /// All parameters by name.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameters {
@@ -55,12 +64,14 @@ pub enum ParameterError {
     #[error("{0:?}: expected NAME=NUMBER")]
     Form(String),
     /// The number is invalid.
-    #[error("{name} = {value:?}: must be a number of 0 or more")]
+    #[error("{name} = {value:?}: must be a number {range}")]
     Value {
         /// Name of the parameter.
         name: String,
         /// The given value.
         value: String,
+        /// Valid numbers.
+        range: &'static str,
     },
 }
 
@@ -242,9 +253,8 @@ impl Parameters {
     pub fn set(&mut self, text: &str) -> Result<(), ParameterError> {
         let (name, value) = text.split_once('=').ok_or_else(|| ParameterError::Form(text.to_owned()))?;
         let number: Option<f64> = value.trim().parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
-        let Some(number) = number else {
-            return Err(ParameterError::Value { name: name.to_owned(), value: value.to_owned() });
-        };
+        let invalid = |range| ParameterError::Value { name: name.to_owned(), value: value.to_owned(), range };
+        let number = number.ok_or_else(|| invalid("of 0 or more"))?;
         let Some(parameter) = self.all.get_mut(name.trim()) else {
             let first = name.split('.').next().unwrap_or_default();
             let near: Vec<&str> =
@@ -256,6 +266,9 @@ impl Parameters {
             };
             return Err(ParameterError::Unknown { name: name.to_owned(), near });
         };
+        if number == 0.0 && parameter.is_rate(name) {
+            return Err(invalid("above 0"));
+        }
         parameter.value = number;
         Ok(())
     }
@@ -353,11 +366,14 @@ mod tests {
         for (text, why) in [
             ("nonsense", "NAME=NUMBER"),
             ("pcie.nothing=3", "pcie.efficiency"),
-            ("pcie.efficiency=fast", "must be a number"),
+            ("pcie.efficiency=fast", "must be a number of 0 or more"),
+            ("connectx-5.link.efficiency=0", "must be a number above 0"),
+            ("connectx-5.inline.rate=0.0", "must be a number above 0"),
         ] {
             let error = parameters.set(text).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+        parameters.set("connectx-5.message.gap=0").unwrap();
         parameters.set("pcie.efficiency=0.9").unwrap();
         assert_eq!(parameters.get("pcie.efficiency"), 0.9);
     }

@@ -138,26 +138,39 @@ fn peer_read_rate(p: &Parameters, id: &str, link_rate: BytesPerSecond) -> BytesP
     }
 }
 
-fn card_timing(p: &Parameters, id: &str, memory: &CardMemory, payload: u32) -> (CompleterTiming, u64) {
-    let name = |what: &str| format!("{id}.{what}");
+fn card_timing(
+    p: &Parameters,
+    host: &Host,
+    card: &Device,
+    memory: &CardMemory,
+    payload: u32,
+) -> Result<(CompleterTiming, u64), PathError> {
+    let value = |what: &str| {
+        p.device(&card.id, what).ok_or_else(|| PathError::NoValue {
+            device: format!("{}.{}", host.name, card.name),
+            model: card.model.clone(),
+            value: what.to_owned(),
+        })
+    };
+    let count = |what: &str| value(what).map(|count| count.round().max(1.0) as u32);
     let hbm = hbm(p, Some(memory));
     // A U280 pseudo channel has 64 bit at 1.8 GT/s; its port can be slower.
-    let behind = if id == "u280" { 14.4e9 * hbm.refresh_share() } else { f64::INFINITY };
+    let behind = if card.id == "u280" { 14.4e9 * hbm.refresh_share() } else { f64::INFINITY };
     // The memory clock scales the memory's part of the latencies, not the bridge's.
     let at_450 = p.get("hbm.switch.round-trip");
     let memory_part = at_450 * 450e6 / memory.clock;
-    let bridge = p.get(&name("write.latency")) - at_450;
+    let bridge = value("write.latency")? - at_450;
     let timing = CompleterTiming {
-        read_latency: Picos::from_nanos(p.get(&name("bridge.latency")) + memory_part),
+        read_latency: Picos::from_nanos(value("bridge.latency")? + memory_part),
         write_latency: Picos::from_nanos(bridge + memory_part),
-        max_reads: p.count(&name("reads")),
+        max_reads: count("reads")?,
         // The slower of the port and the memory behind it, which runs at its own clock and refreshes.
         rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.efficiency")).min(behind)),
         request_gap: Picos::ZERO,
         max_completion: payload,
         short_read_completion: payload,
     };
-    (timing, u64::from(p.count(&name("writes")) * payload))
+    Ok((timing, u64::from(count("writes")? * payload)))
 }
 
 /// Timing of an adapter and of software on a processor, by their library ids.
@@ -352,7 +365,7 @@ pub(super) fn path_end(
             let mut link = negotiated_link(host, card);
             link.max_payload = link.max_payload.min(nic_link.max_payload);
             nic_link.max_payload = link.max_payload;
-            let (timing, write_window) = card_timing(p, &card.id, memory, link.max_payload.0);
+            let (timing, write_window) = card_timing(p, host, card, memory, link.max_payload.0)?;
             let read_rate = peer_read_rate(p, &card.id, link_rate);
             TargetMemory::Card(PeerCard {
                 pcie: link,
