@@ -191,7 +191,7 @@ impl Transport {
 
     fn hops(&self, flow: &Flow) -> Vec<Hop> {
         match self {
-            Transport::Adapters(path) => path_hops(path, &flow.client, &flow.server),
+            Transport::Adapters(path) => path_hops(path, flow.verb, &flow.client, &flow.server),
             Transport::Cores(access) => access.hops(),
         }
     }

@@ -5,6 +5,7 @@ use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::explain::{Flow, explain};
 use millstream_model::flows::{FlowRate, Pattern, Routing, concurrent, concurrent_with_intervals, table};
 use millstream_model::path::{PathError, Verb, data_path, hops};
+use millstream_model::sites::shipped;
 use millstream_model::ssd::{Access, CommandQueue};
 use millstream_site::{Site, parse};
 
@@ -48,6 +49,10 @@ fn pair(fields: &str) -> Site {
 /// Payload rate of a link of `gigabits` with a MTU of 4096 and 26 bytes of headers, as ConnectX-6 uses it.
 fn payload(p: &Parameters, gigabits: f64) -> f64 {
     gigabits / 8.0 * p.device("connectx-6", "link.efficiency").unwrap() * 4096.0 / 4122.0
+}
+
+fn flow(text: &str) -> Flow {
+    text.parse().unwrap()
 }
 
 fn rates(site: &Site, flows: &[&str], routing: Routing) -> Vec<FlowRate> {
@@ -362,6 +367,21 @@ fn transfers_between_sockets_share_the_links_of_their_generation() {
         assert!(sum(&crossing) <= links * (1.0 + 1e-9), "{processor}: {}", sum(&crossing));
         let both = sum(&["write a.g0 a.g4", "write a.g4 a.g0"]);
         assert!(near(both, 2.0 * one.as_gigabytes(), 1e-9), "{processor}: {both}");
+    }
+}
+
+#[test]
+fn reads_from_a_card_are_limited_by_completions_and_writes_to_it_by_writes() {
+    let site = shipped("recipe-baseline");
+    let p =
+        Parameters::shipped().with("skylake-sp.p2p.read.rate", 0.5).with("skylake-sp.p2p.write.rate", 0.25);
+    for (text, limit) in [("read client server.u280", 0.5), ("write client server.u280", 0.25)] {
+        let flow = flow(text);
+        let hops = explain(&site, &p, &flow, 0).unwrap().hops;
+        let root = hops.iter().find(|hop| hop.name.contains("root complex, peer to peer")).unwrap();
+        assert_eq!(root.rate.as_gigabytes(), limit, "{text}");
+        let together = concurrent(&site, &p, &[flow], Routing::Deterministic).unwrap()[0].together;
+        assert!(near(together.as_gigabytes(), limit, 0.05), "{text}: {together:?}");
     }
 }
 

@@ -269,7 +269,10 @@ impl<'a> Resources<'a> {
                 all.push(self.shared(key, |site, p| {
                     let host = &site.hosts[host.0];
                     let (from, to) = (&host.devices[a.0], &host.devices[b.0]);
+                    // Cards write to each other; an adapter reads what it sends.
+                    let is_read = to.kind == DeviceKind::Adapter;
                     let rate = match peer_route(p, host, from, to) {
+                        PeerRoute::RootComplex { read, .. } if is_read => read.0,
                         PeerRoute::RootComplex { write, .. } => write.0,
                         PeerRoute::Switch { .. } => f64::INFINITY,
                     };

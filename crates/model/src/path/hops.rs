@@ -5,7 +5,7 @@ use crate::component::pcie;
 use crate::component::translation::{DmaTranslation, TranslationCache};
 use crate::engine::{BytesPerSecond, Picos};
 use crate::parameters::Parameters;
-use crate::path::{DataPath, PathEnd, PathError, PeerRoute, TargetMemory, data_path};
+use crate::path::{DataPath, PathEnd, PathError, PeerRoute, TargetMemory, Verb, data_path};
 use millstream_quantity::Bytes;
 use millstream_site::Site;
 use millstream_site::schema::PcieLink;
@@ -72,8 +72,8 @@ fn translation_hop(host: &str, translation: &DmaTranslation) -> Hop {
     }
 }
 
-/// Hops of one end, from memory to the adapter.
-fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
+/// Hops of one end, from memory to the adapter. The adapter reads from a source and writes to a target.
+fn end_hops(place: &str, end: &PathEnd, link_latency: Picos, is_source: bool) -> Vec<Hop> {
     let host = place.split('.').next().unwrap_or(place);
     let efficiency = end.pcie_efficiency;
     let device = |name: String, link: &PcieLink| link_hop(&name, link, efficiency, link_latency);
@@ -90,15 +90,17 @@ fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
             hops.push(Hop { name, rate: BytesPerSecond(f64::INFINITY), latency });
         }
         TargetMemory::Card(card) => {
-            let (rate, latency) = (card.timing.rate, card.timing.read_latency);
+            let most = if is_source { card.read_rate.0 } else { f64::INFINITY };
+            let (rate, latency) = (BytesPerSecond(card.timing.rate.0.min(most)), card.timing.read_latency);
             hops.push(Hop { name: format!("{place} memory"), rate, latency });
             hops.push(device(place.to_owned(), &card.pcie));
             for uplink in &card.uplinks {
                 hops.push(device(format!("{host}.{} uplink", uplink.name), &uplink.pcie));
             }
             hops.push(match card.route {
-                PeerRoute::RootComplex { write, latency, .. } => {
-                    Hop { name: format!("{host} root complex, peer to peer"), rate: write, latency }
+                PeerRoute::RootComplex { write, read, latency } => {
+                    let rate = if is_source { read } else { write };
+                    Hop { name: format!("{host} root complex, peer to peer"), rate, latency }
                 }
                 PeerRoute::Switch { latency } => Hop {
                     name: format!("{host} PCIe switch, peer to peer"),
@@ -117,17 +119,18 @@ fn end_hops(place: &str, end: &PathEnd, link_latency: Picos) -> Vec<Hop> {
     hops
 }
 
-/// Names, rates and latencies of everything between two memories.
+/// Names, rates and latencies of everything between two memories, for RDMA WRITEs.
 ///
 /// # Errors
 /// [`PathError`] if the site has no path between them.
 pub fn hops(site: &Site, p: &Parameters, client: &str, server: &str) -> Result<Vec<Hop>, PathError> {
     let path = data_path(site, p, client, server)?;
-    Ok(path_hops(&path, client, server))
+    Ok(path_hops(&path, Verb::Write, client, server))
 }
 
-pub(crate) fn path_hops(path: &DataPath, client: &str, server: &str) -> Vec<Hop> {
-    let mut all = end_hops(client, &path.ends[0], path.pcie_latency);
+pub(crate) fn path_hops(path: &DataPath, verb: Verb, client: &str, server: &str) -> Vec<Hop> {
+    let is_read = verb == Verb::Read;
+    let mut all = end_hops(client, &path.ends[0], path.pcie_latency, !is_read);
     let network = path.network_hops(0).into_iter().map(|hop| {
         let payload = f64::from(path.mtu);
         let share = payload / (payload + f64::from(path.overhead[0]));
@@ -136,7 +139,7 @@ pub(crate) fn path_hops(path: &DataPath, client: &str, server: &str) -> Vec<Hop>
         Hop { name: hop.name + &lost, rate: BytesPerSecond(hop.rate.0 * share), latency: hop.latency }
     });
     all.extend(network);
-    let mut far = end_hops(server, &path.ends[1], path.pcie_latency);
+    let mut far = end_hops(server, &path.ends[1], path.pcie_latency, is_read);
     far.reverse();
     all.extend(far);
     all
