@@ -48,15 +48,26 @@ pub fn set(text: &str, path: &str, value: &str) -> Result<String, EditError> {
     let kind = |kind: &str| fail(format!("{value:?} is not {kind}"));
     let new = match table.get(*field) {
         Some(Value::String(_)) => Value::String(value.to_owned()),
-        Some(Value::Integer(_)) => Value::Integer(value.parse().map_err(|_| kind("a whole number"))?),
+        Some(Value::Integer(_)) => match bare(value) {
+            // A share may be the integer 0 in the file.
+            Some(number @ (Value::Integer(_) | Value::Float(_))) => number,
+            _ => return Err(kind("a number")),
+        },
         Some(Value::Float(_)) => Value::Float(value.parse().map_err(|_| kind("a number"))?),
         Some(Value::Boolean(_)) => Value::Boolean(value.parse().map_err(|_| kind("true or false"))?),
         Some(_) => return Err(fail(format!("{field:?} is not a single field"))),
         // The field is optional and absent in the file.
-        None => value.parse().map_or_else(|_| Value::String(value.to_owned()), Value::Integer),
+        None => bare(value).unwrap_or_else(|| Value::String(value.to_owned())),
     };
     table.insert((*field).to_owned(), new);
     toml::to_string(&file).map_err(|error| fail(error.to_string()))
+}
+
+/// The value of a text without quotes: a number, `true` or `false`.
+fn bare(text: &str) -> Option<Value> {
+    let number = || text.parse().ok().filter(|number: &f64| number.is_finite()).map(Value::Float);
+    let whole = text.parse().ok().map(Value::Integer);
+    whole.or_else(number).or_else(|| text.parse().ok().map(Value::Boolean))
 }
 
 /// Follows one word of a path: a key of a table, or the name or index of a list element.
@@ -109,11 +120,16 @@ rate = "FDR"
             ("host.a.socket.socket0.cores", "8", "cores = 8"),
             ("link.0.rate", "EDR", "rate = \"EDR\""),
             ("link.0.length", "3 m", "length = \"3 m\""),
+            ("link.0.loss", "1e-3", "loss = 0.001"),
+            ("link.0.loss", "0", "loss = 0"),
+            ("host.a.adapter.hca.ats", "true", "ats = true"),
         ] {
             assert!(is_path(path));
             let text = set(TEXT, path, value).unwrap();
             assert!(text.contains(shown), "{path}: {text}");
         }
+        let text = set(&set(TEXT, "link.0.loss", "0").unwrap(), "link.0.loss", "0.01").unwrap();
+        assert!(text.contains("loss = 0.01"), "{text}");
         assert!(!is_path("u280.reads"));
     }
 
@@ -123,7 +139,7 @@ rate = "FDR"
             ("host.b.adapter.hca.pcie.lanes", "8", "no \"b\"; known names: a"),
             ("host.a.adapter.nic.pcie.lanes", "8", "no \"nic\"; known names: hca"),
             ("host.a.card.x.pcie.lanes", "8", "no \"card\"; known fields"),
-            ("host.a.adapter.hca.pcie.lanes", "many", "\"many\" is not a whole number"),
+            ("host.a.adapter.hca.pcie.lanes", "many", "\"many\" is not a number"),
             ("host.a.adapter.hca.pcie", "8", "not a single field"),
             ("host.a.name.x.y", "8", "a single value has no fields"),
             ("torus.t.rate", "8", "no torus"),
