@@ -1,6 +1,7 @@
 //! Two sites beside each other: bandwidth, latency, power, energy and price.
 
 use crate::benchmarks::perftest::{bandwidth, bandwidth_at, latency};
+use crate::explain::slowest_link;
 use crate::interval::{Interval, Level, factors::factors, leave_out, response};
 use crate::parameters::Parameters;
 use crate::path::{DataPath, PathError, Verb, data_path};
@@ -75,7 +76,11 @@ impl Candidate {
         });
         let factors = factors(leave_out::shipped(), Level::System, quantity.category(&path));
         let spread = spreads.first().copied().unwrap_or_default();
-        Ok(Interval::new(quantity.of(&path, Precision::Full), spread, factors))
+        let interval = Interval::new(quantity.of(&path, Precision::Full), spread, factors);
+        Ok(match quantity {
+            Quantity::Bandwidth(_) => interval.below(slowest_link(&path).as_gigabytes()),
+            Quantity::Latency => interval,
+        })
     }
 }
 

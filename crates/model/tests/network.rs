@@ -3,7 +3,9 @@
 use millstream_model::Parameters;
 use millstream_model::benchmarks::perftest::{bandwidth, latency};
 use millstream_model::explain::{Flow, explain};
-use millstream_model::flows::{FlowRate, Pattern, Routing, concurrent, concurrent_with_intervals, table};
+use millstream_model::flows::{
+    FlowIntervals, FlowRate, Pattern, Routing, concurrent, concurrent_with_intervals, table,
+};
 use millstream_model::path::{PathError, Verb, data_path, hops};
 use millstream_model::sites::shipped;
 use millstream_model::ssd::{Access, CommandQueue};
@@ -473,6 +475,18 @@ fn rates_of_flows_have_intervals() {
     let names = table("t", &rates).columns;
     assert_eq!(names.iter().collect::<std::collections::BTreeSet<_>>().len(), 8, "{names:?}");
     assert_eq!(table("t", &run(&p, 0)).columns.len(), 4);
+}
+
+#[test]
+fn no_interval_ends_above_the_slowest_link() {
+    let p = Parameters::shipped();
+    let site = tree(12, "ports = 8\n");
+    // One adapter of 200 Gb/s, several routes.
+    let flow = [flow("write node0 node11")];
+    for rate in concurrent_with_intervals(&site, &p, &flow, Routing::Adaptive, 100).unwrap() {
+        let FlowIntervals { alone, together } = rate.intervals.unwrap();
+        assert!(alone.high <= 25e9 && together.high <= 25e9, "{rate:?}");
+    }
 }
 
 #[test]

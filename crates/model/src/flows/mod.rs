@@ -190,7 +190,7 @@ pub fn concurrent_with_intervals(
         let factors = factors(leave_out::shipped(), Level::System, category);
         let interval = |value: BytesPerSecond, spread| Interval::new(value.0, spread, factors);
         let routes = resources.routes(&network, &rate.flow, routing)?.routes;
-        let most: f64 = routes.iter().map(|route| resources.line_rate(route)).sum();
+        let most = resources.line_rate_of_all(&routes);
         rate.intervals = Some(FlowIntervals {
             alone: interval(rate.alone, spread(2 * i)).below(most),
             together: interval(rate.together, spread(2 * i + 1)).below(most),

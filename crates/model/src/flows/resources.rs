@@ -104,6 +104,15 @@ impl<'a> Resources<'a> {
         route.iter().map(|&i| self.line_rates[i]).fold(f64::INFINITY, f64::min)
     }
 
+    /// Rate of a flow over several routes without any loss: at most that of what all of them share.
+    pub(super) fn line_rate_of_all(&self, routes: &[Vec<usize>]) -> f64 {
+        let sum: f64 = routes.iter().map(|route| self.line_rate(route)).sum();
+        let [first, others @ ..] = routes else { return sum };
+        let is_common = |i: &usize| others.iter().all(|route| route.contains(i));
+        let common: Vec<usize> = first.iter().copied().filter(is_common).collect();
+        sum.min(self.line_rate(&common))
+    }
+
     fn shared(&mut self, key: Key, describe: impl FnOnce(&Site, &Parameters) -> Shared) -> usize {
         if let Some(&known) = self.index.get(&key) {
             return known;
