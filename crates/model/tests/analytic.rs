@@ -110,18 +110,17 @@ fn pcie_bandwidth_is_the_payload_share() {
     host.memory.rate = BytesPerSecond::gigabytes(200.0);
     for (generation, lanes, payload) in [(3, 16, 256), (3, 8, 256), (2, 8, 128)] {
         let link = slot(generation, lanes, payload);
-        let raw = BytesPerSecond(raw_rate(generation, lanes).0 * host.efficiency);
         host.memory.max_completion = payload;
         for size in [512u32, 2048, 4096] {
-            let (most, requests) = (u64::from(payload), u64::from(size));
+            let requests = u64::from(size);
             let write = dma::bandwidth(&fast, &host, &link, DmaTest::Write, size);
             assert!(
-                near(write.0, write_ceiling(raw, requests, most).0, 0.01),
+                near(write.0, write_ceiling(&link, requests).0 * host.efficiency, 0.01),
                 "gen{generation} x{lanes} write {size}"
             );
             let read = dma::bandwidth(&fast, &host, &link, DmaTest::Read, size);
             assert!(
-                near(read.0, read_ceiling(raw, requests, most, 512).0, 0.01),
+                near(read.0, read_ceiling(&link, requests).0 * host.efficiency, 0.01),
                 "gen{generation} x{lanes} read {size}"
             );
         }

@@ -9,16 +9,14 @@ use millstream_site::{Device, Site};
 /// Largest payload rate of writes over a device's PCIe link.
 #[must_use]
 pub fn write_ceiling(p: &Parameters, device: &Device) -> BytesPerSecond {
-    let raw =
-        pcie::raw_rate(device.pcie.generation.0, device.pcie.lanes.0).0 * pcie_efficiency(p, &device.id);
-    let payload = u64::from(device.pcie.max_payload.0);
-    pcie::write_ceiling(BytesPerSecond(raw), payload, payload)
+    BytesPerSecond(pcie::payload_rate(&device.pcie).0 * pcie_efficiency(p, &device.id))
 }
 
 /// Latency of a link, and time of a write of `size` bytes on a link.
 fn on_link(p: &Parameters, link: &millstream_site::schema::PcieLink, size: u32) -> Picos {
     let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
-    let time = raw.time(u64::from(size) + u64::from(pcie::REQUEST_OVERHEAD));
+    let overhead = pcie::overhead(link.generation.0)[usize::from(pcie::MEMORY_WRITE)];
+    let time = raw.time(u64::from(size) + u64::from(overhead));
     p.nanos("pcie.link.latency") + time
 }
 

@@ -18,10 +18,10 @@ pub const MEMORY_READ: u16 = 2;
 /// Packet kind: completion with data (CplD).
 pub const COMPLETION: u16 = 3;
 
-/// Overhead bytes of a request with a 64-bit address (rows P02, P03).
-pub const REQUEST_OVERHEAD: u32 = 24;
-/// Overhead bytes of a completion (row P04).
-pub const COMPLETION_OVERHEAD: u32 = 20;
+/// Overhead bytes of a request with a 64-bit address before generation 6 (rows P02, P03).
+const REQUEST_OVERHEAD: u32 = 24;
+/// Overhead bytes of a completion before generation 6 (row P04).
+const COMPLETION_OVERHEAD: u32 = 20;
 
 /// First generation with flits instead of framed packets.
 const FLIT_GENERATION: u8 = 6;
@@ -52,19 +52,34 @@ pub const fn overhead(generation: u8) -> [u32; 4] {
     [request, request, request, COMPLETION_OVERHEAD - framing]
 }
 
-/// Upper bound of write bandwidth: payload share of the TLPs (row P07).
-#[must_use]
-pub fn write_ceiling(link: BytesPerSecond, size: u64, max_payload: u64) -> BytesPerSecond {
-    let overhead = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_payload);
-    BytesPerSecond(link.0 * size as f64 / (size + overhead) as f64)
+/// Share of a link's rate that moves `size` bytes with these bytes on the link.
+fn share(link: &PcieLink, size: u64, bytes: u64) -> BytesPerSecond {
+    BytesPerSecond(raw_rate(link.generation.0, link.lanes.0).0 * size as f64 / bytes as f64)
 }
 
-/// Upper bound of read bandwidth: the slower of completions and requests (row P08).
+/// Bytes of headers that packets of at most `most` bytes add to `size` bytes.
+fn headers(link: &PcieLink, kind: u16, size: u64, most: u32) -> u64 {
+    u64::from(overhead(link.generation.0)[usize::from(kind)]) * size.div_ceil(u64::from(most))
+}
+
+/// Upper bound of write bandwidth: payload share of the TLPs (row P07).
 #[must_use]
-pub fn read_ceiling(link: BytesPerSecond, size: u64, completion: u64, max_request: u64) -> BytesPerSecond {
-    let down = size + u64::from(COMPLETION_OVERHEAD) * size.div_ceil(completion);
-    let up = u64::from(REQUEST_OVERHEAD) * size.div_ceil(max_request);
-    BytesPerSecond(link.0 * size as f64 / down.max(up) as f64)
+pub fn write_ceiling(link: &PcieLink, size: u64) -> BytesPerSecond {
+    share(link, size, size + headers(link, MEMORY_WRITE, size, link.max_payload.0))
+}
+
+/// Upper bound of the bandwidth of long writes, whose packets have the largest payload.
+#[must_use]
+pub fn payload_rate(link: &PcieLink) -> BytesPerSecond {
+    write_ceiling(link, u64::from(link.max_payload.0))
+}
+
+/// Upper bound of read bandwidth: the slower of completions, of the largest payload, and requests (row P08).
+#[must_use]
+pub fn read_ceiling(link: &PcieLink, size: u64) -> BytesPerSecond {
+    let down = size + headers(link, COMPLETION, size, link.max_payload.0);
+    let up = headers(link, MEMORY_READ, size, link.max_read_request.0);
+    share(link, size, down.max(up))
 }
 
 /// The two directions of a link.
@@ -110,5 +125,27 @@ pub fn add_cut_through_link(
     LinkChannels {
         upstream: simulation.add_channel(channel("upstream", cut_through[0])),
         downstream: simulation.add_channel(channel("downstream", cut_through[1])),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use millstream_site::schema::{Generation, PayloadSize, PcieLanes};
+
+    #[test]
+    fn flits_have_no_framing_of_their_own_in_the_ceilings() {
+        let link = |generation| PcieLink {
+            generation: Generation(generation),
+            lanes: PcieLanes(16),
+            max_payload: PayloadSize(256),
+            max_read_request: PayloadSize(512),
+        };
+        for (generation, write, completion) in [(5, 24.0, 20.0), (6, 16.0, 12.0)] {
+            let (raw, link) = (raw_rate(generation, 16).0, link(generation));
+            assert!((payload_rate(&link).0 / (raw * 256.0 / (256.0 + write)) - 1.0).abs() < 1e-12);
+            let reads = raw * 512.0 / (512.0 + 2.0 * completion);
+            assert!((read_ceiling(&link, 512).0 / reads - 1.0).abs() < 1e-12);
+        }
     }
 }

@@ -2,7 +2,6 @@
 
 use super::Routing;
 use crate::component::{cxl, pcie};
-use crate::engine::BytesPerSecond;
 use crate::explain::Flow;
 use crate::parameters::Parameters;
 use crate::path::route::{Network, Route};
@@ -157,14 +156,11 @@ impl<'a> Resources<'a> {
             let host = &site.hosts[host.0];
             let device = &host.devices[device.0];
             let link = negotiated_link(host, device);
-            let raw = pcie::raw_rate(link.generation.0, link.lanes.0).0;
-            let share = pcie_efficiency(p, &device.id);
-            let payload = u64::from(link.max_payload.0);
-            let ceiling = |rate: f64| pcie::write_ceiling(BytesPerSecond(rate), payload, payload).0;
+            let line_rate = pcie::payload_rate(&link).0;
             let direction = if up { "upstream" } else { "downstream" };
             let what = if matches!(device.kind, DeviceKind::Switch(_)) { " uplink" } else { "" };
             let name = format!("{}.{}{what}, PCIe {direction}", host.name, device.name);
-            Shared { name, capacity: ceiling(raw * share), line_rate: ceiling(raw) }
+            Shared { name, capacity: line_rate * pcie_efficiency(p, &device.id), line_rate }
         })
     }
 

@@ -22,14 +22,12 @@ pub struct Hop {
 }
 
 fn link_hop(name: &str, link: &PcieLink, efficiency: f64, latency: Picos) -> Hop {
-    let raw = pcie::raw_rate(link.generation.0, link.lanes.0).0 * efficiency;
-    let payload = u64::from(link.max_payload.0);
     Hop {
         name: format!(
             "{name}: PCIe Gen{} x{}, MPS {}, MRRS {}",
             link.generation.0, link.lanes.0, link.max_payload.0, link.max_read_request.0
         ),
-        rate: pcie::write_ceiling(BytesPerSecond(raw), payload, payload),
+        rate: BytesPerSecond(pcie::payload_rate(link).0 * efficiency),
         latency,
     }
 }

@@ -551,7 +551,5 @@ pub fn pcie_ceiling(path: &DataPath, side: usize) -> BytesPerSecond {
 /// Payload rate of the PCIe link of one end, without DLLPs.
 #[must_use]
 pub fn pcie_line_rate(path: &DataPath, side: usize) -> BytesPerSecond {
-    let link = &path.ends[side].pcie;
-    let payload = u64::from(link.max_payload.0);
-    pcie::write_ceiling(pcie::raw_rate(link.generation.0, link.lanes.0), payload, payload)
+    pcie::payload_rate(&path.ends[side].pcie)
 }

@@ -44,10 +44,8 @@ fn dma_line_rate(spec: &RowSpec) -> Option<f64> {
     let site = spec.site_with(None)?;
     let (host, device) = site.device(spec.client.as_deref()?)?;
     let link = site.hosts[host.0].devices[device.0].pcie;
-    let (size, payload) = (spec.size?, u64::from(link.max_payload.0));
-    let raw = pcie::raw_rate(link.generation.0, link.lanes.0);
-    let writes = pcie::write_ceiling(raw, size, payload).0;
-    let reads = pcie::read_ceiling(raw, size, payload, u64::from(link.max_read_request.0)).0;
+    let size = spec.size?;
+    let (writes, reads) = (pcie::write_ceiling(&link, size).0, pcie::read_ceiling(&link, size).0);
     let rate = match spec.program {
         Program::DmaReadBw => reads,
         Program::DmaWriteBw => writes,

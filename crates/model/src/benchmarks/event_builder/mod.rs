@@ -102,15 +102,15 @@ impl Node {
     /// Largest payload rate of sending: the slower of link and PCIe completions.
     #[must_use]
     pub fn tx_payload_rate(&self) -> BytesPerSecond {
-        let pcie = self.raw_pcie() / (1.0 + self.share(pcie::COMPLETION_OVERHEAD, self.pcie.max_payload.0));
+        let pcie = self.raw_pcie() / (1.0 + self.share(pcie::COMPLETION, self.pcie.max_payload.0));
         BytesPerSecond(self.link_payload().min(pcie).min(self.memory.rate.0))
     }
 
     /// Largest payload rate of receiving while sending as much: link, or PCIe writes beside the read requests.
     #[must_use]
     pub fn rx_payload_rate(&self) -> BytesPerSecond {
-        let writes = self.share(pcie::REQUEST_OVERHEAD, self.pcie.max_payload.0);
-        let requests = self.share(pcie::REQUEST_OVERHEAD, self.pcie.max_read_request.0);
+        let writes = self.share(pcie::MEMORY_WRITE, self.pcie.max_payload.0);
+        let requests = self.share(pcie::MEMORY_READ, self.pcie.max_read_request.0);
         BytesPerSecond(
             self.link_payload().min(self.raw_pcie() / (1.0 + writes + requests)).min(self.memory.rate.0),
         )
@@ -131,7 +131,9 @@ impl Node {
         self.rate.0 * f64::from(self.mtu) / f64::from(self.mtu + self.overhead[0])
     }
 
-    fn share(&self, overhead: u32, payload: u32) -> f64 {
+    /// Header bytes of a kind of PCIe packets per byte of payload.
+    fn share(&self, kind: u16, payload: u32) -> f64 {
+        let overhead = pcie::overhead(self.pcie.generation.0)[usize::from(kind)];
         f64::from(overhead) / f64::from(payload.min(self.mtu))
     }
 
