@@ -7,7 +7,7 @@ use millstream_model::flows::{
     FlowIntervals, FlowRate, Pattern, Routing, concurrent, concurrent_with_intervals, table,
 };
 use millstream_model::path::{PathError, Verb, data_path, hops};
-use millstream_model::sites::shipped;
+use millstream_model::sites::{shipped, shipped_with};
 use millstream_model::ssd::{Access, CommandQueue};
 use millstream_site::{Site, parse};
 
@@ -98,6 +98,18 @@ fn hops_of_a_route_have_names_rates_and_latencies() {
     assert!(near(all[2].latency.nanos(), 140.0, 1e-9) && near(all[5].latency.nanos(), 10.0, 1e-9));
     let report = explain(&site, &p, &"write node0 node31".parse().unwrap(), 0).unwrap().to_string();
     assert!(report.contains("ft-leaf0 to ft-spine3"), "{report}");
+}
+
+#[test]
+fn host_memory_slower_than_the_link_limits_the_path() {
+    let p = Parameters::shipped();
+    let field = [("host.node.socket.0.memory-bandwidth", "5 GB/s")];
+    let slow = explain(&shipped_with("edr-pair", &field), &p, &flow("write node0 node1"), 0).unwrap();
+    assert!(near(slow.rate.as_gigabytes(), 5.0, 0.05), "{slow:?}");
+    assert!(
+        slow.hops.iter().any(|hop| hop.name == "node1 memory" && hop.rate.as_gigabytes() == 5.0),
+        "{slow:?}"
+    );
 }
 
 #[test]

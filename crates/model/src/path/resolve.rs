@@ -380,8 +380,12 @@ pub(super) fn path_end(
             return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
         }
     };
-    let processor = host.sockets.get(socket.0).map_or("processor", |socket| socket.id.as_str());
-    let memory = host_completer(p, processor);
+    let socket = host.sockets.get(socket.0);
+    let processor = socket.map_or("processor", |socket| socket.id.as_str());
+    let mut memory = host_completer(p, processor);
+    if let Some(bandwidth) = socket.and_then(|socket| socket.memory_bandwidth) {
+        memory.rate = BytesPerSecond(memory.rate.0.min(bandwidth.0));
+    }
     let read_latency = match nic.id.as_str() {
         APENET => p.nanos("apenet.read.latency"),
         _ => memory.read_latency,
