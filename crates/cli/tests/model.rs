@@ -189,6 +189,7 @@ fn an_incast_is_simulated_with_and_without_dcqcn() {
     for (file, senders, words) in [
         (three.as_str(), &["--from", "node1"][..], "needs two senders"),
         (three.as_str(), &["--from", "node1", "--from", "node9"][..], "node9"),
+        (three.as_str(), &["--from", "node1", "--from", "node1"][..], "named twice"),
         ("sites/ndr-fat-tree.toml", &both[..], "credits instead of PFC"),
     ] {
         let error = fails(&[&["model", "congestion", file, "--to", "node0"][..], senders].concat());

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sender ─ paced by its reaction point ─► switch: queue, ECN marks ─► receiver: notification point ─ CNP ─► sender
-//!                       ◄─ PFC: pause above XOFF, resume below XON, per sender ─┘
+//!                       ◄─ PFC: pause above XOFF, resume at XON, per sender ─┘
 //! ```
 //! The reaction and notification points are those of the soft device ([`millstream_link::dcqcn`]). Read: IEEE 802.1Qbb (PFC);
 //! Zhu et al., SIGCOMM 2015 (DCQCN; section 5.2 has the marking curve).
@@ -15,7 +15,7 @@ use crate::result_table::{ResultTable, TableValue};
 use millstream_link::dcqcn::{self, NotificationPoint, ReactionPoint};
 use millstream_site::schema::Protocol;
 use millstream_site::{HostId, Site};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
 
 /// ECN marking: no packet below `low` bytes in the queue, a share that rises to `share` at `high`, all packets above.
@@ -63,7 +63,7 @@ pub struct Incast {
     pub delays: Vec<Picos>,
     /// Latency from the switch to the receiver.
     pub last_delay: Picos,
-    /// Bytes of a sender in the switch above which it is paused, and below which it goes on.
+    /// Bytes of a sender in the switch above which it is paused, and down to which it stays paused.
     pub pause: [u64; 2],
     /// DCQCN with this marking; none: PFC only.
     pub dcqcn: Option<Marking>,
@@ -201,7 +201,7 @@ impl Run<'_> {
         self.set_queued(self.queued - bytes, now);
         let sender = &mut self.senders[i as usize];
         sender.in_switch -= bytes;
-        if sender.is_stopped && sender.in_switch < self.incast.pause[1] {
+        if sender.is_stopped && sender.in_switch <= self.incast.pause[1] {
             sender.is_stopped = false;
             self.events.push(now + self.incast.delays[i as usize], Event::Pause(i, false));
         }
@@ -327,6 +327,9 @@ pub enum CongestionError {
     /// There are too few senders.
     #[error("an incast needs two senders, {0} given")]
     Senders(usize),
+    /// A sender is named twice: its adapter sends one stream.
+    #[error("{0} is named twice: name each sender once")]
+    Repeated(String),
 }
 
 /// The incast of some hosts of a site to another. The congested port is the last switch's; other ports of the routes are not.
@@ -345,6 +348,10 @@ pub fn incast_of(
     };
     if senders.len() < 2 {
         return Err(CongestionError::Senders(senders.len()));
+    }
+    let mut named = BTreeSet::new();
+    if let Some(twice) = senders.iter().find(|sender| !named.insert(*sender)) {
+        return Err(CongestionError::Repeated(twice.clone()));
     }
     let p = &*p.with_devices(&site.devices);
     let network = Network::new(site);
@@ -461,6 +468,17 @@ mod tests {
     }
 
     #[test]
+    fn a_sender_goes_on_when_the_switch_is_empty_of_it() {
+        for pause in [[8192, 0], [0, 0]] {
+            let result = incast(&Incast { pause, ..two_to_one(false) });
+            assert!(
+                result.rates.iter().all(|rate| rate.0 > 1e9) && result.paused > 0.4,
+                "{pause:?}: {result:?}"
+            );
+        }
+    }
+
+    #[test]
     fn dcqcn_pauses_less_and_shares_the_port() {
         // Pauses begin above the marking curve, which ends at 500 KB.
         let [pfc, dcqcn] =
@@ -525,6 +543,9 @@ mod tests {
         assert!(incast.delays[0] >= Picos(300_000), "{incast:?}");
         let error = incast_of(&site, &p, "node2", &senders[..1]).unwrap_err();
         assert_eq!(error, CongestionError::Senders(1));
+        let twice = ["node0", "node1", "node0"].map(str::to_owned);
+        let error = incast_of(&site, &p, "node2", &twice).unwrap_err();
+        assert_eq!(error, CongestionError::Repeated("node0".to_owned()));
         // A switch of its own buffers, at 800 Gb/s.
         let site = crate::sites::shipped("roce800-cx8");
         let fast = incast_of(&site, &p, "node2", &senders).unwrap();
