@@ -21,7 +21,8 @@ use crate::result_table::{ResultTable, TableValue};
 use crate::rows::Category;
 use millstream_site::Site;
 use resources::{FlowRoutes, Resources};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::str::FromStr;
 
 pub use pattern::Pattern;
@@ -128,8 +129,9 @@ fn concurrent_at(
     let mut resources = Resources::new(site, p);
     let mut simulated = Simulated::default();
     let mut paths: Vec<SharedPath> = Vec::new();
-    let mut owners: Vec<usize> = Vec::new();
-    for (i, flow) in flows.iter().enumerate() {
+    // The paths of each flow are consecutive.
+    let mut of_flow: Vec<Range<usize>> = Vec::with_capacity(flows.len());
+    for flow in flows {
         let FlowRoutes { routes, ends } = resources.routes(&network, flow, routing)?;
         let own = match ends {
             Some((client, server)) => simulated.rate(precision, &data_path(site, p, &client, &server)?, flow),
@@ -137,19 +139,19 @@ fn concurrent_at(
         };
         let own = resources.add(format!("its own path: explain \"{flow}\""), own);
         let weight = 1.0 / routes.len() as f64;
+        let first = paths.len();
         for mut resources in routes {
             resources.push(own);
-            owners.push(i);
             paths.push(SharedPath { resources, weight });
         }
+        of_flow.push(first..paths.len());
     }
     let shared = fair_rates(&resources.capacities, &paths);
-    let results = flows.iter().enumerate().map(|(i, flow)| {
-        let mine = || (0..paths.len()).filter(|&k| owners[k] == i);
-        let alone: Vec<SharedPath> = mine().map(|k| paths[k].clone()).collect();
-        let alone = fair_rates(&resources.capacities, &alone).iter().map(|rate| rate.rate).sum();
-        let together = mine().map(|k| shared[k].rate).sum();
-        let limit = mine().find_map(|k| shared[k].limit);
+    let results = flows.iter().zip(of_flow).map(|(flow, range)| {
+        let alone = rate_alone(&resources.capacities, &paths[range.clone()]);
+        let mine = &shared[range];
+        let together = mine.iter().map(|rate| rate.rate).sum();
+        let limit = mine.iter().find_map(|rate| rate.limit);
         FlowRate {
             flow: flow.clone(),
             alone: BytesPerSecond(alone),
@@ -159,6 +161,20 @@ fn concurrent_at(
         }
     });
     Ok(results.collect())
+}
+
+/// Rate of a flow on its paths without other flows.
+fn rate_alone(capacities: &[f64], paths: &[SharedPath]) -> f64 {
+    // Only the resources of these paths, numbered anew: a site has many.
+    let used: Vec<usize> =
+        paths.iter().flat_map(|path| &path.resources).copied().collect::<BTreeSet<_>>().into_iter().collect();
+    let of_paths: Vec<f64> = used.iter().map(|&i| capacities[i]).collect();
+    let renumbered = |path: &SharedPath| {
+        let resources = path.resources.iter().filter_map(|i| used.binary_search(i).ok()).collect();
+        SharedPath { resources, weight: path.weight }
+    };
+    let paths: Vec<SharedPath> = paths.iter().map(renumbered).collect();
+    fair_rates(&of_paths, &paths).iter().map(|rate| rate.rate).sum()
 }
 
 /// [`concurrent`] with 90 % intervals from this many samples of the parameters; 0: none.
