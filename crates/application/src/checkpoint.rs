@@ -2,8 +2,9 @@
 //!
 //! ```text
 //!   FOLDER/checkpoint.json           the manifest: application, parameters, shape, step, parts with length and CRC-32C
-//!   FOLDER/part-STEP-NODE.bin        what a node had
+//!   FOLDER/part-STEP-NODE-CRC.bin    what a node had
 //! ```
+//! The CRC-32C in a part's name keeps the parts of two runs apart, so a new part never replaces one of the last checkpoint.
 //! The first node replaces the manifest when all parts are complete, so a folder always has the last complete step. A run
 //! may resume on another shape: each node takes what it needs from the parts that have it.
 
@@ -215,20 +216,26 @@ impl CheckpointFolder {
         Ok(self.path.join(&part.file))
     }
 
-    fn part_name(step: u64, node: NodeNumber) -> String {
-        format!("part-{step:012}-{:05}.bin", node.0)
+    fn part_name(step: u64, node: NodeNumber, crc32c: u32) -> String {
+        format!("part-{step:012}-{:05}-{crc32c:08x}.bin", node.0)
     }
 
     fn write_part(&self, step: u64, node: NodeNumber, bytes: &[u8]) -> Result<Part, CheckpointError> {
-        let file = CheckpointFolder::part_name(step, node);
+        let crc32c = crc32c::crc32c(bytes);
+        let file = CheckpointFolder::part_name(step, node, crc32c);
         let path = self.path.join(&file);
+        let partial = self.path.join(format!("{file}.partial"));
         let write = || {
-            let mut file = fs::File::create(&path)?;
+            let mut file = fs::File::create(&partial)?;
             file.write_all(bytes)?;
-            file.sync_data()
+            file.sync_data()?;
+            fs::rename(&partial, &path)
         };
-        write().map_err(|cause| CheckpointError::Io { path: path.clone(), cause })?;
-        Ok(Part { file, bytes: bytes.len() as u64, crc32c: crc32c::crc32c(bytes) })
+        write().map_err(|cause| {
+            let _ = fs::remove_file(&partial);
+            CheckpointError::Io { path: path.clone(), cause }
+        })?;
+        Ok(Part { file, bytes: bytes.len() as u64, crc32c })
     }
 
     /// Writes a checkpoint; all nodes call this. It is complete when this returns.
@@ -251,11 +258,9 @@ impl CheckpointFolder {
         if group.is_first() {
             let parts = group.dimensions().all().zip(&all).map(|(node, description)| {
                 let (bytes, crc) = description.split_at(8);
-                Part {
-                    file: CheckpointFolder::part_name(step, node),
-                    bytes: bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)),
-                    crc32c: crc.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte)),
-                }
+                let bytes = bytes.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte));
+                let crc32c = crc.iter().rev().fold(0, |word, &byte| word << 8 | u32::from(byte));
+                Part { file: CheckpointFolder::part_name(step, node, crc32c), bytes, crc32c }
             });
             let manifest = Manifest {
                 version: VERSION,
@@ -281,7 +286,7 @@ impl CheckpointFolder {
         save(&path, &text)?;
         let before = before.and_then(|text| serde_json::from_str::<Manifest>(&text).ok());
         for part in before.iter().flat_map(|manifest| &manifest.parts) {
-            if !manifest.parts.contains(part)
+            if !manifest.parts.iter().any(|new| new.file == part.file)
                 && let Ok(path) = self.part_path(part)
             {
                 // A part that stays takes space only.
@@ -327,6 +332,32 @@ mod tests {
         }
         let names = fs::read_dir(temporary.path().join("new")).unwrap().count();
         assert_eq!(names, 1 + 3 + 1, "old parts are removed");
+    }
+
+    #[test]
+    fn runs_with_the_same_steps_do_not_touch_each_others_parts() {
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = CheckpointFolder::create(temporary.path()).unwrap();
+        let save = |seed: u8| {
+            run_on_threads("2x1x1".parse().unwrap(), |node| {
+                let mut group = NodeGroup::new(node, Duration::from_secs(60)).unwrap();
+                let identity = identity(seed.into());
+                folder.save(&mut group, &identity, 5, &[seed; 10], || seed.into()).unwrap();
+            });
+        };
+        save(1);
+        // The next run writes a part and is lost before its manifest is complete.
+        folder.write_part(5, NodeNumber(0), &[2; 10]).unwrap();
+        let (manifest, _) = folder.load(&identity(1)).unwrap();
+        assert_eq!(folder.read_part(&manifest.parts[0]).unwrap(), [1; 10]);
+        for seed in [2, 2] {
+            save(seed);
+            let (manifest, _) = folder.load(&identity(seed.into())).unwrap();
+            for part in &manifest.parts {
+                assert_eq!(folder.read_part(part).unwrap(), [seed; 10]);
+            }
+        }
+        assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 1 + 2, "old parts are removed");
     }
 
     #[test]
