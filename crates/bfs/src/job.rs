@@ -90,7 +90,13 @@ impl BfsOptions {
     }
 
     fn parameters(&self) -> Parameters {
-        Parameters { scale: self.scale, edge_factor: self.edge_factor, seeds: self.seeds }
+        Parameters {
+            scale: self.scale,
+            edge_factor: self.edge_factor,
+            seeds: self.seeds,
+            width_bits: self.width.bits(),
+            thresholds: self.thresholds,
+        }
     }
 }
 
@@ -203,6 +209,7 @@ fn run_with<F: Fabric, C: Column>(
         generation_seconds: generation.as_secs_f64(),
         construction_seconds: construction.as_secs_f64(),
         thresholds: options.thresholds,
+        kept: 0,
         roots: Vec::new(),
     };
     let plan = SearchPlan {
@@ -218,6 +225,7 @@ fn run_with<F: Fabric, C: Column>(
     for root in roots {
         if let Some(record) = done.iter().find(|record| record.root == root) {
             report.roots.push(record.clone());
+            report.kept += 1;
             continue;
         }
         let statistics = plan.search(&mut network, &mut *steps, root)?;

@@ -72,6 +72,8 @@ pub struct BfsReport {
     pub construction_seconds: f64,
     /// When a search changes its direction.
     pub thresholds: Thresholds,
+    /// Searches of earlier runs, from the checkpoint.
+    pub kept: usize,
     /// All searches.
     pub roots: Vec<RootRecord>,
 }
@@ -109,7 +111,11 @@ impl BfsReport {
             self.generation_seconds, self.construction_seconds
         );
         let Some(teps) = self.teps() else { return text };
-        let _ = writeln!(text, "{} searches, all results valid by the five rules", self.roots.len());
+        let _ = write!(text, "{} searches, all results valid by the five rules", self.roots.len());
+        let _ = match self.kept {
+            0 => writeln!(text),
+            kept => writeln!(text, "; {kept} of them by earlier runs, from the checkpoint"),
+        };
         for (name, value) in [
             ("min", teps.min),
             ("first quartile", teps.first_quartile),

@@ -7,6 +7,8 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use common::on_all_nodes;
+use millstream_bfs::job::Width;
+use millstream_bfs::search::Thresholds;
 use millstream_bfs::{BfsError, BfsOptions, BfsReport, RootRecord, run};
 use millstream_fabric::{Fabric, FabricError};
 
@@ -51,12 +53,14 @@ fn a_run_goes_on_after_a_node_is_lost() {
         let report = report.as_ref().expect("valid");
         assert_eq!(answers(report), answers(whole));
         searched = report.roots.iter().filter(|record| record.nodes == "3x1x1").count();
+        assert_eq!(report.kept, 8 - searched);
+        assert!(report.table().contains(&format!("; {} of them by earlier runs", report.kept)));
     }
     assert!((4..=6).contains(&searched), "{searched} roots on the second nodes");
 }
 
 #[test]
-fn a_checkpoint_of_another_graph_is_refused_at_all_nodes() {
+fn a_checkpoint_of_other_parameters_is_refused_at_all_nodes() {
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("bfs.checkpoint");
     let options = BfsOptions { roots: 1, checkpoint: Some(file.clone()), ..BfsOptions::new(6) };
@@ -64,9 +68,15 @@ fn a_checkpoint_of_another_graph_is_refused_at_all_nodes() {
         on_all_nodes("2x1x1", |node| run(node, options, |_| ControlFlow::Continue(())).map(drop))
     };
     assert!(on(&options).iter().all(Result::is_ok));
-    let refused = on(&BfsOptions { scale: 7, ..options.clone() });
-    let texts: Vec<_> = refused.into_iter().map(|end| end.expect_err("refused").to_string()).collect();
-    assert!(texts.iter().all(|text| text.contains("belongs to another graph")), "{texts:?}");
+    for other in [
+        BfsOptions { scale: 7, ..options.clone() },
+        BfsOptions { width: Width::Bits48, ..options.clone() },
+        BfsOptions { thresholds: Thresholds { alpha: 1, beta: 18 }, ..options.clone() },
+    ] {
+        let refused = on(&other);
+        let texts: Vec<_> = refused.into_iter().map(|end| end.expect_err("refused").to_string()).collect();
+        assert!(texts.iter().all(|text| text.contains("belongs to another run")), "{texts:?}");
+    }
     fs::write(&file, "no checkpoint\n").expect("writable");
     let refused = on(&options);
     let text = refused[1].as_ref().expect_err("refused").to_string();
