@@ -58,18 +58,27 @@ impl<C: Column> Rows<C> {
 }
 
 impl<C: Column> Graph<C> {
+    /// Checks that columns of this width have room for each index. All nodes come to the same result.
+    ///
+    /// # Errors
+    /// [`BfsError::Columns`].
+    pub fn check_width(distribution: &Distribution) -> Result<(), BfsError> {
+        if distribution.indices() - 1 > C::MAX {
+            return Err(BfsError::Columns { vertices: distribution.vertices(), bits: 8 * C::BYTES });
+        }
+        Ok(())
+    }
+
     /// Builds the rows from this node's part of the edge list. All nodes do so together.
     ///
     /// # Errors
-    /// [`BfsError`] of the network, or if the columns are too narrow.
+    /// [`BfsError`] of the network, if the columns are too narrow, or if a node has too little memory.
     pub fn build<F: Fabric>(
         network: &mut Network<'_, F>,
         distribution: Distribution,
         edges: &[Edge],
     ) -> Result<Graph<C>, BfsError> {
-        if distribution.indices() - 1 > C::MAX {
-            return Err(BfsError::Columns { vertices: distribution.vertices(), bits: 8 * C::BYTES });
-        }
+        Graph::<C>::check_width(&distribution)?;
         let own: Vec<(C, C)> = distribute(network, &distribution, edges)?;
         let (starts, columns) = compress(&own, &distribution);
         let entries = network.allreduce(Reduction::Sum, &[columns.len() as u64])?[0];
@@ -98,7 +107,7 @@ fn distribute<F: Fabric, C: Column>(
 ) -> Result<Vec<(C, C)>, BfsError> {
     let (nodes, here) = (distribution.nodes(), distribution.here());
     let rounds = network.allreduce(Reduction::Max, &[edges.len().div_ceil(CHUNK) as u64])?[0];
-    let mut own = Vec::with_capacity(2 * edges.len());
+    let mut own = network.reserve(2 * edges.len())?;
     for round in 0..rounds as usize {
         let mut messages = vec![Vec::new(); nodes];
         let chunk = &edges[(round * CHUNK).min(edges.len())..((round + 1) * CHUNK).min(edges.len())];

@@ -124,6 +124,14 @@ pub enum BfsError {
         /// Bits of a stored number.
         bits: usize,
     },
+    /// A node has too little memory.
+    #[error(
+        "a node cannot allocate {bytes} bytes for its edges: use more nodes on more hosts, or a smaller scale"
+    )]
+    Memory {
+        /// Bytes that it asked for.
+        bytes: u64,
+    },
     /// The checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -186,15 +194,16 @@ fn run_with<F: Fabric, C: Column>(
     options: &BfsOptions,
     mut progress: impl FnMut(&RootRecord) -> ControlFlow<()>,
 ) -> Result<BfsReport, BfsError> {
+    let (torus, here) = (fabric.dimensions(), fabric.here().index());
+    let kronecker = Kronecker::new(options.scale, options.edge_factor, options.seeds);
+    let distribution = Distribution::new(kronecker.vertices(), torus.nodes(), here);
+    Graph::<C>::check_width(&distribution)?;
     let mut network = Network::new(fabric, options.timeout)?;
     let (mut checkpoint, done) = resume(&mut network, options)?;
-    let (torus, here) = (network.fabric.dimensions(), network.fabric.here().index());
-    let kronecker = Kronecker::new(options.scale, options.edge_factor, options.seeds);
     let generation = Instant::now();
-    let edges = own_edges(&kronecker, torus.nodes(), here);
+    let edges = own_edges(&mut network, &kronecker)?;
     let generation = longest(&mut network, generation.elapsed())?;
     let construction = Instant::now();
-    let distribution = Distribution::new(kronecker.vertices(), torus.nodes(), here);
     let graph = Graph::<C>::build(&mut network, distribution, &edges)?;
     let construction = longest(&mut network, construction.elapsed())?;
     let roots = roots::draw(&mut network, &graph, options.seeds, options.roots)?;
@@ -276,9 +285,13 @@ fn resume<F: Fabric>(
 }
 
 /// This node's part of the edge list.
-fn own_edges(kronecker: &Kronecker, nodes: usize, here: usize) -> Vec<Edge> {
+fn own_edges<F: Fabric>(network: &mut Network<'_, F>, kronecker: &Kronecker) -> Result<Vec<Edge>, BfsError> {
+    let (nodes, here) = (network.fabric.dimensions().nodes(), network.fabric.here().index());
     let bound = |node: usize| (u128::from(kronecker.edges()) * node as u128 / nodes as u128) as u64;
-    kronecker.part(bound(here)..bound(here + 1)).collect()
+    let part = bound(here)..bound(here + 1);
+    let mut edges = network.reserve((part.end - part.start) as usize)?;
+    edges.extend(kronecker.part(part));
+    Ok(edges)
 }
 
 /// The longest duration of all nodes.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use millstream_fabric::{AllToAll, Collectives, ExchangeStatistics, Fabric, FabricError, Reduction};
 
+use crate::job::BfsError;
+
 /// Bytes that travel at once between two nodes of a ring.
 const CAPACITY: usize = 1 << 20;
 /// Most bytes of a node in one reduction.
@@ -53,6 +55,22 @@ impl<'f, F: Fabric> Network<'f, F> {
     /// [`FabricError`].
     pub fn allreduce(&mut self, reduction: Reduction, values: &[u64]) -> Result<Vec<u64>, FabricError> {
         self.collectives.allreduce(self.fabric, reduction, values)
+    }
+
+    /// An empty list with room for `length` elements. All nodes reserve theirs together, and go on together or not at all.
+    ///
+    /// # Errors
+    /// [`BfsError::Memory`] if a node has too little memory; [`FabricError`].
+    pub fn reserve<T>(&mut self, length: usize) -> Result<Vec<T>, BfsError> {
+        let mut list = Vec::new();
+        let missing = match list.try_reserve_exact(length) {
+            Ok(()) => 0,
+            Err(_) => length.saturating_mul(size_of::<T>()) as u64,
+        };
+        match self.allreduce(Reduction::Max, &[missing])?[0] {
+            0 => Ok(list),
+            bytes => Err(BfsError::Memory { bytes }),
+        }
     }
 
     /// Waits until all nodes are here.

@@ -142,3 +142,21 @@ fn impossible_options_are_refused() {
         assert!(matches!(refused[0], Err(BfsError::Scale { .. })), "{refused:?}");
     }
 }
+
+#[test]
+fn a_graph_that_does_not_fit_is_refused_at_all_nodes_before_its_edges_are_made() {
+    let refused = |options: &BfsOptions| {
+        let ends = on_all_nodes("2x1x1", |node| run(node, options, |_| ControlFlow::Continue(())).map(drop));
+        ends.into_iter().map(|end| end.expect_err("refused")).collect::<Vec<_>>()
+    };
+    let narrow = BfsOptions { width: Width::Bits32, ..BfsOptions::new(33) };
+    let ends = refused(&narrow);
+    assert!(ends.iter().all(|end| matches!(end, BfsError::Columns { bits: 32, .. })), "{ends:?}");
+    // 2^57 edges of 12 bytes on two nodes.
+    let large = BfsOptions { width: Width::Bits48, edge_factor: 1024, ..BfsOptions::new(47) };
+    let ends = refused(&large);
+    assert!(
+        ends.iter().all(|end| matches!(end, BfsError::Memory { bytes } if *bytes == 12 << 56)),
+        "{ends:?}"
+    );
+}
