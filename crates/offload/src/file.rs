@@ -109,7 +109,13 @@ impl GridFile {
         })
     }
 
-    /// Writes the grid; the file is the old one or the whole new one.
+    /// The file's path.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes the grid; the file is the old one or the whole new one. Other datasets of an HDF5 file stay.
     ///
     /// # Errors
     /// [`FileError`].
@@ -119,7 +125,7 @@ impl GridFile {
         let partial = PathBuf::from(partial);
         let written = match &self.format {
             Format::Npy => npy_write(&partial, grid),
-            Format::Hdf5 { dataset } => hdf5_write(&partial, dataset, grid),
+            Format::Hdf5 { dataset } => hdf5_update(&self.path, &partial, dataset, grid),
         };
         let moved = written.and_then(|()| Ok(std::fs::rename(&partial, &self.path)?));
         if moved.is_err() {
@@ -272,10 +278,26 @@ fn hdf5_read(path: &Path, name: &str, grid: &mut Grid) -> Result<(), FileProblem
     Ok(())
 }
 
-fn hdf5_write(path: &Path, name: &str, grid: &Grid) -> Result<(), FileProblem> {
+/// Writes the contents of `path` to `partial`, with the dataset in place of an older one of its name.
+fn hdf5_update(path: &Path, partial: &Path, name: &str, grid: &Grid) -> Result<(), FileProblem> {
+    let has_contents = std::fs::metadata(path).is_ok_and(|file| file.len() > 0);
+    let file = if has_contents {
+        std::fs::copy(path, partial)?;
+        hdf5::File::open_rw(partial)?
+    } else {
+        hdf5::File::create(partial)?
+    };
+    if file.link_exists(name) {
+        // A group of this name stays: it is no dataset.
+        file.dataset(name)?;
+        file.unlink(name)?;
+    }
+    hdf5_write(file, name, grid)
+}
+
+fn hdf5_write(file: hdf5::File, name: &str, grid: &Grid) -> Result<(), FileProblem> {
     let shape = grid.shape();
     let (rows, columns) = (shape.rows as usize, shape.columns as usize);
-    let file = hdf5::File::create(path)?;
     let dataset = match shape.double {
         true => file.new_dataset::<f64>().shape((rows, columns)).create(name)?,
         false => file.new_dataset::<f32>().shape((rows, columns)).create(name)?,
@@ -324,6 +346,28 @@ mod tests {
             }
         }
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 3);
+    }
+
+    #[test]
+    fn other_datasets_of_an_hdf5_file_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.h5");
+        let named = |dataset: &str| format!("{}:{dataset}", path.display()).parse::<GridFile>().unwrap();
+        for (dataset, double) in [("one", false), ("group/two", true), ("one", true), ("group/two", false)] {
+            named(dataset).write(&grid(double)).unwrap();
+        }
+        for (dataset, double) in [("one", true), ("group/two", false)] {
+            let expected = grid(double);
+            let mut back = Grid::zeros(expected.shape(), None).unwrap();
+            named(dataset).read(&mut back).unwrap();
+            back.compare(expected.bytes()).unwrap();
+        }
+        named("group").write(&grid(false)).unwrap_err();
+        assert_eq!(named("group/two").shape().unwrap(), grid(false).shape());
+        std::fs::write(&path, "no HDF5 file").unwrap();
+        named("one").write(&grid(false)).unwrap_err();
+        assert_eq!(std::fs::read(&path).unwrap(), b"no HDF5 file");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
