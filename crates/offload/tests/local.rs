@@ -216,6 +216,16 @@ fn the_result_is_the_same_after_a_loss_at_any_step() {
 }
 
 #[test]
+fn a_job_without_sweeps_leaves_the_grid_as_it_is() {
+    let shape = Shape { rows: 90, columns: 20, double: false };
+    let [mut grid, mut spare] = [generated(shape), Grid::zeros(shape, None).unwrap()];
+    let options = JobOptions { iterations: 0, depth: None, checkpoint_interval: NonZeroU64::new(8) };
+    let never = AtomicBool::new(false);
+    recovery::run(&mut FailingGroup::new(3, 0), &mut grid, &mut spare, &options, &|_| {}, &never).unwrap();
+    grid.compare(generated(shape).bytes()).unwrap();
+}
+
+#[test]
 fn the_stop_flag_ends_a_job() {
     let shape = Shape { rows: 500, columns: 50, double: false };
     let plan = Plan::new(shape, 1000, &[1 << 20; 2], Some(1)).unwrap();
