@@ -46,6 +46,14 @@ pub enum PlanError {
         /// Sweeps between two halo exchanges.
         depth: u64,
     },
+    /// There are too many sweeps.
+    #[error("{iterations} sweeps in blocks of {depth} are more than this host's memory can list")]
+    TooManySweeps {
+        /// Number of sweeps.
+        iterations: u64,
+        /// Sweeps between two halo exchanges.
+        depth: u64,
+    },
     /// The depth is out of range.
     #[error("depth {0} is not from 1 to {MAX_DEPTH}")]
     Depth(u64),
@@ -119,8 +127,12 @@ impl Plan {
             None => (fewest / 8).clamp(1, most),
         };
         let count = iterations.div_ceil(chosen);
+        let mut blocks = Vec::<u64>::new();
+        if blocks.try_reserve_exact(usize::try_from(count).unwrap_or(usize::MAX)).is_err() {
+            return Err(PlanError::TooManySweeps { iterations, depth: chosen });
+        }
         // As even as possible: later blocks make one sweep less.
-        let blocks: Vec<u64> = (0..count).map(|index| (iterations + count - 1 - index) / count).collect();
+        blocks.extend((0..count).map(|index| (iterations + count - 1 - index) / count));
         let halo = blocks.first().copied().unwrap_or(0);
         if fewest == 0 || cards > 1 && fewest < halo {
             return Err(PlanError::TooManyCards { rows: shape.rows, cards, depth: halo.max(1) });
@@ -253,6 +265,8 @@ mod tests {
         let shape = Shape { rows: 100, columns: 10, double: false };
         assert_eq!(Plan::new(shape, 1, &[], None), Err(PlanError::NoCards));
         assert_eq!(Plan::new(shape, 1, &[1 << 20], Some(17)), Err(PlanError::Depth(17)));
+        let long = Plan::new(shape, u64::MAX, &[1 << 20], Some(8)).unwrap_err();
+        assert_eq!(long, PlanError::TooManySweeps { iterations: u64::MAX, depth: 8 });
         let many = Plan::new(shape, 9, &[1 << 20; 20], Some(9)).unwrap_err();
         assert_eq!(many, PlanError::TooManyCards { rows: 100, cards: 20, depth: 9 });
         let small = Plan::new(shape, 9, &[1 << 20, 4000], None).unwrap_err();
