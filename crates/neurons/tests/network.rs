@@ -143,6 +143,24 @@ fn a_checkpoint_of_another_network_is_refused_by_field() {
 }
 
 #[test]
+fn a_raster_longer_than_the_run_has_all_of_it() {
+    let whole = SimulationOptions { raster: 300, ..options(network([2, 1]), 300) };
+    let longer = SimulationOptions { raster: u64::MAX, ..whole.clone() };
+    assert_eq!(run("1x1x1", &longer).raster, run("1x1x1", &whole).raster);
+}
+
+#[test]
+fn a_network_is_not_resumed_with_a_shorter_duration() {
+    let folder = tempfile::tempdir().unwrap();
+    let saving =
+        SimulationOptions { checkpoint: Some(folder.path().to_owned()), ..options(network([2, 1]), 1000) };
+    run("1x1x1", &saving);
+    let shorter = SimulationOptions { steps: 600, resume: true, ..saving };
+    let error = shorter.run_on_threads("2x1x1".parse().unwrap()).unwrap_err().to_string();
+    assert_eq!(error, "--duration 600: the checkpoint is that of 1000 ms");
+}
+
+#[test]
 fn synapses_follow_the_rules() {
     let network = network([8, 8]);
     let mut shares = [0_u32; 4];

@@ -179,6 +179,10 @@ impl<'o, F: Fabric> Node<'o, F> {
         let folder = options.checkpoint.as_deref().map(CheckpointFolder::create).transpose()?;
         let mut seconds = self.begin(folder.as_ref())?;
         let start = self.step_number();
+        if start > options.steps {
+            let reason = format!("--duration {}: the checkpoint is that of {start} ms", options.steps);
+            return Err(ApplicationError::Parameters(reason));
+        }
         self.group.barrier()?;
         while self.step_number() < options.steps {
             let begin = Instant::now();
@@ -249,7 +253,7 @@ impl<'o, F: Fabric> Node<'o, F> {
         if self.options.fail_at.is_some_and(|fail| fail.step == step && fail.node == self.group.here()) {
             return Err(ApplicationError::ToldToFail { step });
         }
-        let is_shown = step + self.options.raster >= self.options.steps;
+        let is_shown = self.options.steps.saturating_sub(step) <= self.options.raster;
         let fabric = &mut self.group.fabric;
         let shown = match &mut self.place {
             PopulationPlace::Host { population, neighbourhood } => {
