@@ -76,13 +76,13 @@ struct Cards(Vec<std::process::Child>);
 
 impl Cards {
     /// Returns the pattern of their names, too.
-    fn serve(test: &str, nodes: usize) -> (Cards, String) {
+    fn serve(test: &str, nodes: usize, memory: &str) -> (Cards, String) {
         let pattern = format!("torus-{test}-{}-{{node}}", std::process::id());
         let mut cards = Cards(Vec::new());
         for node in 0..nodes {
             let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
                 .args(["card", "--json", "serve", &pattern.replace("{node}", &node.to_string())])
-                .args(["--listen", "127.0.0.1:0", "--memory", "64MiB"])
+                .args(["--listen", "127.0.0.1:0", "--memory", memory])
                 .stdout(std::process::Stdio::piped())
                 .spawn()
                 .expect("the program starts");
@@ -107,7 +107,7 @@ impl Drop for Cards {
 
 #[test]
 fn card_memory_gives_the_same_bits_as_host_memory() {
-    let (_cards, pattern) = Cards::serve("applications", 4);
+    let (_cards, pattern) = Cards::serve("applications", 4, "64MiB");
     let run = ["torus", "run", "--dimensions", "2x2x1", "--card", &pattern, "--"];
     for application in [&SPIN[..], &NEURONS[..], &BFS[..]] {
         let expected = report(&with(application, &["--json"]));
@@ -127,8 +127,18 @@ fn card_memory_gives_the_same_bits_as_host_memory() {
 
 /// A run whose spins are on cards continues in host memory, and the other way round.
 #[test]
+fn a_card_that_is_too_small_ends_the_run_with_an_error() {
+    let (_cards, pattern) = Cards::serve("small", 2, "16MiB");
+    let program = env!("CARGO_BIN_EXE_millstream");
+    let run = ["torus", "run", "--dimensions", "2x1x1", "--card", &pattern, "--", program];
+    let output = millstream(&with(&with(&run, &BFS), &["--memory", "card-messages"]));
+    let err = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && err.contains("are not memory of a card of node"), "{err}");
+}
+
+#[test]
 fn checkpoints_move_between_card_and_host_memory() {
-    let (_cards, pattern) = Cards::serve("checkpoints", 4);
+    let (_cards, pattern) = Cards::serve("checkpoints", 4, "64MiB");
     let program = env!("CARGO_BIN_EXE_millstream");
     let on_cards = ["torus", "run", "--dimensions", "2x1x2", "--card", &pattern, "--", program];
     let spin = with(&SPIN, &["--element", "f64", "--json"]);
@@ -154,7 +164,7 @@ fn checkpoints_move_between_card_and_host_memory() {
 /// in host memory.
 #[test]
 fn searches_on_cards_go_on_in_host_memory_after_the_death_of_a_process() {
-    let (_cards, pattern) = Cards::serve("searches", 8);
+    let (_cards, pattern) = Cards::serve("searches", 8, "64MiB");
     let program = env!("CARGO_BIN_EXE_millstream");
     let run = ["torus", "run", "--dimensions", "2x2x2", "--card", &pattern, "--", program];
     let folder = tempfile::tempdir().unwrap();
@@ -184,7 +194,7 @@ fn searches_on_cards_go_on_in_host_memory_after_the_death_of_a_process() {
 /// A network on cards saves what one in host memory saves.
 #[test]
 fn checkpoints_of_a_network_move_between_card_and_host_memory() {
-    let (_cards, pattern) = Cards::serve("network", 2);
+    let (_cards, pattern) = Cards::serve("network", 2, "64MiB");
     let program = env!("CARGO_BIN_EXE_millstream");
     let on_cards = ["torus", "run", "--dimensions", "2x1x1", "--card", &pattern, "--", program];
     let network = with(&NEURONS, &["--json"]);

@@ -30,6 +30,8 @@ pub struct OnCard<F> {
     targets: BTreeSet<NodeNumber>,
     /// Failures that a flush for room in `outgoing` met.
     failures: BTreeMap<NodeNumber, FabricError>,
+    /// The first region since the last exchange for which the card had no room.
+    refused: Option<FabricError>,
 }
 
 impl<F: Fabric> OnCard<F> {
@@ -48,6 +50,7 @@ impl<F: Fabric> OnCard<F> {
             used: 0,
             targets: BTreeSet::new(),
             failures: BTreeMap::new(),
+            refused: None,
         };
         node.outgoing = node.allocate(STAGING)?;
         node.incoming = node.allocate(STAGING)?;
@@ -99,10 +102,17 @@ impl<F: Fabric> Fabric for OnCard<F> {
         self.inner.here()
     }
 
-    /// As [`Fabric::register`], in the card's memory, which keeps what an earlier region had there until it is cleared here.
+    /// As [`Fabric::register`], in the card's memory, which keeps what an earlier region had there until it is cleared here. If
+    /// the card has no room, the next [`Fabric::exchange`] of this node fails, so that no node puts into such a region.
     fn register(&mut self, size: usize) -> RegionId {
-        // No region has number 0, so each use fails if the card has no room.
-        let Ok(region) = self.allocate(size) else { return RegionId(0) };
+        let region = match self.allocate(size) {
+            Ok(region) => region,
+            Err(error) => {
+                self.refused.get_or_insert(error);
+                // No region has number 0, so each use fails.
+                return RegionId(0);
+            }
+        };
         let zeros = vec![0; CHUNK.min(size)];
         let mut at = 0;
         while at < size {
@@ -270,6 +280,9 @@ impl<F: Fabric> Fabric for OnCard<F> {
     }
 
     fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError> {
-        self.inner.exchange(bytes, timeout)
+        match self.refused.take() {
+            Some(error) => Err(error),
+            None => self.inner.exchange(bytes, timeout),
+        }
     }
 }
