@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_offload::emulated::start_cards;
+use millstream_offload::file::GridFile;
 use millstream_offload::grid::{Grid, Shape};
 use millstream_offload::leased::{CardAddress, LeaseTerms, LeasedCards};
 use millstream_offload::plan::Plan;
@@ -24,7 +25,7 @@ use millstream_tls::Security;
 use crate::args::stencil::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
-use crate::output::is_standard_output;
+use crate::output::{check_writable, is_standard_output};
 
 /// Leases end this long after this process dies; cards leased to another node are awaited this long.
 const TERMS: LeaseTerms =
@@ -68,6 +69,9 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         (None, Some(GridSize { rows, columns })) => Shape { rows, columns, double: options.float64 },
         (None, None) => return Err("no grid: give --grid ROWSxCOLUMNS or --input FILE".into()),
     };
+    let json = options.json.as_deref().filter(|path| !is_standard_output(path));
+    let outputs = [options.output.as_ref().map(GridFile::path), json, options.svg.as_deref()];
+    outputs.into_iter().flatten().try_for_each(check_writable)?;
     let device = device::open(&DeviceSelector::from_environment())?;
     eprintln!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
     let mut grid = Grid::zeros(shape, Some(&device))?;
@@ -109,20 +113,19 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     if let Some(reference) = &reference {
         grid.compare(reference)?;
     }
+    if options.json.is_some() && json.is_none() {
+        println!("{}", serde_json::to_string_pretty(&report)?);
+    } else {
+        print!("{}", table(&report, reference.is_some()));
+    }
     if let Some(file) = &options.output {
         file.write(&grid)?;
     }
+    if let Some(path) = json {
+        save(path, &serde_json::to_string_pretty(&report)?)?;
+    }
     if let Some(path) = &options.svg {
         save(path, &picture(&report).draw())?;
-    }
-    match &options.json {
-        Some(path) if is_standard_output(path) => println!("{}", serde_json::to_string_pretty(&report)?),
-        path => {
-            if let Some(path) = path {
-                save(path, &serde_json::to_string_pretty(&report)?)?;
-            }
-            print!("{}", table(&report, reference.is_some()));
-        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -101,4 +101,11 @@ fn errors_name_the_bad_input() {
     assert!(message.contains("card 127.0.0.1:9, connecting"), "{message}");
     assert!(fails(&["--grid", "10x64", "--local", "20"]).contains("divided into tiles"));
     assert!(fails(&["--grid", "64x64", "--depth", "17"]).contains("depth 17"));
+    let endless = fails(&["--grid", "64x64", "--iterations", "18446744073709551615"]);
+    assert!(endless.contains("18446744073709551615 sweeps in blocks of"), "{endless}");
+    for (output, file) in [("--output", "none/a.npy"), ("--json", "none/a.json"), ("--svg", "none/a.svg")] {
+        let message = fails(&["--grid", "64x64", output, file]);
+        assert!(message.contains(&format!("{file}: cannot write: No such file")), "{message}");
+        assert!(!message.contains("grid of 64x64"), "before the job: {message}");
+    }
 }

@@ -124,13 +124,13 @@ pub(super) fn show<R: Serialize>(
     table: impl FnOnce(&R) -> String,
     picture: impl FnOnce(&R) -> String,
 ) -> Result<(), Box<dyn Error>> {
-    if let Some(path) = &arguments.svg {
-        save(path, &picture(report))?;
-    }
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(report)?);
     } else {
         print!("{}", table(report));
+    }
+    if let Some(path) = &arguments.svg {
+        save(path, &picture(report))?;
     }
     Ok(())
 }

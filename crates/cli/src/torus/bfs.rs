@@ -150,13 +150,13 @@ fn explain(error: BfsError, checkpoint: Option<&PathBuf>) -> Box<dyn Error> {
 }
 
 fn print(report: &BfsReport, arguments: &TorusBfsOptions) -> Result<(), Box<dyn Error>> {
-    if let Some(path) = &arguments.svg {
-        save(path, &report.svg())?;
-    }
     if arguments.json {
         println!("{}", serde_json::to_string_pretty(&report.to_json())?);
     } else {
         print!("{}", report.table());
+    }
+    if let Some(path) = &arguments.svg {
+        save(path, &report.svg())?;
     }
     Ok(())
 }
