@@ -71,6 +71,18 @@ fn processes_give_the_same_bits_as_threads() {
     }
 }
 
+#[test]
+fn a_full_mesh_of_processes_gives_the_same_bits_as_threads() {
+    for application in [&SPIN[..], &NEURONS[..], &BFS[..]] {
+        let alone = report(&with(application, &["--json"]));
+        let mut run = on_processes("2x1x1", &with(application, &["--json"]));
+        run.splice(2..2, ["--network".to_owned(), "direct".to_owned()]);
+        let mesh = report(&words(&run));
+        assert_eq!(mesh["dimensions"], "2x1x1");
+        assert_eq!(results(&mesh), results(&alone));
+    }
+}
+
 /// Emulated cards of a torus, one process each.
 struct Cards(Vec<std::process::Child>);
 
@@ -267,6 +279,9 @@ fn wrong_arguments_are_refused_by_name() {
     refused(&["torus", "spin", "--lattice", "8", "--dimensions", "4x1x1"], "4 nodes cut 8 sites in x");
     refused(&["torus", "spin", "--resume"], "--checkpoint");
     refused(&["torus", "spin", "--fail", "three"], "expected NODE@STEP");
+    for application in ["spin", "neurons", "bfs"] {
+        refused(&["torus", application, "--fail", "9@1"], "--fail 9@1: a torus of 1x1x1 has no node 9");
+    }
     refused(&["torus", "neurons", "--synapses", "900"], "synapses of a neuron is 900");
     refused(&["torus", "neurons", "--shares", "1,2"], "four numbers");
     let folder = tempfile::tempdir().unwrap();

@@ -6,10 +6,11 @@ use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
 use millstream_application::{ApplicationError, FailAt, TorusApplication};
-use millstream_fabric::{Fabric as _, OnCard};
+use millstream_fabric::{Fabric, OnCard};
 use millstream_report::save;
-use millstream_torus::TorusNode;
 use millstream_torus::application::ENV_SOCKET;
+use millstream_torus::direct::ENV_RENDEZVOUS;
+use millstream_torus::{DirectNode, TorusNode};
 use millstream_torus_core::{Dimensions, NodeNumber};
 use serde::Serialize;
 
@@ -69,36 +70,58 @@ pub(super) fn fail_at(text: &str) -> Result<FailAt, String> {
     Ok(FailAt { node: NodeNumber(node), step: number(step).ok_or_else(expected)? })
 }
 
+/// Refuses a node that the torus does not have.
+pub(super) fn check_fail(fail: Option<FailAt>, torus: Dimensions) -> Result<(), String> {
+    match fail {
+        Some(fail) if !torus.contains(fail.node) => {
+            Err(format!("--fail {}@{}: a torus of {torus} has no {}", fail.node.0, fail.step, fail.node))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Runs an application on the node of `torus run`, or on threads. Only one process of a torus gets the report.
 pub(super) fn run<A: TorusApplication>(
     arguments: &ApplicationArguments,
     application: &A,
 ) -> Result<Option<A::Report>, Box<dyn Error>> {
-    if std::env::var_os(ENV_SOCKET).is_none() {
+    if std::env::var_os(ENV_SOCKET).is_some() {
+        let node = TorusNode::from_environment()?;
         if arguments.memory.has_card() {
-            return Err(NO_CARD.into());
+            let node = OnCard::new(node, 0).map_err(|error| format!("{error}; {NO_CARD}"))?;
+            return on_this_node(arguments, application, node);
         }
-        let torus = match arguments.dimensions {
-            Some(torus) => torus,
-            None => "1x1x1".parse()?,
-        };
-        return Ok(Some(application.run_on_threads(torus)?));
+        return on_this_node(arguments, application, node);
     }
-    let node = TorusNode::from_environment()?;
+    if arguments.memory.has_card() {
+        return Err(NO_CARD.into());
+    }
+    if std::env::var_os(ENV_RENDEZVOUS).is_some() {
+        return on_this_node(arguments, application, DirectNode::from_environment()?);
+    }
+    let torus = match arguments.dimensions {
+        Some(torus) => torus,
+        None => "1x1x1".parse()?,
+    };
+    check_fail(arguments.fail, torus)?;
+    Ok(Some(application.run_on_threads(torus)?))
+}
+
+/// Runs an application on the node of this process.
+fn on_this_node<A: TorusApplication>(
+    arguments: &ApplicationArguments,
+    application: &A,
+    node: impl Fabric,
+) -> Result<Option<A::Report>, Box<dyn Error>> {
     let torus = node.dimensions();
     if let Some(wanted) = arguments.dimensions.filter(|&wanted| wanted != torus) {
         return Err(
             format!("--dimensions {wanted}, but `torus run` has {torus}: leave the option out").into()
         );
     }
+    check_fail(arguments.fail, torus)?;
     let is_first = node.here() == NodeNumber(0);
-    let result = match arguments.memory {
-        NodeMemory::Host => application.run(node),
-        NodeMemory::CardMessages | NodeMemory::Card => {
-            application.run(OnCard::new(node, 0).map_err(|error| format!("{error}; {NO_CARD}"))?)
-        }
-    };
-    match result {
+    match application.run(node) {
         Ok(report) => Ok(is_first.then_some(report)),
         Err(error @ ApplicationError::ToldToFail { .. }) => Err(fail(error)),
         Err(error) => Err(error.into()),
@@ -107,7 +130,7 @@ pub(super) fn run<A: TorusApplication>(
 
 /// Ends this process as a fault would if it is a node of a torus: it kills itself.
 pub(super) fn fail(error: impl Error + 'static) -> Box<dyn Error> {
-    if std::env::var_os(ENV_SOCKET).is_some() {
+    if [ENV_SOCKET, ENV_RENDEZVOUS].into_iter().any(|name| std::env::var_os(name).is_some()) {
         eprintln!("millstream: {error}");
         let this = rustix::process::getpid();
         if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::KILL) {

@@ -95,6 +95,10 @@ struct Search {
 impl NodeProgram for Search {
     type Output = Result<BfsReport, BfsError>;
 
+    fn check(&self, torus: Dimensions) -> Result<(), String> {
+        application::check_fail(self.fail, torus)
+    }
+
     fn run<F: Fabric>(&self, node: &mut F) -> Self::Output {
         let bar = (node.here().0 == 0).then(|| Progress::new("bfs", self.options.roots as u64));
         let fail = self.fail.filter(|fail| fail.node == node.here());

@@ -14,6 +14,9 @@ use super::application::{NO_CARD, NodeMemory};
 pub(super) trait NodeProgram: Sync {
     type Output: Send;
 
+    /// Refuses nodes on which it cannot run as its options say.
+    fn check(&self, torus: Dimensions) -> Result<(), String>;
+
     fn run<F: Fabric>(&self, node: &mut F) -> Self::Output;
 }
 
@@ -45,6 +48,7 @@ pub(super) fn run<P: NodeProgram>(
         Some(torus) => torus,
         None => Dimensions::new([1; 3])?,
     };
+    program.check(torus)?;
     Ok(std::thread::scope(|scope| {
         let start = |mut node: LocalNode| (node.here(), scope.spawn(move || program.run(&mut node)));
         let threads: Vec<_> = LocalNode::all(torus).into_iter().map(start).collect();
@@ -66,6 +70,7 @@ fn on_this_node<P: NodeProgram>(
     if dimensions.is_some_and(|wanted| wanted != torus) {
         return Err(format!("--dimensions differ from those of `torus run`, {torus}: leave them out").into());
     }
+    program.check(torus)?;
     let output = program.run(&mut node);
     Ok(vec![(node.here(), output)])
 }
