@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -39,7 +40,8 @@ class SourceData:
 class Source:
     """A source of an open stream file. Arrays are views of the mapped file and cannot be written."""
 
-    def __init__(self, mapping, reader, fields):
+    def __init__(self, mapping, reader, fields, file_events: range):
+        self._file_events = file_events
         self.id, self.kind, self.name, self._len, self.max_len, self._payload = fields
         self._mapping = mapping
         #: Event number (u64), offset in the file (u64), length (u32) and CRC-32 (u32) of each fragment.
@@ -111,13 +113,15 @@ class Stream(Mapping):
     def __init__(self, path: str | os.PathLike):
         self._reader = _millstream.StreamReader(os.fspath(path))
         mapping = self._reader.mapping()
-        self._sources = {fields[0]: Source(mapping, self._reader, fields) for fields in self._reader.sources()}
+        #: The file's event numbers.
+        self.events = range(*self._reader.events)
+        self._sources = {
+            fields[0]: Source(mapping, self._reader, fields, self.events) for fields in self._reader.sources()
+        }
         #: Path of the file.
         self.path = self._reader.path
         #: Alignment of fragments (bytes).
         self.alignment = self._reader.alignment
-        #: The file's event numbers.
-        self.events = range(*self._reader.events)
 
     def __getitem__(self, source: int) -> Source:
         return self._sources[source]
@@ -154,31 +158,58 @@ def _flat(fragments) -> tuple[np.ndarray, np.ndarray]:
     return lengths, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
 
 
+def _event_numbers(events) -> np.ndarray:
+    """Event numbers (u64). Raises `TypeError` if one is no integer."""
+    if not isinstance(events, np.ndarray):
+        return np.array([operator.index(event) for event in events], np.uint64)
+    if events.dtype.kind not in "iu":
+        raise TypeError(f"event numbers are {events.dtype}, not integers")
+    if events.dtype.kind == "i" and np.any(events < 0):
+        raise ValueError(f"event number {events.min()} is negative")
+    return np.ascontiguousarray(events, np.uint64)
+
+
+def _source_data(data) -> SourceData:
+    """Fragments with their events."""
+    if isinstance(data, Source):
+        return SourceData(data, data.events, data.kind, data.name)
+    if not isinstance(data, SourceData):
+        return SourceData(data)
+    if data.events is None and isinstance(data.fragments, Source):
+        return dataclasses.replace(data, events=data.fragments.events)
+    return data
+
+
 def write(
     path: str | os.PathLike,
     sources: Mapping[int, object],
     *,
-    first_event: int = 0,
+    first_event: int | None = None,
     n_events: int | None = None,
     alignment: int = 64,
 ) -> None:
     """Writes a stream file.
 
-    `sources` maps ids to fragments, or to :class:`SourceData`. The file has `n_events` events; by default up to the last
-    event of a fragment. It appears under its name when it is complete.
+    `sources` maps ids to fragments, to :class:`SourceData`, or to a :class:`Source` of an open stream file, which keeps its
+    events, kind and name; a :class:`Stream` is such a mapping. The file has `n_events` events from `first_event`. By default
+    these are all events of the stream files of the sources, or from 0, up to the last event of a fragment. The file appears
+    under its name when it is complete.
     """
+    sources = {source: _source_data(data) for source, data in sorted(sources.items())}
+    copied = [data.fragments._file_events for data in sources.values() if isinstance(data.fragments, Source)]
+    if first_event is None:
+        first_event = min((events.start for events in copied), default=0)
     prepared = []
-    for source, data in sorted(sources.items()):
-        if not isinstance(data, SourceData):
-            data = SourceData(data)
+    for source, data in sources.items():
         lengths, payload = _flat(data.fragments)
         if data.events is None:
             events = np.arange(first_event, first_event + len(lengths), dtype=np.uint64)
         else:
-            events = np.ascontiguousarray(data.events, np.uint64)
+            events = _event_numbers(data.events)
         prepared.append((source, data, events, lengths, payload))
     if n_events is None:
-        n_events = max((int(events[-1]) + 1 - first_event for _, _, events, _, _ in prepared if len(events)), default=0)
+        ends = [events.stop for events in copied] + [int(events[-1]) + 1 for _, _, events, _, _ in prepared if len(events)]
+        n_events = max(ends, default=first_event) - first_event
     writer = _millstream.StreamWriter(os.fspath(path), first_event, max(n_events, 0), alignment)
     try:
         for source, data, events, lengths, payload in prepared:
@@ -243,7 +274,7 @@ def build_packet(
     if events is None:
         events = np.arange(first_event, first_event + len(lengths), dtype=np.uint64)
     else:
-        events = np.ascontiguousarray(events, np.uint64)
+        events = _event_numbers(events)
     if n_events is None:
         n_events = int(events[-1]) + 1 - first_event if len(events) else 1
     return _millstream.build_packet(source, kind, first_event, n_events, events, lengths, payload, alignment)

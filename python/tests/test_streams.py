@@ -52,6 +52,33 @@ def test_fragments_of_any_length_and_missing_events(path):
     assert len(stream[2]) == 0 and stream[2].matrix().shape == (0, 0)
 
 
+def test_sources_of_a_stream_keep_their_events(path, tmp_path):
+    first = streams.SourceData([b"a", b"bc"], events=[1001, 1004], kind=3, name="first")
+    streams.write(path, {1: first, 2: np.zeros((2, 4), np.uint8)}, first_event=1000, n_events=8)
+    stream, copy = streams.open(path), tmp_path / "copy.mfs"
+    streams.write(copy, stream)
+    assert copy.read_bytes() == path.read_bytes()
+
+    streams.write(copy, {5: stream[1], 6: streams.SourceData(stream[2], name="second"), 7: [b"new"]})
+    copied = streams.open(copy)
+    assert copied.events == range(1000, 1008)
+    assert (copied[5].kind, copied[5].name, copied[6].name) == (3, "first", "second")
+    assert [list(copied[source].events) for source in copied] == [[1001, 1004], [1000, 1001], [1000]]
+    assert [bytes(fragment) for fragment in copied[5]] == [b"a", b"bc"]
+
+
+def test_event_numbers_are_integers(path):
+    for events, error in [([0.0, 1.0], TypeError), (np.array([0.5, 1.5]), TypeError), (np.array([-1, 2]), ValueError)]:
+        with pytest.raises(error):
+            streams.write(path, {1: streams.SourceData([b"a", b"b"], events=events)}, n_events=10)
+        with pytest.raises(error):
+            streams.build_packet(1, [b"a", b"b"], events=events)
+    assert not path.exists()
+    last = 2**64 - 2
+    streams.write(path, {1: streams.SourceData([b"a"], events=[last])}, first_event=last, n_events=1)
+    assert list(streams.open(path)[1].events) == [last]
+
+
 def test_refused_input_leaves_no_file(path):
     with pytest.raises(ValueError, match="events must ascend"):
         streams.write(path, {1: streams.SourceData([b"a", b"b"], events=[3, 3])}, n_events=10)
