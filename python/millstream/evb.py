@@ -167,15 +167,21 @@ class EventBuilder:
         return self
 
     def builder(
-        self, name: str, *, slots: int = 8, memory: str | int | None = None, kernel: str = "none", **card
+        self, name: str, *, slots: int = 8, memory: str | int | None = None, kernel: str | None = None, **card
     ) -> EventBuilder:
-        """Adds a builder unit. With `memory` it lands in an emulated card that runs `kernel`, else in host memory."""
+        """Adds a builder unit. With `memory` it lands in an emulated card that runs `kernel`, else in host memory.
+
+        Further keyword arguments are the keys of `[[card]]` in docs/event-builder.md.
+        """
         unit = {"name": name, "slots": slots}
         if memory is None:
+            given = [*card] if kernel is None else ["kernel", *card]
+            if given:
+                raise TypeError(f"builder {name}: {', '.join(given)}: only of a card, which needs memory")
             unit["landing"] = "host"
         else:
             unit["card"] = f"{name}-card"
-            self._tables["card"].append({"name": unit["card"], "memory": memory, "kernel": kernel, **card})
+            self._tables["card"].append({"name": unit["card"], "memory": memory, "kernel": kernel or "none", **card})
         self._tables["builder"].append(unit)
         return self
 

@@ -54,6 +54,13 @@ def test_fragments_of_different_lengths_are_no_matrix(tmp_path):
             table.matrix("source_0x1")
 
 
+def test_settings_of_a_card_need_its_memory():
+    with pytest.raises(TypeError, match="bu0: kernel, patches: only of a card"):
+        EventBuilder().builder("bu0", kernel="verify", patches="patches.csv")
+    with pytest.raises(TypeError, match="bu0: slot: only of a card"):
+        EventBuilder().builder("bu0", slot=4)
+
+
 def test_a_wrong_configuration_is_refused():
     run = EventBuilder(batch=8).readout("crate1", {1: waveforms(1, 10)})
     run.builder("bu0", memory="64MiB", kernel="no-such-kernel")
