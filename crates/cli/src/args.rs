@@ -8,6 +8,7 @@ pub(crate) mod model;
 pub(crate) mod stencil;
 
 use std::ffi::OsString;
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -624,6 +625,12 @@ pub(crate) enum StreamCommand {
         /// Events to write, without END [default: all]; files of one run have the same events
         #[arg(long, value_name = "FIRST..END", value_parser = event_range)]
         events: Option<Range<u64>>,
+        /// Event id to import [default: the first one of the file]; midas
+        #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u16).range(..0x8000))]
+        event_id: Option<u16>,
+        /// Divisor of indices that gives the event [default: the greatest common divisor of the file's indices]; microslices, msa
+        #[arg(long, value_name = "DIVISOR")]
+        index_divisor: Option<NonZeroU64>,
     },
     /// List the formats that `stream import` reads
     ///

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::process::ExitCode;
 
-use millstream_formats::{Import, Imported};
+use millstream_formats::{FormatOptions, Import, Imported};
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{Alignment, unpack};
 
@@ -21,10 +21,15 @@ pub(crate) fn run(command: &StreamCommand) -> Result<ExitCode, Box<dyn Error>> {
                 println!("{}", file.display());
             }
         }
-        StreamCommand::Import { file, out, format, events } => {
+        StreamCommand::Import { file, out, format, events, event_id, index_divisor } => {
             let format = format.as_deref().and_then(millstream_formats::by_name);
-            let import =
-                Import { input: file, output: out, events: events.clone(), alignment: Alignment::default() };
+            let import = Import {
+                input: file,
+                output: out,
+                events: events.clone(),
+                alignment: Alignment::default(),
+                options: FormatOptions { event_id: *event_id, index_divisor: *index_divisor },
+            };
             print_import(&import, &import.run(format)?);
         }
         StreamCommand::Formats => {
@@ -48,6 +53,9 @@ fn print_import(import: &Import<'_>, imported: &Imported) {
         imported.fragments,
         imported.fragment_bytes,
     );
+    for note in &imported.notes {
+        println!("  {note}");
+    }
     let outside = Some(("fragment of an event that was not selected", imported.outside));
     let rest = imported.structure.iter().map(|(what, total)| (*what, *total)).chain(outside);
     for (what, total) in rest.filter(|(_, total)| total.count > 0) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
@@ -10,8 +11,9 @@ use millstream_fragment::file::IoError;
 use millstream_fragment::stream::{ReadError, StreamWriter, WriteError};
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 
+use crate::format::pcapng::is_pcap;
 use crate::index::Total;
-use crate::{Format, Index, Structure, recognise};
+use crate::{Format, FormatOption, FormatOptions, Index, Structure, recognise};
 
 /// How a file becomes a stream file.
 #[derive(Clone, Debug)]
@@ -24,6 +26,8 @@ pub struct Import<'a> {
     pub events: Option<Range<u64>>,
     /// Alignment of the fragments.
     pub alignment: Alignment,
+    /// Options of the format.
+    pub options: FormatOptions,
 }
 
 /// Why a file was not imported. No file appears under the output's name.
@@ -32,6 +36,28 @@ pub enum ImportError {
     /// The operating system refused to read the input.
     #[error(transparent)]
     Io(#[from] IoError),
+    /// The input is a pipe, a device or a folder.
+    #[error("{}: not a regular file, so it cannot be mapped", .0.display())]
+    NotAFile(PathBuf),
+    /// The output would replace the input.
+    #[error("{}: the output is the raw data file itself", .0.display())]
+    SameFile(PathBuf),
+    /// The input is a capture in the older format.
+    #[error("{0}: a capture in the format pcap; convert it first: editcap -F pcapng {0} OUT", path.display())]
+    Pcap {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The format does not have a given option.
+    #[error("{}: {format} files have no {}", path.display(), option.name())]
+    NoSuchOption {
+        /// The file.
+        path: PathBuf,
+        /// Name of the format.
+        format: &'static str,
+        /// The option.
+        option: FormatOption,
+    },
     /// No format has such a start.
     #[error("{}: not the start of a known format ({known}); name the format with --format", path.display())]
     UnknownFormat {
@@ -73,6 +99,8 @@ pub struct Imported {
     pub outside: Total,
     /// Bytes of the input that belong to no fragment.
     pub structure: BTreeMap<Structure, Total>,
+    /// What the format says about the events, a line each.
+    pub notes: Vec<String>,
 }
 
 impl Import<'_> {
@@ -81,7 +109,10 @@ impl Import<'_> {
     /// # Errors
     /// The input cannot be read, breaks its format or has no fragment; the output cannot be written.
     pub fn run(&self, format: Option<&dyn Format>) -> Result<Imported, ImportError> {
-        let file = map(self.input)?;
+        let file = self.open()?;
+        if is_pcap(&file) && format.is_none_or(|format| format.name() == "pcapng") {
+            return Err(ImportError::Pcap { path: self.input.to_owned() });
+        }
         let format = match format {
             Some(format) => format,
             None => recognise(&file).ok_or_else(|| ImportError::UnknownFormat {
@@ -89,9 +120,27 @@ impl Import<'_> {
                 known: crate::all().iter().map(|format| format.name()).collect::<Vec<_>>().join(", "),
             })?,
         };
-        let index = Index::read(format, &file)
+        if let Some(option) = self.options.given().find(|option| !format.options().contains(option)) {
+            let (path, format) = (self.input.to_owned(), format.name());
+            return Err(ImportError::NoSuchOption { path, format, option });
+        }
+        let index = Index::read_with(format, &file, self.options)
             .map_err(|what| ReadError::Malformed { path: self.input.to_owned(), what })?;
         self.write(format, &file, index)
+    }
+
+    /// Maps the input.
+    fn open(&self) -> Result<Mmap, ImportError> {
+        // Before the file is opened: that of a pipe waits for a writer.
+        let input = std::fs::metadata(self.input).map_err(IoError::of(self.input, "open"))?;
+        if !input.is_file() {
+            return Err(ImportError::NotAFile(self.input.to_owned()));
+        }
+        let is_input = |output: std::fs::Metadata| (output.dev(), output.ino()) == (input.dev(), input.ino());
+        if std::fs::metadata(self.output).is_ok_and(is_input) {
+            return Err(ImportError::SameFile(self.output.to_owned()));
+        }
+        Ok(map(self.input)?)
     }
 
     fn write(&self, format: &dyn Format, file: &[u8], index: Index) -> Result<Imported, ImportError> {
@@ -105,6 +154,7 @@ impl Import<'_> {
             fragment_bytes: 0,
             outside: Total::default(),
             structure: index.structure,
+            notes: index.notes,
         };
         let mut writer = StreamWriter::create(self.output, events.clone(), self.alignment)?;
         let mut joined = Vec::new();

@@ -6,7 +6,7 @@ use std::ops::Range;
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::malformed;
-use crate::{FileIndexer, Format, Structure};
+use crate::{FileIndexer, Format, FormatOptions, Structure};
 
 /// A range of a file that is a fragment, or a piece of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,16 +57,27 @@ pub struct Index {
     pub sources: BTreeMap<u32, SourceIndex>,
     /// The bytes outside of fragments.
     pub structure: BTreeMap<Structure, Total>,
+    /// What the format says about the events, a line each.
+    pub notes: Vec<String>,
 }
 
 impl Index {
+    /// Reads a file in the given format, without options.
+    ///
+    /// # Errors
+    /// As [`read_with`](Self::read_with).
+    pub fn read(format: &dyn Format, file: &[u8]) -> Result<Self, Malformed> {
+        Self::read_with(format, file, FormatOptions::default())
+    }
+
     /// Reads a file in the given format.
     ///
     /// # Errors
     /// The first field that breaks the format, two fragments of one source for one event where the format has one, or
     /// bytes after the last structure.
-    pub fn read(format: &dyn Format, file: &[u8]) -> Result<Self, Malformed> {
+    pub fn read_with(format: &dyn Format, file: &[u8], options: FormatOptions) -> Result<Self, Malformed> {
         let mut indexer = FileIndexer::default();
+        indexer.options = options;
         format.scan(file, &mut indexer)?;
         if indexer.end() != file.len() {
             return Err(malformed(

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::FormatOptions;
 use crate::index::{Index, Piece};
 
 /// What bytes outside of fragments are, such as "event header" or "padding".
@@ -10,6 +11,8 @@ pub type Structure = &'static str;
 /// Takes the parts of a file in the order of their bytes. Each part starts where the previous one ended.
 #[derive(Debug, Default)]
 pub struct FileIndexer {
+    /// Options of the format.
+    pub(crate) options: FormatOptions,
     pub(crate) index: Index,
     /// End of the last part.
     end: usize,
@@ -37,6 +40,16 @@ impl FileIndexer {
             total.count += 1;
             total.bytes += (range.end - range.start) as u64;
         }
+    }
+
+    /// Options of the format.
+    pub fn options(&self) -> FormatOptions {
+        self.options
+    }
+
+    /// Something about the file that the user of its events needs to know: a line of text.
+    pub fn note(&mut self, text: String) {
+        self.index.notes.push(text);
     }
 
     /// End of the last part.

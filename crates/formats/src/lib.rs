@@ -9,8 +9,10 @@ pub mod format;
 pub mod import;
 pub mod index;
 mod indexer;
+mod options;
 
 pub use format::{Format, all, by_name, recognise};
 pub use import::{Import, ImportError, Imported};
 pub use index::Index;
 pub use indexer::{FileIndexer, Structure};
+pub use options::{FormatOption, FormatOptions};

@@ -1,13 +1,15 @@
 //! MIDAS files (`.mid`) of PSI and TRIUMF: events of banks.
 //!
 //! Fragment: the data of a bank. Source: the bank's name. Event: the serial number. Serial numbers count separately for each
-//! event id, so the file's first event id is imported; events of other ids are structure, as are begin and end of run
-//! and messages.
+//! event id, so one event id is imported, by default the file's first one; events of other ids are structure, as are begin and
+//! end of run and messages.
+
+use std::collections::BTreeMap;
 
 use millstream_fragment::stream::Malformed;
 
 use crate::cursor::{ByteOrder, Cursor, malformed};
-use crate::{FileIndexer, Format};
+use crate::{FileIndexer, Format, FormatOption};
 
 /// Begin of run, end of run, message: event ids with this bit are no data.
 const SPECIAL: u16 = 0x8000;
@@ -36,7 +38,8 @@ impl Format for Midas {
 
     fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let mut cursor = Cursor::new(file, ByteOrder::Little);
-        let mut imported = None;
+        let mut imported = indexer.options().event_id;
+        let mut counts: BTreeMap<u16, u64> = BTreeMap::new();
         while !cursor.is_at_end() {
             let start = cursor.at();
             let id = cursor.u16("event_id")?;
@@ -47,18 +50,37 @@ impl Format for Midas {
             let mut data = cursor.split(len, "data_size")?;
             if id & SPECIAL != 0 {
                 indexer.structure("begin of run, end of run, message", start..cursor.at());
-            } else if *imported.get_or_insert(id) != id {
+                continue;
+            }
+            *counts.entry(id).or_default() += 1;
+            if *imported.get_or_insert(id) != id {
                 indexer.structure("event of another event id", start..cursor.at());
             } else {
                 indexer.structure("event header", start..start + EVENT_HEADER);
                 scan_banks(u64::from(serial), &mut data, indexer)?;
             }
         }
+        for (id, count) in counts {
+            let what = match imported == Some(id) {
+                true => "imported".to_owned(),
+                false => format!("not written; --event-id {id} imports them"),
+            };
+            indexer.note(format!("{count} × event id {id}: {what}"));
+        }
         Ok(())
     }
 
+    /// The four bytes of the name. `/`, `\` and bytes that are no character of ASCII are `\x` and two digits.
     fn source_name(&self, source: u32) -> String {
-        source.to_be_bytes().iter().map(|&byte| char::from(byte)).collect()
+        let escaped = |byte: u8| match byte {
+            b'/' | b'\\' | ..b' ' | 0x7f.. => format!("\\x{byte:02x}"),
+            _ => char::from(byte).to_string(),
+        };
+        source.to_be_bytes().map(escaped).concat()
+    }
+
+    fn options(&self) -> &'static [FormatOption] {
+        &[FormatOption::EventId]
     }
 }
 
@@ -109,9 +131,6 @@ fn scan_bank(
     let start = banks.at();
     let name = banks.take(4, "bank name")?;
     let name: [u8; 4] = banks.bytes(name).try_into().expect("the range has four bytes");
-    if !name.iter().all(u8::is_ascii_alphanumeric) {
-        return Err(malformed(start, "bank name", format!("{name:?}"), "four letters or digits"));
-    }
     let len = match layout {
         BankHeader::Short => {
             banks.u16("bank type")?;

@@ -2,7 +2,7 @@
 
 use millstream_fragment::stream::Malformed;
 
-use crate::FileIndexer;
+use crate::{FileIndexer, FormatOption};
 
 mod cbm;
 mod evio;
@@ -10,7 +10,7 @@ mod frd;
 mod hld;
 mod mdf;
 mod midas;
-mod pcapng;
+pub(crate) mod pcapng;
 mod rdh;
 
 /// A raw data format: how a file is cut into fragments.
@@ -36,6 +36,11 @@ pub trait Format: Send + Sync {
     /// Layout of a source's payload, where the format numbers layouts.
     fn kind(&self, _source: u32) -> u32 {
         0
+    }
+
+    /// The options that the scan obeys.
+    fn options(&self) -> &'static [FormatOption] {
+        &[]
     }
 
     /// Whether a fragment of a source may be in several pieces, which are joined in the order of the file.

@@ -12,6 +12,9 @@ use crate::cursor::{ByteOrder, Cursor, malformed};
 use crate::{FileIndexer, Format};
 
 const SECTION_HEADER: u32 = 0x0a0d_0d0a;
+/// First bytes of files in the older format pcap: times in µs and ns, both byte orders.
+const PCAP_MAGICS: [[u8; 4]; 4] =
+    [[0xd4, 0xc3, 0xb2, 0xa1], [0xa1, 0xb2, 0xc3, 0xd4], [0x4d, 0x3c, 0xb2, 0xa1], [0xa1, 0xb2, 0x3c, 0x4d]];
 const INTERFACE_DESCRIPTION: u32 = 1;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
@@ -27,6 +30,11 @@ const UDP_HEADER: usize = 8;
 type Datagram = (u16, Option<Range<usize>>);
 
 pub(super) struct Pcapng;
+
+/// Whether a file is in the older format pcap.
+pub(crate) fn is_pcap(file: &[u8]) -> bool {
+    PCAP_MAGICS.iter().any(|magic| file.starts_with(magic))
+}
 
 impl Format for Pcapng {
     fn name(&self) -> &'static str {

@@ -4,19 +4,26 @@
 mod samples;
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
+use std::path::Path;
 
-use millstream_formats::{Import, ImportError, Index, all, by_name, recognise};
+use millstream_formats::{FormatOptions, Import, ImportError, Index, all, by_name, recognise};
 use millstream_fragment::Alignment;
 use millstream_fragment::stream::Stream;
 use proptest::prelude::*;
 
 use samples::Sample;
 
+fn import_of<'a>(input: &'a Path, output: &'a Path) -> Import<'a> {
+    let (alignment, options) = (Alignment::default(), FormatOptions::default());
+    Import { input, output, events: None, alignment, options }
+}
+
 fn import(sample: &Sample, file: &[u8]) -> Result<Vec<(u32, u64, Vec<u8>)>, String> {
     let folder = tempfile::tempdir().expect("a folder");
     let (input, output) = (folder.path().join("raw"), folder.path().join("out.mfs"));
     std::fs::write(&input, file).expect("the sample is written");
-    let import = Import { input: &input, output: &output, events: None, alignment: Alignment::default() };
+    let import = import_of(&input, &output);
     let imported = import.run(by_name(sample.format)).map_err(|error| error.to_string())?;
     let stream = Stream::open(&output).expect("the import is a stream file");
     stream.verify_payload().expect("checksums match");
@@ -85,7 +92,7 @@ fn a_file_of_no_known_format_is_refused_with_the_names() {
     let input = folder.path().join("notes.txt");
     std::fs::write(&input, "not raw data").expect("written");
     let output = folder.path().join("out.mfs");
-    let import = Import { input: &input, output: &output, events: None, alignment: Alignment::default() };
+    let import = import_of(&input, &output);
     let error = import.run(None).expect_err("no format").to_string();
     assert!(
         error.contains("notes.txt")
@@ -101,8 +108,7 @@ fn a_selection_of_events_is_written_and_the_rest_is_counted() {
     let folder = tempfile::tempdir().expect("a folder");
     let (input, output) = (folder.path().join("raw"), folder.path().join("out.mfs"));
     std::fs::write(&input, &sample.file).expect("written");
-    let mut import =
-        Import { input: &input, output: &output, events: Some(8..10), alignment: Alignment::default() };
+    let mut import = Import { events: Some(8..10), ..import_of(&input, &output) };
     let imported = import.run(None).expect("an import");
     assert_eq!((imported.events.clone(), imported.fragments, imported.outside.count), (8..10, 2, 3));
     let structure: u64 = imported.structure.values().map(|total| total.bytes).sum();
@@ -111,6 +117,91 @@ fn a_selection_of_events_is_written_and_the_rest_is_counted() {
 
     import.events = Some(100..200);
     assert!(matches!(import.run(None), Err(ImportError::Empty { .. })));
+    assert!(!output.exists());
+}
+
+fn sample(format: &str) -> Sample {
+    samples::all().into_iter().find(|sample| sample.format == format).expect("a sample")
+}
+
+/// A file that lacks every second microslice has another greatest common divisor than the others of its run.
+#[test]
+fn files_of_one_run_are_imported_with_one_divisor() {
+    let options =
+        |divisor| FormatOptions { index_divisor: NonZeroU64::new(divisor), ..FormatOptions::default() };
+    for format in ["msa", "microslices"] {
+        let sample = sample(format);
+        let format = by_name(format).expect("a format");
+        let index = Index::read(format, &sample.file).expect("no damage");
+        assert_eq!(index.notes, ["event = index / 1280000; files of one run need the same --index-divisor"]);
+        let index = Index::read_with(format, &sample.file, options(640_000)).expect("a divisor");
+        assert_eq!(index.events(), Some(2000..2005));
+        let error = Index::read_with(format, &sample.file, options(2_560_000)).expect_err("no divisor");
+        assert_eq!((&*error.found, &*error.expected), ("1281280000", "a multiple of the divisor 2560000"));
+    }
+}
+
+#[test]
+fn the_event_id_of_midas_files_is_chosen() {
+    let sample = sample("midas");
+    let format = by_name("midas").expect("a format");
+    let index = Index::read(format, &sample.file).expect("no damage");
+    let other = "1 × event id 2: not written; --event-id 2 imports them";
+    assert_eq!(index.notes, ["2 × event id 1: imported", other]);
+    let options = FormatOptions { event_id: Some(2), ..FormatOptions::default() };
+    let index = Index::read_with(format, &sample.file, options).expect("no damage");
+    assert_eq!((index.events(), index.sources.len()), (Some(3..4), 2));
+}
+
+#[test]
+fn any_four_bytes_are_the_name_of_a_midas_bank() {
+    let sample = sample("midas");
+    let mut file = sample.file.clone();
+    let at = file.windows(4).position(|bytes| bytes == b"TDC1").expect("its name");
+    file[at..at + 4].copy_from_slice(&[b'T', b'_', b'/', 0]);
+    let fragments = import(&sample, &file).expect("any name");
+    assert!(fragments.iter().any(|(source, ..)| *source == u32::from_be_bytes([b'T', b'_', b'/', 0])));
+    let format = by_name("midas").expect("a format");
+    let name = |bytes: &[u8; 4]| format.source_name(u32::from_be_bytes(*bytes));
+    assert_eq!(name(b"T_ 1"), "T_ 1");
+    assert_eq!(name(b"T/\\\0"), r"T\x2f\x5c\x00");
+    assert!(name(&[0xff; 4]).len() <= 16);
+}
+
+#[test]
+fn inputs_that_cannot_be_imported_are_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (raw, output) = (folder.path().join("run.mid"), folder.path().join("out.mfs"));
+    std::fs::write(&raw, sample("midas").file).expect("written");
+    let link = folder.path().join("link.mid");
+    std::fs::hard_link(&raw, &link).expect("a link");
+    for output in [&raw, &link] {
+        let error = import_of(&raw, output).run(None).expect_err("one file");
+        assert!(matches!(error, ImportError::SameFile(_)), "{error}");
+    }
+    assert_eq!(std::fs::read(&raw).expect("the raw file"), sample("midas").file);
+
+    let options = FormatOptions { index_divisor: NonZeroU64::new(2), ..FormatOptions::default() };
+    let error = Import { options, ..import_of(&raw, &output) }.run(None).expect_err("no such option");
+    assert!(error.to_string().ends_with("run.mid: midas files have no --index-divisor"), "{error}");
+
+    // Opening a pipe would wait for a writer.
+    let pipe = folder.path().join("pipe");
+    let (pipe_type, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, pipe_type, mode, 0).expect("a pipe");
+    for input in [&*pipe, folder.path()] {
+        let error = import_of(input, &output).run(None).expect_err("no file");
+        assert!(matches!(error, ImportError::NotAFile(_)), "{error}");
+    }
+
+    let capture = folder.path().join("run.pcap");
+    for magic in [0xa1b2_c3d4_u32, 0xa1b2_3c4d].into_iter().flat_map(|magic| [magic, magic.swap_bytes()]) {
+        std::fs::write(&capture, magic.to_le_bytes()).expect("written");
+        for format in [None, by_name("pcapng")] {
+            let error = import_of(&capture, &output).run(format).expect_err("pcap").to_string();
+            assert!(error.contains("editcap -F pcapng"), "{error}");
+        }
+    }
     assert!(!output.exists());
 }
 

@@ -14,10 +14,12 @@
 //! ```
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 use millstream_fragment::stream::Malformed;
 
+use crate::FileIndexer;
 use crate::cursor::{Cursor, malformed};
 
 /// Length of a descriptor.
@@ -87,16 +89,29 @@ impl Descriptor {
     }
 }
 
-/// The event of each microslice of a file: its index divided by the greatest common divisor of the file's indices. Real indices
-/// are start times, so the divisor is the duration of a microslice, and a lost microslice is a missing event.
+/// The event of each microslice of a file: its index divided by a divisor, by default the greatest common divisor of the file's
+/// indices. Real indices are start times, so the divisor is the duration of a microslice, and a lost microslice is a missing event.
+/// A file that lacks many has a multiple of the duration, so files of one run need one divisor.
 pub(super) fn events<'a>(
     descriptors: impl Iterator<Item = &'a Descriptor> + Clone,
+    indexer: &mut FileIndexer,
 ) -> Result<Vec<u64>, Malformed> {
-    let duration = descriptors.clone().fold(0, |divisor, descriptor| gcd(divisor, descriptor.idx));
+    let given = indexer.options().index_divisor.map(NonZeroU64::get);
+    let divisor =
+        given.unwrap_or_else(|| descriptors.clone().fold(0, |divisor, found| gcd(divisor, found.idx)));
+    indexer.note(format!("event = index / {divisor}; files of one run need the same --index-divisor"));
     let mut seen = HashMap::new();
     let mut events = Vec::new();
     for descriptor in descriptors {
-        let event = descriptor.idx.checked_div(duration).unwrap_or(0);
+        let event = descriptor.idx.checked_div(divisor).unwrap_or(0);
+        if event * divisor != descriptor.idx {
+            return Err(malformed(
+                descriptor.at + 8,
+                format!("idx of {}", source_name(descriptor.source)),
+                descriptor.idx,
+                format!("a multiple of the divisor {divisor}"),
+            ));
+        }
         if let Some(first) = seen.insert((descriptor.source, event), descriptor.at) {
             return Err(malformed(
                 descriptor.at + 8,

@@ -7,7 +7,7 @@ use millstream_fragment::stream::Malformed;
 
 use super::microslice::{self, Descriptor};
 use crate::cursor::{ByteOrder, Cursor};
-use crate::{FileIndexer, Format};
+use crate::{FileIndexer, Format, FormatOption};
 
 pub(in crate::format) struct Microslices;
 
@@ -39,7 +39,7 @@ impl Format for Microslices {
             descriptor.check_content(file, content.clone())?;
             microslices.push((descriptor, descriptor.at..content.end));
         }
-        let events = microslice::events(microslices.iter().map(|(descriptor, _)| descriptor))?;
+        let events = microslice::events(microslices.iter().map(|(descriptor, _)| descriptor), indexer)?;
         for (event, (descriptor, range)) in events.into_iter().zip(microslices) {
             indexer.fragment(event, descriptor.source, range);
         }
@@ -48,6 +48,10 @@ impl Format for Microslices {
 
     fn source_name(&self, source: u32) -> String {
         microslice::source_name(source)
+    }
+
+    fn options(&self) -> &'static [FormatOption] {
+        &[FormatOption::IndexDivisor]
     }
 
     fn kind(&self, source: u32) -> u32 {

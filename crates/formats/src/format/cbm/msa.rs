@@ -10,7 +10,7 @@ use millstream_fragment::stream::Malformed;
 use super::archive::{self, ArchiveType};
 use super::microslice::{self, DESCRIPTOR, Descriptor};
 use crate::cursor::malformed;
-use crate::{FileIndexer, Format};
+use crate::{FileIndexer, Format, FormatOption};
 
 pub(in crate::format) struct Msa;
 
@@ -30,7 +30,7 @@ impl Format for Msa {
     fn scan(&self, file: &[u8], indexer: &mut FileIndexer) -> Result<(), Malformed> {
         let (headers, microslices) = read(file)?;
         indexer.structure("archive header", headers);
-        let events = microslice::events(microslices.iter().map(|(descriptor, _)| descriptor))?;
+        let events = microslice::events(microslices.iter().map(|(descriptor, _)| descriptor), indexer)?;
         for (event, (descriptor, content)) in events.into_iter().zip(microslices) {
             let end = descriptor.at + DESCRIPTOR;
             indexer.fragment(event, descriptor.source, descriptor.at..end);
@@ -42,6 +42,10 @@ impl Format for Msa {
 
     fn source_name(&self, source: u32) -> String {
         microslice::source_name(source)
+    }
+
+    fn options(&self) -> &'static [FormatOption] {
+        &[FormatOption::IndexDivisor]
     }
 
     fn kind(&self, source: u32) -> u32 {
