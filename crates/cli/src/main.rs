@@ -27,9 +27,9 @@ mod torus;
 
 use std::process::ExitCode;
 
-use crate::args::Command;
 #[cfg(feature = "torus")]
 use crate::args::SiteCommand;
+use crate::args::{Command, EvbCommand};
 
 fn main() -> ExitCode {
     millstream_log::init();
@@ -88,7 +88,13 @@ fn only_prints(command: &Command) -> bool {
     match command {
         #[cfg(feature = "torus")]
         Command::Site(SiteCommand::Up { .. }) => false,
-        Command::Devices(_) | Command::Env(_) | Command::Site(_) => true,
+        Command::Evb(command) => match command {
+            EvbCommand::Check { .. } | EvbCommand::Files { .. } | EvbCommand::Unpack { .. } => true,
+            #[cfg(feature = "control")]
+            EvbCommand::Ctl(_) => true,
+            _ => false,
+        },
+        Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Stream(_) => true,
         #[cfg(feature = "model")]
         Command::Model(_) => true,
         #[cfg(feature = "manual")]

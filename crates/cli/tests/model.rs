@@ -28,13 +28,23 @@ fn fails(arguments: &[&str]) -> String {
 #[test]
 fn a_closed_pipe_ends_the_program_by_sigpipe() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let (reader, writer) = std::io::pipe().unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
-    command.current_dir(root).args(["site", "check", "sites/apenet-torus.toml"]).stdout(writer);
-    drop(reader);
-    let output = command.stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
-    assert_eq!(output.status.signal(), Some(13), "SIGPIPE, not {}", output.status);
-    assert_eq!(String::from_utf8_lossy(&output.stderr), "");
+    let events = tempfile::tempdir().unwrap();
+    let entry =
+        r#"{"file":"run.bu0.h5","events":0,"first_event":null,"last_event":null,"bytes":0,"checksum":""}"#;
+    std::fs::write(events.path().join("run.bu0.index.jsonl"), format!("{entry}\n")).unwrap();
+    let events = events.path().to_str().unwrap();
+    for arguments in
+        [&["site", "check", "sites/apenet-torus.toml"][..], &["stream", "formats"], &["evb", "files", events]]
+    {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+        command.current_dir(&root).args(arguments).stdout(writer);
+        drop(reader);
+        let output =
+            command.stderr(std::process::Stdio::piped()).spawn().unwrap().wait_with_output().unwrap();
+        assert_eq!(output.status.signal(), Some(13), "{arguments:?}: SIGPIPE, not {}", output.status);
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+    }
 }
 
 #[test]
