@@ -86,6 +86,17 @@ pub enum FileError {
         /// The problem.
         problem: String,
     },
+    /// A partial batch file has whole records behind a damaged one, so it is not cut.
+    #[error(
+        "{damage}; whole records follow at {next}, so the file is not cut there; docs/output.md, Batch files, says how to recover \
+         the records before"
+    )]
+    RecordsBehindDamage {
+        /// The damaged record.
+        damage: Box<FileError>,
+        /// The first whole record behind it \[bytes\].
+        next: u64,
+    },
     /// The file exists, and [`WriteOptions::replace`](crate::WriteOptions::replace) is off.
     #[error("{}: file exists", .0.display())]
     Exists(PathBuf),

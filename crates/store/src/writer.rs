@@ -90,6 +90,8 @@ pub struct EventWriter {
     /// Index of each source's fragment in the current event; a reused buffer.
     fragment_of_slot: Vec<Option<usize>>,
     failed: bool,
+    /// Whether the partial file keeps flushed events when the writer ends early.
+    is_recoverable: bool,
 }
 
 /// The datasets of the file.
@@ -164,7 +166,13 @@ impl EventWriter {
             synced: 0,
             fragment_of_slot: Vec::new(),
             failed: false,
+            is_recoverable: true,
         })
+    }
+
+    /// The partial file is removed, and recovered as one without events, if the writer ends early.
+    pub(crate) fn without_recovery(self) -> Self {
+        Self { is_recoverable: false, ..self }
     }
 
     /// Appends an event. Its bytes are copied before this returns.
@@ -202,8 +210,7 @@ impl EventWriter {
             hdf5_error(&self.partial, "write", "file".into(), &cause)
         })?;
         (self.flushed, self.flushed_bytes) = (self.stored.events, self.stored.payload_bytes);
-        self.partial.record_events(self.flushed)?;
-        Ok(())
+        if self.is_recoverable { self.partial.record_events(self.flushed) } else { Ok(()) }
     }
 
     /// Makes flushed events durable.
@@ -236,12 +243,16 @@ impl EventWriter {
     /// Writes the buffered events and closes the file, which keeps its partial name until the commit.
     pub(crate) fn close(mut self) -> Result<ClosedFile, FileError> {
         self.flush()?;
-        let Self { columns, file, partial, stored, .. } = self;
+        let Self { columns, file, mut partial, stored, is_recoverable, .. } = self;
         let closed = file.flush().and_then(|()| {
             drop(columns);
             file.close()
         });
         closed.map_err(|cause| hdf5_error(&partial, "complete", "file".into(), &cause))?;
+        if !is_recoverable {
+            partial.record_events(stored.events)?;
+            partial.keep(false);
+        }
         Ok(ClosedFile { partial, stored })
     }
 

@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, File};
+use std::num::NonZeroUsize;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -302,6 +303,45 @@ fn recovery_keeps_whole_records_and_cuts_what_follows() {
         entry.verify(folder.path()).unwrap();
         fs::remove_file(to).unwrap();
     }
+}
+
+#[test]
+fn a_damaged_record_before_whole_ones_is_not_cut() {
+    let folder = folder();
+    let path = partial(folder.path(), 4);
+    let ends = ends(&path);
+    let good = fs::read(&path).unwrap();
+    let mut reader = BatchReader::open(&path).unwrap();
+    reader.next_header().unwrap();
+    let packet = reader.next_header().unwrap().unwrap().packets[0].offset;
+    // The header of the second record, its magic, and the header of a packet.
+    for place in [50, 0, packet + 8] {
+        let mut bytes = good.clone();
+        bytes[(ends[0] + place) as usize] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        let error = recover_partials(folder.path()).unwrap().remove(0).unwrap_err();
+        let FileError::RecordsBehindDamage { next, .. } = &error else { panic!("{place}: {error}") };
+        assert_eq!(*next, ends[1], "{place}");
+        assert!(error.to_string().contains(&format!("record 1 at {}", ends[0])), "{error}");
+        assert_eq!(fs::read(&path).unwrap(), bytes);
+    }
+    // As the page says: the records before are recovered from the file cut there.
+    File::options().write(true).open(&path).unwrap().set_len(ends[0]).unwrap();
+    assert_eq!(recover_partials(folder.path()).unwrap().remove(0).unwrap().events, 2);
+}
+
+#[test]
+fn a_batch_file_that_cannot_be_unpacked_leaves_no_event_file() {
+    let folder = folder();
+    let path = partial(folder.path(), 4);
+    let last = ends(&path)[2];
+    let batches = path.with_extension("");
+    fs::rename(&path, &batches).unwrap();
+    File::options().write(true).open(&batches).unwrap().write_all_at(b"x", last + 50).unwrap();
+    let options = WriteOptions { events_per_write: NonZeroUsize::MIN, ..WriteOptions::default() };
+    let error = unpack(&batches, &folder.path().join("made.h5"), &options).unwrap_err();
+    assert!(error.to_string().contains("CRC-32"), "{error}");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]

@@ -147,17 +147,46 @@ impl BatchReader {
         if self.next >= self.bytes {
             return Ok(None);
         }
-        let encoded = self.read_record_header()?;
-        let block = u64::from(self.header.block);
-        let header = RecordHeader::parse(&encoded, block).map_err(|problem| self.invalid(problem))?;
+        let (encoded, header) = self.header_at(self.next)?.map_err(|problem| self.invalid(problem))?;
         if header.number != self.number {
             return Err(self.invalid(format!("its number is {}", header.number)));
         }
-        if header.record_len > self.bytes - self.next {
-            let (found, left) = (header.record_len, self.bytes - self.next);
-            return Err(self.invalid(format!("cut short: its length is {found} B, the file has {left} B")));
-        }
         Ok(Some((encoded, header)))
+    }
+
+    /// The header of the record at a place, as it is written and parsed; the inner error if there is no record that ends in the
+    /// file.
+    fn header_at(&self, at: u64) -> Result<Result<(Vec<u8>, RecordHeader), String>, FileError> {
+        let read = read_header(&self.file, at, self.bytes, false).map_err(IoError::of(&self.path, "read"))?;
+        Ok(read.and_then(|encoded| {
+            let header = RecordHeader::parse(&encoded, self.header.block.into())?;
+            let (found, left) = (header.record_len, self.bytes - at);
+            if found > left {
+                return Err(format!("cut short: its length is {found} B, the file has {left} B"));
+            }
+            Ok((encoded, header))
+        }))
+    }
+
+    /// The first whole record behind the next one, which is invalid.
+    pub(super) fn next_whole(&self) -> Result<Option<u64>, FileError> {
+        let block = u64::from(self.header.block);
+        let mut at = self.next + block;
+        while at < self.bytes {
+            if let Ok((_, header)) = self.header_at(at)?
+                && header.number > self.number
+                && self.entries_of(at, &header).is_ok()
+            {
+                return Ok(Some(at));
+            }
+            at += block;
+        }
+        Ok(None)
+    }
+
+    /// Entries of the packets of the record at a place.
+    fn entries_of(&self, at: u64, header: &RecordHeader) -> Result<Vec<Vec<Entry>>, FileError> {
+        header.packets.iter().map(|packet| self.packet_entries(at, header, packet)).collect()
     }
 
     /// Reads the next record, without its payload; `None` at the end of the file.
@@ -167,8 +196,7 @@ impl BatchReader {
     pub fn next_record(&mut self) -> Result<Option<Record<'_>>, FileError> {
         let offset = self.next;
         let Some((encoded, header)) = self.peek()? else { return Ok(None) };
-        let entries = header.packets.iter().map(|packet| self.packet_entries(offset, &header, packet));
-        let entries = entries.collect::<Result<Vec<_>, _>>()?;
+        let entries = self.entries_of(offset, &header)?;
         self.advance(&encoded, &header);
         Ok(Some(Record { reader: self, offset, header, entries }))
     }
@@ -221,11 +249,6 @@ impl BatchReader {
             }
         }
         Ok(checksum_text(self.checksum.finalize()))
-    }
-
-    fn read_record_header(&self) -> Result<Vec<u8>, FileError> {
-        let read = read_header(&self.file, self.next, self.bytes, false);
-        read.map_err(IoError::of(&self.path, "read"))?.map_err(|problem| self.invalid(problem))
     }
 
     /// Reads the header of a packet, and compares it with the record.

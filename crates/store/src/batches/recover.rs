@@ -1,4 +1,5 @@
-//! Completes the partial batch file of a dead writer: it is cut behind its last whole record.
+//! Completes the partial batch file of a dead writer: it is cut behind its last whole record. A file that has whole records
+//! behind a damaged one is kept: its writer wrote them one after the other, so this is not what it left.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -12,6 +13,9 @@ use crate::FileError;
 
 /// Cuts what follows the last whole record, and marks the file as recovered. Returns its events; a file without events is left
 /// as it is.
+///
+/// # Errors
+/// [`FileError::RecordsBehindDamage`]; also if the file cannot be read or written.
 pub(crate) fn recover(file: &File, path: &Path) -> Result<u64, FileError> {
     let mut reader = match BatchReader::open(path) {
         Ok(reader) => reader,
@@ -23,7 +27,13 @@ pub(crate) fn recover(file: &File, path: &Path) -> Result<u64, FileError> {
     loop {
         match reader.next_record() {
             Ok(Some(record)) => events += record.header().events.len() as u64,
-            Ok(None) | Err(FileError::InvalidRecord { .. }) => break,
+            Ok(None) => break,
+            Err(damage @ FileError::InvalidRecord { .. }) => match reader.next_whole()? {
+                Some(next) => {
+                    return Err(FileError::RecordsBehindDamage { damage: Box::new(damage), next });
+                }
+                None => break,
+            },
             Err(error) => return Err(error),
         }
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use super::reader::BatchReader;
 use crate::{AppendError, Event, EventWriter, FileError, StoreSummary, WriteOptions};
 
-/// Why a batch file was not unpacked. There is no event file then.
+/// Why a batch file was not unpacked. There is no event file then, complete or partial.
 #[derive(Debug, thiserror::Error)]
 pub enum UnpackError {
     /// The batch file cannot be read, or the event file cannot be written.
@@ -23,7 +23,7 @@ pub enum UnpackError {
 /// See [`UnpackError`].
 pub fn unpack(batches: &Path, to: &Path, options: &WriteOptions) -> Result<StoreSummary, UnpackError> {
     let mut reader = BatchReader::open(batches)?;
-    let mut writer = EventWriter::create(to, reader.schema(), options)?;
+    let mut writer = EventWriter::create(to, reader.schema(), options)?.without_recovery();
     while let Some(record) = reader.next_record()? {
         let header = record.header();
         for position in 0..header.events.len() {
