@@ -213,6 +213,12 @@ fn a_complete_file_that_the_index_lacks_is_named_and_added() {
     succeeds(&["evb", "files", "--recover", folder]);
     succeeds(&["evb", "files", folder]);
     assert_eq!(std::fs::read_to_string(&index).unwrap(), whole);
+
+    // An event file that was unpacked beside its batch file has the same events.
+    let [batches, unpacked] = ["batches", "h5"].map(|end| format!("{folder}/listed.bu0.0001.{end}"));
+    succeeds(&["evb", "unpack", &batches, "--out", &unpacked]);
+    succeeds(&["evb", "files", "--recover", folder]);
+    assert_eq!(std::fs::read_to_string(&index).unwrap(), whole);
 }
 
 /// Runs a configuration with the output directory `full` on a small tmpfs in a mount namespace of its own, and copies the files

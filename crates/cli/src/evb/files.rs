@@ -200,7 +200,7 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
         let path = file.path();
         let name = name_of(&path);
         let is_complete = is_file_name(&name) && !name.ends_with(".partial");
-        let is_listed = entries.iter().any(|entry| entry.file == name);
+        let is_listed = entries.iter().any(|entry| entry.file == name) || is_unpacked(&path, &entries);
         let changed = file.metadata().and_then(|metadata| metadata.modified()).map_err(unreadable)?;
         if is_complete && is_of_sequence(base, &path) && !is_listed && changed >= since {
             found.push(path);
@@ -208,6 +208,12 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
     }
     found.sort();
     Ok(found)
+}
+
+/// Whether an event file was unpacked beside its batch file, which has the same events.
+fn is_unpacked(path: &Path, entries: &[IndexEntry]) -> bool {
+    let batches = path.with_extension("batches");
+    batches != path && (batches.exists() || entries.iter().any(|entry| entry.file == name_of(&batches)))
 }
 
 /// Completes the partial files of a run that began at `since`, and adds them to the indexes of its builder units, with complete
