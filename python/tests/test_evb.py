@@ -54,6 +54,17 @@ def test_fragments_of_different_lengths_are_no_matrix(tmp_path):
             table.matrix("source_0x1")
 
 
+def test_events_of_an_earlier_run_are_replaced_on_request_only(tmp_path):
+    run = EventBuilder(batch=8).readout("crate1", {1: waveforms(3, 200)})
+    run.builder("bu0", memory="64MiB").output(tmp_path / "stored", events="built")
+    (file,) = run.run(timeout=60).event_files
+    before = file.read_bytes()
+    with pytest.raises(RunFailed, match="64 events of an earlier run"):
+        run.run(timeout=60)
+    assert file.read_bytes() == before
+    assert run.output(tmp_path / "stored", events="built", replace=True).run(timeout=60).stored_events == 64
+
+
 def test_settings_of_a_card_need_its_memory():
     with pytest.raises(TypeError, match="bu0: kernel, patches: only of a card"):
         EventBuilder().builder("bu0", kernel="verify", patches="patches.csv")

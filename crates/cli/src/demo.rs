@@ -121,7 +121,7 @@ impl Pass<'_> {
              [check]\nreference_decisions = \"data/decisions.mfs\"\n",
         );
         if *keep > 0 {
-            text += &format!("\n[output]\ndirectory = \".\"\nmax_events = {keep}\n");
+            text += &format!("\n[output]\ndirectory = \".\"\nmax_events = {keep}\nreplace = true\n");
         }
         for crate_number in 1..=3 {
             text += &format!(

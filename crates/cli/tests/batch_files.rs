@@ -3,7 +3,7 @@
 #[path = "common/processes.rs"]
 mod processes;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -219,6 +219,34 @@ fn a_complete_file_that_the_index_lacks_is_named_and_added() {
     succeeds(&["evb", "unpack", &batches, "--out", &unpacked]);
     succeeds(&["evb", "files", "--recover", folder]);
     assert_eq!(std::fs::read_to_string(&index).unwrap(), whole);
+}
+
+#[test]
+fn a_second_run_with_the_same_name_keeps_the_events_of_the_first() {
+    let camera = Camera::new();
+    let output = format!("{HOST}[output]\ndirectory = \"again\"\nevents = \"built\"\n");
+    let rotating =
+        camera.config("again", "batch = 4\nreplay = 3", &format!("{output}rotate_size = \"4MiB\"\n"));
+    camera.run(&rotating);
+    let names = || {
+        let files = std::fs::read_dir(camera.path("again")).unwrap();
+        files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect::<BTreeSet<_>>()
+    };
+    let first = names();
+    assert!(first.contains("again.bu0.0002.h5"), "{first:?}");
+    let index = camera.path("again/again.bu0.index.jsonl");
+    let listed = std::fs::read_to_string(&index).unwrap();
+
+    let one_file = camera.config("again", "batch = 4\nreplay = 1", &output);
+    let error = fails(&["evb", "run", one_file.to_str().unwrap()]);
+    assert!(error.contains("again.bu0.0001.h5: ") && error.contains("events of an earlier run"), "{error}");
+    assert_eq!((names(), std::fs::read_to_string(&index).unwrap()), (first, listed));
+
+    let replacing = camera.config("again", "batch = 4\nreplay = 1", &format!("{output}replace = true\n"));
+    camera.run(&replacing);
+    assert_eq!(names(), ["again.bu0.h5", "again.bu0.index.jsonl"].map(str::to_owned).into());
+    succeeds(&["evb", "files", "--recover", camera.path("again").to_str().unwrap()]);
+    assert_eq!(std::fs::read_to_string(&index).unwrap().lines().count(), 1);
 }
 
 /// Runs a configuration with the output directory `full` on a small tmpfs in a mount namespace of its own, and copies the files

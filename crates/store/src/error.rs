@@ -100,6 +100,20 @@ pub enum FileError {
     /// The file exists, and [`WriteOptions::replace`](crate::WriteOptions::replace) is off.
     #[error("{}: file exists", .0.display())]
     Exists(PathBuf),
+    /// An earlier sequence with the same base name left events, and [`SequenceOptions::replace`](crate::SequenceOptions::replace)
+    /// is off.
+    #[error(
+        "{}: {events} events of an earlier run; move the files {}.* away, choose another name in [run], or set replace = true in \
+         [output], which removes them", path.display(), base.display()
+    )]
+    EarlierEvents {
+        /// A file with events, or the index.
+        path: PathBuf,
+        /// Start of the names of all its files.
+        base: PathBuf,
+        /// Its events.
+        events: u64,
+    },
     /// Another process is writing the partial file.
     #[error("{}: locked by another writer", .0.display())]
     Busy(PathBuf),

@@ -25,6 +25,7 @@ mod recover;
 mod schema;
 mod schema_text;
 mod sequence;
+mod sequence_files;
 mod superblock;
 mod writer;
 
@@ -43,4 +44,5 @@ pub use schema::{
     InputFile, Run, Schema, Source, WriteOptions,
 };
 pub use sequence::{BatchFileSequence, EventFileSequence, FileSequence, SequenceOptions, SequencedFile};
+pub use sequence_files::{FileState, file_state, remove_earlier_sequence};
 pub use writer::{ClosedFile, Event, EventWriter, FragmentState, StoreSummary};

@@ -3,21 +3,19 @@
 //! The sequence `BASE` of event files has the file `BASE.h5`, or with rotation `BASE.0001.h5`, `BASE.0002.h5`, …. A file is
 //! completed on a thread of its own: syncing a large file takes long, and the next file is already being written.
 
-use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use millstream_fragment::file::IoError;
 use millstream_quantity::Bytes;
 
 use crate::batches::{Batch, BatchOptions, BatchWriter, ClosedBatches, WrittenBytes};
 use crate::index::{IndexEntry, append_to_index, index_path};
+use crate::sequence_files::remove_earlier_sequence;
 use crate::writer::ClosedFile;
 use crate::{AppendError, Event, EventWriter, FileError, Schema, StoreSummary, WriteOptions};
 
-/// When a sequence starts a new file, and when it syncs.
+/// When a sequence starts a new file, when it syncs, and what it does with the files of an earlier one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequenceOptions {
     /// Start a new file when one has this length.
@@ -26,6 +24,8 @@ pub struct SequenceOptions {
     pub rotate_interval: Option<Duration>,
     /// Whether a flush also makes the events durable. Otherwise this happens when a file is complete.
     pub sync_on_flush: bool,
+    /// Remove the files of an earlier sequence with this base name. Otherwise they are refused if they have events.
+    pub replace: bool,
 }
 
 impl SequenceOptions {
@@ -165,7 +165,10 @@ struct CurrentFile<W> {
 }
 
 impl<W: SequencedFile> FileSequence<W> {
-    /// Starts a sequence with its first file. A new index replaces that of an earlier sequence.
+    /// Starts a sequence with its first file.
+    ///
+    /// # Errors
+    /// [`FileError::EarlierEvents`] without [`SequenceOptions::replace`]; also if the file cannot be created.
     pub fn create(
         base: impl AsRef<Path>,
         schema: Schema,
@@ -173,14 +176,8 @@ impl<W: SequencedFile> FileSequence<W> {
         options: SequenceOptions,
     ) -> Result<Self, FileError> {
         let base = base.as_ref().to_owned();
+        remove_earlier_sequence(&base, options.replace)?;
         let current = CurrentFile::create(&file_path(&base, &options, 1, W::EXTENSION), &schema, &write)?;
-        let index = index_path(&base);
-        match fs::remove_file(&index) {
-            Err(cause) if cause.kind() != ErrorKind::NotFound => {
-                return Err(IoError::of(&index, "remove")(cause).into());
-            }
-            _ => {}
-        }
         let (completing, completed) = (None, Vec::new());
         Ok(Self { base, schema, write, options, number: 1, current, completing, completed })
     }

@@ -14,7 +14,7 @@ use millstream_store::{
 };
 
 const EACH_FLUSH: SequenceOptions =
-    SequenceOptions { rotate_size: None, rotate_interval: None, sync_on_flush: true };
+    SequenceOptions { rotate_size: None, rotate_interval: None, sync_on_flush: true, replace: false };
 
 fn event_files(base: &Path, files: &Files, options: SequenceOptions) -> EventFileSequence {
     let write = WriteOptions { events_per_write: NonZeroUsize::new(4).unwrap(), ..WriteOptions::default() };

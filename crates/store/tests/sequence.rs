@@ -17,11 +17,7 @@ use millstream_store::{
 /// Writes the camera's 32 events in blocks of 4, flushing after each.
 fn write(base: &Path, options: SequenceOptions) -> Vec<IndexEntry> {
     let files = Files::open();
-    let write = WriteOptions {
-        events_per_write: NonZeroUsize::new(4).unwrap(),
-        replace: true,
-        ..WriteOptions::default()
-    };
+    let write = WriteOptions { events_per_write: NonZeroUsize::new(4).unwrap(), ..WriteOptions::default() };
     let mut sequence = EventFileSequence::create(base, files.schema(1), write, options).unwrap();
     for block in files.events(1).chunks(4) {
         for event in block {
@@ -78,7 +74,7 @@ fn files_rotate_by_time() {
 #[test]
 fn without_rotation_there_is_one_file() {
     let folder = tempfile::tempdir().unwrap();
-    let options = SequenceOptions { sync_on_flush: true, ..SequenceOptions::default() };
+    let options = SequenceOptions { sync_on_flush: true, replace: true, ..SequenceOptions::default() };
     let base = folder.path().join("run");
     // The second sequence replaces the first.
     for _ in 0..2 {
@@ -116,4 +112,61 @@ fn damaged_files_and_indexes_are_named() {
     let error = read_index(&index).unwrap_err();
     assert!(matches!(&error, FileError::WrongFormat { field, .. } if field == "line 2"), "{error}");
     assert_eq!(read_index(&index_path(&folder.path().join("none"))).unwrap(), []);
+}
+
+#[test]
+fn events_of_an_earlier_run_are_refused_or_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run.bu0");
+    let rotating = SequenceOptions { rotate_size: Some(Bytes(1_500_000)), ..SequenceOptions::default() };
+    let create =
+        |options| EventFileSequence::create(&base, Files::open().schema(1), WriteOptions::default(), options);
+    let names = || {
+        let mut names: Vec<String> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    };
+    let first = write(&base, rotating);
+    let before = names();
+    for options in [rotating, SequenceOptions::default()] {
+        let error = create(options).unwrap_err();
+        assert!(
+            matches!(&error, FileError::EarlierEvents { path, .. } if path.ends_with(&first[0].file)),
+            "{error}"
+        );
+        assert!(error.to_string().contains("replace = true"), "{error}");
+    }
+    assert_eq!(names(), before);
+
+    // The files of a sequence whose base name starts with this one are another run's.
+    let other = folder.path().join("run.bu0.east");
+    write(&other, SequenceOptions::default());
+    let replacing = SequenceOptions { replace: true, ..SequenceOptions::default() };
+    drop(create(replacing).unwrap());
+    assert_eq!(names(), ["run.bu0.east.h5", "run.bu0.east.index.jsonl"]);
+
+    // Without files, the index alone is that of a run; files without events are replaced.
+    let index = index_path(&base);
+    append_to_index(&index, &first[0]).unwrap();
+    let error = create(rotating).unwrap_err();
+    assert!(matches!(&error, FileError::EarlierEvents { path, .. } if *path == index), "{error}");
+    fs::remove_file(&index).unwrap();
+    for _ in 0..2 {
+        let stored = create(SequenceOptions::default()).unwrap().finish().unwrap();
+        assert_eq!(stored[0].events, 0);
+    }
+    // The partial file of a killed run is recovered, and its events are not mixed with those of the next one.
+    let mut killed = create(SequenceOptions::default()).unwrap();
+    let files = Files::open();
+    killed.append(&files.events(1)[0].event()).unwrap();
+    killed.flush().unwrap();
+    drop(killed);
+    let error = create(SequenceOptions::default()).unwrap_err();
+    assert!(
+        matches!(&error, FileError::EarlierEvents { path, events: 1, .. } if path.ends_with("run.bu0.recovered.h5")),
+        "{error}"
+    );
 }

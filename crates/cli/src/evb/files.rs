@@ -11,8 +11,9 @@ use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
 use millstream_store::{
-    FileError, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index, committed_numbers,
-    event_numbers, index_path, partials, read_index, recover_partials, unpack,
+    FileError, FileState, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index,
+    committed_numbers, event_numbers, file_state, index_path, partials, read_index, recover_partials,
+    remove_earlier_sequence, unpack,
 };
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
@@ -21,20 +22,18 @@ pub(crate) fn event_files(config: &RunConfig, bu: BuIndex) -> Option<PathBuf> {
     Some(config.output.as_ref()?.directory.join(format!("{}.{}", config.name, builder.name)))
 }
 
-/// Whether a name is that of a file with events, complete or partial.
-pub(crate) fn is_file_name(name: &str) -> bool {
-    let name = name.strip_suffix(".partial").unwrap_or(name);
-    name.ends_with(".h5") || name.ends_with(".batches")
-}
-
 /// The last component of a path.
 fn name_of(path: &Path) -> Cow<'_, str> {
     path.file_name().unwrap_or_default().to_string_lossy()
 }
 
-/// Whether a file belongs to the sequence of files with this base name: `BASE.h5`, `BASE.0001.h5`, ….
-pub(crate) fn is_of_sequence(base: &str, file: &Path) -> bool {
-    name_of(file).strip_prefix(base).is_some_and(|rest| rest.starts_with('.'))
+/// Refuses the events of an earlier run with the same name, or removes its files if the configuration says so. Units on other hosts
+/// do so in their own directories, but a unit that is not started again does not.
+pub(crate) fn remove_earlier_run(config: &RunConfig) -> Result<(), FileError> {
+    let Some(output) = &config.output else { return Ok(()) };
+    let builders = (0..config.builders.len()).map(|bu| BuIndex(bu as u16));
+    let mut bases = builders.filter_map(|bu| event_files(config, bu));
+    bases.try_for_each(|base| remove_earlier_sequence(&base, output.replace))
 }
 
 /// What the files of a builder unit hold.
@@ -163,7 +162,9 @@ fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 /// The index of the sequence that a file belongs to, if there is one.
 fn index_of(directory: &Path, file: &Path) -> Result<Option<PathBuf>, FileError> {
     let belongs = |index: &PathBuf| {
-        name_of(index).strip_suffix(INDEX_SUFFIX).is_some_and(|base| is_of_sequence(base, file))
+        name_of(index)
+            .strip_suffix(INDEX_SUFFIX)
+            .is_some_and(|base| file_state(base, &name_of(file)).is_some())
     };
     Ok(indexes(directory)?.into_iter().find(belongs))
 }
@@ -199,10 +200,10 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
         let file = file.map_err(unreadable)?;
         let path = file.path();
         let name = name_of(&path);
-        let is_complete = is_file_name(&name) && !name.ends_with(".partial");
+        let is_complete = file_state(base, &name) == Some(FileState::Complete);
         let is_listed = entries.iter().any(|entry| entry.file == name) || is_unpacked(&path, &entries);
         let changed = file.metadata().and_then(|metadata| metadata.modified()).map_err(unreadable)?;
-        if is_complete && is_of_sequence(base, &path) && !is_listed && changed >= since {
+        if is_complete && !is_listed && changed >= since {
             found.push(path);
         }
     }
@@ -235,7 +236,7 @@ pub(crate) fn complete(config: &RunConfig, since: SystemTime) -> Vec<String> {
 
 /// Adds recovered files and unlisted ones of the sequence with this base name to its index.
 fn add_to_index(base: &Path, recovered: &[Recovered], since: SystemTime) -> Result<(), FileError> {
-    let of_base = |path: &&PathBuf| is_of_sequence(&name_of(base), path);
+    let of_base = |path: &&PathBuf| file_state(&name_of(base), &name_of(path)).is_some();
     for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(of_base) {
         append_to_index(&index_path(base), &IndexEntry::of_file(path, true)?)?;
     }

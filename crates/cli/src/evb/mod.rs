@@ -238,7 +238,7 @@ fn make_output_directory(config: &RunConfig) -> Result<(), Box<dyn Error>> {
         .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
     // Left by an earlier run whose launcher was killed as well.
     files::recover(&output.directory)?;
-    Ok(())
+    Ok(files::remove_earlier_run(config)?)
 }
 
 /// Starts this program for each process of a run, through `process_launcher` if there is one.

@@ -14,10 +14,11 @@ use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, SourceKind};
 use millstream_store::{
     Attribute, Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, Event, EventFileSequence,
-    FileError, InputFile, Run, SequenceOptions, Source, StoreSummary, WriteOptions, committed_numbers,
+    FileError, FileState, InputFile, Run, SequenceOptions, Source, StoreSummary, WriteOptions,
+    committed_numbers, file_state,
 };
 
-use super::files::{event_files, is_file_name, is_of_sequence};
+use super::files::event_files;
 
 /// The sink of a builder unit, for [`millstream_evb::process::child::Child::run`].
 pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, SinkError> {
@@ -56,17 +57,17 @@ pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
         rotate_size: output.rotate_size,
         rotate_interval: output.rotate_interval,
         sync_on_flush: output.sync == SyncPolicy::Batch,
+        replace: output.replace,
     };
     let schema = schema(run, sources, trigger.as_ref(), pixels.as_ref());
     let others = OtherFiles::new(config, bu);
     Ok(Some(match output.format {
         OutputFormat::Hdf5 => {
-            let write = WriteOptions { replace: true, ..WriteOptions::default() };
-            let sequence = EventFileSequence::create(base, schema, write, options)?;
+            let sequence = EventFileSequence::create(base, schema, WriteOptions::default(), options)?;
             Box::new(EventFiles { sequence, others })
         }
         OutputFormat::Batches { direct } => {
-            let write = BatchOptions { direct, replace: true };
+            let write = BatchOptions { direct, replace: false };
             Box::new(BatchFiles {
                 sequence: BatchFileSequence::create(base, schema, write, options)?,
                 others,
@@ -103,7 +104,7 @@ struct EventFiles {
 /// The event files of the other builder units of this run. All units write to one directory, shared if they are on
 /// several hosts.
 struct OtherFiles {
-    /// Their names start with one of these.
+    /// Their base names.
     bases: Vec<PathBuf>,
     /// Files that were last changed before are of an earlier run.
     since: SystemTime,
@@ -127,9 +128,10 @@ impl OtherFiles {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let is_of = |base: &PathBuf| {
-                is_of_sequence(&base.file_name().unwrap_or_default().to_string_lossy(), &path)
+                let state = file_state(&base.file_name().unwrap_or_default().to_string_lossy(), &name);
+                matches!(state, Some(FileState::Complete | FileState::Partial))
             };
-            if is_file_name(&name) && self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
+            if self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
                 return Ok(true);
             }
         }

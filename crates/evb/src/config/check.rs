@@ -449,6 +449,7 @@ impl ConfigFile {
                         }
                         _ => OutputFormat::Hdf5,
                     },
+                    replace: output.replace.unwrap_or(false),
                 })
             }),
         }

@@ -194,6 +194,7 @@ pub(super) struct Output {
     pub(super) sync: Option<Spanned<String>>,
     pub(super) format: Option<Spanned<String>>,
     pub(super) direct: Option<Spanned<bool>>,
+    pub(super) replace: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

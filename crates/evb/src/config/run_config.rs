@@ -412,6 +412,8 @@ pub struct OutputConfig {
     pub sync: SyncPolicy,
     /// Format of the files.
     pub format: OutputFormat,
+    /// Whether the files of an earlier run with the same name are removed. Otherwise they are refused if they have events.
+    pub replace: bool,
 }
 
 /// Format of the files with events.

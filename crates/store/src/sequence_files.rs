@@ -1,0 +1,133 @@
+//! The files of a sequence: their names, and the events of an earlier sequence with the same base name.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use millstream_fragment::file::IoError;
+
+use crate::index::{event_numbers, index_path, read_index};
+use crate::recover::recover_partial;
+use crate::{FileError, batches, partial};
+
+/// What the name of a sequence's file says about it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileState {
+    /// `BASE.h5`, `BASE.0001.h5`, `BASE.recovered.h5`, …; likewise for batch files.
+    Complete,
+    /// `BASE.h5.partial`: its writer has not completed it.
+    Partial,
+    /// `BASE.h5.not-synced`: its events may be lost.
+    NotSynced,
+}
+
+/// The state of the file `name` if it belongs to the sequence with the base name `base`. A base name may start with another one.
+pub fn file_state(base: &str, name: &str) -> Option<FileState> {
+    let mut words = name.strip_prefix(base)?.strip_prefix('.')?.split('.').peekable();
+    let is_number = |word: &&str| word.len() >= 4 && word.bytes().all(|byte| byte.is_ascii_digit());
+    words.next_if(is_number);
+    words.next_if(|word| is_numbered(word, "recovered"));
+    words.next().filter(|word| [partial::EXTENSION, batches::EXTENSION].contains(word))?;
+    let state = match words.next() {
+        None => FileState::Complete,
+        Some("partial") => FileState::Partial,
+        Some(word) if is_numbered(word, "not-synced") => FileState::NotSynced,
+        Some(_) => return None,
+    };
+    words.next().is_none().then_some(state)
+}
+
+/// Whether a word is `WORD`, or `WORD-2`, `WORD-3`, ….
+fn is_numbered(found: &str, word: &str) -> bool {
+    found.strip_prefix(word).is_some_and(|rest| {
+        rest.is_empty() || rest.strip_prefix('-').is_some_and(|number| number.parse::<u32>().is_ok())
+    })
+}
+
+/// Refuses a base name whose files or index have events.
+fn refuse_earlier_events(base: &Path) -> Result<(), FileError> {
+    let refuse = |path: PathBuf, events: u64| match events {
+        0 => Ok(()),
+        _ => Err(FileError::EarlierEvents { path, base: base.to_owned(), events }),
+    };
+    for path in files(base, FileState::Complete)? {
+        let events = event_numbers(&path)?.len();
+        refuse(path, events as u64)?;
+    }
+    let index = index_path(base);
+    let events = read_index(&index)?.iter().map(|entry| entry.events).sum();
+    refuse(index, events)
+}
+
+/// Removes the files and the index of an earlier sequence with this base name. Without `replace` they must have no events.
+///
+/// # Errors
+/// [`FileError::EarlierEvents`] without `replace`, [`FileError::Busy`] if the sequence is being written; also if a file cannot be
+/// read or removed.
+pub fn remove_earlier_sequence(base: &Path, replace: bool) -> Result<(), FileError> {
+    for path in files(base, FileState::Partial)? {
+        recover_partial(&path)?;
+    }
+    if !replace {
+        refuse_earlier_events(base)?;
+    }
+    // The index goes first: it names no file that is gone.
+    for path in [index_path(base)].into_iter().chain(files(base, FileState::Complete)?) {
+        match fs::remove_file(&path) {
+            Err(cause) if cause.kind() != ErrorKind::NotFound => {
+                return Err(IoError::of(&path, "remove")(cause).into());
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Files of the sequence in this state, by name.
+fn files(base: &Path, state: FileState) -> Result<Vec<PathBuf>, FileError> {
+    let name = base.file_name().unwrap_or_default().to_string_lossy();
+    let folder = match base.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let unreadable = IoError::of(folder, "list");
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let file = entry.map_err(unreadable)?.file_name();
+        if file_state(&name, &file.to_string_lossy()) == Some(state) {
+            found.push(base.with_file_name(file));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sequence_has_the_files_with_its_base_name_only() {
+        let state = |name| file_state("run.bu0", name);
+        for name in
+            ["run.bu0.h5", "run.bu0.0001.batches", "run.bu0.12345.recovered-2.h5", "run.bu0.recovered.h5"]
+        {
+            assert_eq!(state(name), Some(FileState::Complete), "{name}");
+        }
+        assert_eq!(state("run.bu0.0001.h5.partial"), Some(FileState::Partial));
+        assert_eq!(state("run.bu0.batches.not-synced-3"), Some(FileState::NotSynced));
+        for name in [
+            "run.bu0",
+            "run.bu0.index.jsonl",
+            "run.bu0.1.h5",
+            "run.bu0.east.h5",
+            "run.bu0.h5.east.h5",
+            "run.bu0.recovered.0001.h5",
+            "run.bu0+1.h5",
+            "run.bu0.h5.partial.old",
+            "run.bu0.recovered-.h5",
+        ] {
+            assert_eq!(state(name), None, "{name}");
+        }
+    }
+}
