@@ -92,8 +92,22 @@ static inline int msfe_receive(int socket, int fds[2]) {
     return 0;
 }
 
-/* Connects to the readout unit that waits for front ends of `name`; waits for it up to `timeout_ms`. Returns 0, or -1 with
- * errno: ECONNREFUSED: no readout unit waits; EPROTO: it has another version. */
+/* Limits the wait of connect() and recvmsg(), which end with EAGAIN then. The answer of a readout unit takes some time, also if
+ * none is left. */
+static inline int msfe_limit(int socket, uint64_t deadline) {
+    const uint64_t least = 100000000u;
+    uint64_t now = msfe_now();
+    uint64_t left = now + least < deadline ? deadline - now : least;
+    struct timeval limit = {(time_t)(left / 1000000000u), (suseconds_t)(left % 1000000000u / 1000u)};
+    return setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
+                   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0
+               ? 0
+               : -1;
+}
+
+/* Connects to the readout unit that waits for front ends of `name`; waits for it up to `timeout_ms`, and for its answer at least
+ * 100 ms. Returns 0, or -1 with errno: ECONNREFUSED: no readout unit waits; ETIMEDOUT: it does not answer, because it is stopped
+ * or has 64 front ends, the most; EPROTO: it has another version. */
 static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_ms) {
     memset(ring, 0, sizeof *ring);
     ring->wake = ring->connection = -1;
@@ -108,15 +122,19 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
     uint64_t deadline = msfe_now() + (uint64_t)timeout_ms * 1000000u;
     for (;;) {
         ring->connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        if (ring->connection < 0)
+        if (ring->connection < 0 || msfe_limit(ring->connection, deadline) != 0) {
+            int cause = errno;
+            msfe_close(ring);
+            errno = cause;
             return -1;
+        }
         if (connect(ring->connection, (struct sockaddr *)&address, address_len) == 0)
             break;
         int cause = errno;
         close(ring->connection);
         ring->connection = -1;
         if (cause != ECONNREFUSED || msfe_now() >= deadline) {
-            errno = cause;
+            errno = cause == EAGAIN ? ETIMEDOUT : cause;
             return -1;
         }
         nanosleep(&(struct timespec){0, 10000000}, NULL);
@@ -124,10 +142,12 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
     struct ucred peer;
     socklen_t peer_len = sizeof peer;
     int fds[2];
+    errno = 0;
     if (getsockopt(ring->connection, SOL_SOCKET, SO_PEERCRED, &peer, &peer_len) != 0 || peer.uid != geteuid() ||
-        msfe_receive(ring->connection, fds) != 0) {
+        msfe_limit(ring->connection, deadline) != 0 || msfe_receive(ring->connection, fds) != 0) {
+        int cause = errno == EAGAIN ? ETIMEDOUT : EPROTO;
         msfe_close(ring);
-        errno = EPROTO;
+        errno = cause;
         return -1;
     }
     ring->wake = fds[1];

@@ -16,6 +16,9 @@ use crate::layout::{
 /// Interval of attempts to connect to a readout unit that does not wait yet.
 const RETRY_PERIOD: Duration = Duration::from_millis(10);
 
+/// The answer of a readout unit takes some time, also if none of the timeout is left.
+const LEAST_ANSWER_TIMEOUT: Duration = Duration::from_millis(100);
+
 /// Why a front end cannot be connected, or a fragment cannot be pushed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -23,6 +26,9 @@ pub enum ConnectError {
     /// No readout unit waits for this name.
     #[error("no readout unit of this user waits for front ends of {0:?} (readout.ring.name)")]
     NotFound(String),
+    /// The readout unit does not answer.
+    #[error("the readout unit of {0:?} does not answer: it is stopped, or has 64 front ends, the most")]
+    TimedOut(String),
     /// The readout unit speaks another version, or sent something else.
     #[error("the readout unit of {0:?} has another version")]
     Version(String),
@@ -63,7 +69,8 @@ pub struct FrontEnd {
 }
 
 impl FrontEnd {
-    /// Connects to the readout unit that waits for front ends of `name`. Waits up to `timeout` for it.
+    /// Connects to the readout unit that waits for front ends of `name`. Waits up to `timeout` for it, and for its answer at
+    /// least 100 ms.
     ///
     /// # Errors
     /// [`ConnectError`].
@@ -82,7 +89,12 @@ impl FrontEnd {
             std::thread::sleep(RETRY_PERIOD);
         };
         let wrong = || ConnectError::Version(name.to_owned());
-        let (_, descriptors) = connection.receive(&mut [0; 4]).map_err(os("receive the ring"))?;
+        let left = deadline.saturating_duration_since(Instant::now()).max(LEAST_ANSWER_TIMEOUT);
+        connection.set_timeout(left).map_err(os("receive the ring"))?;
+        let (_, descriptors) = connection.receive(&mut [0; 4]).map_err(|cause| match cause.kind() {
+            io::ErrorKind::WouldBlock => ConnectError::TimedOut(name.to_owned()),
+            _ => os("receive the ring")(cause),
+        })?;
         let [memory, wake] = <[_; 2]>::try_from(descriptors).map_err(|_| wrong())?;
         if !is_sealed(memory.as_fd()) {
             return Err(wrong());

@@ -25,10 +25,14 @@ const BURST: usize = 4096;
 const RECHECK: Duration = Duration::from_millis(1);
 /// Most front ends at a time.
 const MAX_FRONT_ENDS: usize = 64;
+/// Longest time until the place of a front end that has ended is free, while there are as many as possible.
+const RECHECK_PLACES: Duration = Duration::from_millis(100);
 
 /// Takes the fragments of a readout unit from rings.
 pub struct RingReceiver {
     listener: RingListener,
+    /// Whether the listener wakes the unit. It does not while there is no place for a front end: it stays readable.
+    listens: bool,
     /// Readable when a front end connects, or has pushed to a ring that sleeps.
     poll: OwnedFd,
     rings: Vec<RingConsumer>,
@@ -70,6 +74,7 @@ impl RingReceiver {
         let run = first_event..first_event.saturating_add(events);
         Ok(RingReceiver {
             listener,
+            listens: true,
             poll,
             rings: Vec::new(),
             assembly: Assembly::new(
@@ -85,6 +90,18 @@ impl RingReceiver {
             kind: config.kind,
             sleeps: false,
         })
+    }
+
+    /// Lets the listener wake the unit while there is a place for a front end.
+    fn watch_listener(&mut self) {
+        let has_place = self.rings.len() < MAX_FRONT_ENDS;
+        if has_place != self.listens {
+            let changed = match has_place {
+                true => watch(&self.poll, self.listener.as_fd()).is_ok(),
+                false => epoll::delete(&self.poll, self.listener.as_fd()).is_ok(),
+            };
+            self.listens ^= changed;
+        }
     }
 
     /// Takes records of a ring while there is room for their events. Returns whether it is empty; `None` if the front end
@@ -164,12 +181,14 @@ impl Source for RingReceiver {
                 }
             }
         }
+        self.watch_listener();
         self.assembly.available(now)
     }
 
     fn poll_timeout(&self) -> Option<Instant> {
         let recheck = (!self.sleeps).then(|| Instant::now() + RECHECK);
-        self.assembly.timeout().into_iter().chain(recheck).min()
+        let places = (!self.listens).then(|| Instant::now() + RECHECK_PLACES);
+        self.assembly.timeout().into_iter().chain(recheck).chain(places).min()
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {

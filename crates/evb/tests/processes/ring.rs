@@ -4,7 +4,7 @@ use crate::input::launcher;
 use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunEvent;
-use millstream_front_end::{FrontEnd, Push};
+use millstream_front_end::{ConnectError, FrontEnd, Push};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -13,6 +13,7 @@ use std::time::Duration;
 pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_front_end_in_c_pushes_fragments", a_front_end_in_c_pushes_fragments),
     ("a_front_end_is_told_to_wait_and_nothing_is_lost", a_front_end_is_told_to_wait_and_nothing_is_lost),
+    ("a_front_end_beyond_the_limit_gets_the_next_place", a_front_end_beyond_the_limit_gets_the_next_place),
 ];
 
 /// A run with a ring of two sources, 0x300 and 0x301.
@@ -85,4 +86,26 @@ fn a_front_end_is_told_to_wait_and_nothing_is_lost() {
     let dead: Duration = outcome.sources.iter().map(|source| source.dead_time).sum();
     assert!(refused > 0 && dead > Duration::ZERO, "{:?}", outcome.sources);
     assert!(outcome.sources.iter().all(|source| source.lost + source.overflow + source.invalid == 0));
+}
+
+fn a_front_end_beyond_the_limit_gets_the_next_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = format!("many-{}", std::process::id());
+    let config = config(folder.path(), &name, 32, "size = 4096\ngive_up_ms = 20000");
+    let pushing = std::thread::spawn(move || {
+        let connect = |timeout| FrontEnd::connect(&name, timeout);
+        let long = Duration::from_secs(30);
+        let mut idle: Vec<FrontEnd> = (0..64).map(|_| connect(long).unwrap()).collect();
+        assert!(matches!(connect(Duration::from_millis(1)), Err(ConnectError::TimedOut(_))));
+        drop(idle.pop());
+        let mut last = connect(long).unwrap();
+        for event in 0..32u64 {
+            for source in 0x300..0x302 {
+                assert_eq!(last.push_waiting(source, event, &event.to_le_bytes()), Push::Accepted);
+            }
+        }
+    });
+    let outcome = succeed(&config, &mut |_| {});
+    pushing.join().unwrap();
+    assert_eq!(outcome.summary.as_ref().unwrap().built.events, 32);
 }
