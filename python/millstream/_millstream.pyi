@@ -6,7 +6,8 @@ from numpy.typing import NDArray
 __version__: str
 
 class FormatError(ValueError): ...
-class CardError(Exception): ...
+class CardError(Exception):
+    fatal: bool
 
 class StreamReader:
     path: os.PathLike[str]

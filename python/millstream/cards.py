@@ -96,7 +96,9 @@ class Card:
     @property
     def _card(self):
         if self._connection is None:
-            raise CardError("the connection to the card is closed")
+            error = CardError("the connection to the card is closed")
+            error.fatal = True
+            raise error
         return self._connection
 
     def __repr__(self) -> str:

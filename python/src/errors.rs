@@ -7,7 +7,8 @@ use millstream_card::{RemoteError, RemoteErrorKind};
 use millstream_fragment::stream::{ReadError, WriteError};
 use millstream_rdma::VerbsError;
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyTimeoutError, PyValueError};
-use pyo3::{PyErr, create_exception};
+use pyo3::types::PyAnyMethods;
+use pyo3::{PyErr, Python, create_exception};
 
 create_exception!(
     millstream,
@@ -19,7 +20,7 @@ create_exception!(
     millstream,
     CardError,
     pyo3::exceptions::PyException,
-    "An operation on a card failed. `fatal` tells whether the connection has ended."
+    "An operation on a card failed. `fatal` says whether the connection has ended."
 );
 
 /// An invalid argument.
@@ -60,7 +61,15 @@ pub(crate) fn card_failed(error: &RemoteError) -> PyErr {
         RemoteErrorKind::OutOfRange { .. }
         | RemoteErrorKind::NoSuchRegion { .. }
         | RemoteErrorKind::NoSuchKernel(_) => invalid(text),
-        _ => CardError::new_err(text),
+        _ => card_error(text, error.is_fatal()),
+    }
+}
+
+fn card_error(text: String, fatal: bool) -> PyErr {
+    let error = CardError::new_err(text);
+    match Python::attach(|py| error.value(py).setattr("fatal", fatal)) {
+        Ok(()) => error,
+        Err(other) => other,
     }
 }
 

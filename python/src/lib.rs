@@ -17,7 +17,10 @@ fn _millstream(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("FormatError", py.get_type::<errors::FormatError>())?;
-    module.add("CardError", py.get_type::<errors::CardError>())?;
+    let card_error = py.get_type::<errors::CardError>();
+    // Of errors that no operation of the card has caused.
+    card_error.setattr("fatal", false)?;
+    module.add("CardError", card_error)?;
     module.add_class::<streams::StreamReader>()?;
     module.add_class::<streams::StreamWriter>()?;
     module.add_class::<card::Connection>()?;

@@ -97,8 +97,9 @@ def test_one_client_at_a_time_holds_the_lease(emulated_card):
             assert second.info()["lease"]["epoch"] == first.epoch
             with pytest.raises(CardError, match="leased to client"):
                 second.acquire(timeout=0.2)
-            with pytest.raises(CardError, match="no lease"):
+            with pytest.raises(CardError, match="no lease") as failure:
                 second.get(0, 6)
+            assert failure.value.fatal is False
     with Card(emulated_card) as third:
         assert bytes(third.get(0, 6)) == bytes(6), "the card clears its memory between leases"
 
@@ -132,8 +133,9 @@ def test_a_card_that_is_not_there(emulated_card):
     card = Card(emulated_card)
     card.close()
     card.close()
-    with pytest.raises(CardError, match="closed"):
+    with pytest.raises(CardError, match="closed") as failure:
         card.get(0, 1)
+    assert failure.value.fatal is True
 
 
 @pytest.fixture
