@@ -88,12 +88,9 @@ fn only_prints(command: &Command) -> bool {
     match command {
         #[cfg(feature = "torus")]
         Command::Site(SiteCommand::Up { .. }) => false,
-        Command::Evb(command) => match command {
-            EvbCommand::Check { .. } | EvbCommand::Files { .. } | EvbCommand::Unpack { .. } => true,
-            #[cfg(feature = "control")]
-            EvbCommand::Ctl(_) => true,
-            _ => false,
-        },
+        Command::Evb(EvbCommand::Check { .. } | EvbCommand::Files { .. } | EvbCommand::Unpack { .. }) => true,
+        #[cfg(feature = "control")]
+        Command::Evb(EvbCommand::Ctl(_)) => true,
         Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Stream(_) => true,
         #[cfg(feature = "model")]
         Command::Model(_) => true,

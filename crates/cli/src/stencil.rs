@@ -2,8 +2,9 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::num::NonZeroU64;
+use std::path::Path;
 use std::process::ExitCode;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,11 +22,12 @@ use millstream_rdma::device::{self, DeviceSelector};
 use millstream_report::timeline::{Activity, Bar, Timeline};
 use millstream_report::{Progress, save};
 use millstream_tls::Security;
+use rustix::fs::{Access, access};
 
 use crate::args::stencil::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
-use crate::output::{check_writable, is_standard_output};
+use crate::output::is_standard_output;
 
 /// Leases end this long after this process dies; cards leased to another node are awaited this long.
 const TERMS: LeaseTerms =
@@ -128,6 +130,17 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         save(path, &picture(&report).draw())?;
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses a path where no file can be written, before a run that takes long.
+fn check_writable(path: &Path) -> Result<(), String> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let writable = match path.is_dir() {
+        true => Err(io::ErrorKind::IsADirectory.into()),
+        false if folder.is_file() => Err(io::ErrorKind::NotADirectory.into()),
+        false => access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(io::Error::from),
+    };
+    writable.map_err(|error| format!("{}: cannot write: {error}", path.display()))
 }
 
 /// The addresses of cards given by name or by address.
