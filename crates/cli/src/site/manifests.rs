@@ -276,8 +276,8 @@ ranks = 6
 
     #[test]
     fn names_that_kubernetes_does_not_tell_apart_are_an_error() {
-        let error = render(&SITE.replace("\"camera\"", "\"U280.0\"")).unwrap_err();
-        assert_eq!(error, r#""u280_0" and "U280.0" have the same name for Kubernetes, "u280-0""#);
+        let error = render(&SITE.replace("\"camera\"", "\"U280-0\"")).unwrap_err();
+        assert_eq!(error, r#""u280_0" and "U280-0" have the same name for Kubernetes, "u280-0""#);
     }
 
     #[test]
