@@ -301,11 +301,22 @@ impl WireTransport {
         qp.set_timer([self.machine.poll_timeout(), again, paced].into_iter().flatten().min());
         if failure.is_some() {
             qp.set_state(QpState::Err);
-        } else if self.machine.state() == millstream_proto::QpState::Sqe && qp.state() == QpState::Rts {
-            // Only the send queue fails (10.3.1.7).
-            qp.set_state(QpState::Sqe);
         }
         failure
+    }
+
+    /// Takes the state of a machine that has failed, before its completions can be seen: a program that polls one finds the
+    /// queue pair in this state.
+    fn take_failed_state(&self, qp: &Qp) {
+        let state = match self.machine.state() {
+            millstream_proto::QpState::Err => QpState::Err,
+            // Only the send queue fails (10.3.1.7).
+            millstream_proto::QpState::Sqe if qp.state() == QpState::Rts => QpState::Sqe,
+            _ => return,
+        };
+        if qp.state() != state {
+            qp.set_state(state);
+        }
     }
 
     /// Builds packets and passes them to the socket.
@@ -375,6 +386,7 @@ impl WireTransport {
     /// Reports completions and events.
     fn take_events(&mut self, qp: &Qp) -> Option<QpFailure> {
         let mut failure = None;
+        self.take_failed_state(qp);
         while let Some(event) = self.machine.poll_event() {
             match event {
                 Event::Completed { id, status } => {
