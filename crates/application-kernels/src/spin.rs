@@ -67,6 +67,7 @@ impl Spin {
                 let sweeper = Sweeper::new(arguments.threads.into());
                 let stop = run.interrupt_requested();
                 if !sweeper.sweep_until(&mut block, half_sweeps, stop) {
+                    run.beat()?;
                     return Err(Fault::new(Cause::Interrupted, 0));
                 }
                 run.add_traffic(bytes, bytes / 2);

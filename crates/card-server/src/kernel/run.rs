@@ -130,10 +130,12 @@ impl<'a> KernelRun<'a> {
     /// ends here, it does not pause.
     pub fn beat(&self) -> Result<(), Fault> {
         Heartbeat(self.control.heartbeat()).beat();
-        if self.interrupt_requested().load(Ordering::Relaxed) {
-            return Err(Fault::new(Cause::Interrupted, 0));
+        if !self.interrupt_requested().load(Ordering::Relaxed) {
+            return Ok(());
         }
-        Ok(())
+        // A run that is too long is interrupted as well.
+        let is_late = self.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+        Err(Fault::new(if is_late { Cause::DeadlineExceeded } else { Cause::Interrupted }, 0))
     }
 
     /// Publishes the progress of the run, in units of the kernel.
@@ -205,5 +207,30 @@ impl RunControl for StandaloneControl {
 
     fn heartbeat(&self) -> &AtomicU64 {
         &self.heartbeat
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::memory::Memory;
+
+    #[test]
+    fn an_interrupted_run_has_exceeded_its_deadline_or_was_stopped() {
+        let memory = Memory::anonymous(4096).unwrap();
+        let control = StandaloneControl::default();
+        let run = || KernelRun::new(GrantedBanks::new(&memory, 4096, 1), [0; KERNEL_WORDS], &control);
+        let (past, future) = (Instant::now(), Instant::now() + Duration::from_secs(3600));
+        assert!(run().bounded(None, Some(past)).beat().is_ok(), "nobody has interrupted it yet");
+        control.interrupt_requested().store(true, Ordering::Relaxed);
+        for (deadline, cause) in [
+            (Some(past), Cause::DeadlineExceeded),
+            (Some(future), Cause::Interrupted),
+            (None, Cause::Interrupted),
+        ] {
+            assert_eq!(run().bounded(None, deadline).beat(), Err(Fault::new(cause, 0)), "{deadline:?}");
+        }
     }
 }
