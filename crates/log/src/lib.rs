@@ -38,8 +38,16 @@ fn default() -> Targets {
     Targets::new().with_default(LevelFilter::WARN)
 }
 
-fn parse(text: &str) -> Result<Targets, tracing_subscriber::filter::ParseError> {
-    if text.is_empty() { Ok(default()) } else { text.parse() }
+fn parse(text: &str) -> Result<Targets, String> {
+    if text.is_empty() {
+        return Ok(default());
+    }
+    // A word alone would be a target, and everything else be off.
+    let is_level = |word: &str| word.contains('=') || word.parse::<LevelFilter>().is_ok();
+    if let Some(word) = text.split(',').map(str::trim).find(|word| !is_level(word)) {
+        return Err(format!("{word:?} is no level"));
+    }
+    text.parse().map_err(|error: tracing_subscriber::filter::ParseError| error.to_string())
 }
 
 #[cfg(test)]
@@ -58,6 +66,8 @@ mod tests {
         assert!(enabled(list, "millstream_link::udp", Level::DEBUG));
         assert!(!enabled(list, "millstream_device", Level::INFO));
         assert!(!enabled("off", "millstream_device", Level::ERROR));
-        assert!(parse("millstream_link=loud").is_err());
+        for wrong in ["millstream_link=loud", "warning", "warn,millstream_link", "on"] {
+            assert!(parse(wrong).is_err(), "{wrong}");
+        }
     }
 }
