@@ -106,13 +106,44 @@ pub fn check_for_events(image: &[u8]) -> Result<String, ImageError> {
     Err(ImageError::Module("module exports no function `event` (i64, i32, i32) -> i32".to_owned()))
 }
 
+/// Text from its first word on: white space, line comments and nested block comments may precede it.
+fn without_comments(mut text: &[u8]) -> &[u8] {
+    loop {
+        text = text.trim_ascii_start();
+        if text.starts_with(b";;") {
+            let end = text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len());
+            text = &text[end..];
+            continue;
+        }
+        if !text.starts_with(b"(;") {
+            return text;
+        }
+        let mut depth = 0;
+        loop {
+            match text {
+                [b'(', b';', ..] => depth += 1,
+                [b';', b')', ..] => depth -= 1,
+                [] => return text,
+                _ => {
+                    text = &text[1..];
+                    continue;
+                }
+            }
+            text = &text[2..];
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+}
+
 impl KernelLoader for Wasm {
     fn format(&self) -> &'static str {
         "WebAssembly module, binary or text"
     }
 
     fn recognises(&self, image: &[u8]) -> bool {
-        image.starts_with(b"\0asm") || image.trim_ascii_start().starts_with(b"(module")
+        image.starts_with(b"\0asm") || without_comments(image).starts_with(b"(module")
     }
 
     fn load(&self, image: &[u8]) -> Result<LoadedKernel, Fault> {

@@ -236,6 +236,10 @@ fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
     let (text, cause) = refused(b"(module (memory (export \"memory\") 2000) (func (export \"run\")))");
     assert_eq!(cause, Cause::KernelTooLarge, "{text}");
     assert!(!Wasm.recognises(b"\x7fELF"));
+    assert!(Wasm.recognises(b";; my trigger\n\t(; of (; two ;) parts ;) (module)"));
+    for other in [&b";; (module)"[..], b"(; (module)", b"(; (; ;) (module)", b""] {
+        assert!(!Wasm.recognises(other), "{other:?}");
+    }
 }
 
 #[test]
