@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 /// Longest time from a heartbeat to the expiry of a lease.
-pub const MAX_DURATION: Duration = Duration::from_secs(3600);
+pub const MAX_DURATION: Duration = Duration::from_secs(7 * 24 * 3600);
 
 /// Shortest time from a heartbeat to the expiry of a lease. Shorter leases would expire on a busy host.
 pub const MIN_DURATION: Duration = Duration::from_millis(50);

@@ -263,8 +263,8 @@ register_map! { REGISTERS for Registers, at {
     }
     "Control (0x7000, for the holder of the lease)" {
         0x7000 lease_heartbeat: U64 User = "Any change renews the lease.";
-        0x7008 lease_duration_ns: U64 User = "Time from a heartbeat to the expiry of the lease (ns), at most one "
-            "hour; zero: `lease_default_ns`.";
+        0x7008 lease_duration_ns: U64 User = "Time from a heartbeat to the expiry of the lease (ns), at most seven "
+            "days; zero: `lease_default_ns`.";
         0x7010 lease_release: U64 User = "Write the epoch of the lease to release it.";
         0x7018 lease_transfer: U64 User = "Id of the client that holds the lease from now on, zero: no transfer. "
             "Any process with the control key may write it; messages go to the new holder.";

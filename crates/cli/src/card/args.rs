@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use millstream_card_abi::lease::{MAX_DURATION, MIN_DURATION};
 use millstream_card_server::backing::{BackingKind, ParseBackingError};
 use millstream_report::Bytes;
 
@@ -142,7 +143,7 @@ pub(crate) struct ServeOptions {
     #[arg(long, default_value = "20", value_parser = spin, value_name = "MICROSECONDS")]
     pub(crate) spin: Duration,
     /// Seconds from a heartbeat to the expiry of a lease, unless its holder sets another time
-    #[arg(long, default_value = "5", value_parser = seconds, value_name = "SECONDS")]
+    #[arg(long, default_value = "5", value_parser = lease_seconds, value_name = "SECONDS")]
     pub(crate) lease: Duration,
     /// Longest time of one command of a local user, unless the user sets another time
     #[arg(long, default_value = "60", value_parser = seconds, value_name = "SECONDS")]
@@ -157,7 +158,7 @@ pub(crate) struct LeaseOptions {
     #[command(flatten)]
     pub(crate) card: CardName,
     /// Seconds without a command until the lease expires
-    #[arg(long = "for", default_value = "300", value_parser = seconds, value_name = "SECONDS")]
+    #[arg(long = "for", default_value = "300", value_parser = lease_seconds, value_name = "SECONDS")]
     pub(crate) duration: Duration,
     /// Seconds to wait while another client holds the lease
     #[arg(long, default_value = "0", value_parser = seconds, value_name = "SECONDS")]
@@ -278,6 +279,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let bad = || format!("{text:?} is not a number of seconds");
     let seconds: f64 = text.parse().map_err(|_| bad())?;
     Duration::try_from_secs_f64(seconds).map_err(|_| bad())
+}
+
+fn lease_seconds(text: &str) -> Result<Duration, String> {
+    let duration = seconds(text)?;
+    if (MIN_DURATION..=MAX_DURATION).contains(&duration) {
+        return Ok(duration);
+    }
+    Err(format!("a lease lasts {} to {} s", MIN_DURATION.as_secs_f64(), MAX_DURATION.as_secs()))
 }
 
 fn word(text: &str) -> Result<u64, String> {
