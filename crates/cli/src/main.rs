@@ -27,6 +27,8 @@ mod torus;
 
 use std::process::ExitCode;
 
+use millstream_rdma::DeviceSelector;
+
 #[cfg(feature = "torus")]
 use crate::args::SiteCommand;
 use crate::args::{Command, EvbCommand};
@@ -39,9 +41,14 @@ fn main() -> ExitCode {
     }
     if uses_device(&arguments.command)
         && let Some(choice) = arguments.device.as_ref()
-        && let Err(error) = millstream_rdma::loader::ensure(choice)
     {
-        return failed(&error);
+        if let Err(error) = millstream_rdma::loader::ensure(choice) {
+            return failed(&error);
+        }
+        // Units, cards and benchmarks are processes of their own, which inherit the choice.
+        if DeviceSelector::from_environment() != *choice {
+            return failed(&millstream_rdma::loader::reexec_with(choice));
+        }
     }
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),

@@ -59,6 +59,23 @@ fn packet_fault_options_are_checked_before_the_program_starts() {
 }
 
 #[test]
+fn the_option_for_the_device_beats_the_variable() {
+    let folder = tempfile::tempdir().unwrap();
+    let stencil = |option: &str, variable: &str| {
+        Command::new(MILLSTREAM)
+            .args(["--device", option, "stencil", "--grid", "8x8", "--iterations", "1", "--verify"])
+            .env("MILLSTREAM_DEVICE", variable)
+            .current_dir(folder.path())
+            .output()
+            .unwrap()
+    };
+    let found = stencil("soft", "no-such-device");
+    assert!(found.status.success(), "{}", text(&found.stderr));
+    let missing = stencil("no-such-device", "soft");
+    assert!(!missing.status.success() && text(&missing.stderr).contains("no-such-device"), "{missing:?}");
+}
+
+#[test]
 fn the_demo_reproduces_every_decision_and_stores_every_byte() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
