@@ -76,7 +76,7 @@ pub(crate) enum Command {
     /// system's. A preloaded library provides the device's sysfs files and rdma_cm
     /// (docs/rdma-cm.md). Run both ends of a connection this way, as the same user:
     ///
-    ///     millstream run -- ib_write_bw &
+    ///     millstream run -- ib_write_bw & sleep 2
     ///     millstream run -- ib_write_bw localhost
     #[command(verbatim_doc_comment)]
     Run(RunOptions),
