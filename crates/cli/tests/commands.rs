@@ -62,7 +62,7 @@ fn packet_fault_options_are_checked_before_the_program_starts() {
 fn the_option_for_the_device_beats_the_variable() {
     let folder = tempfile::tempdir().unwrap();
     let stencil = |option: &str, variable: &str| {
-        Command::new(MILLSTREAM)
+        Command::new(env!("CARGO_BIN_EXE_millstream"))
             .args(["--device", option, "stencil", "--grid", "8x8", "--iterations", "1", "--verify"])
             .env("MILLSTREAM_DEVICE", variable)
             .current_dir(folder.path())
