@@ -21,7 +21,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                every byte of its messages in a pass of its own. HPC Challenge: PTRANS and MPIFFT on two ranks; its residual \
                checks must pass. LAMMPS: loop and communication time of three short runs on two ranks.",
     baseline: "UCX over its own shared memory (posix) with host buffers; for figures with `staged`, the same \
-               messages copied through host buffers; for HPC Challenge and LAMMPS the same run over UCX's shared memory",
+               messages copied through host buffers, 64 of them, of which a direct sender needs one; for HPC Challenge and LAMMPS the same run over UCX's shared memory",
     command: "make bench-mpi",
 };
 
