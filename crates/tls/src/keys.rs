@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::KeysError;
 #[cfg(feature = "authority")]
-use crate::subject::alternative_names;
+use crate::names::alternative_names;
 use crate::subject::subject;
 
 /// The environment variable with the keys of a program: a directory of `millstream site keys`, or three files.

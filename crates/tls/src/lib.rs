@@ -12,6 +12,8 @@ pub mod authority;
 mod error;
 mod http;
 mod keys;
+#[cfg(feature = "authority")]
+mod names;
 mod record;
 mod security;
 mod stream;

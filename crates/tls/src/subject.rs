@@ -1,23 +1,9 @@
-//! The subject of a certificate, and its other names (RFC 5280, sections 4.1 and 4.2.1.6).
-
-#[cfg(feature = "authority")]
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+//! The subject of a certificate (RFC 5280, section 4.1).
 
 const SEQUENCE: u8 = 0x30;
 const VERSION: u8 = 0xa0;
-#[cfg(feature = "authority")]
-const EXTENSIONS: u8 = 0xa3;
-#[cfg(feature = "authority")]
-const OCTET_STRING: u8 = 0x04;
-#[cfg(feature = "authority")]
-const DNS_NAME: u8 = 0x82;
-#[cfg(feature = "authority")]
-const IP_ADDRESS: u8 = 0x87;
 /// Object identifier 2.5.4.3, with its tag and length.
 const COMMON_NAME: [u8; 5] = [0x06, 0x03, 0x55, 0x04, 0x03];
-/// Object identifier 2.5.29.17, with its tag and length.
-#[cfg(feature = "authority")]
-const SUBJECT_ALTERNATIVE_NAME: [u8; 5] = [0x06, 0x03, 0x55, 0x1d, 0x11];
 /// Longest subject that is shown, in characters.
 const MAX_SHOWN: usize = 64;
 
@@ -37,42 +23,8 @@ pub(crate) fn common_name(certificate: &[u8]) -> Option<&[u8]> {
     Some(text)
 }
 
-/// The names and addresses besides the subject that a certificate is valid for. The certificate may be any bytes; nothing is
-/// verified.
-#[cfg(feature = "authority")]
-pub(crate) fn alternative_names(certificate: &[u8]) -> Option<Vec<String>> {
-    // Behind the subject: the public key; and the extensions, of which there may be none.
-    let mut rest = element(subject_and_rest(certificate)?)?.2;
-    let extensions = loop {
-        match element(rest) {
-            Some((EXTENSIONS, content, _)) => break element(content)?.1,
-            Some((_, _, behind)) => rest = behind,
-            None => return Some(Vec::new()),
-        }
-    };
-    let mut names = Vec::new();
-    for (_, extension) in elements(extensions) {
-        let Some(content) = extension.strip_prefix(&SUBJECT_ALTERNATIVE_NAME) else { continue };
-        // It may be marked as critical before its value.
-        let (_, value) = elements(content).find(|(tag, _)| *tag == OCTET_STRING)?;
-        names.extend(elements(element(value)?.1).filter_map(|(tag, name)| match tag {
-            DNS_NAME => String::from_utf8(name.to_vec()).ok(),
-            IP_ADDRESS => address(name).map(|address| address.to_string()),
-            _ => None,
-        }));
-    }
-    Some(names)
-}
-
-#[cfg(feature = "authority")]
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    let v4 = || <[u8; 4]>::try_from(bytes).map(Ipv4Addr::from).map(IpAddr::V4);
-    let v6 = || <[u8; 16]>::try_from(bytes).map(Ipv6Addr::from).map(IpAddr::V6);
-    v4().or_else(|_| v6()).ok()
-}
-
 /// The fields of a certificate from its subject on.
-fn subject_and_rest(certificate: &[u8]) -> Option<&[u8]> {
+pub(crate) fn subject_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     let (SEQUENCE, certificate, _) = element(certificate)? else { return None };
     let (SEQUENCE, mut fields, _) = element(certificate)? else { return None };
     if let (VERSION, _, rest) = element(fields)? {
@@ -85,18 +37,8 @@ fn subject_and_rest(certificate: &[u8]) -> Option<&[u8]> {
     Some(fields)
 }
 
-/// Tags and contents of elements, up to the first invalid one.
-#[cfg(feature = "authority")]
-fn elements(mut bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
-    std::iter::from_fn(move || {
-        let (tag, content, rest) = element(bytes)?;
-        bytes = rest;
-        Some((tag, content))
-    })
-}
-
 /// The tag and the content of the first element, and the bytes behind it.
-fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+pub(crate) fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, length], rest) = bytes.split_first_chunk::<2>()?;
     let (length, rest) = match length {
         0..=0x7f => (usize::from(length), rest),
@@ -125,7 +67,6 @@ mod tests {
         #[test]
         fn any_bytes_are_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             prop_assert!(subject(&bytes).chars().count() <= MAX_SHOWN);
-            let _ = alternative_names(&bytes);
         }
 
         #[test]
