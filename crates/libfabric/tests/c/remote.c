@@ -1,60 +1,11 @@
 /* Remote memory and atomic operations on all nodes of a torus: remote RANK SIZE. Addresses are exchanged by files. */
-#include <rdma/fabric.h>
+#include "common.h"
 #include <rdma/fi_atomic.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
-#include <rdma/fi_tagged.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 enum { SIZE = 100003, MOST = 64, KEY = 17 };
 
-static void require(int holds, int line, const char *what, long value)
-{
-    if (!holds) {
-        fprintf(stderr, "line %d: %s (%ld)\n", line, what, value);
-        exit(1);
-    }
-}
-#define CHECK(condition) require(condition, __LINE__, #condition, 0)
-#define CALL(call)                                                                                                   \
-    do {                                                                                                             \
-        long result = (call);                                                                                        \
-        require(result == 0, __LINE__, #call, result);                                                               \
-    } while (0)
-
-static struct fid_cq *cq;
-static struct fid_ep *ep;
 static unsigned rank, size;
-
-/* Waits for one completion. Returns its error. */
-static int completed(struct fi_cq_tagged_entry *entry)
-{
-    for (;;) {
-        ssize_t taken = fi_cq_read(cq, entry, 1);
-        if (taken == 1)
-            return 0;
-        if (taken == -FI_EAVAIL) {
-            struct fi_cq_err_entry error = {0};
-            CHECK(fi_cq_readerr(cq, &error, 0) == 1);
-            entry->op_context = error.op_context;
-            return error.err;
-        }
-        require(taken == -FI_EAGAIN, __LINE__, "fi_cq_read", taken);
-    }
-}
-
-static void done(void)
-{
-    struct fi_cq_tagged_entry entry;
-    int error = completed(&entry);
-    require(error == 0, __LINE__, "completion", error);
-}
 
 /* Everybody sends a byte to everybody. Others make progress with this node's operations meanwhile. */
 static void barrier(fi_addr_t *all, uint64_t tag)
@@ -82,7 +33,6 @@ int main(int argc, char **argv)
     CALL(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
     struct fid_fabric *fabric;
     struct fid_domain *domain;
-    struct fid_av *av;
     struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_TAGGED};
     struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
     CALL(fi_fabric(info->fabric_attr, &fabric, NULL));
@@ -102,22 +52,13 @@ int main(int argc, char **argv)
     CALL(fi_mr_reg(domain, words, sizeof words, FI_REMOTE_READ | FI_REMOTE_WRITE, 0, KEY + 1, 0, &counters, NULL));
     CHECK(fi_mr_reg(domain, words, 8, FI_REMOTE_READ, 0, KEY, 0, &counters, NULL) == -FI_ENOKEY);
 
-    char name[64], file[80], address[64];
-    size_t length = sizeof name;
-    CALL(fi_getname(&ep->fid, name, &length));
-    snprintf(file, sizeof file, "address.%u.new", rank);
-    FILE *out = fopen(file, "w");
-    CHECK(out && fwrite(name, 1, length, out) == length && fclose(out) == 0);
+    char address[64];
     snprintf(address, sizeof address, "address.%u", rank);
-    CHECK(rename(file, address) == 0);
+    publish(address);
     fi_addr_t all[MOST];
     for (unsigned i = 0; i < size; i++) {
         snprintf(address, sizeof address, "address.%u", i);
-        FILE *in;
-        while ((in = fopen(address, "r")) == NULL)
-            usleep(10000);
-        CHECK(fread(name, 1, sizeof name, in) == length && fclose(in) == 0);
-        CHECK(fi_av_insert(av, name, 1, &all[i], 0, NULL) == 1);
+        all[i] = find(address);
     }
     barrier(all, 1);
 

@@ -1,60 +1,11 @@
 /* Endpoints that are opened anew, and one that is lost: reopen RANK, on a torus of two nodes. Addresses are exchanged by files. */
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
-#include <rdma/fi_tagged.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
+#include "common.h"
 
 enum { ROUNDS = 5, SIZE = 300007 };
 
-static void require(int holds, int line, const char *what, long value)
-{
-    if (!holds) {
-        fprintf(stderr, "line %d: %s (%ld)\n", line, what, value);
-        exit(1);
-    }
-}
-#define CHECK(condition) require(condition, __LINE__, #condition, 0)
-#define CALL(call)                                                                                                   \
-    do {                                                                                                             \
-        long result = (call);                                                                                        \
-        require(result == 0, __LINE__, #call, result);                                                               \
-    } while (0)
-
 static struct fi_info *info;
 static struct fid_domain *domain;
-static struct fid_av *av;
-static struct fid_cq *cq;
-static struct fid_ep *ep;
 static unsigned char sent[SIZE], received[SIZE];
-
-/* Waits for one completion. Returns its error. */
-static int completed(void)
-{
-    for (;;) {
-        struct fi_cq_tagged_entry entry;
-        ssize_t taken = fi_cq_read(cq, &entry, 1);
-        if (taken == 1)
-            return 0;
-        if (taken == -FI_EAVAIL) {
-            struct fi_cq_err_entry error = {0};
-            CHECK(fi_cq_readerr(cq, &error, 0) == 1);
-            return error.err;
-        }
-        require(taken == -FI_EAGAIN, __LINE__, "fi_cq_read", taken);
-    }
-}
-
-static void done(void)
-{
-    int error = completed();
-    require(error == 0, __LINE__, "completion", error);
-}
 
 static void open_endpoint(void)
 {
@@ -62,30 +13,6 @@ static void open_endpoint(void)
     CALL(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
     CALL(fi_ep_bind(ep, &av->fid, 0));
     CALL(fi_enable(ep));
-}
-
-/* Writes the address of this endpoint to a file. */
-static void publish(const char *who)
-{
-    char name[64], file[80];
-    size_t length = sizeof name;
-    CALL(fi_getname(&ep->fid, name, &length));
-    snprintf(file, sizeof file, "%s.new", who);
-    FILE *out = fopen(file, "w");
-    CHECK(out && fwrite(name, 1, length, out) == length && fclose(out) == 0);
-    CHECK(rename(file, who) == 0);
-}
-
-static fi_addr_t find(const char *who)
-{
-    char name[64];
-    FILE *in;
-    while ((in = fopen(who, "r")) == NULL)
-        usleep(10000);
-    CHECK(fread(name, 1, sizeof name, in) > 0 && fclose(in) == 0);
-    fi_addr_t number;
-    CHECK(fi_av_insert(av, name, 1, &number, 0, NULL) == 1);
-    return number;
 }
 
 static unsigned char byte_of(int round, size_t i) { return (unsigned char)(round * 31 + i * 7 + i / 4096); }
@@ -122,11 +49,12 @@ static void stay(void)
         receive(round);
         send_to(other, round);
     }
+    struct fi_cq_tagged_entry entry;
     /* The other endpoint closes without a further message. */
     CALL(fi_trecv(ep, received, SIZE, NULL, other, 1000, 0, NULL));
-    CHECK(completed() == FI_ECONNABORTED);
+    CHECK(completed(&entry) == FI_ECONNABORTED);
     CALL(fi_tsend(ep, sent, SIZE, NULL, other, 1000, NULL));
-    CHECK(completed() == FI_ECONNABORTED);
+    CHECK(completed(&entry) == FI_ECONNABORTED);
     CALL(fi_close(&ep->fid));
 }
 
