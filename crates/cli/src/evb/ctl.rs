@@ -24,9 +24,9 @@ pub(super) fn run(options: &EvbCtlOptions) -> Result<ExitCode, Box<dyn Error>> {
         CtlCommand::Log { last } => {
             print_log(&reader(options)?.get(&format!("/api/v1/log?last={last}"))?, options.json)?;
         }
-        CtlCommand::Configure => command(options, "configure", &body(""), |_| true)?,
+        CtlCommand::Configure => drop(command(options, "configure", &body(""), |_| true)?),
         CtlCommand::Set { settings } => {
-            command(options, "set", &json!({ "settings": parse(settings)? }), |_| true)?;
+            drop(command(options, "set", &json!({ "settings": parse(settings)? }), |_| true)?);
         }
         CtlCommand::Prepare(record) => {
             let is_reached = |status: &Status| record.no_wait || status.state != State::Starting;
@@ -41,22 +41,19 @@ pub(super) fn run(options: &EvbCtlOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         // The run may end at the same time.
         CtlCommand::Pause => {
-            let status = give(options, "pause", &body(""), |status| status.state != State::Running)?;
-            print_status(&status, options.json)?;
+            let status = command(options, "pause", &body(""), |status| status.state != State::Running)?;
             return Ok(exit_code(status.state != State::Error));
         }
         CtlCommand::Resume => {
-            let status = give(options, "resume", &body(""), |status| status.state != State::Paused)?;
-            print_status(&status, options.json)?;
+            let status = command(options, "resume", &body(""), |status| status.state != State::Paused)?;
             return Ok(exit_code(status.state != State::Error));
         }
         CtlCommand::Stop => {
-            let status = give(options, "stop", &body(""), |status| status.state != State::Stopping)?;
-            print_status(&status, options.json)?;
+            let status = command(options, "stop", &body(""), |status| status.state != State::Stopping)?;
             return Ok(exit_code(status.state == State::Configured));
         }
-        CtlCommand::Reset => command(options, "reset", &body(""), |_| true)?,
-        CtlCommand::Comment { text } => command(options, "comment", &body(text), |_| true)?,
+        CtlCommand::Reset => drop(command(options, "reset", &body(""), |_| true)?),
+        CtlCommand::Comment { text } => drop(command(options, "comment", &body(text), |_| true)?),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -99,25 +96,27 @@ fn load_token(path: &Path) -> Result<Token, String> {
     Token::load(path).map_err(|error| format!("{error}; --token-file names the token of run control"))
 }
 
+/// Gives a command, waits for its effect, and prints the status.
 fn command(
     options: &EvbCtlOptions,
     command: &str,
     body: &Value,
     is_reached: impl Fn(&Status) -> bool,
-) -> Result<(), Box<dyn Error>> {
-    print_status(&give(options, command, body, is_reached)?, options.json)
+) -> Result<Status, Box<dyn Error>> {
+    let status = give(options, command, body, is_reached)?;
+    print_status(&status, options.json)?;
+    Ok(status)
 }
 
 /// Begins a run; fails if a state other than `good` is reached.
 fn begin(
     options: &EvbCtlOptions,
-    command: &str,
+    name: &str,
     record: &CtlRecord,
     is_reached: impl Fn(&Status) -> bool,
     good: &[State],
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let status = give(options, command, &body(&record.comment), is_reached)?;
-    print_status(&status, options.json)?;
+    let status = command(options, name, &body(&record.comment), is_reached)?;
     Ok(exit_code(record.no_wait || good.contains(&status.state)))
 }
 
