@@ -1,7 +1,7 @@
 //! Running applications: alone with threads as nodes, or as the program of `millstream torus run`.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -141,19 +141,19 @@ pub(super) fn fail(error: impl Error + 'static) -> Box<dyn Error> {
 }
 
 /// Prints a report as JSON or as a table, and saves its picture.
-pub(super) fn show<R: Serialize>(
-    arguments: &ApplicationArguments,
-    report: &R,
-    table: impl FnOnce(&R) -> String,
-    picture: impl FnOnce(&R) -> String,
+pub(super) fn show(
+    (json, svg): (bool, Option<&Path>),
+    report: &impl Serialize,
+    table: impl FnOnce() -> String,
+    picture: impl FnOnce() -> String,
 ) -> Result<(), Box<dyn Error>> {
-    if arguments.json {
+    if json {
         println!("{}", serde_json::to_string_pretty(report)?);
     } else {
-        print!("{}", table(report));
+        print!("{}", table());
     }
-    if let Some(path) = &arguments.svg {
-        save(path, &picture(report))?;
+    if let Some(path) = svg {
+        save(path, &picture())?;
     }
     Ok(())
 }

@@ -12,7 +12,7 @@ use millstream_bfs::job::Width;
 use millstream_bfs::search::Thresholds;
 use millstream_bfs::{BfsError, BfsOptions, BfsReport};
 use millstream_fabric::{Fabric, FabricError};
-use millstream_report::{Progress, save};
+use millstream_report::Progress;
 use millstream_torus_core::Dimensions;
 
 use super::application::{self, NodeMemory};
@@ -135,7 +135,8 @@ pub(super) fn run(arguments: &TorusBfsOptions) -> Result<ExitCode, Box<dyn Error
     }
     // One process prints.
     if let Some(report) = first {
-        print(&report, arguments)?;
+        let output = (arguments.json, arguments.svg.as_deref());
+        application::show(output, &report.to_json(), || report.table(), || report.svg())?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -151,16 +152,4 @@ fn explain(error: BfsError, checkpoint: Option<&PathBuf>) -> Box<dyn Error> {
         _ => return Box::new(error),
     };
     format!("{error}{advice}").into()
-}
-
-fn print(report: &BfsReport, arguments: &TorusBfsOptions) -> Result<(), Box<dyn Error>> {
-    if arguments.json {
-        println!("{}", serde_json::to_string_pretty(&report.to_json())?);
-    } else {
-        print!("{}", report.table());
-    }
-    if let Some(path) = &arguments.svg {
-        save(path, &report.svg())?;
-    }
-    Ok(())
 }

@@ -110,7 +110,8 @@ pub(super) fn run(options: &TorusNeuronsOptions) -> Result<ExitCode, Box<dyn Err
         on_card: arguments.memory == NodeMemory::Card,
     };
     if let Some(report) = application::run(arguments, &simulation)? {
-        application::show(arguments, &report, table, picture::draw)?;
+        let output = (arguments.json, arguments.svg.as_deref());
+        application::show(output, &report, || table(&report), || picture::draw(&report))?;
     }
     Ok(ExitCode::SUCCESS)
 }

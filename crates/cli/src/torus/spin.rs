@@ -85,7 +85,8 @@ pub(super) fn run(options: &TorusSpinOptions) -> Result<ExitCode, Box<dyn Error>
         Element::F64 => application::run(arguments, &GlassRun::<f64>::new(&glass))?,
     };
     if let Some(report) = report {
-        application::show(arguments, &report, table, picture::draw)?;
+        let output = (arguments.json, arguments.svg.as_deref());
+        application::show(output, &report, || table(&report), || picture::draw(&report))?;
     }
     Ok(ExitCode::SUCCESS)
 }
