@@ -9,7 +9,7 @@ use super::hello::HelloError;
 /// Why a connection could not be made.
 #[derive(Debug)]
 pub struct ConnectError {
-    /// The peer's address.
+    /// The peer's address; of [`ConnectErrorKind::Listen`] the own one.
     pub peer: String,
     /// The problem.
     pub kind: ConnectErrorKind,
@@ -26,7 +26,7 @@ pub enum ConnectErrorKind {
         cause: io::Error,
     },
     /// The address cannot be bound.
-    #[error("cannot listen: {cause}")]
+    #[error("{cause}")]
     Listen {
         /// The cause.
         cause: io::Error,
@@ -99,7 +99,10 @@ impl ConnectError {
 
 impl fmt::Display for ConnectError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "peer {}: {}", self.peer, self.kind)
+        match &self.kind {
+            ConnectErrorKind::Listen { cause } => write!(f, "cannot listen at {}: {cause}", self.peer),
+            kind => write!(f, "peer {}: {kind}", self.peer),
+        }
     }
 }
 
