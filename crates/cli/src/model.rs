@@ -127,11 +127,8 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 output.documents(&table, (x, settings.len()), &series_columns)?;
             }
         }
-        ModelCommand::Flows { site, flows, pattern, bytes, routing, samples, settings, output } => {
-            let output = Output::new(output)?;
-            if output.has_picture() {
-                return Err("`model flows` draws nothing: use --csv or --json".into());
-            }
+        ModelCommand::Flows { site, flows, pattern, bytes, routing, samples, settings, tables } => {
+            let output = Output::of_tables(tables)?;
             let (name, text) = read(site)?;
             let settings = sweep::settings(&settings.set)?;
             let points = sweep::combinations(&settings)?;

@@ -9,24 +9,32 @@ use millstream_model::power::{IdleStates, Load};
 pub(crate) struct Settings {
     /// Override a parameter, for example `u280.reads=16`; `model calibrate` lists all parameters
     ///
-    /// `explain` and `measure` also accept a path into the site file (`host.server.adapter.hca.pcie.lanes=8`,
-    /// `link.0.rate=HDR`) and several values: a list `A,B,C` or a range `A..B`, `A..B+STEP`, `A..B*FACTOR`.
+    /// `explain`, `flows` and `measure` also accept a path into the site file (`host.server.adapter.hca.pcie.lanes=8`,
+    /// `link.0.rate=HDR`); `explain` and `measure` also several values: a list `A,B,C` or a range `A..B`,
+    /// `A..B+STEP`, `A..B*FACTOR`.
     #[arg(long = "set", value_name = "NAME=VALUE")]
     pub(crate) set: Vec<String>,
 }
 
-/// Output files for a table of results.
+/// Output files for a table of results and its picture.
 #[derive(Debug, Args)]
 pub(crate) struct ResultOptions {
+    #[command(flatten)]
+    pub(crate) tables: TableOptions,
+    /// Also draw the results; `-` for standard output, without the text
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+/// Output files for a table of results.
+#[derive(Debug, Args)]
+pub(crate) struct TableOptions {
     /// Also write the results as JSON; `-` for standard output, without the text
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Also write the results as comma-separated values; `-` for standard output, without the text
     #[arg(long, value_name = "FILE")]
     pub(crate) csv: Option<PathBuf>,
-    /// Also draw the results; `-` for standard output, without the text
-    #[arg(long, value_name = "FILE")]
-    pub(crate) svg: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -161,7 +169,7 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
-        output: ResultOptions,
+        tables: TableOptions,
     },
     /// Simulate an incast over RoCE at the last switch: PFC alone, and PFC with DCQCN
     ///

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use millstream_model::result_table::{ResultTable, TableValue};
 
-use crate::args::model::ResultOptions;
+use crate::args::model::{ResultOptions, TableOptions};
 use crate::output::is_standard_output;
 
 /// Whether the document of `path` takes standard output.
@@ -28,34 +28,44 @@ pub(super) fn save(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
 /// Where a command writes its results.
 #[derive(Debug)]
 pub(super) struct Output<'a> {
-    options: &'a ResultOptions,
+    tables: &'a TableOptions,
+    svg: Option<&'a Path>,
     has_text: bool,
 }
 
 impl<'a> Output<'a> {
-    /// Checks that one document at most goes to standard output.
     pub(super) fn new(options: &'a ResultOptions) -> Result<Output<'a>, Box<dyn Error>> {
-        let documents = [("--json", &options.json), ("--csv", &options.csv), ("--svg", &options.svg)];
+        Output::of(&options.tables, options.svg.as_deref())
+    }
+
+    /// Results without a picture.
+    pub(super) fn of_tables(tables: &'a TableOptions) -> Result<Output<'a>, Box<dyn Error>> {
+        Output::of(tables, None)
+    }
+
+    /// Checks that one document at most goes to standard output.
+    fn of(tables: &'a TableOptions, svg: Option<&'a Path>) -> Result<Output<'a>, Box<dyn Error>> {
+        let documents =
+            [("--json", tables.json.as_deref()), ("--csv", tables.csv.as_deref()), ("--svg", svg)];
         let printed: Vec<&str> = (documents.iter())
-            .filter(|(_, path)| takes_standard_output(path.as_deref()))
+            .filter(|(_, path)| takes_standard_output(*path))
             .map(|(name, _)| *name)
             .collect();
         if printed.len() > 1 {
             let names = printed.join(" and ");
             return Err(format!("{names} are both -: standard output takes one document; name files").into());
         }
-        Ok(Output { options, has_text: printed.is_empty() })
+        Ok(Output { tables, svg, has_text: printed.is_empty() })
     }
 
     /// Whether any document was asked for.
     pub(super) fn has_documents(&self) -> bool {
-        let ResultOptions { json, csv, svg } = self.options;
-        [json, csv, svg].into_iter().any(Option::is_some)
+        self.tables.json.is_some() || self.tables.csv.is_some() || self.svg.is_some()
     }
 
     /// Whether a chart was asked for.
     pub(super) fn has_picture(&self) -> bool {
-        self.options.svg.is_some()
+        self.svg.is_some()
     }
 
     /// Prints text for readers, unless a document takes standard output.
@@ -72,13 +82,13 @@ impl<'a> Output<'a> {
         (x, y): (usize, usize),
         series_columns: &[usize],
     ) -> Result<(), Box<dyn Error>> {
-        if let Some(path) = &self.options.json {
+        if let Some(path) = &self.tables.json {
             save(path, &(serde_json::to_string_pretty(&json(table))? + "\n"))?;
         }
-        if let Some(path) = &self.options.csv {
+        if let Some(path) = &self.tables.csv {
             save(path, &table.csv())?;
         }
-        if let Some(path) = &self.options.svg {
+        if let Some(path) = self.svg {
             save(path, &table.chart(x, y, series_columns).svg())?;
         }
         Ok(())
