@@ -17,6 +17,7 @@ use millstream_store::EventReader;
 
 use crate::args::DemoOptions;
 use crate::evb;
+use crate::output::{print, print_line};
 
 /// Decisions in the recorded events: 32 events × 50 samples × 432 patches.
 const DECISIONS: u64 = 32 * 50 * 432;
@@ -36,10 +37,10 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
             .map_err(|error| format!("cannot copy {}: {error}", packed.join(table).display()))?;
     }
 
-    println!(
+    print_line!(
         "1. Build the 32 recorded events of the SST-1M camera once. Check every checksum, compute the camera's"
-    );
-    println!("   trigger in card memory, and compare it with the recorded trigger decisions.\n");
+    )?;
+    print_line!("   trigger in card memory, and compare it with the recorded trigger decisions.\n")?;
     let kind = &options.memory_kind;
     let first = Pass { name: "camera", kind, replay: 1, batch: 2, slots: 3, verify: true, keep: 32 };
     let (config, report) = first.run(&out)?;
@@ -52,25 +53,25 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode, Box<dyn Error>> {
     }
     let display = draw_brightest(&config, &data, &out)?;
 
-    println!(
+    print_line!(
         "\n2. Build the events {} times with consecutive event numbers, for throughput.\n",
         options.replay
-    );
+    )?;
     let second =
         Pass { name: "replay", kind, replay: options.replay, batch: 32, slots: 8, verify: false, keep: 0 };
     let (_, replayed) = second.run(&out)?;
     let rate = out.join("replay.svg");
     save(&rate, &throughput::draw(&replayed))?;
 
-    println!("\nresults in {}", out.display());
-    println!("  camera.bu0.h5, camera.bu1.h5  accepted events (docs/output.md)");
-    println!("  camera.json, replay.json      reports of the two runs");
-    println!("  {}  an accepted event with its triggered patches", file_name(&display));
-    println!("  {}  throughput over time", file_name(&rate));
-    println!(
+    print_line!("\nresults in {}", out.display())?;
+    print_line!("  camera.bu0.h5, camera.bu1.h5  accepted events (docs/output.md)")?;
+    print_line!("  camera.json, replay.json      reports of the two runs")?;
+    print_line!("  {}  an accepted event with its triggered patches", file_name(&display))?;
+    print_line!("  {}  throughput over time", file_name(&rate))?;
+    print_line!(
         "  camera.toml, replay.toml      configurations for: millstream evb run {}",
         out.join("camera.toml").display()
-    );
+    )?;
     Ok(evb::exit_code(&replayed))
 }
 
@@ -107,8 +108,8 @@ impl Pass<'_> {
         save(&path, &self.configuration())?;
         let config = evb::load(&path, None)?;
         let report = evb::run_checked(&config)?;
-        print!("{}", table::render(&report, Style::of(&std::io::stdout())));
         save(&out.join(format!("{}.json", self.name)), &report.to_json())?;
+        print(format_args!("{}", table::render(&report, Style::of(&std::io::stdout()))))?;
         Ok((config, report))
     }
 

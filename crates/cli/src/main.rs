@@ -32,6 +32,9 @@ use millstream_rdma::DeviceSelector;
 #[cfg(feature = "torus")]
 use crate::args::SiteCommand;
 use crate::args::{Command, EvbCommand};
+use crate::card::args::CardCommand;
+#[cfg(feature = "torus")]
+use crate::torus::TorusCommand;
 
 fn main() -> ExitCode {
     millstream_log::init();
@@ -98,6 +101,11 @@ fn only_prints(command: &Command) -> bool {
         Command::Evb(EvbCommand::Check { .. } | EvbCommand::Files { .. } | EvbCommand::Unpack { .. }) => true,
         #[cfg(feature = "control")]
         Command::Evb(EvbCommand::Ctl(_)) => true,
+        Command::Card(options) => {
+            matches!(options.command, CardCommand::List | CardCommand::Info(_) | CardCommand::Watch(_))
+        }
+        #[cfg(feature = "torus")]
+        Command::Torus(TorusCommand::Watch(_) | TorusCommand::Simulate(_) | TorusCommand::Outside(_)) => true,
         Command::Devices(_) | Command::Env(_) | Command::Site(_) | Command::Stream(_) => true,
         #[cfg(feature = "model")]
         Command::Model(_) => true,

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 use std::fmt::Write as _;
-use std::io::{self, Write as _};
+use std::io;
 use std::num::NonZeroU64;
 use std::path::Path;
 use std::process::ExitCode;
@@ -27,7 +27,7 @@ use rustix::fs::{Access, access};
 use crate::args::stencil::StencilOptions;
 use crate::card::Names;
 use crate::interrupt::Interrupt;
-use crate::output::is_standard_output;
+use crate::output::{is_standard_output, print, print_line};
 
 /// Leases end this long after this process dies; cards leased to another node are awaited this long.
 const TERMS: LeaseTerms =
@@ -115,11 +115,11 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     if let Some(reference) = &reference {
         grid.compare(reference)?;
     }
-    if options.json.is_some() && json.is_none() {
-        println!("{}", serde_json::to_string_pretty(&report)?);
+    let printed = if options.json.is_some() && json.is_none() {
+        print_line!("{}", serde_json::to_string_pretty(&report)?)
     } else {
-        print!("{}", table(&report, reference.is_some()));
-    }
+        print(format_args!("{}", table(&report, reference.is_some())))
+    };
     if let Some(file) = &options.output {
         file.write(&grid)?;
     }
@@ -129,6 +129,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     if let Some(path) = &options.svg {
         save(path, &picture(&report).draw())?;
     }
+    printed?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -191,8 +192,8 @@ fn serve_card(bytes: u64) -> Result<ExitCode, Box<dyn Error>> {
     config.lifetime = Lifetime::Launcher(stdin);
     serve_with(config, |address| {
         if let Some(address) = address {
-            println!("{address}");
-            let _ = std::io::stdout().flush();
+            // Without a reader it serves until its standard input ends.
+            let _ = print_line!("{address}");
         }
     })?;
     Ok(ExitCode::SUCCESS)

@@ -163,6 +163,26 @@ fn the_report_counts_the_payload_of_built_events_without_padding() {
     assert_eq!(unit("builder bu0")["payload_bytes"], 19 * 400);
 }
 
+#[test]
+fn a_run_whose_reader_has_gone_saves_its_report_and_picture() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let text = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
+                first_source = 1\nsources = 1\nsize = \"64B\"\n[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n";
+    std::fs::write(file("small.toml"), text).unwrap();
+    let (report, picture) = (file("report.json"), file("picture.svg"));
+    let (reader, writer) = std::io::pipe().unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+    command.args(["evb", "run", "--json", &report, "--svg", &picture, &file("small.toml")]);
+    command.stdout(writer).stderr(Stdio::piped());
+    drop(reader);
+    let output = command.spawn().unwrap().wait_with_output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !errors.contains("panicked"), "{}: {errors}", output.status);
+    assert_eq!(json(Path::new(&report))["events"], 64);
+    assert!(std::fs::read_to_string(picture).unwrap().contains("<svg"));
+}
+
 /// The events of the demo land in the memory of a GPU, whose kernel decides. The drivers are those of tests.
 #[test]
 fn the_demo_runs_on_a_gpu() {

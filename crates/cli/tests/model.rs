@@ -33,9 +33,12 @@ fn a_closed_pipe_ends_the_program_by_sigpipe() {
         r#"{"file":"run.bu0.h5","events":0,"first_event":null,"last_event":null,"bytes":0,"checksum":""}"#;
     std::fs::write(events.path().join("run.bu0.index.jsonl"), format!("{entry}\n")).unwrap();
     let events = events.path().to_str().unwrap();
-    for arguments in
-        [&["site", "check", "sites/apenet-torus.toml"][..], &["stream", "formats"], &["evb", "files", events]]
-    {
+    for arguments in [
+        &["site", "check", "sites/apenet-torus.toml"][..],
+        &["stream", "formats"],
+        &["evb", "files", events],
+        &["torus", "simulate", "--dimensions", "2x1x1"],
+    ] {
         let (reader, writer) = std::io::pipe().unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
         command.current_dir(&root).args(arguments).stdout(writer);

@@ -36,6 +36,7 @@ use self::args::{
 pub(crate) use self::names::Names;
 use self::session::Session;
 use crate::interrupt::Interrupt;
+use crate::output::print_line;
 
 type Outcome<T = ExitCode> = Result<T, Box<dyn Error>>;
 
@@ -180,13 +181,16 @@ fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     let json = context.json;
     serve_with(config, |address| {
         let address = address.map_or_else(String::new, |address| address.to_string());
-        if json {
-            println!("{}", json!({ "card": name.as_str(), "address": address, "pid": std::process::id() }));
-        } else {
-            println!("card {name} listens at {address} (pid {})", std::process::id());
-        }
-        // The parent process may wait for this line.
-        let _ = std::io::stdout().flush();
+        // The parent process may wait for this line; without a reader the card serves all the same.
+        let _ = match json {
+            true => {
+                print_line!(
+                    "{}",
+                    json!({ "card": name.as_str(), "address": address, "pid": std::process::id() })
+                )
+            }
+            false => print_line!("card {name} listens at {address} (pid {})", std::process::id()),
+        };
     })?;
     Ok(ExitCode::SUCCESS)
 }

@@ -22,6 +22,7 @@ use super::usage::Usages;
 use super::{SHUTDOWN_TIMEOUT, files, folder, launcher, make_output_directory, outcome};
 use crate::args::EvbControlOptions;
 use crate::interrupt::Interrupt;
+use crate::output::print_line;
 
 /// Interval of looking for a signal.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -38,10 +39,10 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
     let security = Security::from_environment()?;
     let scheme = if security.is_on() { "https" } else { "http" };
     let server = Server::start(control.clone(), (token, security), &options.listen, ServerLimits::default())?;
-    println!("run control: {scheme}://{}/", server.address());
-    println!("token: {}", token_path.display());
+    print_line!("run control: {scheme}://{}/", server.address())?;
+    print_line!("token: {}", token_path.display())?;
     match control.configure() {
-        Ok(()) => println!("configured: {}", options.config.display()),
+        Ok(()) => print_line!("configured: {}", options.config.display())?,
         // The operator can correct the file and configure again.
         Err(error) => eprintln!("not configured: {error}"),
     }
@@ -53,7 +54,7 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
     if !has_ended {
         return Err(format!("the run did not end within {SHUTDOWN_TIMEOUT:?}").into());
     }
-    println!("run control ended");
+    print_line!("run control ended")?;
     Ok(ExitCode::SUCCESS)
 }
 

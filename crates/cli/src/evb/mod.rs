@@ -38,7 +38,7 @@ use millstream_shm::memcpy::{Pages, memcpy};
 
 use crate::args::{EvbCommand, EvbRunOptions};
 use crate::interrupt::Interrupt;
-use crate::output::is_standard_output;
+use crate::output::{is_standard_output, print, print_line};
 
 pub(crate) use files::stored;
 use usage::Usages;
@@ -269,22 +269,20 @@ fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
 /// Prints the report as a table, or as JSON if that goes to standard output, and saves it where the options say.
 fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<dyn Error>> {
     let prints_json = options.json.as_deref().is_some_and(is_standard_output);
-    if !prints_json {
-        print!("{}", table::render(report, Style::of(&std::io::stdout())));
-    }
-    if let Some(path) = &options.json {
-        if prints_json {
-            print!("{}", report.to_json());
-        } else {
-            save(path, &report.to_json())?;
-            println!("JSON: {}", path.display());
-        }
+    // An error here must not cost the files.
+    let printed = match prints_json {
+        true => print(format_args!("{}", report.to_json())),
+        false => print(format_args!("{}", table::render(report, Style::of(&std::io::stdout())))),
+    };
+    if let Some(path) = options.json.as_deref().filter(|_| !prints_json) {
+        save(path, &report.to_json())?;
+        print_line!("JSON: {}", path.display())?;
     }
     if let Some(path) = &options.svg {
         save(path, &throughput::draw(report))?;
-        println!("picture: {}", path.display());
+        print_line!("picture: {}", path.display())?;
     }
-    Ok(())
+    Ok(printed?)
 }
 
 /// Opens the run's RDMA device and closes it: `--device`, or `run.device` of the configuration.

@@ -14,6 +14,8 @@ use millstream_torus::{DirectNode, TorusNode};
 use millstream_torus_core::{Dimensions, NodeNumber};
 use serde::Serialize;
 
+use crate::output::{print, print_line};
+
 /// Memory of an application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum NodeMemory {
@@ -147,13 +149,12 @@ pub(super) fn show(
     table: impl FnOnce() -> String,
     picture: impl FnOnce() -> String,
 ) -> Result<(), Box<dyn Error>> {
-    if json {
-        println!("{}", serde_json::to_string_pretty(report)?);
-    } else {
-        print!("{}", table());
-    }
+    let printed = match json {
+        true => print_line!("{}", serde_json::to_string_pretty(report)?),
+        false => print(format_args!("{}", table())),
+    };
     if let Some(path) = svg {
         save(path, &picture())?;
     }
-    Ok(())
+    Ok(printed?)
 }

@@ -14,6 +14,7 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
 
 use super::{Network, TorusRunOptions};
+use crate::output::print_line;
 
 /// How often supervisors are started again in one run.
 const SUPERVISOR_RESTARTS: u32 = 8;
@@ -106,9 +107,9 @@ pub(super) fn run_with(
             "total": total,
             "nodes": counters,
         });
-        println!("{}", serde_json::to_string_pretty(&report)?);
+        print_line!("{}", serde_json::to_string_pretty(&report)?)?;
     } else {
-        println!("{dimensions}: {total}");
+        print_line!("{dimensions}: {total}")?;
     }
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
 }
