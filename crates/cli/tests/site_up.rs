@@ -131,7 +131,8 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
     ));
     assert!(whole.last().is_some_and(|line| line.contains("small is up")), "{whole:?}");
 
-    let token = "run-control/token";
+    // Not `run-control`: both configurations are in one folder.
+    let token = "run-control-camera/token";
     let start = || {
         let words = ["evb", "ctl", "--address", &address, "--token-file", token, "start"];
         millstream(folder, &words).output().unwrap()
@@ -149,7 +150,7 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
     let group = rustix::process::Pid::from_child(&up.0);
     rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
     assert!(up.0.wait().unwrap().success());
-    let book = fs::read_to_string(folder.join("run-control/logbook.jsonl")).unwrap();
+    let book = fs::read_to_string(folder.join("run-control-camera/logbook.jsonl")).unwrap();
     let last = book.lines().last().unwrap();
     assert!(last.contains("\"record\":\"end\"") && last.contains("\"result\":\"stopped\""), "{last}");
     let files = fs::read_dir(folder.join("out/run-000001")).unwrap().flatten();

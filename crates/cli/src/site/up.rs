@@ -9,7 +9,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::device::DeviceSelector;
-use millstream_site::{NetworkCard, Site};
+use millstream_site::{EventBuilder, NetworkCard, Site};
 use millstream_torus::launch::{LaunchedTorus, Launcher};
 use millstream_torus_core::Dimensions;
 use rustix::process::Signal;
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::evb::SHUTDOWN_TIMEOUT;
 use crate::interrupt::Interrupt;
+use crate::output::print_line;
 
 /// Memory of a card whose entry has no `memory`.
 const MEMORY: u64 = 1 << 30;
@@ -116,12 +117,14 @@ pub(super) fn run(
     for card in &site.cards {
         match card_process(card, device)? {
             Some((process, line)) => {
-                println!("card {}: {line}", card.name);
+                print_line!("card {}: {line}", card.name)?;
                 processes.cards.push(process);
             }
-            None => {
-                println!("card {}: not started, {} is not an address of this host", card.name, card.address)
-            }
+            None => print_line!(
+                "card {}: not started, {} is not an address of this host",
+                card.name,
+                card.address
+            )?,
         }
     }
     let mut tori = Vec::new();
@@ -129,27 +132,31 @@ pub(super) fn run(
     for torus in &site.tori {
         let launched = launch_torus(&torus.dimensions, device)?;
         let state = live_torus(&torus.name, &torus.dimensions, &launched)?;
-        println!("torus {}: {} node processes, {}", torus.name, state.nodes.len(), state.dimensions);
+        print_line!("torus {}: {} node processes, {}", torus.name, state.nodes.len(), state.dimensions)?;
         live.tori.push(state);
         tori.push(launched);
     }
     for builder in &site.event_builders {
         let name = format!("event builder {}", builder.name);
         if !is_here(&builder.control) {
-            println!("{name}: not started, {} is not an address of this host", builder.control);
+            print_line!("{name}: not started, {} is not an address of this host", builder.control)?;
             continue;
         }
         let configuration = crate::evb::folder(file).join(&builder.configuration);
         let mut command = program(device)?;
         command.args(["evb", "control"]).arg(&configuration).args(["--listen", &builder.control]);
+        if shares_folder(builder, site) {
+            let directory = format!("run-control-{}", builder.name);
+            command.arg("--directory").arg(crate::evb::folder(&configuration).join(directory));
+        }
         let (process, line) = started(name.clone(), command, &builder.control, CONTROL_END)?;
-        println!("{name}: {line}");
+        print_line!("{name}: {line}")?;
         processes.builders.push(process);
     }
     let state = state_file(file)?;
     std::fs::create_dir_all(state.parent().unwrap_or(Path::new(".")))?;
     millstream_report::save(&state, &serde_json::to_string_pretty(&live)?)?;
-    println!("{} is up; Ctrl-C ends it", site.name);
+    print_line!("{} is up; Ctrl-C ends it", site.name)?;
     let ended = wait(&mut processes, &mut tori, &interrupt);
     let _ = std::fs::remove_file(state);
     ended.map(|()| ExitCode::SUCCESS)
@@ -226,6 +233,13 @@ fn started(
     let drain = move || std::io::copy(&mut out, &mut std::io::sink());
     std::thread::Builder::new().name("output".to_owned()).spawn(drain)?;
     Ok((process, line.trim().to_owned()))
+}
+
+/// Whether another event builder of the site has its configuration in the same folder, where run control would have its
+/// directory.
+fn shares_folder(builder: &EventBuilder, site: &Site) -> bool {
+    let folder = |builder: &EventBuilder| Path::new(&builder.configuration).parent().map(Path::to_owned);
+    site.event_builders.iter().any(|other| other.name != builder.name && folder(other) == folder(builder))
 }
 
 /// Whether a listener of this host can have the address.
