@@ -238,6 +238,8 @@ fn a_second_run_with_the_same_name_keeps_the_events_of_the_first() {
     let listed = std::fs::read_to_string(&index).unwrap();
 
     let one_file = camera.config("again", "batch = 4\nreplay = 1", &output);
+    let checked = succeeds(&["evb", "check", one_file.to_str().unwrap()]);
+    assert!(checked.contains("warning: ") && checked.contains("again.bu0.0001.h5: "), "{checked}");
     let error = fails(&["evb", "run", one_file.to_str().unwrap()]);
     assert!(error.contains("again.bu0.0001.h5: ") && error.contains("events of an earlier run"), "{error}");
     assert_eq!((names(), std::fs::read_to_string(&index).unwrap()), (first, listed));

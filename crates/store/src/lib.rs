@@ -44,5 +44,5 @@ pub use schema::{
     InputFile, Run, Schema, Source, WriteOptions,
 };
 pub use sequence::{BatchFileSequence, EventFileSequence, FileSequence, SequenceOptions, SequencedFile};
-pub use sequence_files::{FileState, file_state, remove_earlier_sequence};
+pub use sequence_files::{FileState, file_state, refuse_earlier_events, remove_earlier_sequence};
 pub use writer::{ClosedFile, Event, EventWriter, FragmentState, StoreSummary};

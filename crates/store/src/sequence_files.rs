@@ -44,8 +44,11 @@ fn is_numbered(found: &str, word: &str) -> bool {
     })
 }
 
-/// Refuses a base name whose files or index have events.
-fn refuse_earlier_events(base: &Path) -> Result<(), FileError> {
+/// Refuses a base name whose complete files or index have events, as a sequence without `replace` does.
+///
+/// # Errors
+/// [`FileError::EarlierEvents`]; also if a file cannot be read.
+pub fn refuse_earlier_events(base: &Path) -> Result<(), FileError> {
     let refuse = |path: PathBuf, events: u64| match events {
         0 => Ok(()),
         _ => Err(FileError::EarlierEvents { path, base: base.to_owned(), events }),

@@ -13,7 +13,7 @@ use millstream_fragment::file::IoError;
 use millstream_store::{
     FileError, FileState, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index,
     committed_numbers, event_numbers, file_state, index_path, partials, read_index, recover_partials,
-    remove_earlier_sequence, unpack,
+    refuse_earlier_events, remove_earlier_sequence, unpack,
 };
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
@@ -31,9 +31,22 @@ fn name_of(path: &Path) -> Cow<'_, str> {
 /// do so in their own directories, but a unit that is not started again does not.
 pub(crate) fn remove_earlier_run(config: &RunConfig) -> Result<(), FileError> {
     let Some(output) = &config.output else { return Ok(()) };
-    let builders = (0..config.builders.len()).map(|bu| BuIndex(bu as u16));
-    let mut bases = builders.filter_map(|bu| event_files(config, bu));
-    bases.try_for_each(|base| remove_earlier_sequence(&base, output.replace))
+    all_event_files(config).try_for_each(|base| remove_earlier_sequence(&base, output.replace))
+}
+
+/// Why a run would not start now: its output has the events of an earlier run with the same name.
+pub(crate) fn check_earlier_run(config: &RunConfig) -> Result<(), FileError> {
+    match &config.output {
+        Some(output) if !output.replace && output.directory.exists() => {
+            all_event_files(config).try_for_each(|base| refuse_earlier_events(&base))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Base names of the event files of all builder units.
+fn all_event_files(config: &RunConfig) -> impl Iterator<Item = PathBuf> {
+    (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16)))
 }
 
 /// What the files of a builder unit hold.

@@ -325,6 +325,9 @@ fn describe(config: &RunConfig) {
     for warning in config.warnings() {
         println!("warning: {warning}");
     }
+    if let Err(error) = files::check_earlier_run(config) {
+        println!("warning: {error}");
+    }
     println!("configuration is valid");
 }
 
