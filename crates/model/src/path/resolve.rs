@@ -156,6 +156,9 @@ fn card_timing(
     let hbm = hbm(p, Some(memory));
     // A U280 pseudo channel has 64 bit at 1.8 GT/s; its port can be slower.
     let behind = if card.id == "u280" { 14.4e9 * hbm.refresh_share() } else { f64::INFINITY };
+    // A stream uses one channel where channels are ranges of addresses.
+    let share = p.device(&card.id, "stream.channels").unwrap_or(0.0);
+    let channels = (share * f64::from(memory.channels)).max(1.0);
     // The memory clock scales the memory's part of the latencies, not the bridge's.
     let at_450 = p.get("hbm.switch.round-trip");
     let memory_part = at_450 * 450e6 / memory.clock;
@@ -164,8 +167,8 @@ fn card_timing(
         read_latency: Picos::from_nanos(value("bridge.latency")? + memory_part),
         write_latency: Picos::from_nanos(bridge + memory_part),
         max_reads: count("reads")?,
-        // The slower of the port and the memory behind it, which runs at its own clock and refreshes.
-        rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.efficiency")).min(behind)),
+        // The slower of the ports and the memory behind them, which runs at its own clock and refreshes.
+        rate: BytesPerSecond((hbm.rate.0 * p.get("hbm.port.efficiency")).min(behind) * channels),
         request_gap: Picos::ZERO,
         max_completion: payload,
         short_read_completion: payload,
