@@ -175,6 +175,10 @@ fn names_and_cards_have_to_fit() {
         refused("\"bu2\"", "\"bu1\""),
         "run.toml:17: builder.name: \"bu1\" is already used in line 13"
     );
+    assert_eq!(
+        refused("\"bu2\"", "\"bu1.0001\""),
+        "run.toml:17: builder.name: \"bu1.0001\" is the name of a file of \"bu1\": choose another name"
+    );
     assert!(
         refused("\"camera\"", "\"../x\"").starts_with("run.toml:2: run.name: \"../x\" is not a valid name")
     );

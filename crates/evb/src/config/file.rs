@@ -5,7 +5,7 @@ use super::security::SecurityTable;
 use crate::core::Bytes;
 use millstream_card_abi::events::FUNCTION_ARGUMENTS;
 use serde::Deserialize;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -292,6 +292,7 @@ impl ConfigFile {
         }
         self.check_names("readout.name", readout.iter().map(|unit| &unit.name))?;
         self.check_names("builder.name", builder.iter().map(|unit| &unit.name))?;
+        self.check_file_names()?;
         self.check_names("card.name", card.iter().map(|card| &card.name))?;
         for unit in builder {
             self.check_range("builder.slots", Some(&unit.slots), 1..=MAX_SLOTS)?;
@@ -442,6 +443,24 @@ impl ConfigFile {
             if let Some(first) = seen.insert(name.get_ref(), line) {
                 let problem = Problem::DuplicateName { name: name.get_ref().clone(), first };
                 return Err(self.at(name, field, problem));
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses a builder name that looks like another's with the number of a file: `bu0.0001.h5` is also the second file of `bu0`.
+    fn check_file_names(&self) -> Result<(), ConfigError> {
+        let names: HashSet<&str> =
+            self.tables.builder.iter().map(|unit| unit.name.get_ref().as_str()).collect();
+        for unit in &self.tables.builder {
+            let Some((other, number)) = unit.name.get_ref().rsplit_once('.') else { continue };
+            if names.contains(other) && number.len() >= 4 && number.bytes().all(|byte| byte.is_ascii_digit())
+            {
+                let problem = format!(
+                    "{:?} is the name of a file of {other:?}: choose another name",
+                    unit.name.get_ref()
+                );
+                return Err(self.at(&unit.name, "builder.name", Problem::Conflict(problem)));
             }
         }
         Ok(())
