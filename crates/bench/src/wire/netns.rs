@@ -1,8 +1,10 @@
 //! Two hosts on one machine: network namespaces joined by a veth pair.
 
 use std::io;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::netns::{self, ip};
 
@@ -39,7 +41,8 @@ impl NamespacePair {
     fn command(&self, side: usize, words: &[String], environment: &[(&str, String)]) -> Command {
         let mut command = Command::new("ip");
         let core = (side % std::thread::available_parallelism().map_or(1, usize::from)).to_string();
-        command.args(["netns", "exec", &self.names[side], "taskset", "-c", &core, "timeout", "60"]);
+        command.args(["netns", "exec", &self.names[side], "taskset", "-c", &core]);
+        command.args(["timeout", "-k", "5", "60"]);
         command.args(["bash", "-c", "TIMEFORMAT='cpu time %U %S'; time \"$@\"", "bash"]).args(words);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -47,10 +50,10 @@ impl NamespacePair {
     }
 
     /// Runs a server in the first namespace and a client in the second. With a TCP port, the client starts
-    /// once the server listens on it.
+    /// once the server listens on it. If the client fails, its server is ended.
     ///
     /// # Errors
-    /// The error of starting a program; the output of a program that fails.
+    /// The error of starting a program; the output of the programs that fail, that of the client first.
     pub fn run(
         &self,
         sides: [&str; 2],
@@ -63,17 +66,7 @@ impl NamespacePair {
         while port.is_some_and(|port| !self.listens(port)) && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
-        let client = self.command(1, &words[1], environment).output()?;
-        let server = server.wait_with_output()?;
-        for (words, output) in sides.iter().zip([&server, &client]) {
-            if !output.status.success() {
-                return Err(io::Error::other(format!("{words}: {}\n{}", output.status, text(output))));
-            }
-        }
-        Ok(RunOutput {
-            client_output: text(&client),
-            cpu_seconds: [&server, &client].map(|side| cpu_seconds(&text(side))),
-        })
+        finish(sides, server, self.command(1, &words[1], environment))
     }
 
     /// Whether a socket in the first namespace listens on the TCP port.
@@ -83,6 +76,28 @@ impl NamespacePair {
         let bound = format!(":{port:04X} ");
         tables.lines().any(|line| line.contains(&bound) && line.contains(" 0A "))
     }
+}
+
+/// Runs a client beside its server, until both have ended. `names` are those of server and client.
+fn finish(names: [&str; 2], server: Child, mut client: Command) -> io::Result<RunOutput> {
+    let client = client.output();
+    if !client.as_ref().is_ok_and(|client| client.status.success()) {
+        // Without its client it would wait until its time limit. `timeout` passes the signal on.
+        let _ = kill_process(Pid::from_child(&server), Signal::TERM);
+    }
+    let server = server.wait_with_output()?;
+    let client = client?;
+    let sides = [(names[1], &client), (names[0], &server)];
+    let failed = sides.into_iter().filter(|(_, output)| !output.status.success());
+    let failed: Vec<_> =
+        failed.map(|(name, output)| format!("{name}: {}\n{}", output.status, text(output))).collect();
+    if !failed.is_empty() {
+        return Err(io::Error::other(failed.join("\n")));
+    }
+    Ok(RunOutput {
+        client_output: text(&client),
+        cpu_seconds: [&server, &client].map(|side| cpu_seconds(&text(side))),
+    })
 }
 
 impl Drop for NamespacePair {
@@ -109,4 +124,32 @@ fn text(output: &Output) -> String {
 fn cpu_seconds(output: &str) -> f64 {
     let line = output.lines().rev().find_map(|line| line.strip_prefix("cpu time "));
     line.map_or(0.0, |line| line.split(' ').filter_map(|word| word.parse::<f64>().ok()).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("timeout");
+        command.args(["3600", "bash", "-c", script]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    #[test]
+    fn the_error_of_a_client_comes_first_and_its_server_is_ended() {
+        let server = shell("sleep 3600").spawn().unwrap();
+        let client = shell("echo no route >&2; exit 3");
+        let error = finish(["the server", "the client"], server, client).unwrap_err().to_string();
+        assert!(error.starts_with("the client: exit status: 3\nno route\n"), "{error}");
+    }
+
+    #[test]
+    fn the_processor_time_of_both_sides_is_read() {
+        let server = shell("echo cpu time 0.25 0.5").spawn().unwrap();
+        let output = finish(["", ""], server, shell("echo result 7; echo cpu time 1.0 2.0 >&2")).unwrap();
+        assert_eq!(output.cpu_seconds, [0.75, 3.0]);
+        assert!(output.client_output.starts_with("result 7\n"));
+    }
 }
