@@ -2,7 +2,7 @@
  * Latency and bandwidth of MPI messages, puts and gets between two ranks, with buffers in host or card memory; time of
  * MPI_Alltoall.
  *
- *   messages TEST --buffers XY [--cards A,B] [--stage] [--allocate] [--sizes BYTES,…] [--seconds S] [--verify]
+ *   messages TEST --buffers XY [--cards A,B] [--stage] [--separate] [--allocate] [--sizes BYTES,…] [--seconds S] [--verify]
  *
  * X is the buffer of rank 0, Y of rank 1: H is host memory (malloc), D the memory of the rank's card (libmillstream_memory).
  * The definitions are those of the OSU micro-benchmarks:
@@ -23,8 +23,12 @@
  * Sizes larger than 8 KiB have a tenth of the warm-up of smaller ones, as in OSU. Each measurement repeats windows until
  * --seconds have passed at rank 0.
  *
+ * With --separate, each of the 64 messages of a window has a buffer of its own at both ranks. Otherwise they share one, as in
+ * OSU.
+ *
  * With --stage, which the one-sided tests and alltoall do not have, card memory is not given to MPI: the sender copies each
- * message to a host buffer first, the receiver copies it to card memory afterwards. The copies count.
+ * message to a host buffer first, the receiver copies it to card memory afterwards. The copies count. It implies --separate,
+ * because a buffer must not change while MPI sends from it: compare it with the same test with --separate.
  *
  * --verify measures nothing. It sends the same messages from separate buffers, each with bytes that depend on rank, message
  * and position, and compares every byte at its final place.
@@ -57,7 +61,7 @@ static int one_sided(enum test test)
 static int rank, ranks;
 static MPI_Win window;
 static struct msm_memory *card;
-static int staging;
+static int staging, separate;
 static unsigned char *outbox, *inbox;         /* WINDOW messages each, or a block a rank; on the card if this rank has one */
 static unsigned char *outbox_host, *inbox_host; /* with --stage */
 static MPI_Request requests[2 * WINDOW];
@@ -168,7 +172,7 @@ static void play(enum test test, size_t size, int stride)
     for (int i = 0; receives && i < WINDOW; i++)
         MPI_Irecv(received_at(i * stride, size), (int)size, MPI_BYTE, 1 - rank, 10, MPI_COMM_WORLD, &requests[count++]);
     for (int i = 0; sends && i < WINDOW; i++)
-        MPI_Isend(sent_from(staging ? i : i * stride, size), (int)size, MPI_BYTE, 1 - rank, 10, MPI_COMM_WORLD,
+        MPI_Isend(sent_from(i * stride, size), (int)size, MPI_BYTE, 1 - rank, 10, MPI_COMM_WORLD,
                   &requests[count++]);
     MPI_Waitall(count, requests, MPI_STATUSES_IGNORE);
     for (int i = 0; receives && i < WINDOW; i++)
@@ -197,13 +201,13 @@ static double measure(enum test test, size_t size, double seconds)
         return 1;
     }
     for (int i = 0; i < warm_up; i++)
-        play(test, size, 0);
+        play(test, size, separate);
     while (more) {
         if (!one_sided(test))
             MPI_Barrier(MPI_COMM_WORLD);
         double start = MPI_Wtime();
         for (int i = 0; i < batch; i++)
-            play(test, size, 0);
+            play(test, size, separate);
         taken += MPI_Wtime() - start;
         rounds += batch;
         more = taken < seconds;
@@ -308,12 +312,14 @@ static void parse(int argc, char **argv, struct options *options)
             known = 1;
         }
     if (!known)
-        fail("usage", "messages latency|bw|bibw|alltoall|put-latency|put-bw|get-latency|get-bw --buffers HH [--cards A,B] [--stage] [--allocate] [--sizes N,…] [--seconds S] [--verify]");
+        fail("usage", "messages latency|bw|bibw|alltoall|put-latency|put-bw|get-latency|get-bw --buffers HH [--cards A,B] [--stage] [--separate] [--allocate] [--sizes N,…] [--seconds S] [--verify]");
     parse_sizes(options, "8,1024,8192,65536,1048576");
     for (int i = 2; i < argc; i++) {
         const char *argument = argv[i], *next = i + 1 < argc ? argv[i + 1] : NULL;
         if (strcmp(argument, "--stage") == 0)
-            staging = 1;
+            staging = separate = 1;
+        else if (strcmp(argument, "--separate") == 0)
+            separate = 1;
         else if (strcmp(argument, "--verify") == 0)
             options->verify = 1;
         else if (strcmp(argument, "--allocate") == 0)
@@ -369,7 +375,7 @@ int main(int argc, char **argv)
     size_t largest = 0;
     for (int i = 0; i < options.size_count; i++)
         largest = options.sizes[i] > largest ? options.sizes[i] : largest;
-    size_t slots = options.test == ALLTOALL ? (size_t)ranks : options.verify || staging ? WINDOW : 1;
+    size_t slots = options.test == ALLTOALL ? (size_t)ranks : options.verify || separate ? WINDOW : 1;
     outbox = buffer(slots * largest);
     inbox = buffer(slots * largest);
     if (staging) {

@@ -83,6 +83,11 @@ impl Test {
         matches!(self, Test::PutLatency | Test::PutBandwidth | Test::GetLatency | Test::GetBandwidth)
     }
 
+    /// Whether its messages come in windows, whose messages can share a buffer.
+    pub(super) fn has_windows(self) -> bool {
+        matches!(self, Test::Bandwidth | Test::Bidirectional)
+    }
+
     /// Whether host buffers can stage its transfers.
     pub(super) fn stages(self) -> bool {
         matches!(self, Test::Latency | Test::Bandwidth | Test::Bidirectional)
@@ -151,7 +156,9 @@ pub(super) enum Way {
     SharedMemory,
     /// UCX over the soft device.
     Device(Buffers),
-    /// UCX over the soft device from host buffers, with copies from and to card memory.
+    /// UCX over the soft device, with a buffer for each message of a window.
+    Separate(Buffers),
+    /// UCX over the soft device with a buffer for each message of a window, from host buffers, with copies from and to card memory.
     Staged(Buffers),
 }
 
@@ -257,15 +264,17 @@ impl<'a> Ranks<'a> {
     fn command(&self, test: Test, way: Way) -> Command {
         let (tls, buffers) = match way {
             Way::SharedMemory => (SHARED_MEMORY, Buffers::HostHost),
-            Way::Device(buffers) | Way::Staged(buffers) => (DEVICE, buffers),
+            Way::Device(buffers) | Way::Separate(buffers) | Way::Staged(buffers) => (DEVICE, buffers),
         };
         let sizes: Vec<String> = test.sizes().iter().map(|(bytes, _)| bytes.to_string()).collect();
         let mut command = mpirun(test.ranks(), tls, self.library_dir);
         command.arg(&self.messages).args([test.word(), "--buffers", buffers.word()]);
         command.args(["--sizes", &sizes.join(","), "--cards"]);
         command.arg(format!("{},{}", self.cards[0].name, self.cards[1].name));
-        if matches!(way, Way::Staged(_)) {
-            command.arg("--stage");
+        match way {
+            Way::SharedMemory | Way::Device(_) => {}
+            Way::Separate(_) => drop(command.arg("--separate")),
+            Way::Staged(_) => drop(command.arg("--stage")),
         }
         if way == Way::SharedMemory && test.one_sided() {
             command.arg("--allocate");
