@@ -9,6 +9,7 @@ mod hosts;
 mod process;
 mod source;
 
+use std::collections::BTreeMap;
 use std::error::Error;
 use std::fmt::Write as _;
 use std::net::{SocketAddr, UdpSocket};
@@ -78,7 +79,7 @@ struct Outcome {
 
 /// Runs all cases whose names contain one of the words, or all without words, each `rounds` times. `program` is the path of
 /// `millstream`.
-/// With `document`, writes the matrix into that page, between its marks.
+/// With `document`, writes the matrix into that page, between its marks; rows of cases that did not run stay.
 ///
 /// # Errors
 /// The first case that could not be run.
@@ -94,10 +95,7 @@ pub fn run(
         .map_err(|error| format!("cannot create {}: {error}", folder.display()))?;
     let folder = folder.canonicalize()?;
     let mut table = Table::new(BENCHMARK, rounds);
-    let mut matrix = String::from(
-        "| units | what | fault | events lost | damaged | rebuilt | time to recover | exit code | went on without | joined | left over |\n\
-         |---|---|---|--:|--:|--:|--:|--:|---|---|--:|\n",
-    );
+    let mut rows = BTreeMap::new();
     let has_strace = has_strace();
     if !has_strace {
         eprintln!("skipped: faults of a disk, because strace is not installed");
@@ -119,13 +117,12 @@ pub fn run(
             outcomes.push(outcome);
         }
         let Some(outcome) = Outcome::of_rounds(&outcomes) else { continue };
-        let row = outcome.row(&case);
-        let _ = writeln!(matrix, "{row}");
+        rows.insert(case.cells(), outcome.row(&case));
         outcome.add_figures(&case.name(), &mut table);
     }
-    print!("{matrix}");
+    print!("{}", matrix(&rows));
     if let Some(document) = document {
-        write_matrix(document, &matrix)?;
+        write_matrix(document, rows)?;
     }
     Ok(table)
 }
@@ -138,14 +135,32 @@ fn cases() -> impl Iterator<Item = Case> {
     })
 }
 
-/// Replaces what is between the marks of the page.
-fn write_matrix(document: &Path, matrix: &str) -> Result<(), Box<dyn Error>> {
+/// The matrix of the cases that have a row, by their first cells.
+fn matrix(rows: &BTreeMap<String, String>) -> String {
+    let mut text = String::from(
+        "| units | what | fault | events lost | damaged | rebuilt | time to recover | exit code | went on without | joined | left over |\n\
+         |---|---|---|--:|--:|--:|--:|--:|---|---|--:|\n",
+    );
+    for row in cases().filter_map(|case| rows.get(&case.cells())) {
+        text.push_str(row);
+        text.push('\n');
+    }
+    text
+}
+
+/// Writes the matrix between the marks of the page. Rows of cases without a new one stay.
+fn write_matrix(document: &Path, mut rows: BTreeMap<String, String>) -> Result<(), Box<dyn Error>> {
     let page = std::fs::read_to_string(document)
         .map_err(|error| format!("cannot read {}: {error}", document.display()))?;
     let [begin, end] = MARKS;
     let marks = page.find(begin).zip(page.find(end)).filter(|(from, to)| from < to);
     let (from, to) = marks.ok_or_else(|| format!("{}: no {begin} before {end}", document.display()))?;
-    let page = format!("{}{begin}\n{matrix}{}", &page[..from], &page[to..]);
+    for case in cases().map(|case| case.cells()) {
+        if let Some(row) = page[from..to].lines().find(|line| line.starts_with(&case)) {
+            rows.entry(case).or_insert_with(|| row.to_owned());
+        }
+    }
+    let page = format!("{}{begin}\n{}{}", &page[..from], matrix(&rows), &page[to..]);
     Ok(save(document, &page)?)
 }
 
@@ -156,6 +171,12 @@ impl Case {
     }
 
     fn run(&self, program: &Path, folder: &Path) -> Result<Outcome, Box<dyn Error>> {
+    /// The first cells of its row.
+    fn cells(&self) -> String {
+        let Case { readouts, builders, victim, fault } = self;
+        format!("| {readouts}→{builders} | {} | {} |", victim.name(), fault.name())
+    }
+
         let output = folder.join("events");
         let _ = std::fs::remove_dir_all(&output);
         let (config, json) = (folder.join("faults.toml"), folder.join("faults.json"));
@@ -367,7 +388,6 @@ impl Outcome {
 
     /// The row of the matrix.
     fn row(&self, case: &Case) -> String {
-        let Case { readouts, builders, victim, fault } = case;
         let Outcome {
             lost,
             damaged,
@@ -384,9 +404,8 @@ impl Outcome {
         let list = |names: &[String]| if names.is_empty() { "–".to_owned() } else { names.join(", ") };
         let (without, joined) = (list(went_on_without), list(joined));
         format!(
-            "| {readouts}→{builders} | {} | {} | {lost} | {damaged} | {rebuilt} | {:.1} s{longest} | {exit_code} | {without} | {joined} | {left_over} |",
-            victim.name(),
-            fault.name(),
+            "{} {lost} | {damaged} | {rebuilt} | {:.1} s{longest} | {exit_code} | {without} | {joined} | {left_over} |",
+            case.cells(),
             time_to_recover.as_secs_f64(),
         )
     }
@@ -449,15 +468,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_matrix_replaces_what_is_between_the_marks() {
+    fn new_rows_replace_those_of_their_cases_between_the_marks_and_the_others_stay() {
         let folder = tempfile::tempdir().unwrap();
         let page = folder.path().join("page.md");
-        std::fs::write(&page, format!("before\n{}\nold\n{}\nafter\n", MARKS[0], MARKS[1])).unwrap();
-        write_matrix(&page, "| new |\n").unwrap();
-        let written = std::fs::read_to_string(&page).unwrap();
-        assert_eq!(written, format!("before\n{}\n| new |\n{}\nafter\n", MARKS[0], MARKS[1]));
+        let [first, second] = [0, 5].map(|at| cases().nth(at).unwrap().cells());
+        let old = BTreeMap::from([&first, &second].map(|case| (case.clone(), format!("{case} old |"))));
+        let text =
+            |matrix: &str| format!("before\n{}\n{matrix}{}\n{first} outside |\nafter\n", MARKS[0], MARKS[1]);
+        std::fs::write(&page, text(&format!("{}| 9→9 | gone | killed | old |\n", matrix(&old)))).unwrap();
+        let new = BTreeMap::from([(second.clone(), format!("{second} new |"))]);
+        write_matrix(&page, new.clone()).unwrap();
+        let expected = BTreeMap::from([
+            (first.clone(), format!("{first} old |")),
+            (second, new.into_values().next().unwrap()),
+        ]);
+        assert_eq!(std::fs::read_to_string(&page).unwrap(), text(&matrix(&expected)));
         std::fs::write(&page, "no marks").unwrap();
-        assert!(write_matrix(&page, "").unwrap_err().to_string().contains("fault matrix: begin"));
+        let error = write_matrix(&page, BTreeMap::new()).unwrap_err().to_string();
+        assert!(error.contains("fault matrix: begin"), "{error}");
     }
 
     #[test]

@@ -76,7 +76,7 @@ pub(crate) enum BenchCommand {
         /// Run only cases whose names contain one of these words
         #[arg(long, value_name = "WORD", num_args = 1..)]
         only: Vec<String>,
-        /// Write the matrix into this page, between its marks
+        /// Write the matrix into this page, between its marks; rows of cases that did not run stay
         #[arg(long, value_name = "FILE")]
         document: Option<PathBuf>,
     },
