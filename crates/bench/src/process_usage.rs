@@ -26,6 +26,17 @@ pub(crate) fn run_time(schedstat: &str) -> f64 {
     schedstat.split(' ').next().and_then(|time| time.parse::<f64>().ok()).unwrap_or_default() * 1e-9
 }
 
+/// Children of all live threads.
+pub(crate) fn children(process: u32) -> Vec<u32> {
+    let mut children = Vec::new();
+    for thread in fs::read_dir(format!("/proc/{process}/task")).into_iter().flatten().flatten() {
+        // A thread that has ended has no children.
+        let list = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
+        children.extend(list.split_whitespace().filter_map(|word| word.parse::<u32>().ok()));
+    }
+    children
+}
+
 /// Open descriptors.
 pub(crate) fn descriptors(process: u32) -> io::Result<f64> {
     Ok(fs::read_dir(format!("/proc/{process}/fd"))?.count() as f64)

@@ -1,7 +1,6 @@
 //! `millstream bench evb-endurance`: a long run at full rate, whose memory, descriptors and rate stay as they are.
 
 use std::error::Error;
-use std::fs;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use std::time::{Duration, Instant};
 use millstream_report::RunReport;
 
 use super::{Case, Kernel, prepare};
-use crate::process_usage::{descriptors, resident_kib};
+use crate::process_usage::{children, descriptors, resident_kib};
 use crate::{Benchmark, Figure, Table, event_run, median};
 
 /// This benchmark.
@@ -110,13 +109,8 @@ fn usage(at: Duration) -> Option<Usage> {
 }
 
 fn add_descendants(of: u32, processes: &mut Vec<u32>) {
-    let threads = fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
-    for thread in threads {
-        // A thread that has ended has no children.
-        let children = fs::read_to_string(thread.path().join("children")).unwrap_or_default();
-        for child in children.split_whitespace().filter_map(|word| word.parse().ok()) {
-            processes.push(child);
-            add_descendants(child, processes);
-        }
+    for child in children(of) {
+        processes.push(child);
+        add_descendants(child, processes);
     }
 }

@@ -22,6 +22,7 @@ use millstream_report::{RunReport, save};
 use self::hosts::Hosts;
 use self::process::{Fault, Victim, has_strace, inject_into_storage, is_running, processes_of};
 use self::source::{FrontEnd, FrontEndLoad};
+use crate::process_usage::children;
 use crate::{Benchmark, Figure, Table, median};
 
 /// This benchmark.
@@ -170,13 +171,13 @@ impl Case {
         format!("{readouts}→{builders}, {}, {}", victim.name(), fault.name())
     }
 
-    fn run(&self, program: &Path, folder: &Path) -> Result<Outcome, Box<dyn Error>> {
     /// The first cells of its row.
     fn cells(&self) -> String {
         let Case { readouts, builders, victim, fault } = self;
         format!("| {readouts}→{builders} | {} | {} |", victim.name(), fault.name())
     }
 
+    fn run(&self, program: &Path, folder: &Path) -> Result<Outcome, Box<dyn Error>> {
         let output = folder.join("events");
         let _ = std::fs::remove_dir_all(&output);
         let (config, json) = (folder.join("faults.toml"), folder.join("faults.json"));
@@ -204,8 +205,11 @@ impl Case {
                 return Err(error);
             }
         };
+        let Injected { mut processes, strace, front_end } = injected;
         let until = Instant::now() + LIMIT;
         let status = loop {
+            // Units that join again start after the fault.
+            processes.extend(children(launcher.id()));
             if let Some(status) = launcher.try_wait()? {
                 break status;
             }
@@ -214,9 +218,10 @@ impl Case {
                 launcher.wait()?;
                 return Err(format!("the run did not end within {LIMIT:?}").into());
             }
+            processes.sort_unstable();
+            processes.dedup();
             std::thread::sleep(Duration::from_millis(20));
         };
-        let Injected { mut processes, strace, front_end } = injected;
         drop(front_end);
         if let Some(mut strace) = strace {
             // It ends with the thread that it is attached to.
