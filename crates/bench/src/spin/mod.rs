@@ -16,7 +16,9 @@ pub const BENCHMARK: Benchmark = Benchmark {
     title: "Spin glass",
     measures: "Time of a spin update by over-relaxation on a cube of float32 spins: in one process with threads, of C programs \
                (OpenMP loop, wavefronts of several sweeps) with the same data layout, and on 1 to 8 nodes as threads. All \
-               programs compute the same bits, which the benchmark checks first.",
+               programs compute the same bits, which the benchmark checks first. The time of all nodes in communication is the \
+               sum over the nodes of the elapsed time in packing, puts and unpacking. With more nodes than cores it contains the \
+               time in which other nodes had the core.",
     baseline: "the fastest C wavefront; for several nodes one node with two threads",
     command: "make bench-apps",
 };
@@ -103,7 +105,7 @@ pub fn run(options: &Options) -> Result<Table, SpinError> {
         for (dimensions, threads, depth) in SHAPES {
             let report = ours(dimensions, [options.side; 3], options.sweeps, threads, depth)?;
             measured.push(report.ps_per_update);
-            // Processor time that is not the kernel's, a spin update.
+            // Time of all nodes in packing, puts and unpacking. It contains the time in which other nodes had the core.
             let seconds: f64 = report.nodes.iter().map(|node| node.communicate_s).sum();
             network.push(seconds * 1e12 / updates);
         }
@@ -131,7 +133,7 @@ fn table(options: &Options, times: &[Vec<f64>], adds: &[Vec<f64>]) -> Table {
         let baseline = if i < 3 { best } else { ours[0] };
         table.push(Figure::with_baseline(name, time, "ps/update", baseline));
         if i >= 3 {
-            let name = format!("{dimensions} nodes, processor time in communication, {side}³");
+            let name = format!("{dimensions} nodes, time of all nodes in communication, {side}³");
             let add = median(&adds[i]).unwrap_or(0.0);
             table.push(Figure::with_baseline(name, add, "ps/update", ours[0]));
         }
