@@ -20,7 +20,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
     title: "Breadth-first search",
     measures: "Harmonic mean of traversed edges per second over the roots of a Graph500 graph, and kernel 1 or what a library takes \
                to build its graph: `torus bfs` with 32 and 48 bits a vertex on 1 and 2 nodes as threads, and Python libraries on \
-               the same edges and roots. networkit and igraph search with one thread, GraphBLAS with two. igraph's time \
+               the same edges and roots. networkit and igraph search with one thread, GraphBLAS with two. GraphBLAS only \
+               pushes: each step multiplies the frontier by the matrix, and no step pulls. igraph's time \
                contains its lists of Python. The number of edges of a root is the same for all, and all reach as many vertices. \
                The benchmark compares them.",
     baseline: "the fastest library; for 48 bits and for a second node the search with 32 bits on one node",
