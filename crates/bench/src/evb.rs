@@ -24,8 +24,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
                A source has one packet in each batch, with a header and a checksum: with one event a batch, packets bound \
                the rate. A run with the same bytes in one fragment an event shows what is left. Further figures are CPU time \
                per GB and peak memory of the units, and a run under run control whose metrics are read ten times a second.",
-    baseline: "memcpy of blocks of one source's part of a batch, from a buffer as large as an input file into one as large as \
-               all slots; for CPU time, the time of one such copy; for the run whose metrics are read, the same run without",
+    baseline: "memcpy of one thread, however many units there are: blocks of one source's part of a batch, from a buffer as \
+               large as an input file into one as large as all slots; for CPU time, the time of one such copy; for the run whose metrics are read, the same run without",
     command: "make bench-evb",
 };
 

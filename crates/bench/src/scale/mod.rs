@@ -32,7 +32,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
                and of a queue pair. Then by the size of a region of private memory, whose pages move when peers have used it \
                (MILLSTREAM_MOVE=used, the default) or at registration (MILLSTREAM_MOVE=register): registration, the first and the \
                last pass of a peer's READs in two seconds, and deregistration.",
-    baseline: "memcpy of 64 KiB for bandwidth, memcpy of the whole region for passes",
+    baseline: "memcpy of 64 KiB by one thread for bandwidth, also for that of all processes together; memcpy of the whole region \
+               for passes",
     command: "make bench-scale",
 };
 
