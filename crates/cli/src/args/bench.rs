@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use millstream_bench::model::ModelCase;
 use millstream_bench::verbs::raw_verbs::Operation;
@@ -57,7 +58,7 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Approximate duration of each run
-        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 0.7, value_name = "SECONDS", value_parser = seconds)]
         seconds: f64,
     },
     /// Break processes, sources, disks and links of the event builder, and count what is lost
@@ -71,7 +72,7 @@ pub(crate) enum BenchCommand {
     #[command(verbatim_doc_comment)]
     Faults {
         /// Runs of each case; the largest losses, and the median and the longest time to recover are printed
-        #[arg(long, default_value_t = 1, value_name = "N")]
+        #[arg(long, default_value_t = 1, value_name = "N", value_parser = at_least_one())]
         rounds: usize,
         /// Run only cases whose names contain one of these words
         #[arg(long, value_name = "WORD", num_args = 1..)]
@@ -88,7 +89,7 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Approximate duration of each run
-        #[arg(long, default_value_t = 0.7, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 0.7, value_name = "SECONDS", value_parser = seconds)]
         seconds: f64,
     },
     /// Measure what a builder unit stores a second, as whole batches and in HDF5, beside `dd`
@@ -99,7 +100,7 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Payload of each run, and room that it needs in the folder of `--out`
-        #[arg(long, default_value_t = 1000, value_name = "MB")]
+        #[arg(long, default_value_t = 1000, value_name = "MB", value_parser = clap::value_parser!(u64).range(1..))]
         megabytes: u64,
     },
     /// Run the event builder at full rate for ten minutes, and compare its rate, memory and descriptors with those at the start
@@ -108,7 +109,7 @@ pub(crate) enum BenchCommand {
     #[command(verbatim_doc_comment)]
     EvbEndurance {
         /// Approximate duration of the run
-        #[arg(long, default_value_t = 600.0, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 600.0, value_name = "SECONDS", value_parser = seconds)]
         seconds: f64,
     },
     /// Measure cards on the network: transfers, doorbell to interrupt, idle CPU time, the cluster7 kernel
@@ -144,7 +145,7 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Duration of each measurement of one message size
-        #[arg(long, default_value_t = 0.2, value_name = "SECONDS")]
+        #[arg(long, default_value_t = 0.2, value_name = "SECONDS", value_parser = seconds)]
         seconds: f64,
     },
     /// Measure the stencil kernel against C, numba, numpy and WebAssembly
@@ -178,10 +179,10 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Sites along each axis
-        #[arg(long, default_value_t = 128, value_name = "N")]
+        #[arg(long, default_value_t = 128, value_name = "N", value_parser = at_least_one())]
         side: usize,
         /// Sweeps of a measurement
-        #[arg(long, default_value_t = 40, value_name = "N")]
+        #[arg(long, default_value_t = 40, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
         sweeps: u64,
     },
     /// Measure the spiking network of `torus neurons` beside NEST and Brian2
@@ -192,10 +193,10 @@ pub(crate) enum BenchCommand {
         #[command(flatten)]
         rounds: Rounds<3>,
         /// Columns along each axis, of 1000 neurons with 200 synapses
-        #[arg(long, default_value_t = 5, value_name = "N")]
+        #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         columns: u32,
         /// Duration of a measurement in ms
-        #[arg(long, default_value_t = 1000, value_name = "MS")]
+        #[arg(long, default_value_t = 1000, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
         duration: u64,
         /// Python interpreter with NEST and Brian2 [default: venv/bin/python in the results folder, if it exists]
         #[arg(long, value_name = "PROGRAM")]
@@ -307,17 +308,29 @@ pub(crate) enum BenchCommand {
     },
 }
 
+/// Measurements of nothing have no value.
+fn at_least_one() -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..)
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(seconds) if seconds > 0.0 && seconds.is_finite() => Ok(seconds),
+        _ => Err("expected a number of seconds above 0".to_owned()),
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Rounds<const DEFAULT: usize> {
-    /// Interleaved rounds, whose medians are printed
-    #[arg(long, default_value_t = DEFAULT, value_name = "N")]
+    /// Interleaved rounds; most values are medians over them
+    #[arg(long, default_value_t = DEFAULT, value_name = "N", value_parser = at_least_one())]
     pub(crate) rounds: usize,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct SquareGrid {
     /// Rows and columns of the grid
-    #[arg(long, default_value_t = 8192, value_name = "N")]
+    #[arg(long, default_value_t = 8192, value_name = "N", value_parser = at_least_one())]
     pub(crate) side: usize,
 }
 
