@@ -5,7 +5,7 @@
 //! number.
 
 use crate::engine::{BytesPerSecond, Picos, Random};
-use millstream_site::device::{DeviceModel, Library};
+use millstream_site::device::{self, DeviceModel, Library};
 use serde::Deserialize;
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -33,9 +33,7 @@ pub struct Parameter {
 impl Parameter {
     /// Whether nothing moves with a 0: a rate, or a factor of a rate.
     fn is_rate(&self, name: &str) -> bool {
-        let is_rate = matches!(self.unit.as_str(), "GB/s" | "kIOPS" | "1/us");
-        let is_factor = ["efficiency", "utilization", "socket.links"].iter().any(|what| name.contains(what));
-        self.low > 0.0 && (is_rate || is_factor)
+        self.low > 0.0 && device::is_rate(name, &self.unit)
     }
 }
 

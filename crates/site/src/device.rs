@@ -73,6 +73,13 @@ pub struct Value {
     pub fitted_to: Vec<String>,
 }
 
+/// Whether nothing moves where this value is 0: a rate, or a factor of one.
+#[must_use]
+pub fn is_rate(name: &str, unit: &str) -> bool {
+    let is_factor = ["efficiency", "utilization", "socket.links"].iter().any(|what| name.contains(what));
+    matches!(unit, "GB/s" | "kIOPS" | "1/us") || is_factor
+}
+
 /// A device of the library.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -236,7 +243,12 @@ impl Library {
             return Err(format!("device {id:?} is defined twice"));
         }
         for (name, value) in &device.values {
-            let Value { value, low, high, .. } = *value;
+            let Value { value, low, high, ref unit, .. } = *value;
+            if is_rate(name, unit) && (value <= 0.0 || low <= 0.0) {
+                return Err(format!(
+                    "device {id:?}: {name:?} = {value} with low = {low}: both must be above 0, nothing moves at a rate of 0"
+                ));
+            }
             if !(low.is_finite() && high.is_finite() && 0.0 <= low && low <= value && value <= high) {
                 return Err(format!(
                     "device {id:?}: {name:?} = {value}: not within its range {low} to {high}"
@@ -374,6 +386,16 @@ mod tests {
                     "[a]\nkind = \"adapter\"\nnames = []\nvalues.x = {{ {value}, low = 2.0, high = 3.0 }}"
                 ),
                 "range",
+            ),
+            (
+                "[a]\nkind = \"adapter\"\nnames = []\n\
+                 values.\"write.rate\" = { value = 0.0, low = 0.0, high = 3.0, unit = \"GB/s\", source = \"s\" }",
+                "\"write.rate\" = 0 with low = 0: both must be above 0",
+            ),
+            (
+                "[a]\nkind = \"adapter\"\nnames = []\n\
+                 values.\"link.efficiency\" = { value = 0.5, low = 0.0, high = 1.0, unit = \"1\", source = \"s\" }",
+                "with low = 0",
             ),
         ] {
             let error = Library::default().read("mine.toml", text).unwrap_err().to_string();

@@ -251,6 +251,11 @@ fn a_device_of_the_file_has_values_of_its_kind_within_their_range() {
             "90: not within its range 95 to 110",
         ),
         (
+            device("\"link.efficiency\" = { value = 0, low = 0, high = 1, unit = \"1\", source = \"own\" }"),
+            first + 5,
+            "device \"my-nic\": \"link.efficiency\" = 0 with low = 0: both must be above 0",
+        ),
+        (
             device(&format!("\"message.gap\" = {}", value.replace("low", "lowest"))),
             first + 5,
             "unknown field `lowest`",
