@@ -1,7 +1,7 @@
 //! `docs/benchmarks.md`: one document from the results files of all machines.
 //!
 //! The repository keeps results files in `docs/benchmarks/MACHINE/NAME.jsonl`. The document is a function of these files
-//! and of [`BENCHMARKS`] alone. The README shows the figures of [`HIGHLIGHTS`] on the machine measured last.
+//! and of [`BENCHMARKS`] alone. The README shows the figures of [`HIGHLIGHTS`] on the machine with the most of them.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use millstream_report::{block, save};
 
-use crate::BENCHMARKS;
 use crate::results::{Header, Machine, Results, ResultsError};
+use crate::{BENCHMARKS, Figure};
 
 /// The figures that the README shows: benchmark, figure, and the baseline in words.
 pub const HIGHLIGHTS: [(&str, &str, &str); 9] = [
@@ -32,18 +32,27 @@ const README_BLOCK: &str = "measured";
 /// block of figures in `readme` from all files under `kept`. Returns the files written.
 ///
 /// # Errors
-/// [`ResultsError`] if a file cannot be read or written.
+/// [`ResultsError`] if a file cannot be read or written, or if results lack figures that the kept ones have. In that case
+/// nothing is written.
 pub fn update(
     from: &Path,
     kept: &Path,
     document: &Path,
     readme: &Path,
 ) -> Result<Vec<PathBuf>, ResultsError> {
-    let mut written = Vec::new();
+    let mut new = Vec::new();
     for path in results_files(from)? {
         let results = Results::read(&path)?;
         let Header { benchmark, machine, .. } = &results.header;
         let to = kept.join(machine.folder()).join(format!("{benchmark}.jsonl"));
+        let missing = if to.exists() { results.lacks(&Results::read(&to)?) } else { Vec::new() };
+        if !missing.is_empty() {
+            return Err(ResultsError::Partial { path, kept: to, missing });
+        }
+        new.push((to, results));
+    }
+    let mut written = Vec::new();
+    for (to, results) in new {
         results.write(&to)?;
         written.push(to);
     }
@@ -59,37 +68,48 @@ pub fn update(
     Ok(written)
 }
 
-/// The figures of the README, from the machine with the latest results of their benchmarks.
+/// The figures of the README, from the machine with the most of them; of several such machines, the one measured last.
 #[must_use]
 pub fn highlights(results: &[Results]) -> String {
     let shown =
         results.iter().filter(|each| HIGHLIGHTS.iter().any(|(name, ..)| each.header.benchmark == *name));
-    let Some(latest) = shown.max_by_key(|each| (&each.header.date, &each.header.machine)) else {
+    let best = shown.max_by_key(|each| {
+        let Header { machine, date, .. } = &each.header;
+        (highlights_of(results, machine).count(), date, machine)
+    });
+    let Some(Results { header: Header { machine, date, .. }, .. }) = best else {
         return "No machine has results yet.".to_owned();
     };
-    let Machine { cpu, cores, .. } = &latest.header.machine;
     let mut out = String::new();
     let mut commits = Vec::new();
-    for (benchmark, name, baseline) in HIGHLIGHTS {
-        let of_machine = results.iter().filter(|each| each.header.machine == latest.header.machine);
-        let Some(run) = of_machine.into_iter().find(|each| each.header.benchmark == benchmark) else {
-            continue;
-        };
-        let Some(figure) = run.figures.iter().find(|figure| figure.name == name) else { continue };
-        let short = name.split(", vs ").next().unwrap_or(name);
+    for (header, figure, baseline) in highlights_of(results, machine) {
+        let short = figure.name.split(", vs ").next().unwrap_or(&figure.name);
         let [value, against, ratio] = figure.cells();
         // Writing to a string does not fail.
         let _ = writeln!(out, "| {short} | {value} {} | {baseline}: {against} | {ratio} |", figure.unit);
-        if !commits.contains(&&run.header.commit) {
-            commits.push(&run.header.commit);
+        if !commits.contains(&header.commit.as_str()) {
+            commits.push(&header.commit);
         }
     }
-    let commits: Vec<_> = commits.iter().map(|commit| commit.as_str()).collect();
+    let Machine { cpu, cores, .. } = machine;
     format!(
-        "{cpu}, {cores} cores; commit {}; {}.\n\n| figure | value | baseline, same run | ratio |\n|---|--:|---|--:|\n{out}",
+        "{cpu}, {cores} cores; commit {}; {date}.\n\n| figure | value | baseline, same run | ratio |\n|---|--:|---|--:|\n{out}",
         commits.join(", "),
-        latest.header.date
     )
+}
+
+/// The figures of [`HIGHLIGHTS`] that a machine has, each with the header of its results and its baseline in words.
+fn highlights_of<'a>(
+    results: &'a [Results],
+    machine: &Machine,
+) -> impl Iterator<Item = (&'a Header, &'a Figure, &'static str)> {
+    HIGHLIGHTS.iter().filter_map(move |&(benchmark, name, baseline)| {
+        let run = results
+            .iter()
+            .find(|each| each.header.benchmark == benchmark && each.header.machine == *machine)?;
+        let figure = run.figures.iter().find(|figure| figure.name == name)?;
+        Some((&run.header, figure, baseline))
+    })
 }
 
 /// All results files under `kept`, one folder a machine.
@@ -281,6 +301,44 @@ mod tests {
     }
 
     #[test]
+    fn results_that_lack_kept_figures_are_refused_and_nothing_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let [from, kept, document, readme] =
+            ["new", "kept", "benchmarks.md", "README.md"].map(|name| folder.path().join(name));
+        let old = results("Xeon", "verbs", "old");
+        let place = kept.join(old.header.machine.folder()).join("verbs.jsonl");
+        old.write(&place).unwrap();
+        let mut partial = results("Xeon", "verbs", "new");
+        partial.figures.remove(1);
+        partial.write(&from.join("verbs.jsonl")).unwrap();
+        results("Xeon", "card", "new").write(&from.join("card.jsonl")).unwrap();
+        let error = update(&from, &kept, &document, &readme).unwrap_err().to_string();
+        assert!(error.contains("new/verbs.jsonl lacks 1 figure of") && error.contains("latency"), "{error}");
+        assert_eq!(Results::read(&place).unwrap(), old);
+        assert!(!document.exists() && !place.with_file_name("card.jsonl").exists());
+    }
+
+    #[test]
+    fn the_readme_shows_the_machine_with_the_most_figures() {
+        let machine = |cpu: &str, names: &[&str], date: &str| {
+            let mut results = results(cpu, "verbs", cpu);
+            results.figures =
+                names.iter().map(|&name| Figure::with_baseline(name, 1.0, "GB/s", 1.0)).collect();
+            date.clone_into(&mut results.header.date);
+            results
+        };
+        let [write, read] = [HIGHLIGHTS[0].1, HIGHLIGHTS[1].1];
+        let whole = machine("whole", &[write, read], "2026-01-30");
+        let earlier = machine("earlier", &[write, read], "2026-01-29");
+        let partial = machine("partial", &[write], "2026-01-31");
+        let text = highlights(&[earlier, whole, partial]);
+        assert!(
+            text.starts_with("whole, 2 cores; commit whole; 2026-01-30.") && text.contains(read),
+            "{text}"
+        );
+    }
+
+    #[test]
     fn the_documents_in_the_repository_are_the_rendered_ones() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let docs = root.join("docs");
@@ -289,6 +347,8 @@ mod tests {
         let page =
             block::replace(&readme, README_BLOCK, &highlights(&results)).expect("the README has the block");
         assert!(readme == page, "README.md differs from the results; `make bench-report` writes it");
+        let shown = HIGHLIGHTS.iter().filter(|(_, name, _)| page.contains(&format!("| {name} |"))).count();
+        assert_eq!(shown, HIGHLIGHTS.len(), "README.md lacks rows: {page}");
         let expected = render(&results);
         let document = std::fs::read_to_string(docs.join("benchmarks.md")).unwrap();
         assert!(

@@ -127,9 +127,34 @@ pub enum ResultsError {
         /// The error of the JSON parser.
         cause: serde_json::Error,
     },
+    /// The results would replace a file with figures that they do not have.
+    #[error(
+        "{} lacks {} of {}: {}; run the whole benchmark, or remove the second file if these figures are no more",
+        path.display(), count(missing), kept.display(), first_of(missing)
+    )]
+    Partial {
+        /// The file of the results.
+        path: PathBuf,
+        /// The file that they would replace.
+        kept: PathBuf,
+        /// Names of the missing figures.
+        missing: Vec<String>,
+    },
     /// The file has no header.
     #[error("{}: empty results file; run the benchmark again", .0.display())]
     Empty(PathBuf),
+}
+
+fn count(figures: &[String]) -> String {
+    format!("{} figure{}", figures.len(), if figures.len() == 1 { "" } else { "s" })
+}
+
+/// Some names, and how many more there are.
+fn first_of(names: &[String]) -> String {
+    const SHOWN: usize = 5;
+    let more = names.len().saturating_sub(SHOWN);
+    let shown = names[..names.len() - more].join("; ");
+    if more == 0 { shown } else { format!("{shown}; and {more} more") }
 }
 
 /// The results of one run of one benchmark.
@@ -146,6 +171,13 @@ impl Results {
     #[must_use]
     pub fn of(table: &Table, only: &[String]) -> Self {
         Self { header: Header::current(table, only), figures: table.figures().to_vec() }
+    }
+
+    /// Names of the figures that other results have, but these do not.
+    #[must_use]
+    pub fn lacks(&self, other: &Results) -> Vec<String> {
+        let missing = |figure: &&Figure| !self.figures.iter().any(|own| own.name == figure.name);
+        other.figures.iter().filter(missing).map(|figure| figure.name.clone()).collect()
     }
 
     /// The file's text.

@@ -251,7 +251,9 @@ pub(crate) enum BenchCommand {
     /// Render docs/benchmarks.md from the results of all machines
     ///
     /// Copies the results files of this machine into its folder below RESULTS, then
-    /// renders the document from all files there. The results of other machines stay.
+    /// renders the document from all files there. The results of other machines and
+    /// benchmarks stay. Results of a partial run, which lack figures that the
+    /// folder of their machine has, are an error.
     ///
     ///     millstream bench report
     #[command(verbatim_doc_comment)]
