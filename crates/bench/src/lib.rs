@@ -30,7 +30,7 @@ pub mod torus;
 pub mod verbs;
 pub mod wire;
 
-pub use table::{Figure, NameFilter, Table};
+pub use table::{Figure, NameFilter, NotMeasured, Table};
 
 /// A benchmark: what it measures, against what, and how to run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

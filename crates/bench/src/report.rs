@@ -186,6 +186,11 @@ pub fn render(results: &[Results]) -> String {
     out
 }
 
+/// A cell of a table, or an item of a list.
+fn escaped(text: &str) -> String {
+    text.replace('|', "\\|").replace('<', "&lt;")
+}
+
 fn section(out: &mut String, Results { header, figures }: &Results) {
     let plural = if header.rounds == 1 { "" } else { "s" };
     let _ = writeln!(
@@ -200,11 +205,28 @@ fn section(out: &mut String, Results { header, figures }: &Results) {
             words => format!(" Figures whose names contain {} only.", words.join(" or ")),
         }
     );
+    if !header.arguments.is_empty() {
+        let profile = header.profile.as_deref().map(|profile| format!(", profile {profile}"));
+        let built_from = header.built_from.as_deref().map(|commit| format!(", built from {commit}"));
+        let _ = writeln!(
+            out,
+            "Command: `millstream {}`{}{}.\n",
+            header.arguments.join(" "),
+            profile.unwrap_or_default(),
+            built_from.unwrap_or_default()
+        );
+    }
     out.push_str("| figure | value | unit | baseline | ratio |\n|---|--:|---|--:|--:|\n");
     for figure in figures {
         let [value, baseline, ratio] = figure.cells();
-        let name = figure.name.replace('|', "\\|");
+        let name = escaped(&figure.name);
         let _ = writeln!(out, "| {name} | {value} | {} | {baseline} | {ratio} |", figure.unit);
+    }
+    if !header.not_measured.is_empty() {
+        out.push_str("\nNot measured, or not in all rounds:\n\n");
+        header.not_measured.iter().for_each(|figure| {
+            let _ = writeln!(out, "- {}", escaped(&figure.to_string()));
+        });
     }
 }
 
@@ -224,6 +246,10 @@ mod tests {
             date: "2026-01-31".to_owned(),
             rounds: 5,
             only: Vec::new(),
+            arguments: Vec::new(),
+            profile: None,
+            built_from: None,
+            not_measured: Vec::new(),
         };
         let figures = vec![
             Figure::with_baseline("WRITE 64 KiB, raw verbs", 36.0, "GB/s", 40.0),
@@ -257,6 +283,22 @@ mod tests {
             let (_, after) = rest.split_once(line).unwrap_or_else(|| panic!("{line} is missing in {rest}"));
             rest = after;
         }
+    }
+
+    #[test]
+    fn a_section_names_its_command_and_what_is_not_measured() {
+        let mut results = results("Xeon", "verbs", "a");
+        let header = &mut results.header;
+        header.arguments = ["bench", "verbs"].map(str::to_owned).into();
+        (header.profile, header.built_from) = (Some("release".to_owned()), Some("b".to_owned()));
+        let [name, reason] = ["rate", "no <device>"].map(str::to_owned);
+        header.not_measured.push(crate::NotMeasured { name, reason });
+        let text = render(&[results]);
+        assert!(
+            text.contains("Command: `millstream bench verbs`, profile release, built from b.\n"),
+            "{text}"
+        );
+        assert!(text.contains("rounds:\n\n- rate: no &lt;device>\n"), "{text}");
     }
 
     #[test]

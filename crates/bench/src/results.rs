@@ -6,7 +6,7 @@ use std::process::Command;
 use millstream_report::{SaveError, save};
 use serde::{Deserialize, Serialize};
 
-use crate::{Figure, Table};
+use crate::{Figure, NotMeasured, Table};
 
 /// The machine that a benchmark ran on.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -68,6 +68,18 @@ pub struct Header {
     pub rounds: usize,
     /// Words that the names of the measured figures contain; empty if all were measured.
     pub only: Vec<String>,
+    /// Arguments of the program. Older results have none, and no value of the fields below.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub arguments: Vec<String>,
+    /// Cargo profile of the program; `debug` is that of `cargo build` without options.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
+    /// The commit that the program was built from; none if its sources were in no repository.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub built_from: Option<String>,
+    /// Figures without a value, or whose value is not over all rounds.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_measured: Vec<NotMeasured>,
 }
 
 impl Header {
@@ -82,6 +94,10 @@ impl Header {
             date: output_of("date", &["-u", "+%F"]).unwrap_or_default(),
             rounds: table.rounds(),
             only: only.to_owned(),
+            arguments: std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect(),
+            profile: option_env!("MILLSTREAM_BENCH_PROFILE").map(str::to_owned),
+            built_from: option_env!("MILLSTREAM_BENCH_COMMIT").map(str::to_owned),
+            not_measured: table.unmeasured().to_vec(),
         }
     }
 }
@@ -233,12 +249,17 @@ mod tests {
     fn a_results_file_has_a_header_and_one_figure_a_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/verbs.jsonl");
-        let results = Results::of(&sample(), &["WRITE".to_owned()]);
+        let mut table = sample();
+        table.not_measured("rate", "no device");
+        let results = Results::of(&table, &["WRITE".to_owned()]);
         results.write(&path).unwrap();
         let text = std::fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> = text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
         assert_eq!(lines.len(), 3);
         assert_eq!((&lines[0]["benchmark"], &lines[0]["rounds"]), (&"verbs".into(), &3.into()));
+        assert_eq!(lines[0]["not_measured"], serde_json::json!([{"name": "rate", "reason": "no device"}]));
+        assert!(!results.header.arguments.is_empty() || std::env::args_os().len() == 1);
+        assert_eq!(lines[0]["profile"], results.header.profile.as_deref().unwrap());
         assert_eq!(lines[1]["ratio"], 0.9);
         assert_eq!(lines[2]["baseline"], serde_json::Value::Null);
         assert_eq!(Results::read(&path).unwrap(), results);

@@ -52,6 +52,21 @@ fn number(value: f64) -> String {
     }
 }
 
+/// A figure without a value, or whose value is not over all rounds. In JSON: `{"name","reason"}`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NotMeasured {
+    /// The figure, or what several figures have in common.
+    pub name: String,
+    /// Why, on one line.
+    pub reason: String,
+}
+
+impl std::fmt::Display for NotMeasured {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {}", self.name, self.reason)
+    }
+}
+
 /// Selects figures by words in their names; without words it selects all.
 #[derive(Clone, Copy, Debug)]
 pub struct NameFilter<'a>(pub &'a [String]);
@@ -70,18 +85,36 @@ pub struct Table {
     benchmark: Benchmark,
     rounds: usize,
     figures: Vec<Figure>,
+    not_measured: Vec<NotMeasured>,
 }
+
+/// Characters of a reason; outputs of programs are longer.
+const LONGEST_REASON: usize = 300;
 
 impl Table {
     /// An empty table for a run of `rounds` rounds.
     #[must_use]
     pub fn new(benchmark: Benchmark, rounds: usize) -> Self {
-        Self { benchmark, rounds, figures: Vec::new() }
+        Self { benchmark, rounds, figures: Vec::new(), not_measured: Vec::new() }
     }
 
     /// Adds a figure.
     pub fn push(&mut self, figure: Figure) {
         self.figures.push(figure);
+    }
+
+    /// Records that a figure has no value, or not one over all rounds. Each figure is named once.
+    pub fn not_measured(&mut self, name: impl Into<String>, reason: &str) {
+        let name = name.into();
+        if self.not_measured.iter().any(|known| known.name == name) {
+            return;
+        }
+        let mut reason = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+        if let Some((end, _)) = reason.char_indices().nth(LONGEST_REASON) {
+            reason.truncate(end);
+            reason.push('…');
+        }
+        self.not_measured.push(NotMeasured { name, reason });
     }
 
     /// The benchmark.
@@ -100,6 +133,12 @@ impl Table {
     #[must_use]
     pub fn figures(&self) -> &[Figure] {
         &self.figures
+    }
+
+    /// Figures without a value, or whose value is not over all rounds.
+    #[must_use]
+    pub fn unmeasured(&self) -> &[NotMeasured] {
+        &self.not_measured
     }
 }
 
@@ -127,7 +166,8 @@ impl std::fmt::Display for Table {
             }
             writeln!(f, "{}", line.trim_end())?;
         }
-        writeln!(f, "baseline: {}", self.benchmark.baseline)
+        writeln!(f, "baseline: {}", self.benchmark.baseline)?;
+        self.not_measured.iter().try_for_each(|figure| writeln!(f, "not measured: {figure}"))
     }
 }
 
@@ -147,5 +187,16 @@ pub(crate) mod tests {
         let text = sample().to_string();
         assert!(text.contains("WRITE 64 KiB"), "{text}");
         assert!(text.lines().any(|line| line.ends_with("40.0   0.90")), "{text}");
+    }
+
+    #[test]
+    fn a_figure_that_is_not_measured_has_its_reason_on_one_line() {
+        let mut table = sample();
+        table.not_measured("rate", "exit status: 1\n  no device\n");
+        table.not_measured("rate", "again");
+        table.not_measured("time", &"é".repeat(1000));
+        assert!(table.to_string().contains("not measured: rate: exit status: 1 no device\n"), "{table}");
+        assert_eq!(table.unmeasured().len(), 2);
+        assert_eq!(table.unmeasured()[1].reason.chars().count(), LONGEST_REASON + 1);
     }
 }

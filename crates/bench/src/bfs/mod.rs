@@ -103,13 +103,13 @@ fn rate(searches: &Searches, edges: &BTreeMap<u64, u64>) -> f64 {
     inverses.len() as f64 / inverses.iter().sum::<f64>() / 1e6
 }
 
-/// Measures all figures. Also returns a line for each library that was not measured.
+/// Measures all figures.
 ///
 /// # Errors
 /// The first error of a program.
-pub fn run(options: &Options) -> Result<(Table, Vec<String>), BfsBenchError> {
-    let mut notes = Vec::new();
-    let peers = installed(options, &mut notes)?;
+pub fn run(options: &Options) -> Result<Table, BfsBenchError> {
+    let mut table = Table::new(BENCHMARK, options.rounds);
+    let peers = installed(options, &mut table)?;
     let reference = ours(options, 0)?;
     let edges: BTreeMap<u64, u64> = reference.roots.iter().map(|root| (root.root, root.edges)).collect();
     let (file, script) = if peers.is_empty() { Default::default() } else { write(options)? };
@@ -128,7 +128,6 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), BfsBenchError> {
             builds[at].push(searches.build_seconds);
         }
     }
-    let mut table = Table::new(BENCHMARK, options.rounds);
     let value = |values: &[Vec<f64>], at: usize| median(&values[at]).unwrap_or(0.0);
     for (values, unit, what) in [(&rates, "MTEPS", "search"), (&builds, "s", "build")] {
         let best = (OURS.len()..names.len()).map(|at| value(values, at));
@@ -142,7 +141,7 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), BfsBenchError> {
             });
         }
     }
-    Ok((table, notes))
+    Ok(table)
 }
 
 /// A run of ours, whose results passed all rules of Graph500.
@@ -163,10 +162,10 @@ fn of_report(report: &BfsReport) -> Searches {
 }
 
 /// The libraries that the interpreter has.
-fn installed(options: &Options, notes: &mut Vec<String>) -> Result<Vec<&'static str>, BfsBenchError> {
+fn installed(options: &Options, table: &mut Table) -> Result<Vec<&'static str>, BfsBenchError> {
     let Some(python) = &options.python else {
-        let why = "not measured, no virtual environment (`make bench-apps` makes it)";
-        notes.push(format!("networkit, igraph, GraphBLAS: {why}"));
+        let why = "no virtual environment (`make bench-apps` makes it)";
+        table.not_measured("networkit, igraph, GraphBLAS", why);
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
@@ -177,7 +176,7 @@ fn installed(options: &Options, notes: &mut Vec<String>) -> Result<Vec<&'static 
             found.push(name);
         } else {
             let python = python.display();
-            notes.push(format!("{name}: not installed: {python} -m pip install numpy {package}"));
+            table.not_measured(name, &format!("not installed: {python} -m pip install numpy {package}"));
         }
     }
     Ok(found)
@@ -257,8 +256,8 @@ mod tests {
     fn a_small_run_measures_all_forms_and_names_missing_libraries() {
         let folder = std::env::temp_dir().join(format!("millstream-bench-bfs-{}", std::process::id()));
         let options = Options { scale: 8, roots: 3, rounds: 1, folder, python: None };
-        let (table, notes) = run(&options).unwrap();
-        assert_eq!((table.figures().len(), notes.len()), (2 * OURS.len(), 1), "{table} {notes:?}");
+        let table = run(&options).unwrap();
+        assert_eq!((table.figures().len(), table.unmeasured().len()), (2 * OURS.len(), 1), "{table}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
     }
 

@@ -99,11 +99,11 @@ pub fn run(
     let mut rows = BTreeMap::new();
     let has_strace = has_strace();
     if !has_strace {
-        eprintln!("skipped: faults of a disk, because strace is not installed");
+        table.not_measured("faults of a disk", "strace is not installed");
     }
     let has_hosts = hosts::are_possible();
     if !has_hosts {
-        eprintln!("skipped: faults of a link, because network namespaces need root and iproute2");
+        table.not_measured("faults of a link", "network namespaces need root and iproute2");
     }
     let selected = cases().filter(|case| crate::NameFilter(only).selects(&case.name()));
     let is_possible = |case: &Case| match case.victim {

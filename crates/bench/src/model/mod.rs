@@ -211,7 +211,7 @@ pub fn run(program: &Path, out: &Path, rounds: usize) -> Result<Table, Box<dyn E
     simulation_costs(&mut table, program)?;
     event_builder::cost(&mut table, program)?;
     match compile_simgrid(out) {
-        Err(why) => println!("figures against SimGrid: not measured, {why}"),
+        Err(why) => table.not_measured("figures against SimGrid", &why),
         Ok(simgrid) => flow_level_against_simgrid(&mut table, program, &simgrid, rounds)?,
     }
     Ok(table)

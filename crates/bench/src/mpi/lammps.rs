@@ -31,7 +31,8 @@ pub(super) fn measure(
     rounds: usize,
 ) -> Outcome<Vec<String>> {
     if Command::new("lmp").arg("-h").output().is_err() {
-        return Ok(vec!["LAMMPS was not measured: lmp is not installed; apt-get install lammps".to_owned()]);
+        table.not_measured("LAMMPS", "lmp is not installed; apt-get install lammps");
+        return Ok(Vec::new());
     }
     let folder = folder.join("mpi");
     let mut notes = Vec::new();

@@ -58,13 +58,13 @@ const SHAPES: [&str; 4] = ["1x1x1", "2x1x1", "2x2x1", "2x2x2"];
 const PEERS: [&str; 2] = ["NEST", "Brian2"];
 const MODES: [(&str, bool); 2] = [("fixed", false), ("plastic", true)];
 
-/// Measures all figures. Also returns a line for each figure that was not measured.
+/// Measures all figures.
 ///
 /// # Errors
 /// The first error of a program.
-pub fn run(options: &Options) -> Result<(Table, Vec<String>), NeuronsError> {
-    let mut notes = Vec::new();
-    let peers = peers(options, &mut notes)?;
+pub fn run(options: &Options) -> Result<Table, NeuronsError> {
+    let mut table = Table::new(BENCHMARK, options.rounds);
+    let peers = peers(options, &mut table)?;
     let mut names: Vec<(String, usize)> = Vec::new();
     let mut times: Vec<Vec<f64>> = Vec::new();
     let mut note = |name: String, group: usize, time: f64, round: usize| {
@@ -83,8 +83,12 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), NeuronsError> {
             let report = ours(options, Model::IgnoreAndFire { period: PERIOD }, is_plastic, "2x1x1")?;
             note(format!("delivery, {mode} synapses, 2 nodes"), group, report.ns_per_event, round);
             for &peer in &peers {
-                if let Some(time) = peer_time(options, peer, mode, &mut notes)? {
-                    note(format!("delivery, {mode} synapses, {peer}, 2 threads"), group, time, round);
+                let name = format!("delivery, {mode} synapses, {peer}, 2 threads");
+                match peer_time(options, peer, mode)? {
+                    Ok(time) => note(name, group, time, round),
+                    Err(why) => {
+                        table.not_measured(name, &format!("round {round} of {}: {why}", options.rounds))
+                    }
                 }
             }
         }
@@ -93,8 +97,6 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), NeuronsError> {
             note(format!("Izhikevich, plastic, {shape} nodes"), 2, report.ns_per_event, round);
         }
     }
-    notes.dedup();
-    let mut table = Table::new(BENCHMARK, options.rounds);
     let medians: Vec<f64> = times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
     for ((name, group), &time) in names.iter().zip(&medians) {
         let of_peers = names
@@ -110,7 +112,7 @@ pub fn run(options: &Options) -> Result<(Table, Vec<String>), NeuronsError> {
             None => Figure::without_baseline(name.as_str(), time, "ns/event"),
         });
     }
-    Ok((table, notes))
+    Ok(table)
 }
 
 fn ours(
@@ -145,11 +147,9 @@ fn ours(
 }
 
 /// The simulators that the interpreter has.
-fn peers(options: &Options, notes: &mut Vec<String>) -> Result<Vec<&'static str>, NeuronsError> {
+fn peers(options: &Options, table: &mut Table) -> Result<Vec<&'static str>, NeuronsError> {
     let Some(python) = &options.python else {
-        notes.push(
-            "NEST, Brian2: not measured, no virtual environment (`make bench-apps` makes it)".to_owned(),
-        );
+        table.not_measured("NEST, Brian2", "no virtual environment (`make bench-apps` makes it)");
         return Ok(Vec::new());
     };
     let mut found = Vec::new();
@@ -159,20 +159,15 @@ fn peers(options: &Options, notes: &mut Vec<String>) -> Result<Vec<&'static str>
         if output.status.success() {
             found.push(name);
         } else {
-            notes.push(format!("{name}: not measured, `import {module}` fails in {}", python.display()));
+            table.not_measured(name, &format!("`import {module}` fails in {}", python.display()));
         }
     }
     Ok(found)
 }
 
-/// Nanoseconds of a synaptic event in a simulator; none, with a note, if it fails.
-fn peer_time(
-    options: &Options,
-    peer: &str,
-    mode: &str,
-    notes: &mut Vec<String>,
-) -> Result<Option<f64>, NeuronsError> {
-    let Some(python) = &options.python else { return Ok(None) };
+/// Nanoseconds of a synaptic event in a simulator, or why it has none.
+fn peer_time(options: &Options, peer: &str, mode: &str) -> Result<Result<f64, String>, NeuronsError> {
+    let Some(python) = &options.python else { return Ok(Err("no interpreter".to_owned())) };
     let script = write(&options.folder)?;
     let neurons = options.columns * options.columns * 1000;
     let numbers = [u64::from(neurons), 200, PERIOD.into(), options.steps, 2];
@@ -183,12 +178,8 @@ fn peer_time(
     let line = text.lines().find_map(|line| line.strip_prefix(peer));
     let words = line.and_then(|line| line.trim().split_once(' '));
     match words.map(|(events, seconds)| (events.parse::<f64>(), seconds.parse::<f64>())) {
-        Some((Ok(events), Ok(seconds))) => Ok(Some(seconds * 1e9 / events)),
-        _ => {
-            let why = text.lines().last().unwrap_or("it printed nothing").to_owned();
-            notes.push(format!("{peer}, {mode}: not measured, {why}"));
-            Ok(None)
-        }
+        Some((Ok(events), Ok(seconds))) => Ok(Ok(seconds * 1e9 / events)),
+        _ => Ok(Err(text.lines().last().unwrap_or("it printed nothing").to_owned())),
     }
 }
 
@@ -207,8 +198,8 @@ mod tests {
     fn a_small_run_measures_all_shapes_and_names_missing_peers() {
         let folder = std::env::temp_dir().join(format!("millstream-bench-neurons-{}", std::process::id()));
         let options = Options { columns: 1, steps: 200, rounds: 1, folder, python: None };
-        let (table, notes) = run(&options).unwrap();
-        assert_eq!((table.figures().len(), notes.len()), (2 + SHAPES.len(), 1), "{table} {notes:?}");
+        let table = run(&options).unwrap();
+        assert_eq!((table.figures().len(), table.unmeasured().len()), (2 + SHAPES.len(), 1), "{table}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
     }
 }

@@ -43,19 +43,17 @@ const TERMS: LeaseTerms =
     LeaseTerms { duration: Duration::from_secs(20), acquire_timeout: Duration::from_secs(20) };
 
 /// Measures whole jobs on a grid of `side` × `side` points. `program` is the path of `millstream`, which serves the cards.
-/// Also returns a line for each figure that was not measured.
 ///
 /// # Errors
 /// The first error of a card or of a job.
-pub fn run(program: &Path, side: u64, rounds: usize) -> Outcome<(Table, Vec<String>)> {
+pub fn run(program: &Path, side: u64, rounds: usize) -> Outcome<Table> {
     let mut table = Table::new(BENCHMARK, rounds);
-    let mut notes = Vec::new();
     measure(&mut table, program, side, &CoreAssignment::shared()?, &[1, 2])?;
     match CoreAssignment::separate()? {
         Some(cores) => measure(&mut table, program, side, &cores, &[1])?,
-        None => notes.push("jobs with a core that only copies: not measured, there is one core".to_owned()),
+        None => table.not_measured("jobs with a core that only copies", "there is one core"),
     }
-    Ok((table, notes))
+    Ok(table)
 }
 
 /// Which cores compute and which copy.

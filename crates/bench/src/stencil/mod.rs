@@ -95,24 +95,24 @@ const C_METHODS: [(&str, usize, &str); 5] = [
 /// Methods of the Python program and their sweeps per measurement.
 const PYTHON_SWEEPS: [(&str, usize); 2] = [("numba", 6), ("numpy", 1)];
 
-/// Measures all figures. Also returns a line for each figure that was not measured.
+/// Measures all figures.
 ///
 /// # Errors
 /// The first error of a program or of a kernel.
-pub fn run(options: &Options) -> Result<(Table, Vec<String>), Box<dyn std::error::Error>> {
-    let (mut table, mut notes) = run_kernel(options)?;
+pub fn run(options: &Options) -> Result<Table, Box<dyn std::error::Error>> {
+    let mut table = run_kernel(options)?;
     match wasm::compile(&options.folder) {
         Ok(image) => wasm::measure(&mut table, &image, options.rounds)?,
-        Err(why) => notes.push(format!("WebAssembly: not measured, {why}")),
+        Err(why) => table.not_measured("WebAssembly", &why.to_string()),
     }
-    Ok((table, notes))
+    Ok(table)
 }
 
 /// The figures of the native kernel and of the peer programs.
-fn run_kernel(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
+fn run_kernel(options: &Options) -> Result<Table, StencilError> {
     let side = options.side;
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut notes = Vec::new();
+    let mut table = Table::new(BENCHMARK, options.rounds);
     let mut c = PeerProgram::c(&options.folder, side)?;
     let python = match &options.python {
         Some(python) => Some(PeerProgram::python(python, &options.folder, side)?),
@@ -123,7 +123,7 @@ fn run_kernel(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
     let python_methods: Vec<_> =
         PYTHON_SWEEPS.into_iter().filter(|(name, _)| methods.iter().any(|other| other == name)).collect();
     for (name, _) in PYTHON_SWEEPS.iter().filter(|(name, _)| !methods.iter().any(|other| other == name)) {
-        notes.push(format!("{name}: not measured, it is not installed (`make bench-card` installs it)"));
+        table.not_measured(*name, "it is not installed (`make bench-card` installs it)");
     }
     check(&mut c, &mut python, &python_methods)?;
 
@@ -165,11 +165,10 @@ fn run_kernel(options: &Options) -> Result<(Table, Vec<String>), StencilError> {
         names.zip(&rates).map(|(name, rates)| (name, median(rates).unwrap_or(0.0) / 1e9)).collect();
     let wavefronts = figures.iter().filter(|(name, _)| name.contains("wavefront"));
     let best = wavefronts.map(|&(_, rate)| rate).fold(0.0, f64::max);
-    let mut table = Table::new(BENCHMARK, options.rounds);
     for (name, rate) in figures {
         table.push(Figure::with_baseline(format!("{name}, {side}×{side}"), rate, "G points/s", best));
     }
-    Ok((table, notes))
+    Ok(table)
 }
 
 /// Checks that all programs compute the same result, bit for bit.
@@ -272,9 +271,9 @@ mod tests {
     fn a_small_run_compares_the_kernel_with_c() {
         let folder = std::env::temp_dir().join(format!("millstream-bench-stencil-{}", std::process::id()));
         let options = Options { side: 200, rounds: 1, folder: folder.clone(), python: None };
-        let (table, notes) = run_kernel(&options).unwrap();
+        let table = run_kernel(&options).unwrap();
         std::fs::remove_dir_all(folder).unwrap();
-        assert_eq!((table.figures().len(), notes.len()), (9, 2), "{table} {notes:?}");
+        assert_eq!((table.figures().len(), table.unmeasured().len()), (9, 2), "{table}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
     }
 }

@@ -86,16 +86,16 @@ struct Tool {
 struct Measured {
     values: Vec<f64>,
     cpu_seconds: [Vec<f64>; 2],
+    /// Why it was not run in further rounds.
+    error: Option<io::Error>,
 }
 
-/// Measures all selected figures in turn with their baselines. Returns the table, and a line for each tool
-/// that failed.
+/// Measures all selected figures in turn with their baselines. The table names the tools that failed.
 ///
 /// # Errors
 /// The error of creating the namespaces.
-pub fn run(options: &Options) -> io::Result<(Table, Vec<String>)> {
+pub fn run(options: &Options) -> io::Result<Table> {
     let mut table = Table::new(BENCHMARK, options.rounds);
-    let mut failed = Vec::new();
     for &mtu in &options.mtus {
         let hosts = NamespacePair::new(mtu)?;
         let payload = if mtu >= 4096 + 64 { 4096 } else { 1024 };
@@ -106,11 +106,11 @@ pub fn run(options: &Options) -> io::Result<(Table, Vec<String>)> {
         ];
         for (unit, mut tools) in groups {
             options.select(&mut tools);
-            let measured = measure(&hosts, &tools, options.rounds, &mut failed);
+            let measured = measure(&hosts, &tools, options.rounds);
             add_figures(&mut table, mtu, unit, &tools, &measured);
         }
     }
-    Ok((table, failed))
+    Ok(table)
 }
 
 impl Options {
@@ -211,6 +211,12 @@ fn add_figures(table: &mut Table, mtu: u32, unit: &str, tools: &[Tool], measured
     let mut times = Vec::new();
     for (i, (tool, measured)) in tools.iter().zip(measured).enumerate() {
         let name = format!("MTU {mtu}: {}", tool.name);
+        if let Some(error) = &measured.error {
+            let values = measured.values.len();
+            let kept =
+                if values == 0 { String::new() } else { format!("median of {values} of the rounds, then ") };
+            table.not_measured(&name, &format!("{kept}{error}"));
+        }
         let Some(value) = median(&measured.values) else { continue };
         table.push(match baseline {
             Some(baseline) if i != 0 => Figure::with_baseline(name, value, unit, baseline),
@@ -227,13 +233,12 @@ fn add_figures(table: &mut Table, mtu: u32, unit: &str, tools: &[Tool], measured
     times.into_iter().for_each(|figure| table.push(figure));
 }
 
-/// Runs each tool once a round. A tool that fails is reported and not run again.
-fn measure(hosts: &NamespacePair, tools: &[Tool], rounds: usize, failed: &mut Vec<String>) -> Vec<Measured> {
+/// Runs each tool once a round. A tool that fails is not run again.
+fn measure(hosts: &NamespacePair, tools: &[Tool], rounds: usize) -> Vec<Measured> {
     let mut measured: Vec<Measured> = tools.iter().map(|_| Measured::default()).collect();
-    let mut broken = vec![false; tools.len()];
     for _ in 0..rounds {
-        for ((tool, measured), broken) in tools.iter().zip(&mut measured).zip(&mut broken) {
-            if *broken {
+        for (tool, measured) in tools.iter().zip(&mut measured) {
+            if measured.error.is_some() {
                 continue;
             }
             let mut outcome = tool.run(hosts);
@@ -249,8 +254,8 @@ fn measure(hosts: &NamespacePair, tools: &[Tool], rounds: usize, failed: &mut Ve
                     }
                 }
                 Err(error) => {
-                    *broken = true;
-                    failed.push(format!("{}: {error}", tool.name));
+                    eprintln!("{}: {error}", tool.name);
+                    measured.error = Some(error);
                 }
             }
         }
