@@ -26,6 +26,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                per GB and peak memory of the units, and a run under run control whose metrics are read ten times a second.",
     baseline: "memcpy of one thread, however many units there are: blocks of one source's part of a batch, from a buffer as \
                large as an input file into one as large as all slots; for CPU time, the time of one such copy; for the run whose metrics are read, the same run without",
+    values: "medians over the rounds; CPU time and peak memory are those of the last round",
     command: "make bench-evb",
 };
 

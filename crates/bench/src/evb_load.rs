@@ -20,6 +20,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
                and throughput with 64 KiB fragments while worker processes of a software trigger decide on every event and \
                keep processors busy, pinned to processors or not.",
     baseline: "for fragments, memcpy of blocks of 128 bytes; for the software trigger, the same run without workers",
+    values: "medians over the rounds of a case, which follow each other; the run without workers comes before those \
+             with workers, and the memcpy of 128 bytes is one measurement",
     command: "millstream bench evb-load",
 };
 

@@ -19,6 +19,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                time of the builder unit. A batch has 16 events of 4 fragments of 64 KiB.",
     baseline: "for batches, `dd oflag=direct` of as many bytes in blocks of a batch, to the same directory; for HDF5, the same \
                with `conv=fdatasync` through the page cache; for processor time, that of the same run with HDF5",
+    values: "medians over the rounds",
     command: "millstream bench evb-storage",
 };
 

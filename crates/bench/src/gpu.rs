@@ -24,6 +24,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                through its mapping, the time from a doorbell to the interrupt, and the event builder with the camera's \
                trigger and checksums on two cards of the GPU.",
     baseline: "the same with emulated cards, in the same run; their kernels run on the host's processor",
+    values: "medians over the rounds",
     command: "millstream bench gpu",
 };
 

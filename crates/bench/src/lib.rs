@@ -1,7 +1,7 @@
 //! Benchmarks as commands: the same run measures each figure and its baseline.
 //!
-//! Machines are shared and noisy, so figures and baselines are measured in turn, round by round, and reported
-//! as medians. [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`]
+//! Machines are shared and noisy, so most figures and baselines are measured in turn, round by round, and reported
+//! as medians; [`Benchmark::values`] names the others. [`BENCHMARKS`] is the list of benchmarks. A benchmark fills a [`Table`], which [`results`]
 //! writes as JSON lines (`target/bench/NAME.jsonl`). [`report`] renders these files as `docs/benchmarks.md`.
 //! [`tools`] runs unmodified programs, such as perftest and UCX, as server and client.
 
@@ -43,6 +43,8 @@ pub struct Benchmark {
     pub measures: &'static str,
     /// Description of the baseline.
     pub baseline: &'static str,
+    /// How values follow from the rounds.
+    pub values: &'static str,
     /// The command that runs it.
     pub command: &'static str,
 }

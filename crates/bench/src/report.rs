@@ -151,8 +151,9 @@ pub fn render(results: &[Results]) -> String {
     let mut out = String::from(
         "# Benchmarks\n\n\
          <!-- Written by `make bench-report` from docs/benchmarks/*/*.jsonl. Do not edit. -->\n\n\
-         Each figure stands beside a baseline that the same run measured in turn with it. The ratio is the figure \
-         divided by its baseline. Values are medians over the rounds that stand above each table.\n\n\
+         Each figure stands beside a baseline of the same run. The ratio is the figure \
+         divided by its baseline. Each benchmark below says how its values follow from the rounds that stand above each \
+         table.\n\n\
          To add this machine, run the benchmarks and then `make bench-report`.\n\n\
          ## What is measured\n",
     );
@@ -160,8 +161,8 @@ pub fn render(results: &[Results]) -> String {
     for benchmark in &BENCHMARKS {
         let _ = write!(
             out,
-            "\n### {}\n\n{}\n\n- Baseline: {}\n- Command: `{}`\n",
-            benchmark.title, benchmark.measures, benchmark.baseline, benchmark.command
+            "\n### {}\n\n{}\n\n- Baseline: {}\n- Values: {}\n- Command: `{}`\n",
+            benchmark.title, benchmark.measures, benchmark.baseline, benchmark.values, benchmark.command
         );
     }
     let mut machines: BTreeMap<&Machine, Vec<&Results>> = BTreeMap::new();

@@ -64,7 +64,7 @@ pub struct Header {
     pub commit: String,
     /// The day, as `2026-01-31` (UTC).
     pub date: String,
-    /// Rounds that the medians are taken over.
+    /// Interleaved rounds.
     pub rounds: usize,
     /// Words that the names of the measured figures contain; empty if all were measured.
     pub only: Vec<String>,

@@ -11,7 +11,7 @@ use crate::Benchmark;
 pub struct Figure {
     /// The measured quantity, for example `WRITE 64 KiB, perftest`.
     pub name: String,
-    /// The median over all rounds.
+    /// The median over all rounds, unless [`Benchmark::values`] says otherwise.
     pub value: f64,
     /// For example `GB/s` (10^9 bytes per second) or `µs`.
     pub unit: String,
@@ -123,7 +123,7 @@ impl Table {
         &self.benchmark
     }
 
-    /// The number of rounds that the medians are taken over.
+    /// The number of rounds.
     #[must_use]
     pub fn rounds(&self) -> usize {
         self.rounds
@@ -152,7 +152,7 @@ impl std::fmt::Display for Table {
         }));
         let widths: [usize; 5] =
             std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
-        writeln!(f, "{} (medians of {} rounds)", self.benchmark.title, self.rounds)?;
+        writeln!(f, "{} ({} rounds)", self.benchmark.title, self.rounds)?;
         for row in &rows {
             let mut line = String::new();
             for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
@@ -166,6 +166,7 @@ impl std::fmt::Display for Table {
             }
             writeln!(f, "{}", line.trim_end())?;
         }
+        writeln!(f, "values: {}", self.benchmark.values)?;
         writeln!(f, "baseline: {}", self.benchmark.baseline)?;
         self.not_measured.iter().try_for_each(|figure| writeln!(f, "not measured: {figure}"))
     }

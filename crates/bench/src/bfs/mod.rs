@@ -25,6 +25,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                contains its lists of Python. The number of edges of a root is the same for all, and all reach as many vertices. \
                The benchmark compares them.",
     baseline: "the fastest library; for 48 bits and for a second node the search with 32 bits on one node",
+    values: "medians over the rounds",
     command: "make bench-apps",
 };
 

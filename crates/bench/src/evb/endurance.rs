@@ -18,6 +18,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
     measures: "A run at full rate with two readout units and two builder units: the rate in its last tenth, and resident memory \
                and open descriptors of all processes then.",
     baseline: "the same in the second tenth of the run",
+    values: "one run; memory and descriptors are medians of what was read in a tenth of the run",
     command: "make bench-endurance",
 };
 

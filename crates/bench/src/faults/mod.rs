@@ -35,6 +35,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
                again; the time to recover, which is the longest time without a finished event; the exit code of the run; \
                and processes and partial files that the run left behind. Each unit may join again once, and a standby manager takes over.",
     baseline: "the events of the run",
+    values: "the largest number of all rounds; for the time to recover the median, and the longest if there are \
+             several rounds",
     command: "make bench-faults",
 };
 

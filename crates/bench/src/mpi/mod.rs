@@ -23,6 +23,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
     baseline: "UCX over its own shared memory (posix) with host buffers; for figures with `staged`, the same \
                messages between the same buffers, copied through host buffers: one buffer for latency, 64 for bandwidth; for \
                HPC Challenge and LAMMPS the same run over UCX's shared memory",
+    values: "medians over the rounds",
     command: "make bench-mpi",
 };
 

@@ -18,6 +18,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                (ignore_and_fire) and Brian2 (C++ with OpenMP) deliver the same number of spikes; connectivity and plasticity \
                rules differ. `Izhikevich`: the network with its dynamics, on 1 to 8 nodes as threads.",
     baseline: "the faster of NEST and Brian2; for several nodes two nodes",
+    values: "medians over the rounds",
     command: "make bench-apps",
 };
 

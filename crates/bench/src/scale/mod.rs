@@ -34,6 +34,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                last pass of a peer's READs in two seconds, and deregistration.",
     baseline: "memcpy of 64 KiB by one thread for bandwidth, also for that of all processes together; memcpy of the whole region \
                for passes",
+    values: "medians over the rounds",
     command: "make bench-scale",
 };
 

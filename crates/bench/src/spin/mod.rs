@@ -20,6 +20,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                sum over the nodes of the elapsed time in packing, puts and unpacking. With more nodes than cores it contains the \
                time in which other nodes had the core.",
     baseline: "the fastest C wavefront; for several nodes one node with two threads",
+    values: "medians over the rounds",
     command: "make bench-apps",
 };
 

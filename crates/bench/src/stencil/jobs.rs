@@ -28,6 +28,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                copies, as the host of a real card does. The share of the overhead that copying the grid in and out must take \
                is a figure too.",
     baseline: "the kernel alone on the same grid and cores; for the overhead the target value",
+    values: "medians over the rounds",
     command: "make bench-card",
 };
 

@@ -23,6 +23,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                non-temporal stores, wavefronts of several sweeps), of numba and numpy, and of the WebAssembly example kernel. \
                All programs compute the same bits, which the benchmark checks first.",
     baseline: "the fastest C wavefront; for the WebAssembly kernel the native kernel",
+    values: "medians over the rounds",
     command: "make bench-card",
 };
 

@@ -35,6 +35,8 @@ pub const BENCHMARK: Benchmark = Benchmark {
     baseline: "for 8 bytes a bare WRITE with immediate data: polled for the mesh, with its wake-up for the torus, where each \
                packet wakes a process; for large sizes memcpy divided by the number of \
                copies; for a host outside a node that does the same; for operations of all nodes the mesh, and the model; for monitoring the run without it, and processes that only wake up as often; for detection the bound",
+    values: "medians over the rounds for puts, gets and operations of all nodes, also of the host outside; one \
+             measurement for memcpy, the chains of threads, monitoring and the tori on one thread",
     command: "make bench-torus",
 };
 

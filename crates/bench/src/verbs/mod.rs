@@ -20,6 +20,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                `process_vm_readv`).",
     baseline: "memcpy of the same size and kind of memory for bandwidth; UCX over its own shared memory for latency and \
                rate. The two-thread memcpy with a flag per message is the upper bound of SEND.",
+    values: "medians over the rounds",
     command: "make bench-verbs",
 };
 

@@ -23,6 +23,7 @@ pub const BENCHMARK: Benchmark = Benchmark {
                are joined by a veth pair. The programs are perftest over the soft device, iperf3, UCX over TCP and \
                libfabric over TCP. Further figures have packet loss, 64 queue pairs, and the CPU time per GB of both sides.",
     baseline: "raw UDP packets of the same payload over the same link, without ICRC",
+    values: "medians over the rounds",
     command: "make bench-wire",
 };
 
