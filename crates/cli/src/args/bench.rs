@@ -386,3 +386,29 @@ pub(crate) struct RawVerbsArguments {
     #[arg(long)]
     pub(crate) private: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::args::Arguments;
+
+    #[test]
+    fn counts_and_durations_of_nothing_are_refused() {
+        for (command, option, values) in [
+            ("verbs", "--rounds", &["0", "-1"][..]),
+            ("faults", "--rounds", &["0"]),
+            ("evb", "--seconds", &["0", "-1", "nan", "inf", "1s"]),
+            ("mpi", "--seconds", &["0"]),
+            ("evb-storage", "--megabytes", &["0"]),
+            ("neurons", "--duration", &["0"]),
+            ("stencil", "--side", &["0"]),
+        ] {
+            for value in values {
+                let words = ["millstream", "bench", command, &format!("{option}={value}")];
+                let error = Arguments::try_parse_from(words).map(drop).unwrap_err().to_string();
+                assert!(error.contains(option) && error.contains(value), "{error}");
+            }
+        }
+    }
+}
