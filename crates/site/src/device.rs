@@ -77,7 +77,7 @@ pub struct Value {
 #[must_use]
 pub fn is_rate(name: &str, unit: &str) -> bool {
     let is_factor = ["efficiency", "utilization", "socket.links"].iter().any(|what| name.contains(what));
-    matches!(unit, "GB/s" | "kIOPS" | "1/us") || is_factor
+    matches!(unit, "GB/s" | "kIOPS" | "1/us") || name.ends_with("rate") || is_factor
 }
 
 /// A device of the library.
