@@ -224,7 +224,7 @@ fn section(out: &mut String, Results { header, figures }: &Results) {
         let _ = writeln!(out, "| {name} | {value} | {} | {baseline} | {ratio} |", figure.unit);
     }
     if !header.not_measured.is_empty() {
-        out.push_str("\nNot measured, or not in all rounds:\n\n");
+        out.push_str("\nNot measured in all rounds:\n\n");
         header.not_measured.iter().for_each(|figure| {
             let _ = writeln!(out, "- {}", escaped(&figure.to_string()));
         });

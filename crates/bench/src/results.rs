@@ -74,7 +74,7 @@ pub struct Header {
     /// Cargo profile of the program; `debug` is that of `cargo build` without options.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// The commit that the program was built from; none if its sources were in no repository.
+    /// The commit of the checkout in which the program was built; none if its sources were in no repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub built_from: Option<String>,
     /// Figures without a value, or whose value is not over all rounds.

@@ -152,7 +152,8 @@ impl std::fmt::Display for Table {
         }));
         let widths: [usize; 5] =
             std::array::from_fn(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
-        writeln!(f, "{} ({} rounds)", self.benchmark.title, self.rounds)?;
+        let plural = if self.rounds == 1 { "" } else { "s" };
+        writeln!(f, "{} ({} round{plural})", self.benchmark.title, self.rounds)?;
         for row in &rows {
             let mut line = String::new();
             for (i, (cell, width)) in row.iter().zip(widths).enumerate() {
@@ -168,7 +169,7 @@ impl std::fmt::Display for Table {
         }
         writeln!(f, "values: {}", self.benchmark.values)?;
         writeln!(f, "baseline: {}", self.benchmark.baseline)?;
-        self.not_measured.iter().try_for_each(|figure| writeln!(f, "not measured: {figure}"))
+        self.not_measured.iter().try_for_each(|figure| writeln!(f, "not measured in all rounds: {figure}"))
     }
 }
 
@@ -196,7 +197,10 @@ pub(crate) mod tests {
         table.not_measured("rate", "exit status: 1\n  no device\n");
         table.not_measured("rate", "again");
         table.not_measured("time", &"é".repeat(1000));
-        assert!(table.to_string().contains("not measured: rate: exit status: 1 no device\n"), "{table}");
+        assert!(
+            table.to_string().contains("not measured in all rounds: rate: exit status: 1 no device\n"),
+            "{table}"
+        );
         assert_eq!(table.unmeasured().len(), 2);
         assert_eq!(table.unmeasured()[1].reason.chars().count(), LONGEST_REASON + 1);
     }

@@ -31,8 +31,8 @@ pub enum ToolError {
         /// Its output.
         output: String,
     },
-    /// The client printed no row of results.
-    #[error("{program} printed no row of results:\n{output}")]
+    /// The client printed no row of results, or one without the value.
+    #[error("{program} printed no result:\n{output}")]
     NoResult {
         /// The tool with its arguments.
         program: String,
@@ -162,6 +162,17 @@ impl ToolPair {
     /// [`ToolError`] if a side does not start, fails or hangs, or if the client prints no result.
     pub fn run(&self) -> Result<Vec<Row>, ToolError> {
         retry_clock_calibration(|| self.run_once())
+    }
+
+    /// Runs server and client. Returns one column of the client's first row of results.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run), or if the row is too short.
+    pub fn value(&self, column: usize) -> Result<f64, ToolError> {
+        let rows = self.run()?;
+        let row = &rows[0].0;
+        let short = || ToolError::NoResult { program: self.name(), output: format!("{row:?}") };
+        row.get(column).copied().ok_or_else(short)
     }
 
     fn run_once(&self) -> Result<Vec<Row>, ToolError> {

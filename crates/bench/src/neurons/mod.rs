@@ -87,6 +87,7 @@ pub fn run(options: &Options) -> Result<Table, NeuronsError> {
                 let name = format!("delivery, {mode} synapses, {peer}, 2 threads");
                 match peer_time(options, peer, mode)? {
                     Ok(time) => note(name, group, time, round),
+                    Err(why) if round == 0 => table.not_measured(name, &format!("warm-up: {why}")),
                     Err(why) => {
                         table.not_measured(name, &format!("round {round} of {}: {why}", options.rounds))
                     }

@@ -104,7 +104,7 @@ impl VerbsBench<'_> {
         for _ in 0..self.rounds {
             baselines.push(baseline()?);
             for ((pair, column), values) in pairs.iter().zip(&mut values) {
-                values.extend(pair.run()?[0].0.get(*column));
+                values.push(pair.value(*column)?);
             }
         }
         let middle = |values: &Vec<f64>| median(values).unwrap_or(0.0);
