@@ -46,9 +46,9 @@ impl GsiPort {
         })
     }
 
-    /// The receiving descriptors: at least one is readable when a packet has arrived.
-    pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        self.port.descriptors()
+    /// The descriptors of a thread that sleeps until it must receive.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.port.descriptors().into_iter().flatten()
     }
 
     /// Sends the queued datagrams. Datagrams that do not fit are lost and retransmitted.

@@ -38,9 +38,10 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         let watched = adapter.peers.watched();
         let (port, timeout) = adapter.port.poll_set();
         let [wake, timer] = tasks.descriptors().map(|fd| fd.as_raw_fd());
-        let [port, relay] = port.map(|fd| fd.unwrap_or(-1));
-        let mut fds: Vec<_> =
-            [wake, timer, port, relay].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 }).into();
+        let [port, relay, release] = port.map(|fd| fd.unwrap_or(-1));
+        let mut fds: Vec<_> = [wake, timer, port, relay, release]
+            .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
+            .into();
         fds.extend(watched.iter().flat_map(|peer| peer.exit_events()));
         let polled = adapter.port.busy_poll(&mut polling);
         let timeout = if polled == BusyPoll::Over { timeout } else { Some(Duration::ZERO) };
@@ -57,11 +58,11 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         if fds[1].revents != 0 {
             tasks.take_expiry();
         }
-        let received = adapter.port.service(fds[2].revents != 0 || fds[3].revents != 0);
+        let received = adapter.port.service(fds[2..5].iter().any(|fd| fd.revents != 0));
         if received || polled == BusyPoll::Received {
             polling.begin_if_frequent();
         }
-        for (peer, events) in watched.iter().zip(fds[4..].chunks(2)) {
+        for (peer, events) in watched.iter().zip(fds[5..].chunks(2)) {
             if events.iter().any(|event| event.revents & !libc::POLLOUT != 0) {
                 peer_lost(adapter, peer);
             } else if events[0].revents != 0 {

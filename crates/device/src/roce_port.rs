@@ -304,8 +304,8 @@ impl RocePort {
     }
 
     /// For the thread: the descriptors to watch, if it watches the port, and the longest sleep.
-    pub(crate) fn poll_set(&self) -> ([Option<RawFd>; 2], Option<Duration>) {
-        let Some(opened) = self.opened() else { return ([None; 2], None) };
+    pub(crate) fn poll_set(&self) -> ([Option<RawFd>; 3], Option<Duration>) {
+        let Some(opened) = self.opened() else { return ([None; 3], None) };
         let now = self.now();
         let polled = self.since_last_poll(now) < CHECK_INTERVAL;
         let must_watch = || !polled || self.watch_until.load(Ordering::SeqCst) > now;
@@ -317,7 +317,7 @@ impl RocePort {
             watch = true;
             self.watching.store(true, Ordering::SeqCst);
         }
-        let fds = opened.port.descriptors().map(|fd| watch.then(|| fd.as_raw_fd()));
+        let fds = opened.port.descriptors().map(|fd| fd.filter(|_| watch).map(|fd| fd.as_raw_fd()));
         // A poller may delay an acknowledgement at any time, and not poll again. After this store it sees
         // that the thread will check.
         self.checking.store(polled, Ordering::SeqCst);

@@ -2,16 +2,18 @@
 //!
 //! Faults affect packets, not batches: an affected batch is split, and its parts are sealed again, because
 //! they leave with other IPv4 identifications. Packets that are held back leave with the first call after
-//! their time.
+//! their time. A timer wakes a thread that sleeps until then.
 
 use std::collections::VecDeque;
 use std::io;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use crate::config::{self, PacketSelector, Side};
 use crate::counters::Counters;
 use crate::datagram::{CONGESTION_EXPERIENCED, Outgoing, PacketInfo, RxBuffers};
+use crate::release_timer::{Direction, ReleaseTimer};
 use crate::{Counts, Link, icrc};
 
 /// Longest time for which a reordered packet waits for a successor.
@@ -27,6 +29,7 @@ pub(crate) struct FaultInjector<L> {
     counters: Counters,
     sending: Option<Mutex<Sending>>,
     receiving: Option<Mutex<Receiving>>,
+    timer: ReleaseTimer,
 }
 
 /// The faults of one packet.
@@ -152,6 +155,11 @@ impl<T> Held<T> {
         let due = self.0.extract_if(.., |(time, after, _)| *time <= now || *after <= count);
         due.map(|(_, _, packet)| packet).collect()
     }
+
+    /// When the next packet is due, if no other packet passes before.
+    fn next(&self) -> Option<Instant> {
+        self.0.iter().map(|(time, _, _)| *time).min()
+    }
 }
 
 #[derive(Debug)]
@@ -190,7 +198,7 @@ struct Receiving {
 }
 
 impl<L: Link> FaultInjector<L> {
-    pub(crate) fn new(inner: L, faults: &config::Faults) -> Self {
+    pub(crate) fn new(inner: L, faults: &config::Faults) -> io::Result<Self> {
         let sending = (faults.side != Side::Receive)
             .then(|| Mutex::new(Sending { rng: FaultRng::new(faults, 0), held: Held(Vec::new()) }));
         let receiving = (faults.side != Side::Send).then(|| {
@@ -201,7 +209,7 @@ impl<L: Link> FaultInjector<L> {
                 ready: VecDeque::new(),
             })
         });
-        Self { inner, counters: Counters::default(), sending, receiving }
+        Ok(Self { inner, counters: Counters::default(), sending, receiving, timer: ReleaseTimer::new()? })
     }
 
     /// Sends held packets that may leave after packet `count`.
@@ -257,13 +265,9 @@ impl<L: Link> FaultInjector<L> {
         }
         Ok(())
     }
-}
 
-impl<L: Link> Link for FaultInjector<L> {
-    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
-        let Some(sending) = &self.sending else { return self.inner.send(batches) };
-        let mut sending = sending.lock().expect("no panic under this lock");
-        let sending = &mut *sending;
+    /// Sends batches and chooses their faults.
+    fn send_affected(&self, sending: &mut Sending, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
         for (i, batch) in batches.iter_mut().enumerate() {
             let before = (sending.rng.random, sending.rng.count);
             let faults_by_packet: Vec<_> = (0..batch.count()).map(|_| sending.rng.throw()).collect();
@@ -278,12 +282,24 @@ impl<L: Link> Link for FaultInjector<L> {
         }
         Ok(batches.len())
     }
+}
+
+impl<L: Link> Link for FaultInjector<L> {
+    fn send(&self, batches: &mut [Outgoing<'_>]) -> io::Result<usize> {
+        let Some(sending) = &self.sending else { return self.inner.send(batches) };
+        let mut sending = sending.lock().expect("no panic under this lock");
+        let taken = self.send_affected(&mut sending, batches);
+        self.timer.set(Direction::Sent, sending.held.next());
+        taken
+    }
 
     fn receive(&self, inbox: &mut RxBuffers) -> io::Result<usize> {
         if let Some(sending) = &self.sending {
             let mut sending = sending.lock().expect("no panic under this lock");
             let count = sending.rng.count;
-            self.release(&mut sending.held, count)?;
+            let released = self.release(&mut sending.held, count);
+            self.timer.set(Direction::Sent, sending.held.next());
+            released?;
         }
         let Some(receiving) = &self.receiving else { return self.inner.receive(inbox) };
         let mut receiving = receiving.lock().expect("no panic under this lock");
@@ -296,6 +312,9 @@ impl<L: Link> Link for FaultInjector<L> {
         {
             inbox.push(info, segment, &bytes);
         }
+        // The socket need not be readable when the rest is delivered.
+        let rest = (!receiving.ready.is_empty()).then(Instant::now);
+        self.timer.set(Direction::Received, rest.or_else(|| receiving.held.next()));
         Ok(inbox.filled.len())
     }
 
@@ -309,6 +328,10 @@ impl<L: Link> Link for FaultInjector<L> {
 
     fn counts(&self) -> Counts {
         self.inner.counts().plus(&self.counters.snapshot())
+    }
+
+    fn release_timer(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.timer.as_fd())
     }
 }
 
@@ -362,7 +385,7 @@ mod tests {
 
     fn link(faults: &str) -> (Arc<Memory>, FaultInjector<Arc<Memory>>) {
         let memory = Arc::new(Memory::default());
-        (memory.clone(), FaultInjector::new(memory, &faults.parse().unwrap()))
+        (memory.clone(), FaultInjector::new(memory, &faults.parse().unwrap()).unwrap())
     }
 
     /// Packet numbers that were sent, and whether the ICRC of each was correct.
@@ -433,6 +456,48 @@ mod tests {
         }
         assert!(start.elapsed() >= Duration::from_millis(20));
         assert_eq!(sent(&memory), [(0, true)]);
+    }
+
+    /// Sleeps on the timer of a link until it is readable.
+    fn sleep_until_release(link: &impl Link) {
+        let timer = link.release_timer().unwrap();
+        millstream_shm::poll_readable(&[timer], None).unwrap();
+    }
+
+    fn is_release_due(link: &impl Link) -> bool {
+        let timer = link.release_timer().unwrap();
+        millstream_shm::poll_readable(&[timer], Some(Duration::ZERO)).unwrap() == [true]
+    }
+
+    #[test]
+    fn a_packet_held_back_wakes_a_thread_that_sleeps() {
+        for faults in ["delay=#1:20ms", "reorder=#1"] {
+            let (memory, link) = link(faults);
+            send(&link, &mut batch(0, 1));
+            assert_eq!(sent(&memory), []);
+            sleep_until_release(&link);
+            assert_eq!(received(&link), []);
+            assert_eq!(sent(&memory), [(0, true)]);
+            assert!(!is_release_due(&link));
+
+            let (memory, link) = self::link(&format!("{faults},side=receive"));
+            memory.coming.lock().unwrap().push_back((40, batch(0, 1)));
+            assert_eq!(received(&link), []);
+            sleep_until_release(&link);
+            assert_eq!(received(&link), [0]);
+            assert!(!is_release_due(&link));
+        }
+    }
+
+    #[test]
+    fn packets_without_room_in_the_inbox_wake_a_thread_that_sleeps() {
+        let (memory, link) = link("duplicate=1,side=receive");
+        memory.coming.lock().unwrap().push_back((40, batch(0, 2)));
+        let mut inbox = RxBuffers::new(3);
+        assert_eq!(link.receive(&mut inbox).unwrap(), 3);
+        sleep_until_release(&link);
+        assert_eq!(received(&link), [1]);
+        assert!(!is_release_due(&link));
     }
 
     #[test]

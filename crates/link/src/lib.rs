@@ -23,10 +23,12 @@ mod memory;
 mod pcap;
 mod port;
 mod rate_limit;
+mod release_timer;
 mod sockopt;
 mod udp;
 
 use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 pub use config::Config;
@@ -64,6 +66,11 @@ pub trait Link: Send + Sync + std::fmt::Debug {
 
     /// Counters of this layer and those below.
     fn counts(&self) -> Counts;
+
+    /// A descriptor that is readable when a call of `receive` is due because of packets that the link holds back.
+    fn release_timer(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 macro_rules! forward {
@@ -87,6 +94,10 @@ macro_rules! forward {
 
             fn counts(&self) -> Counts {
                 (**self).counts()
+            }
+
+            fn release_timer(&self) -> Option<BorrowedFd<'_>> {
+                (**self).release_timer()
             }
         }
     )*};

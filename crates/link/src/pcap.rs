@@ -10,6 +10,7 @@
 use std::fs::{File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -212,6 +213,10 @@ impl<L: Link> Link for Pcap<L> {
 
     fn counts(&self) -> Counts {
         self.inner.counts()
+    }
+
+    fn release_timer(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.release_timer()
     }
 }
 

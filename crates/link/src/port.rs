@@ -43,7 +43,7 @@ impl Port {
             link = Box::new(Pcap::new(link, path)?);
         }
         if config.faults.any() {
-            link = Box::new(FaultInjector::new(link, &config.faults));
+            link = Box::new(FaultInjector::new(link, &config.faults)?);
         }
         Ok(Self { link, udp, counters: Counters::default() })
     }
@@ -125,11 +125,12 @@ impl Port {
         &self.udp
     }
 
-    /// The receiving descriptors: at least one is readable when packets have arrived, see
-    /// [`Udp::descriptors`].
+    /// The descriptors of a thread that sleeps until it must receive: those of [`Udp::descriptors`], and the timer of
+    /// packets that the fault injection holds back.
     #[must_use]
-    pub fn descriptors(&self) -> [BorrowedFd<'_>; 2] {
-        self.udp.descriptors()
+    pub fn descriptors(&self) -> [Option<BorrowedFd<'_>>; 3] {
+        let [socket, forwarded] = self.udp.descriptors();
+        [Some(socket), Some(forwarded), self.link.release_timer()]
     }
 
     /// Forwards a packet to another process of this host, which receives it as if from the network.

@@ -98,7 +98,7 @@ impl Sockets {
     fn open_gsi(&mut self) -> io::Result<&mut GsiPort> {
         if self.gsi.is_none() {
             let gsi = GsiPort::open()?;
-            gsi.descriptors().into_iter().try_for_each(|fd| self.watch(GSI, fd, EventFlags::IN))?;
+            gsi.descriptors().try_for_each(|fd| self.watch(GSI, fd, EventFlags::IN))?;
             self.gsi = Some(gsi);
         }
         self.gsi.as_mut().ok_or_else(|| io::ErrorKind::Other.into())

@@ -90,6 +90,7 @@ fn other_process() {
         Ok("wire_sender_to_exiting") => wire_exit::sender(),
         Ok("wire_exiting_receiver") => wire_exit::receiver(),
         Ok("wire_reset_timer") => wire_timers::reset_timer(),
+        Ok("wire_delayed_packet") => wire_timers::delayed_packet(),
         Ok("wire_invalid_datagrams") => wire::invalid_datagrams(),
         Ok("port_survivors") => port::survivors(),
         Ok("port_users") => port::users(),

@@ -20,7 +20,8 @@ use crate::support::{
 
 const QKEY: u32 = 0x1234;
 
-fn ready(qp: &Qp, dest: u32) {
+/// Modifies an unreliable queue pair from RESET to RTS.
+pub(crate) fn ready(qp: &Qp, dest: u32) {
     let config = QpConfig::default();
     let ud = qp.kind() == QpType::Ud;
     for (state, needs) in [

@@ -136,7 +136,14 @@ fn groups_are_reached_by_packets() {
 
 /// Runs a role on the wire in another process, and waits until it succeeds.
 pub(crate) fn on_the_wire(role: &str) {
-    let mut process = Process::start_with(role, |command| command.env("MILLSTREAM_PATH", "wire"));
+    on_the_wire_with(role, &[]);
+}
+
+/// The same with further variables set.
+pub(crate) fn on_the_wire_with(role: &str, variables: &[(&str, &str)]) {
+    let mut process = Process::start_with(role, |command| {
+        command.env("MILLSTREAM_PATH", "wire").envs(variables.iter().copied())
+    });
     assert!(process.finish().success(), "{role}");
 }
 

@@ -1,14 +1,17 @@
-//! Timers of queue pairs whose packets get no answer.
+//! Timers of queue pairs whose packets get no answer, and of packets that are held back.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use millstream_device::qp::state::{QpAttr, QpState, attr};
+use millstream_device::qp::{QpType, RecvSource};
 use millstream_device::send_wr::SendWr;
-use millstream_device::types::{SEND_SIGNALED, WR_SEND};
+use millstream_device::types::{SEND_SIGNALED, WC_SUCCESS, WR_SEND};
+use millstream_device::{Channel, Cq};
 
-use crate::support::Adapter;
-use crate::wire::{connected_to, on_the_wire};
+use crate::support::{Adapter, TEST_TIMEOUT, next, readable};
+use crate::unreliable::ready;
+use crate::wire::{connected_to, on_the_wire, on_the_wire_with};
 
 #[test]
 fn a_reset_queue_pair_has_no_timer() {
@@ -27,6 +30,30 @@ pub(crate) fn reset_timer() {
     std::thread::sleep(Duration::from_millis(200));
     let used = processor_time() - before;
     assert!(used < Duration::from_millis(20), "{used:?} of processor time");
+}
+
+#[test]
+fn a_delayed_packet_arrives_while_its_program_sleeps() {
+    for faults in ["delay=1:20ms", "reorder=1", "delay=1:20ms,side=receive"] {
+        on_the_wire_with("wire_delayed_packet", &[("MILLSTREAM_LINK", faults)]);
+    }
+}
+
+/// In another process, which sends a single packet. No timer of a queue pair wakes the device's thread.
+pub(crate) fn delayed_packet() {
+    let adapter = Adapter::open();
+    let channel = Channel::new(&adapter.context).expect("a channel");
+    let received = Cq::new(&adapter.context, 8, Some(channel.clone())).expect("a queue");
+    let [near, far] = [&adapter.cq(), &received]
+        .map(|cq| adapter.qp_with(cq, QpType::Uc, RecvSource::Own).expect("a queue pair"));
+    ready(&near, far.qpn().get());
+    ready(&far, near.qpn().get());
+    far.post_recv(7, &[]).expect("room");
+    received.arm(false);
+    near.post_send(&SendWr { opcode: WR_SEND, ..SendWr::default() }).expect("room");
+    assert!(readable(&*channel, TEST_TIMEOUT), "the packet did not arrive");
+    let completion = next(&received);
+    assert_eq!((completion.status, completion.wr_id), (WC_SUCCESS, 7));
 }
 
 /// Processor time that this process has used.
