@@ -11,6 +11,7 @@ use std::fs::{File, TryLockError};
 use std::io::{self, Write as _};
 use std::net::IpAddr;
 use std::os::fd::BorrowedFd;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
@@ -34,27 +35,49 @@ pub(crate) struct Pcap<L> {
     path: PathBuf,
 }
 
+/// Whether the process ID is part of the name.
+fn has_process_id(path: &Path) -> bool {
+    path.to_str().is_some_and(|text| text.contains("%p"))
+}
+
 /// Replaces `%p` in the name by the process ID. A process may have several members on the port, in the device
-/// and in the connection manager: the file of the second one is called `ID-2`, and so on.
+/// and in the connection manager: `-2` follows the ID in the file of the second one, and so on. Without an ID it
+/// precedes the extension.
 fn expand(path: &Path, nth: u32) -> PathBuf {
-    let id = match nth {
-        1 => std::process::id().to_string(),
-        nth => format!("{}-{nth}", std::process::id()),
-    };
-    match path.to_str() {
-        Some(text) => text.replace("%p", &id).into(),
-        None => path.into(),
+    let suffix = if nth == 1 { String::new() } else { format!("-{nth}") };
+    if let Some(text) = path.to_str().filter(|_| has_process_id(path)) {
+        return text.replace("%p", &format!("{}{suffix}", std::process::id())).into();
     }
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(suffix);
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+/// Whether this process has opened the file a second time. Device and connection manager are two libraries, so
+/// they share no variable.
+fn is_open_twice(file: &File) -> bool {
+    let Ok(Ok(descriptors)) = file.metadata().map(|own| {
+        std::fs::read_dir("/proc/thread-self/fd").map(|all| {
+            let files = all.flatten().filter_map(|fd| std::fs::metadata(fd.path()).ok());
+            files.filter(|other| (other.dev(), other.ino()) == (own.dev(), own.ino())).count()
+        })
+    }) else {
+        return false;
+    };
+    descriptors > 1
 }
 
 /// Most members of one process.
 const MEMBERS: u32 = 8;
 
 /// Opens the capture file of this member of the port.
-fn open(path: &Path) -> io::Result<(File, PathBuf)> {
-    let several = path.to_str().is_some_and(|text| text.contains("%p"));
+fn open(given: &Path) -> io::Result<(File, PathBuf)> {
     for nth in 1..=MEMBERS {
-        let path = expand(path, nth);
+        let path = expand(given, nth);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
         let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(named)?;
         match file.try_lock() {
@@ -62,7 +85,7 @@ fn open(path: &Path) -> io::Result<(File, PathBuf)> {
                 file.set_len(0).map_err(named)?;
                 return Ok((file, path));
             }
-            Err(TryLockError::WouldBlock) if several => {}
+            Err(TryLockError::WouldBlock) if has_process_id(given) || is_open_twice(&file) => {}
             Err(TryLockError::WouldBlock) => {
                 let message =
                     "another process writes to it; put %p into the name, which becomes the process id";
@@ -71,7 +94,7 @@ fn open(path: &Path) -> io::Result<(File, PathBuf)> {
             Err(TryLockError::Error(error)) => return Err(named(error)),
         }
     }
-    let message = format!("{}: {MEMBERS} captures of this process are being written", path.display());
+    let message = format!("{}: {MEMBERS} captures of this process are being written", given.display());
     Err(io::Error::new(io::ErrorKind::ResourceBusy, message))
 }
 
@@ -229,25 +252,50 @@ mod tests {
     fn each_member_has_its_capture_file() {
         let folder = std::env::temp_dir().join(format!("millstream-pcap-{}", millstream_shm::random_u64()));
         std::fs::create_dir(&folder).unwrap();
-        let members = [(); 3].map(|()| Pcap::new(Memory::default(), &folder.join("wire-%p.pcap")).unwrap());
-        for (i, member) in members.iter().enumerate() {
-            (0..=i).for_each(|_| send(member, &mut batch(0, 1)));
+        for (name, stem, extension) in [
+            ("wire-%p.pcap", format!("wire-{}", std::process::id()), ".pcap"),
+            ("wire.1.pcap", "wire.1".to_owned(), ".pcap"),
+            ("wire", "wire".to_owned(), ""),
+        ] {
+            let members = [(); 3].map(|()| Pcap::new(Memory::default(), &folder.join(name)).unwrap());
+            for (i, member) in members.iter().enumerate() {
+                (0..=i).for_each(|_| send(member, &mut batch(0, 1)));
+            }
+            let len = |suffix| {
+                let file = folder.join(format!("{stem}{suffix}{extension}"));
+                std::fs::metadata(file).unwrap().len() as usize
+            };
+            // File header, record headers, Ethernet, IPv4 and UDP headers, 40 bytes of packet.
+            let of = |packets: usize| 24 + packets * (16 + 14 + 20 + 8 + 40);
+            assert_eq!(["", "-2", "-3"].map(len), [of(1), of(2), of(3)], "{name}");
         }
-        let id = std::process::id();
-        let len = |name: String| std::fs::metadata(folder.join(name)).map(|data| data.len() as usize);
-        let lens =
-            [format!("wire-{id}.pcap"), format!("wire-{id}-2.pcap"), format!("wire-{id}-3.pcap")].map(len);
-        // File header, record headers, Ethernet, IPv4 and UDP headers, 40 bytes of packet.
-        let of = |packets: usize| 24 + packets * (16 + 14 + 20 + 8 + 40);
-        assert_eq!(lens.map(Result::unwrap), [of(1), of(2), of(3)]);
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+
+    #[test]
+    fn a_file_of_another_process_is_refused() {
+        let path = std::env::temp_dir().join(format!("millstream-{}.pcap", millstream_shm::random_u64()));
+        // It holds the lock until its input ends.
+        let mut other = std::process::Command::new("flock")
+            .arg(&path)
+            .args(["sh", "-c", "echo locked; cat"])
+            .stdin(std::process::Stdio::piped())
+            .stdout(std::process::Stdio::piped())
+            .spawn()
+            .expect("flock runs (Debian package util-linux)");
+        let mut line = [0; 7];
+        io::Read::read_exact(other.stdout.as_mut().unwrap(), &mut line).unwrap();
+        let error = Pcap::new(Memory::default(), &path).unwrap_err().to_string();
+        assert!(error.contains("another process") && error.contains("%p"), "{error}");
+        drop(other.stdin.take());
+        assert!(other.wait().unwrap().success());
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]
     fn tshark_reads_the_capture() {
         let path = std::env::temp_dir().join(format!("millstream-{}.pcap", millstream_shm::random_u64()));
         let link = Pcap::new(Memory::default(), &path).unwrap();
-        assert!(Pcap::new(Memory::default(), &path).unwrap_err().to_string().contains("%p"));
         send(&link, &mut batch(0, 2));
         link.inner.coming.lock().unwrap().push_back((40, batch(2, 3)));
         assert_eq!(link.receive(&mut RxBuffers::new(1)).unwrap(), 1);
