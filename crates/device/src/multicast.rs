@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::time::Duration;
@@ -141,21 +141,26 @@ fn join(port: &Port, group: &Group) -> Result<()> {
     for interface in interfaces() {
         match port.udp().join_multicast(address, interface) {
             Ok(()) => joined = true,
-            // Joined by a former owner of the socket, or by a concurrent `port_opened`.
+            // Joined by a concurrent `port_opened`.
             Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => joined = true,
             // The interface has no addresses of this family.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}
-            Err(error) => refused = Some(error),
+            Err(error) => refused = Some((interface, error)),
         }
     }
     match refused {
-        Some(error) if !joined => report_join_error(address, &error),
-        _ => Ok(()),
+        Some((interface, error)) => {
+            report_join_error(address, interface, &error);
+            // Without packets the group is limited to this host.
+            let code = error.raw_os_error().unwrap_or(libc::EIO);
+            if path::is_wire() && !joined { Err(Errno(code)) } else { Ok(()) }
+        }
+        None => Ok(()),
     }
 }
 
 /// Reports the first failed join. The usual cause is `net.ipv4.igmp_max_memberships`, 20 for each socket.
-fn report_join_error(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
+fn report_join_error(group: IpAddr, interface: u32, error: &io::Error) {
     static REPORTED: Once = Once::new();
     REPORTED.call_once(|| {
         let hint = if error.raw_os_error() == Some(libc::ENOBUFS) {
@@ -164,11 +169,9 @@ fn report_join_error(group: std::net::IpAddr, error: &io::Error) -> Result<()> {
             ""
         };
         tracing::warn!(
-            "cannot join multicast group {group}, so packets from other hosts are lost: {error}{hint}"
+            "cannot join multicast group {group} on interface {interface}, so its packets from there are lost: {error}{hint}"
         );
     });
-    // Without packets the group is limited to this host.
-    if path::is_wire() { Err(Errno(error.raw_os_error().unwrap_or(libc::EIO))) } else { Ok(()) }
 }
 
 impl MulticastTable {

@@ -133,6 +133,21 @@ fn socket_of_a_dead_member_is_taken_over() {
 }
 
 #[test]
+fn groups_of_a_dead_member_are_left() {
+    // The loopback interface.
+    const INTERFACE: u32 = 1;
+    let port = port();
+    let _keeper = Udp::join_port(0x1, port).unwrap();
+    let groups = ["239.192.7.1", "ff0e::7:1"].map(|text| text.parse::<IpAddr>().unwrap());
+    let former = Udp::join_port(0x2, port).unwrap();
+    groups.iter().for_each(|group| former.join_multicast(*group, INTERFACE).unwrap());
+    drop(former);
+    let heir = Udp::join_port(0x3, port).unwrap();
+    // A group that the socket belonged to would be refused.
+    groups.iter().for_each(|group| heir.join_multicast(*group, INTERFACE).unwrap());
+}
+
+#[test]
 fn a_prefix_that_was_used_before_has_one_socket() {
     let port = port();
     let keeper = Udp::join_port(0x100, port).unwrap();

@@ -28,7 +28,7 @@ use millstream_shm::{EventFd, poll_readable, random_u64};
 use rustix::net::RecvFlags;
 
 use crate::fork::CloseOnForkFd;
-use crate::udp::{Shared, bind_shared, port_owners};
+use crate::udp::{Shared, bind_shared, leave_all_groups, port_owners};
 pub use directory::COMMUNICATION_ID_INDEX_BITS;
 pub(crate) use directory::{Directory, ManagementRoute, is_management};
 use inbox::{Inbox, Received};
@@ -193,6 +193,7 @@ pub(crate) fn join(
         Some(index) => {
             let slot = slots.get_mut(&index).expect("just found");
             (slot.qpn_prefix, slot.generation) = (qpn_prefix, slot.generation.wrapping_add(1));
+            leave_all_groups(slot.socket.as_fd());
             drain(slot.socket.as_fd());
             index
         }

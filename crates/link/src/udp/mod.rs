@@ -5,6 +5,7 @@
 //! set and, as the socket is unconnected, with identification zero; in a split buffer the identification
 //! counts up from zero.
 
+mod memberships;
 mod message;
 mod options;
 
@@ -27,6 +28,7 @@ use crate::rate_limit::RateLimit;
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
 
+pub(crate) use memberships::leave_all_groups;
 pub(crate) use message::receive;
 pub(crate) use options::{bind_shared, port_owners};
 
