@@ -6,8 +6,8 @@
 //!   host monitors ── reports over the service network ──► supervisors ── verdict of each node
 //! ```
 //! Host and adapter watch each other's registers ([`registers`], [`watch`]). The adapter judges its links ([`link`]). A
-//! monitor without a service network floods its report over the links ([`flooding`]). A supervisor decides about all nodes
-//! ([`verdict`]). All of them judge by a clock that leaves out their own pauses ([`clock`]).
+//! monitor without a service network may flood its report over the links ([`flooding`]; the processes of `millstream-torus` do
+//! not). A supervisor decides about all nodes ([`verdict`]). All of them judge by a clock that leaves out their own pauses ([`clock`]).
 #![forbid(unsafe_code)]
 
 pub mod clock;

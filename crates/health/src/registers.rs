@@ -161,7 +161,7 @@ registers! {
         adapter, with_adapter: 3, 2;
         /// Whether this link works as the sender sees it: 0 down, 1 training, 2 up, 3 sick.
         link, with_link: 5, 2;
-        /// Whether a flooded report waits.
+        /// Whether a flooded report waits: reserved, as node processes flood none.
         report, with_report: 7, 1;
         /// Grows with every change.
         sequence, with_sequence: 8, 4;

@@ -54,7 +54,7 @@ pub enum NodeState {
     HostFailed,
     /// The adapter failed; the host lives.
     AdapterFailed,
-    /// The service network does not reach the node; its reports come over the torus.
+    /// The service network does not reach the node: a neighbour says so, or its reports come over the torus.
     ServiceLost,
     /// The whole node failed.
     NodeFailed,
