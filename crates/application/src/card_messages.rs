@@ -8,7 +8,9 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_fabric::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId, Span};
+use millstream_fabric::{
+    FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId, Span,
+};
 use millstream_torus_core::NodeNumber;
 
 use crate::card_data::allocate_on_card;
@@ -30,7 +32,7 @@ struct CardPeer {
 }
 
 /// The messages of a node's card with those of its peers. All nodes create it together; if a node has a peer, the peer has
-/// that node.
+/// that node. After an exchange that failed, all later ones fail with its error.
 #[derive(Debug)]
 pub struct CardMessages {
     peers: Vec<CardPeer>,
@@ -44,6 +46,7 @@ pub struct CardMessages {
     exchanges: u64,
     timeout: Duration,
     here: NodeNumber,
+    failure: FirstError,
 }
 
 impl CardMessages {
@@ -100,6 +103,7 @@ impl CardMessages {
             exchanges: 0,
             timeout,
             here,
+            failure: FirstError::default(),
         })
     }
 
@@ -165,8 +169,19 @@ impl CardMessages {
     /// Sends the messages that the kernel wrote, and waits for those of all peers. Returns the parity of the exchange.
     ///
     /// # Errors
-    /// [`FabricError`]; a lost node is named.
+    /// [`FabricError`] of this exchange, or of an earlier one; a lost node is named.
     pub fn exchange<F: Fabric>(
+        &mut self,
+        fabric: &mut F,
+        lengths: &[usize],
+        times: &mut TimeSplit,
+    ) -> Result<usize, FabricError> {
+        self.failure.check()?;
+        let exchanged = self.put_and_wait(fabric, lengths, times);
+        self.failure.keep(exchanged)
+    }
+
+    fn put_and_wait<F: Fabric>(
         &mut self,
         fabric: &mut F,
         lengths: &[usize],
@@ -194,5 +209,47 @@ impl CardMessages {
         }
         times.wait += begin.elapsed();
         Ok(parity as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_fabric::LocalNode;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(30);
+    const SLOT: u64 = 64;
+
+    #[test]
+    fn an_exchange_that_timed_out_fails_all_later_ones() {
+        let mut nodes = LocalNode::all("2x1x1".parse().unwrap());
+        let outgoing: Vec<_> = nodes.iter_mut().map(|node| node.register(SLOT as usize)).collect();
+        let incoming: Vec<_> = nodes.iter_mut().map(|node| node.register(2 * SLOT as usize)).collect();
+        let [mut first, mut second] = [0, 1].map(|here| CardMessages {
+            peers: vec![CardPeer {
+                node: NodeNumber(1 - here),
+                region: incoming[1 - usize::from(here)],
+                place: 0,
+                counted: 0,
+            }],
+            first_counter: 0,
+            outgoing: outgoing[usize::from(here)],
+            outgoing_at: 0,
+            incoming_at: 0,
+            slot: SLOT,
+            exchanges: 0,
+            timeout: LONG,
+            here: NodeNumber(here),
+            failure: FirstError::default(),
+        });
+        let times = &mut TimeSplit::default();
+        let timed_out = Err(FabricError::TimedOut { waited: Duration::ZERO });
+        first.timeout = Duration::ZERO;
+        assert_eq!(first.exchange(&mut nodes[0], &[8], times), timed_out);
+        assert_eq!(second.exchange(&mut nodes[1], &[8], times), Ok(1));
+        // A retry would send a second message into the same exchange.
+        first.timeout = LONG;
+        assert_eq!(first.exchange(&mut nodes[0], &[8], times), timed_out);
     }
 }
