@@ -6,7 +6,6 @@
 
 use std::cell::OnceCell;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsRawFd as _, FromRawFd as _};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -26,7 +25,7 @@ use millstream_wire::{
 };
 
 use crate::forged_peer::PEER_QPN;
-use crate::forged_peer::network::{PEER, Sender, connect};
+use crate::forged_peer::network::{PEER, Sender, connect, shared_socket};
 use crate::support::{
     Adapter, Command as Order, CqKind, End, Kind, Placement, Process, QpConfig, TEST_TIMEOUT, attributes,
     mask, own_network, pair, pattern, request, send_to_parent, wait_for,
@@ -395,7 +394,7 @@ pub(crate) fn stray_disconnect() {
     let (_a, _b) = pair(Placement::SameProcess, &QpConfig::default());
     // Another loopback address stands for another host.
     let (here, there) = (Ipv4Addr::LOCALHOST, Ipv4Addr::new(127, 0, 0, 2));
-    let elsewhere = second_socket(there);
+    let elsewhere = shared_socket(there, UDP_PORT);
     let dreq = cm::Message::Dreq {
         local_id: 0x123_00001,
         remote_id: 0xabc_00002,
@@ -464,29 +463,6 @@ fn acknowledgement(to: Qpn, psn: Psn) -> Vec<u8> {
     let mut packet = vec![0; ack.buffer_len()];
     ack.emit(&mut packet);
     packet
-}
-
-/// A further socket on the UDP port of this host's processes.
-fn second_socket(address: Ipv4Addr) -> UdpSocket {
-    let on: libc::c_int = 1;
-    let name = libc::sockaddr_in {
-        sin_family: libc::AF_INET as libc::sa_family_t,
-        sin_port: UDP_PORT.to_be(),
-        sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
-        sin_zero: [0; 8],
-    };
-    // SAFETY: a new descriptor without another owner; option and name are on the stack.
-    unsafe {
-        let socket =
-            UdpSocket::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
-        let (fd, len) = (socket.as_raw_fd(), size_of_val(&on) as u32);
-        assert_eq!(
-            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, (&raw const on).cast(), len),
-            0
-        );
-        assert_eq!(libc::bind(fd, (&raw const name).cast(), size_of_val(&name) as u32), 0);
-        socket
-    }
 }
 
 #[test]
@@ -598,7 +574,7 @@ pub(crate) fn long_read() {
     let mr = adapter.register(&mut memory);
     // The device joins the port with its first connection. Then another socket may bind to it.
     let _first = connected_to(&adapter, there);
-    let requester = second_socket(there);
+    let requester = shared_socket(there, UDP_PORT);
     // A thread that posts on a busy machine may not run before the READ is over.
     let is_early = |_| sent_until_posted(&adapter, &requester, &memory, &mr) < LEN / 4 * 3;
     assert!((0..5).any(is_early), "post_send returned when three quarters of the READ were sent, or more");

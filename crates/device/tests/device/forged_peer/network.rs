@@ -58,6 +58,29 @@ pub(crate) fn connect(qp: &Qp, peer: Ipv4Addr, dest: u32) {
     }
 }
 
+/// A socket on a port of an address. The RoCE port is shared with the device's socket, which is bound to all addresses.
+pub(crate) fn shared_socket(address: Ipv4Addr, port: u16) -> UdpSocket {
+    let on: libc::c_int = 1;
+    let name = libc::sockaddr_in {
+        sin_family: libc::AF_INET as libc::sa_family_t,
+        sin_port: port.to_be(),
+        sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
+        sin_zero: [0; 8],
+    };
+    // SAFETY: a new descriptor without another owner; option and name are on the stack.
+    unsafe {
+        let socket =
+            UdpSocket::from_raw_fd(libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0));
+        let (fd, len) = (socket.as_raw_fd(), size_of_val(&on) as u32);
+        assert_eq!(
+            libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, (&raw const on).cast(), len),
+            0
+        );
+        assert_eq!(libc::bind(fd, (&raw const name).cast(), size_of_val(&name) as u32), 0);
+        socket
+    }
+}
+
 /// A socket of the peer or of another host.
 pub(crate) struct Sender {
     socket: UdpSocket,
@@ -65,27 +88,10 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// Binds a socket. The RoCE port is shared with the device's socket, which is bound to all addresses.
+    /// A socket that does not block, from [`shared_socket`].
     pub(crate) fn new(address: Ipv4Addr, port: u16) -> Self {
-        let on: libc::c_int = 1;
-        let name = libc::sockaddr_in {
-            sin_family: libc::AF_INET as libc::sa_family_t,
-            sin_port: port.to_be(),
-            sin_addr: libc::in_addr { s_addr: u32::from(address).to_be() },
-            sin_zero: [0; 8],
-        };
-        // SAFETY: a new descriptor without another owner; option and name are on the stack.
-        let socket = unsafe {
-            let kind = libc::SOCK_DGRAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-            let socket = UdpSocket::from_raw_fd(libc::socket(libc::AF_INET, kind, 0));
-            let (fd, len) = (socket.as_raw_fd(), size_of_val(&on) as u32);
-            assert_eq!(
-                libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_REUSEPORT, (&raw const on).cast(), len),
-                0
-            );
-            assert_eq!(libc::bind(fd, (&raw const name).cast(), size_of_val(&name) as u32), 0);
-            socket
-        };
+        let socket = shared_socket(address, port);
+        socket.set_nonblocking(true).expect("a socket");
         let port = socket.local_addr().expect("bound").port();
         let flow = Flow::new((IpAddr::V4(address), port), (IpAddr::V4(HERE), UDP_PORT)).expect("one family");
         Self { socket, flow }
