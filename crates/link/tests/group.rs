@@ -1,12 +1,14 @@
 //! Several members on one port of this host, over loopback.
 
 use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_link::{JoinError, Link, Outgoing, RxBuffers, Udp};
+use millstream_link::{JoinError, Link, Outgoing, PacketInfo, RxBuffers, Udp};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{poll_readable, random_u64};
 use millstream_wire::cm::Message;
@@ -267,6 +269,62 @@ fn join_errors_name_the_conflict() {
     let error = Udp::join_port(0x1, other).unwrap_err();
     assert!(matches!(&error, JoinError::Silent { pids, .. } if *pids == [std::process::id()]), "{error}");
     assert!(error.to_string().ends_with(&format!("process {}", std::process::id())), "{error}");
+}
+
+/// Environment variable with the port of [`few_descriptors`].
+const PORT: &str = "MILLSTREAM_TEST_PORT";
+
+#[test]
+fn a_member_without_descriptors_gets_its_packets_and_knows_a_newcomer_later() {
+    let port = port();
+    let first = Udp::join_port(0x1, port).unwrap();
+    let mut limited = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "few_descriptors", "--ignored", "--nocapture"])
+        .env(PORT, port.to_string())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(limited.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let mut reaches =
+        |line: &str| assert!(lines.any(|printed| printed == line), "the member ended before: {line}");
+    reaches("no descriptor is left");
+    // The other member shows the sockets.
+    let newcomer = Udp::join_port(0x3, port).unwrap();
+    send(&first, LOCALHOST, 64, &mut packet(0x3 << 12, 6, 64));
+    assert_eq!(receive(&newcomer, 1), [6]);
+    send(&newcomer, LOCALHOST, 64, &mut packet(0x2 << 12, 7, 64));
+    reaches("received [7]");
+    // It closes descriptors, and forwards to the newcomer.
+    drop(limited.stdin.take());
+    assert_eq!(receive(&newcomer, 1), [8]);
+    assert!(limited.wait().unwrap().success());
+}
+
+#[test]
+#[ignore = "the other process of the test before"]
+fn few_descriptors() {
+    let port = std::env::var(PORT).unwrap().parse().unwrap();
+    let member = Udp::join_port(0x2, port).unwrap();
+    // SAFETY: plain system calls; the limit is on the stack.
+    unsafe {
+        let mut limit = std::mem::zeroed();
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit), 0);
+        limit.rlim_cur = 64.min(limit.rlim_max);
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit), 0);
+    }
+    let [socket, _] = member.descriptors();
+    let fillers: Vec<_> = std::iter::from_fn(|| socket.try_clone_to_owned().ok()).collect();
+    println!("\nno descriptor is left");
+    println!("received {:?}", receive(&member, 1));
+    std::io::stdin().read_line(&mut String::new()).unwrap();
+    drop(fillers);
+    let info = PacketInfo { source: LOCALHOST, source_port: 1, destination: LOCALHOST, interface: 1, tos: 0 };
+    let deadline = Instant::now() + Duration::from_secs(30);
+    while let Err(error) = member.forward(0x3, &info, &packet(0x3 << 12, 8, 64)) {
+        assert!(Instant::now() < deadline, "{error}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// User ID of another user. Most systems have no such user.
