@@ -10,13 +10,13 @@
 //! and the neighbour reads it when it looks at its timers.
 
 mod connect;
+mod early;
 mod handshake;
 
 pub(crate) use connect::{Connected, LinkConnector, LinkStream, connect_all};
 pub use connect::{LinkError, Links as Connections};
 pub use handshake::{Identity, Mismatch};
 
-use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 
@@ -28,6 +28,8 @@ use millstream_torus_core::route::VirtualChannel;
 use millstream_torus_core::router::SlotRef;
 use millstream_torus_core::topology::DIRECTIONS;
 use millstream_torus_core::{Direction, Header};
+
+use early::EarlyCompletions;
 
 use crate::engine::{Engine, EngineOptions, Links, Payload};
 use crate::layout::{slot_offset, slots_bytes};
@@ -48,8 +50,6 @@ const CREDIT_BYTES: usize = 64;
 const KEEPALIVE_AT: usize = 8 * VirtualChannel::COUNT;
 
 const RECEIVE: u64 = 1 << 63;
-/// Completions of a connection that is not in use yet.
-const EARLY: usize = 1024;
 
 /// Direction and incarnation of a connection in the number of a work request.
 fn link_bits(direction: Direction, incarnation: u8) -> u64 {
@@ -182,8 +182,7 @@ pub struct VerbsLinks {
     out: Arc<Memory>,
     sides: [Option<Side>; DIRECTIONS],
     diagnosis: [u16; DIRECTIONS],
-    incarnations: [u8; DIRECTIONS],
-    early: VecDeque<Completion>,
+    early: EarlyCompletions<Completion>,
 }
 
 impl VerbsLinks {
@@ -203,28 +202,20 @@ impl VerbsLinks {
             out: memory("millstream-torus-out", places, Access::LOCAL_WRITE)?,
             sides: Default::default(),
             diagnosis: [0; DIRECTIONS],
-            incarnations: [0; DIRECTIONS],
-            early: VecDeque::new(),
+            early: EarlyCompletions::default(),
         })
     }
 
     /// Begins to connect a link. The new connection's completions carry the number that this returns.
     pub(crate) fn begin(&mut self, direction: Direction) -> u8 {
-        // Those of an attempt that was given up would fill the room of its successors.
-        self.early.retain(|completion| side_of(completion.wr_id().0) != Some(direction));
-        let incarnation = &mut self.incarnations[direction.index()];
-        *incarnation = incarnation.wrapping_add(1);
-        *incarnation
+        self.early.begin(direction)
     }
 
     /// The next completion that arrived before its connection was in use.
     pub(crate) fn early(&mut self) -> Option<Completion> {
-        let at = self.early.iter().position(|completion| {
-            let id = completion.wr_id().0;
-            let side = side_of(id).and_then(|direction| self.sides[direction.index()].as_ref());
-            side.is_some_and(|side| side.incarnation == (id >> 24) as u8)
-        })?;
-        self.early.remove(at)
+        self.early.take(|direction, incarnation| {
+            self.sides[direction.index()].as_ref().is_some_and(|side| side.incarnation == incarnation)
+        })
     }
 
     /// Releases the slots that an old connection of a link holds.
@@ -304,10 +295,7 @@ impl VerbsLinks {
         let incarnation = (id >> 24) as u8;
         let link = self.sides[side.index()].as_mut().filter(|link| link.incarnation == incarnation);
         let Some(link) = link else {
-            // Of a connection that is being made; those of earlier ones mean nothing.
-            if incarnation == self.incarnations[side.index()] && self.early.len() < EARLY {
-                self.early.push_back(*completion);
-            }
+            self.early.keep(side, incarnation, *completion);
             return None;
         };
         if id & RECEIVE == 0 {
