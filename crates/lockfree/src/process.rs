@@ -74,10 +74,25 @@ pub fn has_exited(pid: u32) -> bool {
     match pidfd_open(pid) {
         Ok(pidfd) => pidfd_has_exited(pidfd.as_fd()),
         // EINVAL and ENOENT: numbers that no process can have, and those of threads.
-        Err(error) => {
-            matches!(error.raw_os_error(), Some(libc::ESRCH | libc::EINVAL | libc::ENOENT))
-        }
+        Err(error) => match error.raw_os_error() {
+            Some(libc::ESRCH | libc::EINVAL | libc::ENOENT) => true,
+            // No descriptor is free, or a system-call filter refuses the call.
+            _ => has_exited_by_state(pid),
+        },
     }
+}
+
+/// [`has_exited`] without a descriptor. A zombie is found in `/proc` only, for which a descriptor may be needed.
+fn has_exited_by_state(pid: u32) -> bool {
+    // SAFETY: a plain system call; the signal zero is only checked.
+    let found = unsafe { libc::kill(pid.cast_signed(), 0) } == 0
+        || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
+    // `PID (NAME) STATE …`: the name may contain spaces and parentheses.
+    let state = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.bytes().next()
+    };
+    !found || matches!(state(), Some(b'Z' | b'X'))
 }
 
 #[cfg(all(test, not(miri)))]
@@ -122,5 +137,19 @@ mod tests {
             libc::waitpid(child, &raw mut status, 0);
         }
         assert!(has_exited(pid) && !has_unmapped(pid, page));
+    }
+
+    #[test]
+    fn an_exited_process_is_found_without_a_descriptor() {
+        assert!(!has_exited_by_state(std::process::id()));
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        // A zombie until it is waited for.
+        while !has_exited(pid) {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        assert!(has_exited_by_state(pid));
+        child.wait().unwrap();
+        assert!(has_exited_by_state(pid));
     }
 }
