@@ -42,7 +42,7 @@ pub(super) fn to_shared(
     unshare_pages(range, &pagemap);
     // From here on, other threads' accesses to missing pages wait.
     let result = userfault.register(range, Faults::All).and_then(|()| {
-        take_pages(userfault, range, aside_range.start, progress)
+        take_pages(userfault, range, aside_range.start, PIN_TIMEOUT, progress)
             .and_then(|()| userfault.unregister(&aside_range))
             .and_then(|()| copy_present(&aside_range, &pagemap, fresh.base()))
             .and_then(|()| userfault.check_registered(range, Faults::All))
@@ -104,6 +104,16 @@ pub(super) fn to_private_alone(
     replace(range, fresh)
 }
 
+/// Makes `range` inaccessible.
+///
+/// # Safety
+/// The caller needs its contents no more.
+pub(super) unsafe fn forbid(range: &Range<usize>) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+    // SAFETY: the caller vouches for the range.
+    unsafe { mm::mmap(range.start, range.len(), libc::PROT_NONE, flags, -1, 0) }.map(|_| ())
+}
+
 /// A private anonymous mapping.
 pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -115,11 +125,12 @@ pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
 /// Moves all pages of `range` to the addresses from `to` on.
 ///
 /// # Errors
-/// EBUSY if the kernel uses a page for longer than [`PIN_TIMEOUT`].
+/// EBUSY if the kernel uses a page for longer than `patience`.
 fn take_pages(
     userfault: &Userfault,
     range: &Range<usize>,
     to: usize,
+    patience: Duration,
     progress: &mut Progress,
 ) -> io::Result<()> {
     let mut done = 0;
@@ -138,7 +149,7 @@ fn take_pages(
         if moved != 0 {
             deadline = None;
         }
-        if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + PIN_TIMEOUT) {
+        if Instant::now() > *deadline.get_or_insert_with(|| Instant::now() + patience) {
             return Err(io::Error::from_raw_os_error(libc::EBUSY));
         }
         // SAFETY: a plain system call.
@@ -147,18 +158,22 @@ fn take_pages(
     Ok(())
 }
 
+/// Time for pages to go back, whose contents are lost otherwise: a process may have no processor for a while.
+const RETURN_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Moves the pages of `range` back to the addresses from `to` on, as far as these are still registered. Nobody else knows
 /// the pages, so the kernel uses none of them for long.
 fn return_pages(userfault: &Userfault, range: &Range<usize>, to: usize, pagemap: &File) {
     let mut ignored = Progress::default();
-    if take_pages(userfault, range, to, &mut ignored).is_ok() {
+    if take_pages(userfault, range, to, PIN_TIMEOUT, &mut ignored).is_ok() {
         return;
     }
     // A raw `clone` may have shared them.
     unshare_pages(range, pagemap);
     // Pages that went back already are holes now.
     for page in range.clone().step_by(PAGE) {
-        let _ = take_pages(userfault, &(page..page + PAGE), to + (page - range.start), &mut ignored);
+        let back = to + (page - range.start);
+        let _ = take_pages(userfault, &(page..page + PAGE), back, RETURN_TIMEOUT, &mut ignored);
     }
 }
 

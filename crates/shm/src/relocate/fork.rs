@@ -9,7 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use super::{MOVED_RANGES, MOVING, exchange};
+use super::{MOVED_RANGES, MOVING, PIECE, exchange};
 
 static INSTALL: Once = Once::new();
 
@@ -63,6 +63,20 @@ extern "C" fn after_fork_parent() {
     unsafe { MOVED_RANGES.force_unlock() };
 }
 
+/// Takes pages from a child that got no copies: its stores would change the parent's memory. A child that only executes another
+/// program does not notice.
+fn forbid(pages: &Range<usize>) {
+    const TEXT: &[u8] =
+        b"millstream: no memory for a forked child's copies of registered pages, so it cannot access them\n";
+    // SAFETY: pages of a region that moved, which no code of this library uses; writes a constant.
+    unsafe {
+        libc::write(libc::STDERR_FILENO, TEXT.as_ptr().cast(), TEXT.len());
+        if exchange::forbid(pages).is_err() {
+            libc::_exit(1);
+        }
+    }
+}
+
 extern "C" fn after_fork_child() {
     // SAFETY: taken in `before_fork`; the child has this one thread. A thread of the parent that was moving pages was
     // between two pieces.
@@ -75,10 +89,15 @@ extern "C" fn after_fork_child() {
     close(reader);
     let mut moved_ranges = MOVED_RANGES.lock();
     for moved in &*moved_ranges {
-        // The child has one thread.
+        // The child has one thread. A piece needs few addresses beside its own.
         let copy = |part: Range<usize>| {
-            let offset = part.start - moved.range.start;
-            let _ = exchange::to_private_alone(&part, moved.memory.as_fd(), offset);
+            for start in part.clone().step_by(PIECE) {
+                let piece = start..part.end.min(start + PIECE);
+                let offset = piece.start - moved.range.start;
+                if exchange::to_private_alone(&piece, moved.memory.as_fd(), offset).is_err() {
+                    forbid(&piece);
+                }
+            }
         };
         // The application may have unmapped pages of a region, or mapped something else there. Without the list of mappings,
         // that is not known.

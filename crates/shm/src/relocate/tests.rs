@@ -649,6 +649,40 @@ fn a_deregistration_in_a_forked_child_leaves_the_parents_pages() {
     assert!(is_filled(&memory), "private again");
 }
 
+/// A child that has no room for copies of all pages at once gets them in pieces; one that has no room for a piece gets none, and no
+/// access. In no case do its stores reach the parent.
+#[test]
+fn a_forked_child_without_memory_shares_no_page() {
+    if !is_tested() {
+        return;
+    }
+    for (room, end_of_child) in [(3 * PIECE, 0), (PIECE / 4, libc::SIGSEGV)] {
+        holds_in_a_child(move || {
+            let memory = pages(8 * PIECE / PAGE);
+            let base = memory.base();
+            // SAFETY: inside the pages; the child stores, and ends.
+            unsafe {
+                base.write(1);
+                let _shared = move_all(&memory);
+                let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+                let used = statm.split(' ').next().unwrap().parse::<usize>().unwrap() * PAGE;
+                let limit = libc::rlimit { rlim_cur: (used + room) as u64, rlim_max: libc::RLIM_INFINITY };
+                assert_eq!(libc::setrlimit(libc::RLIMIT_AS, &raw const limit), 0);
+                let child = libc::fork();
+                if child == 0 {
+                    libc::signal(libc::SIGSEGV, libc::SIG_DFL);
+                    let seen = base.read_volatile();
+                    base.write_volatile(99);
+                    libc::_exit(i32::from(seen != 1));
+                }
+                let mut status = 0;
+                libc::waitpid(child, &raw mut status, 0);
+                status == end_of_child && base.read_volatile() == 1
+            }
+        });
+    }
+}
+
 #[test]
 fn a_fork_leaves_memory_that_has_replaced_moved_pages() {
     if !is_tested() {
