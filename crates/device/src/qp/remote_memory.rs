@@ -1,8 +1,8 @@
 //! A responder's memory: the checks of memory keys, and copies (IBTA volume 1, 10.6).
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::{RobustGuard, copy_in_order};
@@ -269,10 +269,10 @@ fn copy_by_pieces(
             let remote = process_vm::IoVec { base: mr.va(start) + done as u64, len };
             // SAFETY: the local piece is the application's registered (or inline) memory.
             let copy = || unsafe { process_vm::copy(peer.memory_thread(), &[piece], remote, direction) };
-            copy_while_pages_move(mr, copy).map_err(|error| {
-                if error.raw_os_error() == Some(libc::ESRCH) {
-                    failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE)
-                } else {
+            copy_while_pages_move(mr, copy).map_err(|error| match error.raw_os_error() {
+                Some(libc::ESRCH) => failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE),
+                _ => {
+                    report_refused_copy(&error);
                     failed(WC_REM_OP_ERR, vendor::COPY)
                 }
             })?;
@@ -282,6 +282,19 @@ fn copy_by_pieces(
         }
     }
     Ok(())
+}
+
+/// Reports the first copy that the system does not permit.
+fn report_refused_copy(error: &io::Error) {
+    static REPORTED: Once = Once::new();
+    if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
+        REPORTED.call_once(|| {
+            tracing::warn!(
+                "the kernel refuses copies between processes, which memory needs that cannot be mapped: {error}; look at \
+                 kernel.yama.ptrace_scope and the seccomp profile, or use MILLSTREAM_PATH=wire"
+            );
+        });
+    }
 }
 
 /// Bytes that one system call copies to or from pages that may move. The kernel pins the pages of a call, up to 4 MiB at once,
