@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
 use millstream_quantity::Qpn;
@@ -21,6 +21,21 @@ pub(crate) struct PeerTable {
     /// need the same process wait for it.
     half_open: Mutex<HashMap<u32, Arc<Mutex<Option<HalfOpen>>>>>,
     watched: Mutex<Vec<Arc<Peer>>>,
+}
+
+/// Reports the first peer that a limit of this process keeps unreachable. Its requests end as if it did not answer.
+fn report_shortage(error: &io::Error) {
+    static REPORTED: Once = Once::new();
+    let limit = match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => "`ulimit -n`",
+        Some(libc::ENOMEM) => {
+            "`ulimit -v`, or vm.max_map_count: the arena of each peer takes 1 GiB of addresses"
+        }
+        _ => return,
+    };
+    REPORTED.call_once(|| {
+        tracing::warn!("cannot connect to a process of this host, so its queue pairs are unreachable: {error}; raise {limit}");
+    });
 }
 
 impl PeerTable {
@@ -69,7 +84,7 @@ impl PeerTable {
             *half_open = None;
             self.lock_half_open().remove(&qpn_prefix);
         }
-        let peer = Arc::new(finished?);
+        let peer = Arc::new(finished.inspect_err(report_shortage)?);
         self.by_prefix.lock().expect("no panic under this lock").insert(qpn_prefix, peer.clone());
         self.watched.lock().expect("no panic under this lock").push(peer.clone());
         self.tasks.wake();
@@ -114,6 +129,7 @@ impl PeerTable {
             Ok(opened) => *half_open = Some(opened),
             Err(error) => {
                 self.lock_half_open().remove(&qpn_prefix);
+                report_shortage(&error);
                 return Err(error);
             }
         }

@@ -294,22 +294,27 @@ impl Connection {
     /// Receives one message with its descriptors. Zero bytes mean that the peer has closed its end.
     ///
     /// # Errors
-    /// Those of `recvmsg`; InvalidData for a message longer than `bytes` or with too many descriptors.
+    /// Those of `recvmsg`; EMFILE if a descriptor finds no free number; InvalidData for a message longer than `bytes` or with too many descriptors.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut data = [IoSliceMut::new(bytes)];
         let flags = RecvFlags::CMSG_CLOEXEC;
         let message = retry_on_intr(|| rustix::net::recvmsg(&self.socket, &mut data, &mut control, flags))?;
-        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
-            let cause = "message longer than the protocol allows";
-            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
-        }
         let rights = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        Ok((message.bytes, rights.flatten().collect()))
+        let fds: Vec<OwnedFd> = rights.flatten().collect();
+        // The kernel leaves out the descriptors for which this process has no number free.
+        if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < MAX_FDS {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        if message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+            let cause = "message longer than the protocol allows";
+            return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
+        }
+        Ok((message.bytes, fds))
     }
 }
 
