@@ -283,7 +283,7 @@ pub(crate) struct LinkOptions {
     /// Apply faults to packets sent, received, or both [default: send]
     #[arg(long, value_name = "SIDE")]
     pub(crate) side: Option<String>,
-    /// Write all packets to this capture file; `%p` becomes the process id
+    /// Write all packets to this capture file; `%p` becomes the process id, and a second port of the process writes to NAME-2
     #[arg(long, value_name = "FILE")]
     pub(crate) pcap: Option<PathBuf>,
 }

@@ -40,7 +40,7 @@ pub fn population_limit() -> usize {
 /// them would. Memory that permits the access and cannot be populated is left as it is.
 ///
 /// # Errors
-/// EFAULT if some of the memory is not mapped or does not permit the access.
+/// EFAULT if some of the memory is not mapped or does not permit the access; ENOMEM if the system has no memory for it.
 pub fn populate(range: Range<usize>, write: bool) -> io::Result<()> {
     if range.is_empty() {
         return Ok(());
@@ -49,13 +49,19 @@ pub fn populate(range: Range<usize>, write: bool) -> io::Result<()> {
     let len = (range.end - start).min(population_limit());
     let advice = if write { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
     // SAFETY: the advice keeps the contents.
-    let populated = len == 0 || unsafe { mm::madvise(start, len, advice) }.is_ok();
+    let result = if len == 0 { Ok(()) } else { unsafe { mm::madvise(start, len, advice) } };
+    let populated = result.is_ok();
     // The system call checks the permissions of what it populates, so few registrations look at the mappings. Without
     // /proc nothing is known.
-    if (populated && start + len >= range.end) || maps::permits(&(start..range.end), write).unwrap_or(true) {
+    if populated && start + len >= range.end {
         return Ok(());
     }
-    Err(io::Error::from_raw_os_error(libc::EFAULT))
+    match (maps::permits(&(start..range.end), write), result) {
+        // Of memory that is not mapped, the advice says the same.
+        (Ok(true), Err(error)) if error.raw_os_error() == Some(libc::ENOMEM) => Err(error),
+        (Ok(false), _) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+        _ => Ok(()),
+    }
 }
 
 /// Whether `range`, which is mapped, begins in memory of a device that its driver has mapped (`VM_PFNMAP`): a GPU's, for example.
