@@ -72,11 +72,11 @@ pub trait System {
     fn release(&mut self, claim: ClaimId);
     /// Whether a live process holds the name.
     fn is_claimed(&mut self, name: PortName) -> bool;
-    /// Opens a link from the address `own` to the listener of a port. Errors of other hosts are reported
-    /// later.
+    /// Opens a link from the address `own` to the listener of a port, or of the port on the wildcard address of the
+    /// same host. Errors of other hosts are reported later.
     ///
     /// # Errors
-    /// ECONNREFUSED if there is no listener.
+    /// ECONNREFUSED if there is no listener on this host; others if the path to the host cannot be used.
     fn connect(&mut self, own: IpAddr, name: PortName) -> io::Result<LinkId>;
     /// Sends a message. A failure means that the peer is ending, which a hang-up reports.
     fn send(&mut self, link: LinkId, message: &Message);

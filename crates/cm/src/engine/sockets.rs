@@ -118,10 +118,8 @@ fn gid_of(ip: IpAddr) -> [u8; 16] {
     Address { ip, port: 0, scope: 0 }.gid()
 }
 
-/// The path to an address; wildcards are local.
 fn path_to(ip: IpAddr) -> PathKind {
-    let preference = path::preference().unwrap_or_default();
-    if ip.is_unspecified() { PathKind::Shm } else { preference.path_to(&gid_of(ip)) }
+    path::preference().unwrap_or_default().path_to(&gid_of(ip))
 }
 
 impl Sockets {
@@ -198,13 +196,21 @@ impl System for Sockets {
     }
 
     fn connect(&mut self, own: IpAddr, name: PortName) -> io::Result<LinkId> {
-        if path_to(name.ip) == PathKind::Wire {
-            let link = LinkId(self.next);
-            self.next += 1;
-            self.open_gsi()?.remote.connect(link, own, name);
-            return Ok(link);
+        match path_to(name.ip) {
+            PathKind::Wire => {
+                let link = LinkId(self.next);
+                self.next += 1;
+                self.open_gsi()?.remote.connect(link, own, name);
+                return Ok(link);
+            }
+            PathKind::Unreachable => return Err(io::Error::from_raw_os_error(libc::EHOSTUNREACH)),
+            PathKind::Shm => {}
         }
-        let link = Connection::open(&self.address(name), CONNECT_TIMEOUT)?;
+        let open = |name| Connection::open(&self.address(name), CONNECT_TIMEOUT);
+        let link = open(name).or_else(|error| {
+            let is_refusal = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+            open(name.wildcard()).map_err(|second| if is_refusal(&second) { error } else { second })
+        })?;
         link.set_nonblocking()?;
         self.add(EpollSource::Link(link)).map(LinkId)
     }

@@ -1,5 +1,7 @@
 //! Connecting and disconnecting by the program.
 
+use std::io::ErrorKind;
+
 use millstream_wire::{Psn, Qkey, Qpn};
 
 use super::queue::{Event, failure, private_only};
@@ -111,11 +113,14 @@ impl Manager {
         };
         let name = PortName { space: id.space, ip: dst.ip, port: dst.port };
         id.state = sent;
-        match system.connect(src.ip, name).or_else(|_| system.connect(src.ip, name.wildcard())) {
+        match system.connect(src.ip, name) {
             Ok(link) => {
                 self.link(number, link);
                 system.send(link, &request);
                 self.set_deadline(number, Some(system.now() + MESSAGE_TIMEOUT));
+            }
+            Err(error) if error.kind() != ErrorKind::ConnectionRefused => {
+                self.unreachable(system, number, failure(Errno::from(error).0));
             }
             // The reply of the connection manager at the other end.
             Err(_) if sent == State::SidrSent => {

@@ -17,6 +17,8 @@ use crate::{Errno, Result};
 
 const CHANNEL: ChannelId = ChannelId(1);
 const OTHER: ChannelId = ChannelId(2);
+/// A host to which no link can be opened.
+const OTHER_HOST: &str = "198.51.100.1:7471";
 
 /// Events between processes.
 #[derive(Debug)]
@@ -70,8 +72,12 @@ impl System for TestSystem {
     }
 
     fn connect(&mut self, _own: IpAddr, name: PortName) -> io::Result<LinkId> {
+        if name.ip == at(OTHER_HOST).ip {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
         let mut shared = self.shared.borrow_mut();
-        let (process, claim) = *shared.names.get(&name).ok_or(io::ErrorKind::ConnectionRefused)?;
+        let found = shared.names.get(&name).or_else(|| shared.names.get(&name.wildcard()));
+        let (process, claim) = *found.ok_or(io::ErrorKind::ConnectionRefused)?;
         if !shared.listening.contains(&claim) {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
@@ -101,8 +107,8 @@ impl System for TestSystem {
         self.ready.push(channel);
     }
 
-    fn source_address(&mut self, _to: IpAddr) -> Option<IpAddr> {
-        None
+    fn source_address(&mut self, to: IpAddr) -> Option<IpAddr> {
+        (to == at(OTHER_HOST).ip).then(|| at("10.0.0.1:0").ip)
     }
 
     fn path_mtu(&mut self, _own: IpAddr, _to: IpAddr) -> u8 {
@@ -448,6 +454,18 @@ fn missing_listener_rejects() {
     pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
     pair.client.connect(4, ps::UDP, "127.0.0.1:7471", &request());
     pair.client.expect(event::UNREACHABLE, i32::from(sidr::UNSUPPORTED));
+}
+
+#[test]
+fn error_of_the_path_to_another_host_is_not_the_reply_of_a_listener_here() {
+    let mut pair = pair();
+    for space in [ps::TCP, ps::UDP] {
+        pair.client.listen(1, space, "0.0.0.0:7471");
+        pair.client.connect(2, space, OTHER_HOST, &request());
+        pair.settle();
+        pair.client.expect(event::UNREACHABLE, -libc::EMFILE);
+        pair.client.expect_nothing();
+    }
 }
 
 #[test]
