@@ -65,7 +65,8 @@ impl Manager {
             self.groups.remove(group);
         }
         for child in self.forget_events(channel, |event| event.owner == number) {
-            self.destroy(system, channel, child)?;
+            // Closing the channel may have destroyed it already.
+            let _ = self.destroy(system, channel, child);
         }
         if let Some(port) = self.ids.remove(number).and_then(|id| id.port) {
             self.ports.release(system, port);

@@ -716,6 +716,27 @@ fn closing_a_channel_destroys_its_identifiers() {
 }
 
 #[test]
+fn closing_a_channel_releases_a_listener_after_its_pending_request() {
+    let mut pair = pair();
+    let ids = [1, 2].map(|uid| pair.server.create(uid, ps::TCP));
+    let listener = pair.server.listen(3, ps::TCP, "127.0.0.1:7471");
+    for id in ids {
+        pair.server.destroy(id).unwrap();
+    }
+    pair.client.connect(4, ps::TCP, "127.0.0.1:7471", &request());
+    pair.settle();
+    // The request has a lower number than its listener, so it is destroyed first.
+    let ProcessState { manager, system } = &mut pair.server;
+    assert!(manager.ids.get(ids[0]).is_some() && ids[0] < listener);
+    manager.close(system, CHANNEL);
+    assert_eq!(manager.ids.iter().count(), 0);
+    pair.settle();
+    pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    let id = pair.client.create(5, ps::TCP);
+    assert_eq!(pair.client.bind(id, "127.0.0.1:7471"), Ok(()), "given back");
+}
+
+#[test]
 fn groups_are_joined_and_left() {
     let mut pair = pair();
     let id = pair.client.create(2, ps::UDP);
