@@ -203,14 +203,14 @@ pub mod reason {
     pub const VENDOR_OPTION: u8 = 35;
 }
 
-/// Status of a SIDR_REP (IBTA volume 1, table 126).
+/// Status of a SIDR_REP (IBTA volume 1, table 126; the kernel's `ib_cm_sidr_status`).
 pub mod sidr {
     /// Valid.
     pub const VALID: u8 = 0;
-    /// Rejected by the program.
-    pub const REJECTED: u8 = 1;
-    /// Service not supported.
-    pub const UNSUPPORTED: u8 = 2;
+    /// Service not supported: no listener.
+    pub const UNSUPPORTED: u8 = 1;
+    /// Rejected by the program, or the program ended.
+    pub const REJECTED: u8 = 2;
 }
 
 /// Options of QUERY.

@@ -280,6 +280,22 @@ fn missing_listener_rejects_and_unknown_connection_gets_drep() {
 }
 
 #[test]
+fn missing_datagram_service_is_status_1() {
+    let mut pair = Pair::new();
+    let ips = pair.ips;
+    pair.ends[0].connect(LinkId(1), ips[0], PORT);
+    let [src, dst] = [(ips[0], 4000), (ips[1], PORT.port)].map(|(ip, port)| Address { ip, port, scope: 0 });
+    pair.send(0, 1, &Message::SidrReq { src, dst, private: Vec::new() });
+    pair.deliver(&[]);
+    let request = pair.take_request();
+    pair.ends[1].reject(&request);
+    pair.deliver(&[]);
+    let [CmEvent::Message(LinkId(1), Message::SidrRep { status: 1, .. })] = &pair.events[0][..] else {
+        panic!("{:?}", pair.events[0])
+    };
+}
+
+#[test]
 fn datagrams_from_other_addresses_are_ignored() {
     let mut pair = Pair::new();
     pair.send_req();
