@@ -302,7 +302,7 @@ impl Manager {
         self.post_event(system, number, Event::new(event::UNREACHABLE, status));
     }
 
-    fn give_up(&mut self, system: &mut dyn System, number: u32) {
+    pub(super) fn give_up(&mut self, system: &mut dyn System, number: u32) {
         self.unlink(system, number);
         self.set_deadline(number, None);
         if let Some(id) = self.ids.get_mut(number) {

@@ -192,8 +192,11 @@ impl Manager {
                 }
                 self.post_event(system, number, Event::new(event::ESTABLISHED, 0).with(&answer));
             }
-            (State::SidrSent, Message::SidrRep { status, .. }) => {
-                self.unreachable(system, number, i32::from(status));
+            (State::SidrSent, Message::SidrRep { status, private, .. }) => {
+                let answer = ud_param(0, 0, AhAttr::ZERO, &private, private::SIDR_REP);
+                self.give_up(system, number);
+                let event = Event::new(event::UNREACHABLE, i32::from(status)).with(&answer);
+                self.post_event(system, number, event);
             }
             _ => {}
         }

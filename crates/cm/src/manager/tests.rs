@@ -679,7 +679,9 @@ fn sidr_requests_are_rejected_or_time_out() {
     let ProcessState { manager, system } = &mut pair.server;
     manager.reject(system, CHANNEL, server, 0, b"no").unwrap();
     pair.settle();
-    pair.client.expect(event::UNREACHABLE, 2);
+    let refused = UdParam::from_prefix(&pair.client.expect(event::UNREACHABLE, 2).param);
+    assert_eq!(&refused.private_data[..3], b"no\0");
+    assert_eq!(usize::from(refused.private_data_len), private::SIDR_REP, "the whole field, as in the kernel");
     pair.client.connect(3, ps::UDP, "127.0.0.1:7471", &param(0, b""));
     pair.settle();
     pair.pass(MESSAGE_TIMEOUT);
