@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use millstream_wire::Psn;
+use millstream_wire::{Psn, Qkey, Qpn};
 
 use super::queue::{Event, failure};
 use super::{EINVAL, Id, Manager, State};
-use crate::abi::{QPT_RC, QPT_UD, event, ps, reason};
+use crate::abi::{QPT_RC, QPT_UD, event, ps, reason, sidr};
 use crate::address::Address;
 use crate::message::Message;
 use crate::system::{ChannelId, System};
@@ -52,6 +52,12 @@ impl Manager {
             }
             State::Established => Some(Message::Dreq),
             State::DreqRcvd => Some(Message::Drep),
+            State::SidrRcvd => Some(Message::SidrRep {
+                status: sidr::REJECTED,
+                qpn: Qpn::new(0),
+                qkey: Qkey::new(0),
+                private: Vec::new(),
+            }),
             _ => None,
         };
         if let (Some(last_message), Some(link)) = (last_message, link) {

@@ -688,6 +688,19 @@ fn sidr_requests_are_rejected_or_time_out() {
     pair.client.expect(event::UNREACHABLE, -libc::ETIMEDOUT);
 }
 
+/// Other hosts see no hang-up.
+#[test]
+fn destroying_a_datagram_request_sends_a_refusal() {
+    let mut pair = pair();
+    pair.server.listen(1, ps::UDP, "127.0.0.1:7471");
+    pair.client.connect(2, ps::UDP, "127.0.0.1:7471", &param(0, b""));
+    pair.settle();
+    let server = pair.server.expect(event::CONNECT_REQUEST, 0).id;
+    pair.server.destroy(server).unwrap();
+    let sent = pair.shared.borrow_mut().events[1].pop_front();
+    assert!(matches!(sent, Some(WireEvent::Message(_, Message::SidrRep { status: 2, .. }))), "{sent:?}");
+}
+
 #[test]
 fn migration_moves_events() {
     let mut pair = pair();
