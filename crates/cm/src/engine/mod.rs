@@ -15,7 +15,7 @@ mod thread;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use millstream_shm::thread::spawn;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -149,6 +149,13 @@ impl ProcessState {
     }
 }
 
+fn warn_of_inherited_channel() {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!("rdma_cm event channels cannot be used after a fork: open them in the child process");
+    });
+}
+
 /// Result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CommandStatus {
@@ -215,7 +222,12 @@ unsafe fn try_write(fd: RawFd, written: &[u8]) -> Option<Result<CommandStatus>> 
     let mut process = process();
     let channel = match process.channel(fd)? {
         Ok(channel) => channel,
-        Err(error) => return Some(Err(error)),
+        Err(error) => {
+            // Printing is a `write`, which may take the lock.
+            drop(process);
+            warn_of_inherited_channel();
+            return Some(Err(error));
+        }
     };
     let command = match Command::parse(written) {
         Ok(command) => command,
