@@ -82,7 +82,7 @@ impl<'a> Command<'a> {
     /// Executes GET_EVENT; returns whether more events wait, or `None` if there is none.
     ///
     /// # Errors
-    /// ENOSPC if the answer does not fit.
+    /// ENOSPC if the answer does not fit; EFAULT if it cannot be written. The event is kept then.
     ///
     /// # Safety
     /// The addresses in the command are valid.
@@ -92,11 +92,11 @@ impl<'a> Command<'a> {
         if usize::from(self.header.len_out) < MIN_LEN {
             return Err(Errno(libc::ENOSPC));
         }
-        let Some((event, last)) = manager.next_event(channel) else { return Ok(None) };
+        let Some(event) = manager.peek_event(channel) else { return Ok(None) };
         let body = abi::GetEvent::from_prefix(self.body);
         // SAFETY: the caller vouches for the addresses.
-        unsafe { self.answer(body.response, &event, MIN_LEN)? };
-        Ok(Some(!last))
+        unsafe { self.answer(body.response, event, MIN_LEN)? };
+        Ok(manager.next_event(channel).map(|(_, last)| !last))
     }
 
     /// Executes any other command. `from` is the channel of [`source_channel`](Self::source_channel).

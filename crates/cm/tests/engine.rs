@@ -7,7 +7,8 @@ use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::time::{Duration, Instant};
 
 use common::Channel;
-use millstream_cm::abi::{ConnParam, Plain, event};
+use millstream_cm::Errno;
+use millstream_cm::abi::{self, ConnParam, EventAnswer, Plain, cmd, event};
 use millstream_cm::address::Address;
 use millstream_cm::message::{ConnectionParameters, MAX_LEN, Message};
 use millstream_shm::socket::{Connection, own_uid};
@@ -77,6 +78,22 @@ fn connect_and_disconnect() {
     // No further command is written: timers raise these events.
     client.event(event::TIMEWAIT_EXIT);
     server.event(event::TIMEWAIT_EXIT);
+}
+
+#[test]
+fn event_that_cannot_be_written_is_kept() {
+    let client = Channel::open();
+    for uid in [1, 2] {
+        let id = client.create(uid);
+        let body = abi::ResolveIp { dst: at(1).encode(), id, timeout_ms: 1000, ..abi::ResolveIp::ZERO };
+        client.command(cmd::RESOLVE_IP, &body, 0).unwrap();
+    }
+    let nowhere = abi::GetEvent { response: 0 };
+    let failed = client.command(cmd::GET_EVENT, &nowhere, size_of::<EventAnswer>());
+    assert_eq!(failed, Err(Errno(libc::EFAULT)));
+    for uid in [1, 2] {
+        assert_eq!(client.event(event::ADDR_RESOLVED).uid, uid);
+    }
 }
 
 #[test]

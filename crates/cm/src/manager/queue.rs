@@ -97,7 +97,13 @@ impl Manager {
         }
     }
 
-    /// The next event, and whether it was the last.
+    /// The next event, which stays in the queue.
+    #[must_use]
+    pub fn peek_event(&self, channel: ChannelId) -> Option<&EventAnswer> {
+        self.channels.get(&channel)?.0.front().map(|event| &event.answer)
+    }
+
+    /// Takes the next event; returns it, and whether it was the last.
     pub fn next_event(&mut self, channel: ChannelId) -> Option<(EventAnswer, bool)> {
         let queue = &mut self.channels.get_mut(&channel)?.0;
         let event = queue.pop_front()?;
