@@ -191,10 +191,13 @@ impl Manager {
     /// Sets IPV6_V6ONLY.
     ///
     /// # Errors
-    /// EINVAL after binding.
+    /// EINVAL once an address is resolved or the identifier listens, or if the option would change the addresses to
+    /// which it is bound.
     pub fn set_v6only(&mut self, channel: ChannelId, number: u32, only: bool) -> Result<()> {
         let id = self.id(channel, number)?;
-        if !matches!(id.state, State::Idle) {
+        let is_ipv6_wildcard = |src: Address| src.is_wildcard() && src.ip.is_ipv6();
+        let has_effect = id.src.is_some_and(is_ipv6_wildcard) && only != (id.v6only == Some(true));
+        if !matches!(id.state, State::Idle | State::Bound) || has_effect {
             return Err(EINVAL);
         }
         id.v6only = Some(only);

@@ -610,6 +610,12 @@ fn ports_have_one_owner() {
     assert_eq!(pair.server.bind(id, "[::]:7471"), IN_USE);
     pair.server.manager.set_v6only(CHANNEL, id, true).unwrap();
     assert_eq!(pair.server.bind(id, "[::]:7471"), Ok(()));
+    // Later, the option must not change the families.
+    assert_eq!(pair.server.manager.set_v6only(CHANNEL, id, true), Ok(()));
+    assert_eq!(pair.server.manager.set_v6only(CHANNEL, id, false), Err(Errno(libc::EINVAL)));
+    let one_address = pair.server.create(5, ps::TCP);
+    pair.server.bind(one_address, "[::1]:7472").unwrap();
+    assert_eq!(pair.server.manager.set_v6only(CHANNEL, one_address, true), Ok(()));
 }
 
 #[test]
