@@ -21,10 +21,6 @@ pub mod private {
     pub const REP: usize = 196;
     /// REJ.
     pub const REJ: usize = 148;
-    /// DREQ.
-    pub const DREQ: usize = 220;
-    /// DREP.
-    pub const DREP: usize = 224;
     /// SIDR_REQ.
     pub const SIDR_REQ: usize = 216 - 36;
     /// SIDR_REP.

@@ -319,8 +319,7 @@ impl Manager {
         self.set_deadline(number, Some(system.now() + TIME_WAIT));
     }
 
-    pub(super) fn disconnected(&mut self, system: &mut dyn System, number: u32, errno: i32, room: usize) {
-        let event = Event::new(event::DISCONNECTED, failure(errno)).with(&private_only(&[], room));
-        self.post_event(system, number, event);
+    pub(super) fn disconnected(&mut self, system: &mut dyn System, number: u32, errno: i32) {
+        self.post_event(system, number, Event::new(event::DISCONNECTED, failure(errno)));
     }
 }

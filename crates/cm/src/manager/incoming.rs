@@ -170,17 +170,17 @@ impl Manager {
             (State::RepSent | State::Established, Message::Dreq) => {
                 id.state = State::DreqRcvd;
                 self.set_deadline(number, None);
-                self.disconnected(system, number, 0, private::DREQ);
+                self.disconnected(system, number, 0);
             }
             // Both sides sent a DREQ, so there is no reply to wait for.
             (State::DreqSent, Message::Dreq) => {
                 system.send(link, &Message::Drep);
                 self.enter_timewait(system, number);
-                self.disconnected(system, number, 0, private::DREQ);
+                self.disconnected(system, number, 0);
             }
             (State::DreqSent, Message::Drep) => {
                 self.enter_timewait(system, number);
-                self.disconnected(system, number, 0, private::DREP);
+                self.disconnected(system, number, 0);
             }
             (State::SidrSent, Message::SidrRep { status: sidr::VALID, qpn, qkey, private }) => {
                 let av = self.address_vector(system, number);
@@ -218,11 +218,11 @@ impl Manager {
             State::SidrRcvd => id.state = State::Closed,
             State::Established if id.space != ps::UDP && id.space != ps::IPOIB => {
                 id.state = State::DreqRcvd;
-                self.disconnected(system, number, 0, private::DREQ);
+                self.disconnected(system, number, 0);
             }
             State::DreqSent => {
                 self.enter_timewait(system, number);
-                self.disconnected(system, number, 0, private::DREP);
+                self.disconnected(system, number, 0);
             }
             _ => {}
         }
@@ -246,7 +246,7 @@ impl Manager {
                 State::SidrSent => self.unreachable(system, number, -libc::ETIMEDOUT),
                 State::DreqSent => {
                     self.enter_timewait(system, number);
-                    self.disconnected(system, number, libc::ETIMEDOUT, private::DREP);
+                    self.disconnected(system, number, libc::ETIMEDOUT);
                 }
                 State::TimeWait => {
                     id.state = State::Closed;

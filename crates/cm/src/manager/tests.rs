@@ -359,7 +359,8 @@ fn disconnect_reports_one_event_per_side() {
     let (server, client) = pair.connected();
     pair.client.disconnect(client);
     pair.settle();
-    pair.server.expect(event::DISCONNECTED, 0);
+    let event = pair.server.expect(event::DISCONNECTED, 0);
+    assert_eq!(conn(&event).private_data_len, 0, "as in the kernel");
     // The other end must reply first.
     pair.client.expect_nothing();
     pair.server.disconnect(server);
