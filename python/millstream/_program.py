@@ -13,7 +13,8 @@ BUNDLE = Path(__file__).parent / "_bundle"
 def program():
     """Path of the program `millstream`.
 
-    The order is: `MILLSTREAM_PROGRAM`, the program in this package, `millstream` in `PATH`.
+    The order is: `MILLSTREAM_PROGRAM`, the program in this package, `millstream` in `PATH`. Scripts in `PATH` are passed
+    over: pip installs this package's command, which calls this function, as one.
     """
     given = os.environ.get("MILLSTREAM_PROGRAM")
     if given:
@@ -23,13 +24,25 @@ def program():
     bundled = BUNDLE / "bin" / "millstream"
     if bundled.is_file():
         return bundled
-    found = shutil.which("millstream")
-    if found:
-        return Path(found)
+    for folder in os.get_exec_path():
+        found = shutil.which("millstream", path=folder)
+        if found and not _is_command_of_package(found):
+            return Path(found)
     raise FileNotFoundError(
         "the program millstream was not found: this package was built without it, MILLSTREAM_PROGRAM is not set, "
         "and PATH does not have it (`make build` makes target/release/millstream)"
     )
+
+
+def _is_command_of_package(path):
+    """Whether this is a script, or the command that runs now."""
+    if os.path.exists(sys.argv[0]) and os.path.samefile(path, sys.argv[0]):
+        return True
+    try:
+        with open(path, "rb") as file:
+            return file.read(2) == b"#!"
+    except PermissionError:  # a script must be readable
+        return False
 
 
 @contextlib.contextmanager
