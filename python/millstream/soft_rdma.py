@@ -36,13 +36,25 @@ def environment(*options) -> dict[str, str]:
     return result
 
 
+#: Options that act on packets only.
+_OF_PACKETS = {"drop", "duplicate", "reorder", "corrupt", "mark", "delay", "pcap"}
+
+
 class SoftDevice:
-    """Runs programs on the soft device. Keyword arguments are options of `millstream run`, such as `drop=0.01`."""
+    """Runs programs on the soft device. Keyword arguments are options of `millstream run`, such as `drop=0.01`.
+
+    Injected faults and `pcap` imply `path="wire"`, unless another path is given. An option without a value is True.
+    """
 
     def __init__(self, prefix: Sequence[str] = (), **options):
         self._command = [*prefix, str(program()), "run"]
+        if _OF_PACKETS & options.keys():
+            options.setdefault("path", "wire")
         for name, value in options.items():
-            self._command += [f"--{name.replace('_', '-')}", str(value)]
+            if value is False:
+                continue
+            flag = f"--{name.replace('_', '-')}"
+            self._command += [flag] if value is True else [flag, str(value)]
         self._processes: list[subprocess.Popen] = []
 
     def command(self, words: Sequence) -> list[str]:
@@ -70,7 +82,7 @@ class SoftDevice:
         process = subprocess.Popen(self.command(words), **options)
         self._processes.append(process)
         if listens is not None:
-            _wait_for_listener(process, listens, time.monotonic() + timeout)
+            _wait_for_listener(process, words[0], listens, time.monotonic() + timeout)
         return process
 
     def close(self) -> None:
@@ -97,11 +109,11 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _wait_for_listener(process: subprocess.Popen, port: int, deadline: float) -> None:
+def _wait_for_listener(process: subprocess.Popen, name, port: int, deadline: float) -> None:
     while not _listens(process.pid, port):
         if process.poll() is not None:
             output = process.stdout.read() if process.stdout else ""
-            raise RuntimeError(f"{process.args[-1]} ended with status {process.returncode} before it listened: {output}")
+            raise RuntimeError(f"{name} ended with status {process.returncode} before it listened: {output}")
         if time.monotonic() > deadline:
             raise TimeoutError(f"nothing listens at TCP port {port}")
         time.sleep(0.01)

@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 from millstream import program
-from millstream.soft_rdma import environment, free_port
+from millstream.soft_rdma import SoftDevice, environment, free_port
 
 
 @pytest.fixture
@@ -53,3 +53,21 @@ def test_the_environment_is_that_of_millstream_env():
     assert "libmillstream_preload.so" in env["LD_PRELOAD"]
     assert env["MILLSTREAM_LINK"] == "drop=0.5"
     assert subprocess.run(["ibv_devinfo"], env=env, capture_output=True, check=True).stdout
+
+
+def test_faults_and_captures_imply_packets():
+    words = SoftDevice(drop=0.01).command(["program"])
+    assert words[words.index("--path") + 1] == "wire"
+    words = SoftDevice(pcap="capture.pcapng", path="auto").command(["program"])
+    assert words[words.index("--path") + 1] == "auto" and words.count("--path") == 1
+    assert "--path" not in SoftDevice(spin=10).command(["program"])
+
+
+def test_an_option_without_a_value_is_a_boolean():
+    assert SoftDevice(no_preload=True).command(["program"])[2:] == ["--no-preload", "--", "program"]
+    assert SoftDevice(no_preload=False).command(["program"])[2:] == ["--", "program"]
+
+
+def test_a_program_that_ends_before_it_listens_is_named(soft_rdma, port):
+    with pytest.raises(RuntimeError, match="^false ended with status 1"):
+        soft_rdma.popen(["false", "last argument"], listens=port)
