@@ -22,6 +22,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
+
 from . import streams
 from ._tables import table_html
 from .program import ProgramFailed, call, program
@@ -181,6 +183,8 @@ class EventBuilder:
             unit["landing"] = "host"
         else:
             unit["card"] = f"{name}-card"
+            for key in {"module", "patches"} & card.keys():
+                card[key] = str(Path(card[key]).resolve())
             self._tables["card"].append({"name": unit["card"], "memory": memory, "kernel": kernel or "none", **card})
         self._tables["builder"].append(unit)
         return self
@@ -246,6 +250,8 @@ def _toml(tables: Mapping) -> str:
 def _toml_value(table, key, value) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    if isinstance(value, np.generic):
+        value = value.item()
     if not isinstance(value, (str, bool, int, float)):
         raise TypeError(f"[{table}] {key}: {value!r} is not a string, number or boolean")
     return json.dumps(value, ensure_ascii=False)

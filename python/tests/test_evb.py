@@ -143,3 +143,10 @@ def test_another_file_is_refused(tmp_path):
         events.open(tmp_path / "other.h5")
     with pytest.raises(FileNotFoundError):
         events.open(tmp_path / "missing.h5")
+
+
+def test_files_of_a_card_are_those_of_this_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    run = EventBuilder(batch=np.int64(8)).builder("bu0", memory="64MiB", kernel="wasm", module="decide.wasm")
+    assert f'module = "{tmp_path}/decide.wasm"' in run.config()
+    assert "batch = 8" in run.config()
