@@ -37,8 +37,7 @@ def explain(
 ) -> Table:
     """Bandwidth of a flow with its 90 % interval, its bottleneck and the next limit.
 
-    `samples` parameter sets make the interval; with 0 there is none. Several values of a setting make one row each, without
-    intervals.
+    `samples` parameter sets make the interval; with 0 there is none. Several values of a setting make one row each.
     """
     return Table.of(call_json("model", "explain", site, flow, "--samples", samples, *_settings(settings)))
 

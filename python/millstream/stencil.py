@@ -47,8 +47,8 @@ def jacobi(
     grid: np.ndarray,
     iterations: int = 100,
     *,
-    cards: Iterable[str] = (),
-    spares: Iterable[str] = (),
+    cards: str | Iterable[str] = (),
+    spares: str | Iterable[str] = (),
     local: int = 2,
     site: str | os.PathLike | None = None,
     depth: int | None = None,
@@ -69,7 +69,7 @@ def jacobi(
         before, after, report = (Path(folder) / name for name in ("before.npy", "after.npy", "report.json"))
         np.save(before, np.ascontiguousarray(grid))
         words = ["--iterations", iterations, "--checkpoint", checkpoint]
-        cards, spares = ",".join(cards), ",".join(spares)
+        cards, spares = (names if isinstance(names, str) else ",".join(names) for names in (cards, spares))
         words += ["--cards", cards] if cards else ["--local", local]
         words += ["--spares", spares] if spares else []
         words += ["--site", site] if site is not None else []

@@ -33,3 +33,5 @@ def test_a_grid_of_integers_is_refused():
 def test_unknown_cards_are_named():
     with pytest.raises(ProgramFailed, match="127.0.0.1:1"):
         stencil.jacobi(np.zeros((8, 8)), 1, cards=["127.0.0.1:1"], timeout=60)
+    with pytest.raises(ProgramFailed, match="127.0.0.1:1"):
+        stencil.jacobi(np.zeros((8, 8)), 1, cards="127.0.0.1:1", timeout=60)
