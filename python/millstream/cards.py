@@ -21,6 +21,7 @@ import queue
 import subprocess
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -250,29 +251,24 @@ class Card:
 
 
 class EmulatedCard:
-    """An emulated card of this host: a process that ends with this object.
+    """An emulated card of this host: a process that ends with this object, or with the interpreter if that is killed.
 
         with EmulatedCard(memory="256MiB") as address, Card(address) as card: ...
     """
 
     def __init__(self, name: str | None = None, *, memory: str | int = "256MiB", banks: int | None = None, timeout: float = 30.0):
         command = [program(), "card", "--json", "serve", name or f"py{os.getpid()}-{id(self) & 0xFFFF:x}"]
-        command += ["--memory", str(memory), "--listen", "127.0.0.1:0"]
+        command += ["--memory", str(memory), "--listen", "127.0.0.1:0", "--end-with-input"]
         if banks is not None:
             command += ["--banks", str(banks)]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
-        lines: queue.Queue = queue.Queue()
-        self._lines = lines
-        threading.Thread(target=self._read, daemon=True).start()
+        self._end = weakref.finalize(self, _end, self._process)
+        self._lines: queue.Queue = queue.Queue()
+        threading.Thread(target=_read, args=(self._process.stdout, self._lines), daemon=True).start()
         #: Address of the card.
         self.address = self._wait_for_address(command, time.monotonic() + timeout)
-
-    def _read(self):
-        for line in self._process.stdout:
-            self._lines.put(line)
-        self._lines.put(None)
 
     def _wait_for_address(self, command, deadline):
         printed = []
@@ -296,10 +292,20 @@ class EmulatedCard:
 
     def close(self) -> None:
         """Ends the card."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._process.stdin.close()
+        self._end()
+
+
+def _read(output, lines: queue.Queue) -> None:
+    for line in output:
+        lines.put(line)
+    lines.put(None)
+
+
+def _end(process: subprocess.Popen) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    process.stdin.close()

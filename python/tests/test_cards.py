@@ -1,8 +1,11 @@
 """Cards, each an emulated one."""
 
 import asyncio
+import os
 import pathlib
+import select
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -136,6 +139,31 @@ def test_a_card_that_is_not_there(emulated_card):
     with pytest.raises(CardError, match="closed") as failure:
         card.get(0, 1)
     assert failure.value.fatal is True
+
+
+def wait_for_end(process):
+    """Waits until the process of this pidfd has ended."""
+    assert select.select([process], [], [], 60)[0], "the card did not end"
+    os.close(process)
+
+
+def test_an_emulated_card_ends_with_the_interpreter_that_is_killed():
+    script = (
+        "import sys; from millstream.cards import EmulatedCard; card = EmulatedCard(memory='16MiB');"
+        "print(card._process.pid, flush=True); sys.stdin.read()"
+    )
+    python = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with python:
+        card = os.pidfd_open(int(python.stdout.readline()))
+        python.kill()
+    wait_for_end(card)
+
+
+def test_an_emulated_card_ends_with_its_object():
+    card = EmulatedCard(memory="16MiB")
+    process = os.pidfd_open(card._process.pid)
+    del card
+    wait_for_end(process)
 
 
 @pytest.fixture

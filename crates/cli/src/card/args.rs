@@ -151,6 +151,9 @@ pub(crate) struct ServeOptions {
     /// Allocate all pages at the start instead of at their first touch
     #[arg(long)]
     pub(crate) prefault: bool,
+    /// End the card when its standard input ends, as it does when the program that started the card ends
+    #[arg(long)]
+    pub(crate) end_with_input: bool,
 }
 
 #[derive(Debug, Args)]

@@ -8,7 +8,7 @@ mod show;
 mod watch;
 
 use std::error::Error;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -169,14 +169,21 @@ fn serve(options: &ServeOptions, context: &CommandContext) -> Outcome {
     config.network = Some(NetworkConfig { device: context.device()?, address: options.listen.clone() });
     config.security = Security::from_environment()?.for_nodes(&options.nodes)?;
     // The first Ctrl-C ends the card in order: clients see the end of their connections.
-    let (watch, asked) = std::io::pipe()?;
+    let (watch, mut asked) = io::pipe()?;
     config.lifetime = Lifetime::Launcher(watch.into());
+    if options.end_with_input {
+        let mut ended = asked.try_clone()?;
+        std::thread::spawn(move || {
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            let _ = ended.write_all(&[0]);
+        });
+    }
     let interrupt = Interrupt::listen()?;
     std::thread::spawn(move || {
         while interrupt.flow().is_continue() {
             std::thread::sleep(Duration::from_millis(200));
         }
-        drop(asked);
+        let _ = asked.write_all(&[0]);
     });
     let json = context.json;
     serve_with(config, |address| {
