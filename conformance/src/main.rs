@@ -23,7 +23,7 @@ use std::time::Instant;
 use clap::Parser;
 
 use crate::case::{CaseResult, CaseRunner, Outcome};
-use crate::client::{Client, DataPath};
+use crate::client::{Case, Client, DataPath};
 use crate::verdict::Record;
 
 /// Run third-party verbs programs on the soft device
@@ -87,9 +87,16 @@ fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     }
     let wanted = |client: &&Client| arguments.clients.is_empty() || arguments.clients.contains(&client.name);
     let clients: Vec<&Client> = all.iter().filter(wanted).collect();
+    // A run that selects nothing has tested nothing.
+    if let Some(text) = &arguments.only
+        && clients.iter().all(|client| selected_cases(client, arguments).is_empty())
+    {
+        let names: Vec<&str> = clients.iter().map(|client| client.name.as_str()).collect();
+        return Err(format!("--only {text}: no case of {} contains it", names.join(", ")).into());
+    }
     if arguments.list {
         for client in clients {
-            for case in client.cases() {
+            for case in selected_cases(client, arguments) {
                 println!("{:<14} {:<4} {}", client.name, case.transport, case.name);
             }
         }
@@ -140,6 +147,15 @@ fn results(out: &Path, path: DataPath) -> PathBuf {
     }
 }
 
+/// The cases of a client, or those with the text of `--only` in their names.
+fn selected_cases(client: &Client, arguments: &Arguments) -> Vec<Case> {
+    let mut cases = client.cases();
+    if let Some(text) = &arguments.only {
+        cases.retain(|case| case.name.contains(text.as_str()));
+    }
+    cases
+}
+
 /// Runs a client's cases, prints each result, and stores the records.
 fn run_client(
     client: &Client,
@@ -152,11 +168,7 @@ fn run_client(
         fs::remove_dir_all(&logs)?;
     }
     fs::create_dir_all(&logs)?;
-    let mut cases = client.cases();
-    if let Some(text) = &arguments.only {
-        cases.retain(|case| case.name.contains(text.as_str()));
-    }
-
+    let cases = selected_cases(client, arguments);
     let scratch = tempfile::Builder::new().prefix("conformance-").tempdir()?;
     // Wrapped clients communicate with another machine.
     let path = if client.wrapper.is_some() { DataPath::Wire } else { arguments.path };

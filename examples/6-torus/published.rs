@@ -7,7 +7,8 @@ use millstream_fabric::Fabric;
 use millstream_torus::TorusNode;
 use millstream_torus::engine::OutsideAccess;
 
-const TIMEOUT: Duration = Duration::from_secs(60);
+/// A person at another terminal may take a while.
+const TIMEOUT: Duration = Duration::from_secs(3600);
 /// The counter that a host raises behind its number.
 const ARRIVED: u16 = 0;
 
