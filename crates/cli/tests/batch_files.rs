@@ -252,9 +252,9 @@ fn a_second_run_with_the_same_name_keeps_the_events_of_the_first() {
 }
 
 /// Runs a configuration with the output directory `full` on a small tmpfs in a mount namespace of its own, and copies the files
-/// to the folder `copy`.
+/// to the folder `copy`. Several first writes fit, also if events arrive faster than they are stored.
 fn run_on_full_disk(camera: &Camera, config: &Path, json: &Path) -> Output {
-    let script = "mkdir full copy && mount -t tmpfs -o size=6m tmpfs full || exit 77; \"$@\"; code=$?; cp full/* copy; exit $code";
+    let script = "mkdir full copy && mount -t tmpfs -o size=32m tmpfs full || exit 77; \"$@\"; code=$?; cp full/* copy; exit $code";
     Command::new("unshare")
         .arg(if rustix::process::getuid().is_root() { "-m" } else { "-rm" })
         .args(["sh", "-c", script, "sh", env!("CARGO_BIN_EXE_millstream"), "evb", "run", "--json"])

@@ -136,10 +136,10 @@ fn works_on_a_node() {
     assert_eq!((message.card, message.values[0]), (one.hello().card, 3));
 
     // From card to card; the data does not pass this host.
-    let before = received(&network, 1);
+    let before = bytes_on_link(&network, 1, "rx");
     one.connect_peer(0, &cards[1].address).unwrap();
     one.run_dma(&[copy_to(MemoryRange::new(100, mine.len() as u64), &other, 4096)], TIMEOUT).unwrap();
-    assert!(received(&network, 1) - before < MEGABYTE as u64);
+    assert!(bytes_on_link(&network, 1, "rx") - before < MEGABYTE as u64);
     other.read(4096, &mut back).unwrap();
     assert!(back == mine);
 
@@ -163,11 +163,11 @@ fn works_on_a_node() {
     assert!(stencil.status.success() && output.contains("every point equals the reference"), "{output}");
 }
 
-/// Bytes that a host has received on its link.
-fn received(network: &Network, host: usize) -> u64 {
+/// Bytes that a host has received (`rx`) or sent (`tx`) on its link.
+fn bytes_on_link(network: &Network, host: usize, direction: &str) -> u64 {
     let links = run("ip", &["-n", &network.host(host), "-s", "-j", "link", "show", "wire0"], &[]);
     let links: serde_json::Value = serde_json::from_slice(&links.stdout).unwrap();
-    links[0]["stats64"]["rx"]["bytes"].as_u64().unwrap()
+    links[0]["stats64"][direction]["bytes"].as_u64().unwrap()
 }
 
 fn stencil(cards: &[Card], iterations: u32) -> Command {
@@ -274,8 +274,14 @@ fn is_cut_on_a_node() {
     }
 
     // A stencil job continues when one of its cards is cut off, and fails when the last one is killed.
+    let sent = bytes_on_link(&network, 3, "tx");
     let mut job = stencil(&cards, 1_000_000).stderr(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(1));
+    // The card's half of the grid has left it twice: the cards are connected and compute.
+    let deadline = Instant::now() + TIMEOUT;
+    while bytes_on_link(&network, 3, "tx") < sent + 2 * MEGABYTE as u64 {
+        assert!(Instant::now() < deadline && job.try_wait().unwrap().is_none(), "the job computes");
+        pause();
+    }
     network.cut(3);
     std::thread::sleep(Duration::from_secs(3));
     assert!(job.try_wait().unwrap().is_none(), "the job goes on with one card");
