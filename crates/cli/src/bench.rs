@@ -15,6 +15,7 @@ use millstream_bench::{
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};
 use crate::demo::find_data;
+use crate::output::{print, print_line};
 use crate::run::library_dir;
 
 pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
@@ -97,7 +98,7 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
         }
         BenchCommand::Report { results, document, readme } => {
             for written in report::update(&out, &results, &document, &readme)? {
-                println!("{}", written.display());
+                print_line!("{}", written.display())?;
             }
             return Ok(ExitCode::SUCCESS);
         }
@@ -119,11 +120,12 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
     };
     // A tool of the wire benchmark that fails is a failure of the command.
     let has_failed = table.benchmark().name == wire::BENCHMARK.name && !table.unmeasured().is_empty();
-    print!("{table}");
-    notes.iter().for_each(|note| println!("{note}"));
+    let printed =
+        print(format_args!("{table}")).and_then(|()| notes.iter().try_for_each(|note| print_line!("{note}")));
     let path = out.join(format!("{}.jsonl", table.benchmark().name));
     Results::of(&table, &selected).write(&path)?;
-    println!("written to {}", path.display());
+    printed?;
+    print_line!("written to {}", path.display())?;
     Ok(if has_failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
