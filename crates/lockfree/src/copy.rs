@@ -57,7 +57,20 @@ unsafe fn copy(to: *mut u8, from: *const u8, len: usize) {
 /// As [`copy_in_order`].
 #[inline(always)]
 unsafe fn short(to: *mut u8, from: *const u8, len: usize) {
-    // SAFETY: all accesses lie in the two ranges. Both loads come before the stores.
+    // The word at the beginning, and that at the end unless it is the same. Both loads come before the stores.
+    macro_rules! copy_by {
+        ($word:ty, $store:ident) => {{
+            let end = len - size_of::<$word>();
+            let (first, last) =
+                (from.cast::<$word>().read_unaligned(), from.add(end).cast::<$word>().read_unaligned());
+            if end > 0 {
+                $store(to, first);
+            }
+            fence(Ordering::Release);
+            $store(to.add(end), last);
+        }};
+    }
+    // SAFETY: all accesses lie in the two ranges.
     unsafe {
         match len {
             0 => {}
@@ -66,24 +79,8 @@ unsafe fn short(to: *mut u8, from: *const u8, len: usize) {
                 fence(Ordering::Release);
                 to.write_volatile(byte);
             }
-            2 | 3 => {
-                let (first, last) =
-                    (from.cast::<u16>().read_unaligned(), from.add(len - 2).cast::<u16>().read_unaligned());
-                if len > 2 {
-                    store_u16(to, first);
-                }
-                fence(Ordering::Release);
-                store_u16(to.add(len - 2), last);
-            }
-            _ => {
-                let (first, last) =
-                    (from.cast::<u32>().read_unaligned(), from.add(len - 4).cast::<u32>().read_unaligned());
-                if len > 4 {
-                    store_u32(to, first);
-                }
-                fence(Ordering::Release);
-                store_u32(to.add(len - 4), last);
-            }
+            2 | 3 => copy_by!(u16, store_u16),
+            _ => copy_by!(u32, store_u32),
         }
     }
 }
