@@ -1,13 +1,13 @@
 //! Work for the progress thread: tasks, pending requests, moderated completion queues, and its timer.
 
 use std::fmt::Debug;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 use millstream_quantity::Qpn;
-use millstream_shm::EventFd;
+use millstream_shm::{EventFd, timer};
 
 use crate::ipc::{Message, Op};
 
@@ -98,16 +98,9 @@ pub(crate) struct TaskQueue {
 
 impl TaskQueue {
     pub(crate) fn new() -> std::io::Result<Self> {
-        // SAFETY: creates a new descriptor.
-        let timer =
-            unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
-        if timer < 0 {
-            return Err(std::io::Error::last_os_error());
-        }
         Ok(Self {
             wake: Arc::new(EventFd::new()?),
-            // SAFETY: as above.
-            timer: unsafe { OwnedFd::from_raw_fd(timer) },
+            timer: timer::create()?,
             start: Instant::now(),
             expiry: AtomicU64::new(0),
             tasks: Mutex::default(),
@@ -201,13 +194,7 @@ impl TaskQueue {
             return;
         }
         self.expiry.store(at, Ordering::Release);
-        let value = libc::timespec {
-            tv_sec: delay.as_secs() as i64,
-            tv_nsec: i64::from(delay.subsec_nanos().max(1)),
-        };
-        let spec =
-            libc::itimerspec { it_interval: libc::timespec { tv_sec: 0, tv_nsec: 0 }, it_value: value };
-        // SAFETY: the timer is ours and the specification is on the stack.
-        unsafe { libc::timerfd_settime(self.timer.as_raw_fd(), 0, &raw const spec, std::ptr::null_mut()) };
+        // It fails only for what is no timer.
+        let _ = timer::set(self.timer.as_fd(), Some(delay));
     }
 }

@@ -5,9 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::time::Instant;
 
-use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
-};
+use millstream_shm::timer;
 
 use crate::fork::CloseOnForkFd;
 
@@ -28,8 +26,7 @@ pub(crate) enum Direction {
 
 impl ReleaseTimer {
     pub(crate) fn new() -> io::Result<Self> {
-        let fd = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
-        Ok(Self { fd: fd.into(), next: Mutex::default() })
+        Ok(Self { fd: timer::create()?.into(), next: Mutex::default() })
     }
 
     /// Sets the next release of one direction; `None` if nothing is held back.
@@ -39,17 +36,9 @@ impl ReleaseTimer {
             return;
         }
         next[direction as usize] = release;
-        // A value of zero would stop the timer.
-        let wait = next
-            .iter()
-            .flatten()
-            .min()
-            .map_or(0, |at| at.saturating_duration_since(Instant::now()).as_nanos().max(1));
-        let it_value =
-            Timespec { tv_sec: (wait / 1_000_000_000) as i64, tv_nsec: (wait % 1_000_000_000) as _ };
-        let it_interval = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let first = next.iter().flatten().min();
         // It fails only in a forked child, which does not use the port.
-        let _ = timerfd_settime(&self.fd, TimerfdTimerFlags::empty(), &Itimerspec { it_interval, it_value });
+        let _ = timer::set(self.fd.as_fd(), first.map(|at| at.saturating_duration_since(Instant::now())));
     }
 }
 

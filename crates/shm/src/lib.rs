@@ -15,6 +15,7 @@
 //! - [`file_behind`]: the file that a program has mapped itself;
 //! - [`ports`]: listeners on TCP ports;
 //! - [`thread`]: threads without the application's signals, CPU affinity;
+//! - [`timer`]: timers as descriptors;
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
 //!   instead of a signal;
 //! - [`truncation`]: mapped files that another process truncates;
@@ -47,6 +48,7 @@ pub mod process_vm;
 pub mod relocate;
 pub mod socket;
 pub mod thread;
+pub mod timer;
 pub mod truncation;
 mod userfault;
 pub mod vfio;

@@ -294,7 +294,8 @@ impl Connection {
     /// Receives one message with its descriptors. Zero bytes mean that the peer has closed its end.
     ///
     /// # Errors
-    /// Those of `recvmsg`; EMFILE if a descriptor finds no free number; InvalidData for a message longer than `bytes` or with too many descriptors.
+    /// Those of `recvmsg`; EMFILE if a descriptor finds no free number; InvalidData for a message longer than `bytes` or with
+    /// too many descriptors.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
