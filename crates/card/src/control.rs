@@ -19,7 +19,7 @@ use millstream_rdma::Deadline;
 use millstream_rdma::queue::Signal;
 
 use crate::card::NoSuchKernel;
-use crate::remote::{Inner, RemoteCard, RemoteError, RemoteErrorKind};
+use crate::remote::{ANSWER, Inner, RemoteCard, RemoteError, RemoteErrorKind, accepted};
 
 type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 
@@ -111,18 +111,25 @@ impl RemoteCard {
         self.with(|inner| inner.start(region, request))
     }
 
-    /// Starts the kernel and waits up to `timeout` for its end. Returns its first four result words.
-    pub fn run(&self, region: u32, request: &RunRequest, timeout: Duration) -> Result<[u64; 4], RemoteError> {
+    /// As [`RemoteCard::start`], for a thread that will call [`RemoteCard::wait`]: [`RemoteCard::message`] keeps the
+    /// message at the end of the run for it.
+    pub fn submit(&self, region: u32, request: &RunRequest) -> Result<u64, RemoteError> {
         self.with(|inner| {
             let word = inner.start(region, request)?;
-            inner.answer_within(word, timeout).map(|message| message.values)
+            inner.waiters.reserve(word);
+            Ok(word)
         })
     }
 
-    /// Waits up to `timeout` for the end of a run that [`RemoteCard::start`] has started. Returns its first four
-    /// result words.
+    /// Starts the kernel and waits up to `timeout` for its end. Returns its first four result words.
+    pub fn run(&self, region: u32, request: &RunRequest, timeout: Duration) -> Result<[u64; 4], RemoteError> {
+        self.wait(self.submit(region, request)?, timeout)
+    }
+
+    /// Waits up to `timeout` for the end of a run that [`RemoteCard::start`] or [`RemoteCard::submit`] has started.
+    /// Returns its first four result words. Operations of other threads go on meanwhile.
     pub fn wait(&self, word: u64, timeout: Duration) -> Result<[u64; 4], RemoteError> {
-        self.with(|inner| inner.answer_within(word, timeout).map(|message| message.values))
+        self.answer(word, timeout).map(|message| message.values)
     }
 
     /// Stops a run at its next safe point. Returns whether a kernel was running.
@@ -283,32 +290,15 @@ impl Inner {
 
     /// Waits for the message that answers a command; its error if it carries one.
     fn answer(&mut self, word: u64) -> Result<Message> {
-        self.answer_within(word, self.options.timeout)
-    }
-
-    fn answer_within(&mut self, word: u64, timeout: Duration) -> Result<Message> {
-        let is_answer = |message: &Message| {
-            message.sequence == word
-                && !matches!(
-                    message.kind,
-                    MessageKind::LeaseGranted | MessageKind::LeaseEnded | MessageKind::DmaDone
-                )
-        };
-        let arrived = self.wait_until(Deadline::after(timeout), |inner| {
-            inner.held.is_none() || inner.messages.iter().any(is_answer)
+        let timeout = self.options.timeout;
+        let mut answer = None;
+        self.wait_until(Deadline::after(timeout), |inner| {
+            answer = inner.take_answer(word);
+            answer.is_some() || inner.held.is_none()
         })?;
-        let Some(position) = self.messages.iter().position(is_answer) else {
-            self.lease()?;
-            debug_assert!(!arrived);
-            return Err(RemoteErrorKind::TimedOut(timeout, "message that answers a command"));
-        };
-        let message = self.messages.remove(position).expect("just found");
-        self.clear_pending(word);
-        match message.cause {
-            None => Ok(message),
-            Some(cause) => {
-                Err(RemoteErrorKind::Rejected { region: message.region, cause, detail: message.values[0] })
-            }
+        match answer {
+            Some(message) => accepted(message),
+            None => Err(self.lease().err().unwrap_or(RemoteErrorKind::TimedOut(timeout, ANSWER))),
         }
     }
 
@@ -329,7 +319,7 @@ impl Inner {
     }
 
     /// A region has acknowledged this word.
-    fn clear_pending(&mut self, word: u64) {
+    pub(crate) fn clear_pending(&mut self, word: u64) {
         self.pending.iter_mut().filter(|pending| **pending == word).for_each(|pending| *pending = 0);
     }
 

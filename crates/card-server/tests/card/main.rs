@@ -14,6 +14,7 @@ mod process;
 mod regions;
 mod security;
 mod sharing;
+mod waiting;
 
 /// Not a test: the entry point of a card process.
 #[test]

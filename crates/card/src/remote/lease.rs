@@ -1,6 +1,6 @@
 //! The lease of a remote card: acquire, renew, transfer, release.
 
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use millstream_rdma::Rkey;
@@ -8,7 +8,7 @@ use millstream_rdma::memory::RemoteMemory;
 use millstream_rdma::queue::Signal;
 use millstream_rdma::{Deadline, WrId};
 
-use super::{Inner, REPORT_AT, REPORT_BYTES, Result};
+use super::{Inner, REPORT_AT, REPORT_BYTES, Result, Shared};
 use crate::remote::{RemoteCard, RemoteError, RemoteErrorKind};
 use millstream_card_abi::codes::MessageKind;
 use millstream_card_abi::command::nanos;
@@ -57,11 +57,11 @@ impl RemoteCard {
         timeout: Duration,
     ) -> std::result::Result<HeldLease, RemoteError> {
         let held = self.with(|inner| inner.acquire(duration, Deadline::after(timeout)))?;
-        let inner = Arc::downgrade(&self.inner);
+        let shared = Arc::downgrade(&self.shared);
         // If the thread cannot be started, each operation sends heartbeats; an idle lease expires.
         let _ = std::thread::Builder::new()
             .name("card lease".to_owned())
-            .spawn(move || send_heartbeats(&inner, held.epoch, held.duration));
+            .spawn(move || send_heartbeats(&shared, held.epoch, held.duration));
         Ok(held)
     }
 
@@ -91,10 +91,10 @@ impl RemoteCard {
     /// [`RemoteErrorKind::NotLeased`] if the lease has ended.
     pub fn attach(&self, token: &LeaseToken) -> std::result::Result<HeldLease, RemoteError> {
         let held = self.with(|inner| inner.attach(token))?;
-        let inner = Arc::downgrade(&self.inner);
+        let shared = Arc::downgrade(&self.shared);
         let _ = std::thread::Builder::new()
             .name("card lease".to_owned())
-            .spawn(move || send_heartbeats(&inner, held.epoch, held.duration));
+            .spawn(move || send_heartbeats(&shared, held.epoch, held.duration));
         Ok(held)
     }
 
@@ -110,12 +110,12 @@ impl RemoteCard {
 }
 
 /// Sends heartbeats until the lease ends or the card is dropped.
-fn send_heartbeats(inner: &Weak<Mutex<Inner>>, epoch: u32, duration: Duration) {
+fn send_heartbeats(shared: &Weak<Shared>, epoch: u32, duration: Duration) {
     let pause = (duration / 4).max(Duration::from_millis(5));
     loop {
         std::thread::sleep(pause);
-        let Some(inner) = inner.upgrade() else { return };
-        let mut inner = inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(shared) = shared.upgrade() else { return };
+        let mut inner = shared.lock();
         if inner.held.is_none_or(|held| held.epoch != epoch) || inner.is_disconnected {
             return;
         }
@@ -178,6 +178,7 @@ impl Inner {
         self.traffic = [[0; MAX_BANKS as usize]; 2];
         self.bar2_traffic = [0; 2];
         self.pending = [0; MAX_REGIONS];
+        self.waiters.forget_reserved();
         self.ended = None;
         self.releasing = false;
         self.held = Some(held);

@@ -13,13 +13,14 @@ mod error;
 mod lease;
 mod requests;
 mod transfer;
+mod waiting;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_rdma::queue::WorkError;
-use millstream_rdma::wait::{CompletionWaiter, WaitOptions};
+use millstream_rdma::wait::{CompletionWaiter, WaitError, WaitOptions};
 use millstream_rdma::{
     Access, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region, WrId,
 };
@@ -28,6 +29,7 @@ use millstream_tls::{Security, Stream};
 pub use self::bar0::Snapshot;
 pub use self::error::{RemoteError, RemoteErrorKind};
 pub use self::lease::{HeldLease, LeaseToken};
+use self::waiting::{Delivery, Shared, Waiters, Wanted};
 use millstream_card_abi::command::Cause;
 use millstream_card_abi::hello::{ClientHello, MESSAGE_BYTES, ServerHello};
 use millstream_card_abi::message::Message;
@@ -97,12 +99,14 @@ pub(crate) struct Inner {
     fault: Option<WorkError>,
     /// The lease was released and the card has not confirmed it: its keys may end at any moment.
     releasing: bool,
+    pub(crate) waiters: Waiters,
 }
 
-/// A connection to a card. Clones share it.
+/// A connection to a card. Clones share it: each operation waits for those of other threads, but not for threads in
+/// [`RemoteCard::run`], [`RemoteCard::wait`] and [`RemoteCard::message`].
 #[derive(Clone)]
 pub struct RemoteCard {
-    inner: Arc<Mutex<Inner>>,
+    shared: Arc<Shared>,
     address: String,
     hello: ServerHello,
     device: Device,
@@ -195,12 +199,13 @@ impl RemoteCard {
                 is_disconnected: false,
                 fault: None,
                 releasing: false,
+                waiters: Waiters::new().map_err(|cause| WaitError { what: "create an eventfd", cause })?,
             })
         };
         let inner = open().map_err(|kind| RemoteError { card: address.to_owned(), kind })?;
         let hello = inner.hello;
         Ok(RemoteCard {
-            inner: Arc::new(Mutex::new(inner)),
+            shared: Arc::new(Shared::new(inner)),
             address: address.to_owned(),
             hello,
             device: device.clone(),
@@ -227,28 +232,52 @@ impl RemoteCard {
         self.hello.memory_bytes
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Inner> {
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn with<T>(
         &self,
         act: impl FnOnce(&mut Inner) -> Result<T>,
     ) -> std::result::Result<T, RemoteError> {
-        act(&mut self.lock()).map_err(|kind| RemoteError { card: self.address.clone(), kind })
+        act(&mut self.shared.lock()).map_err(|kind| self.error(kind))
+    }
+
+    fn error(&self, kind: RemoteErrorKind) -> RemoteError {
+        RemoteError { card: self.address.clone(), kind }
     }
 
     /// The lease that this process holds, as far as it knows.
     pub fn held(&self) -> Option<HeldLease> {
-        self.lock().held
+        self.shared.lock().held
     }
 
-    /// Waits for the next message, up to `timeout`.
+    /// Waits for the next message, up to `timeout`. Messages at the end of runs for which another thread waits go to
+    /// that thread.
     pub fn message(&self, timeout: Duration) -> std::result::Result<Option<Message>, RemoteError> {
-        self.with(|inner| {
-            let deadline = Deadline::after(timeout);
-            inner.wait_until(deadline, |inner| !inner.messages.is_empty())?;
-            Ok(inner.messages.pop_front())
-        })
+        match self.shared.wait(Wanted::Any, Deadline::after(timeout)).map_err(|kind| self.error(kind))? {
+            Some(Delivery::Message(message)) => Ok(Some(message)),
+            Some(Delivery::LeaseEnded(_)) | None => Ok(None),
+        }
+    }
+
+    /// Waits for the message that answers a doorbell word.
+    pub(crate) fn answer(&self, word: u64, timeout: Duration) -> std::result::Result<Message, RemoteError> {
+        let answer = match self.shared.wait(Wanted::Answer(word), Deadline::after(timeout)) {
+            Ok(Some(Delivery::Message(message))) => accepted(message),
+            Ok(Some(Delivery::LeaseEnded(cause))) => Err(RemoteErrorKind::NotLeased(cause)),
+            Ok(None) => Err(RemoteErrorKind::TimedOut(timeout, ANSWER)),
+            Err(error) => Err(error),
+        };
+        answer.map_err(|kind| self.error(kind))
+    }
+}
+
+/// The message that is missing when a command times out.
+pub(crate) const ANSWER: &str = "message that answers a command";
+
+/// The answer to a command, or the error that it carries.
+pub(crate) fn accepted(message: Message) -> Result<Message> {
+    match message.cause {
+        None => Ok(message),
+        Some(cause) => {
+            Err(RemoteErrorKind::Rejected { region: message.region, cause, detail: message.values[0] })
+        }
     }
 }

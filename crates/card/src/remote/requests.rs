@@ -115,7 +115,8 @@ impl Inner {
         };
         let mut polled = Vec::new();
         let queue = self.queue.clone();
-        let mut others = [WaitFd::readable(&self.stream)];
+        let interrupt = self.waiters.interrupt.clone();
+        let mut others = [WaitFd::readable(&self.stream), WaitFd::readable(&*interrupt)];
         self.waiter.wait(&[&queue], &mut others, until, || {
             let mut buffer = [Completion::EMPTY; 16];
             let completions = queue.poll(&mut buffer)?;
@@ -123,6 +124,9 @@ impl Inner {
             Ok::<_, RemoteErrorKind>(!completions.is_empty())
         })?;
         let closed = others[0].is_ready();
+        if others[1].is_ready() {
+            interrupt.clear();
+        }
         for completion in polled {
             self.handle_completion(completion)?;
         }
