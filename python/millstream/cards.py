@@ -15,6 +15,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import queue
@@ -201,31 +202,42 @@ class Card:
 
         `banks` has one bit for each bank that the kernel may use, 0 for all. `fuel` and `timeout` (seconds) end the run.
         """
-        return self._card.start(region, list(arguments), banks, fuel, timeout)
+        return self._card.start(region, list(arguments), banks, fuel, timeout, False)
 
     def wait(self, doorbell: int, timeout: float = 60.0) -> list[int]:
         """Waits for the end of a run. Returns its first four results."""
         return self._card.wait(doorbell, timeout)
 
-    def run(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> list[int]:
+    def run(
+        self, region: int, arguments=(), *, timeout: float = 60.0, banks: int = 0, fuel: int | None = None
+    ) -> list[int]:
         """Starts the kernel of a region and waits for its end. Returns its first four results."""
-        return self.wait(self.start(region, arguments, **limits), timeout)
+        return self.wait(self._card.start(region, list(arguments), banks, fuel, None, True), timeout)
 
-    def submit(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> concurrent.futures.Future:
-        """Starts the kernel of a region. The future has the results when the card's interrupt arrives."""
-        doorbell = self.start(region, arguments, **limits)
+    def submit(
+        self, region: int, arguments=(), *, timeout: float = 60.0, banks: int = 0, fuel: int | None = None
+    ) -> concurrent.futures.Future:
+        """Starts the kernel of a region. The future has the results when the card's interrupt arrives.
+
+        Other methods, such as :meth:`stop` and :meth:`put`, work meanwhile.
+        """
+        doorbell = self._card.start(region, list(arguments), banks, fuel, None, True)
         return self._threads.submit(self.wait, doorbell, timeout)
 
     async def run_async(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> list[int]:
         """As :meth:`run`, for asyncio."""
-        return await asyncio.wrap_future(self.submit(region, arguments, timeout=timeout, **limits))
+        run = functools.partial(self.run, region, arguments, timeout=timeout, **limits)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def stop(self, region: int) -> bool:
         """Stops the run of a region at its next safe point. Returns whether a kernel was running."""
         return self._card.stop(region)
 
     def message(self, timeout: float = 1.0) -> Message | None:
-        """The next message of the card, none within `timeout` seconds."""
+        """The next message of the card, none within `timeout` seconds.
+
+        Without those at the end of runs that :meth:`run`, :meth:`submit` or :meth:`wait` wait for.
+        """
         fields = self._card.message(timeout)
         return None if fields is None else Message(*fields[:4], tuple(fields[4]))
 

@@ -9,7 +9,7 @@ use millstream_card::{LeaseToken, RemoteCard, RemoteOptions, checkpoint};
 use millstream_card_abi::registers::KERNEL_WORDS;
 use millstream_rdma::{DeviceSelector, device, loader};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
 use crate::errors::{card_failed, checkpoint_failed, invalid};
@@ -27,6 +27,26 @@ pub(crate) fn verbs_library() -> String {
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} = {value}: {error}; give seconds")))
+}
+
+/// An unsigned argument. A number outside of its range is a `ValueError`, as documented, not Python's `OverflowError`.
+struct Unsigned<T>(T);
+
+impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for Unsigned<T> {
+    type Error = PyErr;
+
+    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        value.extract::<T>().map(Unsigned).map_err(|error: PyErr| {
+            match error.is_instance_of::<PyOverflowError>(value.py()) {
+                true => PyValueError::new_err(format!(
+                    "{} is not an unsigned number of {} bits",
+                    *value,
+                    8 * size_of::<T>()
+                )),
+                false => error,
+            }
+        })
+    }
 }
 
 /// A connection to a card.
@@ -96,39 +116,53 @@ impl Connection {
         py.detach(|| self.card.attach(&token)).map(|held| held.epoch).map_err(|error| card_failed(&error))
     }
 
-    fn write(&self, py: Python<'_>, offset: u64, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<()> {
+    fn write(&self, py: Python<'_>, offset: Unsigned<u64>, bytes: PyReadonlyArray1<'_, u8>) -> PyResult<()> {
         let bytes = bytes.as_slice()?;
-        py.detach(|| self.card.write(offset, bytes)).map_err(|error| card_failed(&error))
+        py.detach(|| self.card.write(offset.0, bytes)).map_err(|error| card_failed(&error))
     }
 
-    fn read(&self, py: Python<'_>, offset: u64, mut out: PyReadwriteArray1<'_, u8>) -> PyResult<()> {
+    fn read(
+        &self,
+        py: Python<'_>,
+        offset: Unsigned<u64>,
+        mut out: PyReadwriteArray1<'_, u8>,
+    ) -> PyResult<()> {
         let out = out.as_slice_mut()?;
-        py.detach(|| self.card.read(offset, out)).map_err(|error| card_failed(&error))
+        py.detach(|| self.card.read(offset.0, out)).map_err(|error| card_failed(&error))
     }
 
-    fn load_builtin(&self, py: Python<'_>, region: u32, name: &str) -> PyResult<u64> {
-        py.detach(|| self.card.load(region, KernelSource::Builtin(name))).map_err(|error| card_failed(&error))
-    }
-
-    fn load_image(&self, py: Python<'_>, region: u32, image: &[u8], offset: u64) -> PyResult<u64> {
-        py.detach(|| self.card.load(region, KernelSource::Image { image, at: offset }))
+    fn load_builtin(&self, py: Python<'_>, region: Unsigned<u32>, name: &str) -> PyResult<u64> {
+        py.detach(|| self.card.load(region.0, KernelSource::Builtin(name)))
             .map_err(|error| card_failed(&error))
     }
 
-    fn unload(&self, py: Python<'_>, region: u32) -> PyResult<()> {
-        py.detach(|| self.card.unload(region)).map_err(|error| card_failed(&error))
+    fn load_image(
+        &self,
+        py: Python<'_>,
+        region: Unsigned<u32>,
+        image: &[u8],
+        offset: Unsigned<u64>,
+    ) -> PyResult<u64> {
+        py.detach(|| self.card.load(region.0, KernelSource::Image { image, at: offset.0 }))
+            .map_err(|error| card_failed(&error))
     }
 
-    /// Starts a run. Returns its doorbell word.
-    #[pyo3(signature = (region, arguments, banks, fuel, timeout))]
+    fn unload(&self, py: Python<'_>, region: Unsigned<u32>) -> PyResult<()> {
+        py.detach(|| self.card.unload(region.0)).map_err(|error| card_failed(&error))
+    }
+
+    /// Starts a run. Returns its doorbell word. `awaited`: a thread will wait for its end, whose message is for it.
+    #[pyo3(signature = (region, arguments, banks, fuel, timeout, awaited))]
+    #[expect(clippy::too_many_arguments, reason = "those of the Python function")]
     fn start(
         &self,
         py: Python<'_>,
-        region: u32,
-        arguments: Vec<u64>,
-        banks: u64,
-        fuel: Option<u64>,
+        region: Unsigned<u32>,
+        arguments: Vec<Unsigned<u64>>,
+        banks: Unsigned<u64>,
+        fuel: Option<Unsigned<u64>>,
         timeout: Option<f64>,
+        awaited: bool,
     ) -> PyResult<u64> {
         if arguments.len() > KERNEL_WORDS {
             return Err(PyValueError::new_err(format!(
@@ -136,19 +170,22 @@ impl Connection {
                 arguments.len()
             )));
         }
+        let arguments: Vec<u64> = arguments.into_iter().map(|argument| argument.0).collect();
         let timeout = timeout.map(|timeout| seconds("timeout", timeout)).transpose()?;
-        let request = RunRequest { banks, fuel, timeout, ..RunRequest::new(&arguments) };
-        py.detach(|| self.card.start(region, &request)).map_err(|error| card_failed(&error))
+        let fuel = fuel.map(|fuel| fuel.0);
+        let request = RunRequest { banks: banks.0, fuel, timeout, ..RunRequest::new(&arguments) };
+        let start = if awaited { RemoteCard::submit } else { RemoteCard::start };
+        py.detach(|| start(&self.card, region.0, &request)).map_err(|error| card_failed(&error))
     }
 
     /// Waits for the end of a run, given by its doorbell word. Returns its first results.
-    fn wait(&self, py: Python<'_>, doorbell: u64, timeout: f64) -> PyResult<[u64; 4]> {
+    fn wait(&self, py: Python<'_>, doorbell: Unsigned<u64>, timeout: f64) -> PyResult<[u64; 4]> {
         let timeout = seconds("timeout", timeout)?;
-        py.detach(|| self.card.wait(doorbell, timeout)).map_err(|error| card_failed(&error))
+        py.detach(|| self.card.wait(doorbell.0, timeout)).map_err(|error| card_failed(&error))
     }
 
-    fn stop(&self, py: Python<'_>, region: u32) -> PyResult<bool> {
-        py.detach(|| self.card.stop(region)).map_err(|error| card_failed(&error))
+    fn stop(&self, py: Python<'_>, region: Unsigned<u32>) -> PyResult<bool> {
+        py.detach(|| self.card.stop(region.0)).map_err(|error| card_failed(&error))
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<()> {

@@ -6,6 +6,7 @@ import pathlib
 import select
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -48,6 +49,9 @@ def test_a_range_outside_of_card_memory_is_refused(card):
     with pytest.raises(ValueError, match="outside the card's memory"):
         card.put(card.memory_bytes - 1, b"ab")
     card.put(card.memory_bytes - 1, b"a")
+    for call in (lambda: card.put(-1, b"a"), lambda: card.load(-1, "null"), lambda: card.start(0, [1 << 64])):
+        with pytest.raises(ValueError, match="is not an unsigned number of (32|64) bits"):
+            call()
 
 
 def test_a_built_in_kernel_runs_and_interrupts(card):
@@ -91,6 +95,40 @@ def test_the_end_of_a_run_is_a_message(card, histogram):
     message = card.message(timeout=10)
     assert (message.region, message.cause, message.sequence, message.values[0]) == (0, None, doorbell, 10)
     assert card.message(timeout=0.01) is None
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A kernel that does not end by itself."""
+    module = tmp_path / "endless.wat"
+    module.write_text('(module (memory (export "memory") 1) (func (export "run") (loop $again (br $again))))')
+    return module
+
+
+def test_a_pending_run_delays_no_other_call_and_keeps_its_message(card, endless):
+    for region in (0, 1):
+        card.load(region, endless)
+    pending = card.submit(0, timeout=60)
+
+    async def stop_while_waiting():
+        run = asyncio.ensure_future(card.run_async(1, timeout=60))
+        deadline = time.monotonic() + 60
+        while card.info()["regions"][1]["state"] != "Running":
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert card.message(timeout=0.05) is None
+        assert card.stop(1)
+        with pytest.raises(CardError, match="stopped"):
+            await run
+
+    asyncio.run(stop_while_waiting())
+    card.put(0, b"meanwhile")
+    assert bytes(card.get(0, 9)) == b"meanwhile"
+    assert not pending.done()
+    assert card.stop(0)
+    with pytest.raises(CardError, match="stopped"):
+        pending.result(timeout=60)
+    assert card.message(timeout=0.05) is None
 
 
 def test_one_client_at_a_time_holds_the_lease(emulated_card):
