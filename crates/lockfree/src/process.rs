@@ -87,12 +87,15 @@ fn has_exited_by_state(pid: u32) -> bool {
     // SAFETY: a plain system call; the signal zero is only checked.
     let found = unsafe { libc::kill(pid.cast_signed(), 0) } == 0
         || io::Error::last_os_error().raw_os_error() != Some(libc::ESRCH);
-    // `PID (NAME) STATE …`: the name may contain spaces and parentheses.
-    let state = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        stat.rsplit_once(") ")?.1.bytes().next()
-    };
-    !found || matches!(state(), Some(b'Z' | b'X'))
+    !found || std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| is_stat_of_exited(&stat))
+}
+
+/// Whether the `stat` of a process, `PID (NAME) STATE …`, is that of one that has exited. A process whose main thread
+/// alone has ended has the state of a zombie, too. The name may contain spaces and parentheses.
+fn is_stat_of_exited(stat: &str) -> bool {
+    let mut fields = stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split(' ');
+    let (state, threads) = (fields.next(), fields.nth(16).and_then(|threads| threads.parse().ok()));
+    matches!(state, Some("Z" | "X")) && threads.is_none_or(|threads: u32| threads <= 1)
 }
 
 #[cfg(all(test, not(miri)))]
@@ -127,7 +130,7 @@ mod tests {
         while !std::fs::read(format!("/proc/{pid}/maps")).unwrap().is_empty() {
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
-        assert!(!has_exited(pid) && !has_unmapped(pid, page));
+        assert!(!has_exited(pid) && !has_exited_by_state(pid) && !has_unmapped(pid, page));
         let only_here = shared_page();
         assert!(has_unmapped(pid, only_here));
         let mut status = 0;
@@ -136,7 +139,7 @@ mod tests {
             libc::kill(child, libc::SIGKILL);
             libc::waitpid(child, &raw mut status, 0);
         }
-        assert!(has_exited(pid) && !has_unmapped(pid, page));
+        assert!(has_exited(pid) && has_exited_by_state(pid) && !has_unmapped(pid, page));
     }
 
     #[test]
