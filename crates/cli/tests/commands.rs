@@ -4,11 +4,14 @@
 mod gpu;
 #[path = "common/processes.rs"]
 mod processes;
+#[path = "common/running.rs"]
+mod running;
 
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use millstream_store::committed_numbers;
 use processes::{builder, children, signal};
+use running::Running;
 use rustix::process::Signal;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -291,17 +294,17 @@ fn an_interrupted_run_accounts_for_every_fragment() {
         .args(["evb", "run", "--replay", "100000000", "--json"])
         .args([&account, &config])
         .stdout(Stdio::null())
-        .spawn()
-        .expect("the program starts");
-    let running = || children(run.id()).into_iter().any(|unit| processor_ticks(unit) > 30);
+        .spawn();
+    let mut run = Running(run.expect("the program starts"));
+    let running = || children(run.0.id()).into_iter().any(|unit| processor_ticks(unit) > 30);
     let deadline = Instant::now() + Duration::from_secs(60);
     while !running() {
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(50));
     }
-    signal(run.id(), Signal::INT);
-    let output = run.wait_with_output().unwrap();
-    assert_eq!(output.status.code(), Some(1), "a run that was stopped is no success");
+    signal(run.0.id(), Signal::INT);
+    let status = run.ended();
+    assert_eq!(status.code(), Some(1), "a run that was stopped is no success");
     let report = json(&account);
     assert!(report["error"].as_str().is_some_and(|cause| cause.contains("stop requested")), "{report}");
     let accounting = &report["fragment_accounting"];
@@ -325,22 +328,22 @@ fn a_lost_unit_is_named_as_in_the_configuration() {
         .args(["evb", "run", "--replay", "100000000", "--json"])
         .args([&report, &config])
         .stdout(Stdio::null())
-        .spawn()
-        .expect("the program starts");
+        .spawn();
+    let mut run = Running(run.expect("the program starts"));
     let is_second_readout = |process: &u32| {
         let words = std::fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         words.contains("readout\x001\0") && processor_ticks(*process) > 10
     };
     let deadline = Instant::now() + Duration::from_secs(60);
     let readout = loop {
-        if let Some(readout) = children(run.id()).into_iter().find(is_second_readout) {
+        if let Some(readout) = children(run.0.id()).into_iter().find(is_second_readout) {
             break readout;
         }
         assert!(Instant::now() < deadline, "the run does not start");
         std::thread::sleep(Duration::from_millis(20));
     };
     signal(readout, Signal::KILL);
-    run.wait_with_output().unwrap();
+    run.ended();
     let error = json(&report)["error"].as_str().unwrap().to_owned();
     assert!(error.contains("readout crate2 lost"), "{error}");
     assert!(!error.contains(": ;") && !error.ends_with(": "), "{error}");
@@ -368,8 +371,8 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
         .args(["evb", "run", "--json"])
         .args([path("kept.json"), path("kept.toml")])
         .stdout(Stdio::null())
-        .spawn()
-        .expect("the program starts");
+        .spawn();
+    let mut run = Running(run.expect("the program starts"));
     // Four complete files, and events in one that is being written when the unit stands still.
     let deadline = Instant::now() + Duration::from_secs(60);
     loop {
@@ -378,7 +381,7 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
         if !path("out/kept.bu0.0004.h5").exists() {
             continue;
         }
-        let builder = builder(&run);
+        let builder = builder(&run.0);
         signal(builder, Signal::STOP);
         until_stopped(builder, deadline);
         let partials = millstream_store::partials(&path("out")).unwrap();
@@ -390,7 +393,7 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
         }
         signal(builder, Signal::CONT);
     }
-    run.wait_with_output().unwrap();
+    run.ended();
 
     let report = json(&path("kept.json"));
     assert_eq!(

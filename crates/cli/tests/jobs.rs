@@ -1,14 +1,18 @@
 //! `evb join` and `torus join` on the ranks of `mpirun` and of a script, on this host.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_evb::config::ConfigFile;
 use millstream_evb::process::Launcher;
 use millstream_job::{Hub, Job, Rendezvous};
+use running::Running;
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 
@@ -98,22 +102,9 @@ fn torus_nodes_and_programs_are_on_the_ranks_of_mpirun() {
     assert_eq!(places, ["0 0 of 4", "1 1 of 4", "2 2 of 4", "0 3 of 4"]);
 }
 
-/// Ranks of a script; killed if a test fails.
-struct Ranks(Vec<Child>);
-
-impl Drop for Ranks {
-    fn drop(&mut self) {
-        for rank in &mut self.0 {
-            let _ = rank.kill();
-            let _ = rank.wait();
-        }
-    }
-}
-
-impl Ranks {
-    fn start(ranks: usize, at: &str, words: &[&str]) -> Ranks {
-        Ranks((0..ranks).map(|number| rank(number, ranks, at, words).spawn().unwrap()).collect())
-    }
+/// Ranks of a script.
+fn start_ranks(ranks: usize, at: &str, words: &[&str]) -> Vec<Running> {
+    (0..ranks).map(|number| Running(rank(number, ranks, at, words).spawn().unwrap())).collect()
 }
 
 /// One rank of a script.
@@ -144,14 +135,14 @@ fn a_job_that_gets_sigterm_on_all_ranks_ends_with_its_account() {
     let at = format!("file:{}", folder.path().join("rank0").display());
     let words =
         ["--device", "soft", "evb", "join", config.to_str().unwrap(), "--json", json.to_str().unwrap()];
-    let mut ranks = Ranks::start(3, &at, &words);
+    let mut ranks = start_ranks(3, &at, &words);
     wait_for_events(&folder.path().join("events"));
-    for rank in &ranks.0 {
-        let pid = rustix::process::Pid::from_child(rank);
+    for rank in &ranks {
+        let pid = rustix::process::Pid::from_child(&rank.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
     // The run was stopped, so rank 0 does not succeed; it has all terms of the conservation law. The others end in order.
-    let codes: Vec<_> = ranks.0.iter_mut().map(|rank| rank.wait().unwrap().code()).collect();
+    let codes: Vec<_> = ranks.iter_mut().map(|rank| rank.ended().code()).collect();
     let report = report(&json);
     assert_eq!(codes, [Some(1), Some(0), Some(0)], "{report}");
     check_account(&report);
@@ -183,8 +174,8 @@ fn no_argument_list_has_the_secret_and_the_secret_requests_no_process() {
     let at = format!("file:{}", folder.path().join("rank0").display());
     let words = ["--device", "soft", "evb", "join", config.to_str().unwrap()];
     let secret = format!("kept-{}", std::process::id());
-    let start = |number| rank(number, 3, &at, &words).env(SECRET, &secret).spawn().unwrap();
-    let mut ranks = Ranks((0..3).map(start).collect());
+    let start = |number| Running(rank(number, 3, &at, &words).env(SECRET, &secret).spawn().unwrap());
+    let mut ranks: Vec<_> = (0..3).map(start).collect();
     wait_for_events(&folder.path().join("events"));
     let hub = fs::read_to_string(folder.path().join("rank0")).unwrap();
     let port = hub.trim().rsplit_once(':').unwrap().1;
@@ -202,12 +193,12 @@ fn no_argument_list_has_the_secret_and_the_secret_requests_no_process() {
     let done = output(relay.args(["--", "builder", "0", "127.0.0.1:9"]).stdin(Stdio::null()));
     let text = String::from_utf8_lossy(&done.stderr);
     assert!(!done.status.success() && text.contains("does not know the key"), "{text}");
-    for rank in &ranks.0 {
-        let pid = rustix::process::Pid::from_child(rank);
+    for rank in &ranks {
+        let pid = rustix::process::Pid::from_child(&rank.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
     }
-    for rank in &mut ranks.0 {
-        rank.wait().unwrap();
+    for rank in &mut ranks {
+        rank.ended();
     }
 }
 
@@ -228,8 +219,10 @@ fn run_of_another_hub(folder: &Path, trigger: &str) -> String {
     let own = configuration(&own, 100, "");
     let at = format!("127.0.0.1:{port}");
     let mut agent = rank(1, 2, &at, &[&words[..], &[own.to_str().unwrap()]].concat());
-    let _agent = Ranks(vec![agent.spawn().unwrap()]);
+    let _agent = Running(agent.spawn().unwrap());
+    let deadline = Instant::now() + Duration::from_secs(60);
     while hub.wait_for_ranks(Duration::ZERO).unwrap_err().to_string().ends_with("0, 1") {
+        assert!(Instant::now() < deadline, "the agent does not join");
         std::thread::sleep(Duration::from_millis(20));
     }
 

@@ -1,11 +1,15 @@
 //! `millstream site keys`, and cards that use the keys.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use millstream_tls::KeyFiles;
+use running::Running;
 
 const SITE: &str = "name = \"lab\"\n[[host]]\nname = \"node\"\ncount = 2\n[[host.socket]]\nprocessor = \"Genoa\"\n\
                     cores = 2\nclock = \"2 GHz\"\nmemory = \"1 GiB\"\nmemory-bandwidth = \"10 GB/s\"\n";
@@ -71,15 +75,6 @@ fn keys_of_a_site_are_made_once_and_renewed() {
     assert!(unknown.contains("--name node7") && unknown.contains("no host of this name"), "{unknown}");
 }
 
-struct Card(Child);
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_card_with_keys_answers_commands_with_keys() {
     let folder = tempfile::tempdir().unwrap();
@@ -100,7 +95,7 @@ fn a_card_with_keys_answers_commands_with_keys() {
         .unwrap();
     let mut line = String::new();
     BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let _card = Card(process);
+    let _card = Running(process);
     let address = line.split_whitespace().nth(4).unwrap_or_else(|| panic!("{line}"));
     let info = does(path, Some("keys/node1"), &["card", "info", address]);
     assert!(info.contains("32"), "{info}");

@@ -21,7 +21,7 @@ const UNSEEN: [u64; 4] = [256, 4096, 16384, 131_072];
 /// Programs, with the column of their result and its unit.
 const PROGRAMS: [(&str, usize, &str); 2] = [("ib_write_bw", 3, "MiB/s"), ("ib_write_lat", 4, "us")];
 /// Measurements of each size, of which the best counts: other processes of the machine take its cores at times.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 2;
 /// Median error of the predictions that the test allows on a machine whose measurements repeat: a prediction in other units, or of
 /// another path, has more. What measurements differ by between rounds is added. The test prints the error; it does not judge it.
 const MEDIAN_ERROR: f64 = 2.0;

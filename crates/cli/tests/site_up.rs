@@ -1,10 +1,15 @@
 //! `site up` and `site check --live`: the processes of a site on this host.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
+
+use running::Running;
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 
@@ -13,16 +18,6 @@ fn millstream(folder: &Path, words: &[&str]) -> Command {
     command.args(["--device", "soft"]).args(words).current_dir(folder).env("XDG_STATE_HOME", folder);
     command.stdin(Stdio::null());
     command
-}
-
-/// Killed if the test fails.
-struct Up(Child);
-
-impl Drop for Up {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 fn free_port() -> u16 {
@@ -83,7 +78,7 @@ control = "127.0.0.1:{control}"
     assert!(!agrees && before.matches("DIFFERS").count() == 3, "{before}");
 
     let mut command = millstream(folder, &["site", "up", "site.toml"]);
-    let mut up = Up(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut up = Running(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
     let whole: Vec<String> = lines.by_ref().map_while(Result::ok).take(4).collect();
     assert!(whole.last().is_some_and(|line| line.contains("small is up")), "{whole:?}");
@@ -102,7 +97,7 @@ control = "127.0.0.1:{control}"
 
     let pid = rustix::process::Pid::from_child(&up.0);
     rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
-    assert!(up.0.wait().unwrap().success());
+    assert!(up.ended().success());
     let (agrees, ended) = check(folder, "site.toml");
     assert!(!agrees && ended.matches("DIFFERS").count() == 3, "{ended}");
 }
@@ -123,7 +118,7 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
     fs::write(folder.join("camera.toml"), configuration).unwrap();
     // A group of its own, as a shell gives a program in a terminal.
     let mut command = millstream(folder, &["site", "up", "site.toml"]);
-    let mut up = Up(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap());
+    let mut up = Running(command.stdout(Stdio::piped()).process_group(0).spawn().unwrap());
     let mut lines = BufReader::new(up.0.stdout.take().unwrap()).lines();
     let whole: Vec<String> = lines.by_ref().map_while(Result::ok).take(3).collect();
     assert!(whole.contains(
@@ -149,7 +144,7 @@ fn ctrl_c_stops_the_run_of_a_site_and_waits_for_its_end() {
 
     let group = rustix::process::Pid::from_child(&up.0);
     rustix::process::kill_process_group(group, rustix::process::Signal::INT).unwrap();
-    assert!(up.0.wait().unwrap().success());
+    assert!(up.ended().success());
     let book = fs::read_to_string(folder.join("run-control-camera/logbook.jsonl")).unwrap();
     let last = book.lines().last().unwrap();
     assert!(last.contains("\"record\":\"end\"") && last.contains("\"result\":\"stopped\""), "{last}");

@@ -1,6 +1,11 @@
 //! `millstream torus run` with a site file.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::process::{Command, Output};
+
+use running::Running;
 
 fn millstream(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_millstream")).args(words).output().expect("it starts")
@@ -41,16 +46,6 @@ fn a_site_without_addresses_is_refused_by_name() {
     let run = millstream(&["torus", "run", "--", "true"]);
     let error = String::from_utf8_lossy(&run.stderr).into_owned();
     assert!(!run.status.success() && error.contains("--dimensions"), "{error}");
-}
-
-/// A process that is killed if the test ends before it does.
-struct Running(std::process::Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 #[test]
