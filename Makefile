@@ -21,7 +21,7 @@ FABRIC  := $(TARGET_DIR)/lib/libmillstream_fabric.so
 FI      := $(TARGET_DIR)/lib/libmillstream-fi.so
 
 # The C API of cards: a library for programs, which rustc links with the exported functions only.
-MEMORY_BUILT := $(TARGET_DIR)/device/libmillstream_memory.so
+MEMORY_BUILT := $(TARGET_DIR)/release/libmillstream_memory.so
 MEMORY       := $(TARGET_DIR)/lib/libmillstream_memory.so.1
 HEADERS      := $(wildcard crates/card-abi/include/*.h crates/card-capi/include/*.h)
 
@@ -47,10 +47,12 @@ endef
 .PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-endurance bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
-# Debian packages: build dependencies, then the programs of tests and benchmarks.
-PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev \
-	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv binutils clang lld \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev g++ \
+# Debian packages that `make demo` needs, and those of the other targets: further build dependencies, then the programs of
+# tests and benchmarks.
+DEMO_PACKAGES := gcc libc6-dev pkg-config libclang-dev libibverbs-dev libhdf5-dev
+PACKAGES := $(DEMO_PACKAGES) cmake binutils clang lld g++ \
+	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv \
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev \
 	lammps lammps-data hpcc
 
 help: ## list the targets
@@ -63,19 +65,25 @@ demo: quick ## build recorded camera events in the memory of emulated cards, and
 # finds the libraries beside itself.
 QUICK := $(TARGET_DIR)/quick
 
-quick: setup ## build target/quick/millstream and its libraries in minutes, with fewer commands
+quick: ## build target/quick/millstream and its libraries in minutes, with fewer commands
+	@$(MAKE) --no-print-directory setup PACKAGES="$(DEMO_PACKAGES)"
 	$(CARGO) build --profile quick --no-default-features -p millstream
 	$(CARGO) rustc --profile quick -p millstream-capi --lib --crate-type staticlib
 	$(CARGO) rustc --profile quick -p millstream-cm --features interpose --crate-type staticlib
 	$(call link_verbs,$(QUICK)/libibverbs.so.1,$(QUICK)/libmillstream_capi.a)
 	$(call link_preload,$(QUICK)/libmillstream_preload.so,$(QUICK)/libmillstream_cm.a)
 
+# All crates but the one that only build scripts use and that has no tests: its dependencies are compiled for the host alone.
+WORKSPACE := --workspace --exclude millstream-bindings
+# With examples, `cargo build` uses the features that `cargo test` has compiled.
+AS_TESTS := --lib --bins --examples
+
 test: SHELL := /bin/bash
 test: setup lib ## run all tests
 	@# What failed is printed once more, behind the output of all tests.
-	set -o pipefail; $(CARGO) test --workspace --no-fail-fast 2>&1 | tee $(TARGET_DIR)/test.log || \
+	set -o pipefail; $(CARGO) test $(WORKSPACE) --no-fail-fast 2>&1 | tee $(TARGET_DIR)/test.log || \
 		{ awk -f tools/failures.awk $(TARGET_DIR)/test.log; exit 1; }
-	$(CARGO) build --workspace
+	$(CARGO) build $(WORKSPACE) $(AS_TESTS)
 	@# A short test against the Linux kernel's rxe, and of this product on it; `make conformance-rxe` runs all cases.
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run --only faults rxe
 	$(TARGET_DIR)/debug/millstream-conformance --out $(TARGET_DIR)/conformance/test --allow-not-run millstream
@@ -86,7 +94,7 @@ PYTHON         ?= /usr/bin/python3
 PYTHON_PACKAGE := $(TARGET_DIR)/python/millstream
 
 test-python: setup lib ## run the tests of the Python package
-	$(CARGO) build --workspace
+	$(CARGO) build $(WORKSPACE) $(AS_TESTS)
 	@rm -rf $(PYTHON_PACKAGE) && mkdir -p $(dir $(PYTHON_PACKAGE)) && cp -r python/millstream $(PYTHON_PACKAGE)
 	@cp $(TARGET_DIR)/debug/lib_millstream.so $(PYTHON_PACKAGE)/_millstream.abi3.so
 	MILLSTREAM_PROGRAM=$(abspath $(TARGET_DIR))/debug/millstream MILLSTREAM_LIB=$(abspath $(TARGET_DIR))/lib \
@@ -212,7 +220,8 @@ conformance-asan: runner ## run third-party programs with AddressSanitizer in th
 	LD_PRELOAD=$$(gcc -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0:handle_segv=0 MILLSTREAM_LIB=$(abspath $(ASAN_DIR))/lib \
 		$(TARGET_DIR)/release/millstream-conformance --out $(ASAN_DIR)/conformance $(ASAN_CLIENTS)
 
-# Programs from crates.io, built once per version under the build directory.
+# Programs from crates.io, built once per version under the build directory. They work for seconds, so most of the optimisation
+# of their release profiles is left out.
 TOOLS_DIR   := $(abspath $(TARGET_DIR))/tools
 MDBOOK      := $(TOOLS_DIR)/mdbook-0.5.4/bin/mdbook
 CARGO_DENY  := $(TOOLS_DIR)/cargo-deny-0.20.2/bin/cargo-deny
@@ -220,9 +229,13 @@ CARGO_MUTANTS := $(TOOLS_DIR)/cargo-mutants-27.1.0/bin/cargo-mutants
 CARGO_FUZZ  := $(TOOLS_DIR)/cargo-fuzz-0.13.2/bin/cargo-fuzz
 CARGO_SEMVER := $(TOOLS_DIR)/cargo-semver-checks-0.51.0/bin/cargo-semver-checks
 
+# Without the web server of `mdbook serve`.
+TOOL_FLAGS_mdbook := --no-default-features --features search
+
 $(TOOLS_DIR)/%: | setup
-	CARGO_TARGET_DIR=$(TOOLS_DIR)/build $(CARGO) install --quiet --locked --root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) \
-		$(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
+	CARGO_TARGET_DIR=$(TOOLS_DIR)/build CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 \
+		CARGO_PROFILE_RELEASE_OPT_LEVEL=1 $(CARGO) install --quiet --locked $(TOOL_FLAGS_$(notdir $*)) \
+		--root $(TOOLS_DIR)/$(firstword $(subst /, ,$*)) $(notdir $*)@$(lastword $(subst -, ,$(firstword $(subst /, ,$*))))
 
 FUZZ_TARGETS ?= stream mfp raw packet cm connection device work_requests forged_peer torus
 FUZZ_SECONDS ?= 300
@@ -350,7 +363,7 @@ $(PRELOAD): $(PRELOAD_ARCHIVE) $(PRELOAD_MAP) Makefile
 	$(call link_preload,$@,$(PRELOAD_ARCHIVE))
 
 $(MEMORY_BUILT): FORCE | setup
-	$(CARGO) rustc --profile device -p millstream-card-capi --lib --crate-type cdylib -- -C link-arg=-Wl,-soname=libmillstream_memory.so.1
+	$(CARGO) rustc --release -p millstream-card-capi --lib --crate-type cdylib -- -C link-arg=-Wl,-soname=libmillstream_memory.so.1
 
 $(MEMORY): $(MEMORY_BUILT) $(HEADERS)
 	@mkdir -p $(@D) $(TARGET_DIR)/include
