@@ -15,6 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -307,12 +309,65 @@ static void calls_for_other_files_take_little_stack(void)
 	CHECK(handler_frame - lowest <= MOST);
 }
 
+enum { MANY = 300, CLOSED = 100 };
+
+static void open_many(int *channels)
+{
+	struct rlimit limit;
+	CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+	if (limit.rlim_cur < 4096) {
+		limit.rlim_cur = limit.rlim_max < 4096 ? limit.rlim_max : 4096;
+		CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+	}
+	for (int i = 0; i < MANY; i++)
+		channels[i] = open_channel(0);
+}
+
+static void many_channels_are_channels(void)
+{
+	struct stat stat;
+	int channels[MANY];
+	open_many(channels);
+	create(channels[MANY - 1], 1);
+	// The connection manager removes closed channels after a moment, which changes nothing for others.
+	for (int i = 0; i < CLOSED; i++)
+		CHECK(close(channels[i]) == 0);
+	for (int round = 0; round < 50; round++, usleep(10000))
+		for (int i = CLOSED; i < MANY; i++)
+			CHECK(fstat(channels[i], &stat) == 0 && S_ISCHR(stat.st_mode));
+	for (int i = CLOSED; i < MANY; i++)
+		create(channels[i], i);
+}
+
+// The connection manager reports that another program holds the RoCEv2 port. Its log output is a `write`.
+static void log_output_may_go_to_a_socket(void)
+{
+	int channels[MANY], sockets[2], error = dup(2);
+	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(4791) };
+	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(4791) };
+	// Another program may hold the port already.
+	bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof any);
+	bind(socket(AF_INET6, SOCK_DGRAM, 0), (struct sockaddr *)&any6, sizeof any6);
+	CHECK(setenv("MILLSTREAM_PATH", "wire", 1) == 0);
+	CHECK(error >= 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && dup2(sockets[0], 2) == 2);
+	open_many(channels);
+	uint32_t id = create(channels[MANY - 1], 1);
+	struct rdma_ucm_listen listen = { .id = id, .backlog = 1 };
+	CHECK(bind_to(channels[MANY - 1], id, 0) == 0);
+	CHECK(command(channels[MANY - 1], RDMA_USER_CM_CMD_LISTEN, &listen, sizeof listen, 0) == 0);
+	char text[500] = { 0 };
+	CHECK(recv(sockets[1], text, sizeof text - 1, MSG_DONTWAIT) > 0);
+	CHECK(strstr(text, "no connections to or from other hosts"));
+	CHECK(dup2(error, 2) == 2);
+}
+
 #define TEST(name) { #name, name }
 static const struct { const char *name; void (*run)(void); } tests[] = {
 	TEST(is_a_device), TEST(wrong_commands_are_refused), TEST(can_be_polled_however_it_was_copied),
 	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
 	TEST(ports_are_given_back), TEST(everything_can_be_closed),
-	TEST(calls_for_other_files_take_little_stack),
+	TEST(calls_for_other_files_take_little_stack), TEST(many_channels_are_channels),
+	TEST(log_output_may_go_to_a_socket),
 };
 
 int main(int count, char **words)

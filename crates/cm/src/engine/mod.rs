@@ -8,13 +8,13 @@
 //! not be tracked. The other end reports a hang-up when the program has closed all descriptors of the
 //! channel.
 
+mod channel_table;
 mod lifecycle;
 mod sockets;
 mod thread;
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use millstream_shm::thread::spawn;
@@ -26,6 +26,7 @@ use crate::manager::Manager;
 use crate::system::ChannelId;
 use crate::{Errno, Result};
 
+use channel_table::ChannelTable;
 use sockets::{EpollSource, Sockets};
 
 /// The connection manager and its sockets.
@@ -45,10 +46,8 @@ struct ProcessState {
 }
 
 static PROCESS: Mutex<ProcessState> = Mutex::new(ProcessState { engine: None, channels: Vec::new() });
-/// Number of channels; while it is zero, intercepted calls take the fast path.
-static CHANNELS: AtomicUsize = AtomicUsize::new(0);
-/// Inodes of channels, zero in free places, for callers that take no lock: signal handlers. Changed under the lock.
-static INODES: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
+/// Inodes of channels, for callers that take no lock: signal handlers, and log output under the lock. Changed under the lock.
+static INODES: ChannelTable = ChannelTable::new();
 
 fn process() -> MutexGuard<'static, ProcessState> {
     PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -74,7 +73,7 @@ impl ProcessState {
 #[must_use]
 #[inline]
 pub fn has_channels() -> bool {
-    CHANNELS.load(Ordering::Relaxed) != 0
+    !INODES.is_empty()
 }
 
 /// Opens a channel with `O_CLOEXEC` and `O_NONBLOCK` as in `flags`.
@@ -110,33 +109,22 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
     }
 }
 
-/// Whether `fd` is a channel. It takes no lock while there are at most 256 channels, because signal handlers may call it.
+/// Whether `fd` is a channel. It takes no lock and allocates nothing, because signal handlers may call it.
 #[must_use]
 pub fn is_channel(fd: RawFd) -> bool {
-    has_channels()
-        && socket_inode(fd).is_some_and(|inode| {
-            INODES.iter().any(|other| other.load(Ordering::Acquire) == inode)
-                || CHANNELS.load(Ordering::Relaxed) > INODES.len()
-                    && process().channels.iter().any(|(other, ..)| *other == inode)
-        })
+    has_channels() && socket_inode(fd).is_some_and(|inode| INODES.contains(inode))
 }
 
 impl ProcessState {
     fn add_channel(&mut self, inode: u64, pid: u32, channel: ChannelId) {
         self.channels.push((inode, pid, channel));
-        if let Some(free) = INODES.iter().find(|place| place.load(Ordering::Relaxed) == 0) {
-            free.store(inode, Ordering::Release);
-        }
-        CHANNELS.store(self.channels.len(), Ordering::Relaxed);
+        INODES.insert(inode);
     }
 
     fn remove_channels(&mut self, closed: &[ChannelId]) {
         for (inode, ..) in self.channels.extract_if(.., |(_, _, channel)| closed.contains(channel)) {
-            if let Some(place) = INODES.iter().find(|place| place.load(Ordering::Relaxed) == inode) {
-                place.store(0, Ordering::Release);
-            }
+            INODES.remove(inode);
         }
-        CHANNELS.store(self.channels.len(), Ordering::Relaxed);
     }
 
     /// The channel of `fd`, or EIO if another process owns it.
