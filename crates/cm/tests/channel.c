@@ -361,13 +361,45 @@ static void log_output_may_go_to_a_socket(void)
 	CHECK(dup2(error, 2) == 2);
 }
 
+static void *open_when_cancelled(void *path)
+{
+	int state;
+	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &state) == 0 && pthread_cancel(pthread_self()) == 0);
+	CHECK(pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, &state) == 0);
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	pthread_testcancel();
+	return (void *)(intptr_t)fd;
+}
+
+// The first use of the devices has cancellation points inside.
+static void the_first_open_may_be_cancelled(const char *path)
+{
+	pthread_t thread;
+	void *got;
+	CHECK(pthread_create(&thread, NULL, open_when_cancelled, (void *)path) == 0);
+	CHECK(pthread_join(thread, &got) == 0 && got == PTHREAD_CANCELED);
+	CHECK(open(path, O_RDONLY | O_CLOEXEC) >= 0);
+}
+
+static void the_first_open_of_a_channel_may_be_cancelled(void)
+{
+	the_first_open_may_be_cancelled("/dev/infiniband/rdma_cm");
+	create(open_channel(0), 1);
+}
+
+static void the_first_open_of_a_file_may_be_cancelled(void)
+{
+	the_first_open_may_be_cancelled("/sys/class/infiniband/mill0/node_type");
+}
+
 #define TEST(name) { #name, name }
 static const struct { const char *name; void (*run)(void); } tests[] = {
 	TEST(is_a_device), TEST(wrong_commands_are_refused), TEST(can_be_polled_however_it_was_copied),
 	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
 	TEST(ports_are_given_back), TEST(everything_can_be_closed),
 	TEST(calls_for_other_files_take_little_stack), TEST(many_channels_are_channels),
-	TEST(log_output_may_go_to_a_socket),
+	TEST(log_output_may_go_to_a_socket), TEST(the_first_open_of_a_channel_may_be_cancelled),
+	TEST(the_first_open_of_a_file_may_be_cancelled),
 };
 
 int main(int count, char **words)

@@ -81,6 +81,10 @@ pub fn has_channels() -> bool {
 /// # Errors
 /// If sockets or the thread cannot be created.
 pub fn open(flags: i32) -> io::Result<OwnedFd> {
+    without_cancellation(|| open_channel(flags))
+}
+
+fn open_channel(flags: i32) -> io::Result<OwnedFd> {
     millstream_log::init();
     let mut kind = SocketFlags::empty();
     kind.set(SocketFlags::CLOEXEC, flags & libc::O_CLOEXEC != 0);
@@ -179,8 +183,9 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
 }
 
-/// Runs code that must not be cancelled because it holds the lock.
-fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
+/// Runs code that must not be cancelled because it owns resources, such as the lock. Functions of the C library in it may be
+/// thread cancellation points.
+pub(crate) fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
     const DISABLE: i32 = 1;
     let (mut before, mut unused) = (0, 0);
     // SAFETY: changes a state of this thread, and changes it back.

@@ -17,18 +17,21 @@ use millstream_shm::random_u64;
 use millstream_shm::socket::own_uid;
 
 use super::sysfs_files;
+use crate::engine::without_cancellation;
 
 static ROOT: OnceLock<Option<CString>> = OnceLock::new();
 
 /// The directory, created on first use; `None` if that fails.
 pub(crate) fn root() -> Option<&'static CString> {
-    ROOT.get_or_init(|| {
-        let before = super::errno();
-        let made = make().and_then(|path| CString::new(path.into_os_string().into_vec()).ok());
-        super::set_errno(before);
-        made
-    })
-    .as_ref()
+    // Most calls find it made.
+    ROOT.get().unwrap_or_else(|| without_cancellation(|| ROOT.get_or_init(make_root))).as_ref()
+}
+
+fn make_root() -> Option<CString> {
+    let before = super::errno();
+    let made = make().and_then(|path| CString::new(path.into_os_string().into_vec()).ok());
+    super::set_errno(before);
+    made
 }
 
 /// The directory, if it is in use.
