@@ -141,6 +141,14 @@ static void wrong_commands_are_refused(void)
 	struct rdma_ucm_event_resp event;
 	struct rdma_ucm_get_event body = { (uintptr_t)&event };
 	CHECK(command(fd, RDMA_USER_CM_CMD_GET_EVENT, &body, sizeof body, 100) == ENOSPC);
+	// The whole header must be there, and bytes behind a command are ignored.
+	struct { struct rdma_ucm_cmd_hdr header; struct rdma_ucm_disconnect body; char more[600]; } written = {
+		{ RDMA_USER_CM_CMD_DISCONNECT, sizeof nobody, 0 }, nobody, { 0 } };
+	for (size_t len = 0; len < sizeof written.header + sizeof nobody; len++)
+		CHECK(write(fd, &written, len) == -1 && errno == EINVAL);
+	CHECK(write(fd, &written, sizeof written) == -1 && errno == ENOENT);
+	struct pollfd polled = { fd, POLLIN, 0 };
+	CHECK(poll(&polled, 1, 0) == 0);
 	// An identifier belongs to its channel.
 	uint32_t id = create(fd, 1);
 	int other = open_channel(0);

@@ -1,5 +1,5 @@
-//! The built library under a C program that uses the connection manager's device directly (`channel.c`),
-//! following the kernel's header. `make lib` builds the library; without it these tests fail.
+//! The built library under C programs that use the connection manager's device directly (`channel.c`), following the
+//! kernel's header, and the device's files (`files.c`). `make lib` builds the library; without it these tests fail.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,11 +17,11 @@ fn output(command: &mut Command) -> String {
     said
 }
 
-#[test]
-fn device_follows_the_kernel_abi() {
+/// Runs all tests of a C program under the library. Each prints nothing but the log output in `expected`.
+fn run_tests(source: &str, expected: &[(&str, &str)]) {
     let folder = tempfile::tempdir().expect("a folder");
-    let program = folder.path().join("channel");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/channel.c");
+    let program = folder.path().join("program");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
     output(Command::new("cc").args(["-O2", "-Wall", "-Wextra", "-pthread", "-o"]).args([&program, &source]));
     let listed = output(&mut Command::new(&program));
     let names: Vec<&str> = listed.lines().collect();
@@ -31,12 +31,21 @@ fn device_follows_the_kernel_abi() {
         let mut test = Command::new("timeout");
         test.args(["--kill-after=1", "60"]).arg(&program).arg(name).env("LD_PRELOAD", library());
         let printed = output(&mut test);
-        if name == "children_start_afresh" {
-            assert!(printed.contains("open them in the child process"), "{name}: {printed}");
-        } else {
-            assert_eq!(printed, "", "{name}");
+        match expected.iter().find(|(test, _)| *test == name) {
+            Some((_, text)) => assert_eq!(printed.matches(text).count(), 1, "{name}: {printed}"),
+            None => assert_eq!(printed, "", "{name}"),
         }
     }
+}
+
+#[test]
+fn device_follows_the_kernel_abi() {
+    run_tests("channel.c", &[("children_start_afresh", "open them in the child process")]);
+}
+
+#[test]
+fn files_behave_as_those_of_a_device() {
+    run_tests("files.c", &[("devices_need_no_files", "no device in /sys/class/infiniband")]);
 }
 
 /// The library intercepts only the functions in its version script.

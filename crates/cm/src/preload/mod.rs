@@ -10,7 +10,7 @@
 //! - `/dev/infiniband/uverbs0` is shown as a character device, which cannot be opened.
 //!
 //! All other calls are passed on unchanged to the next definition of the function (`forward`). Nothing is
-//! allocated and no thread starts before one of these paths is used.
+//! allocated and no thread starts before one of these paths is used. Later uses of sysfs paths allocate nothing either.
 //!
 //! A program may cancel a thread inside these functions, which unwinds their frames. So all of them are
 //! "C-unwind", and own no resource while they block.
@@ -20,7 +20,9 @@
     reason = "the contract of every exported function is that of the C library's function of the same name"
 )]
 
+mod c_string;
 mod forward;
+mod open;
 mod path;
 pub mod path_calls;
 pub mod stat;

@@ -3,130 +3,68 @@
 #![allow(missing_docs, reason = "named after the C library's functions")]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::os::fd::IntoRawFd as _;
 use std::ptr;
 
 use crate::{Errno, engine, user_memory};
 use libc::{DIR, FILE, mode_t, size_t, ssize_t};
 
-use super::path::{Device, InterceptedPath, directory_of, lookup, lookup_at, original_of};
-use super::{errno, fail_with, set_errno};
+use super::open::{OpenAction, StreamAction, open_action, stream_action};
+use super::path::{Target, directory_of, original_of, with_target};
+use super::{errno, set_errno};
 use crate::preload::forward::forward;
-
-/// The action that opens a path.
-enum OpenAction {
-    /// Done: a descriptor, or -1 with errno.
-    Return(c_int),
-    /// Open this path instead.
-    Redirect(InterceptedPath),
-    /// The path is not intercepted.
-    Forward,
-}
-
-unsafe fn opened(dir: c_int, path: *const c_char, flags: c_int) -> OpenAction {
-    // SAFETY: the caller of `open` passes a C string.
-    match unsafe { lookup_at(dir, path) } {
-        None => OpenAction::Forward,
-        Some(InterceptedPath { device: None, .. })
-            if flags & (libc::O_CREAT | libc::O_WRONLY | libc::O_RDWR) != 0 =>
-        {
-            OpenAction::Return(fail_with(libc::EACCES))
-        }
-        Some(place @ InterceptedPath { device: None, .. }) => OpenAction::Redirect(place),
-        // The verbs library does not use the kernel's device, and no other program can use it.
-        Some(InterceptedPath { device: Some(Device::Verbs), .. }) => {
-            OpenAction::Return(fail_with(libc::ENXIO))
-        }
-        Some(InterceptedPath { device: Some(Device::RdmaCm), .. }) => OpenAction::Return(open_channel(flags)),
-    }
-}
-
-/// Out of line: it takes much stack.
-#[cold]
-#[inline(never)]
-fn open_channel(flags: c_int) -> c_int {
-    match engine::open(flags) {
-        Ok(channel) => channel.into_raw_fd(),
-        Err(error) => fail_with(Errno::from(error).0),
-    }
-}
 
 /// Functions like `open(path, flags, mode)`. The C functions take the mode only with `O_CREAT`. Both calling
 /// conventions put it into the third argument, which is ignored otherwise.
 macro_rules! open {
-    ($($name:ident;)*) => {$(
-        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(libc::AT_FDCWD, path, flags) };
-            let path = match &opened {
-                OpenAction::Return(fd) => return *fd,
-                OpenAction::Redirect(place) => place.path.as_ptr(),
-                OpenAction::Forward => path,
-            };
-            forward!($name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
-        }
-    )*};
-}
-
-open! { open; open64; }
-
-macro_rules! openat {
-    ($($name:ident;)*) => {$(
-        #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-        pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(dir, path, flags) };
-            let path = match &opened {
-                OpenAction::Return(fd) => return *fd,
-                OpenAction::Redirect(place) => place.path.as_ptr(),
-                OpenAction::Forward => path,
-            };
-            forward!($name(dir: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int, missing -1)
-        }
-    )*};
-}
-
-openat! { openat; openat64; }
-
-/// Variants that fortified programs call when the flags are not known at compile time.
-macro_rules! open_2 {
-    ($($name:ident;)*) => {$(
+    ($($name:ident($($dir:ident: $dtype:ty,)? @path, @flags $(, $mode:ident: $mtype:ty)?);)*) => {$(
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
-        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(libc::AT_FDCWD, path, flags) };
-            let path = match &opened {
-                OpenAction::Return(fd) => return *fd,
-                OpenAction::Redirect(place) => place.path.as_ptr(),
-                OpenAction::Forward => path,
+        pub unsafe extern "C-unwind" fn $name(
+            $($dir: $dtype,)? path: *const c_char, flags: c_int $(, $mode: $mtype)?
+        ) -> c_int {
+            // SAFETY: a path of `with_target`.
+            let call = |target: Target| match unsafe { open_action(&target, flags) } {
+                OpenAction::Return(fd) => fd,
+                OpenAction::Open(path, flags) => forward!($name(
+                    $($dir: $dtype,)? path: *const c_char, flags: c_int $(, $mode: $mtype)?
+                ) -> c_int, missing -1),
             };
-            forward!($name(path: *const c_char, flags: c_int) -> c_int, missing -1)
+            // SAFETY: the caller passes a C string.
+            unsafe { with_target(directory_of!($($dir)?), path, call) }
         }
     )*};
 }
 
-open_2! { __open_2; __open64_2; }
+open! {
+    open(@path, @flags, mode: mode_t);
+    open64(@path, @flags, mode: mode_t);
+    openat(dir: c_int, @path, @flags, mode: mode_t);
+    openat64(dir: c_int, @path, @flags, mode: mode_t);
+    // Variants that fortified programs call when the flags are not known at compile time.
+    __open_2(@path, @flags);
+    __open64_2(@path, @flags);
+    __openat_2(dir: c_int, @path, @flags);
+    __openat64_2(dir: c_int, @path, @flags);
+}
 
-macro_rules! openat_2 {
+macro_rules! fopen {
     ($($name:ident;)*) => {$(
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
-        #[allow(non_snake_case, reason = "the C library's name")]
-        pub unsafe extern "C-unwind" fn $name(dir: c_int, path: *const c_char, flags: c_int) -> c_int {
-            // SAFETY: the caller passes a C string.
-            let opened = unsafe { opened(dir, path, flags) };
-            let path = match &opened {
-                OpenAction::Return(fd) => return *fd,
-                OpenAction::Redirect(place) => place.path.as_ptr(),
-                OpenAction::Forward => path,
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, mode: *const c_char) -> *mut FILE {
+            // SAFETY: a path of `with_target`, and the caller's C string.
+            let call = |target: Target| match unsafe { stream_action(&target, mode) } {
+                StreamAction::Return(stream) => stream,
+                StreamAction::Open(path) => forward!(
+                    $name(path: *const c_char, mode: *const c_char) -> *mut FILE, missing ptr::null_mut()
+                ),
             };
-            forward!($name(dir: c_int, path: *const c_char, flags: c_int) -> c_int, missing -1)
+            // SAFETY: the caller passes a C string.
+            unsafe { with_target(libc::AT_FDCWD, path, call) }
         }
     )*};
 }
 
-openat_2! { __openat_2; __openat64_2; }
+fopen! { fopen; fopen64; }
 
 /// Functions that only read a path: the path is replaced, other arguments are passed on.
 macro_rules! redirect {
@@ -134,10 +72,12 @@ macro_rules! redirect {
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret {
+            let call = |target: Target| {
+                let path = target.path;
+                forward!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
+            };
             // SAFETY: the caller passes a C string.
-            let place = unsafe { lookup_at(directory_of!($($dir)?), path) };
-            let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
-            forward!($name($($before: $btype,)* path: *const c_char $(, $after: $atype)*) -> $ret, missing $missing)
+            unsafe { with_target(directory_of!($($dir)?), path, call) }
         }
     )*};
 }
@@ -146,8 +86,6 @@ macro_rules! redirect {
 type Filter = *const c_void;
 
 redirect! {
-    fopen(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
-    fopen64(@path, mode: *const c_char) -> *mut FILE, ptr::null_mut();
     opendir(@path) -> *mut DIR, ptr::null_mut();
     scandir(@path, list: *mut c_void, filter: Filter, compare: Filter) -> c_int, -1;
     scandir64(@path, list: *mut c_void, filter: Filter, compare: Filter) -> c_int, -1;
@@ -165,16 +103,14 @@ redirect! {
     llistxattr(@path, list: *mut c_char, size: size_t) -> ssize_t, -1;
 }
 
-/// Restores the original path in the result.
-unsafe fn restore_original(found: *mut c_char) -> *mut c_char {
+/// Restores the original path in the result, without its first `base` bytes.
+unsafe fn restore_original(found: *mut c_char, base: usize) -> *mut c_char {
     if !found.is_null() {
         // SAFETY: a C string that was just made, and a shorter one in its place.
         unsafe {
-            let bytes = CStr::from_ptr(found).to_bytes();
-            if let Some(known) = original_of(bytes) {
-                let known = known.to_vec();
-                found.cast::<u8>().copy_from_nonoverlapping(known.as_ptr(), known.len());
-                *found.add(known.len()) = 0;
+            let bytes = CStr::from_ptr(found).to_bytes_with_nul();
+            if let Some(known) = original_of(bytes).and_then(|original| original.get(base..)) {
+                ptr::copy(known.as_ptr(), found.cast(), known.len());
             }
         }
     }
@@ -186,14 +122,16 @@ macro_rules! resolve {
         #[cfg_attr(feature = "interpose", unsafe(no_mangle))]
         #[allow(non_snake_case, reason = "the C library's name")]
         pub unsafe extern "C-unwind" fn $name(path: *const c_char $(, $after: $atype)*) -> *mut c_char {
+            let call = |target: Target| {
+                let path = if target.has_stand_in() { path } else { target.path };
+                let found = forward!(
+                    $name(path: *const c_char $(, $after: $atype)*) -> *mut c_char, missing ptr::null_mut()
+                );
+                // SAFETY: what the function returned.
+                if target.is_intercepted() { unsafe { restore_original(found, 0) } } else { found }
+            };
             // SAFETY: the caller passes a C string.
-            let place = unsafe { lookup(path) };
-            let is_intercepted = place.is_some();
-            let path = place.as_ref().map_or(path, |place| place.path.as_ptr());
-            let found =
-                forward!($name(path: *const c_char $(, $after: $atype)*) -> *mut c_char, missing ptr::null_mut());
-            // SAFETY: what the function returned.
-            if is_intercepted { unsafe { restore_original(found) } } else { found }
+            unsafe { with_target(libc::AT_FDCWD, path, call) }
         }
     )*};
 }
@@ -212,41 +150,35 @@ macro_rules! glob {
         pub unsafe extern "C-unwind" fn $name(
             pattern: *const c_char, flags: c_int, failed: *const c_void, found: *mut libc::glob_t
         ) -> c_int {
-            // SAFETY: the caller passes a C string.
-            let place = unsafe { lookup(pattern) };
-            let is_intercepted = place.is_some() && !found.is_null();
-            // SAFETY: the caller passes a structure, which has results of earlier calls with this flag.
-            let before = if is_intercepted && flags & libc::GLOB_APPEND != 0 { unsafe { (*found).gl_pathc } } else { 0 };
-            let pattern = place.as_ref().map_or(pattern, |place| place.path.as_ptr());
-            let result = forward!($name(
-                pattern: *const c_char, flags: c_int, failed: *const c_void, found: *mut libc::glob_t
-            ) -> c_int, missing libc::GLOB_ABORTED);
-            if is_intercepted && result == 0 {
-                // SAFETY: the function has filled in this many strings, behind those that the program reserved.
-                unsafe {
-                    let reserved = if flags & libc::GLOB_DOOFFS != 0 { (*found).gl_offs } else { 0 };
-                    for i in before..(*found).gl_pathc {
-                        restore_original(*(*found).gl_pathv.add(reserved + i));
+            let call = |target: Target| {
+                let is_restored = target.is_intercepted() && !found.is_null();
+                // SAFETY: the caller passes a structure, which has results of earlier calls with this flag.
+                let before = if is_restored && flags & libc::GLOB_APPEND != 0 { unsafe { (*found).gl_pathc } } else { 0 };
+                let pattern = if target.has_stand_in() { pattern } else { target.path };
+                let result = forward!($name(
+                    pattern: *const c_char, flags: c_int, failed: *const c_void, found: *mut libc::glob_t
+                ) -> c_int, missing libc::GLOB_ABORTED);
+                if is_restored && result == 0 {
+                    // SAFETY: the function has filled in this many strings, behind those that the program reserved.
+                    unsafe {
+                        let reserved = if flags & libc::GLOB_DOOFFS != 0 { (*found).gl_offs } else { 0 };
+                        for i in before..(*found).gl_pathc {
+                            restore_original(*(*found).gl_pathv.add(reserved + i), target.base);
+                        }
                     }
                 }
-            }
-            result
+                result
+            };
+            // SAFETY: the caller passes a C string.
+            unsafe { with_target(libc::AT_FDCWD, pattern, call) }
         }
     )*};
 }
 
 glob! { glob; glob64; }
 
-/// Bytes of the longest command.
+/// Bytes of the longest command, and more. A write may be longer: like the kernel, the device ignores what follows the command.
 const LONGEST_COMMAND: usize = 512;
-
-/// Whether a write may be a command. Every write of the program calls this, so it is cheap. It rejects
-/// the eight-byte writes to an eventfd, so the engine can write while it holds its lock.
-#[inline]
-fn may_be_command(fd: c_int, len: size_t) -> bool {
-    const SHORTEST: usize = 12;
-    engine::has_channels() && (SHORTEST..=LONGEST_COMMAND).contains(&len) && engine::is_channel(fd)
-}
 
 /// Executes the command that is written to a channel; None if the descriptor is no channel any more. Out of line: it takes
 /// much stack.
@@ -257,11 +189,11 @@ fn may_be_command(fd: c_int, len: size_t) -> bool {
 #[inline(never)]
 unsafe fn write_command(fd: c_int, from: *const c_void, len: size_t) -> Option<Result<usize, Errno>> {
     let mut command = [0; LONGEST_COMMAND];
-    let command = &mut command[..len];
+    let command = &mut command[..len.min(LONGEST_COMMAND)];
     // SAFETY: the caller vouches for the addresses.
     unsafe {
         match user_memory::read(from.addr() as u64, command) {
-            Ok(()) => engine::write(fd, command),
+            Ok(()) => engine::write(fd, command).map(|written| written.map(|_| len)),
             Err(error) => Some(Err(error)),
         }
     }
@@ -271,7 +203,7 @@ unsafe fn write_command(fd: c_int, from: *const c_void, len: size_t) -> Option<R
 pub unsafe extern "C-unwind" fn write(fd: c_int, from: *const c_void, len: size_t) -> ssize_t {
     let before = errno();
     // SAFETY: the addresses are the program's.
-    let answered = may_be_command(fd, len).then(|| unsafe { write_command(fd, from, len) }).flatten();
+    let answered = engine::is_channel(fd).then(|| unsafe { write_command(fd, from, len) }).flatten();
     match answered {
         Some(Ok(written)) => {
             set_errno(before);
