@@ -223,6 +223,8 @@ pub mod query {
 
 /// `IBV_QPT_RC`
 pub const QPT_RC: u8 = 2;
+/// `IBV_QPT_UC`
+pub const QPT_UC: u8 = 3;
 /// `IBV_QPT_UD`
 pub const QPT_UD: u8 = 4;
 /// `IBV_QPT_XRC_SEND`

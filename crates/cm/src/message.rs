@@ -3,12 +3,13 @@
 //! Each link carries one connection, so messages need no communication IDs, and a closed link reports a dead
 //! peer. Integers are in host order: both processes are on one host.
 
+use millstream_wire::cm::Transport;
 use millstream_wire::{Psn, Qkey, Qpn};
 
 use crate::address::{self, Address};
 
 /// First byte of every message; changes with the format.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// Longest message in bytes.
 pub const MAX_LEN: usize = 512;
 
@@ -50,8 +51,8 @@ pub struct ConnectionParameters {
     pub timeout: u8,
     /// Path MTU code; zero if unspecified.
     pub mtu: u8,
-    /// Whether the connection is XRC.
-    pub extended: u8,
+    /// The transport service.
+    pub transport: Transport,
     /// Vendor ID and options of enhanced connection establishment.
     pub ece: [u32; 2],
     /// Private data.
@@ -191,7 +192,7 @@ impl ConnectionParameters {
             self.srq,
             self.timeout,
             self.mtu,
-            self.extended,
+            transport_code(self.transport),
         ]);
         put_private(to, &self.private);
     }
@@ -209,10 +210,22 @@ impl ConnectionParameters {
             srq: from.byte()?,
             timeout: from.byte()? & 31,
             mtu: from.byte()? & 7,
-            extended: from.byte()?,
+            transport: transport_of(from.byte()?)?,
             private: from.private()?,
         })
     }
+}
+
+fn transport_code(transport: Transport) -> u8 {
+    match transport {
+        Transport::Rc => 0,
+        Transport::Uc => 1,
+        Transport::Xrc => 2,
+    }
+}
+
+fn transport_of(code: u8) -> Option<Transport> {
+    [Transport::Rc, Transport::Uc, Transport::Xrc].into_iter().find(|other| transport_code(*other) == code)
 }
 
 fn put_private(to: &mut Vec<u8>, private: &[u8]) {
@@ -271,7 +284,7 @@ mod tests {
             srq: 1,
             timeout: 19,
             mtu: 3,
-            extended: 1,
+            transport: Transport::Xrc,
             ece: [3, 4],
             private: b"hello".to_vec(),
         };

@@ -288,6 +288,7 @@ fn tshark_dissects_cm_messages() {
                 is("cm.rep.remotecommid", 0x0506_0708);
                 is("cm.rep.localqkey", 0x8001_0000);
                 is("cm.rep.localqpn", 0x12);
+                is("cm.rep.localeecn", 0x3400);
                 is("cm.rep.startpsn", 0xfe_dcba);
                 is("cm.rep.respres", 9);
                 is("cm.rep.initdepth", 8);

@@ -1,7 +1,10 @@
 //! Queries of identifiers: addresses, path, and queue pair attributes.
 
 use super::{EINVAL, Id, Manager, PACKET_LIFE_TIME, State};
-use crate::abi::{AddrAnswer, AhAttr, MTU_4096, PathAnswer, PathRecord, QpAttr, RouteAnswer, WirePath};
+use crate::abi::{
+    AddrAnswer, AhAttr, MTU_4096, PathAnswer, PathRecord, QPT_RC, QPT_XRC_RECV, QPT_XRC_SEND, QpAttr,
+    RouteAnswer, WirePath,
+};
 use crate::address::{LEN, encode_ib};
 use crate::system::{ChannelId, System};
 use crate::{Errno, Result};
@@ -80,26 +83,31 @@ impl Manager {
                 }
             }
             RTR if answered => {
-                attr.mask |= mask::AV
-                    | mask::PATH_MTU
-                    | mask::DEST_QPN
-                    | mask::RQ_PSN
-                    | mask::MAX_DEST_RD_ATOMIC
-                    | mask::MIN_RNR_TIMER;
+                attr.mask |= mask::AV | mask::PATH_MTU | mask::DEST_QPN | mask::RQ_PSN;
                 attr.path_mtu = mtu(connection).into();
                 attr.dest_qp_num = connection.remote.qpn.get();
                 attr.rq_psn = connection.psn.get();
-                attr.max_dest_rd_atomic = connection.responder_resources;
+                // A responder (the kernel's `cm_init_qp_rtr_attr`).
+                if matches!(id.qp_type, QPT_RC | QPT_XRC_RECV) {
+                    attr.mask |= mask::MAX_DEST_RD_ATOMIC | mask::MIN_RNR_TIMER;
+                    attr.max_dest_rd_atomic = connection.responder_resources;
+                }
                 attr.ah = self.address_vector(system, number);
             }
             RTS if answered => {
-                attr.mask |=
-                    mask::SQ_PSN | mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC | mask::TIMEOUT;
+                attr.mask |= mask::SQ_PSN;
                 attr.sq_psn = connection.remote.psn.get();
-                attr.retry_cnt = connection.retry_count;
-                attr.rnr_retry = connection.rnr_retry_count;
-                attr.max_rd_atomic = connection.initiator_depth;
-                attr.timeout = connection.timeout;
+                // A requester (the kernel's `cm_init_qp_rts_attr`).
+                if matches!(id.qp_type, QPT_RC | QPT_XRC_SEND) {
+                    attr.mask |= mask::RETRY_CNT | mask::RNR_RETRY | mask::MAX_QP_RD_ATOMIC;
+                    attr.retry_cnt = connection.retry_count;
+                    attr.rnr_retry = connection.rnr_retry_count;
+                    attr.max_rd_atomic = connection.initiator_depth;
+                }
+                if matches!(id.qp_type, QPT_RC | QPT_XRC_SEND | QPT_XRC_RECV) {
+                    attr.mask |= mask::TIMEOUT;
+                    attr.timeout = connection.timeout;
+                }
             }
             _ => return Err(EINVAL),
         }

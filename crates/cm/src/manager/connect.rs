@@ -2,11 +2,12 @@
 
 use std::io::ErrorKind;
 
+use millstream_wire::cm::Transport;
 use millstream_wire::{Psn, Qkey, Qpn};
 
 use super::queue::{Event, failure, private_only};
 use super::{EINVAL, LinkOwner, MAX_BACKLOG, MESSAGE_TIMEOUT, Manager, State, TIME_WAIT};
-use crate::abi::{ConnParam, Ece, QPT_XRC_RECV, QPT_XRC_SEND, event, reason, sidr};
+use crate::abi::{ConnParam, Ece, QPT_RC, QPT_UC, QPT_XRC_SEND, event, reason, sidr};
 use crate::address::Address;
 use crate::message::{ConnectionParameters, Message, private};
 use crate::system::{ChannelId, LinkId, PortName, System};
@@ -27,7 +28,7 @@ fn private_of(param: &ConnParam, room: usize) -> Result<Vec<u8>> {
 fn parameters(
     param: &ConnParam,
     ece: Ece,
-    (qp_type, psn): (u8, Psn),
+    (transport, psn): (Transport, Psn),
     timeout: u8,
     room: usize,
 ) -> Result<ConnectionParameters> {
@@ -42,10 +43,22 @@ fn parameters(
         srq: u8::from(param.srq != 0),
         timeout,
         mtu: 0,
-        extended: u8::from(matches!(qp_type, QPT_XRC_SEND | QPT_XRC_RECV)),
+        transport,
         ece: [ece.vendor_id, ece.attr_mod],
         private: private_of(param, room)?,
     })
+}
+
+/// The parameters that an XRC initiator sends (annex A14; the kernel's `cm_format_req`): it receives no requests, and its peer
+/// sends none.
+fn xrc_request(from: ConnectionParameters) -> ConnectionParameters {
+    ConnectionParameters { responder_resources: 0, retry_count: 0, rnr_retry_count: 0, srq: 0, ..from }
+}
+
+/// The parameters that an XRC target sends (annex A14; the kernel's `cm_format_rep`): it issues no requests, and receives into
+/// shared receive queues.
+fn xrc_reply(from: ConnectionParameters) -> ConnectionParameters {
+    ConnectionParameters { initiator_depth: 0, flow_control: 0, srq: 1, ..from }
 }
 
 impl Manager {
@@ -81,7 +94,7 @@ impl Manager {
     /// Requests a connection or a datagram service at the resolved address; an event reports the result.
     ///
     /// # Errors
-    /// EINVAL in the wrong state or for private data that is too long.
+    /// EINVAL in the wrong state, for a queue pair type that cannot connect, or for private data that is too long.
     pub fn connect(
         &mut self,
         system: &mut dyn System,
@@ -98,9 +111,12 @@ impl Manager {
             let private = private_of(param, private::SIDR_REQ)?;
             (Message::SidrReq { src, dst, private }, State::SidrSent)
         } else {
+            if !matches!(id.qp_type, QPT_RC | QPT_UC | QPT_XRC_SEND) {
+                return Err(EINVAL);
+            }
             let mtu = system.path_mtu(src.ip, dst.ip);
             let parameters =
-                parameters(param, ece, (id.qp_type, id.connection.psn), id.timeout(), private::REQ)?;
+                parameters(param, ece, (id.transport(), id.connection.psn), id.timeout(), private::REQ)?;
             let parameters = ConnectionParameters { mtu, ..parameters };
             id.connection.mtu = mtu;
             let connection = &mut id.connection;
@@ -109,6 +125,8 @@ impl Manager {
             connection.initiator_depth = parameters.initiator_depth;
             connection.retry_count = parameters.retry_count;
             connection.timeout = parameters.timeout;
+            let is_xrc = parameters.transport == Transport::Xrc;
+            let parameters = if is_xrc { xrc_request(parameters) } else { parameters };
             (Message::Req { src, dst, parameters }, State::ReqSent)
         };
         let name = PortName { space: id.space, ip: dst.ip, port: dst.port };
@@ -164,12 +182,14 @@ impl Manager {
             }
             (State::ReqRcvd, Some((param, ece))) => {
                 let timeout = id.connection.timeout;
-                let reply = parameters(param, ece, (id.qp_type, id.connection.psn), timeout, private::REP)?;
+                let reply =
+                    parameters(param, ece, (id.transport(), id.connection.psn), timeout, private::REP)?;
                 id.connection.local = reply.clone();
                 id.connection.responder_resources = reply.responder_resources;
                 id.connection.initiator_depth = reply.initiator_depth;
                 id.state = State::RepSent;
                 id.uid = uid;
+                let reply = if reply.transport == Transport::Xrc { xrc_reply(reply) } else { reply };
                 system.send(link, &Message::Rep(reply));
                 self.set_deadline(number, Some(system.now() + MESSAGE_TIMEOUT));
             }

@@ -1,10 +1,11 @@
 //! Messages of peers, hang-ups and timers.
 
+use millstream_wire::cm::Transport;
 use millstream_wire::{Psn, Qkey, Qpn};
 
 use super::queue::{Event, conn_param, ud_param};
 use super::{Id, LinkOwner, Manager, State};
-use crate::abi::{AhAttr, event, ps, reason, sidr};
+use crate::abi::{AhAttr, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, event, ps, reason, sidr};
 use crate::address::Address;
 use crate::message::{ConnectionParameters, Message, private};
 use crate::system::{ClaimId, LinkId, System};
@@ -66,8 +67,9 @@ impl Manager {
         }
     }
 
-    /// Creates the identifier of a request; the error is the message that rejects it.
-    fn create_child(&mut self, claim: ClaimId, datagram: bool, make: impl FnOnce(&Id) -> Id) -> ChildResult {
+    /// Creates the identifier of a request, with this type of queue pair; the error is the message that rejects it.
+    fn create_child(&mut self, claim: ClaimId, qp_type: u8, make: impl FnOnce(&Id) -> Id) -> ChildResult {
+        let datagram = qp_type == QPT_UD;
         let refuse = |reason, status| {
             if datagram {
                 Message::SidrRep { status, qpn: Qpn::new(0), qkey: Qkey::new(0), private: Vec::new() }
@@ -77,16 +79,14 @@ impl Manager {
         };
         let no_listener = refuse(reason::INVALID_SERVICE_ID, sidr::UNSUPPORTED);
         let Some(listener) = self.listener(claim) else { return Err(no_listener) };
-        let backlog_full = refuse(reason::CONSUMER, sidr::REJECTED);
-        let id = self.ids.get_mut(listener).ok_or_else(|| backlog_full.clone())?;
-        if id.is_datagram() != datagram {
-            return Err(no_listener);
-        }
-        if id.waiting >= id.backlog {
-            return Err(backlog_full);
+        let refused = refuse(reason::CONSUMER, sidr::REJECTED);
+        let id = self.ids.get_mut(listener).ok_or_else(|| refused.clone())?;
+        // As the kernel's `cma_ib_check_req_qp_type`: a listener without a type takes all.
+        if id.qp_type != ANY_QPT && id.qp_type != qp_type || id.waiting >= id.backlog {
+            return Err(refused);
         }
         let child = make(id);
-        let child = self.ids.add(child).map_err(|_| backlog_full)?;
+        let child = self.ids.add(child).map_err(|_| refused)?;
         if let Some(listener) = self.ids.get_mut(listener) {
             listener.waiting += 1;
         }
@@ -103,8 +103,13 @@ impl Manager {
     ) -> Result<(u32, u32, Event), Message> {
         let answer = conn_param(&parameters, private::REQ);
         let ece = parameters.ece;
-        let (listener, child) = self.create_child(claim, false, |listener| {
-            let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
+        let qp_type = match parameters.transport {
+            Transport::Rc => QPT_RC,
+            Transport::Uc => QPT_UC,
+            Transport::Xrc => QPT_XRC_RECV,
+        };
+        let (listener, child) = self.create_child(claim, qp_type, |listener| {
+            let mut id = Id::new(listener.channel, 0, listener.space, qp_type, psn);
             (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
             id.state = State::ReqRcvd;
             let connection = &mut id.connection;
@@ -129,8 +134,8 @@ impl Manager {
         data: &[u8],
         psn: Psn,
     ) -> Result<(u32, u32, Event), Message> {
-        let (listener, child) = self.create_child(claim, true, |listener| {
-            let mut id = Id::new(listener.channel, 0, listener.space, listener.qp_type, psn);
+        let (listener, child) = self.create_child(claim, QPT_UD, |listener| {
+            let mut id = Id::new(listener.channel, 0, listener.space, QPT_UD, psn);
             (id.src, id.dst, id.tos) = (Some(dst), Some(src), listener.tos);
             id.state = State::SidrRcvd;
             id
@@ -257,6 +262,9 @@ impl Manager {
         }
     }
 }
+
+/// The type of a listener whose program has chosen none.
+const ANY_QPT: u8 = 0;
 
 /// The listener and the identifier of the new connection, or the message that rejects the request.
 type ChildResult = Result<(u32, u32), Message>;

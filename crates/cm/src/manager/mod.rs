@@ -20,8 +20,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use millstream_wire::Psn;
+use millstream_wire::cm::Transport;
 
-use crate::abi::{QPT_UD, UDP_QKEY};
+use crate::abi::{QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UDP_QKEY};
 use crate::address::Address;
 use crate::message::ConnectionParameters;
 use crate::system::{ChannelId, ClaimId, LinkId, System};
@@ -142,6 +143,15 @@ impl Id {
 
     fn is_datagram(&self) -> bool {
         self.qp_type == QPT_UD
+    }
+
+    /// The transport service of its connection.
+    fn transport(&self) -> Transport {
+        match self.qp_type {
+            QPT_UC => Transport::Uc,
+            QPT_XRC_SEND | QPT_XRC_RECV => Transport::Xrc,
+            _ => Transport::Rc,
+        }
     }
 
     /// Whether the device is known, which follows from the source address.

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use super::Manager;
 use super::{MESSAGE_TIMEOUT, TIME_WAIT};
-use crate::abi::{ConnParam, Ece, EventAnswer, Plain, QPT_UD, UdParam, event, ps, reason};
+use crate::abi::{
+    ConnParam, Ece, EventAnswer, Plain, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UdParam, event,
+    ps, reason,
+};
 use crate::address::Address;
 use crate::message::{Message, private};
 use crate::system::{ChannelId, ClaimId, LinkId, PortName, System};
@@ -351,6 +354,83 @@ fn parameters_reach_the_queue_pairs() {
     assert_ne!(active[1].rq_psn, passive[1].rq_psn);
     assert_eq!(active[1].ah.sgid_index, 41, "where the device has 127.0.0.1");
     assert_eq!(active[1].ah.dgid, at("127.0.0.1:0").gid());
+}
+
+/// A listener and a client of port space IB with these queue pair types; the client has sent its request.
+fn typed(pair: &mut Pair, listener: u8, client: u8) -> u32 {
+    let create = |process: &mut ProcessState, uid, qp_type| {
+        process.manager.create(&mut process.system, CHANNEL, uid, ps::IB, qp_type).unwrap()
+    };
+    let id = create(&mut pair.server, 1, listener);
+    pair.server.bind(id, "127.0.0.1:7471").unwrap();
+    pair.server.manager.listen(&mut pair.server.system, CHANNEL, id, 2).unwrap();
+    let id = create(&mut pair.client, 2, client);
+    pair.client.resolve(id, "127.0.0.1:7471");
+    let ProcessState { manager, system } = &mut pair.client;
+    manager.connect(system, CHANNEL, id, &request(), Ece::ZERO).unwrap();
+    pair.settle();
+    id
+}
+
+/// The masks of `cm_init_qp_rtr_attr` and `cm_init_qp_rts_attr` in Linux.
+#[test]
+fn attributes_are_those_of_the_transport() {
+    const AV_TO_PSN: u32 = 1 | 1 << 7 | 1 << 8 | 1 << 12 | 1 << 20;
+    const RESPONDER: u32 = AV_TO_PSN | 1 << 15 | 1 << 17;
+    const SENDER: u32 = 1 | 1 << 16;
+    const REQUESTER: u32 = SENDER | 1 << 10 | 1 << 11 | 1 << 13 | 1 << 9;
+    for (active, passive, active_masks, passive_masks) in [
+        (QPT_RC, QPT_RC, [RESPONDER, REQUESTER], [RESPONDER, REQUESTER]),
+        (QPT_UC, QPT_UC, [AV_TO_PSN, SENDER], [AV_TO_PSN, SENDER]),
+        (QPT_XRC_SEND, QPT_XRC_RECV, [AV_TO_PSN, REQUESTER], [RESPONDER, SENDER | 1 << 9]),
+        // A listener without a type takes that of the request.
+        (QPT_UC, 0, [AV_TO_PSN, SENDER], [AV_TO_PSN, SENDER]),
+    ] {
+        let mut pair = pair();
+        let client = typed(&mut pair, passive, active);
+        let asked = pair.server.expect(event::CONNECT_REQUEST, 0);
+        pair.server.accept(asked.id, 3, Some(&reply())).unwrap();
+        pair.settle();
+        let answered = conn(&pair.client.expect(event::CONNECT_RESPONSE, 0));
+        let masks = |process: &mut ProcessState, id| {
+            let attributes = |state| process.manager.qp_attributes(&mut process.system, CHANNEL, id, state);
+            [2, 3].map(attributes).map(|attributes| attributes.unwrap().mask)
+        };
+        assert_eq!(masks(&mut pair.client, client), active_masks, "{active}");
+        assert_eq!(masks(&mut pair.server, asked.id), passive_masks, "{passive}");
+        let seen = conn(&asked);
+        let requested = (seen.responder_resources, seen.initiator_depth, seen.retry_count, seen.srq);
+        let replied = (answered.responder_resources, answered.initiator_depth, answered.srq);
+        if active == QPT_XRC_SEND {
+            assert_eq!((requested, seen.rnr_retry_count), ((6, 0, 0, 0), 0));
+            assert_eq!(replied, (0, 7, 1));
+        } else {
+            assert_eq!((requested, seen.rnr_retry_count), ((6, 5, 3, 1), 4));
+            assert_eq!(replied, (8, 7, 0));
+        }
+    }
+}
+
+#[test]
+fn requests_of_another_transport_are_rejected() {
+    for (listener, client) in [
+        (QPT_RC, QPT_UC),
+        (QPT_UC, QPT_RC),
+        (QPT_RC, QPT_XRC_SEND),
+        (QPT_XRC_SEND, QPT_XRC_SEND),
+        (QPT_UD, QPT_RC),
+    ] {
+        let mut pair = pair();
+        typed(&mut pair, listener, client);
+        pair.server.expect_nothing();
+        pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    }
+    let mut pair = pair();
+    let id = pair.client.manager.create(&mut pair.client.system, CHANNEL, 2, ps::IB, QPT_XRC_RECV).unwrap();
+    pair.client.resolve(id, "127.0.0.1:7471");
+    let ProcessState { manager, system } = &mut pair.client;
+    let refused = manager.connect(system, CHANNEL, id, &request(), Ece::ZERO);
+    assert_eq!(refused, Err(Errno(libc::EINVAL)), "it only receives");
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub(super) struct CmConnection {
     pub(super) service: u64,
     /// Remote queue pair number.
     pub(super) qpn: Qpn,
+    /// The transport service, once a REQ has named it.
+    pub(super) transport: Transport,
     /// Handshake state, which determines the message type in a REJ.
     pub(super) state: HandshakeState,
     /// The message that is retransmitted until it is answered.
@@ -89,6 +91,7 @@ impl CmConnection {
         match message {
             Message::Req { src, dst, parameters } => {
                 let data = with_addresses(src, dst, &parameters.private);
+                self.transport = parameters.transport;
                 (self.request(parameters, guid, &data).emit(self.transaction), true)
             }
             Message::SidrReq { src, dst, private } => {
@@ -103,11 +106,18 @@ impl CmConnection {
             }
             Message::Rep(parameters) => {
                 self.state = HandshakeState::RepExchanged;
+                // An XRC target has its number in another field, as in Linux.
+                let none = Qpn::new(0);
+                let (qpn, eecn) = match self.transport {
+                    Transport::Xrc => (none, parameters.qpn),
+                    Transport::Rc | Transport::Uc => (parameters.qpn, none),
+                };
                 let reply = Rep {
                     local_id,
                     remote_id,
                     qkey: Qkey::new(0),
-                    qpn: parameters.qpn,
+                    qpn,
+                    eecn,
                     psn: parameters.psn,
                     responder_resources: parameters.responder_resources,
                     initiator_depth: parameters.initiator_depth,
@@ -184,7 +194,7 @@ impl CmConnection {
             initiator_depth: parameters.initiator_depth,
             remote_response_timeout: RESPONSE_TIMEOUT,
             local_response_timeout: RESPONSE_TIMEOUT,
-            transport: if parameters.extended != 0 { Transport::Xrc } else { Transport::Rc },
+            transport: parameters.transport,
             flow_control: parameters.flow_control != 0,
             psn: parameters.psn,
             retry_count: parameters.retry_count,
@@ -221,10 +231,11 @@ impl CmConnection {
                 if self.state != HandshakeState::ReqSent {
                     return Received::Duplicate;
                 }
-                (self.remote_id, self.qpn) = (reply.local_id, reply.qpn);
+                let parameters = parameters_of_rep(reply, self.transport);
+                (self.remote_id, self.qpn) = (reply.local_id, parameters.qpn);
                 self.state = HandshakeState::RepExchanged;
                 (self.pending, self.peer_transaction) = (None, transaction);
-                Received::New(Message::Rep(parameters_of_rep(reply)))
+                Received::New(Message::Rep(parameters))
             }
             // A late RTU or REJ does not answer a DREQ, which is repeated until its DREP.
             cm::Message::Rtu { .. }
@@ -297,15 +308,16 @@ pub(super) fn parameters_of_req(request: &Req<'_>, private: Vec<u8>) -> Connecti
         srq: request.srq.into(),
         timeout: request.path.ack_timeout,
         mtu: request.mtu,
-        extended: u8::from(request.transport == Transport::Xrc),
+        transport: request.transport,
         ece: [0; 2],
         private,
     }
 }
 
-pub(super) fn parameters_of_rep(reply: &Rep<'_>) -> ConnectionParameters {
+fn parameters_of_rep(reply: &Rep<'_>, transport: Transport) -> ConnectionParameters {
     ConnectionParameters {
-        qpn: reply.qpn,
+        qpn: if transport == Transport::Xrc { reply.eecn } else { reply.qpn },
+        transport,
         psn: reply.psn,
         responder_resources: reply.responder_resources,
         initiator_depth: reply.initiator_depth,

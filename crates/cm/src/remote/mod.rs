@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use millstream_device::gsi::reply_to_dreq;
 use millstream_link::COMMUNICATION_ID_INDEX_BITS as ID_BITS;
-use millstream_wire::cm::{self, Addresses};
+use millstream_wire::cm::{self, Addresses, Transport};
 use millstream_wire::{Qkey, Qpn};
 
 use crate::abi::{reason, sidr};
@@ -115,6 +115,7 @@ impl RemoteConnections {
             dreq_transaction: None,
             service: name.service(),
             qpn: Qpn::new(0),
+            transport: Transport::Rc,
             state: HandshakeState::ReqSent,
             pending: None,
             answer: None,
@@ -283,10 +284,10 @@ impl RemoteConnections {
         // The addresses of the packet count, not those in the request.
         let src = Address { ip: peer, port: addresses.source_port, scope: 0 };
         let dst = Address { ip: own, port, scope: 0 };
-        let mut qpn = Qpn::new(0);
+        let (mut qpn, mut transport) = (Qpn::new(0), Transport::Rc);
         let said = match message {
             cm::Message::Req(request) => {
-                qpn = request.qpn;
+                (qpn, transport) = (request.qpn, request.transport);
                 let private = rest[..private::REQ.min(rest.len())].to_vec();
                 Message::Req { src, dst, parameters: parameters_of_req(request, private) }
             }
@@ -302,6 +303,7 @@ impl RemoteConnections {
             dreq_transaction: None,
             service,
             qpn,
+            transport,
             state: HandshakeState::ReqRcvd,
             pending: None,
             answer: None,

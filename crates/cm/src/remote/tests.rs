@@ -53,6 +53,10 @@ impl Pair {
     }
 
     fn send_req(&mut self) -> ConnectionParameters {
+        self.send_req_of(Transport::Rc)
+    }
+
+    fn send_req_of(&mut self, transport: Transport) -> ConnectionParameters {
         let ips = self.ips;
         self.ends[0].connect(LinkId(1), ips[0], PORT);
         let parameters = ConnectionParameters {
@@ -61,6 +65,7 @@ impl Pair {
             mtu: 3,
             timeout: 14,
             private: vec![1; 56],
+            transport,
             ..ConnectionParameters::default()
         };
         let [src, dst] =
@@ -139,6 +144,29 @@ fn connection_survives_the_loss_of_each_message() {
     pair.deliver(&[]);
     assert_eq!(std::mem::take(&mut pair.events[0]), message_event(Message::Drep, 1));
     assert!(pair.events[1].is_empty());
+}
+
+/// An XRC target has its queue pair number in the field "local EE context number", as in Linux's `cm_format_rep`.
+#[test]
+fn replies_have_the_number_in_the_field_of_the_transport() {
+    for transport in [Transport::Rc, Transport::Uc, Transport::Xrc] {
+        let mut pair = Pair::new();
+        let parameters = pair.send_req_of(transport);
+        pair.deliver(&[]);
+        let request = pair.take_request();
+        let Message::Req { parameters: seen, .. } = &request.message else { panic!("{request:?}") };
+        assert_eq!(seen, &parameters);
+        pair.ends[1].adopt(LinkId(8), &request);
+        let reply = ConnectionParameters { qpn: Qpn::new(6), transport, ..ConnectionParameters::default() };
+        pair.send(1, 8, &Message::Rep(reply));
+        let [sent] = &pair.ends[1].take_outgoing()[..] else { panic!("one REP") };
+        let Ok((_, cm::Message::Rep(rep))) = cm::Message::parse(&sent.bytes) else { panic!("a REP") };
+        let numbers = if transport == Transport::Xrc { (0, 6) } else { (6, 0) };
+        assert_eq!((rep.qpn.get(), rep.eecn.get()), numbers);
+        let event = pair.ends[0].receive(sent.to, sent.from, &sent.bytes, pair.now);
+        let Some(CmEvent::Message(_, Message::Rep(seen))) = event else { panic!("{event:?}") };
+        assert_eq!((seen.qpn.get(), seen.transport), (6, transport));
+    }
 }
 
 /// A host that was stopped reads a request together with its repetitions, before it adopts the first one.

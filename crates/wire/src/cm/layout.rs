@@ -96,6 +96,8 @@ header! {
         qkey / set_qkey: Qkey = 8,
         /// Local queue pair number.
         qpn / set_qpn: Qpn = 12,
+        /// Local EE context number: the queue pair number of an XRC target.
+        eecn / set_eecn: Qpn = 16,
         /// Starting PSN.
         psn / set_psn: Psn = 20,
         /// Inbound READs and atomic operations that the sender accepts at a time.

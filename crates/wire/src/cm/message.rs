@@ -7,9 +7,10 @@ use crate::{Error, Result};
 use millstream_quantity::{Pkey, Psn, Qkey, Qpn};
 
 /// The transport service of a connection (12.6.5, field "transport service type").
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
     /// Reliable connection.
+    #[default]
     Rc,
     /// Unreliable connection.
     Uc,
@@ -127,8 +128,10 @@ pub struct Rep<'a> {
     pub remote_id: u32,
     /// Local Q_Key.
     pub qkey: Qkey,
-    /// Local queue pair number.
+    /// Local queue pair number; zero for an XRC target.
     pub qpn: Qpn,
+    /// Local end-to-end context number: the queue pair number of an XRC target.
+    pub eecn: Qpn,
     /// Starting PSN.
     pub psn: Psn,
     /// Inbound READs and atomic operations that the sender accepts at a time.
@@ -523,6 +526,7 @@ fn parse_rep(data: &[u8]) -> Result<Rep<'_>> {
         remote_id: rep.remote_id(),
         qkey: rep.qkey(),
         qpn: rep.qpn(),
+        eecn: rep.eecn(),
         psn: rep.psn(),
         responder_resources: rep.responder_resources(),
         initiator_depth: rep.initiator_depth(),
@@ -542,6 +546,7 @@ fn rep_repr(rep: &Rep<'_>) -> rep::Repr {
         remote_id: rep.remote_id,
         qkey: rep.qkey,
         qpn: rep.qpn,
+        eecn: rep.eecn,
         psn: rep.psn,
         responder_resources: rep.responder_resources,
         initiator_depth: rep.initiator_depth,

@@ -64,6 +64,7 @@ pub(crate) fn all() -> Vec<Message<'static>> {
             remote_id,
             qkey: Qkey::new(0x8001_0000),
             qpn: Qpn::new(0x00_0012),
+            eecn: Qpn::new(0x00_3400),
             psn: Psn::new(0xfe_dcba),
             responder_resources: 9,
             initiator_depth: 8,
