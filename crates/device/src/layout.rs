@@ -180,7 +180,10 @@ pub(crate) struct XrcEntry {
     pub(crate) taken: AtomicU32,
     /// Sending queue pairs that wait because the queue was empty; zero where there is none.
     pub(crate) waiters: [AtomicU32; 6],
-    _pad: [u32; 2],
+    // Owner.
+    /// Rises when the entry is published: numbers are used again.
+    pub(crate) generation: AtomicU32,
+    _pad: u32,
 }
 
 /// The membership of a queue pair in a multicast group. All fields are the owner's.

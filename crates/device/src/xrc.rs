@@ -179,6 +179,8 @@ impl XrcMembership {
         entry.domain.store(self.domain.id, Ordering::Relaxed);
         entry.taken.store(0, Ordering::Relaxed);
         entry.waiters.iter().for_each(|waiter| waiter.store(0, Ordering::Relaxed));
+        // Who sees the new generation sees the new fields.
+        entry.generation.fetch_add(1, Ordering::Release);
         entry.number.store(self.number, Ordering::Release);
     }
 

@@ -6,6 +6,7 @@
 //! initiator therefore also holds a lock in the queue's entry, for which the queue's owner waits.
 
 use std::collections::HashMap;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -32,22 +33,55 @@ pub(super) struct SharedQueues(HashMap<Srqn, SharedQueue>);
 /// Most queues that are cached. Beyond that the cache is cleared; finding a queue again is cheap.
 pub(super) const MAX_CACHED: usize = 1024;
 
-/// The entry of a queue, and the process that owns it.
-pub(super) fn find_entry(
-    adapter: &'static LocalAdapter,
+/// A queue's entry, with the queue that it is for.
+#[derive(Debug)]
+pub(super) struct SharedQueueEntry {
+    entry: MappedRef<XrcEntry>,
     number: Srqn,
-) -> Option<(Arc<Peer>, MappedRef<XrcEntry>)> {
-    let peer = adapter.peer_of(Qpn::new(number.get())).ok()?;
-    let entry = peer.xrc_entry(number.get())?;
-    let exists = number != Srqn::default() && entry.number.load(Ordering::Acquire) == number.get();
-    exists.then_some((peer, entry))
+    generation: u32,
+}
+
+impl SharedQueueEntry {
+    /// The entry of a queue, and the process that owns it.
+    pub(super) fn find(adapter: &'static LocalAdapter, number: Srqn) -> Option<(Arc<Peer>, Self)> {
+        let peer = adapter.peer_of(Qpn::new(number.get())).ok()?;
+        let entry = peer.xrc_entry(number.get())?;
+        // Before the entry's other fields are read: if the queue is replaced meanwhile, it is not the same.
+        let generation = entry.generation.load(Ordering::Acquire);
+        let found = Self { entry, number, generation };
+        (number != Srqn::default() && found.is_same()).then_some((peer, found))
+    }
+
+    pub(super) fn number(&self) -> Srqn {
+        self.number
+    }
+
+    /// Which of the queues with this number it is.
+    pub(super) fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Whether the queue still exists, and no later one has its number. The answer holds while the entry is locked: the owner
+    /// waits for the lock.
+    pub(super) fn is_same(&self) -> bool {
+        self.entry.number.load(Ordering::Acquire) == self.number.get()
+            && self.entry.generation.load(Ordering::Acquire) == self.generation
+    }
+}
+
+impl Deref for SharedQueueEntry {
+    type Target = MappedRef<XrcEntry>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.entry
+    }
 }
 
 #[derive(Debug)]
 struct SharedQueue {
     /// The peer's queue pair, with this queue as its receive queue.
     target: RemoteQp,
-    entry: MappedRef<XrcEntry>,
+    entry: SharedQueueEntry,
     keys: RemoteKeys,
     peer: Arc<Peer>,
 }
@@ -61,7 +95,7 @@ const NO_QUEUE: ExecError = ExecError::Failed {
 
 impl SharedQueues {
     fn find(&mut self, qp: &Qp, through: &RemoteQp, number: Srqn) -> Result<&mut SharedQueue, ExecError> {
-        let known = self.0.get(&number).is_some_and(SharedQueue::is_alive);
+        let known = self.0.get(&number).is_some_and(|queue| queue.is_alive() && queue.entry.is_same());
         if !known {
             self.0.remove(&number);
             if self.0.len() >= MAX_CACHED {
@@ -94,7 +128,7 @@ impl SharedQueues {
 
 impl SharedQueue {
     fn find(qp: &Qp, through: &RemoteQp, number: Srqn) -> Option<Self> {
-        let (peer, entry) = find_entry(qp.adapter, number)?;
+        let (peer, entry) = SharedQueueEntry::find(qp.adapter, number)?;
         let target =
             through.with_receives(&peer, &entry, number.get(), entry.project(|entry| &entry.taken))?;
         Some(Self { target, entry, keys: RemoteKeys::default(), peer })
@@ -136,12 +170,12 @@ impl LocalTransport {
 
 impl SharedQueue {
     fn execute(&mut self, qp: &Qp, wr: &SendWr<'_>, local: &mut LocalKeys) -> Result<(), ExecError> {
-        let (entry, number) = (&self.entry, wr.remote_srqn.get());
-        let tell = |peer: &Peer, what| peer.send(Message::new(Op::XrcSrqEvent, [number, what]));
+        let entry = &self.entry;
+        let tell = |peer: &Peer, what| peer.send(Message::new(Op::XrcSrqEvent, [entry.number().get(), what]));
         let lease = entry.delivery.lock(qp.adapter.id.pid).ok_or(UNRESPONSIVE)?;
         // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.
         fence(Ordering::SeqCst);
-        if entry.number.load(Ordering::Acquire) != number {
+        if !entry.is_same() {
             return Err(NO_QUEUE);
         }
         if entry.domain.load(Ordering::Relaxed) != self.target.entry.domain.load(Ordering::Relaxed) {

@@ -98,7 +98,10 @@ struct Queue {
 
 impl Queue {
     fn new(adapter: &Adapter, domain: &Arc<Xrcd>, cq: &Arc<Cq>) -> Self {
-        let srq = Srq::for_domain(&adapter.pd, domain, cq, 4, 1).expect("a shared queue");
+        Self::of(adapter, Srq::for_domain(&adapter.pd, domain, cq, 4, 1).expect("a shared queue"), cq)
+    }
+
+    fn of(adapter: &Adapter, srq: Arc<Srq>, cq: &Arc<Cq>) -> Self {
         let mut memory = vec![0; 4096];
         let start = memory.as_mut_ptr() as u64;
         let mr = Mr::register(&adapter.pd, start, memory.len() as u64, start, 15).expect("registered");
@@ -214,6 +217,39 @@ fn a_queue_that_is_not_of_the_domain_is_an_invalid_request() {
         // The queues survive the queue pair.
         foreign.srq.destroy().expect("unused");
     }
+}
+
+#[test]
+fn a_number_that_is_used_again_names_the_later_queue() {
+    let fixture = XrcFixture::new();
+    let cq = fixture.adapter.cq();
+    let earlier = Queue::new(&fixture.adapter, &fixture.domain, &cq);
+    earlier.post(1);
+    assert_eq!(fixture.status(&earlier.send()), WC_SUCCESS);
+    assert_eq!(next(&cq).wr_id, 1);
+    let number = earlier.srq.number();
+    earlier.srq.destroy().expect("unused");
+    drop(earlier);
+    // Queues get the free numbers in turn.
+    let new_cq = fixture.adapter.cq();
+    let again = (0..10_000).find_map(|_| {
+        let srq =
+            Srq::for_domain(&fixture.adapter.pd, &fixture.domain, &new_cq, 8, 1).expect("a shared queue");
+        if srq.number() == number {
+            return Some(srq);
+        }
+        srq.destroy().expect("unused");
+        None
+    });
+    let mut later = Queue::of(&fixture.adapter, again.expect("each number comes again"), &new_cq);
+    let mut data = pattern(1, 64);
+    let source = fixture.adapter.register(&mut data);
+    later.memory.fill(0);
+    later.post(2);
+    let sges = [element(&data, &source)];
+    assert_eq!(fixture.status(&SendWr { sges: &sges, ..later.send() }), WC_SUCCESS);
+    assert!(is_empty(&cq), "the completion queue of the earlier queue");
+    assert_eq!((next(&later.cq).wr_id, &later.memory[..64]), (2, &data[..]));
 }
 
 #[test]

@@ -13,11 +13,10 @@ use std::sync::atomic::{Ordering, fence};
 use millstream_lockfree::RobustGuard;
 use millstream_proto::{DeliveryError, NakReason};
 use millstream_quantity::{Qpn, Srqn};
-use millstream_shm::{MappedRef, write_combining};
+use millstream_shm::write_combining;
 
 use crate::adapter::LocalAdapter;
 use crate::ipc::{Message, Op, srq_event};
-use crate::layout::XrcEntry;
 use crate::peer::Peer;
 use crate::qp::Qp;
 use crate::qp::datagram::{Elements, Piece};
@@ -25,7 +24,7 @@ use crate::qp::keys::{AccessRight, RemoteKeys, RemoteMr};
 use crate::qp::remote_memory::{RemoteRange, atomic_word, check_access, store_word};
 use crate::qp::remote_qp::{Receive, RemoteQp, ResponderStatus, SrqLimit};
 use crate::qp::transfer::{ExecError, scatter};
-use crate::qp::xrc::{MAX_CACHED, find_entry};
+use crate::qp::xrc::{MAX_CACHED, SharedQueueEntry};
 use crate::send_wr::SendWr;
 use crate::types::{
     ACCESS_REMOTE_ATOMIC, ACCESS_REMOTE_READ, ACCESS_REMOTE_WRITE, Sge, WC_OP_RECV, WC_WR_FLUSH_ERR,
@@ -44,9 +43,12 @@ pub(super) struct ResponderMemory {
     /// Number of the queue that the current request names; zero for the queue pair itself.
     selected: Srqn,
     adapter: &'static LocalAdapter,
-    /// The receive of the current message, and the number of its queue.
-    receive: Option<(Srqn, Receive, Elements)>,
+    /// The receive of the current message, and its queue.
+    receive: Option<(QueueId, Receive, Elements)>,
 }
+
+/// Number and generation of a shared receive queue; zero for the queue pair itself.
+type QueueId = (Srqn, u32);
 
 /// Receive queue and memory keys of the queue pair, or of a shared receive queue of its XRC domain. That
 /// queue may belong to another process.
@@ -54,22 +56,26 @@ pub(super) struct ResponderMemory {
 struct ResponderScope {
     target: RemoteQp,
     keys: RemoteKeys,
-    /// The queue's number and entry.
-    queue: Option<(Srqn, MappedRef<XrcEntry>)>,
+    queue: Option<SharedQueueEntry>,
     peer: Arc<Peer>,
     /// Makes pollers of the queue's completions receive packets, if this process owns the queue.
     _wired: Option<Box<dyn Debug + Send + Sync>>,
 }
 
+impl ResponderScope {
+    fn queue_id(&self) -> QueueId {
+        self.queue.as_ref().map_or_else(QueueId::default, |queue| (queue.number(), queue.generation()))
+    }
+}
+
 /// Excludes senders of this host to the queue, and the owner that withdraws memory.
 #[inline]
-fn lease(queue: &Option<(Srqn, MappedRef<XrcEntry>)>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
-    let Some((number, entry)) = queue else { return Ok(None) };
-    let lease = entry.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
+fn lease(queue: &Option<SharedQueueEntry>, me: u32) -> Result<Option<RobustGuard<'_>>, NakReason> {
+    let Some(queue) = queue else { return Ok(None) };
+    let lease = queue.delivery.lock(me).ok_or(NakReason::RemoteOperational)?;
     // A queue that was withdrawn earlier is seen here. Later, its owner waits for the lock.
     fence(Ordering::SeqCst);
-    let is_there = entry.number.load(Ordering::Acquire) == number.get();
-    if is_there { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
+    if queue.is_same() { Ok(Some(lease)) } else { Err(NakReason::InvalidRequest) }
 }
 
 impl ResponderMemory {
@@ -95,11 +101,7 @@ impl ResponderMemory {
     /// Selects the shared receive queue of the following requests.
     pub(super) fn select(&mut self, number: Srqn) -> Result<(), NakReason> {
         let known = self.queues.get(&number).is_some_and(|scope| {
-            let there = scope
-                .queue
-                .as_ref()
-                .is_some_and(|(_, entry)| entry.number.load(Ordering::Acquire) == number.get());
-            there && scope.peer.alive()
+            scope.queue.as_ref().is_some_and(SharedQueueEntry::is_same) && scope.peer.alive()
         });
         if !known {
             self.queues.remove(&number);
@@ -114,7 +116,7 @@ impl ResponderMemory {
     }
 
     fn find(&self, number: Srqn) -> Option<ResponderScope> {
-        let (peer, entry) = find_entry(self.adapter, number)?;
+        let (peer, entry) = SharedQueueEntry::find(self.adapter, number)?;
         let through = &self.own.target;
         if entry.domain.load(Ordering::Relaxed) != through.entry.domain.load(Ordering::Relaxed) {
             return None;
@@ -127,13 +129,7 @@ impl ResponderMemory {
             through.entry.project(|entry| &entry.srq_taken),
         )?;
         let _wired = self.adapter.xrc_srqs.get(number.get()).and_then(|srq| srq.poll_network());
-        Some(ResponderScope {
-            target,
-            keys: RemoteKeys::default(),
-            queue: Some((number, entry)),
-            peer,
-            _wired,
-        })
+        Some(ResponderScope { target, keys: RemoteKeys::default(), queue: Some(entry), peer, _wired })
     }
 
     /// The scope of the current request.
@@ -234,7 +230,7 @@ impl ResponderMemory {
 
     /// Takes a receive for a new message; false if there is none.
     pub(super) fn take_receive(&mut self) -> bool {
-        let (adapter, selected) = (self.adapter, self.selected);
+        let adapter = self.adapter;
         let Some(scope) = self.scope() else { return false };
         let Ok(guard) = lease(&scope.queue, adapter.id.pid) else { return false };
         let Ok((receive, limit)) = scope.target.take_receive(adapter.owner_id()) else { return false };
@@ -244,7 +240,7 @@ impl ResponderMemory {
         if limit == SrqLimit::Reached {
             scope.peer.send(scope.target.below_limit());
         }
-        self.receive = Some((selected, receive, elements));
+        self.receive = Some((scope.queue_id(), receive, elements));
         true
     }
 
@@ -258,11 +254,8 @@ impl ResponderMemory {
         }
         let rest = skip(elements, offset);
         let message: Piece = (data.as_ptr(), data.len() as u32);
-        let scope = if *queue == Srqn::default() {
-            own
-        } else {
-            queues.get_mut(queue).ok_or(DeliveryError::Protection)?
-        };
+        let scope = if *queue == QueueId::default() { Some(own) } else { queues.get_mut(&queue.0) };
+        let scope = scope.filter(|scope| scope.queue_id() == *queue).ok_or(DeliveryError::Protection)?;
         let ResponderScope { target, keys, queue, peer, .. } = scope;
         let _lease = lease(queue, me).map_err(|_| DeliveryError::Protection)?;
         let _announced = Announced::new(target, peer);
@@ -274,16 +267,16 @@ impl ResponderMemory {
     /// Completes the receive of the current message.
     pub(super) fn complete(&mut self, cqe: Cqe, solicited: bool) -> Result<(), PushError> {
         let Some((queue, receive, _)) = self.receive.take() else { return Ok(()) };
-        let scope = if queue == Srqn::default() { Some(&self.own) } else { self.queues.get(&queue) };
+        let scope = if queue == QueueId::default() { Some(&self.own) } else { self.queues.get(&queue.0) };
         // A queue that was destroyed has no completions.
-        let Some(scope) = scope else { return Ok(()) };
+        let Some(scope) = scope.filter(|scope| scope.queue_id() == queue) else { return Ok(()) };
         let Ok(_lease) = lease(&scope.queue, self.adapter.id.pid) else { return Ok(()) };
         match scope.target.complete_receive(self.adapter.owner_id(), receive, cqe, solicited) {
             Ok(true) => scope.peer.signal(scope.target.cq.channel()),
             Ok(false) => {}
             Err(error) => {
-                if queue != Srqn::default() && error == PushError::Full {
-                    scope.peer.send(Message::new(Op::XrcSrqEvent, [queue.get(), srq_event::CQ_OVERRUN]));
+                if queue != QueueId::default() && error == PushError::Full {
+                    scope.peer.send(Message::new(Op::XrcSrqEvent, [queue.0.get(), srq_event::CQ_OVERRUN]));
                 }
                 return Err(error);
             }
@@ -325,7 +318,7 @@ impl ResponderMemory {
 impl Drop for ResponderMemory {
     /// Flushes the receive of an incomplete message over an XRC connection: the queue pair does not own the receive.
     fn drop(&mut self) {
-        if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != Srqn::default()) {
+        if self.receive.as_ref().is_some_and(|(queue, ..)| *queue != QueueId::default()) {
             let flushed = Cqe { status: WC_WR_FLUSH_ERR as u16, opcode: WC_OP_RECV as u16, ..Cqe::default() };
             let _ = self.complete(flushed, true);
         }
