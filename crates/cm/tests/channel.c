@@ -348,25 +348,38 @@ static void many_channels_are_channels(void)
 }
 
 // The connection manager reports that another program holds the RoCEv2 port. Its log output is a `write`.
-static void log_output_may_go_to_a_socket(void)
+static void make_it_log(int channel)
 {
-	int channels[MANY], sockets[2], error = dup(2);
 	struct sockaddr_in any = { .sin_family = AF_INET, .sin_port = htons(4791) };
 	struct sockaddr_in6 any6 = { .sin6_family = AF_INET6, .sin6_port = htons(4791) };
 	// Another program may hold the port already.
 	bind(socket(AF_INET, SOCK_DGRAM, 0), (struct sockaddr *)&any, sizeof any);
 	bind(socket(AF_INET6, SOCK_DGRAM, 0), (struct sockaddr *)&any6, sizeof any6);
 	CHECK(setenv("MILLSTREAM_PATH", "wire", 1) == 0);
+	uint32_t id = create(channel, 1);
+	struct rdma_ucm_listen listen = { .id = id, .backlog = 1 };
+	CHECK(bind_to(channel, id, 0) == 0);
+	CHECK(command(channel, RDMA_USER_CM_CMD_LISTEN, &listen, sizeof listen, 0) == 0);
+}
+
+static void log_output_may_go_to_a_socket(void)
+{
+	char text[500] = { 0 };
+	int channels[MANY], sockets[2], error = dup(2);
 	CHECK(error >= 0 && socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0 && dup2(sockets[0], 2) == 2);
 	open_many(channels);
-	uint32_t id = create(channels[MANY - 1], 1);
-	struct rdma_ucm_listen listen = { .id = id, .backlog = 1 };
-	CHECK(bind_to(channels[MANY - 1], id, 0) == 0);
-	CHECK(command(channels[MANY - 1], RDMA_USER_CM_CMD_LISTEN, &listen, sizeof listen, 0) == 0);
-	char text[500] = { 0 };
+	make_it_log(channels[MANY - 1]);
 	CHECK(recv(sockets[1], text, sizeof text - 1, MSG_DONTWAIT) > 0);
 	CHECK(strstr(text, "no connections to or from other hosts"));
 	CHECK(dup2(error, 2) == 2);
+}
+
+// Daemons close their standard error, and the next descriptor gets its number.
+static void log_output_is_no_command(void)
+{
+	CHECK(close(2) == 0 && open_channel(0) == 2);
+	make_it_log(2);
+	create(2, 2);
 }
 
 static void *open_when_cancelled(void *path)
@@ -406,7 +419,8 @@ static const struct { const char *name; void (*run)(void); } tests[] = {
 	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
 	TEST(ports_are_given_back), TEST(everything_can_be_closed),
 	TEST(calls_for_other_files_take_little_stack), TEST(many_channels_are_channels),
-	TEST(log_output_may_go_to_a_socket), TEST(the_first_open_of_a_channel_may_be_cancelled),
+	TEST(log_output_may_go_to_a_socket), TEST(log_output_is_no_command),
+	TEST(the_first_open_of_a_channel_may_be_cancelled),
 	TEST(the_first_open_of_a_file_may_be_cancelled),
 };
 

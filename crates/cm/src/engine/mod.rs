@@ -13,6 +13,7 @@ mod lifecycle;
 mod sockets;
 mod thread;
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
@@ -62,7 +63,10 @@ impl ProcessState {
             let sockets = Sockets::new()?;
             let epoll = sockets.epoll.as_raw_fd();
             let engine = Engine { pid: std::process::id(), manager: Manager::default(), sockets };
-            spawn("mill-cm", move || thread::run(epoll))?;
+            spawn("mill-cm", move || {
+                INSIDE.set(true);
+                thread::run(epoll);
+            })?;
             self.engine = Some(engine);
         }
         self.engine.as_mut().ok_or_else(|| io::ErrorKind::Other.into())
@@ -81,7 +85,7 @@ pub fn has_channels() -> bool {
 /// # Errors
 /// If sockets or the thread cannot be created.
 pub fn open(flags: i32) -> io::Result<OwnedFd> {
-    without_cancellation(|| open_channel(flags))
+    inside(|| open_channel(flags))
 }
 
 fn open_channel(flags: i32) -> io::Result<OwnedFd> {
@@ -113,7 +117,8 @@ fn socket_inode(fd: RawFd) -> Option<u64> {
     }
 }
 
-/// Whether `fd` is a channel: while none is open, a cheap test. It takes no lock and allocates nothing, because signal handlers may call it.
+/// Whether `fd` is a channel: while none is open, a cheap test. It takes no lock and allocates nothing, because
+/// signal handlers may call it.
 #[must_use]
 #[inline]
 pub fn is_channel(fd: RawFd) -> bool {
@@ -165,9 +170,13 @@ enum CommandStatus {
 /// # Safety
 /// The addresses in the command are valid.
 pub unsafe fn write(fd: RawFd, written: &[u8]) -> Option<Result<usize>> {
+    if INSIDE.get() {
+        // Log output, because the program has closed its standard error before it opened the channel. It is no command.
+        return Some(Err(Errno(libc::EINVAL)));
+    }
     loop {
         // SAFETY: the caller vouches for the addresses.
-        let outcome = without_cancellation(|| unsafe { try_write(fd, written) });
+        let outcome = inside(|| unsafe { try_write(fd, written) });
         match outcome? {
             Ok(CommandStatus::Done) => return Some(Ok(written.len())),
             Ok(CommandStatus::NoEvent) => {
@@ -178,6 +187,21 @@ pub unsafe fn write(fd: RawFd, written: &[u8]) -> Option<Result<usize>> {
             Err(error) => return Some(Err(error)),
         }
     }
+}
+
+thread_local! {
+    /// Whether this thread executes the connection manager, and so may hold the lock.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Executes the connection manager in a thread of the program.
+fn inside<R>(run: impl FnOnce() -> R) -> R {
+    without_cancellation(|| {
+        INSIDE.set(true);
+        let result = run();
+        INSIDE.set(false);
+        result
+    })
 }
 
 unsafe extern "C" {
