@@ -49,8 +49,8 @@ endef
 
 # Debian packages that `make demo` needs, and those of the other targets: further build dependencies, then the programs of
 # tests and benchmarks.
-DEMO_PACKAGES := gcc libc6-dev pkg-config libclang-dev libibverbs-dev libhdf5-dev
-PACKAGES := $(DEMO_PACKAGES) cmake binutils clang lld g++ \
+DEMO_PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev
+PACKAGES := $(DEMO_PACKAGES) binutils clang lld g++ \
 	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv \
 	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev \
 	lammps lammps-data hpcc
