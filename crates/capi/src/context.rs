@@ -12,10 +12,11 @@ use std::{
     io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
     ptr,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use millstream_device as device;
+use millstream_lockfree::SpinLock;
 use millstream_shm::{Memfd, PAGE};
 
 use crate::{
@@ -176,7 +177,8 @@ fn open(device: *mut ibv_device) -> Result<*mut ibv_context, Errno> {
 }
 
 /// The devices that this process has open, by the files behind their command descriptors.
-static OPEN: Mutex<BTreeMap<FileId, Vec<Opened>>> = Mutex::new(BTreeMap::new());
+static OPEN: SpinLock<BTreeMap<FileId, Vec<Opened>>> = SpinLock::new(BTreeMap::new());
+millstream_shm::lock_at_fork!(OpenDevices, OPEN);
 
 /// Device and inode.
 type FileId = (libc::dev_t, libc::ino_t);
@@ -187,10 +189,6 @@ struct Opened {
     /// Addresses of the context and of the device behind it.
     context: usize,
     device: usize,
-}
-
-fn open_devices() -> MutexGuard<'static, BTreeMap<FileId, Vec<Opened>>> {
-    OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn file_id(fd: RawFd) -> io::Result<FileId> {
@@ -215,7 +213,7 @@ fn publish(
     let context = Context::new(Some(inner.clone()), device, Some(command), async_fd, COMP_VECTORS);
     let context = Context::as_verbs(Box::into_raw(context));
     let opened = Opened { inner, context: context.addr(), device: device.expose_provenance() };
-    open_devices().entry(file).or_default().push(opened);
+    OPEN.lock().entry(file).or_default().push(opened);
     Ok(context)
 }
 
@@ -231,7 +229,7 @@ pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
 
 fn import(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
     let file = file_id(cmd_fd)?;
-    let known = open_devices().get(&file).and_then(|contexts| {
+    let known = OPEN.lock().get(&file).and_then(|contexts| {
         let first = contexts.first()?;
         Some((first.inner.clone(), first.device))
     });
@@ -244,10 +242,13 @@ fn import(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
 /// Closes an opened device. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
-    open_devices().retain(|_, contexts| {
-        contexts.retain(|opened| opened.context != context.addr());
+    let mut closed = Vec::new();
+    OPEN.lock().retain(|_, contexts| {
+        closed.extend(contexts.extract_if(.., |opened| opened.context == context.addr()));
         !contexts.is_empty()
     });
+    // The device ends without the lock.
+    drop(closed);
     // SAFETY: boxed when it was published; the caller gives it up.
     drop(unsafe { Box::from_raw(Context::address(context)) });
     0

@@ -7,6 +7,7 @@ use std::{
 };
 
 use millstream_device as device;
+use millstream_shm::fork;
 
 use crate::{
     errno::{self, Errno},
@@ -93,7 +94,8 @@ fn the_device() -> Result<*mut ibv_device, Errno> {
     // SAFETY: as above.
     unsafe impl Sync for Shared {}
     static DEVICE: OnceLock<Result<Shared, Errno>> = OnceLock::new();
-    let made = DEVICE.get_or_init(|| {
+    let made = fork::get_or_init(&DEVICE, || {
+        crate::fork::init_from_environment();
         Device::new(device::DEVICE_NAME, "uverbs0").map(|device| Shared(Box::into_raw(Box::new(device))))
     });
     match made {

@@ -10,6 +10,8 @@ use std::{
     sync::OnceLock,
 };
 
+use millstream_shm::fork;
+
 use crate::errno::{self, Errno};
 
 /// Mount point of sysfs: `SYSFS_PATH` without trailing slashes, else `/sys`. Programs that gained privileges
@@ -17,7 +19,7 @@ use crate::errno::{self, Errno};
 #[unsafe(no_mangle)]
 pub extern "C" fn ibv_get_sysfs_path() -> *const c_char {
     static PATH: OnceLock<CString> = OnceLock::new();
-    PATH.get_or_init(|| {
+    fork::get_or_init(&PATH, || {
         // SAFETY: getauxval only reads the auxiliary vector.
         let privileged = unsafe { libc::getauxval(libc::AT_SECURE) } != 0;
         let chosen = (!privileged).then(|| env::var_os("SYSFS_PATH")).flatten();

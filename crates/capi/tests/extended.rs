@@ -39,6 +39,11 @@ fn memory_objects() {
 }
 
 #[test]
+fn forks_while_other_threads_use_the_device() {
+    run("fork");
+}
+
+#[test]
 fn objects_under_a_further_name() {
     run("import");
 }

@@ -284,7 +284,7 @@ pub fn serve_with(
         }
         other => other.context("listen on the card's socket")?,
     };
-    listener.set_nonblocking().context("listen on the card's socket")?;
+    listener.set_nonblocking();
     let parts = CardParts::new(&config)?;
     let CardParts { hardware, context, clients, dma_control, workers, mut controller, mut dma_engine } =
         parts;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use millstream_shm::number_from_environment;
+use millstream_shm::{fork, number_from_environment};
 
 /// Vendor id: a locally administered OUI (`02-4D-53`). Some programs reject zero, and some apply tuning for
 /// registered vendors.
@@ -64,5 +64,5 @@ pub(crate) fn granted_inline(asked: u32, is_connected: bool) -> u32 {
     static CONNECTED: OnceLock<u32> = OnceLock::new();
     let connected =
         || number_from_environment("MILLSTREAM_INLINE", "bytes", MAX_INLINE).clamp(MIN_INLINE, MAX_INLINE);
-    asked.max(if is_connected { *CONNECTED.get_or_init(connected) } else { MIN_INLINE })
+    asked.max(if is_connected { *fork::get_or_init(&CONNECTED, connected) } else { MIN_INLINE })
 }

@@ -1,6 +1,6 @@
 //! The port's GID table: which index each GID has in this process.
 
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::SpinLock;
@@ -16,7 +16,8 @@ const REFRESH: Duration = Duration::from_millis(1);
 
 /// The table, and when the host was asked for it. None before the first answer.
 static CURRENT: SpinLock<Option<(Arc<GidTable>, Instant)>> = SpinLock::new(None);
-static FORK_HANDLERS: Once = Once::new();
+
+millstream_shm::lock_at_fork!(GidTable, CURRENT);
 
 /// The port's GID table. As that of an adapter, it has a fixed number of places, of which some are empty. A GID keeps its
 /// index as long as the host has the address, whatever other addresses come and go.
@@ -29,7 +30,6 @@ impl GidTable {
     /// The table as it is now. An address that came or went within the last millisecond may be missed.
     #[must_use]
     pub fn current() -> Arc<GidTable> {
-        register_fork_handlers();
         let now = Instant::now();
         let known = CURRENT.lock().clone();
         if let Some((table, at)) = &known
@@ -92,25 +92,6 @@ impl GidTable {
             tracing::debug!("{left_out} GIDs of this host do not fit into the {places} places of the table");
         }
     }
-}
-
-/// Registers the fork handlers, once. A fork takes locks in the reverse order of the registrations. So a caller that reads the
-/// table under a lock of its own, which a fork takes as well, calls this before it registers its handlers.
-pub fn register_fork_handlers() {
-    FORK_HANDLERS.call_once(|| {
-        // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
-    });
-}
-
-/// Takes the lock, so that the child of a fork finds it free.
-extern "C" fn before_fork() {
-    std::mem::forget(CURRENT.lock());
-}
-
-extern "C" fn after_fork() {
-    // SAFETY: taken in `before_fork` by this thread, or by its parent's.
-    unsafe { CURRENT.force_unlock() };
 }
 
 #[cfg(test)]

@@ -7,6 +7,8 @@
 use std::env;
 use std::sync::OnceLock;
 
+use millstream_shm::fork;
+
 use crate::errno::{Errno, Result};
 use crate::gid;
 use crate::gid_table::GidTable;
@@ -88,7 +90,7 @@ pub fn preference() -> Result<PathPreference> {
         }
         found
     };
-    PREFERENCE.get_or_init(look_up).ok_or(Errno::INVAL)
+    fork::get_or_init(&PREFERENCE, look_up).ok_or(Errno::INVAL)
 }
 
 /// Whether this process uses packets only: also to queue pairs and members of multicast groups on this host.

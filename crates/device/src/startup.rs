@@ -11,17 +11,10 @@ use crate::errno::Result;
 use crate::{progress, server};
 
 static ADAPTER: SpinLock<Option<&'static LocalAdapter>> = SpinLock::new(None);
-static HANDLERS: Once = Once::new();
+static EXIT_HANDLER: Once = Once::new();
 
-/// Takes the lock, so that the child of a fork finds it free even if another thread opens the device.
-extern "C" fn before_fork() {
-    std::mem::forget(ADAPTER.lock());
-}
-
-extern "C" fn after_fork() {
-    // SAFETY: taken in `before_fork` by this thread, or by its parent's.
-    unsafe { ADAPTER.force_unlock() };
-}
+// The child finds it free even if another thread opens the device.
+millstream_shm::lock_at_fork!(Adapter, ADAPTER);
 
 /// Acknowledges what the program has received: the device's threads end with the process.
 extern "C" fn at_exit() {
@@ -38,14 +31,13 @@ extern "C" fn at_exit() {
 /// # Errors
 /// What creating shared memory, sockets or threads reports.
 pub(crate) fn adapter() -> Result<&'static LocalAdapter> {
-    HANDLERS.call_once(|| {
-        // SAFETY: the handlers touch one lock only. If they cannot be registered, forks stay unprotected.
-        unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork)) };
+    let mut adapter = ADAPTER.lock();
+    // Under the lock: a child must not find the registration begun by a thread that it does not have.
+    EXIT_HANDLER.call_once(|| {
         // SAFETY: the handler may run at any time from now on: the library stays loaded. If it cannot be registered, peers may
         // repeat messages of this process's last moments.
         unsafe { libc::atexit(at_exit) };
     });
-    let mut adapter = ADAPTER.lock();
     match *adapter {
         Some(adapter) if adapter.id.pid == std::process::id() => Ok(adapter),
         _ => {

@@ -15,7 +15,6 @@ mod counters;
 mod datagram;
 pub mod dcqcn;
 mod faulty;
-mod fork;
 mod group;
 pub mod icrc;
 #[cfg(test)]
@@ -34,7 +33,6 @@ use std::sync::Arc;
 pub use config::Config;
 pub use counters::Counts;
 pub use datagram::{Outgoing, PacketInfo, Received, RxBuffers, destination_qpn};
-pub use fork::register_fork_handlers;
 pub use group::{COMMUNICATION_ID_INDEX_BITS, JoinError};
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};

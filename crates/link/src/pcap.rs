@@ -7,16 +7,19 @@
 //!
 //! The format is pcap with nanoseconds (draft-ietf-opsawg-pcap), link type Ethernet.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{self, Write as _};
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::SystemTime;
 
+use millstream_shm::fork::CloseOnForkFd;
 use millstream_wire::{UDP_PORT, gid};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 
 use crate::datagram::{Outgoing, RxBuffers};
 use crate::{Counts, Link, icrc};
@@ -26,12 +29,41 @@ const LINKTYPE_ETHERNET: u32 = 1;
 /// Time to live of synthesised headers.
 const HOPS: u8 = 64;
 
+/// A capture file. Forked children do not keep it: its lock ends with the last descriptor.
+#[derive(Debug)]
+struct CaptureFile(CloseOnForkFd);
+
+impl CaptureFile {
+    fn open(path: &Path) -> io::Result<Self> {
+        // Named pipes, which the call would wait for, cannot be truncated anyway.
+        let mut options = File::options();
+        options.write(true).create(true).truncate(false).custom_flags(libc::O_NONBLOCK);
+        CloseOnForkFd::open(|| options.open(path).map(Into::into)).map(Self)
+    }
+}
+
+impl io::Write for CaptureFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(&self.0, bytes)?)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for CaptureFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
 /// Captures the packets of another link.
 #[derive(Debug)]
 pub(crate) struct Pcap<L> {
     inner: L,
     /// `None` after a write error.
-    file: Mutex<Option<File>>,
+    file: Mutex<Option<CaptureFile>>,
     path: PathBuf,
 }
 
@@ -59,11 +91,11 @@ fn expand(path: &Path, nth: u32) -> PathBuf {
 
 /// Whether this process has opened the file a second time. Device and connection manager are two libraries, so
 /// they share no variable.
-fn is_open_twice(file: &File) -> bool {
-    let Ok(Ok(descriptors)) = file.metadata().map(|own| {
+fn is_open_twice(file: &CaptureFile) -> bool {
+    let Ok(Ok(descriptors)) = rustix::fs::fstat(file).map(|own| {
         std::fs::read_dir("/proc/thread-self/fd").map(|all| {
             let files = all.flatten().filter_map(|fd| std::fs::metadata(fd.path()).ok());
-            files.filter(|other| (other.dev(), other.ino()) == (own.dev(), own.ino())).count()
+            files.filter(|other| (other.dev(), other.ino()) == (own.st_dev, own.st_ino)).count()
         })
     }) else {
         return false;
@@ -75,23 +107,23 @@ fn is_open_twice(file: &File) -> bool {
 const MEMBERS: u32 = 8;
 
 /// Opens the capture file of this member of the port.
-fn open(given: &Path) -> io::Result<(File, PathBuf)> {
+fn open(given: &Path) -> io::Result<(CaptureFile, PathBuf)> {
     for nth in 1..=MEMBERS {
         let path = expand(given, nth);
         let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
-        let file = File::options().write(true).create(true).truncate(false).open(&path).map_err(named)?;
-        match file.try_lock() {
+        let file = CaptureFile::open(&path).map_err(named)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
-                file.set_len(0).map_err(named)?;
+                rustix::fs::ftruncate(&file, 0).map_err(|error| named(error.into()))?;
                 return Ok((file, path));
             }
-            Err(TryLockError::WouldBlock) if has_process_id(given) || is_open_twice(&file) => {}
-            Err(TryLockError::WouldBlock) => {
+            Err(Errno::WOULDBLOCK) if has_process_id(given) || is_open_twice(&file) => {}
+            Err(Errno::WOULDBLOCK) => {
                 let message =
                     "another process writes to it; put %p into the name, which becomes the process id";
                 return Err(named(io::Error::new(io::ErrorKind::ResourceBusy, message)));
             }
-            Err(TryLockError::Error(error)) => return Err(named(error)),
+            Err(error) => return Err(named(error.into())),
         }
     }
     let message = format!("{}: {MEMBERS} captures of this process are being written", given.display());
@@ -245,6 +277,8 @@ impl<L: Link> Link for Pcap<L> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::memory::{Memory, batch, send};
 
@@ -290,6 +324,37 @@ mod tests {
         drop(other.stdin.take());
         assert!(other.wait().unwrap().success());
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_forked_child_does_not_keep_the_file() {
+        let path = std::env::temp_dir().join(format!("millstream-{}.pcap", millstream_shm::random_u64()));
+        let link = Pcap::new(Memory::default(), &path).unwrap();
+        // SAFETY: the child waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        drop(link);
+        // The child has closed it when it runs.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let again = loop {
+            match Pcap::new(Memory::default(), &path) {
+                Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                opened => break opened,
+            }
+        };
+        // SAFETY: our own child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(again.is_ok(), "{again:?}");
     }
 
     #[test]

@@ -5,9 +5,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
 use std::time::Instant;
 
+use millstream_shm::fork::CloseOnForkFd;
 use millstream_shm::timer;
-
-use crate::fork::CloseOnForkFd;
 
 /// Readable from the earliest release time of both directions on.
 #[derive(Debug)]
@@ -26,7 +25,7 @@ pub(crate) enum Direction {
 
 impl ReleaseTimer {
     pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self { fd: timer::create()?.into(), next: Mutex::default() })
+        Ok(Self { fd: CloseOnForkFd::open(timer::create)?, next: Mutex::default() })
     }
 
     /// Sets the next release of one direction; `None` if nothing is held back.

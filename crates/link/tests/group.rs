@@ -505,3 +505,72 @@ fn a_flood_at_queue_pair_1_is_limited() {
         assert!(Instant::now() < deadline, "the packet did not arrive");
     }
 }
+
+/// Children that live until the end of the test.
+struct Children(Vec<libc::pid_t>);
+
+impl Children {
+    fn fork(&mut self) {
+        // SAFETY: the child waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        self.0.push(child);
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &self.0 {
+            // SAFETY: our own child.
+            unsafe {
+                libc::kill(*child, libc::SIGKILL);
+                libc::waitpid(*child, std::ptr::null_mut(), 0);
+            }
+        }
+    }
+}
+
+/// Sockets on a UDP port of this host.
+fn sockets_on(port: u16) -> usize {
+    let end = format!(":{port:04X}");
+    let tables =
+        ["udp", "udp6"].map(|table| std::fs::read_to_string(format!("/proc/self/net/{table}")).unwrap());
+    let bound =
+        tables.iter().flat_map(|table| table.lines().filter_map(|line| line.split_whitespace().nth(1)));
+    bound.filter(|address| address.ends_with(&end)).count()
+}
+
+#[test]
+fn children_that_are_forked_during_a_join_hold_nothing_of_the_port() {
+    let port = port();
+    let mut children = Children(Vec::new());
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(|| {
+            for turn in 0..40 {
+                let first = Udp::join_port(0x70, port).unwrap();
+                // It receives the sockets of the first one, and its inbox.
+                drop(Udp::join_port(0x71 + turn, port).unwrap());
+                drop(first);
+            }
+        });
+        while !joining.is_finished() && children.0.len() < 150 {
+            children.fork();
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    });
+    assert!(!children.0.is_empty());
+    // The last child has closed its copies when it runs.
+    let prefix = format!("millstream-link/{}/{port}/", own_uid());
+    let left = || (sockets_on(port), millstream_shm::socket::listening_names(&prefix).len());
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while left() != (0, 0) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(left(), (0, 0), "all members have left");
+}

@@ -6,7 +6,7 @@
 //! module path. The default is `warn`.
 #![forbid(unsafe_code)]
 
-use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt as _;
@@ -17,8 +17,9 @@ pub const VARIABLE: &str = "MILLSTREAM_LOG";
 /// Prints log output to standard error from now on. Only the first call has an effect. It has none if the
 /// program has installed another subscriber.
 pub fn init() {
-    static INIT: Once = Once::new();
-    INIT.call_once(|| {
+    static CALLED: AtomicBool = AtomicBool::new(false);
+    // A `Once` would make the child of a fork wait for a thread of its parent.
+    if !CALLED.swap(true, Ordering::Relaxed) {
         let text = std::env::var(VARIABLE).unwrap_or_default();
         let (filter, error) = match parse(&text) {
             Ok(filter) => (filter, None),
@@ -31,7 +32,7 @@ pub fn init() {
         {
             tracing::warn!("{VARIABLE}={text}: {error}: expected a level or a list of target=level");
         }
-    });
+    }
 }
 
 fn default() -> Targets {

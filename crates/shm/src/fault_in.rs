@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use crate::process_vm::{self, Direction, IoVec};
-use crate::{PAGE, maps, mm, number_from_environment};
+use crate::{PAGE, fork, maps, mm, number_from_environment};
 
 /// Faults in the pages of `range` (widened to whole pages) for reading or writing. Later accesses do not
 /// fault unless the mapping changes.
@@ -33,7 +33,7 @@ const POPULATION_LIMIT: usize = 256 << 20;
 #[must_use]
 pub fn population_limit() -> usize {
     static LIMIT: OnceLock<usize> = OnceLock::new();
-    *LIMIT.get_or_init(|| number_from_environment("MILLSTREAM_POPULATE", "bytes", POPULATION_LIMIT))
+    *fork::get_or_init(&LIMIT, || number_from_environment("MILLSTREAM_POPULATE", "bytes", POPULATION_LIMIT))
 }
 
 /// Allocates the pages of `range` (widened to whole pages) up to [`population_limit`] bytes, as an adapter that pins

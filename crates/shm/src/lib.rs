@@ -14,6 +14,7 @@
 //! - [`relocate`]: moves private pages into shared memory, in place;
 //! - [`file_behind`]: the file that a program has mapped itself;
 //! - [`ports`]: listeners on TCP ports;
+//! - [`fork`]: locks and descriptors at a fork;
 //! - [`thread`]: threads without the application's signals, CPU affinity;
 //! - [`timer`]: timers as descriptors;
 //! - [`NullMemory`] and [`fault_in`]: memory that discards stores, and faulting pages in with an error
@@ -33,6 +34,7 @@ pub mod direct;
 mod environment;
 mod event;
 mod fault_in;
+pub mod fork;
 pub mod futex;
 mod mapped;
 mod mapped_file;

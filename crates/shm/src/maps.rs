@@ -18,6 +18,8 @@ pub struct Vma {
     pub readable: bool,
     /// Whether it can be read and written.
     pub writable: bool,
+    /// Its protection (`PROT_READ` and so on).
+    pub protection: i32,
     /// Whether it is shared instead of copy-on-write.
     pub shared: bool,
     /// Offset in the file \[bytes\].
@@ -43,6 +45,11 @@ impl Vma {
             range: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
             readable: mode.starts_with(b"r"),
             writable: mode.starts_with(b"rw"),
+            protection: [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)]
+                .into_iter()
+                .filter(|(letter, _)| mode.get(..3).is_some_and(|letters| letters.contains(letter)))
+                .map(|(_, bit)| bit)
+                .sum(),
             shared: mode.get(3) == Some(&b's'),
             offset: u64::from_str_radix(offset, 16).ok()?,
             device: (u32::from_str_radix(major, 16).ok()?, u32::from_str_radix(minor, 16).ok()?),
@@ -211,6 +218,9 @@ const PROCMAP_QUERY: libc::c_ulong =
 const COVERING_OR_NEXT: u64 = 1 << 4;
 const READABLE: u64 = 1 << 0;
 const READABLE_WRITABLE: u64 = READABLE | 1 << 1;
+const EXECUTABLE: u64 = 1 << 2;
+/// The flags of the protection, which have the values of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
+const PROTECTION: u64 = READABLE_WRITABLE | EXECUTABLE;
 const SHARED: u64 = 1 << 3;
 
 /// The VMA at `address`, else the next one; None behind the last one. `maps` is the list.
@@ -248,6 +258,7 @@ fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
         range: query.vma_start as usize..query.vma_end as usize,
         readable: query.vma_flags & READABLE != 0,
         writable: query.vma_flags & READABLE_WRITABLE == READABLE_WRITABLE,
+        protection: (query.vma_flags & PROTECTION) as i32,
         shared: query.vma_flags & SHARED != 0,
         offset: query.vma_offset,
         device: (query.dev_major, query.dev_minor),

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 
+use crate::fork::CloseOnForkFd;
 use crate::{PAGE, mm, write_combining};
 
 /// Seals against changes of the size.
@@ -27,8 +28,24 @@ const MADV_COLLAPSE: libc::c_int = 25;
 /// Anonymous shared memory: it lives as long as a descriptor or a mapping of it.
 #[derive(Debug)]
 pub struct Memfd {
-    fd: OwnedFd,
+    fd: Fd,
     len: usize,
+}
+
+#[derive(Debug)]
+enum Fd {
+    /// A forked child has it, too.
+    Inherited(OwnedFd),
+    CloseOnFork(CloseOnForkFd),
+}
+
+impl AsFd for Fd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Inherited(fd) => fd.as_fd(),
+            Self::CloseOnFork(fd) => fd.as_fd(),
+        }
+    }
 }
 
 impl Memfd {
@@ -38,7 +55,10 @@ impl Memfd {
     /// # Errors
     /// Those of `memfd_create`, `ftruncate` and `fcntl`; EFBIG for a size that no file can have.
     pub fn new(name: &str, len: usize) -> io::Result<Self> {
-        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        Self::over(Fd::Inherited(create(name)?), len)
+    }
+
+    fn over(fd: Fd, len: usize) -> io::Result<Self> {
         let size = i64::try_from(len).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
         rustix::fs::ftruncate(&fd, size.cast_unsigned())?;
         rustix::fs::fcntl_add_seals(&fd, SIZE_SEALS)?;
@@ -51,9 +71,20 @@ impl Memfd {
     /// # Errors
     /// As [`new`](Memfd::new).
     pub fn sealed(name: &str, len: usize) -> io::Result<Self> {
-        let memory = Self::new(name, len)?;
-        rustix::fs::fcntl_add_seals(&memory.fd, SealFlags::SEAL)?;
-        Ok(memory)
+        Self::new(name, len)?.finally_sealed()
+    }
+
+    /// As [`sealed`](Memfd::sealed); a forked child does not keep the descriptor.
+    ///
+    /// # Errors
+    /// As [`sealed`](Memfd::sealed).
+    pub(crate) fn sealed_close_on_fork(name: &str, len: usize) -> io::Result<Self> {
+        Self::over(Fd::CloseOnFork(CloseOnForkFd::open(|| create(name))?), len)?.finally_sealed()
+    }
+
+    fn finally_sealed(self) -> io::Result<Self> {
+        rustix::fs::fcntl_add_seals(&self.fd, SealFlags::SEAL)?;
+        Ok(self)
     }
 
     /// Wraps a descriptor received from a peer.
@@ -66,7 +97,7 @@ impl Memfd {
             return Err(io::Error::new(io::ErrorKind::InvalidData, cause));
         }
         let len = file_len(fd.as_fd())?;
-        Ok(Self { fd, len })
+        Ok(Self { fd: Fd::Inherited(fd), len })
     }
 
     /// Size \[bytes\].
@@ -105,8 +136,15 @@ impl Memfd {
     /// The descriptor.
     #[must_use]
     pub fn into_fd(self) -> OwnedFd {
-        self.fd
+        match self.fd {
+            Fd::Inherited(fd) => fd,
+            Fd::CloseOnFork(fd) => fd.into_inner(),
+        }
     }
+}
+
+fn create(name: &str) -> rustix::io::Result<OwnedFd> {
+    rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
 }
 
 impl AsFd for Memfd {
@@ -191,6 +229,14 @@ impl Mapping {
         }
         let base = NonNull::new(mapped as *mut u8).ok_or(io::ErrorKind::OutOfMemory)?;
         Ok(Self { base, len, writable, driver: None })
+    }
+
+    /// A private anonymous mapping.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe { mm::mmap(0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)? };
+        Ok(Self::from_raw(base as *mut u8, len))
     }
 
     /// Takes ownership of an existing writable mapping.
@@ -326,6 +372,17 @@ impl Mapping {
     /// Asks for transparent huge pages, as a hint.
     pub fn advise_huge_pages(&self) {
         let _ = self.advise(0, self.len, libc::MADV_HUGEPAGE);
+    }
+
+    /// Keeps the mapping from children of a fork.
+    pub(crate) fn hide_from_children(&self) -> io::Result<()> {
+        self.advise(0, self.len, libc::MADV_DONTFORK)
+    }
+
+    /// Sets the protection. A mapping that cannot be written is the application's from then on.
+    pub(crate) fn protect(&self, protection: libc::c_int) -> io::Result<()> {
+        // SAFETY: the caller stores to the mapping no more unless it can be written.
+        unsafe { mm::mprotect(self.base.as_ptr() as usize, self.len, protection) }
     }
 
     fn populate_advice(&self) -> libc::c_int {

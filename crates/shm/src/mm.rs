@@ -1,4 +1,4 @@
-//! `mmap`, `munmap` and `madvise` as direct system calls.
+//! `mmap`, `munmap`, `mprotect` and `madvise` as direct system calls.
 //!
 //! Communication libraries patch these functions of the C library to follow the application's memory. They
 //! must neither see our mappings nor be entered with our locks held. rustix cannot be used: it calls the C
@@ -39,5 +39,15 @@ pub(crate) unsafe fn munmap(address: usize, len: usize) {
 pub(crate) unsafe fn madvise(address: usize, len: usize, advice: libc::c_int) -> io::Result<()> {
     // SAFETY: the kernel checks the range; the caller vouches for the contents.
     let done = unsafe { libc::syscall(libc::SYS_madvise, address, len, advice) };
+    if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets the protection of `len` bytes at `address`.
+///
+/// # Safety
+/// The range is the caller's, and nobody makes an access that the protection excludes.
+pub(crate) unsafe fn mprotect(address: usize, len: usize, protection: libc::c_int) -> io::Result<()> {
+    // SAFETY: the caller vouches for the range.
+    let done = unsafe { libc::syscall(libc::SYS_mprotect, address, len, protection) };
     if done == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }

@@ -3,11 +3,15 @@
 //! Addresses are abstract: they exist while a process holds them, belong to one network namespace, and leave no
 //! file behind. They have no permissions, so the user of the peer must be checked. [`Connection::open`] and
 //! [`Listener::accept`] do so; the variants `_any_user` leave it to the caller.
+//!
+//! A forked child keeps none of the sockets ([`CloseOnForkFd`]): a name is free, and peers see a hang-up, as soon as the process
+//! itself has closed them or exited.
 
 use std::collections::BTreeSet;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags};
@@ -19,6 +23,9 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 use rustix::time::Timespec;
+
+use crate::fork::CloseOnForkFd;
+use crate::poll_readable;
 
 /// Longest wait of [`Connection::open`] for a listener whose queue is full.
 pub const QUEUE_WAIT: Duration = Duration::from_millis(20);
@@ -52,9 +59,9 @@ fn address(name: &str) -> io::Result<SocketAddrUnix> {
     SocketAddrUnix::new_abstract_name(name.as_bytes()).map_err(|_| io::ErrorKind::InvalidInput.into())
 }
 
-fn new_socket() -> io::Result<OwnedFd> {
+fn new_socket() -> io::Result<CloseOnForkFd> {
     let flags = SocketFlags::CLOEXEC;
-    Ok(rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?)
+    CloseOnForkFd::open(|| rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None))
 }
 
 /// Abstract addresses of this host that start with `prefix` and have a listener, in order; none if the kernel hides its
@@ -87,7 +94,7 @@ const ACCEPTING: u32 = 1 << 16;
 
 /// A socket bound to an abstract address. Connections are refused until it listens.
 #[derive(Debug)]
-pub struct BoundSocket(OwnedFd);
+pub struct BoundSocket(CloseOnForkFd);
 
 impl BoundSocket {
     /// Binds to the address `name`.
@@ -105,14 +112,25 @@ impl BoundSocket {
     /// # Errors
     /// Those of `listen`.
     pub fn listen(self) -> io::Result<Listener> {
-        rustix::net::listen(&self.0, 1024)?;
-        Ok(Listener(self.0))
+        self.listen_for(1024)
+    }
+
+    /// Starts to accept connections, of which `backlog` may wait.
+    fn listen_for(self, backlog: i32) -> io::Result<Listener> {
+        rustix::net::listen(&self.0, backlog)?;
+        set_nonblocking(&self.0)?;
+        Ok(Listener { socket: self.0, blocks: AtomicBool::new(true) })
     }
 }
 
 /// Accepts connections to an abstract address.
 #[derive(Debug)]
-pub struct Listener(OwnedFd);
+pub struct Listener {
+    /// Non-blocking: a connection is taken under a lock that forks take.
+    socket: CloseOnForkFd,
+    /// Whether [`accept`](Self::accept) waits for a connection.
+    blocks: AtomicBool,
+}
 
 impl Listener {
     /// Binds to the address `name` and listens.
@@ -136,7 +154,17 @@ impl Listener {
     /// # Errors
     /// Those of `accept4`.
     pub fn accept_any_user(&self) -> io::Result<Connection> {
-        Connection::over(rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC)?)
+        loop {
+            let accept = || rustix::net::accept_with(&self.socket, SocketFlags::CLOEXEC);
+            match CloseOnForkFd::open(accept) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::WouldBlock && self.blocks.load(Ordering::Relaxed) =>
+                {
+                    poll_readable(&[self.as_fd()], None)?;
+                }
+                accepted => return Connection::over(accepted?),
+            }
+        }
     }
 
     /// The time for which no connection is to be accepted after an error of [`accept`](Self::accept): if descriptors or memory ran
@@ -150,24 +178,21 @@ impl Listener {
     }
 
     /// Makes later accepts fail with EAGAIN instead of blocking. Accepted connections still block.
-    ///
-    /// # Errors
-    /// Those of `fcntl`.
-    pub fn set_nonblocking(&self) -> io::Result<()> {
-        set_nonblocking(&self.0)
+    pub fn set_nonblocking(&self) {
+        self.blocks.store(false, Ordering::Relaxed);
     }
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
+        self.socket.as_fd()
     }
 }
 
 /// One end of a connection that keeps message boundaries (`SOCK_SEQPACKET`).
 #[derive(Debug)]
 pub struct Connection {
-    socket: OwnedFd,
+    socket: CloseOnForkFd,
     peer: Credentials,
 }
 
@@ -218,7 +243,7 @@ impl Connection {
         Self::over(socket)
     }
 
-    fn over(socket: OwnedFd) -> io::Result<Self> {
+    fn over(socket: CloseOnForkFd) -> io::Result<Self> {
         let peer = credentials(socket.as_fd())?;
         Ok(Self { socket, peer })
     }
@@ -297,10 +322,38 @@ impl Connection {
     /// Those of `recvmsg`; EMFILE if a descriptor finds no free number; InvalidData for a message longer than `bytes` or with
     /// too many descriptors.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        self.receive_with(bytes, RecvFlags::empty())
+    }
+
+    /// As [`receive`](Self::receive), for descriptors that a forked child does not keep. It waits for a message as long as
+    /// `timeout`.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive); TimedOut.
+    pub fn receive_close_on_fork(
+        &self,
+        bytes: &mut [u8],
+        timeout: Duration,
+    ) -> io::Result<(usize, Vec<CloseOnForkFd>)> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let receive = || self.receive_with(bytes, RecvFlags::DONTWAIT);
+            match CloseOnForkFd::open_several(MAX_FDS, receive) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                received => return received,
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if poll_readable(&[self.as_fd()], Some(left))? == [false] && left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    fn receive_with(&self, bytes: &mut [u8], flags: RecvFlags) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); CONTROL_BYTES];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut data = [IoSliceMut::new(bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
+        let flags = flags | RecvFlags::CMSG_CLOEXEC;
         let message = retry_on_intr(|| rustix::net::recvmsg(&self.socket, &mut data, &mut control, flags))?;
         let rights = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
@@ -325,12 +378,12 @@ impl AsFd for Connection {
     }
 }
 
-fn set_nonblocking(socket: &OwnedFd) -> io::Result<()> {
+fn set_nonblocking(socket: &CloseOnForkFd) -> io::Result<()> {
     let flags = rustix::fs::fcntl_getfl(socket)?;
     Ok(rustix::fs::fcntl_setfl(socket, flags | OFlags::NONBLOCK)?)
 }
 
-fn set_timeouts(socket: &OwnedFd, timeout: Duration) -> io::Result<()> {
+fn set_timeouts(socket: &CloseOnForkFd, timeout: Duration) -> io::Result<()> {
     // The kernel takes zero as no timeout.
     let timeout = (!timeout.is_zero()).then_some(timeout);
     set_socket_timeout(socket, Timeout::Recv, timeout)?;
@@ -393,7 +446,7 @@ mod tests {
     fn nonblocking_and_timed_calls_return() {
         let name = format!("millstream-test-{}", crate::random_u64());
         let listener = Listener::bind(&name).unwrap();
-        listener.set_nonblocking().unwrap();
+        listener.set_nonblocking();
         assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let client = Connection::open(&name, Duration::from_millis(20)).unwrap();
         assert_eq!(client.receive(&mut [0; 4]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
@@ -428,9 +481,7 @@ mod tests {
     #[test]
     fn a_full_queue_does_not_delay_a_client() {
         let name = format!("millstream-test-{}", crate::random_u64());
-        let bound = BoundSocket::bind(&name).unwrap();
-        rustix::net::listen(&bound.0, 0).unwrap();
-        let _listener = Listener(bound.0);
+        let _listener = BoundSocket::bind(&name).unwrap().listen_for(0).unwrap();
         let timeout = Duration::from_secs(60);
         let _queued = Connection::open(&name, timeout).unwrap();
         // With a blocking connect, the call would return after a minute.
@@ -438,6 +489,46 @@ mod tests {
         assert_eq!(Connection::open(&name, timeout).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert_eq!(Connection::open_at_once(&name, timeout).unwrap_err().kind(), io::ErrorKind::WouldBlock);
         assert!(start.elapsed() < timeout / 2, "{:?}", start.elapsed());
+    }
+
+    #[test]
+    fn a_forked_child_keeps_no_name_and_no_connection() {
+        let name = format!("millstream-test-{}", crate::random_u64());
+        let listener = Listener::bind(&name).unwrap();
+        let client = Connection::open(&name, Duration::from_secs(60)).unwrap();
+        let server = listener.accept().unwrap();
+        let (reader, writer) = std::io::pipe().unwrap();
+        client.send(b"end", &[writer.as_fd()]).unwrap();
+        drop(writer);
+        let (_, received) = server.receive_close_on_fork(&mut [0; 4], Duration::from_secs(60)).unwrap();
+        // SAFETY: the child waits for its end.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            }
+        }
+        assert!(child > 0);
+        drop((listener, server, received));
+        // The child has closed them when it runs.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let is_refused = || {
+            let opened = Connection::open(&name, Duration::from_secs(1));
+            opened.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+        };
+        let has_ended = || poll_readable(&[reader.as_fd()], Some(Duration::ZERO)).unwrap() == [true];
+        let mut all = [false; 3];
+        while all != [true; 3] && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+            all = [is_refused(), client.is_hung_up(), has_ended()];
+        }
+        // SAFETY: our own child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+        assert_eq!(all, [true; 3], "nobody holds the other ends");
     }
 
     #[test]

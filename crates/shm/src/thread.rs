@@ -1,8 +1,8 @@
 //! Threads of a library in a foreign program, and CPU affinity.
 
 use std::io;
-use std::sync::Mutex;
 
+use millstream_lockfree::SpinLock;
 use rustix::thread::CpuSet;
 
 /// Starts a thread with the application's signals blocked.
@@ -32,7 +32,24 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
 }
 
 /// Thread ids of the running threads that [`spawn`] started.
-static OWN_THREADS: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+static OWN_THREADS: SpinLock<Vec<u32>> = SpinLock::new(Vec::new());
+
+crate::at_fork!(
+    Threads,
+    crate::fork::Handlers {
+        before: || std::mem::forget(OWN_THREADS.lock()),
+        // SAFETY: taken before the fork by this thread.
+        in_parent: || unsafe { OWN_THREADS.force_unlock() },
+        in_child: || {
+            // None of them exists here. The numbers need no drop, so memory that the child may not have is not accessed.
+            // SAFETY: as above, by the thread that this one continues, which has forgotten the guard.
+            unsafe {
+                (*OWN_THREADS.as_ptr()).clear();
+                OWN_THREADS.force_unlock();
+            }
+        },
+    }
+);
 
 /// A thread's entry in [`OWN_THREADS`].
 struct Listed(u32);
@@ -40,19 +57,15 @@ struct Listed(u32);
 impl Listed {
     fn new() -> Self {
         let id = id();
-        own_threads().push(id);
+        OWN_THREADS.lock().push(id);
         Self(id)
     }
 }
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        own_threads().retain(|id| *id != self.0);
+        OWN_THREADS.lock().retain(|id| *id != self.0);
     }
-}
-
-fn own_threads() -> std::sync::MutexGuard<'static, Vec<u32>> {
-    OWN_THREADS.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// The kernel's id of the calling thread.
@@ -65,7 +78,7 @@ pub fn id() -> u32 {
 /// False if that cannot be found out.
 #[must_use]
 pub fn is_alone() -> bool {
-    let own = own_threads();
+    let own = OWN_THREADS.lock().clone();
     let me = id();
     let Ok(mut threads) = std::fs::read_dir("/proc/self/task") else { return false };
     threads.all(|entry| {

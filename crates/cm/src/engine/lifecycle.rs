@@ -1,7 +1,11 @@
 //! The connection manager at the exit and at a fork of its process.
 
-use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{MutexGuard, Once};
 use std::time::{Duration, Instant};
+
+use millstream_lockfree::SpinLock;
+use millstream_shm::at_fork;
+use millstream_shm::fork::Handlers;
 
 use super::{PROCESS, ProcessState, process};
 
@@ -46,41 +50,26 @@ extern "C" fn at_exit() {
 }
 
 /// Holds the lock from before a fork until after it, in the forking thread.
-static FORKING: Mutex<ForkGuard> = Mutex::new(ForkGuard(None));
+static HELD: SpinLock<ForkGuard> = SpinLock::new(ForkGuard(None));
 struct ForkGuard(Option<MutexGuard<'static, ProcessState>>);
 // SAFETY: the forking thread stores and removes the guard. The child's only thread is its copy.
 unsafe impl Send for ForkGuard {}
-static REGISTERED: Once = Once::new();
 
-/// Registers the fork handlers. A child must not hold any socket: names would outlive the process that owns
-/// them.
-pub(super) fn register_fork_handlers() {
-    REGISTERED.call_once(|| {
-        // Commands take these locks under that of the process, and a fork takes the last registered one first.
-        millstream_link::register_fork_handlers();
-        millstream_device::gid_table::register_fork_handlers();
-        // Without memory for the registration, children keep unused copies of the descriptors.
-        // SAFETY: the handlers only take and release locks and close descriptors.
-        let _ = unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child)) };
-    });
-}
+// A child must not hold any socket: names would outlive the process that owns them.
+at_fork!(ConnectionManager, Handlers { before: before_fork, in_parent, in_child });
 
-fn forking() -> MutexGuard<'static, ForkGuard> {
-    FORKING.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-extern "C" fn before_fork() {
+fn before_fork() {
     let held = process();
-    forking().0 = Some(held);
+    HELD.lock().0 = Some(held);
 }
 
-extern "C" fn after_fork() {
-    let held = forking().0.take();
+fn in_parent() {
+    let held = HELD.lock().0.take();
     drop(held);
 }
 
-extern "C" fn in_child() {
-    let held = forking().0.take();
+fn in_child() {
+    let held = HELD.lock().0.take();
     if let Some(mut process) = held {
         // Closes the child's copies; the thread that polled them does not exist here. The port's thread does
         // not exist either, so its membership cannot be ended in the regular way.
@@ -107,7 +96,7 @@ mod tests {
     #[test]
     fn a_fork_does_not_block_commands_that_it_waits_for() {
         if std::env::var_os(HERE).is_none() {
-            // The handlers of this process may be registered already, in any order.
+            // No other test has the lock or forks there.
             let name = "engine::lifecycle::tests::a_fork_does_not_block_commands_that_it_waits_for";
             let mut test = Command::new(std::env::current_exe().expect("a test program has a path"));
             let output =
@@ -117,12 +106,10 @@ mod tests {
         }
         let mut command = process();
         command.engine().expect("sockets");
-        // Their handlers are registered, as by an earlier command.
         let use_locks = || {
             let _ = GidTable::current();
             drop(GsiPort::open());
         };
-        use_locks();
         std::thread::scope(|scope| {
             let fork = scope.spawn(|| {
                 // SAFETY: the child ends at once.

@@ -58,7 +58,6 @@ impl ProcessState {
     /// The connection manager, created on first use and again in a forked child.
     fn engine(&mut self) -> io::Result<&mut Engine> {
         if self.engine.is_none() {
-            lifecycle::register_fork_handlers();
             lifecycle::register_exit_handler();
             let sockets = Sockets::new()?;
             let epoll = sockets.epoll.as_raw_fd();
@@ -93,10 +92,11 @@ fn open_channel(flags: i32) -> io::Result<OwnedFd> {
     let mut kind = SocketFlags::empty();
     kind.set(SocketFlags::CLOEXEC, flags & libc::O_CLOEXEC != 0);
     kind.set(SocketFlags::NONBLOCK, flags & libc::O_NONBLOCK != 0);
+    // No fork comes between: a child must not keep this end.
+    let mut process = process();
     let (theirs, ours) = net::socketpair(AddressFamily::UNIX, SocketType::STREAM, kind, None)?;
     fcntl_setfd(&ours, FdFlags::CLOEXEC)?;
     let inode = socket_inode(theirs.as_raw_fd()).ok_or(io::ErrorKind::Other)?;
-    let mut process = process();
     let engine = process.engine()?;
     let pid = engine.pid;
     let channel = ChannelId(engine.sockets.add(EpollSource::Channel(ours))?);

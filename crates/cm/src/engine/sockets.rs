@@ -169,7 +169,7 @@ impl System for Sockets {
                     let _ = self.advertise(name);
                 }
                 let listener = bound.listen()?;
-                listener.set_nonblocking()?;
+                listener.set_nonblocking();
                 self.put(claim.0, EpollSource::Listener(listener))?;
                 if let Some(name) = name {
                     self.listening.insert(name, claim);

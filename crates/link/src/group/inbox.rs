@@ -10,6 +10,7 @@ use std::net::Ipv6Addr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use millstream_shm::fork::CloseOnForkFd;
 use millstream_wire::gid;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -17,7 +18,6 @@ use rustix::net::{
 };
 
 use crate::datagram::{PacketInfo, SLOT};
-use crate::fork::CloseOnForkFd;
 
 /// Magic number and version of forwarded packets.
 const PACKET: [u8; 4] = *b"MLP2";
@@ -34,7 +34,7 @@ pub(super) const MAX_MESSAGE: usize = PACKET_HEADER + SLOT;
 #[derive(Debug)]
 pub(super) enum Notice {
     /// The member has this inbox.
-    Member { qpn_prefix: u16, inbox: OwnedFd },
+    Member { qpn_prefix: u16, inbox: CloseOnForkFd },
     /// The member's connection manager provides a service, or no longer does.
     Service { qpn_prefix: u16, service: u64, provided: bool },
 }
@@ -50,9 +50,9 @@ pub(super) enum Received<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct InboxSender(Arc<CloseOnForkFd>);
 
-impl From<OwnedFd> for InboxSender {
-    fn from(socket: OwnedFd) -> Self {
-        Self(Arc::new(socket.into()))
+impl From<CloseOnForkFd> for InboxSender {
+    fn from(socket: CloseOnForkFd) -> Self {
+        Self(Arc::new(socket))
     }
 }
 
@@ -134,8 +134,12 @@ impl AsFd for Inbox {
 /// A new inbox: its receiving and its sending end.
 pub(super) fn inbox() -> io::Result<(Inbox, InboxSender)> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (receiver, sender) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)?;
-    Ok((Inbox(receiver.into()), sender.into()))
+    let ((), ends) = CloseOnForkFd::open_several(2, || {
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::DGRAM, flags, None)
+            .map(|(receiver, sender)| ((), vec![receiver, sender]))
+    })?;
+    let [receiver, sender] = <[CloseOnForkFd; 2]>::try_from(ends).expect("a pair");
+    Ok((Inbox(receiver), sender.into()))
 }
 
 impl Inbox {
@@ -155,21 +159,26 @@ impl Inbox {
         }
     }
 
-    fn receive_any(&self, buffer: &mut [u8]) -> Option<(usize, Option<OwnedFd>)> {
+    fn receive_any(&self, buffer: &mut [u8]) -> Option<(usize, Option<CloseOnForkFd>)> {
+        let (len, fds) = CloseOnForkFd::open_several(1, || self.receive_descriptors(buffer)).ok()?;
+        Some((len, fds.into_iter().next()))
+    }
+
+    fn receive_descriptors(&self, buffer: &mut [u8]) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
         let received = loop {
             match rustix::net::recvmsg(&self.0, &mut [IoSliceMut::new(buffer)], &mut control, flags) {
                 Err(rustix::io::Errno::INTR) => {}
-                received => break received.ok()?,
+                received => break received?,
             }
         };
         let fds = control.drain().filter_map(|message| match message {
             RecvAncillaryMessage::ScmRights(fds) => Some(fds),
             _ => None,
         });
-        Some((received.bytes, fds.flatten().next()))
+        Ok((received.bytes, fds.flatten().collect()))
     }
 }
 
@@ -190,7 +199,7 @@ fn packet(message: &[u8]) -> Received<'_> {
     Received::Packet(info, packet)
 }
 
-fn notice(message: &[u8], fd: Option<OwnedFd>) -> Option<Notice> {
+fn notice(message: &[u8], fd: Option<CloseOnForkFd>) -> Option<Notice> {
     let qpn_prefix = u16::from_be_bytes([message[6], message[7]]);
     let service = u64::from_be_bytes(message[8..16].try_into().ok()?);
     match message[4] {

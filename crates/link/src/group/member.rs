@@ -133,7 +133,7 @@ impl MemberThread {
         if connection.set_timeout(ANSWER_TIMEOUT).is_err() {
             return;
         }
-        let Ok((len, fds)) = connection.receive(&mut buffer) else { return };
+        let Ok((len, fds)) = connection.receive_close_on_fork(&mut buffer, ANSWER_TIMEOUT) else { return };
         let mut fds = fds.into_iter();
         match (Message::parse(&buffer[..len]), fds.next(), fds.next()) {
             (Some(Message::Hello { .. }), ..) => {

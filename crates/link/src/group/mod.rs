@@ -16,18 +16,18 @@ mod message;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 use millstream_lockfree::process::has_exited;
+use millstream_shm::fork::CloseOnForkFd;
 use millstream_shm::socket::{Connection, Listener, listening_names, own_uid};
 use millstream_shm::thread::spawn;
 use millstream_shm::{EventFd, poll_readable, random_u64};
 use rustix::net::RecvFlags;
 
-use crate::fork::CloseOnForkFd;
 use crate::udp::{Shared, bind_shared, leave_all_groups, port_owners};
 pub use directory::COMMUNICATION_ID_INDEX_BITS;
 pub(crate) use directory::{Directory, ManagementRoute, is_management};
@@ -156,12 +156,12 @@ struct SocketSlot {
 type SocketSlots = BTreeMap<u16, SocketSlot>;
 
 /// Adds a socket if it is newer than the known one.
-fn update(slots: &mut SocketSlots, index: u16, qpn_prefix: u16, generation: u32, socket: OwnedFd) {
+fn update(slots: &mut SocketSlots, index: u16, qpn_prefix: u16, generation: u32, socket: CloseOnForkFd) {
     match slots.get_mut(&index) {
         Some(slot) if slot.generation >= generation => {}
         Some(slot) => (slot.qpn_prefix, slot.generation) = (qpn_prefix, generation),
         None => {
-            slots.insert(index, SocketSlot { socket: Arc::new(socket.into()), qpn_prefix, generation });
+            slots.insert(index, SocketSlot { socket: Arc::new(socket), qpn_prefix, generation });
         }
     }
 }
@@ -321,8 +321,7 @@ fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
     for (qpn_prefix, connection) in asked {
         // Stopped members do not answer; the other members hold the same sockets.
         let left = deadline.saturating_duration_since(Instant::now());
-        connection.set_timeout(left.max(Duration::from_millis(1)))?;
-        if receive_sockets(&connection, &mut members.slots)?
+        if receive_sockets(&connection, left, &mut members.slots)?
             && let Some(other) = members.others.get_mut(&qpn_prefix)
         {
             other.answers = true;
@@ -331,10 +330,14 @@ fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
     Ok(members)
 }
 
-/// Receives the sockets that a member holds; false if it does not answer.
-fn receive_sockets(connection: &Connection, slots: &mut SocketSlots) -> Result<bool, JoinError> {
+/// Receives the sockets that a member holds; false if it does not answer. Each of its messages is waited for as long as `wait`.
+fn receive_sockets(
+    connection: &Connection,
+    wait: Duration,
+    slots: &mut SocketSlots,
+) -> Result<bool, JoinError> {
     let mut buffer = [0; Message::LEN];
-    while let Ok((len, fds)) = connection.receive(&mut buffer) {
+    while let Ok((len, fds)) = connection.receive_close_on_fork(&mut buffer, wait) {
         match (Message::parse(&buffer[..len]), fds.into_iter().next()) {
             (Some(Message::Slot { index, qpn_prefix, generation }), Some(socket)) => {
                 update(slots, index, qpn_prefix, generation, socket);
@@ -380,7 +383,7 @@ fn bind_sockets(port: u16, slots: &mut SocketSlots, qpn_prefix: u16) -> Result<u
     };
     for qpn_prefix in [0, qpn_prefix].into_iter().skip(usize::from(!slots.is_empty())) {
         let index = slots.len() as u16;
-        let socket: Arc<CloseOnForkFd> = Arc::new(bind()?.into());
+        let socket = Arc::new(bind()?);
         if index == 0 {
             filter::attach(socket.as_fd(), &mut [])?;
         }

@@ -19,10 +19,10 @@ use std::time::Instant;
 
 use millstream_quantity::Qpn;
 use millstream_shm::EventFd;
+use millstream_shm::fork::CloseOnForkFd;
 
 use crate::counters::Counters;
 use crate::datagram::{Outgoing, PacketInfo, RxBuffers, destination_qpn};
-use crate::fork::CloseOnForkFd;
 use crate::group::{self, Directory, JoinError, ManagementRoute, Member, is_management};
 use crate::rate_limit::RateLimit;
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
@@ -182,7 +182,7 @@ impl Udp {
         let group::Joined { member, socket: rx, shared } = group::join(port, qpn_prefix, shared)?;
         let dropped_before = options::dropped(rx.as_fd());
         Ok(Self {
-            tx: tx.into(),
+            tx,
             source_port,
             port,
             rx,

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use libc::c_int;
+use millstream_shm::fork::CloseOnForkFd;
 use millstream_shm::random_u64;
 use rustix::io::Errno;
 use rustix::net::sockopt::{self, Ipv4PathMtuDiscovery, Ipv6PathMtuDiscovery};
@@ -39,13 +40,15 @@ pub(super) const DEFAULT_TOS: u8 = 0b10;
 const SOURCE_PORT_BASE: u16 = 0xc000;
 
 /// A dual-stack socket, or an IPv4 socket where the kernel has no IPv6. Returns whether it is dual-stack.
-fn new_socket() -> io::Result<(OwnedFd, bool)> {
+fn new_socket() -> io::Result<(CloseOnForkFd, bool)> {
     let new = |family| {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        rustix::net::socket_with(family, SocketType::DGRAM, flags, None)
+        CloseOnForkFd::open(|| rustix::net::socket_with(family, SocketType::DGRAM, flags, None))
     };
     match new(AddressFamily::INET6) {
-        Err(Errno::AFNOSUPPORT) => Ok((new(AddressFamily::INET)?, false)),
+        Err(error) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => {
+            Ok((new(AddressFamily::INET)?, false))
+        }
         socket => {
             let socket = socket?;
             sockopt::set_ipv6_v6only(&socket, false)?;
@@ -54,13 +57,13 @@ fn new_socket() -> io::Result<(OwnedFd, bool)> {
     }
 }
 
-fn bind(socket: &OwnedFd, both: bool, port: u16) -> rustix::io::Result<()> {
+fn bind(socket: &CloseOnForkFd, both: bool, port: u16) -> rustix::io::Result<()> {
     let any: IpAddr = if both { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
     rustix::net::bind(socket, &SocketAddr::new(any, port))
 }
 
 /// A receiving socket on a port that sockets of the same user share.
-pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
+pub(crate) fn bind_shared(port: u16) -> io::Result<CloseOnForkFd> {
     let (socket, both) = new_socket()?;
     let fd = socket.as_fd();
     sockopt::set_socket_reuseport(fd, true)?;
@@ -88,7 +91,7 @@ pub(crate) fn bind_shared(port: u16) -> io::Result<OwnedFd> {
 }
 
 /// The sending socket and its port.
-pub(super) fn tx() -> io::Result<(OwnedFd, u16)> {
+pub(super) fn tx() -> io::Result<(CloseOnForkFd, u16)> {
     let (socket, both) = new_socket()?;
     let fd = socket.as_fd();
     let _ = sockopt::set_socket_send_buffer_size_force(fd, SEND_BUFFER)

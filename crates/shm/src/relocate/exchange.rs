@@ -32,7 +32,7 @@ pub(super) fn to_shared(
     fresh: Mapping,
     progress: &mut Progress,
 ) -> io::Result<()> {
-    let aside = anonymous(range.len())?;
+    let aside = Mapping::anonymous(range.len())?;
     let pagemap = File::open("/proc/thread-self/pagemap")?;
     let _blocked = BlockedSignals::new();
     let aside_range = aside.base() as usize..aside.base() as usize + range.len();
@@ -68,7 +68,8 @@ fn unshare_pages(range: &Range<usize>, pagemap: &File) {
     });
 }
 
-/// Maps private memory with the contents of `range`, a mapping of the file `memory` from `offset` on, in its place.
+/// Maps private memory with the contents of `range`, a mapping of the file `memory` from `offset` on, in its place. It gets
+/// the protection `protection`. The range itself is not accessed: the application may have protected it.
 ///
 /// # Errors
 /// Those of `mmap` and of the protection. ENOENT if another thread has mapped something else there meanwhile. The range is
@@ -78,13 +79,15 @@ pub(super) fn to_private(
     range: &Range<usize>,
     memory: BorrowedFd<'_>,
     offset: usize,
+    protection: libc::c_int,
 ) -> io::Result<()> {
-    let fresh = anonymous(range.len())?;
+    let fresh = Mapping::anonymous(range.len())?;
     let _blocked = BlockedSignals::new();
     let result = userfault.register(range, Faults::WriteProtected).and_then(|()| {
         userfault
             .write_protect(range)
-            .and_then(|()| copy_data(range, memory, offset, fresh.base()))
+            .and_then(|()| copy_data(memory, offset, &fresh))
+            .and_then(|()| fresh.protect(protection))
             .and_then(|()| userfault.check_registered(range, Faults::WriteProtected))
             .and_then(|()| replace(range, fresh))
             .inspect_err(|_| _ = userfault.unregister(range))
@@ -98,9 +101,11 @@ pub(super) fn to_private_alone(
     range: &Range<usize>,
     memory: BorrowedFd<'_>,
     offset: usize,
+    protection: libc::c_int,
 ) -> io::Result<()> {
-    let fresh = anonymous(range.len())?;
-    copy_data(range, memory, offset, fresh.base())?;
+    let fresh = Mapping::anonymous(range.len())?;
+    copy_data(memory, offset, &fresh)?;
+    fresh.protect(protection)?;
     replace(range, fresh)
 }
 
@@ -112,14 +117,6 @@ pub(super) unsafe fn forbid(range: &Range<usize>) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     // SAFETY: the caller vouches for the range.
     unsafe { mm::mmap(range.start, range.len(), libc::PROT_NONE, flags, -1, 0) }.map(|_| ())
-}
-
-/// A private anonymous mapping.
-pub(super) fn anonymous(len: usize) -> io::Result<Mapping> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: a new mapping at an address of the kernel's choice.
-    let base = unsafe { mm::mmap(0, len, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)? };
-    Ok(Mapping::from_raw(base as *mut u8, len))
 }
 
 /// Moves all pages of `range` to the addresses from `to` on.
@@ -211,9 +208,9 @@ fn copy_present(range: &Range<usize>, pagemap: &File, to: *mut u8) -> io::Result
     })
 }
 
-/// Copies the parts of `range` that the file `memory`, mapped there from `offset` on, has data for.
-fn copy_data(range: &Range<usize>, memory: BorrowedFd<'_>, offset: usize, to: *mut u8) -> io::Result<()> {
-    let end = offset + range.len();
+/// Copies what the file `memory` has from `offset` on, as far as it has data, to a new mapping.
+fn copy_data(memory: BorrowedFd<'_>, offset: usize, to: &Mapping) -> io::Result<()> {
+    let end = offset + to.len();
     let seek = |from: usize, whence| {
         // SAFETY: moves the offset of a descriptor, which nobody else uses.
         let at = unsafe { libc::lseek(memory.as_raw_fd(), from as libc::off_t, whence) };
@@ -228,9 +225,32 @@ fn copy_data(range: &Range<usize>, memory: BorrowedFd<'_>, offset: usize, to: *m
             Err(error) => return Err(error),
         };
         at = seek(data, libc::SEEK_HOLE)?.min(end);
-        let from = (range.start + (data - offset)) as *const u8;
-        // SAFETY: inside the range, which is mapped and not stored to; the new mapping is as long.
-        unsafe { to.add(data - offset).copy_from_nonoverlapping(from, at - data) };
+        read(memory, data..at, to.base().wrapping_add(data - offset))?;
+    }
+    Ok(())
+}
+
+/// Reads a range of a file that has it to `to`.
+fn read(file: BorrowedFd<'_>, mut range: Range<usize>, mut to: *mut u8) -> io::Result<()> {
+    while !range.is_empty() {
+        // A direct system call: the C library's function is a thread cancellation point.
+        // SAFETY: the caller's new mapping has room for the range, and nobody else knows it.
+        let count = unsafe {
+            libc::syscall(libc::SYS_pread64, file.as_raw_fd(), to, range.len(), range.start as libc::off_t)
+        };
+        match usize::try_from(count) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => {
+                range.start += count;
+                to = to.wrapping_add(count);
+            }
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -41,7 +41,8 @@
 //!   into the buffer during its deregistration fails with EFAULT.
 //! - Registration caches, such as that of UCX, register whole pages with neighbouring objects. They also keep freed memory
 //!   registered. So the moving thread uses no heap during the move, and its stack never moves.
-//! - *fork*: `fork` gives the child private copies.
+//! - *fork*: `fork` gives the child private copies, or no such pages after [`hide_from_children`].
+//! - What `madvise` has set for the range before the move does not hold for the moved pages, and is lost afterwards.
 //! - Huge pages and NUMA placement of the moved pages are lost. Locked pages (`mlock`) do not move.
 
 mod exchange;
@@ -58,6 +59,7 @@ use std::time::Duration;
 
 use millstream_lockfree::{SpinGuard, SpinLock};
 
+pub use self::fork::hide_from_children;
 use self::policy::MovePolicy;
 use self::progress::Progress;
 use crate::maps::FileNumber;
@@ -84,6 +86,8 @@ struct MovedRange {
     len: AtomicUsize,
     /// References by which the application uses the pages. Without any, the pages move back and are not shared again.
     users: AtomicUsize,
+    /// The process that they are of: see [`fork::generation`].
+    generation: u32,
 }
 
 impl MovedRange {
@@ -92,17 +96,21 @@ impl MovedRange {
         self.range.start..self.range.start + self.len.load(Ordering::Relaxed)
     }
 
-    /// Calls `each` for the parts of `range` at which the pages are still mapped: the application may have unmapped some, or
-    /// mapped something else there. It uses no heap.
+    /// Calls `each` for the parts of `range` at which the pages are still mapped, with their protection: the application may have
+    /// unmapped some, or mapped something else there. It uses no heap.
     ///
     /// # Errors
     /// Those of reading the list of mappings.
-    fn for_each_mapped(&self, range: Range<usize>, mut each: impl FnMut(Range<usize>)) -> io::Result<()> {
+    fn for_each_mapped(
+        &self,
+        range: Range<usize>,
+        mut each: impl FnMut(Range<usize>, libc::c_int),
+    ) -> io::Result<()> {
         let file = FileNumber::of(&*self.memory)?;
         maps::for_each_vma(range.clone(), |vma| {
             let offset = vma.range.start.checked_sub(self.range.start).map(|offset| offset as u64);
             if vma.shared && offset == Some(vma.offset) && vma.is_of(file) {
-                each(vma.part_of(&range));
+                each(vma.part_of(&range), vma.protection);
             }
         })
     }
@@ -110,7 +118,7 @@ impl MovedRange {
     /// Whether the pages are still mapped in all of `range`, also if that cannot be found out.
     fn is_mapped(&self, range: &Range<usize>) -> bool {
         let mut len = 0;
-        self.for_each_mapped(range.clone(), |part| len += part.len()).is_err() || len == range.len()
+        self.for_each_mapped(range.clone(), |part, _| len += part.len()).is_err() || len == range.len()
     }
 
     /// Whether the application has moved some of the pages in `range` to other addresses (`mremap`), also if that cannot be
@@ -136,6 +144,9 @@ static MOVING: SpinLock<()> = SpinLock::new(());
 
 /// Bytes that move at once.
 const PIECE: usize = 2 << 20;
+
+/// The protection of memory that moves.
+const READ_WRITE: libc::c_int = libc::PROT_READ | libc::PROT_WRITE;
 
 /// Waits until no other thread moves pages, which can take seconds.
 fn begin_moving() -> SpinGuard<'static, ()> {
@@ -328,7 +339,6 @@ pub fn move_pages_while(range: Range<usize>, goes_on: impl Fn() -> bool) -> io::
 
 fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool) -> io::Result<SharedPages> {
     let error = io::Error::from_raw_os_error;
-    fork::install_handlers();
     if range.is_empty() {
         return Err(error(libc::EINVAL));
     }
@@ -358,12 +368,15 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
         None => {
             let moved = Arc::new(MovedRange {
                 // Peers get the descriptor, and must not seal it against each other.
-                memory: Arc::new(Memfd::sealed(FILE_NAME, inner.len())?),
+                memory: Arc::new(Memfd::sealed_close_on_fork(FILE_NAME, inner.len())?),
                 range: inner.clone(),
                 len: AtomicUsize::new(0),
                 users: AtomicUsize::new(0),
+                generation: fork::generation(),
             });
-            MOVED_RANGES.lock().push(moved.clone());
+            let mut list = MOVED_RANGES.lock();
+            fork::reserve_descriptors();
+            list.push(moved.clone());
             moved
         }
     };
@@ -403,8 +416,9 @@ fn prepare(range: &Range<usize>) -> io::Result<(Userfault, Vec<Range<usize>>)> {
     let on_the_stack = 0u8;
     // SAFETY: the address of this thread's errno, which system calls store to.
     let used = [(&raw const on_the_stack).addr(), unsafe { libc::__errno_location() }.addr()];
-    let fits =
-        |a: &maps::Vma| a.writable && a.anonymous && !a.shared && !used.iter().any(|at| a.range.contains(at));
+    let fits = |a: &maps::Vma| {
+        a.protection == READ_WRITE && a.anonymous && !a.shared && !used.iter().any(|at| a.range.contains(at))
+    };
     if !maps::covers(&areas, range) || !areas.iter().all(fits) {
         return Err(error(libc::EINVAL));
     }
@@ -432,6 +446,9 @@ fn move_piece(
         let _ = fresh.prefault(0, piece.len().min(crate::population_limit().saturating_sub(offset)));
         // A fork finds the piece at one of its places.
         let list = MOVED_RANGES.lock();
+        if fork::is_hidden() {
+            fresh.hide_from_children()?;
+        }
         match exchange::to_shared(userfault, piece, fresh, progress) {
             Ok(()) => {
                 moved.len.fetch_add(piece.len(), Ordering::Relaxed);
@@ -461,21 +478,21 @@ fn move_back(moved: &MovedRange) -> io::Result<()> {
         let piece = start..shared.end.min(start + PIECE);
         // Other memory that the application has mapped there stays.
         let mut parts = Vec::new();
-        moved.for_each_mapped(piece.clone(), |part| parts.push(part))?;
+        moved.for_each_mapped(piece.clone(), |part, protection| parts.push((part, protection)))?;
         let offset = piece.start - moved.range.start;
         let list = MOVED_RANGES.lock();
-        for part in &parts {
+        for (part, protection) in &parts {
             let userfault = match &mut userfault {
                 Some(opened) => opened,
                 none => none.insert(Userfault::for_all_accesses().or_else(|_| Userfault::for_user_mode())?),
             };
             let offset = part.start - moved.range.start;
-            exchange::to_private(userfault, part, moved.memory.as_fd(), offset)?;
+            exchange::to_private(userfault, part, moved.memory.as_fd(), offset, *protection)?;
         }
         moved.len.store(offset, Ordering::Relaxed);
         drop(list);
         // The file's memory is freed although peers may have it mapped.
-        let is_whole = parts.iter().map(|part| part.len()).sum::<usize>() == piece.len();
+        let is_whole = parts.iter().map(|(part, _)| part.len()).sum::<usize>() == piece.len();
         if is_whole || !moved.is_mapped_elsewhere(&piece) {
             moved.memory.punch_hole(offset, piece.len());
         }
@@ -516,6 +533,10 @@ fn settle_left() {
 
 impl Drop for SharedPages {
     fn drop(&mut self) {
+        if self.moved.generation != fork::generation() {
+            // The pages are the parent's.
+            return;
+        }
         {
             let _list = MOVED_RANGES.lock();
             // New references are made only under the lock, and only while there are others.

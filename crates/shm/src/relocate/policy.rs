@@ -2,6 +2,8 @@
 
 use std::sync::OnceLock;
 
+use crate::fork;
+
 /// When pages may move (`MILLSTREAM_MOVE`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum MovePolicy {
@@ -19,7 +21,7 @@ impl MovePolicy {
     /// The policy of this process. A forked child keeps it.
     pub(super) fn get() -> Self {
         static POLICY: OnceLock<MovePolicy> = OnceLock::new();
-        *POLICY.get_or_init(|| match std::env::var("MILLSTREAM_MOVE").as_deref() {
+        *fork::get_or_init(&POLICY, || match std::env::var("MILLSTREAM_MOVE").as_deref() {
             Ok("0") => Self::Never,
             Ok("always") => Self::Always,
             Ok("register") => Self::AtRegistration,

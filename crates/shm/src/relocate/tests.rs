@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 fn pages(n: usize) -> Mapping {
-    exchange::anonymous(n * PAGE).unwrap()
+    Mapping::anonymous(n * PAGE).unwrap()
 }
 
 /// False, with a printed reason, where this process may not move pages.
@@ -746,4 +746,131 @@ fn pages_that_are_no_longer_mapped_are_not_found() {
     drop(new);
     // SAFETY: as above.
     assert_eq!(unsafe { memory.base().add(6).read_volatile() }, 43);
+}
+
+/// The protection of the mapping at `address`, and whether it is shared.
+fn mapping_at(address: usize) -> Option<(libc::c_int, bool)> {
+    let vmas = maps::vmas(address..address + 1).unwrap();
+    vmas.first().map(|vma| (vma.protection, vma.shared))
+}
+
+/// A program may protect pages of a registered region. Neither a fork nor a deregistration accesses them, or lifts the protection.
+#[test]
+fn protected_pages_stay_protected() {
+    if !is_tested() {
+        return;
+    }
+    for protection in [libc::PROT_NONE, libc::PROT_READ] {
+        holds_in_a_child(move || {
+            let memory = pages(8);
+            fill(&memory);
+            let shared = move_all(&memory);
+            let page = memory.base().wrapping_add(2 * PAGE);
+            // SAFETY: a page of the test, not accessed before it can be again.
+            let protect = |protection| unsafe { libc::mprotect(page.cast(), PAGE, protection) == 0 };
+            assert!(protect(protection));
+            // SAFETY: the child looks at its mappings and pages, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let kept = mapping_at(page.addr()) == Some((protection, false))
+                    && mapping_at(memory.base().addr()) == Some((READ_WRITE, false))
+                    && protect(READ_WRITE)
+                    && is_filled(&memory);
+                // SAFETY: as above.
+                unsafe { libc::_exit(i32::from(!kept)) };
+            }
+            let mut status = 0;
+            // SAFETY: our own child.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            assert_eq!(status, 0, "the child's pages");
+            drop(shared);
+            mapping_at(page.addr()) == Some((protection, false)) && protect(READ_WRITE) && is_filled(&memory)
+        });
+    }
+}
+
+#[test]
+fn memory_with_code_stays_in_place() {
+    if !is_tested() {
+        return;
+    }
+    let memory = pages(4);
+    memory.protect(READ_WRITE | libc::PROT_EXEC).unwrap();
+    let base = memory.base().addr();
+    assert_eq!(move_pages(base..base + memory.len()).unwrap_err().raw_os_error(), Some(libc::EINVAL));
+}
+
+/// The parent waits for the child's copies also if all descriptors are in use.
+#[test]
+fn a_fork_without_a_free_descriptor_gives_the_child_copies() {
+    if !is_tested() {
+        return;
+    }
+    holds_in_a_child(|| {
+        let memory = pages(8 * PIECE / PAGE);
+        fill(&memory);
+        let limit = libc::rlimit { rlim_cur: 128, rlim_max: 128 };
+        // SAFETY: a plain system call of a process of its own.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+        let _shared = move_all(&memory);
+        let mut taken = Vec::new();
+        for _ in 0..3 {
+            while let Ok(file) = std::fs::File::open("/dev/null") {
+                taken.push(file);
+            }
+            // SAFETY: the child looks at its pages, and ends.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let status = i32::from(!is_filled(&memory));
+                // SAFETY: as above.
+                unsafe { libc::_exit(status) };
+            }
+            // SAFETY: bytes of the mapping. If the parent did not wait, the child would see them.
+            (0..memory.len()).step_by(PAGE).for_each(|at| unsafe { memory.base().add(at).write_volatile(0) });
+            let mut status = 0;
+            // SAFETY: our own child.
+            assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+            if status != 0 {
+                return false;
+            }
+            fill(&memory);
+        }
+        true
+    });
+}
+
+/// Of memory that is hidden, a child has neither pages nor the file, and it leaves the parent's pages alone.
+#[test]
+fn a_child_gets_no_hidden_pages() {
+    if !is_tested() {
+        return;
+    }
+    // In a process of its own, because nothing shows the pages again.
+    holds_in_a_child(|| {
+        let [before, after] = [8, 8].map(pages);
+        [&before, &after].into_iter().for_each(fill);
+        let first = move_all(&before);
+        hide_from_children().unwrap();
+        let second = move_all(&after);
+        // SAFETY: the child looks at its mappings, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let has_file = std::fs::read_dir("/proc/self/fd").unwrap().flatten().any(|fd| {
+                std::fs::read_link(fd.path()).is_ok_and(|file| file.to_string_lossy().contains(FILE_NAME))
+            });
+            let is_gone = |memory: &Mapping| mapping_at(memory.base().addr()).is_none();
+            let none = is_gone(&before) && is_gone(&after) && !has_file;
+            drop([first, second]);
+            // SAFETY: as above.
+            unsafe { libc::_exit(i32::from(!none)) };
+        }
+        let mut status = 0;
+        // SAFETY: our own child.
+        assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+        assert_eq!(status, 0, "the child");
+        let is_shared = [&before, &after].map(|memory| mapping_at(memory.base().addr()));
+        assert_eq!(is_shared, [Some((READ_WRITE, true)); 2]);
+        drop([first, second]);
+        is_filled(&before) && is_filled(&after)
+    });
 }

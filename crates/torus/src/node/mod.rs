@@ -154,7 +154,7 @@ impl Node {
             .map_err(context("memory for an application"))?;
         let socket = socket_name(options.key, options.node);
         let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
-        applications.set_nonblocking().map_err(context("listen for applications"))?;
+        applications.set_nonblocking();
         let listener = listen(&options.listen)?;
         let mut input = Input::open().map_err(context("read standard input"))?;
         let gateway = open_gateway(options, &device, &waiter)?;
