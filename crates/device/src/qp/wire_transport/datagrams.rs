@@ -8,10 +8,12 @@ use millstream_proto::{Datagram, DatagramDestination, DeliveryError, Mtu, UdConf
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qkey, UDP_PORT, bth, deth};
 
+use super::repeated_datagrams::{RepeatedDatagrams, has_come_back};
 use super::responder_memory::ResponderMemory;
 use super::route::Route;
 use crate::cq::PacketPolling;
 use crate::gid;
+use crate::gid_table::GidTable;
 use crate::multicast;
 use crate::qp::Qp;
 use crate::qp::datagram::{Piece, packet_type};
@@ -30,6 +32,7 @@ pub(in crate::qp) struct WireDatagrams {
     machine: millstream_proto::UdQueuePair,
     memory: ResponderMemory,
     packet: Vec<u8>,
+    repeated: RepeatedDatagrams,
     /// Set once packets were sent or received: pollers then receive packets.
     polling: Option<PacketPolling>,
 }
@@ -47,7 +50,13 @@ fn machine(qp: &Qp, psn: Psn) -> millstream_proto::UdQueuePair {
 impl WireDatagrams {
     pub(in crate::qp) fn new(qp: &Qp) -> Option<Self> {
         let memory = ResponderMemory::new(qp)?;
-        Some(Self { machine: machine(qp, Psn::default()), memory, packet: Vec::new(), polling: None })
+        Some(Self {
+            machine: machine(qp, Psn::default()),
+            memory,
+            packet: Vec::new(),
+            repeated: RepeatedDatagrams::default(),
+            polling: None,
+        })
     }
 
     /// Makes pollers receive packets from now on.
@@ -113,7 +122,14 @@ impl WireDatagrams {
         let (Some(deth), header) = (packet.deth(), packet.bth()) else { return };
         // The Q_Key can change at any time.
         self.machine.set_qkey(Qkey::new(qp.entry.qkey.load(Ordering::Relaxed)));
-        let own = deth.src_qp() == qp.qpn && header.dest_qp() == multicast::MULTICAST_QPN;
+        let of_group = header.dest_qp() == multicast::MULTICAST_QPN;
+        if of_group
+            && (has_come_back(info, &GidTable::current())
+                || self.repeated.has(info, deth.src_qp(), header.psn()))
+        {
+            return;
+        }
+        let own = of_group && deth.src_qp() == qp.qpn;
         let wanted = self.machine.admits(packet)
             && !(own && qp.blocks_loopback() && gid::is_local(&millstream_wire::gid(info.source).octets()))
             && self.memory.takes_datagrams();

@@ -10,6 +10,7 @@
 mod congestion;
 mod datagrams;
 mod memory_adapter;
+mod repeated_datagrams;
 mod responder_memory;
 mod route;
 
