@@ -19,7 +19,7 @@ fn succeeds(words: &[&str]) -> String {
 fn wait_for_listener(port: &str) {
     let name = format!("/{port}/");
     let listens = || {
-        let names = socket::listening_names("millstream/");
+        let names = socket::listening_names("millstream/").unwrap();
         names.iter().any(|held| held.contains("/cm/") && held.contains(&name))
     };
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -39,6 +39,7 @@
 //!   further retries.
 
 mod adapter;
+mod address_changes;
 mod caps;
 mod channel_table;
 mod clock;

@@ -9,22 +9,23 @@
 //! queue pairs at its own socket, and so gets its own copy. Multicast loopback is off, because members on the
 //! sender's host are reached through shared memory; `MILLSTREAM_PATH=wire` turns it on.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Once};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, Once, OnceLock};
 use std::time::Duration;
 
 use millstream_link::Port;
 use millstream_quantity::Qpn;
 use millstream_shm::{Arena, socket};
 
+use crate::address_changes::AddressChanges;
 use crate::caps::MAX_MULTICAST;
 use crate::clock;
 use crate::errno::{Errno, Result};
-use crate::gid::GidEntry;
-use crate::gid_table::GidTable;
+use crate::gid::{self, GidEntry};
 use crate::ipc;
 use crate::layout::{Header, MULTICAST_TABLE, MulticastEntry, QPN_INDEX_BITS};
 use crate::path;
@@ -69,7 +70,7 @@ pub(crate) struct MulticastTable {
     /// Processes to connect to: a bit for each prefix.
     announced: Box<[AtomicU64]>,
     /// Number of announcements, and the number that were handled. The first stands for the search for
-    /// processes that started before this one.
+    /// processes that started before this one, which is repeated until it succeeds.
     announcements: AtomicU64,
     handled: AtomicU64,
     /// Held while announcements are handled.
@@ -77,6 +78,10 @@ pub(crate) struct MulticastTable {
     /// When processes that have not answered are asked again, nanoseconds; zero if all have answered.
     ask_again_at: AtomicU64,
     members: Mutex<Vec<Arc<Peer>>>,
+    /// Whether the processes that started before this one were searched for.
+    searched: AtomicBool,
+    /// Reports changes of the host's addresses once a group was joined at the port.
+    changes: OnceLock<AddressChanges>,
 }
 
 /// Longest wait for the answers of all processes together. Stopped processes and full queues of names, which any user can
@@ -95,6 +100,8 @@ struct Attachments {
     len: usize,
     /// Whether the process has announced itself.
     announced: bool,
+    /// The interfaces on which each group was joined at the port.
+    joined: HashMap<Group, BTreeSet<u32>>,
 }
 
 impl Attachments {
@@ -109,54 +116,58 @@ impl Attachments {
         if !self.has_members(group)
             && let Some(port) = port
         {
-            for interface in interfaces() {
-                // An error means that the group was not joined on this interface.
+            for interface in self.joined.remove(group).unwrap_or_default() {
+                // An error means that the interface is gone.
                 let _ = port.udp().leave_multicast(Ipv6Addr::from(*group).to_canonical(), interface);
             }
+        }
+    }
+
+    /// Joins a group at the port, on all interfaces that can and on which it was not joined.
+    fn join(&mut self, port: &Port, group: &Group) -> Result<()> {
+        let address = Ipv6Addr::from(*group).to_canonical();
+        let joined = self.joined.entry(*group).or_default();
+        let mut refused = None;
+        for interface in interfaces() {
+            if joined.contains(&interface) {
+                continue;
+            }
+            match port.udp().join_multicast(address, interface) {
+                Ok(()) => _ = joined.insert(interface),
+                // The interface has no addresses of this family.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}
+                Err(error) => refused = Some((interface, error)),
+            }
+        }
+        match refused {
+            Some((interface, error)) => {
+                report_join_error(address, interface, &error);
+                // Without packets the group is limited to this host.
+                let code = error.raw_os_error().unwrap_or(libc::EIO);
+                if path::is_wire() && joined.is_empty() { Err(Errno(code)) } else { Ok(()) }
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Joins the groups of all attached queue pairs where they are not joined.
+    fn join_all(&mut self, port: &Port) {
+        let groups: BTreeSet<Group> = self.entries.keys().map(|(group, _)| *group).collect();
+        for group in groups {
+            let _ = self.join(port, &group);
         }
     }
 }
 
 /// The interfaces on which multicast packets arrive. Loopback has packets of this host only.
-fn interfaces() -> Vec<u32> {
-    let table = GidTable::current();
+fn interfaces() -> BTreeSet<u32> {
     let here = |entry: &GidEntry| {
         let address = Ipv6Addr::from(entry.raw).to_canonical();
         address.is_loopback()
     };
-    let mut interfaces: Vec<u32> = table
-        .entries()
-        .filter(|(_, entry)| path::is_wire() || !here(entry))
-        .map(|(_, entry)| entry.ifindex)
-        .collect();
-    interfaces.sort_unstable();
-    interfaces.dedup();
-    interfaces
-}
-
-/// Joins a group at the port, on all interfaces that can.
-fn join(port: &Port, group: &Group) -> Result<()> {
-    let address = Ipv6Addr::from(*group).to_canonical();
-    let (mut joined, mut refused) = (false, None);
-    for interface in interfaces() {
-        match port.udp().join_multicast(address, interface) {
-            Ok(()) => joined = true,
-            // Joined by a concurrent `port_opened`.
-            Err(error) if error.raw_os_error() == Some(libc::EADDRINUSE) => joined = true,
-            // The interface has no addresses of this family.
-            Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::EADDRNOTAVAIL)) => {}
-            Err(error) => refused = Some((interface, error)),
-        }
-    }
-    match refused {
-        Some((interface, error)) => {
-            report_join_error(address, interface, &error);
-            // Without packets the group is limited to this host.
-            let code = error.raw_os_error().unwrap_or(libc::EIO);
-            if path::is_wire() && !joined { Err(Errno(code)) } else { Ok(()) }
-        }
-        None => Ok(()),
-    }
+    // As the host has them now: the table of GIDs may miss the last change.
+    let entries = gid::of_interfaces().unwrap_or_default();
+    entries.iter().filter(|entry| path::is_wire() || !here(entry)).map(|entry| entry.ifindex).collect()
 }
 
 /// Reports the first failed join. The usual cause is `net.ipv4.igmp_max_memberships`, 20 for each socket.
@@ -187,16 +198,25 @@ impl MulticastTable {
             handling: Mutex::default(),
             ask_again_at: AtomicU64::new(0),
             members: Mutex::default(),
+            searched: AtomicBool::new(false),
+            changes: OnceLock::new(),
         }
     }
 
-    /// Attaches a queue pair to a group. A second call does nothing.
+    /// Attaches a queue pair to a group. A second call does nothing. `port` is asked for once no port that opens can miss the
+    /// queue pair.
     ///
     /// # Errors
-    /// ENOMEM when the table is full, and what joining the group at the port reports.
-    pub(crate) fn attach(&self, port: Option<&Port>, group: Group, qpn: Qpn) -> Result<()> {
-        let first = {
+    /// ENOMEM when the table is full; what joining the group at the port, and the search for other processes, report.
+    pub(crate) fn attach<'a>(
+        &self,
+        port: impl FnOnce() -> Option<&'a Port>,
+        group: Group,
+        qpn: Qpn,
+    ) -> Result<()> {
+        let others = {
             let mut own = self.own.lock().expect("no panic under this lock");
+            let others = if own.announced { Vec::new() } else { processes()? };
             if own.entries.contains_key(&(group, qpn)) {
                 return Ok(());
             }
@@ -209,24 +229,28 @@ impl MulticastTable {
                 None => return Err(Errno::NOMEM),
             };
             if !own.has_members(&group)
-                && let Some(port) = port
-                && let Err(error) = join(port, &group)
+                && let Some(port) = port()
             {
-                own.free.push(index);
-                return Err(error);
+                self.watch_addresses();
+                if let Err(error) = own.join(port, &group) {
+                    own.free.push(index);
+                    return Err(error);
+                }
             }
             own.entries.insert((group, qpn), index);
             let entry = entry(self.arena, index);
             let [high, low] = halves(&group);
+            // A reader that sees a part of the group sees that the entry was free.
+            fence(Ordering::Release);
             entry.group[0].store(high, Ordering::Relaxed);
             entry.group[1].store(low, Ordering::Relaxed);
             entry.qpn.store(qpn.get(), Ordering::Release);
             self.arena.get::<Header>(0).multicast_len.store(own.len as u32, Ordering::Release);
-            !std::mem::replace(&mut own.announced, true)
+            if std::mem::replace(&mut own.announced, true) { None } else { Some(others) }
         };
-        if first {
+        if let Some(mut others) = others {
             self.announce(self.qpn_prefix);
-            let others = processes().filter(|prefix| *prefix != self.qpn_prefix).collect();
+            others.retain(|prefix| *prefix != self.qpn_prefix);
             let (peers, _unanswered) = self.peers.owners_of(others, ANSWER_TIME);
             Peer::announce_multicast(&peers, self.qpn_prefix, ANSWER_TIME);
         }
@@ -248,12 +272,37 @@ impl MulticastTable {
     pub(crate) fn port_opened(&self, port: &Port) {
         // An error shows in duplicates of multicast datagrams only.
         let _ = port.udp().set_multicast_loop(path::is_wire());
-        let own = self.own.lock().expect("no panic under this lock");
-        let mut groups: Vec<Group> = own.entries.keys().map(|(group, _)| *group).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        for group in groups {
-            let _ = join(port, &group);
+        let mut own = self.own.lock().expect("no panic under this lock");
+        if !own.entries.is_empty() {
+            self.watch_addresses();
+            own.join_all(port);
+        }
+    }
+
+    fn watch_addresses(&self) {
+        if self.changes.get().is_none() {
+            match AddressChanges::new() {
+                Ok(changes) => _ = self.changes.set(changes),
+                Err(error) => tracing::warn!(
+                    "multicast packets from interfaces that come later are lost, because changes are not reported: {error}"
+                ),
+            }
+        }
+    }
+
+    /// Readable when the host's addresses have changed, and groups may have to be joined on more interfaces.
+    pub(crate) fn address_changes(&self) -> Option<BorrowedFd<'_>> {
+        self.changes.get().map(AsFd::as_fd)
+    }
+
+    /// Joins the groups on interfaces that came after the queue pairs were attached.
+    pub(crate) fn addresses_changed(&self, port: Option<&Port>) {
+        if let Some(changes) = self.changes.get() {
+            // Before the interfaces are listed.
+            changes.clear();
+        }
+        if let Some(port) = port {
+            self.own.lock().expect("no panic under this lock").join_all(port);
         }
     }
 
@@ -292,7 +341,9 @@ impl MulticastTable {
             self.handle_announcements(ANSWER_TIME);
         } else if matches!(self.ask_again_at.load(Ordering::Relaxed), at if at != 0 && at <= clock::monotonic())
         {
-            self.handle_announcements(Duration::ZERO);
+            // After a search that failed, nobody was asked yet.
+            let is_first = !self.searched.load(Ordering::Relaxed);
+            self.handle_announcements(if is_first { ANSWER_TIME } else { Duration::ZERO });
         }
         let mut peers = self.members.lock().expect("no panic under this lock");
         peers.retain(|peer| peer.alive());
@@ -303,8 +354,11 @@ impl MulticastTable {
     #[cold]
     fn handle_announcements(&self, wait: Duration) {
         let _handling = self.handling.lock().expect("no panic under this lock");
-        if self.handled.load(Ordering::Acquire) == 0 {
-            processes().for_each(|prefix| self.announce(prefix));
+        if !self.searched.load(Ordering::Relaxed)
+            && let Ok(prefixes) = processes()
+        {
+            prefixes.into_iter().for_each(|prefix| self.announce(prefix));
+            self.searched.store(true, Ordering::Relaxed);
         }
         let announcements = self.announcements.load(Ordering::Acquire);
         let mut announced = Vec::new();
@@ -329,7 +383,8 @@ impl MulticastTable {
             self.announced[*prefix as usize / 64].fetch_or(1 << (prefix % 64), Ordering::AcqRel);
         }
         let again = clock::monotonic() + ASK_INTERVAL.as_nanos() as u64;
-        self.ask_again_at.store(if unanswered.is_empty() { 0 } else { again }, Ordering::Relaxed);
+        let is_complete = unanswered.is_empty() && self.searched.load(Ordering::Relaxed);
+        self.ask_again_at.store(if is_complete { 0 } else { again }, Ordering::Relaxed);
         self.handled.store(announcements, Ordering::Release);
     }
 }
@@ -344,7 +399,10 @@ fn members_in(peer: &Peer, group: &Group) -> Vec<Qpn> {
                 peer.arena().get(MULTICAST_TABLE + index * size_of::<MulticastEntry>())?;
             let qpn = entry.qpn.load(Ordering::Acquire);
             let found = [0, 1].map(|half: usize| entry.group[half].load(Ordering::Relaxed));
-            (qpn != 0 && found == wanted).then_some(Qpn::new(qpn))
+            // The entry may have been freed, and used for another group.
+            fence(Ordering::Acquire);
+            let is_same = entry.qpn.load(Ordering::Relaxed) == qpn;
+            (is_same && qpn != 0 && found == wanted).then_some(Qpn::new(qpn))
         })
         .collect()
 }
@@ -359,13 +417,14 @@ fn halves(group: &Group) -> [u64; 2] {
 }
 
 /// The prefixes of this user's processes that have the device open now.
-fn processes() -> impl Iterator<Item = u32> {
+fn processes() -> io::Result<Vec<u32>> {
     let prefix = ipc::socket_name_prefix();
-    let names = socket::listening_names(&prefix);
-    names.into_iter().filter_map(move |name| match name.strip_prefix(&prefix) {
+    let names = socket::listening_names(&prefix)?;
+    let prefix_in = |name: String| match name.strip_prefix(&prefix) {
         Some(prefix) if prefix.len() == 3 => u32::from_str_radix(prefix, 16).ok(),
         _ => None,
-    })
+    };
+    Ok(names.into_iter().filter_map(prefix_in).collect())
 }
 
 #[cfg(test)]

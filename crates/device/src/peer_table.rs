@@ -23,6 +23,13 @@ pub(crate) struct PeerTable {
     watched: Mutex<Vec<Arc<Peer>>>,
 }
 
+/// Whether an error of a connection means that there is no such process, or none that can be connected to. After all others, such
+/// as a lack of descriptors, another attempt may succeed.
+fn means_gone(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionRefused, InvalidData, PermissionDenied, Unsupported};
+    matches!(error.kind(), ConnectionRefused | InvalidData | PermissionDenied | Unsupported)
+}
+
 /// Reports the first peer that a limit of this process keeps unreachable. Its requests end as if it did not answer.
 fn report_shortage(error: &io::Error) {
     static REPORTED: Once = Once::new();
@@ -95,21 +102,15 @@ impl PeerTable {
     /// the prefixes of those that may answer later. Stopped processes and full queues of socket names delay no other process.
     pub(crate) fn owners_of(&self, prefixes: Vec<u32>, wait: Duration) -> (Vec<Arc<Peer>>, Vec<u32>) {
         let deadline = Instant::now() + wait;
-        let has_begun = |prefix: &u32| match self.begin(*prefix) {
-            Ok(()) => true,
-            // Another thread waits for the process, or its queue is full.
-            Err(error) => error.kind() == io::ErrorKind::WouldBlock,
-        };
+        let may_exist = |prefix: &u32| !self.begin(*prefix).is_err_and(|error| means_gone(&error));
         // All are asked before any answer is waited for.
-        let begun: Vec<u32> = prefixes.into_iter().filter(has_begun).collect();
+        let begun: Vec<u32> = prefixes.into_iter().filter(may_exist).collect();
         let (mut peers, mut unanswered) = (Vec::new(), Vec::new());
         for prefix in begun {
             match self.connect(prefix, Some(deadline.saturating_duration_since(Instant::now()))) {
                 Ok(peer) => peers.push(peer),
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                    unanswered.push(prefix);
-                }
-                Err(_) => {}
+                Err(error) if means_gone(&error) => {}
+                Err(_) => unanswered.push(prefix),
             }
         }
         (peers, unanswered)

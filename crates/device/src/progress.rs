@@ -39,7 +39,8 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         let (port, timeout) = adapter.port.poll_set();
         let [wake, timer] = tasks.descriptors().map(|fd| fd.as_raw_fd());
         let [port, relay, release] = port.map(|fd| fd.unwrap_or(-1));
-        let mut fds: Vec<_> = [wake, timer, port, relay, release]
+        let addresses = adapter.multicast.address_changes().map_or(-1, |fd| fd.as_raw_fd());
+        let mut fds: Vec<_> = [wake, timer, port, relay, release, addresses]
             .map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 })
             .into();
         fds.extend(watched.iter().flat_map(|peer| peer.exit_events()));
@@ -58,11 +59,14 @@ pub(crate) fn run(adapter: &'static LocalAdapter) {
         if fds[1].revents != 0 {
             tasks.take_expiry();
         }
+        if fds[5].revents != 0 {
+            adapter.multicast.addresses_changed(adapter.port.port());
+        }
         let received = adapter.port.service(fds[2..5].iter().any(|fd| fd.revents != 0));
         if received || polled == BusyPoll::Received {
             polling.begin_if_frequent();
         }
-        for (peer, events) in watched.iter().zip(fds[5..].chunks(2)) {
+        for (peer, events) in watched.iter().zip(fds[6..].chunks(2)) {
             if events.iter().any(|event| event.revents & !libc::POLLOUT != 0) {
                 peer_lost(adapter, peer);
             } else if events[0].revents != 0 {

@@ -70,7 +70,7 @@ impl Xrcd {
     ) -> Result<Arc<Self>> {
         let id = mix(mix(device) ^ inode) | 1;
         let prefix = format!("millstream/{}/xrcd/{id:016x}/", socket::own_uid());
-        let exists = !socket::listening_names(&prefix).is_empty();
+        let exists = !socket::listening_names(&prefix)?.is_empty();
         if exists && flags.exclusive {
             return Err(Errno::INVAL);
         }

@@ -567,7 +567,7 @@ fn children_that_are_forked_during_a_join_hold_nothing_of_the_port() {
     assert!(!children.0.is_empty());
     // The last child has closed its copies when it runs.
     let prefix = format!("millstream-link/{}/{port}/", own_uid());
-    let left = || (sockets_on(port), millstream_shm::socket::listening_names(&prefix).len());
+    let left = || (sockets_on(port), millstream_shm::socket::listening_names(&prefix).unwrap().len());
     let deadline = Instant::now() + Duration::from_secs(20);
     while left() != (0, 0) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(1));

@@ -69,12 +69,17 @@ fn new_socket() -> io::Result<CloseOnForkFd> {
 ///
 /// The kernel lists its table in steps. A socket that is closed between two steps can hide one that stays, so the table is
 /// read several times.
-#[must_use]
-pub fn listening_names(prefix: &str) -> BTreeSet<String> {
+///
+/// # Errors
+/// EMFILE, ENFILE and ENOMEM.
+pub fn listening_names(prefix: &str) -> io::Result<BTreeSet<String>> {
     let mut names = BTreeSet::new();
     for _ in 0..LISTINGS {
         // Foreign names may hold any bytes.
-        let table = std::fs::read("/proc/thread-self/net/unix").unwrap_or_default();
+        let table = match std::fs::read("/proc/thread-self/net/unix") {
+            Err(error) if Listener::pause(&error).is_some() => return Err(error),
+            table => table.unwrap_or_default(),
+        };
         let table = String::from_utf8_lossy(&table);
         names.extend(table.lines().filter_map(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
@@ -83,7 +88,7 @@ pub fn listening_names(prefix: &str) -> BTreeSet<String> {
             (listens && name.starts_with(prefix)).then(|| name.to_owned())
         }));
     }
-    names
+    Ok(names)
 }
 
 /// While other processes open and close sockets all the time, one listing in 5,000 lacks a certain name.

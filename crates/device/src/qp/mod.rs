@@ -280,7 +280,10 @@ impl Qp {
         if self.kind != QpType::Ud || !multicast::is_group(&group) {
             return Err(Errno::INVAL);
         }
-        self.adapter.multicast.attach(self.adapter.port.port(), group, self.qpn)
+        let attached = self.adapter.multicast.attach(|| self.adapter.port.port(), group, self.qpn);
+        // The thread watches for changes of the host's addresses from now on.
+        self.adapter.tasks.wake();
+        attached
     }
 
     /// Detaches the queue pair from a multicast group.

@@ -68,6 +68,8 @@ fn other_process() {
         Ok("joiner") => multicast::joiner(),
         Ok("mcast_listener") => multicast::listener(),
         Ok("mcast_sender") => multicast::sender(),
+        Ok("mcast_short_of_descriptors") => multicast::short_of_descriptors(),
+        Ok("mcast_late_interface") => multicast::late_interface(),
         Ok("full_queues") => other_users::full_queues(),
         Ok("xrc_member") => xrc::member(),
         Ok("xrc_sender") => xrc::sends_to_members_that_exit(),

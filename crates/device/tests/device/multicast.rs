@@ -12,8 +12,8 @@ use millstream_quantity::{Qkey, Qpn};
 
 use crate::other_users;
 use crate::support::{
-    Adapter, Process, QpConfig, attributes, element, is_empty, next, pattern, recv_from_parent, run_role,
-    send_to_parent, wait_for,
+    Adapter, Process, QpConfig, attributes, element, is_empty, next, own_network, pattern, recv_from_parent,
+    run_role, send_to_parent, wait_for,
 };
 
 const QKEY: u32 = 0x1234;
@@ -370,4 +370,84 @@ fn full_queues_of_another_user_delay_no_multicast_datagram() {
     let [sent, attached] = times(&mut sender);
     assert!(sent < SOON_MS && attached < SOON_MS, "{sent} ms, {attached} ms");
     hears(&mut member);
+}
+
+#[test]
+fn a_sender_that_had_no_descriptor_finds_the_members_later() {
+    if by_packets() {
+        // Members get packets.
+        return;
+    }
+    let mut listener = start_listener();
+    let run = std::env::var(RUN).unwrap_or_else(|_| std::process::id().to_string());
+    let mut sender = Process::start_with("mcast_short_of_descriptors", |command| command.env(RUN, run));
+    assert_eq!(sender.recv_line(), "sent");
+    wait_for("the member hears", || {
+        sender.send_line("send");
+        assert_eq!(sender.recv_line(), "sent");
+        listener.send_line("count");
+        listener.recv_line() != "0"
+    });
+}
+
+/// In another process: sends to a group for the first time while all descriptors are in use, and then again for each line.
+pub(crate) fn short_of_descriptors() {
+    let adapter = Adapter::open();
+    let sender = Member::new(&adapter, QKEY);
+    let limit = libc::rlimit { rlim_cur: 200, rlim_max: 200 };
+    // SAFETY: a plain system call.
+    assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) }, 0);
+    let mut taken = Vec::new();
+    while let Ok(file) = std::fs::File::open("/dev/null") {
+        taken.push(file);
+    }
+    sender.send(to(group(6), QKEY));
+    drop(taken);
+    send_to_parent("sent");
+    while recv_from_parent().is_some() {
+        sender.send(to(group(6), QKEY));
+        send_to_parent("sent");
+    }
+}
+
+#[test]
+fn groups_are_joined_on_interfaces_that_come_later() {
+    let mut process =
+        Process::start_with("mcast_late_interface", |command| command.env("MILLSTREAM_PATH", "wire"));
+    assert_eq!(process.recv_line(), "done");
+}
+
+/// Executes `ip` with these arguments; false, with its error, if it fails.
+fn ip(arguments: &str) -> bool {
+    let output = std::process::Command::new("ip").args(arguments.split(' ')).output();
+    let output = output.expect("ip runs (Debian package iproute2)");
+    eprint!("{}", String::from_utf8_lossy(&output.stderr));
+    output.status.success()
+}
+
+/// In another process: adds an interface while a queue pair is in a group, and detaches the queue pair.
+pub(crate) fn late_interface() {
+    let name = "groups_are_joined_on_interfaces_that_come_later";
+    if own_network(name) {
+        let adapter = Adapter::open();
+        let member = Member::of(&adapter, group(8));
+        if ip("link add later type veth peer name other") && ip("addr add 10.77.0.1/24 dev later") {
+            assert!(ip("link set later up") && ip("link set other up"));
+            let wanted = u32::from_ne_bytes(*group(8).last_chunk().expect("four bytes"));
+            let joined = || {
+                let table =
+                    std::fs::read_to_string("/proc/thread-self/net/igmp").expect("the kernel's table");
+                // Indented lines of groups follow the interface's line.
+                let later = table.split_once("\tlater").map_or("", |(_, rest)| rest);
+                let groups = later.lines().skip(1).take_while(|line| line.starts_with('\t'));
+                groups.filter(|line| line.trim_start().starts_with(&format!("{wanted:08X}"))).count()
+            };
+            wait_for("the group on the new interface", || joined() == 1);
+            member.qp.detach(group(8)).expect("it is in it");
+            assert_eq!(joined(), 0);
+        } else {
+            eprintln!("{name} was not run: no interface could be added");
+        }
+    }
+    send_to_parent("done");
 }

@@ -293,7 +293,7 @@ fn discover(port: u16, own: u16) -> Result<Members, JoinError> {
     let name_prefix = name_prefix(port);
     let mut members = Members::default();
     let mut asked = Vec::new();
-    for name in listening_names(&name_prefix) {
+    for name in listening_names(&name_prefix)? {
         let Some(qpn_prefix) = prefix_in(&name, &name_prefix) else { continue };
         let connection = match Connection::open_at_once(&name, ANSWER_TIMEOUT) {
             Ok(connection) => connection,
