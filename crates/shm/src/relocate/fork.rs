@@ -40,6 +40,7 @@ pub fn hide_from_children() -> io::Result<()> {
         done?;
     }
     HIDDEN.store(true, Ordering::Relaxed);
+    reserve_descriptors(&list);
     Ok(())
 }
 
@@ -63,10 +64,12 @@ static COPIED: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
 /// Descriptors that give way to that pair where all numbers are taken. Guarded alike.
 static RESERVED: [AtomicI32; 2] = [AtomicI32::new(-1), AtomicI32::new(-1)];
 
-/// Reserves two descriptors for the next fork. The caller holds the lock of the list.
-pub(super) fn reserve_descriptors() {
+/// Reserves two descriptors for the next fork if a child will make copies. The caller holds the lock of the list.
+pub(super) fn reserve_descriptors(list: &[Arc<MovedRange>]) {
     for place in &RESERVED {
-        if place.load(Ordering::Relaxed) < 0
+        if !copies(list) {
+            close(place);
+        } else if place.load(Ordering::Relaxed) < 0
             && let Ok(fd) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)
         {
             place.store(fd.into_raw_fd(), Ordering::Relaxed);
@@ -77,8 +80,9 @@ pub(super) fn reserve_descriptors() {
 fn close(place: &AtomicI32) {
     let fd = place.swap(-1, Ordering::Relaxed);
     if fd >= 0 {
+        // A direct system call: the C library's function is a thread cancellation point.
         // SAFETY: opened here, and used only here.
-        unsafe { libc::close(fd) };
+        unsafe { libc::syscall(libc::SYS_close, fd) };
     }
 }
 
@@ -122,9 +126,7 @@ fn in_parent() {
     close(reader);
     // SAFETY: taken in `before_fork` by this thread, which has forgotten the guard.
     unsafe {
-        if copies(&*MOVED_RANGES.as_ptr()) {
-            reserve_descriptors();
-        }
+        reserve_descriptors(&*MOVED_RANGES.as_ptr());
         MOVED_RANGES.force_unlock();
     }
 }

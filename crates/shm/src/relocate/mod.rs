@@ -375,8 +375,8 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
                 generation: fork::generation(),
             });
             let mut list = MOVED_RANGES.lock();
-            fork::reserve_descriptors();
             list.push(moved.clone());
+            fork::reserve_descriptors(&list);
             moved
         }
     };
@@ -396,6 +396,7 @@ fn move_in_pieces(range: Range<usize>, attempts: u32, goes_on: impl Fn() -> bool
     let mut moved_ranges = MOVED_RANGES.lock();
     if let (true, Err(error)) = (moved.shared().is_empty(), result) {
         moved_ranges.retain(|other| !Arc::ptr_eq(other, &moved));
+        fork::reserve_descriptors(&moved_ranges);
         return Err(error);
     }
     Ok(SharedPages::new(&moved, moved.shared()))
@@ -507,7 +508,9 @@ const LEFT_AT_ONCE: usize = 8;
 /// caller holds [`MOVING`].
 fn settle(moved: &Arc<MovedRange>) -> io::Result<()> {
     move_back(moved)?;
-    MOVED_RANGES.lock().retain(|other| !Arc::ptr_eq(other, moved));
+    let mut list = MOVED_RANGES.lock();
+    list.retain(|other| !Arc::ptr_eq(other, moved));
+    fork::reserve_descriptors(&list);
     Ok(())
 }
 
