@@ -552,10 +552,11 @@ fn children_that_are_forked_during_a_join_hold_nothing_of_the_port() {
     let mut children = Children(Vec::new());
     std::thread::scope(|scope| {
         let joining = scope.spawn(|| {
-            for turn in 0..40 {
-                let first = Udp::join_port(0x70, port).unwrap();
+            // A child that has not run yet has the names of former members.
+            for prefix in (0x70..0xc0).step_by(2) {
+                let first = Udp::join_port(prefix, port).unwrap();
                 // It receives the sockets of the first one, and its inbox.
-                drop(Udp::join_port(0x71 + turn, port).unwrap());
+                drop(Udp::join_port(prefix + 1, port).unwrap());
                 drop(first);
             }
         });
