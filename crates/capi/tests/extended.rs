@@ -8,13 +8,18 @@ use std::{path::Path, process::Command};
 use support::{compile, library_dir, output};
 
 fn run(name: &str) {
+    run_with(name, &[]);
+}
+
+fn run_with(name: &str, environment: &[(&str, &str)]) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(name).with_extension("c");
     let dir = tempfile::tempdir().expect("temporary directory");
     let program = compile(&source, &dir.path().join(name));
     // Some of them poll until something comes.
     let mut limited = Command::new("timeout");
     let limited = limited.args(["--kill-after=1", "120"]).arg(program);
-    let shown = output(limited.env("LD_LIBRARY_PATH", library_dir()), "");
+    let limited = limited.env("LD_LIBRARY_PATH", library_dir()).envs(environment.iter().copied());
+    let shown = output(limited, "");
     assert_eq!(shown, "done\n");
 }
 
@@ -41,6 +46,7 @@ fn memory_objects() {
 #[test]
 fn forks_while_other_threads_use_the_device() {
     run("fork");
+    run_with("fork", &[("MILLSTREAM_DONTFORK", "1")]);
 }
 
 #[test]
