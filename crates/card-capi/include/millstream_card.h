@@ -10,7 +10,8 @@
  *
  * A function that fails returns -1 or NULL, sets errno, and leaves a sentence for millstream_error. ENOTCONN: the connection
  * has ended; close it and connect again. EPERM: this process holds no lease. The calls of one connection exclude each
- * other. millstream_memory.h has cards of this host; docs/registers.md documents kernels, causes and messages.
+ * other, but none waits for a thread in msc_wait or msc_next_message. millstream_memory.h has cards of this host;
+ * docs/registers.md documents kernels, causes and messages.
  *
  * The verbs device is the one of MILLSTREAM_DEVICE, or the first. Link with -lmillstream_memory.
  */
@@ -75,7 +76,10 @@ int msc_wait(struct msc_card *card, uint64_t doorbell, uint32_t timeout_ms, uint
 /* Stops a run at its next safe point. 1: a kernel was running, 0: none was. */
 int msc_stop(struct msc_card *card, uint32_t region);
 
-/* Takes the next message, an interrupt of the card. ETIMEDOUT if none came. kind: MSC_MESSAGE_…; cause: 0 or MSC_CAUSE_…. */
+/*
+ * Takes the next message, an interrupt of the card, for which no thread is in msc_wait. ETIMEDOUT if none came.
+ * kind: MSC_MESSAGE_…; cause: 0 or MSC_CAUSE_….
+ */
 int msc_next_message(struct msc_card *card, uint32_t timeout_ms, struct msc_message *message);
 
 #ifdef __cplusplus
