@@ -77,7 +77,7 @@ impl RingListener {
     /// Those of `bind`; AddrInUse if another readout unit of this user waits for them.
     pub fn bind(name: &str, options: RingOptions) -> io::Result<RingListener> {
         let listener = Listener::bind(&layout::address(name, own_uid()))?;
-        listener.set_nonblocking()?;
+        listener.set_nonblocking();
         Ok(RingListener { listener, options })
     }
 
