@@ -20,7 +20,7 @@ pub fn file_behind(range: Range<usize>, writable: bool) -> Option<(OwnedFd, u64)
     let follows = |area: &Vma| {
         (area.device, area.inode, area.shared) == (first.device, first.inode, true)
             && area.offset.checked_sub(first.offset) == Some((area.range.start - first.range.start) as u64)
-            && (area.writable || !writable)
+            && (area.is_writable() || !writable)
     };
     if !maps::covers(&areas, &range) || !areas.iter().all(follows) {
         return None;
@@ -52,7 +52,7 @@ fn open_descriptor(area: &Vma) -> Option<OwnedFd> {
 /// The file of a mapping, for a process with CAP_CHECKPOINT_RESTORE.
 fn map_file(area: &Vma) -> Option<OwnedFd> {
     let path = format!("/proc/self/map_files/{:x}-{:x}", area.range.start, area.range.end);
-    let file = File::options().read(true).write(area.writable).open(path).ok()?;
+    let file = File::options().read(true).write(area.is_writable()).open(path).ok()?;
     (is_of(file.as_fd(), area) && cannot_shrink(file.as_fd())).then(|| file.into())
 }
 

@@ -14,10 +14,6 @@ use std::os::fd::{AsFd, AsRawFd};
 pub struct Vma {
     /// Its addresses.
     pub range: Range<usize>,
-    /// Whether it can be read.
-    pub readable: bool,
-    /// Whether it can be read and written.
-    pub writable: bool,
     /// Its protection (`PROT_READ` and so on).
     pub protection: i32,
     /// Whether it is shared instead of copy-on-write.
@@ -33,6 +29,19 @@ pub struct Vma {
 }
 
 impl Vma {
+    /// Whether it can be read.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        self.protection & libc::PROT_READ != 0
+    }
+
+    /// Whether it can be read and written.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        let both = libc::PROT_READ | libc::PROT_WRITE;
+        self.protection & both == both
+    }
+
     fn parse(line: &str) -> Option<Self> {
         let mut words = line.split_ascii_whitespace();
         let (start, end) = words.next()?.split_once('-')?;
@@ -43,8 +52,6 @@ impl Vma {
         let name = words.next().unwrap_or("");
         Some(Self {
             range: usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?,
-            readable: mode.starts_with(b"r"),
-            writable: mode.starts_with(b"rw"),
             protection: [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)]
                 .into_iter()
                 .filter(|(letter, _)| mode.get(..3).is_some_and(|letters| letters.contains(letter)))
@@ -216,11 +223,8 @@ struct ProcmapQuery {
 const PROCMAP_QUERY: libc::c_ulong =
     3 << 30 | (size_of::<ProcmapQuery>() as libc::c_ulong) << 16 | (b'f' as libc::c_ulong) << 8 | 17;
 const COVERING_OR_NEXT: u64 = 1 << 4;
-const READABLE: u64 = 1 << 0;
-const READABLE_WRITABLE: u64 = READABLE | 1 << 1;
-const EXECUTABLE: u64 = 1 << 2;
-/// The flags of the protection, which have the values of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
-const PROTECTION: u64 = READABLE_WRITABLE | EXECUTABLE;
+/// The flags of the protection: they have the values of `PROT_READ`, `PROT_WRITE` and `PROT_EXEC`.
+const PROTECTION: u64 = (libc::PROT_READ | libc::PROT_WRITE | libc::PROT_EXEC) as u64;
 const SHARED: u64 = 1 << 3;
 
 /// The VMA at `address`, else the next one; None behind the last one. `maps` is the list.
@@ -256,8 +260,6 @@ fn query(maps: &File, address: usize) -> io::Result<Option<Vma>> {
     let name = name.get(..(query.vma_name_size as usize).saturating_sub(1)).unwrap_or_default();
     Ok(Some(Vma {
         range: query.vma_start as usize..query.vma_end as usize,
-        readable: query.vma_flags & READABLE != 0,
-        writable: query.vma_flags & READABLE_WRITABLE == READABLE_WRITABLE,
         protection: (query.vma_flags & PROTECTION) as i32,
         shared: query.vma_flags & SHARED != 0,
         offset: query.vma_offset,
@@ -278,7 +280,7 @@ fn is_anonymous(name: &[u8]) -> bool {
 /// Those of [`vmas`].
 pub fn permits(range: &Range<usize>, write: bool) -> io::Result<bool> {
     let vmas = vmas(range.clone())?;
-    let permits = |vma: &Vma| if write { vma.writable } else { vma.readable };
+    let permits = |vma: &Vma| if write { vma.is_writable() } else { vma.is_readable() };
     Ok(covers(&vmas, range) && vmas.iter().all(permits))
 }
 
@@ -305,11 +307,11 @@ mod tests {
             Vma::parse("5581d0a00000-5581d0a21000 rw-p 00000000 00:00 0                          [heap]")
                 .unwrap();
         assert_eq!(heap.range, 0x5581_d0a0_0000..0x5581_d0a2_1000);
-        assert!(heap.readable && heap.writable && heap.anonymous && !heap.shared);
+        assert!(heap.is_readable() && heap.is_writable() && heap.anonymous && !heap.shared);
         let file = Vma::parse("7f10-7f20 r--s 00001000 00:1a 1234 /memfd:x (deleted)").unwrap();
         assert_eq!((file.offset, file.device, file.inode), (0x1000, (0, 0x1a), 1234));
-        assert!(file.readable && file.shared && !file.anonymous && !file.writable);
-        assert!(!Vma::parse("7f10-7f20 ---p 00000000 00:00 0").unwrap().readable);
+        assert!(file.is_readable() && file.shared && !file.anonymous && !file.is_writable());
+        assert!(!Vma::parse("7f10-7f20 ---p 00000000 00:00 0").unwrap().is_readable());
         assert!(!Vma::parse("7ffc0-7ffd0 rw-p 00000000 00:00 0 [stack]").unwrap().anonymous);
         assert!(Vma::parse("nonsense").is_none());
     }
@@ -320,7 +322,7 @@ mod tests {
         let start = here.as_ptr() as usize;
         let found = vmas(start..start + here.len()).unwrap();
         assert!(covers(&found, &(start..start + here.len())));
-        assert!(found.iter().all(|vma| vma.writable));
+        assert!(found.iter().all(Vma::is_writable));
     }
 
     #[test]

@@ -34,22 +34,8 @@ pub fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> io::Result<()> 
 /// Thread ids of the running threads that [`spawn`] started.
 static OWN_THREADS: SpinLock<Vec<u32>> = SpinLock::new(Vec::new());
 
-crate::at_fork!(
-    Threads,
-    crate::fork::Handlers {
-        before: || std::mem::forget(OWN_THREADS.lock()),
-        // SAFETY: taken before the fork by this thread.
-        in_parent: || unsafe { OWN_THREADS.force_unlock() },
-        in_child: || {
-            // None of them exists here. The numbers need no drop, so memory that the child may not have is not accessed.
-            // SAFETY: as above, by the thread that this one continues, which has forgotten the guard.
-            unsafe {
-                (*OWN_THREADS.as_ptr()).clear();
-                OWN_THREADS.force_unlock();
-            }
-        },
-    }
-);
+// None of them exists in a child. The numbers need no drop, so memory that the child may not have is not accessed.
+crate::lock_at_fork!(Threads, OWN_THREADS, Vec::clear);
 
 /// A thread's entry in [`OWN_THREADS`].
 struct Listed(u32);

@@ -134,23 +134,10 @@ impl AsRawFd for CloseOnForkFd {
     }
 }
 
-fn before_fork() {
-    std::mem::forget(CLOSE_ON_FORK.lock());
-}
-
-fn in_parent() {
-    // SAFETY: taken in `before_fork` by this thread.
-    unsafe { CLOSE_ON_FORK.force_unlock() };
-}
-
-fn in_child() {
-    // SAFETY: taken in `before_fork` by the thread that this one continues, which has forgotten the guard.
-    let numbers = unsafe { &mut *CLOSE_ON_FORK.as_ptr() };
+crate::lock_at_fork!(Descriptors, CLOSE_ON_FORK, |numbers| {
     replace_all(numbers.as_mut_slice());
     numbers.len = 0;
-    // SAFETY: as above.
-    unsafe { CLOSE_ON_FORK.force_unlock() };
-}
+});
 
 /// Lets descriptors refer to `/dev/null`.
 fn replace_all(numbers: &[RawFd]) {
@@ -184,8 +171,6 @@ fn replace_all(numbers: &[RawFd]) {
         drop(ManuallyDrop::into_inner(null));
     }
 }
-
-crate::at_fork!(Descriptors, crate::fork::Handlers { before: before_fork, in_parent, in_child });
 
 #[cfg(test)]
 mod tests {

@@ -69,10 +69,14 @@ macro_rules! at_fork {
     };
 }
 
-/// Registers that a fork takes a [`SpinLock`], at a [`Level`], and releases it in the parent and in the child.
+/// Registers that a fork takes a [`SpinLock`], at a [`Level`], and releases it in the parent and in the child, there after a
+/// change of its value if one is given.
 #[macro_export]
 macro_rules! lock_at_fork {
     ($level:ident, $lock:expr) => {
+        $crate::lock_at_fork!($level, $lock, |_| ());
+    };
+    ($level:ident, $lock:expr, $change:expr) => {
         const _: () = {
             fn lock() {
                 ::std::mem::forget($lock.lock());
@@ -81,12 +85,23 @@ macro_rules! lock_at_fork {
                 // SAFETY: `lock` took it in this thread, or in the thread that this one continues, and forgot the guard.
                 unsafe { $lock.force_unlock() }
             }
+            fn change() {
+                // SAFETY: as above; the child has no other thread.
+                $crate::fork::change($change, unsafe { &mut *$lock.as_ptr() });
+                unlock();
+            }
             $crate::at_fork!(
                 $level,
-                $crate::fork::Handlers { before: lock, in_parent: unlock, in_child: unlock }
+                $crate::fork::Handlers { before: lock, in_parent: unlock, in_child: change }
             );
         };
     };
+}
+
+/// Changes a value. The types of a closure's argument follow from it.
+#[doc(hidden)]
+pub fn change<T>(change: impl FnOnce(&mut T), value: &mut T) {
+    change(value);
 }
 
 static HANDLERS: [AtomicPtr<Handlers>; LEVELS] = [const { AtomicPtr::new(ptr::null_mut()) }; LEVELS];
