@@ -3,9 +3,11 @@
 
 #[path = "common/network.rs"]
 mod network;
+#[path = "common/running.rs"]
+mod running;
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
@@ -16,6 +18,7 @@ use millstream_card_abi::command::Cause;
 use millstream_card_abi::dma::{DmaDescriptor, DmaOperation};
 use millstream_rdma::{DeviceSelector, device};
 use network::{Network, is_root, run};
+use running::Running;
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 const TIMEOUT: Duration = Duration::from_secs(20);
@@ -28,35 +31,28 @@ const BE_A_NODE: &str = "MILLSTREAM_TEST_NODE";
 /// A card on a host; dropping this value ends the card.
 struct Card {
     // `ip netns exec` executes the card in place of itself.
-    process: Child,
+    process: Running,
     address: String,
 }
 
 impl Card {
     fn serve(network: &Network, host: usize) -> Card {
-        let mut process = network
+        let process = network
             .command(host, MILLSTREAM)
             .args(["--device", "soft", "card", "--json", "serve", &format!("{}-{host}", network.name())])
             .args(["--memory", "64MiB", "--banks", "4", "--listen", &format!("{}:0", network.address(host))])
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .spawn();
+        let mut process = Running(process.unwrap());
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let output: serde_json::Value = serde_json::from_str(&line).expect("the card says where it listens");
         Card { process, address: output["address"].as_str().unwrap().to_owned() }
     }
 
     fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        self.process.0.kill().unwrap();
+        self.process.ended();
     }
 }
 

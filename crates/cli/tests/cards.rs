@@ -2,15 +2,18 @@
 
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/running.rs"]
+mod running;
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use running::Running;
 use serde_json::Value;
 
 struct Card {
-    process: Child,
+    process: Running,
     address: String,
 }
 
@@ -24,24 +27,17 @@ impl Card {
     }
 
     fn start(mut program: Command, name: &str, words: &[&str]) -> Card {
-        let mut process = program
+        let process = program
             .args(["card", "--json", "serve", &format!("{name}-{}", std::process::id())])
             .args(["--listen", "127.0.0.1:0"])
             .args(words)
             .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+            .spawn();
+        let mut process = Running(process.unwrap());
         let mut line = String::new();
-        BufReader::new(process.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        BufReader::new(process.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let output: Value = serde_json::from_str(&line).unwrap();
         Card { process, address: output["address"].as_str().unwrap().to_owned() }
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 
@@ -181,7 +177,7 @@ fn clients_on_the_host_of_a_gpu_reach_its_memory() {
     let mut program = Command::new(env!("CARGO_BIN_EXE_millstream"));
     program.env("LD_LIBRARY_PATH", folder.path());
     let card = Card::start(program, "gpu", &["--memory-kind", "cuda:0", "--memory", "32MiB", "--banks", "8"]);
-    let environment = std::fs::read(format!("/proc/{}/environ", card.process.id())).unwrap();
+    let environment = std::fs::read(format!("/proc/{}/environ", card.process.0.id())).unwrap();
     let packets = b"MILLSTREAM_PATH=wire";
     assert!(environment.split(|byte| *byte == 0).any(|variable| variable == packets));
     let user = User { home: folder.path() };
@@ -273,7 +269,7 @@ fn a_card_has_the_banks_of_a_u280_by_default() {
     user.does(&["put", &card.address, &last, sent.to_str().unwrap()]);
     user.does(&["get", &card.address, &last, "100000", back.to_str().unwrap()]);
     assert!(std::fs::read(back).unwrap() == [0x5a; 100_000]);
-    let status = std::fs::read_to_string(format!("/proc/{}/status", card.process.id())).unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", card.process.0.id())).unwrap();
     let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
     let kib: u64 = resident.split_whitespace().next().unwrap().parse().unwrap();
     assert!(kib < 300 << 10, "{kib} KiB for 100 kB");

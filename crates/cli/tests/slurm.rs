@@ -3,11 +3,16 @@
 //!
 //! `make test-slurm` runs it. It needs root, as slurmd does, and Debian's slurmd, slurmctld, slurm-client and munge.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
+
+use running::Running;
 
 const MILLSTREAM: &str = env!("CARGO_BIN_EXE_millstream");
 const PROGRAMS: [&str; 5] = ["munged", "slurmctld", "slurmd", "srun", "scancel"];
@@ -279,7 +284,7 @@ fn slurm_runs_units_and_nodes_and_a_cancelled_job_ends_with_its_account() {
 
 /// An emulated card of a node; dropping it ends its process.
 struct Card {
-    process: Child,
+    _process: Running,
     address: String,
 }
 
@@ -294,14 +299,14 @@ impl Card {
             .args(["--device", "soft", "card", "serve", name, "--memory", "16MiB", "--listen", &address])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .spawn()
-            .unwrap();
+            .spawn();
+        let process = Running(process.unwrap());
         let deadline = Instant::now() + Duration::from_secs(30);
         while std::net::TcpStream::connect(&address).is_err() {
             assert!(Instant::now() < deadline, "card {name} does not listen at {address}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        Card { process, address }
+        Card { _process: process, address }
     }
 
     fn info(&self) -> serde_json::Value {
@@ -311,13 +316,6 @@ impl Card {
             .unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
-    }
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

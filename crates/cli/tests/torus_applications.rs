@@ -1,7 +1,12 @@
 //! `millstream torus spin`, `torus neurons` and `torus bfs` alone and as the program of `torus run`, and the death of a node's process.
 
+#[path = "common/running.rs"]
+mod running;
+
 use std::path::Path;
 use std::process::{Command, Output};
+
+use running::Running;
 
 fn millstream(arguments: &[&str]) -> Output {
     let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
@@ -84,7 +89,7 @@ fn a_full_mesh_of_processes_gives_the_same_bits_as_threads() {
 }
 
 /// Emulated cards of a torus, one process each.
-struct Cards(Vec<std::process::Child>);
+struct Cards(Vec<Running>);
 
 impl Cards {
     /// Returns the pattern of their names, too.
@@ -92,28 +97,19 @@ impl Cards {
         let pattern = format!("torus-{test}-{}-{{node}}", std::process::id());
         let mut cards = Cards(Vec::new());
         for node in 0..nodes {
-            let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            let process = Command::new(env!("CARGO_BIN_EXE_millstream"))
                 .args(["card", "--json", "serve", &pattern.replace("{node}", &node.to_string())])
                 .args(["--listen", "127.0.0.1:0", "--memory", memory])
                 .stdout(std::process::Stdio::piped())
-                .spawn()
-                .expect("the program starts");
-            let output = process.stdout.take().expect("piped");
+                .spawn();
+            let mut process = Running(process.expect("the program starts"));
+            let output = process.0.stdout.take().expect("piped");
             cards.0.push(process);
             let mut line = String::new();
             std::io::BufRead::read_line(&mut std::io::BufReader::new(output), &mut line).expect("a line");
             assert!(line.contains("address"), "{line}");
         }
         (cards, pattern)
-    }
-}
-
-impl Drop for Cards {
-    fn drop(&mut self) {
-        for process in &mut self.0 {
-            let _ = process.kill();
-            let _ = process.wait();
-        }
     }
 }
 
