@@ -25,8 +25,7 @@
 #define _UAPI_LINUX_IN6_H
 #include <rdma/rdma_user_cm.h>
 
-#define CHECK(what) do { if (!(what)) { \
-	printf("%s:%d: %s (errno %s)\n", __func__, __LINE__, #what, strerror(errno)); exit(1); } } while (0)
+#include "cases.h"
 
 struct command { struct rdma_ucm_cmd_hdr header; char body[400]; };
 
@@ -413,8 +412,7 @@ static void the_first_open_of_a_file_may_be_cancelled(void)
 	the_first_open_may_be_cancelled("/sys/class/infiniband/mill0/node_type");
 }
 
-#define TEST(name) { #name, name }
-static const struct { const char *name; void (*run)(void); } tests[] = {
+static const struct test tests[] = {
 	TEST(is_a_device), TEST(wrong_commands_are_refused), TEST(can_be_polled_however_it_was_copied),
 	TEST(waiting_ends_with_an_event_or_the_thread), TEST(a_signal_ends_waiting), TEST(children_start_afresh),
 	TEST(ports_are_given_back), TEST(everything_can_be_closed),
@@ -426,13 +424,5 @@ static const struct { const char *name; void (*run)(void); } tests[] = {
 
 int main(int count, char **words)
 {
-	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-		if (count < 2)
-			puts(tests[i].name);
-		else if (!strcmp(words[1], tests[i].name)) {
-			tests[i].run();
-			return 0;
-		}
-	}
-	return count < 2 ? 0 : 2;
+	return run_named(tests, sizeof tests / sizeof *tests, count, words);
 }

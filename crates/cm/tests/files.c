@@ -15,8 +15,8 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
-#define CHECK(what) do { if (!(what)) { \
-	printf("%s:%d: %s (errno %s)\n", __func__, __LINE__, #what, strerror(errno)); exit(1); } } while (0)
+#include "cases.h"
+
 #define FAILS(what, error) do { errno = 0; CHECK((what) == -1 && errno == (error)); } while (0)
 
 #define SYSFS "/sys/class/infiniband/mill0"
@@ -234,8 +234,7 @@ static void devices_need_no_files(void)
 	CHECK(unlinkat(AT_FDCWD, dev + 1, AT_REMOVEDIR) == 0 && unlinkat(AT_FDCWD, root + 1, AT_REMOVEDIR) == 0);
 }
 
-#define TEST(name) { #name, name }
-static const struct { const char *name; void (*run)(void); } tests[] = {
+static const struct test tests[] = {
 	TEST(files_cannot_be_changed), TEST(devices_open_as_the_kernels), TEST(names_below_an_open_directory_are_devices),
 	TEST(descriptors_of_channels_are_devices), TEST(parents_lead_to_other_files), TEST(bad_paths_are_errors),
 	TEST(nothing_is_allocated_after_the_first_use), TEST(results_are_original_paths),
@@ -244,13 +243,5 @@ static const struct { const char *name; void (*run)(void); } tests[] = {
 
 int main(int count, char **words)
 {
-	for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-		if (count < 2)
-			puts(tests[i].name);
-		else if (!strcmp(words[1], tests[i].name)) {
-			tests[i].run();
-			return 0;
-		}
-	}
-	return count < 2 ? 0 : 2;
+	return run_named(tests, sizeof tests / sizeof *tests, count, words);
 }

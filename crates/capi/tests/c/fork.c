@@ -10,13 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define CHECK(what)                                                                                      \
-    do {                                                                                                 \
-        if (!(what)) {                                                                                   \
-            fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);                         \
-            exit(1);                                                                                     \
-        }                                                                                                \
-    } while (0)
+#include "check.h"
 
 enum { FORKS = 300, LEN = 1 << 20, TIMEOUT = 60 };
 

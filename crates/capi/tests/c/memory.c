@@ -6,13 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#define CHECK(what)                                                                                      \
-    do {                                                                                                 \
-        if (!(what)) {                                                                                   \
-            fprintf(stderr, "line %d: %s (errno %d)\n", __LINE__, #what, errno);                         \
-            exit(1);                                                                                     \
-        }                                                                                                \
-    } while (0)
+#include "check.h"
 
 enum { LEN = 16384 };
 

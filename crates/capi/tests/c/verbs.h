@@ -6,14 +6,7 @@
 #include <string.h>
 #include <time.h>
 
-#define CHECK(true_thing)                                                                            \
-	do {                                                                                         \
-		if (!(true_thing)) {                                                                 \
-			fprintf(stderr, "%s:%d: %s (errno %d)\n", __FILE__, __LINE__, #true_thing,   \
-				errno);                                                              \
-			exit(1);                                                                     \
-		}                                                                                    \
-	} while (0)
+#include "check.h"
 
 /* Checks that a call fails with NULL and this errno. */
 #define REFUSED(pointer, number)                                                                     \
