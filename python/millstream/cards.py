@@ -204,24 +204,24 @@ class Card:
         """
         return self._card.start(region, list(arguments), banks, fuel, timeout, False)
 
+    def _start_awaited(self, region, arguments, *, banks: int = 0, fuel: int | None = None) -> int:
+        """Starts the kernel of a region; the message at its end is kept for :meth:`wait`."""
+        return self._card.start(region, list(arguments), banks, fuel, None, True)
+
     def wait(self, doorbell: int, timeout: float = 60.0) -> list[int]:
         """Waits for the end of a run. Returns its first four results."""
         return self._card.wait(doorbell, timeout)
 
-    def run(
-        self, region: int, arguments=(), *, timeout: float = 60.0, banks: int = 0, fuel: int | None = None
-    ) -> list[int]:
+    def run(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> list[int]:
         """Starts the kernel of a region and waits for its end. Returns its first four results."""
-        return self.wait(self._card.start(region, list(arguments), banks, fuel, None, True), timeout)
+        return self.wait(self._start_awaited(region, arguments, **limits), timeout)
 
-    def submit(
-        self, region: int, arguments=(), *, timeout: float = 60.0, banks: int = 0, fuel: int | None = None
-    ) -> concurrent.futures.Future:
+    def submit(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> concurrent.futures.Future:
         """Starts the kernel of a region. The future has the results when the card's interrupt arrives.
 
         Other methods, such as :meth:`stop` and :meth:`put`, work meanwhile.
         """
-        doorbell = self._card.start(region, list(arguments), banks, fuel, None, True)
+        doorbell = self._start_awaited(region, arguments, **limits)
         return self._threads.submit(self.wait, doorbell, timeout)
 
     async def run_async(self, region: int, arguments=(), *, timeout: float = 60.0, **limits) -> list[int]:
