@@ -96,7 +96,7 @@ impl Shared {
         }
         queue.push_back((info, packet.to_vec()));
         self.queued.store(true, Ordering::Release);
-        drop(queue);
+        // Under the lock: `dequeue` clears the signals of all packets that it has taken.
         self.arrived.signal();
     }
 
