@@ -12,6 +12,7 @@ use super::keys::LocalKeys;
 use super::state::{QpAttr, QpState};
 use super::transfer::ExecError;
 use super::transport::Transport;
+use super::wire_transport::QpFailure;
 use super::wr_list::{SendWrList, WrSlice};
 use super::{Qp, QpType};
 use crate::caps::MAX_MSG;
@@ -397,11 +398,15 @@ impl Qp {
         match wire.post(self, local_keys, PendingWr::new(wr, posted)) {
             None => PostOutcome::Accepted,
             Some(failure) => {
-                if let Some(event) = failure.event {
-                    self.raise(event);
-                }
+                self.raise_failure(&failure);
                 PostOutcome::QpFailed
             }
+        }
+    }
+
+    fn raise_failure(&self, failure: &QpFailure) {
+        if let Some(event) = failure.event {
+            self.raise(event);
         }
     }
 
@@ -597,9 +602,10 @@ impl Qp {
                 return Some(Duration::from_millis(10));
             }
             if let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = &mut *send {
-                let failure = wire.post(self, local_keys, pending);
-                if failure.is_none() && self.states.is_rts() {
-                    continue;
+                match wire.post(self, local_keys, pending) {
+                    None if self.states.is_rts() => continue,
+                    None => {}
+                    Some(failure) => self.raise_failure(&failure),
                 }
                 break;
             }

@@ -107,6 +107,27 @@ impl ConnectionFixture {
 }
 
 #[test]
+fn a_request_of_invalid_form_fails_after_those_before_it() {
+    for place in Placement::BOTH {
+        let mut fixture = ConnectionFixture::new(place, &QpConfig::default());
+        let (a, b) = (&mut fixture.a, &mut fixture.b);
+        let to = (fixture.target.addr, fixture.target.key);
+        for wr_id in 0..8 {
+            a.write(wr_id, &[fixture.source.all()], to);
+        }
+        a.post(request(8, WR_ATOMIC_FETCH_AND_ADD, &[fixture.source.part(0, 4)], to));
+        a.send(9, &[fixture.source.all()]);
+        let sent: Vec<_> = a.sent(10).iter().map(|c| (c.wr_id, c.status)).collect();
+        let mut expected: Vec<_> = (0..8).map(|wr_id| (wr_id, WC_SUCCESS)).collect();
+        expected.extend([(8, WC_LOC_LEN_ERR), (9, WC_WR_FLUSH_ERR)]);
+        assert_eq!(sent, expected, "{place:?}");
+        assert_eq!(a.state(), QpState::Err);
+        assert_eq!(b.state(), QpState::Rts);
+        assert_eq!(b.load(&fixture.target, 0, LEN), pattern(1, LEN));
+    }
+}
+
+#[test]
 fn a_key_that_is_not_valid() {
     for place in Placement::BOTH {
         for opcode in [WR_RDMA_WRITE, WR_RDMA_READ] {

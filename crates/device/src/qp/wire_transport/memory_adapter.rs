@@ -17,10 +17,17 @@ use crate::types::{
     WC_LOC_PROT_ERR, WC_LOC_QP_OP_ERR, WC_MW_BIND_ERR, WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD,
 };
 
+/// A request, and the status with which it fails in its turn if its form is invalid.
+#[derive(Debug)]
+struct InflightWr {
+    request: PendingWr,
+    refused: Option<Status>,
+}
+
 /// Requests that are posted and not complete, the oldest first.
 #[derive(Debug, Default)]
 pub(super) struct InflightWrs {
-    list: VecDeque<PendingWr>,
+    list: VecDeque<InflightWr>,
     /// Identifier of the oldest request.
     first: u64,
 }
@@ -28,23 +35,29 @@ pub(super) struct InflightWrs {
 impl InflightWrs {
     /// Adds a request; its identifier.
     pub(super) fn add(&mut self, request: PendingWr) -> WorkId {
-        self.list.push_back(request);
+        self.list.push_back(InflightWr { request, refused: None });
         WorkId(self.first + self.list.len() as u64 - 1)
     }
 
-    /// Removes the request that was added last.
-    pub(super) fn take_last(&mut self) -> Option<PendingWr> {
-        self.list.pop_back()
+    /// Lets the request that was added last fail in its turn.
+    pub(super) fn refuse_last(&mut self, status: Status) {
+        if let Some(last) = self.list.back_mut() {
+            last.refused = Some(status);
+        }
     }
 
     /// Removes the oldest request: requests complete in order.
     pub(super) fn finish(&mut self, id: WorkId) -> Option<PendingWr> {
         debug_assert_eq!(id.0, self.first);
         self.first += 1;
-        self.list.pop_front()
+        self.list.pop_front().map(|inflight| inflight.request)
     }
 
     fn get(&self, id: WorkId) -> Option<&PendingWr> {
+        self.inflight(id).map(|inflight| &inflight.request)
+    }
+
+    fn inflight(&self, id: WorkId) -> Option<&InflightWr> {
         self.list.get(id.0.checked_sub(self.first)? as usize)
     }
 }
@@ -146,8 +159,11 @@ impl Memory for MemoryAdapter<'_> {
     }
 
     fn local(&mut self, id: WorkId) -> Result<(), Status> {
-        let request = self.inflight.get(id).ok_or(Status::LocalOperation)?;
-        self.qp.execute_local_op_on_wire(&request.request()).map_err(status)
+        let InflightWr { request, refused } = self.inflight.inflight(id).ok_or(Status::LocalOperation)?;
+        match *refused {
+            Some(status) => Err(status),
+            None => self.qp.execute_local_op_on_wire(&request.request()).map_err(status),
+        }
     }
 
     #[inline]

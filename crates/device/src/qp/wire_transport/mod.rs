@@ -228,22 +228,18 @@ impl WireTransport {
         let (fence, solicited) = (wr.flags & SEND_FENCE != 0, wr.flags & SEND_SOLICITED != 0);
         let id = self.inflight.add(request);
         let request = SendRequest { id, work, len: if local { 0 } else { len }, fence, solicited };
-        let Err(error) = self.machine.post(request) else { return self.progress(qp, local_keys, now) };
-        // The machine finds errors of form after the request was accepted.
-        let refused = self.inflight.take_last();
-        self.machine.fail();
-        let _ = self.progress(qp, local_keys, now);
-        if let Some(refused) = refused {
-            let wr = refused.request();
-            let status = match error {
-                // Reported as if the responder had detected it.
-                PostError::Length { len: 8 } => WC_REM_INV_REQ_ERR,
-                PostError::Length { .. } | PostError::TooLong { .. } => WC_LOC_LEN_ERR,
-                PostError::NotOffered | PostError::NoResources | PostError::NotSending => WC_LOC_QP_OP_ERR,
-            };
-            qp.complete_send(&wr, refused.posted, status, vendor::BOUNDS);
+        if let Err(error) = self.machine.post(request) {
+            self.inflight.refuse_last(match error {
+                PostError::Length { .. } | PostError::TooLong { .. } => Status::LocalLength,
+                PostError::NotOffered | PostError::NoResources | PostError::NotSending => {
+                    Status::LocalOperation
+                }
+            });
+            // It has no packets, and fails when the requests before it are complete (10.8.1).
+            let refused = SendRequest { work: SendOp::Local, len: 0, ..request };
+            self.machine.post(refused).expect("a queue pair that sends takes local operations");
         }
-        Some(QpFailure { event: None })
+        self.progress(qp, local_keys, now)
     }
 
     /// Takes packets that arrived at `now`, and answers them.
