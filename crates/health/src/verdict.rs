@@ -58,7 +58,7 @@ pub enum NodeState {
     ServiceLost,
     /// The whole node failed.
     NodeFailed,
-    /// One link of the node is broken, as seen from both ends.
+    /// One link of the node is broken.
     LinkFailed(Direction),
     /// Too few neighbours are left to observe the node.
     Enclosed,
@@ -101,17 +101,36 @@ impl Reports {
         }
     }
 
-    /// Whether both ends of a link report it broken, and neither adapter failed. A node may have several such links; its
-    /// verdict names the first.
+    /// A link as one of its ends sees it; `None` if that end does not report, or its adapter failed.
+    #[must_use]
+    pub fn link(&self, node: NodeNumber, direction: Direction) -> Option<LinkState> {
+        let (page, _) = self.newest.get(&node)?;
+        let view = page.neighbours[direction.index()].filter(|_| page.adapter != Condition::Failed);
+        view.map(|view| view.link)
+    }
+
+    /// Whether a link is broken and no adapter is to blame: both ends report so, or one end does while the other does not
+    /// report and another neighbour still hears it. A node may have several such links; its verdict names the first.
     #[must_use]
     pub fn is_broken(&self, node: NodeNumber, direction: Direction) -> bool {
-        let seen_broken = |node: NodeNumber, direction: Direction| {
-            let Some((page, _)) = self.newest.get(&node) else { return false };
-            let view = page.neighbours[direction.index()];
-            page.adapter != Condition::Failed && view.is_some_and(|view| view.link == LinkState::Broken)
-        };
-        let other = self.torus.neighbour(node, direction);
-        seen_broken(node, direction) && other.is_some_and(|other| seen_broken(other, direction.reversed()))
+        let Some(other) = self.torus.neighbour(node, direction) else { return false };
+        let seen_broken = |node, direction| self.link(node, direction) == Some(LinkState::Broken);
+        match (seen_broken(node, direction), seen_broken(other, direction.reversed())) {
+            (true, true) => true,
+            (true, false) => self.is_only_heard(other),
+            (false, true) => self.is_only_heard(node),
+            (false, false) => false,
+        }
+    }
+
+    /// Whether a node does not report, and a neighbour that does hears it.
+    fn is_only_heard(&self, node: NodeNumber) -> bool {
+        !self.newest.contains_key(&node)
+            && Direction::ALL.into_iter().any(|direction| {
+                let other = self.torus.neighbour(node, direction);
+                let link = other.and_then(|other| self.link(other, direction.reversed()));
+                matches!(link, Some(LinkState::Up | LinkState::Sick))
+            })
     }
 
     fn reporting(&self, node: NodeNumber, page: &HostReport, path: Path) -> NodeState {

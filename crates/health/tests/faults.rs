@@ -99,13 +99,12 @@ impl World {
         }
     }
 
-    /// A dead link of a node whose other end still reports.
+    /// A dead link of a node to a live adapter.
     fn broken_link(&self, node: NodeNumber) -> Option<Direction> {
         Direction::ALL.into_iter().find(|&direction| {
             let Some(other) = self.torus.neighbour(node, direction) else { return false };
             let link = self.torus.link(node, direction).expect("has a neighbour");
-            self.has(Fault::Link(link))
-                && ![Fault::Host(other), Fault::Adapter(other)].into_iter().any(|fault| self.has(fault))
+            self.has(Fault::Link(link)) && !self.has(Fault::Adapter(other))
         })
     }
 }

@@ -29,7 +29,8 @@ pub struct SupervisorCore {
     index: u16,
     timers: Timers,
     reports: Reports,
-    pages: BTreeMap<NodeNumber, (HostReport, Instant)>,
+    /// When nodes reported last.
+    reported: BTreeMap<NodeNumber, Instant>,
     applications: BTreeMap<NodeNumber, bool>,
     /// Of the node processes that have connected last.
     incarnations: BTreeMap<NodeNumber, u64>,
@@ -59,7 +60,7 @@ impl SupervisorCore {
             index,
             timers,
             reports: Reports::new(torus),
-            pages: BTreeMap::new(),
+            reported: BTreeMap::new(),
             applications: BTreeMap::new(),
             incarnations: BTreeMap::new(),
             states: vec![NodeState::Unknown; torus.nodes()],
@@ -78,7 +79,7 @@ impl SupervisorCore {
     /// A host monitor's report.
     pub fn handle_report(&mut self, node: NodeNumber, page: HostReport, now: Instant) {
         if self.torus.contains(node) {
-            self.pages.insert(node, (page, now));
+            self.reported.insert(node, now);
             self.reports.handle_report(node, page, Path::Service);
         }
     }
@@ -162,12 +163,12 @@ impl SupervisorCore {
     /// Time passed. Returns whether a state changed.
     pub fn handle_time(&mut self, now: Instant) -> bool {
         let overdue = Duration::from_millis(u64::from(self.timers.missed_reports) * self.timers.report);
-        for (&node, &(_, at)) in &self.pages {
+        for (&node, &at) in &self.reported {
             if now.since(at) > overdue {
                 self.reports.handle_silence(node);
             }
         }
-        let all_reported = self.pages.len() == self.torus.nodes();
+        let all_reported = self.reported.len() == self.torus.nodes();
         if !all_reported && now < Instant::default() + START {
             return false;
         }
@@ -210,8 +211,8 @@ impl SupervisorCore {
         changed
     }
 
-    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes are up, as seen from both ends;
-    /// a link, when both ends see it up.
+    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes are up; a link,
+    /// when it is up. The ends of a link that report have to agree.
     fn avoid(&mut self) {
         let links: Vec<_> = self.dead.links().collect();
         for node in self.torus.all() {
@@ -240,7 +241,7 @@ impl SupervisorCore {
         for node in self.torus.all() {
             for direction in Direction::ALL {
                 if let Some(link) = self.torus.link(node, direction)
-                    && self.reports.is_broken(node, direction)
+                    && (self.reports.is_broken(node, direction) || self.ends_at_enclosed(node, direction))
                     && self.both_live(node, direction)
                 {
                     self.dead.kill_link(link);
@@ -255,15 +256,24 @@ impl SupervisorCore {
         self.dead.node_lives(node) && other.is_some_and(|other| self.dead.node_lives(other))
     }
 
-    /// Whether both ends see a link up.
+    /// Whether a node sees a link broken behind which a node is enclosed. Whatever that one's state is, nothing gets there
+    /// over this link.
+    fn ends_at_enclosed(&self, node: NodeNumber, direction: Direction) -> bool {
+        self.reports.link(node, direction) == Some(LinkState::Broken)
+            && self
+                .torus
+                .neighbour(node, direction)
+                .is_some_and(|other| self.states[other.index()] == NodeState::Enclosed)
+    }
+
+    /// Whether all ends of a link that report see it up, and there is one.
     fn is_up(&self, node: NodeNumber, direction: Direction) -> bool {
-        let up = |node: NodeNumber, direction: Direction| {
-            let page = self.pages.get(&node).map(|(page, _)| page);
-            let view = page.and_then(|page| page.neighbours[direction.index()]);
-            view.is_some_and(|view| matches!(view.link, LinkState::Up | LinkState::Sick))
-        };
-        let other = self.torus.neighbour(node, direction);
-        up(node, direction) && other.is_some_and(|other| up(other, direction.reversed()))
+        let Some(other) = self.torus.neighbour(node, direction) else { return false };
+        let mut ends = [(node, direction), (other, direction.reversed())]
+            .into_iter()
+            .filter_map(|(node, direction)| self.reports.link(node, direction))
+            .peekable();
+        ends.peek().is_some() && ends.all(|link| matches!(link, LinkState::Up | LinkState::Sick))
     }
 
     /// Whether all links of a node to live nodes are up, and there is one.
@@ -279,19 +289,16 @@ impl SupervisorCore {
         }) && any
     }
 
-    /// Whether a reporting neighbour sees its link to the node broken, or the node has no neighbours.
+    /// Whether a neighbour sees its link to the node broken, or none can tell.
     fn neighbours_agree(&self, node: NodeNumber) -> bool {
-        let mut neighbours = Direction::ALL
+        let mut views = Direction::ALL
             .into_iter()
-            .filter_map(|direction| Some((self.torus.neighbour(node, direction)?, direction.reversed())));
-        let mut any = false;
-        let broken = neighbours.any(|(other, direction)| {
-            any = true;
-            let page = self.pages.get(&other).map(|(page, _)| page);
-            let view = page.and_then(|page| page.neighbours[direction.index()]);
-            view.is_some_and(|view| view.link == LinkState::Broken)
-        });
-        broken || !any
+            .filter_map(|direction| {
+                let other = self.torus.neighbour(node, direction)?;
+                self.reports.link(other, direction.reversed())
+            })
+            .peekable();
+        views.peek().is_none() || views.any(|link| link == LinkState::Broken)
     }
 
     /// The next order.
@@ -348,6 +355,9 @@ impl SupervisorCore {
 }
 
 #[cfg(test)]
+mod fault_tests;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use millstream_health::registers::Condition;
@@ -355,7 +365,7 @@ mod tests {
     use millstream_torus_core::epoch::{Effect, Participant};
     use millstream_torus_core::{Axis, Sign};
 
-    fn page(
+    pub(super) fn page(
         torus: &Dimensions,
         node: NodeNumber,
         dead: Option<NodeNumber>,
@@ -463,7 +473,7 @@ mod tests {
         let (cut_off, dead) = (NodeNumber(2), NodeNumber(3));
         let mut nodes: Vec<_> = torus.all().map(Participant::new).collect();
         let mut now = Instant::default();
-        let mut supervise = |core: &mut SupervisorCore, dead, cut_off| {
+        let mut supervise = |core: &mut SupervisorCore, dead, cut_off: Option<NodeNumber>| {
             // 60 s.
             for _ in 0..300 {
                 now = now + REPEAT;
@@ -472,7 +482,7 @@ mod tests {
                     core.handle_report(node, page(&torus, node, dead, adapter), now);
                 }
                 core.handle_time(now);
-                settle_without(core, &mut nodes, cut_off);
+                settle_without(core, &mut nodes, &cut_off.into_iter().collect());
             }
             core.state()
         };
@@ -521,12 +531,16 @@ mod tests {
 
     /// Carries orders and answers until there are none.
     fn settle(core: &mut SupervisorCore, nodes: &mut [Participant]) {
-        settle_without(core, nodes, None);
+        settle_without(core, nodes, &BTreeSet::new());
     }
 
-    fn settle_without(core: &mut SupervisorCore, nodes: &mut [Participant], cut_off: Option<NodeNumber>) {
+    pub(super) fn settle_without(
+        core: &mut SupervisorCore,
+        nodes: &mut [Participant],
+        cut_off: &BTreeSet<NodeNumber>,
+    ) {
         while let Some((node, order)) = core.poll() {
-            if Some(node) == cut_off {
+            if cut_off.contains(&node) {
                 continue;
             }
             for effect in nodes[node.index()].handle_order(&order) {
