@@ -216,11 +216,7 @@ impl SupervisorCore {
     fn avoid(&mut self) {
         let links: Vec<_> = self.dead.links().collect();
         for node in self.torus.all() {
-            if !self.dead.node_lives(node)
-                && self.states[node.index()] == NodeState::Ok
-                && !self.silent.contains(&node)
-                && self.is_connected(node)
-            {
+            if self.may_return(node) && self.is_connected(node) {
                 self.dead.revive_node(node);
             }
             for direction in Direction::ALL {
@@ -276,17 +272,29 @@ impl SupervisorCore {
         ends.peek().is_some() && ends.all(|link| matches!(link, LinkState::Up | LinkState::Sick))
     }
 
-    /// Whether all links of a node to live nodes are up, and there is one.
+    /// Whether a node is avoided, well, and takes orders.
+    fn may_return(&self, node: NodeNumber) -> bool {
+        !self.dead.node_lives(node)
+            && self.states[node.index()] == NodeState::Ok
+            && !self.silent.contains(&node)
+    }
+
+    /// Whether all links of a node to live nodes are up. If there is no live neighbour, the node waits for a link to one that
+    /// may return, too, if there is such a neighbour.
     fn is_connected(&self, node: NodeNumber) -> bool {
-        let mut links = Direction::ALL.into_iter().filter(|&direction| {
-            let other = self.torus.neighbour(node, direction);
-            other.is_some_and(|other| self.dead.node_lives(other))
-        });
-        let mut any = false;
-        links.all(|direction| {
-            any = true;
-            self.is_up(node, direction)
-        }) && any
+        let neighbours: Vec<_> = Direction::ALL
+            .into_iter()
+            .filter_map(|direction| Some((self.torus.neighbour(node, direction)?, direction)))
+            .collect();
+        let (mut live, mut returning) = (neighbours.clone(), neighbours);
+        live.retain(|&(other, _)| self.dead.node_lives(other));
+        returning.retain(|&(other, _)| self.may_return(other));
+        let is_up = |&(_, direction): &(NodeNumber, Direction)| self.is_up(node, direction);
+        if live.is_empty() {
+            returning.is_empty() || returning.iter().any(is_up)
+        } else {
+            live.iter().all(is_up)
+        }
     }
 
     /// Whether a neighbour sees its link to the node broken, or none can tell.

@@ -28,6 +28,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("a_node_that_is_restarted_at_once_comes_back", move || {
             a_node_that_is_restarted_at_once_comes_back().map_err(failed)
         }),
+        Trial::test("nodes_that_were_all_killed_come_back", move || {
+            nodes_that_were_all_killed_come_back().map_err(failed)
+        }),
         Trial::test("a_stopped_node_comes_back", move || a_stopped_node_comes_back().map_err(failed)),
         Trial::test("an_application_attaches_right_behind_another", move || {
             an_application_attaches_right_behind_another().map_err(failed)
@@ -86,6 +89,29 @@ fn a_node_that_is_restarted_at_once_comes_back() -> Result<(), LaunchError> {
     }
     conforms(&mut torus)?;
     torus.finish().map(drop)
+}
+
+/// No node is left that sees the links of another one.
+fn nodes_that_were_all_killed_come_back() -> Result<(), LaunchError> {
+    for dimensions in ["1x1x1", "2x1x1"] {
+        let mut torus = Launcher { supervisors: 1, ..launcher(dimensions) }.launch()?;
+        await_state(&torus, "all nodes are well", is_well);
+        let nodes: Vec<_> = torus.dimensions().all().collect();
+        for &node in &nodes {
+            kill(torus.pid(node).expect("exists"), Signal::KILL);
+            await_end(&mut torus, node);
+            await_state(&torus, "the node is avoided", |state| {
+                state.settled && state.nodes[node.index()].avoided
+            });
+        }
+        for node in nodes {
+            torus.restart_node(node)?;
+        }
+        await_state(&torus, "all nodes are back", is_well);
+        conforms(&mut torus)?;
+        torus.finish().map(drop)?;
+    }
+    Ok(())
 }
 
 fn a_stopped_node_comes_back() -> Result<(), LaunchError> {

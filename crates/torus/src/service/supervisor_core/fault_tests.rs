@@ -101,6 +101,44 @@ impl World {
 }
 
 #[test]
+fn a_torus_whose_nodes_were_all_avoided_returns() {
+    for torus in ["1x1x1", "2x1x1", "3x1x1", "2x2x1"] {
+        let mut world = World::new(torus);
+        let nodes: Vec<_> = world.torus.all().collect();
+        for &node in &nodes {
+            world.ended.insert(node);
+            world.pass(Duration::from_secs(1));
+        }
+        assert_eq!(world.avoided().len(), nodes.len(), "{torus}");
+        // Their processes are there again, and their links connect one after the other.
+        world.broken = world.torus.links().collect();
+        nodes.iter().for_each(|&node| world.start_again(node));
+        for link in world.broken.clone() {
+            world.pass(Duration::from_secs(1));
+            world.broken.remove(&link);
+        }
+        world.pass(Duration::from_secs(1));
+        assert!(world.is_well(), "{torus}: {:?}", world.core.state());
+    }
+}
+
+#[test]
+fn a_node_comes_back_while_all_its_neighbours_are_avoided() {
+    let mut world = World::new("3x1x1");
+    let nodes = [NodeNumber(0), NodeNumber(1), NodeNumber(2)];
+    for node in nodes {
+        world.ended.insert(node);
+        world.pass(Duration::from_secs(1));
+    }
+    for (node, avoided) in nodes.into_iter().zip([&[1, 2][..], &[2], &[]]) {
+        world.start_again(node);
+        world.pass(Duration::from_secs(1));
+        assert_eq!(world.avoided(), avoided);
+    }
+    assert!(world.is_well(), "{:?}", world.core.state());
+}
+
+#[test]
 fn a_broken_link_is_avoided_although_a_host_monitor_at_its_end_is_dead() {
     let mut world = World::new("4x1x1");
     let (silent, link) = (NodeNumber(1), world.link(1));
