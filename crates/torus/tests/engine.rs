@@ -106,6 +106,34 @@ fn every_pair_puts_every_byte_once() {
     }
 }
 
+/// A node process looks at its links between two steps.
+#[test]
+fn a_large_operation_of_a_node_on_its_own_memory_takes_many_steps() {
+    const LENGTH: u32 = 64 << 20;
+    let mut torus = torus("1x1x1");
+    let (source, target) = (memory(LENGTH as usize), memory(LENGTH as usize));
+    let packets = u64::from(LENGTH / EngineOptions::default().packet);
+    source.store(u64::from(LENGTH) - 8, b"the last").unwrap();
+    let region = torus.nodes[0].regions.add(Arc::clone(&target));
+    let into = Span { memory: memory(LENGTH as usize), offset: 0 };
+    let get = Request::Get { region, offset: 0, into: into.clone(), length: LENGTH };
+    for operation in
+        [put(0, region, 0, &source, LENGTH, 1), Operation { target: NodeNumber(0), request: get, cookie: 2 }]
+    {
+        torus.nodes[0].post(Port::Local, operation);
+        let before = torus.nodes[0].packets().delivered;
+        assert!(torus.step(Instant::default()));
+        let moved = torus.nodes[0].packets().delivered - before;
+        assert!((1..=packets / 4).contains(&moved), "{moved} of {packets} packets");
+        settle(&mut torus);
+    }
+    let mut last = [0; 8];
+    into.memory.load(u64::from(LENGTH) - 8, &mut last).unwrap();
+    assert_eq!(&last, b"the last");
+    assert_eq!(events(&mut torus, 0).len(), 3);
+    assert_conserved(&torus);
+}
+
 #[test]
 fn gets_and_atomics_return_the_targets_values() {
     let mut torus = torus("3x2x1");

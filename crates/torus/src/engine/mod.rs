@@ -34,6 +34,11 @@ use crate::memory::Memory;
 use endpoint::Endpoint;
 use operations::Packet;
 
+/// Payload after which [`Engine::run`] returns (bytes): a copy of it takes a few milliseconds.
+const RUN_BYTES: u32 = 8 << 20;
+/// The same in packets, for large ones.
+const RUN_PACKETS: u32 = 16;
+
 /// Sizes and times of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EngineOptions {
@@ -196,6 +201,13 @@ impl Engine {
     #[must_use]
     pub fn packets(&self) -> millstream_torus_core::router::Counters {
         *self.router.counters()
+    }
+
+    /// Packets delivered and sent so far.
+    #[must_use]
+    pub fn moved(&self) -> u64 {
+        let counters = self.router.counters();
+        counters.delivered + counters.transmitted
     }
 
     /// Packets in slots and injection queues.
@@ -399,9 +411,11 @@ impl Engine {
         self.counters.staged_bytes += u64::from(bytes);
     }
 
-    /// Moves packets until nothing can move. Returns whether anything did.
+    /// Moves packets until nothing can move, or for a few milliseconds: the caller has timers to look at. Returns whether
+    /// anything moved; then more may.
     pub fn run(&mut self, links: &mut impl Links) -> bool {
         let mut worked = false;
+        let end = self.moved() + u64::from((RUN_BYTES / self.options.packet.max(1)).max(RUN_PACKETS));
         loop {
             let mut moved = self.deliver(links);
             for endpoint in &mut self.endpoints {
@@ -411,7 +425,7 @@ impl Engine {
             moved |= self.transmit(links);
             Direction::ALL.into_iter().for_each(|direction| self.return_credits(direction, links));
             worked |= moved;
-            if !moved {
+            if !moved || self.moved() >= end {
                 return worked;
             }
         }

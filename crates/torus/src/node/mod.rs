@@ -50,8 +50,9 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 const COMPLETIONS_PER_POLL: usize = 64;
 /// Interval of looks at other descriptors while packets come.
 const DESCRIPTORS_EVERY: Duration = Duration::from_millis(10);
-/// Looks between two reads of the clock while packets come.
+/// Looks between two reads of the clock while packets come, and packets that move meanwhile.
 const LOOKS: u32 = 64;
+const PACKETS: u64 = 64;
 
 /// The abstract socket of a node for applications.
 #[must_use]
@@ -591,7 +592,7 @@ impl State {
     /// make the process poll: idle frames come all the time.
     fn work(&mut self) -> Result<(), NodeError> {
         let end = std::time::Instant::now() + self.sleep().min(DESCRIPTORS_EVERY);
-        let mut looks = 0_u32;
+        let (mut looks, mut moved) = (0_u32, self.engine.moved());
         loop {
             if std::mem::take(&mut self.moved) {
                 self.polling.begin();
@@ -600,7 +601,11 @@ impl State {
                 return Ok(());
             }
             looks = looks.wrapping_add(1);
-            if self.faulty || (looks.is_multiple_of(LOOKS) && std::time::Instant::now() >= end) {
+            let is_due = looks.is_multiple_of(LOOKS) || self.engine.moved() - moved >= PACKETS;
+            if is_due {
+                moved = self.engine.moved();
+            }
+            if self.faulty || (is_due && std::time::Instant::now() >= end) {
                 return Ok(());
             }
         }
