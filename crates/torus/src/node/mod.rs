@@ -456,6 +456,10 @@ impl Node {
                 && !self.state.engine.link_is_up(direction)
                 && self.reconnector.is_due(direction)
             {
+                if !self.state.begin_anew(direction) {
+                    self.reconnector.postpone(direction);
+                    continue;
+                }
                 let incarnation = self.state.links.begin(direction);
                 self.reconnector.dial(direction, incarnation);
             }
@@ -471,6 +475,11 @@ impl Node {
     /// The neighbour in a negative direction connects again.
     fn link_accepted(&mut self, direction: Direction, stream: std::net::TcpStream) {
         if self.reconnector.is_busy(direction) || self.state.finishing {
+            return;
+        }
+        // A packet that came over the old connection may still be here: the neighbour tries again. A connection that is in use
+        // ends only when the other end is known to be the neighbour.
+        if !self.state.engine.link_is_up(direction) && !self.state.begin_anew(direction) {
             return;
         }
         let incarnation = self.state.links.begin(direction);

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineOptions;
 
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
 /// A node, and the torus that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -8,6 +8,9 @@
 //! Credits are a WRITE of five counts. A receive is posted for every slot and for every message of credits, so the
 //! neighbour never waits for one. A keep-alive on a silent link is a WRITE of one word, without immediate data: it wakes nobody,
 //! and the neighbour reads it when it looks at its timers.
+//!
+//! All connections of a direction use the same slots. A node that takes a connection into use begins its slots anew and says
+//! so by an idle frame: before that, its slots may hold packets of the former connection, so the neighbour sends none.
 
 mod connect;
 mod early;
@@ -130,6 +133,8 @@ struct Side {
     in_flight: Vec<Option<InFlight>>,
     receives: RecvList,
     alive: bool,
+    /// The neighbour has taken the connection into use: its first frame has arrived.
+    ready: bool,
     frames_sent: u64,
     keepalives_sent: u64,
     /// The neighbour's last one.
@@ -240,7 +245,7 @@ impl VerbsLinks {
         DIRECTIONS as u32 * (VerbsLinks::receives(options) + u32::from(PLACES + KEEPALIVES))
     }
 
-    /// Takes a connection into use.
+    /// Takes a connection into use, and tells the neighbour.
     fn connected(
         &mut self,
         direction: Direction,
@@ -261,10 +266,12 @@ impl VerbsLinks {
             in_flight: (0..PLACES).map(|_| None).collect(),
             receives: RecvList::new(64, 0),
             alive: true,
+            ready: false,
             frames_sent: 0,
             keepalives_sent: 0,
             keepalive_seen: 0,
         });
+        self.send_idle(direction);
     }
 
     /// Frames sent so far over a link.
@@ -313,6 +320,7 @@ impl VerbsLinks {
                 let _ = link.receives.recv(&[], WrId(id));
             }
             let frame = completion.imm().and_then(Frame::decode);
+            link.ready |= frame.is_some();
             return Some(match frame {
                 Some(frame) if link.alive => LinkEvent::Frame { side, frame },
                 Some(_) => return None,
@@ -470,7 +478,9 @@ fn post_receives(link: &mut Side) {
 
 impl Links for VerbsLinks {
     fn is_ready(&self, direction: Direction) -> bool {
-        self.sides[direction.index()].as_ref().is_some_and(|link| link.alive && !link.free.is_empty())
+        self.sides[direction.index()]
+            .as_ref()
+            .is_some_and(|link| link.alive && link.ready && !link.free.is_empty())
     }
 
     fn send(&mut self, direction: Direction, slot: u16, header: &Header, payload: Payload<'_>) -> bool {
@@ -524,7 +534,107 @@ fn side_of(id: u64) -> Option<Direction> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+    use std::time::{Duration, Instant};
+
+    use millstream_rdma::wait::WaitOptions;
+    use millstream_rdma::{CompletionQueue, CompletionWaiter, Deadline, DeviceSelector};
+    use millstream_torus_core::{Dimensions, NodeNumber};
+
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// One end of a link.
+    struct End {
+        engine: Engine,
+        links: VerbsLinks,
+        queue: CompletionQueue,
+        connector: LinkConnector,
+        _waiter: CompletionWaiter,
+    }
+
+    impl End {
+        fn new(device: &Device, torus: Dimensions, here: NodeNumber) -> End {
+            let options = EngineOptions::default();
+            let wait = WaitOptions { spin: Duration::ZERO, descriptors_every: Duration::from_millis(1) };
+            let waiter = CompletionWaiter::new(device, wait).unwrap();
+            let queue = waiter.completion_queue(VerbsLinks::completions(&options)).unwrap();
+            let links = VerbsLinks::new(device, options).unwrap();
+            let parts = Connections {
+                device,
+                queue: &queue,
+                torus,
+                here,
+                key: 1,
+                options,
+                listener: &millstream_rdma::connect::listen("127.0.0.1:0").unwrap(),
+                peers: &[],
+                deadline: Deadline::after(LONG),
+            };
+            let connector = LinkConnector::new(&links, &parts).unwrap();
+            End { engine: Engine::new(torus, here, options), links, queue, connector, _waiter: waiter }
+        }
+
+        /// Handles completions until one is there.
+        fn receive(&mut self) -> LinkEvent {
+            let (start, mut completions) = (Instant::now(), [Completion::EMPTY; 1]);
+            loop {
+                assert!(start.elapsed() < LONG, "no frame arrives");
+                let taken = self.queue.poll(&mut completions).unwrap().len();
+                let event = (completions[..taken].iter())
+                    .find_map(|completion| self.links.handle_completion(completion, &mut self.engine));
+                if let Some(event) = event {
+                    return event;
+                }
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Connects two nodes. Neither has taken the connection into use.
+    fn connect(ends: &mut [End; 2], link: Direction) -> [(Connected, u8); 2] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let [dials, accepts] = ends;
+        let incarnations = [dials.links.begin(link), accepts.links.begin(link.reversed())];
+        let connected = std::thread::scope(|scope| {
+            let dialled = scope.spawn(|| {
+                dials.connector.dial(link, &address, incarnations[0], Deadline::after(LONG)).unwrap()
+            });
+            let (mut stream, _) = listener.accept().unwrap();
+            let direction = accepts.connector.receive_hello(&mut stream).unwrap();
+            let deadline = Deadline::after(LONG);
+            let accepted = accepts.connector.finish(direction, stream, incarnations[1], deadline).unwrap();
+            [dialled.join().unwrap(), accepted]
+        });
+        let [dialled, accepted] = connected;
+        [(dialled, incarnations[0]), (accepted, incarnations[1])]
+    }
+
+    /// The other end may still forward packets of the former connection from its slots.
+    #[test]
+    fn nothing_is_written_into_slots_before_the_neighbour_has_begun_them_anew() {
+        let device = millstream_rdma::device::open(&DeviceSelector::from_environment()).unwrap();
+        let torus: Dimensions = "2x1x1".parse().unwrap();
+        let mut ends = [0, 1].map(|node| End::new(&device, torus, NodeNumber(node)));
+        let link =
+            Direction::ALL.into_iter().find(|&direction| torus.neighbour(NodeNumber(0), direction).is_some());
+        let link = link.unwrap();
+        for _ in 0..2 {
+            let [(dialled, first), (accepted, second)] = connect(&mut ends, link);
+            let [dials, accepts] = &mut ends;
+            let _stream = dials.links.take(dialled, first);
+            assert!(!dials.links.is_ready(link), "the neighbour has not taken the connection into use");
+            let _stream = accepts.links.take(accepted, second);
+            for (end, side) in [(dials, link), (accepts, link.reversed())] {
+                let frame = Frame { kind: FrameKind::Idle, diagnosis: 0 };
+                assert_eq!(end.receive(), LinkEvent::Frame { side, frame });
+                assert!(end.links.is_ready(side));
+                end.links.shut_down(side);
+            }
+        }
+    }
 
     #[test]
     fn immediate_data_keep_every_field() {
