@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_fabric::{Event, Fabric, FabricError, Notification, RegionId, Span, check};
 use millstream_rdma::queue::Signal;
-use millstream_rdma::{Deadline, RemoteAddress, Sge};
+use millstream_rdma::{Deadline, QueuePair, RemoteAddress, Sge, WrId};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::DirectNode;
@@ -29,7 +29,9 @@ impl Node {
         Ok(memory)
     }
 
-    /// Address of a range of another node's region. Asks the node if it did not tell the region yet.
+    /// Address of a range of another node's region, when there is room for a request to the node. Asks the node if it did
+    /// not tell the region yet. The request has to be posted before messages are taken again: the answer to one tells the
+    /// node that the region is used no more.
     fn address(
         &mut self,
         node: NodeNumber,
@@ -37,20 +39,20 @@ impl Node {
         offset: u64,
         length: u64,
     ) -> Result<RemoteAddress, FabricError> {
-        self.progress();
         let lost = FabricError::NodeLost { node };
         let known = |node: NodeNumber, state: &Node| {
             state.peer(node).and_then(|peer| peer.regions.get(&region).copied())
         };
-        let memory = match known(node, self) {
-            Some(memory) => memory,
-            None => {
-                self.send(node, &Message::Lookup { id: region })?;
-                self.wait(Deadline::NEVER, |state| match known(node, state) {
-                    Some(memory) => Some(Ok(memory)),
-                    None => (!state.is_alive(node)).then_some(Err(lost)),
-                })?
+        let memory = loop {
+            self.make_room(node)?;
+            if let Some(memory) = known(node, self) {
+                break memory;
             }
+            self.send(node, &Message::Lookup { id: region })?;
+            self.wait(Deadline::NEVER, |state| match known(node, state) {
+                Some(_) => Some(Ok(())),
+                None => (!state.is_alive(node)).then_some(Err(lost)),
+            })?;
         };
         let memory = check::region(memory, node, region)?;
         memory.at(offset, length).map_err(|_| FabricError::Bounds { offset, length, size: memory.len })
@@ -83,7 +85,7 @@ impl Node {
         Ok(())
     }
 
-    /// Posts one WRITE, with the counter of the notification as immediate data.
+    /// Posts one WRITE to an address that was looked up just now, with the counter of the notification as immediate data.
     fn write(
         &mut self,
         node: NodeNumber,
@@ -141,10 +143,15 @@ impl Node {
             let staged = self.stage(part.len())?;
             let _ = self.staging_memory.store(staged, part);
             let lost = FabricError::NodeLost { node: to };
-            let from = self.staging_sge(staged, part.len() as u32).ok_or(lost)?;
-            let address = self.address(to, region, at, part.len() as u64)?;
             let with = if more.is_empty() { notification } else { Notification::None };
-            self.write(to, AtEnd::Free(staged), from, address, with)?;
+            let posted = self.staging_sge(staged, part.len() as u32).ok_or(lost).and_then(|from| {
+                let address = self.address(to, region, at, part.len() as u64)?;
+                self.write(to, AtEnd::Free(staged), from, address, with)
+            });
+            if posted.is_err() {
+                self.staging.free(staged);
+            }
+            posted?;
             if more.is_empty() {
                 return self.announce(to, region, offset, data.len() as u64, notification);
             }
@@ -196,19 +203,21 @@ impl Node {
         }
     }
 
-    /// Posts a transfer into the staging memory and waits for it.
+    /// Posts a transfer from another node's region into the staging memory and waits for it.
     fn fetch(
         &mut self,
         node: NodeNumber,
+        region: RegionId,
+        offset: u64,
         length: usize,
-        post: impl FnOnce(&millstream_rdma::QueuePair, Sge, millstream_rdma::WrId) -> bool,
+        post: impl FnOnce(&QueuePair, Sge, RemoteAddress, WrId) -> bool,
     ) -> Result<Vec<u8>, FabricError> {
         let lost = FabricError::NodeLost { node };
         let at = self.stage(length)?;
-        let result = match self.staging_sge(at, length as u32) {
-            None => Err(lost),
-            Some(sge) => self.transfer(node, AtEnd::Report, |pair, id| post(pair, sge, id)),
-        };
+        let result = self.staging_sge(at, length as u32).ok_or(lost).and_then(|into| {
+            let address = self.address(node, region, offset, length as u64)?;
+            self.transfer(node, AtEnd::Report, |pair, id| post(pair, into, address, id))
+        });
         // The device writes to the place until the completion, so it is not freed before.
         let result = result.and_then(|number| {
             self.wait(Deadline::NEVER, |state| state.finished.remove(&number).then_some(Ok(())))
@@ -236,8 +245,7 @@ impl Node {
         self.address(from, region, offset, into.len() as u64)?;
         let mut at = offset;
         for part in into.chunks_mut(CHUNK) {
-            let address = self.address(from, region, at, part.len() as u64)?;
-            let bytes = self.fetch(from, part.len(), |pair, to, id| {
+            let bytes = self.fetch(from, region, at, part.len(), |pair, to, address, id| {
                 pair.post_read(&[to], address, Signal::Yes, id).is_ok()
             })?;
             part.copy_from_slice(&bytes);
@@ -252,7 +260,7 @@ impl Node {
         region: RegionId,
         offset: u64,
         here: impl Fn(u64) -> u64,
-        post: impl FnOnce(&millstream_rdma::QueuePair, Sge, RemoteAddress, millstream_rdma::WrId) -> bool,
+        post: impl FnOnce(&QueuePair, Sge, RemoteAddress, WrId) -> bool,
     ) -> Result<u64, FabricError> {
         self.check_target(at, Notification::None)?;
         check::word(offset)?;
@@ -260,8 +268,7 @@ impl Node {
             let bounds = FabricError::Bounds { offset, length: 8, size: self.own(region)?.size() };
             return self.own_range(region, offset, 8)?.update(offset, here).map_err(|_| bounds);
         }
-        let address = self.address(at, region, offset, 8)?;
-        let bytes = self.fetch(at, 8, |pair, to, id| post(pair, to, address, id))?;
+        let bytes = self.fetch(at, region, offset, 8, post)?;
         Ok(u64::from_ne_bytes(std::array::from_fn(|i| bytes[i])))
     }
 

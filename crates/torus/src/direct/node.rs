@@ -259,14 +259,13 @@ impl Node {
         self.posted(node, posted.is_ok())
     }
 
-    /// Posts a transfer. Returns its number.
+    /// Posts a transfer. Returns its number. There has to be room for it: see [`Node::make_room`].
     pub(super) fn transfer(
         &mut self,
         node: NodeNumber,
         at_end: AtEnd,
         post: impl FnOnce(&QueuePair, WrId) -> bool,
     ) -> Result<u32, FabricError> {
-        self.make_room(node)?;
         let number = self.next_transfer;
         self.next_transfer = number.wrapping_add(1);
         let (kind, detail) = match at_end {
