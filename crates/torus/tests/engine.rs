@@ -6,12 +6,16 @@ use std::time::Duration;
 use millstream_fabric::{Notification, RegionId};
 use millstream_quantity::Instant;
 use millstream_torus::engine::{
-    AtomicOperation, EngineOptions, Event, Failure, Operation, OutsideAccess, Request, Span,
+    AtomicOperation, Engine, EngineOptions, Event, Failure, Links, Operation, OutsideAccess, Payload,
+    Request, Span,
 };
 use millstream_torus::in_process::InProcessTorus;
 use millstream_torus::memory::Memory;
 use millstream_torus_core::epoch::{Attempt, Ballot, Order, Plan, Step};
-use millstream_torus_core::{DeadSet, Direction, Epoch, NodeNumber, Port};
+use millstream_torus_core::header::Kind;
+use millstream_torus_core::route::{VirtualChannel, dimension_order};
+use millstream_torus_core::router::SlotRef;
+use millstream_torus_core::{DeadSet, Direction, Epoch, Header, NodeNumber, Port, Sequence};
 
 fn memory(len: usize) -> Arc<Memory> {
     Arc::new(Memory::allocate("test", len, None).expect("memory").0)
@@ -468,4 +472,63 @@ fn a_returned_node_completes_no_refused_put() {
     let mut found = events(&mut torus, 1);
     found.retain(|event| matches!(event, Event::Completed { .. }));
     assert_eq!(found, [Event::Completed { cookie: 3, value: 0, failure }]);
+}
+
+/// Links that carry nothing, and count what would leave.
+struct Void {
+    slot: Memory,
+    sent: [u32; VirtualChannel::COUNT],
+    /// Data for node 2.
+    data: u32,
+}
+
+impl Links for Void {
+    fn is_ready(&self, _: Direction) -> bool {
+        true
+    }
+
+    fn send(&mut self, _: Direction, _: u16, header: &Header, _: Payload<'_>) -> bool {
+        self.sent[header.vc.index()] += 1;
+        self.data += u32::from(header.kind == Kind::GetData && header.target == NodeNumber(2));
+        true
+    }
+
+    fn send_credits(&mut self, _: Direction, _: [u32; VirtualChannel::COUNT]) {}
+
+    fn slot(&self, _: SlotRef) -> (&Memory, u64) {
+        (&self.slot, 0)
+    }
+}
+
+/// Node 1 asks for ever and acknowledges no reply; then node 2 reads a word through it.
+#[test]
+fn a_node_that_takes_no_replies_harms_no_other_one() {
+    let options = EngineOptions::default();
+    let dimensions = "5x1x1".parse().expect("valid");
+    let mut node = Engine::new(dimensions, NodeNumber(0), options);
+    let side = Direction::ALL[0];
+    node.set_link(side, true);
+    let region = node.regions.add(memory(8));
+    let (slot, _) = Memory::allocate("test", 8192, None).expect("memory");
+    let mut links = Void { slot, sent: Default::default(), data: 0 };
+    let mut packets = 0_u32;
+    let mut ask = |source: u16, sequence: u32| {
+        let mut header = Header::new(Kind::GetRequest, NodeNumber(source), NodeNumber(0));
+        header.signs = dimension_order::shortest(&dimensions, NodeNumber(source), NodeNumber(0));
+        header.hops = source;
+        header.sequence = Sequence(sequence);
+        (header.region, header.total, header.operation) = (region.0, 8, sequence);
+        node.handle_packet(side, (packets % u32::from(options.slots)) as u16, header).expect("the next slot");
+        packets += 1;
+        node.run(&mut links);
+        node.handle_credits(side, links.sent).expect("sent");
+        node.run(&mut links);
+    };
+    // As many as a node has places for operations.
+    (0..1 << 20).for_each(|sequence| ask(1, sequence));
+    ask(2, 0);
+    assert_eq!(links.data, 1);
+    let (packets, counters) = (node.packets(), node.counters());
+    assert_eq!((packets.delivered, packets.dropped_total()), ((1 << 20) + 1, 0));
+    assert!(counters.not_executed > 1 << 19, "{counters:?}");
 }

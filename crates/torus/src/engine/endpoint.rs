@@ -188,6 +188,11 @@ impl Endpoint {
 
     /// A packet with a place in its pair's sequence arrived. Whether to execute it.
     pub(super) fn accept(&mut self, header: &Header) -> bool {
+        let is_request = matches!(header.kind, Kind::Put | Kind::GetRequest | Kind::Atomic);
+        // The source repeats the packet.
+        if is_request && !self.operations.takes_replies(header.source) {
+            return false;
+        }
         let receiver = self.receivers.entry(header.source).or_default();
         let acceptance = receiver.pair.handle_packet(header.generation, header.sequence);
         if acceptance != Acceptance::StaleGeneration && !std::mem::replace(&mut receiver.queued, true) {

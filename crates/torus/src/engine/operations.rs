@@ -14,6 +14,10 @@ use crate::memory::Memory;
 
 /// Gets on their way to one node; its target has places for their data.
 const MAX_GETS: usize = 16;
+/// Replies to one node whose acknowledgements are missing; above, none of its requests is executed. An application has at most
+/// [`MAX_COMMANDS`](crate::control::MAX_COMMANDS) operations under way, so only a node that takes no replies gets so many. Such a
+/// node must not take the places of replies to others.
+const MAX_REPLIES: usize = 4096;
 /// Index bits of an operation's number; the others are its generation.
 const INDEX_BITS: u32 = 20;
 
@@ -80,6 +84,8 @@ struct Target {
     /// Refusals that arrived; wraps.
     refusals: u16,
     gets: usize,
+    /// Replies whose acknowledgements are missing.
+    unacknowledged: usize,
     listed: bool,
 }
 
@@ -143,7 +149,13 @@ impl Operations {
         *generation = (*generation + 1) & (u32::MAX >> INDEX_BITS);
         self.free.push(index);
         self.live -= 1;
-        place.take()
+        let entry = place.take()?;
+        if let Work::Reply(..) = entry.work
+            && let Some(target) = self.targets.get_mut(&entry.target)
+        {
+            target.unacknowledged = target.unacknowledged.saturating_sub(1);
+        }
+        Some(entry)
     }
 
     fn list(&mut self, node: NodeNumber) -> &mut Target {
@@ -195,12 +207,19 @@ impl Operations {
             failure: None,
             bytes,
         };
-        // Windows of all pairs bound the number of replies far below the limit.
+        // `MAX_REPLIES` bounds the number of replies.
         let Some(id) = self.insert(entry) else {
             tracing::error!("{to}: no place for a reply");
             return;
         };
-        self.list(to).replies.push_back(id);
+        let target = self.list(to);
+        target.unacknowledged += 1;
+        target.replies.push_back(id);
+    }
+
+    /// Whether a node may get further replies.
+    pub(super) fn takes_replies(&self, node: NodeNumber) -> bool {
+        self.targets.get(&node).is_none_or(|target| target.unacknowledged < MAX_REPLIES)
     }
 
     /// Gives packets to pairs that have fewer than `limit`. Returns whether it gave any.
