@@ -15,7 +15,9 @@ use millstream_torus_core::epoch::{Attempt, Ballot, Order, Plan, Step};
 use millstream_torus_core::header::Kind;
 use millstream_torus_core::route::{VirtualChannel, dimension_order};
 use millstream_torus_core::router::SlotRef;
-use millstream_torus_core::{DeadSet, Direction, Epoch, Header, NodeNumber, Port, Sequence};
+use millstream_torus_core::{
+    Acknowledgement, DeadSet, Direction, Epoch, Generation, Header, NodeNumber, Port, Sequence,
+};
 
 fn memory(len: usize) -> Arc<Memory> {
     Arc::new(Memory::allocate("test", len, None).expect("memory").0)
@@ -472,6 +474,49 @@ fn a_returned_node_completes_no_refused_put() {
     let mut found = events(&mut torus, 1);
     found.retain(|event| matches!(event, Event::Completed { .. }));
     assert_eq!(found, [Event::Completed { cookie: 3, value: 0, failure }]);
+}
+
+/// Packets and acknowledgements of a node's former process are still on their way when its next one takes part.
+#[test]
+fn what_a_former_process_sent_does_not_count_for_the_next_one() {
+    let options = EngineOptions::default();
+    let mut node = Engine::new("5x1x1".parse().expect("valid"), NodeNumber(0), options);
+    let side = Direction::ALL[0];
+    node.set_link(side, true);
+    let (source, region) = (memory(8), node.regions.add(memory(8)));
+    let (slot, _) = Memory::allocate("test", 8192, None).expect("memory");
+    let mut links = Void { slot, sent: Default::default(), data: 0 };
+    let plan = Plan { returning: [NodeNumber(1)].into(), ..Plan::default() };
+    let attempt = ATTEMPT;
+    let steps = [Step::Prepare { epoch: Epoch(1), attempt, plan }, Step::Commit { epoch: Epoch(1), attempt }];
+    for step in steps {
+        node.handle_order(&Order { ballot: ATTEMPT.ballot, step });
+    }
+    node.post(Port::Local, put(1, RegionId(7), 0, &source, 8, 9));
+    node.run(&mut links);
+    let mut slot = 0;
+    let mut arrive = |node: &mut Engine, kind, epoch: u32| {
+        let mut header = Header::new(kind, NodeNumber(1), NodeNumber(0));
+        header.signs = dimension_order::shortest(&node.dimensions(), NodeNumber(1), NodeNumber(0));
+        (header.hops, header.epoch, header.last) = (1, Epoch(epoch), true);
+        if kind == Kind::Put {
+            (header.region, header.length, header.total) = (region.0, 8, 8);
+            header.notification = Notification::Event { tag: epoch };
+        } else {
+            let (generation, next) = (Generation(0), Sequence(1));
+            header.acknowledgement = Some(Acknowledgement { generation, next, refusals: 0 });
+        }
+        node.handle_packet(side, slot, header).expect("the next slot");
+        slot += 1;
+        node.run(&mut links);
+        std::iter::from_fn(|| node.poll_event(Port::Local)).collect::<Vec<_>>()
+    };
+    for kind in [Kind::Put, Kind::Acknowledge] {
+        assert_eq!(arrive(&mut node, kind, 0), []);
+    }
+    assert!(matches!(arrive(&mut node, Kind::Put, 1)[..], [Event::Notification(event)] if event.tag == 1));
+    let completed = Event::Completed { cookie: 9, value: 0, failure: None };
+    assert_eq!(arrive(&mut node, Kind::Acknowledge, 1), [completed]);
 }
 
 /// Links that carry nothing, and count what would leave.

@@ -44,6 +44,10 @@ impl Engine {
             return;
         }
         let endpoint = &mut self.endpoints[header.port.index()];
+        if endpoint.is_of_former_pair(header) {
+            self.counters.not_executed += u64::from(header.kind.is_sequenced());
+            return;
+        }
         if let Some(ack) = header.acknowledgement {
             endpoint.handle_acknowledgement(header.source, ack, self.now);
             return;

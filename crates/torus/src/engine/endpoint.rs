@@ -1,7 +1,7 @@
 //! The pairs and operations of one port. Those of the local and of the seventh port have nothing in common but the router,
 //! so hosts outside of the torus take neither places nor windows from this node's application.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use millstream_quantity::Instant;
 use millstream_torus_core::epoch::Plan;
@@ -33,6 +33,9 @@ pub(super) struct Endpoint {
     window: usize,
     sources: Sources<Packet>,
     receivers: BTreeMap<NodeNumber, Receiver>,
+    /// The epochs in which nodes came back, and that in which this one did.
+    begun: BTreeMap<NodeNumber, Epoch>,
+    all_begun: Epoch,
     pub(super) operations: Operations,
     acknowledgements: VecDeque<NodeNumber>,
     /// A header that found its injection queue full.
@@ -54,6 +57,8 @@ impl Endpoint {
             window: options.window,
             sources: Sources::new(torus, here, table, options.window, options.repeat),
             receivers: BTreeMap::new(),
+            begun: BTreeMap::new(),
+            all_begun: Epoch(0),
             operations: Operations::new(options.packet),
             acknowledgements: VecDeque::new(),
             stalled: None,
@@ -96,12 +101,21 @@ impl Endpoint {
         }
     }
 
-    /// Nodes that take part again begin their pairs anew; so do all if this one does.
-    pub(super) fn forget(&mut self, returning: &BTreeSet<NodeNumber>) {
-        if returning.contains(&self.here) {
+    /// Nodes that take part again begin their pairs anew with this epoch; so do all if this one does.
+    fn begin_pairs(&mut self, epoch: Epoch, plan: &Plan) {
+        if plan.returning.contains(&self.here) {
             self.receivers.clear();
+            self.begun.clear();
+            self.all_begun = epoch;
         }
-        self.receivers.retain(|source, _| !returning.contains(source));
+        self.receivers.retain(|source, _| !plan.returning.contains(source));
+        self.begun.extend(plan.returning.iter().map(|&node| (node, epoch)));
+    }
+
+    /// Whether a packet is of an epoch before that with which its pair began: its node's former process sent it, or it is for
+    /// that of this node.
+    pub(super) fn is_of_former_pair(&self, header: &Header) -> bool {
+        header.epoch < self.begun.get(&header.source).copied().unwrap_or_default().max(self.all_begun)
     }
 
     pub(super) fn activate(&mut self, epoch: Epoch, plan: &Plan, table: NodeTable, now: Instant) {
@@ -109,6 +123,7 @@ impl Endpoint {
         let all = plan.returning.contains(&self.here);
         let is_lost = |node| all || !plan.dead.node_lives(node) || plan.returning.contains(&node);
         self.operations.fail_targets(is_lost, Failure::NodeLost, &mut self.events);
+        self.begin_pairs(epoch, plan);
         self.sources.activate(epoch, plan.dead.clone(), plan.returning.clone(), table, now);
     }
 

@@ -346,8 +346,6 @@ impl Engine {
         for effect in self.participant.handle_order(order) {
             match effect {
                 Effect::Install { epoch, plan } => {
-                    // Now, because another node that has activated the epoch may send before this one has.
-                    self.endpoints.iter_mut().for_each(|endpoint| endpoint.forget(&plan.returning));
                     let table = NodeTable::new(&UpDown::new(&self.torus, &plan.dead), self.here);
                     self.router.routing_mut().install(epoch, table);
                     self.router.reroute();
