@@ -109,8 +109,9 @@ impl Reports {
         view.map(|view| view.link)
     }
 
-    /// Whether a link is broken and no adapter is to blame: both ends report so, or one end does while the other does not
-    /// report and another neighbour still hears it. A node may have several such links; its verdict names the first.
+    /// Whether a link is broken and no adapter is to blame: both ends report so, or one end does while the
+    /// other does not report and another neighbour still hears it. A node may have several such links; its
+    /// verdict names the first.
     #[must_use]
     pub fn is_broken(&self, node: NodeNumber, direction: Direction) -> bool {
         let Some(other) = self.torus.neighbour(node, direction) else { return false };

@@ -12,7 +12,8 @@ use millstream_torus_core::{Dimensions, NodeNumber};
 const LONG: Duration = Duration::from_secs(60);
 const ROUNDS: usize = 300;
 
-/// A node whose region ends while another one puts to it: the put is done or refused, and their connection stays.
+/// A node whose region ends while another one puts to it: the put is done or refused, and their connection
+/// stays.
 #[test]
 fn puts_race_with_the_end_of_their_region() {
     let dimensions: Dimensions = "2x1x1".parse().unwrap();

@@ -476,7 +476,8 @@ fn a_returned_node_completes_no_refused_put() {
     assert_eq!(found, [Event::Completed { cookie: 3, value: 0, failure }]);
 }
 
-/// Packets and acknowledgements of a node's former process are still on their way when its next one takes part.
+/// Packets and acknowledgements of a node's former process are still on their way when its next one takes
+/// part.
 #[test]
 fn what_a_former_process_sent_does_not_count_for_the_next_one() {
     let options = EngineOptions::default();

@@ -29,9 +29,9 @@ impl Node {
         Ok(memory)
     }
 
-    /// Address of a range of another node's region, when there is room for a request to the node. Asks the node if it did
-    /// not tell the region yet. The request has to be posted before messages are taken again: the answer to one tells the
-    /// node that the region is used no more.
+    /// Address of a range of another node's region, when there is room for a request to the node. Asks the
+    /// node if it did not tell the region yet. The request has to be posted before messages are taken again:
+    /// the answer to one tells the node that the region is used no more.
     fn address(
         &mut self,
         node: NodeNumber,
@@ -85,7 +85,8 @@ impl Node {
         Ok(())
     }
 
-    /// Posts one WRITE to an address that was looked up just now, with the counter of the notification as immediate data.
+    /// Posts one WRITE to an address that was looked up just now, with the counter of the notification as
+    /// immediate data.
     fn write(
         &mut self,
         node: NodeNumber,

@@ -112,8 +112,8 @@ impl Endpoint {
         self.begun.extend(plan.returning.iter().map(|&node| (node, epoch)));
     }
 
-    /// Whether a packet is of an epoch before that with which its pair began: its node's former process sent it, or it is for
-    /// that of this node.
+    /// Whether a packet is of an epoch before that with which its pair began: its node's former process sent
+    /// it, or it is for that of this node.
     pub(super) fn is_of_former_pair(&self, header: &Header) -> bool {
         header.epoch < self.begun.get(&header.source).copied().unwrap_or_default().max(self.all_begun)
     }

@@ -409,8 +409,8 @@ impl Engine {
         self.counters.staged_bytes += u64::from(bytes);
     }
 
-    /// Moves packets until nothing can move, or for a few milliseconds: the caller has timers to look at. Returns whether
-    /// anything moved; then more may.
+    /// Moves packets until nothing can move, or for a few milliseconds: the caller has timers to look at.
+    /// Returns whether anything moved; then more may.
     pub fn run(&mut self, links: &mut impl Links) -> bool {
         let mut worked = false;
         let end = self.moved() + u64::from((RUN_BYTES / self.options.packet.max(1)).max(RUN_PACKETS));

@@ -14,9 +14,9 @@ use crate::memory::Memory;
 
 /// Gets on their way to one node; its target has places for their data.
 const MAX_GETS: usize = 16;
-/// Replies to one node whose acknowledgements are missing; above, none of its requests is executed. An application has at most
-/// [`MAX_COMMANDS`](crate::control::MAX_COMMANDS) operations under way, so only a node that takes no replies gets so many. Such a
-/// node must not take the places of replies to others.
+/// Replies to one node whose acknowledgements are missing; above, none of its requests is executed. An
+/// application has at most [`MAX_COMMANDS`](crate::control::MAX_COMMANDS) operations under way, so only a
+/// node that takes no replies gets so many. Such a node must not take the places of replies to others.
 const MAX_REPLIES: usize = 4096;
 /// Index bits of an operation's number; the others are its generation.
 const INDEX_BITS: u32 = 20;

@@ -477,8 +477,8 @@ impl Node {
         if self.reconnector.is_busy(direction) || self.state.finishing {
             return;
         }
-        // A packet that came over the old connection may still be here: the neighbour tries again. A connection that is in use
-        // ends only when the other end is known to be the neighbour.
+        // A packet that came over the old connection may still be here: the neighbour tries again. A
+        // connection that is in use ends only when the other end is known to be the neighbour.
         if !self.state.engine.link_is_up(direction) && !self.state.begin_anew(direction) {
             return;
         }

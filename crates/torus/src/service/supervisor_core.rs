@@ -211,8 +211,8 @@ impl SupervisorCore {
         changed
     }
 
-    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes are up; a link,
-    /// when it is up. The ends of a link that report have to agree.
+    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes
+    /// are up; a link, when it is up. The ends of a link that report have to agree.
     fn avoid(&mut self) {
         let links: Vec<_> = self.dead.links().collect();
         for node in self.torus.all() {
@@ -252,8 +252,8 @@ impl SupervisorCore {
         self.dead.node_lives(node) && other.is_some_and(|other| self.dead.node_lives(other))
     }
 
-    /// Whether a node sees a link broken behind which a node is enclosed. Whatever that one's state is, nothing gets there
-    /// over this link.
+    /// Whether a node sees a link broken behind which a node is enclosed. Whatever that one's state is,
+    /// nothing gets there over this link.
     fn ends_at_enclosed(&self, node: NodeNumber, direction: Direction) -> bool {
         self.reports.link(node, direction) == Some(LinkState::Broken)
             && self
@@ -279,8 +279,8 @@ impl SupervisorCore {
             && !self.silent.contains(&node)
     }
 
-    /// Whether all links of a node to live nodes are up. If there is no live neighbour, the node waits for a link to one that
-    /// may return, too, if there is such a neighbour.
+    /// Whether all links of a node to live nodes are up. If there is no live neighbour, the node waits for a
+    /// link to one that may return, too, if there is such a neighbour.
     fn is_connected(&self, node: NodeNumber) -> bool {
         let neighbours: Vec<_> = Direction::ALL
             .into_iter()

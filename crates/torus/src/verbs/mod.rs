@@ -9,8 +9,9 @@
 //! neighbour never waits for one. A keep-alive on a silent link is a WRITE of one word, without immediate data: it wakes nobody,
 //! and the neighbour reads it when it looks at its timers.
 //!
-//! All connections of a direction use the same slots. A node that takes a connection into use begins its slots anew and says
-//! so by an idle frame: before that, its slots may hold packets of the former connection, so the neighbour sends none.
+//! All connections of a direction use the same slots. A node that takes a connection into use begins its
+//! slots anew and says so by an idle frame: before that, its slots may hold packets of the former connection,
+//! so the neighbour sends none.
 
 mod connect;
 mod early;
