@@ -25,7 +25,7 @@ use millstream_quantity::Qpn;
 use crate::caps::{MAX_MR, MAX_MULTICAST, MAX_QP, MAX_XRC_SRQ};
 
 /// Marks an arena; changes with every change of this layout.
-pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARNA");
+pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"MILLARNB");
 /// Bytes of an arena's address space.
 pub(crate) const ARENA_LEN: usize = 1 << 30;
 pub(crate) const QP_TABLE: usize = 4096;
@@ -137,7 +137,9 @@ pub(crate) struct QpEntry {
     // Initiator.
     /// Receive requests ever consumed.
     pub(crate) rq_head: AtomicU32,
-    _pad3: [u32; 15],
+    /// The value of `rq_tail` that an initiator read last. The owner's cache line is read only when the queue seems empty.
+    pub(crate) rq_seen_tail: AtomicU32,
+    _pad3: [u32; 14],
     // Initiator, rarely; the owner reads it with every receive that it posts.
     /// Set while the initiator sleeps because the receive queue was empty.
     pub(crate) rnr_wait: AtomicU32,
@@ -215,7 +217,9 @@ pub(crate) struct SrqRing {
     /// A limit event is due when fewer requests than this are left; zero for none. The initiator that reports it clears
     /// the field. It lies here because initiators read it with every request, and the owner seldom does.
     pub(crate) limit: SrqLimitWord,
-    _pad0: [u32; 6],
+    /// The value of `tail` that an initiator read last, as in [`QpEntry::rq_seen_tail`].
+    pub(crate) seen_tail: AtomicU32,
+    _pad0: [u32; 5],
     // Owner.
     /// Receive requests ever posted.
     pub(crate) tail: AtomicU32,

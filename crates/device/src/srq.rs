@@ -86,7 +86,7 @@ impl Srq {
         let block = adapter.arena.alloc(len).ok_or(Errno::NOMEM)?;
         let ring: &'static SrqRing = adapter.arena.get(block.offset);
         // Zero already, unless a peer has written to free memory.
-        for word in [&ring.head, &ring.rnr_wait, &ring.tail] {
+        for word in [&ring.head, &ring.seen_tail, &ring.rnr_wait, &ring.tail] {
             word.store(0, Ordering::Relaxed);
         }
         ring.limit.reset();
@@ -276,6 +276,15 @@ impl Srq {
         }
         let qps = self.adapter.qps.all();
         qps.iter().any(|qp| qp.uses_srq(&self.slots) && qp.uses_request(record, slot))
+    }
+
+    /// As if `count` requests had been posted and taken.
+    #[cfg(test)]
+    pub(crate) fn age(&self, count: u32) {
+        self.slots.lock().tail = count;
+        for word in [&self.ring.head, &self.ring.seen_tail, &self.ring.tail] {
+            word.store(count, Ordering::Release);
+        }
     }
 
     /// The slot that was the `at`th to be posted.

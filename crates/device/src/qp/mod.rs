@@ -21,6 +21,8 @@ mod remote_memory;
 mod remote_qp;
 mod send;
 pub mod state;
+#[cfg(test)]
+mod tests;
 mod transfer;
 mod transitions;
 mod transport;
@@ -259,6 +261,7 @@ impl Qp {
         entry.rnr_wait.store(0, Ordering::Relaxed);
         entry.rq_tail.store(0, Ordering::Relaxed);
         entry.rq_head.store(0, Ordering::Relaxed);
+        entry.rq_seen_tail.store(0, Ordering::Relaxed);
         entry.generation.fetch_add(1, Ordering::Relaxed);
         entry.qpn.store(self.qpn.get(), Ordering::Release);
         self.entry_changed();

@@ -61,9 +61,6 @@ pub(super) struct RemoteQp {
     access: Cell<u32>,
     srq: Option<SharedReceives>,
     slots: Slots,
-    /// The last value read of the receive queue's tail. The owner's cache line is read only when the queue seems
-    /// empty.
-    seen_tail: Cell<u32>,
     ahead: ReadAhead,
     pub(super) cq: CqProducer<MappedRef<CqRing>>,
     pub(super) pd: u32,
@@ -155,7 +152,6 @@ impl RemoteQp {
             access: Cell::new(0),
             srq,
             slots,
-            seen_tail: Cell::new(entry.rq_head.load(Ordering::Relaxed)),
             ahead: ReadAhead::default(),
             cq,
             pd: entry.pd.load(Ordering::Relaxed),
@@ -191,7 +187,6 @@ impl RemoteQp {
             access: Cell::new(0),
             srq: Some(srq),
             slots,
-            seen_tail: Cell::new(0),
             ahead: ReadAhead::default(),
             cq: bind_cq(peer, entry.cq.load(Ordering::Relaxed) as usize * 64)?,
             pd: entry.pd.load(Ordering::Relaxed),
@@ -308,28 +303,34 @@ impl RemoteQp {
         self.access.get() & access == access
     }
 
-    /// Whether a receive is posted.
+    /// Whether a receive is posted. Other initiators may take a shared one meanwhile.
     #[inline]
     pub(super) fn has_receive(&self) -> bool {
         match &self.srq {
-            None => self.own_receive_waits(self.entry.rq_head.load(Ordering::Relaxed)),
-            Some(srq) => self.receive_waits(srq.ring.head.load(Ordering::Relaxed), &srq.ring.tail),
+            None => self.own_receives(self.entry.rq_head.load(Ordering::Relaxed)) != 0,
+            // Equal values mean that the queue was empty when the first one was read.
+            Some(srq) => srq.ring.head.load(Ordering::Acquire) != srq.ring.tail.load(Ordering::Acquire),
         }
     }
 
+    /// Receives that wait in the queue pair's own queue. Only for its one initiator, or the one that holds the lock.
     #[inline]
-    fn own_receive_waits(&self, head: u32) -> bool {
-        self.receive_waits(head, &self.entry.rq_tail)
+    fn own_receives(&self, head: u32) -> u32 {
+        self.waiting(head, &self.entry.rq_seen_tail, &self.entry.rq_tail)
     }
 
-    /// The owner's core holds the cache line of `tail`, so that is read only when the queue seems empty.
+    /// Receives that wait in a queue, of those posted before `seen_tail` was read last; if none is left, of all. The caller
+    /// excludes other initiators, which use the same `seen_tail`. The owner's core holds the cache line of `tail`.
     #[inline]
-    fn receive_waits(&self, head: u32, tail: &AtomicU32) -> bool {
-        let ahead = |tail: u32| (tail.wrapping_sub(head) as i32) > 0;
-        ahead(self.seen_tail.get()) || {
-            self.seen_tail.set(tail.load(Ordering::Acquire));
-            ahead(self.seen_tail.get())
-        }
+    fn waiting(&self, head: u32, seen_tail: &AtomicU32, tail: &AtomicU32) -> u32 {
+        // A queue holds no more than its slots: the numbers wrap around, and a peer may have stored any.
+        let ahead =
+            |tail: u32| Some(tail.wrapping_sub(head)).filter(|&n| n.wrapping_sub(1) <= self.slots.mask);
+        ahead(seen_tail.load(Ordering::Relaxed)).unwrap_or_else(|| {
+            let tail = tail.load(Ordering::Acquire);
+            seen_tail.store(tail, Ordering::Relaxed);
+            ahead(tail).unwrap_or(0)
+        })
     }
 
     /// Whether an initiator failed, or exited, that had taken a receive. Only for an initiator that holds the lock under
@@ -378,7 +379,7 @@ impl RemoteQp {
             // Sequence numbers must not wrap around while copies are kept.
             self.ahead.count.set(0);
             let head = self.entry.rq_head.load(Ordering::Relaxed);
-            let waits = self.own_receive_waits(head);
+            let waits = self.own_receives(head) != 0;
             let receive = Receive { sequence: head, slot: head & self.slots.mask };
             return if waits {
                 Ok((receive, SrqLimit::NotReached))
@@ -389,7 +390,7 @@ impl RemoteQp {
         let ring = &*srq.ring;
         let guard = ring.lock.lock(me).ok_or(UNRESPONSIVE)?.guard;
         let head = ring.head.load(Ordering::Relaxed);
-        if !self.receive_waits(head, &ring.tail) {
+        if self.waiting(head, &ring.seen_tail, &ring.tail) == 0 {
             return Err(ExecError::ReceiverNotReady);
         }
         // SAFETY: the place is masked to those that exist; the value is checked below.
@@ -432,7 +433,7 @@ impl RemoteQp {
     /// and sequence numbers are unique: a copy is valid until its receive is consumed.
     #[inline(never)]
     fn read_ahead(&self, head: u32) {
-        let waiting = if self.own_receive_waits(head) { self.seen_tail.get().wrapping_sub(head) } else { 0 };
+        let waiting = self.own_receives(head);
         let count = waiting.min(READ_AHEAD as u32);
         for (request, at) in self.ahead.requests.iter().zip(0..count) {
             let slot = self.slots.at(head.wrapping_add(at));

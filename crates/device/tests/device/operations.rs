@@ -25,7 +25,7 @@ use millstream_shm::Mapping;
 use millstream_shm::socket::Connection;
 
 /// Version of the messages and of the arena's layout, as in a device's hello.
-pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARNA") ^ 6;
+pub(crate) const VERSION: u32 = u32::from_le_bytes(*b"MILL") ^ u32::from_le_bytes(*b"ARNB") ^ 6;
 /// Bytes of the registered memory, and of the guard on each side.
 const LEN: usize = 16 << 10;
 const GUARD: usize = 4096;
