@@ -95,6 +95,14 @@ impl RecvPoster<'_> {
         self.queue.tail.store(tail, Ordering::Release);
         entry.rq_tail.store(tail, Ordering::Release);
     }
+
+    /// Empties the queue. Completions that are still to be polled match no request.
+    pub(crate) fn clear(&self, entry: &QpEntry) {
+        let tail = self.queue.tail.load(Ordering::Relaxed);
+        self.queue.done.store(tail, Ordering::Relaxed);
+        entry.rq_seen_tail.store(tail, Ordering::Relaxed);
+        entry.rq_head.store(tail, Ordering::Release);
+    }
 }
 
 impl RecvQueue {
@@ -131,14 +139,6 @@ impl RecvQueue {
         // The slot of the request that replaces this one.
         prefetch::for_store(self.slot(done.wrapping_add(self.depth)));
         Some(received)
-    }
-
-    /// Empties the queue. Completions that are still to be polled match no request.
-    pub(crate) fn clear(&self, entry: &QpEntry) {
-        let _guard = self.poster.lock();
-        let tail = self.tail.load(Ordering::Relaxed);
-        self.done.store(tail, Ordering::Relaxed);
-        entry.rq_head.store(tail, Ordering::Release);
     }
 
     #[inline]

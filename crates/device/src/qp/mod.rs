@@ -206,6 +206,7 @@ impl Qp {
                 srq,
                 domain,
                 block,
+                flushes: AtomicBool::new(false),
                 last_wqe_reported: AtomicBool::new(false),
             },
             work_queues: QpWorkQueues::new(

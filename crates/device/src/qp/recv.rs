@@ -15,6 +15,7 @@ use crate::errno::{Errno, Result};
 use crate::event::EVENT_QP_LAST_WQE_REACHED;
 use crate::ipc::{Message, Op};
 use crate::peer::Peer;
+use crate::recv_queue::RecvPoster;
 use crate::srq::Srq;
 use crate::types::{Sge, WC_OP_RECV, WC_WR_FLUSH_ERR};
 use crate::xrc::{Xrcd, take_abandoned};
@@ -32,6 +33,9 @@ pub(super) struct RecvSide {
     pub(super) domain: Option<Arc<Xrcd>>,
     /// The slots of the private receive queue in the arena.
     pub(super) block: ArenaBlock,
+    /// Whether the queue pair has failed and its receives were flushed: later ones are flushed when they are posted. Changed
+    /// and read under the lock of the posting side.
+    pub(super) flushes: AtomicBool,
     /// Whether the end of its receives from a shared queue was reported.
     pub(super) last_wqe_reported: AtomicBool,
 }
@@ -49,6 +53,7 @@ impl Qp {
         Some((self.send.queue.lock().transport.peer()?.clone(), Qpn::new(sender)))
     }
 
+    /// Flushes the receives, and those that are posted from now on. No initiator may use one: [`Qp::quiesce`] comes first.
     pub(super) fn flush_receives(&self) {
         if self.recv.srq.is_some() {
             // The shared queue still serves other queue pairs.
@@ -58,7 +63,12 @@ impl Qp {
             }
             return;
         }
-        let recv = self.work_queues.recv.lock();
+        let poster = self.work_queues.recv.lock();
+        self.recv.flushes.store(true, Ordering::Relaxed);
+        self.flush_posted(&poster);
+    }
+
+    fn flush_posted(&self, recv: &RecvPoster<'_>) {
         let head = self.entry.rq_head.load(Ordering::Acquire);
         // The peer writes the head: an impossible value is ignored.
         let (done, tail) = (recv.done(), recv.tail());
@@ -177,10 +187,15 @@ impl Qp {
             return result;
         }
         poster.publish(self.entry, tail);
-        drop(poster);
         if state == QpState::Err {
-            self.flush_receives();
-        } else if self.entry.rnr_wait.load(Ordering::Relaxed) != 0 {
+            // Until then a peer may still use earlier ones, and the thread that fails the queue pair flushes this one, too.
+            if self.recv.flushes.load(Ordering::Relaxed) {
+                self.flush_posted(&poster);
+            }
+            return result;
+        }
+        drop(poster);
+        if self.entry.rnr_wait.load(Ordering::Relaxed) != 0 {
             self.wake_sender();
         }
         result

@@ -185,3 +185,46 @@ fn an_idle_sender_of_datagrams_takes_posted_receives_only() {
         far.destroy();
     }
 }
+
+#[test]
+fn a_receive_posted_in_the_error_state_does_not_flush_those_that_a_peer_uses() {
+    for kind in [QpType::Rc, QpType::Ud] {
+        let fixture = Fixture::new();
+        let (_room, sge) = Room::new(&fixture.pd);
+        let [_near, far] = match kind {
+            QpType::Ud => [(); 2].map(|()| fixture.datagrams()),
+            _ => fixture.pair(RecvSource::Own),
+        };
+        far.post_recv(1, &[sge]).unwrap();
+        // An initiator in the middle of a copy, as the queue pair's entry shows it.
+        let mut announced = far.entry.inflight.last();
+        let lease = match kind {
+            QpType::Ud => far.entry.delivery.lock(far.adapter.id.pid),
+            _ => {
+                far.entry.inflight.begin(&mut announced, false);
+                None
+            }
+        };
+        std::thread::scope(|scope| {
+            let failing = scope.spawn(|| {
+                far.modify(&QpAttr { state: QpState::Err, ..QpAttr::default() }, attr::STATE).unwrap();
+            });
+            assert!(wait_until(Instant::now() + LONG, || far.state() == QpState::Err));
+            far.post_recv(2, &[sge]).unwrap();
+            // The failing thread waits for two seconds at most. If this one was suspended for as long, nothing is shown.
+            let empty = Fixture::is_empty(&fixture.receives);
+            assert!(empty || failing.is_finished(), "the initiator uses the first receive");
+            far.entry.inflight.end(&mut announced);
+            drop(lease);
+            failing.join().unwrap();
+        });
+        far.post_recv(3, &[sge]).unwrap();
+        for wr_id in 1..=3 {
+            let flushed = Fixture::next(&fixture.receives);
+            assert_eq!((flushed.status, flushed.wr_id), (WC_WR_FLUSH_ERR, wr_id), "{kind:?}");
+        }
+        // After a reset, receives wait again.
+        far.modify(&QpAttr { state: QpState::Reset, ..QpAttr::default() }, attr::STATE).unwrap();
+        far.destroy();
+    }
+}

@@ -259,7 +259,11 @@ impl Qp {
         self.entry_changed();
         self.begin_connection();
         self.return_taken_recv();
-        self.forget_completions(|| self.work_queues.recv.clear(self.entry));
+        self.forget_completions(|| {
+            let poster = self.work_queues.recv.lock();
+            self.recv.flushes.store(false, Ordering::Relaxed);
+            poster.clear(self.entry);
+        });
         self.work_queues.reclaim(0);
         self.recv.last_wqe_reported.store(false, Ordering::Release);
         self.states.contact_reported.store(false, Ordering::Release);
