@@ -9,6 +9,7 @@ use millstream_device::{
     send_wr::UdDestination,
     types::WC_FLAG_GRH,
 };
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::{Qkey, Qpn};
 
 use crate::{
@@ -93,6 +94,7 @@ fn parse_route_header(header: &[u8; 40]) -> ([u8; 16], [u8; 16], u8, u32) {
 /// A new address handle; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_ah(pd: *mut ibv_pd, attr: *mut ibv_ah_attr) -> *mut ibv_ah {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain and a readable struct.
     let (domain, attr) = unsafe { (&PdObject::of(pd).inner, &*attr) };
     // Ethernet has global addresses only (RoCE annex A17.4.2).
@@ -127,6 +129,7 @@ pub unsafe extern "C" fn ibv_init_ah_from_wc(
     grh: *mut ibv_grh,
     ah_attr: *mut ibv_ah_attr,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a completion, and the header if the completion's flags announce it.
     let (flags, header) = unsafe {
         let flags = (*wc).wc_flags;
@@ -168,6 +171,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
     grh: *mut ibv_grh,
     port_num: u8,
 ) -> *mut ibv_ah {
+    let _uncancelled = CancelGuard::new();
     let mut attr = ibv_ah_attr::default();
     // SAFETY: the caller passes a protection domain of this library, and what the callee requires.
     let answer = unsafe { ibv_init_ah_from_wc((*pd).context, port_num, wc, grh, &mut attr) };
@@ -181,6 +185,7 @@ pub unsafe extern "C" fn ibv_create_ah_from_wc(
 /// Destroys an address handle. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_ah(ah: *mut ibv_ah) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: boxed by `ibv_create_ah`; the caller gives it up.
     let object = unsafe { Box::from_raw(ah.cast::<AhObject>()) };
     object.domain.detach();
@@ -195,5 +200,6 @@ pub unsafe extern "C" fn ibv_resolve_eth_l2_from_gid(
     _eth_mac: *mut [u8; ETHERNET_LL_SIZE as usize],
     _vid: *mut u16,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     errno::status(Err(Errno::UNSUPPORTED))
 }

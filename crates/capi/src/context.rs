@@ -16,7 +16,7 @@ use std::{
 };
 
 use millstream_device as device;
-use millstream_lockfree::SpinLock;
+use millstream_lockfree::{CancelGuard, SpinLock};
 use millstream_shm::{Memfd, PAGE};
 
 use crate::{
@@ -166,6 +166,7 @@ unsafe extern "C" fn no_status() -> *mut c_void {
 /// Opens a device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context {
+    let _uncancelled = CancelGuard::new();
     errno::pointer(open(device))
 }
 
@@ -224,6 +225,7 @@ pub(crate) const COMP_VECTORS: c_int = 1;
 /// asynchronous events. NULL and errno on failure; EOPNOTSUPP for a device that another process has opened.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_device(cmd_fd: c_int) -> *mut ibv_context {
+    let _uncancelled = CancelGuard::new();
     errno::pointer(import(cmd_fd))
 }
 
@@ -242,6 +244,7 @@ fn import(cmd_fd: c_int) -> Result<*mut ibv_context, Errno> {
 /// Closes an opened device. Returns 0, or -1 with errno.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_close_device(context: *mut ibv_context) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let mut closed = Vec::new();
     OPEN.lock().retain(|_, contexts| {
         closed.extend(contexts.extract_if(.., |opened| opened.context == context.addr()));

@@ -10,6 +10,7 @@ use std::{
 };
 
 use millstream_device::{Channel, Cq, CqPoller, Pd, types::Wc};
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     context::{COMP_VECTORS, Context},
@@ -57,6 +58,7 @@ const _: () = {
 /// A new completion channel; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context.
     let made = Channel::new(unsafe { Context::device(context) });
     errno::pointer(made.map_err(Errno::from).map(|inner| {
@@ -68,6 +70,7 @@ pub unsafe extern "C" fn ibv_create_comp_channel(context: *mut ibv_context) -> *
 /// Destroys a completion channel. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let object = channel.cast::<ChannelObject>();
     // SAFETY: the caller passes a live channel.
     if unsafe { (*object).inner.in_use() } {
@@ -87,6 +90,7 @@ pub unsafe extern "C" fn ibv_create_cq(
     channel: *mut ibv_comp_channel,
     comp_vector: c_int,
 ) -> *mut ibv_cq {
+    let _uncancelled = CancelGuard::new();
     let (Ok(entries), Ok(vector)) = (u32::try_from(cqe), u32::try_from(comp_vector)) else {
         return errno::pointer(Err(Errno::INVALID));
     };
@@ -141,6 +145,7 @@ pub(crate) unsafe fn create(context: *mut ibv_context, options: &Options) -> Res
 /// Changes the capacity of a completion queue to at least `cqe`. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue.
     let inner = unsafe { &CqObject::of(cq).inner };
     let entries = u32::try_from(cqe).map_err(|_| Errno::INVALID);
@@ -154,6 +159,7 @@ pub unsafe extern "C" fn ibv_resize_cq(cq: *mut ibv_cq, cqe: c_int) -> c_int {
 
 /// Changes the moderation of a completion queue's events. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify_cq_attr) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue and a struct that is filled as far as its mask says.
     unsafe {
         let mask = (*attr).attr_mask;
@@ -171,6 +177,7 @@ pub(crate) unsafe extern "C" fn modify_cq(cq: *mut ibv_cq, attr: *mut ibv_modify
 /// Destroys a completion queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue.
     let result = unsafe { CqObject::of(cq) }.inner.destroy();
     if result.is_ok() {

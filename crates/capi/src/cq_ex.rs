@@ -3,6 +3,8 @@
 
 use std::ffi::c_int;
 
+use millstream_lockfree::CancelGuard;
+
 use crate::{
     cq::{self, CqObject, Options},
     errno::{self, Errno},
@@ -23,6 +25,7 @@ pub(crate) unsafe extern "C" fn create_cq_ex(
     context: *mut ibv_context,
     init: *mut ibv_cq_init_attr_ex,
 ) -> *mut ibv_cq_ex {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a struct whose fields are filled as far as `comp_mask` says.
     errno::pointer(unsafe { create(context, init) })
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use millstream_device as device;
+use millstream_lockfree::CancelGuard;
 use millstream_shm::fork;
 
 use crate::{
@@ -68,6 +69,7 @@ fn fill(field: &mut [c_char], text: &str) -> Result<(), Errno> {
 /// NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device {
+    let _uncancelled = CancelGuard::new();
     let list = the_device().map(|device| Box::into_raw(Box::new([device, ptr::null_mut()])).cast());
     if !num_devices.is_null() {
         // SAFETY: the caller passes NULL or a writable int.
@@ -79,6 +81,7 @@ pub unsafe extern "C" fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *m
 /// Frees an array of [`ibv_get_device_list`], but not the device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_free_device_list(list: *mut *mut ibv_device) {
+    let _uncancelled = CancelGuard::new();
     if !list.is_null() {
         // SAFETY: the array was boxed by `ibv_get_device_list`.
         drop(unsafe { Box::from_raw(list.cast::<[*mut ibv_device; 2]>()) });
@@ -129,6 +132,7 @@ pub unsafe extern "C" fn ibv_query_device(
     _context: *mut ibv_context,
     device_attr: *mut ibv_device_attr,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a writable struct.
     unsafe { device_attr.write(attributes()) };
     0
@@ -188,6 +192,7 @@ pub(crate) unsafe extern "C" fn query_device_ex(
     attr: *mut ibv_device_attr_ex,
     size: usize,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes NULL or a readable struct.
     let asks = unsafe { input.as_ref() }.map_or(0, |input| input.comp_mask);
     if asks != 0 || size < mem::size_of::<ibv_device_attr>() {
@@ -225,6 +230,7 @@ pub(crate) unsafe extern "C" fn query_rt_values(
     _context: *mut ibv_context,
     values: *mut ibv_values_ex,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a struct with a filled mask.
     unsafe {
         (*values).comp_mask &= IBV_VALUES_MASK_RAW_CLOCK;

@@ -12,6 +12,7 @@ use millstream_device::{
     mr::{MrAdvice, ReregError, ReregMr},
     types::Sge,
 };
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     context::Context,
@@ -87,6 +88,7 @@ pub unsafe extern "C" fn ibv_reg_mr_iova2(
     iova: u64,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain.
     let domain = &unsafe { PdObject::of(pd) }.inner;
     publish(pd, addr, length, Mr::register(domain, addr.addr() as u64, length as u64, iova, access))
@@ -103,6 +105,7 @@ pub unsafe extern "C" fn ibv_reg_dmabuf_mr(
     fd: c_int,
     access: c_int,
 ) -> *mut ibv_mr {
+    let _uncancelled = CancelGuard::new();
     if fd < 0 {
         return errno::pointer(Err(Errno::new(libc::EBADF)));
     }
@@ -125,6 +128,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
     length: usize,
     access: c_int,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let flags = flags.cast_unsigned();
     let has = |flag| flags & flag != 0;
     let moves = has(IBV_REREG_MR_CHANGE_TRANSLATION);
@@ -173,6 +177,7 @@ pub unsafe extern "C" fn ibv_rereg_mr(
 /// A null region: reads as zero, discards writes. Only its local key is valid. NULL
 /// and errno on failure.
 pub(crate) unsafe extern "C" fn alloc_null_mr(pd: *mut ibv_pd) -> *mut ibv_mr {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain.
     let mr = publish(pd, std::ptr::null_mut(), usize::MAX, Mr::null(&unsafe { PdObject::of(pd) }.inner));
     if !mr.is_null() {
@@ -190,6 +195,7 @@ pub(crate) unsafe extern "C" fn advise_mr(
     sg_list: *mut ibv_sge,
     num_sges: u32,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let advice = match advice {
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH => MrAdvice::Prefetch,
         IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE => MrAdvice::PrefetchWrite,
@@ -211,6 +217,7 @@ pub(crate) unsafe extern "C" fn alloc_dm(
     context: *mut ibv_context,
     attr: *mut ibv_alloc_dm_attr,
 ) -> *mut ibv_dm {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context and a readable struct.
     let (device, attr) = unsafe { (Context::device(context), &*attr) };
     if attr.comp_mask != 0 {
@@ -233,6 +240,7 @@ fn name_dm(context: *mut ibv_context, inner: Arc<Dm>, imported: bool) -> *mut ib
 
 /// Frees device memory. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn free_dm(dm: *mut ibv_dm) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let object = dm.cast::<DmObject>();
     // SAFETY: the caller passes allocated device memory and uses it nowhere else now.
     let result = unsafe {
@@ -270,6 +278,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
     length: usize,
     access: c_uint,
 ) -> *mut ibv_mr {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain and allocated device memory.
     let (domain, dm) = unsafe { (&PdObject::of(pd).inner, &(*dm.cast::<DmObject>()).inner) };
     let made = Mr::register_dm(domain, dm, offset, length as u64, access);
@@ -279,6 +288,7 @@ pub(crate) unsafe extern "C" fn reg_dm_mr(
 /// Deregisters a memory region. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let object = mr.cast::<MrObject>();
     // SAFETY: the caller passes a registered region and uses it nowhere else now.
     let Some(inner) = (unsafe { &mut (*object).inner }) else { return errno::status(Err(Errno::INVALID)) };
@@ -293,6 +303,7 @@ pub unsafe extern "C" fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int {
 /// Imports a memory region of the domain, without its address; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut ibv_mr {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain.
     let (found, context) = unsafe { (Mr::find(&PdObject::of(pd).inner, mr_handle), (*pd).context) };
     errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|len| {
@@ -312,6 +323,7 @@ pub unsafe extern "C" fn ibv_import_mr(pd: *mut ibv_pd, mr_handle: u32) -> *mut 
 /// Releases an imported memory region without deregistering it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: boxed by `ibv_import_mr`; the caller gives it up.
     drop(unsafe { Box::from_raw(mr.cast::<MrObject>()) });
 }
@@ -319,6 +331,7 @@ pub unsafe extern "C" fn ibv_unimport_mr(mr: *mut ibv_mr) {
 /// Imports device memory of the context's device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32) -> *mut ibv_dm {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context.
     let found = Dm::find(unsafe { Context::device(context) }, dm_handle);
     errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|inner| name_dm(context, inner, true)))
@@ -327,6 +340,7 @@ pub unsafe extern "C" fn ibv_import_dm(context: *mut ibv_context, dm_handle: u32
 /// Releases imported device memory without freeing it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_dm(dm: *mut ibv_dm) {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: boxed by `ibv_import_dm`; the caller gives it up.
     drop(unsafe { Box::from_raw(dm.cast::<DmObject>()) });
 }

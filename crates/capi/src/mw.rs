@@ -6,6 +6,7 @@ use millstream_device::{
     self as device, Mw,
     mr::window::{MwBind, MwType},
 };
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     errno::{self, Errno},
@@ -23,6 +24,7 @@ pub(crate) struct MwObject {
 
 /// A new memory window; NULL and errno on failure.
 pub(crate) unsafe extern "C" fn alloc_mw(pd: *mut ibv_pd, kind: ibv_mw_type) -> *mut ibv_mw {
+    let _uncancelled = CancelGuard::new();
     let made = MwType::from_raw(kind).ok_or(Errno::INVALID).and_then(|kind| {
         // SAFETY: the caller passes an allocated domain.
         Ok(Mw::new(&unsafe { PdObject::of(pd) }.inner, kind)?)
@@ -124,6 +126,7 @@ pub(crate) unsafe fn show_bound_key(request: &ibv_send_wr) {
 
 /// Frees a memory window, bound or not. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn dealloc_mw(mw: *mut ibv_mw) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let object = mw.cast::<MwObject>();
     // SAFETY: the caller passes an allocated window and uses it nowhere else now.
     let result = unsafe { (*object).inner.deallocate() };

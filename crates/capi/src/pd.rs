@@ -3,6 +3,7 @@
 use std::{ffi::c_int, sync::Arc};
 
 use millstream_device::{Pd, Td};
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     context::Context,
@@ -31,6 +32,7 @@ impl PdObject {
 /// A new protection domain; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context.
     let inner = Pd::new(unsafe { Context::device(context) });
     let verbs = ibv_pd { context, handle: inner.id() };
@@ -40,6 +42,7 @@ pub unsafe extern "C" fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd 
 /// Frees a protection domain. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain.
     let object = unsafe { PdObject::of(pd) };
     if object.imported {
@@ -65,6 +68,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
     context: *mut ibv_context,
     init: *mut ibv_td_init_attr,
 ) -> *mut ibv_td {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a readable struct.
     if unsafe { (*init).comp_mask } != 0 {
         return errno::pointer(Err(Errno::INVALID));
@@ -74,6 +78,7 @@ pub(crate) unsafe extern "C" fn alloc_td(
 
 /// Frees a thread domain. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn dealloc_td(td: *mut ibv_td) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let object = td.cast::<TdObject>();
     // SAFETY: the caller passes an allocated domain.
     if unsafe { (*object).inner.in_use() } {
@@ -91,6 +96,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
     context: *mut ibv_context,
     attr: *mut ibv_parent_domain_init_attr,
 ) -> *mut ibv_pd {
+    let _uncancelled = CancelGuard::new();
     const KNOWN: u32 = IBV_PARENT_DOMAIN_INIT_ATTR_ALLOCATORS | IBV_PARENT_DOMAIN_INIT_ATTR_PD_CONTEXT;
     // SAFETY: the caller passes a readable struct with live objects.
     errno::pointer(unsafe {
@@ -116,6 +122,7 @@ pub(crate) unsafe extern "C" fn alloc_parent_domain(
 /// Imports a protection domain of the context's device; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32) -> *mut ibv_pd {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context.
     let found = Pd::find(unsafe { Context::device(context) }, pd_handle);
     errno::pointer(found.ok_or(Errno::new(libc::ENOENT)).map(|inner| {
@@ -127,6 +134,7 @@ pub unsafe extern "C" fn ibv_import_pd(context: *mut ibv_context, pd_handle: u32
 /// Releases an imported protection domain without deallocating it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_unimport_pd(pd: *mut ibv_pd) {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: boxed by `ibv_import_pd`; the caller gives it up.
     drop(unsafe { Box::from_raw(pd.cast::<PdObject>()) });
 }

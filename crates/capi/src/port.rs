@@ -10,6 +10,7 @@ use millstream_device::{
     gid::{GidEntry, GidKind},
     gid_table::GidTable,
 };
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     errno::{self, Errno},
@@ -31,6 +32,7 @@ pub(crate) unsafe extern "C" fn query_port(
     port_attr: *mut ibv_port_attr,
     port_attr_len: usize,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     if port_num != 1 {
         return errno::status(Err(Errno::INVALID));
     }
@@ -64,6 +66,7 @@ pub unsafe extern "C" fn ibv_query_port(
     port_num: u8,
     port_attr: *mut _compat_ibv_port_attr,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller's struct has the stated length, the contract of both functions is the same.
     unsafe { query_port(context, port_num, port_attr.cast(), COMPAT_PORT_ATTR) }
 }
@@ -76,6 +79,7 @@ pub unsafe extern "C" fn ibv_query_gid(
     index: c_int,
     gid: *mut ibv_gid,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // A negative index is beyond the table.
     let raw = match entry(port_num.into(), index as c_uint) {
         Ok(entry) => entry.raw,
@@ -120,6 +124,7 @@ pub unsafe extern "C" fn _ibv_query_gid_ex(
     flags: u32,
     entry_size: usize,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     if flags != 0 {
         return errno::status(Err(Errno::INVALID));
     }
@@ -141,6 +146,7 @@ pub unsafe extern "C" fn ibv_query_gid_type(
     index: c_uint,
     kind: *mut c_uint,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let is_v2 = match entry(port_num.into(), index) {
         Ok(entry) => entry.kind == GidKind::RoceV2,
         Err(Errno::NO_DATA) => false,
@@ -161,6 +167,7 @@ pub unsafe extern "C" fn _ibv_query_gid_table(
     flags: u32,
     entry_size: usize,
 ) -> isize {
+    let _uncancelled = CancelGuard::new();
     if flags != 0 || entry_size == 0 {
         return errno::count(Err(Errno::INVALID));
     }

@@ -11,6 +11,7 @@ use millstream_device::{
     send_wr::SendWr,
     types::Sge,
 };
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::{Psn, Qkey, Qpn, Rkey, Srqn};
 
 use crate::{
@@ -66,6 +67,7 @@ pub(crate) unsafe fn elements<'a>(list: *mut ibv_sge, count: c_int) -> &'a [Sge]
 /// A new queue pair in state RESET; NULL and errno on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a filled, writable struct.
     let init = unsafe { &mut *qp_init_attr };
     errno::pointer(create(pd, init, None))
@@ -256,6 +258,7 @@ pub unsafe extern "C" fn ibv_qp_to_qp_ex(qp: *mut ibv_qp) -> *mut ibv_qp_ex {
 /// Changes the attributes that `attr_mask` selects. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let mask = attr_mask.cast_unsigned();
     // SAFETY: the caller passes a live queue pair and a readable struct.
     let (object, attr) = unsafe { (QpObject::of(qp), &*attr) };
@@ -275,6 +278,7 @@ pub unsafe extern "C" fn ibv_query_qp(
     _attr_mask: c_int,
     init_attr: *mut ibv_qp_init_attr,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue pair and two writable structs.
     unsafe {
         let object = QpObject::of(qp);
@@ -307,6 +311,7 @@ pub unsafe extern "C" fn ibv_query_qp_data_in_order(
 /// Destroys a queue pair. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue pair.
     if unsafe { QpObject::of(qp) }.inner.is_attached() {
         return errno::status(Err(Errno::BUSY));
@@ -333,6 +338,7 @@ pub unsafe extern "C" fn ibv_query_ece(_qp: *mut ibv_qp, _ece: *mut ibv_ece) -> 
 /// annex A16.5.2). Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue pair and a readable GID of sixteen bytes.
     let result = unsafe { QpObject::of(qp).inner.attach((*gid).raw) };
     errno::status(result.map_err(Errno::from))
@@ -341,6 +347,7 @@ pub unsafe extern "C" fn ibv_attach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, 
 /// Detaches a UD queue pair from a multicast group. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_detach_mcast(qp: *mut ibv_qp, gid: *const ibv_gid, _lid: u16) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: as above.
     let result = unsafe { QpObject::of(qp).inner.detach((*gid).raw) };
     errno::status(result.map_err(Errno::from))

@@ -14,6 +14,7 @@ use millstream_device::{
         WR_RDMA_READ, WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV,
     },
 };
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::{Rkey, Srqn};
 
 use crate::{
@@ -46,6 +47,7 @@ pub(crate) unsafe extern "C" fn create_qp_ex(
     context: *mut ibv_context,
     init: *mut ibv_qp_init_attr_ex,
 ) -> *mut ibv_qp {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a struct whose fields are filled as far as `comp_mask` says.
     errno::pointer(unsafe { create(context, init) })
 }

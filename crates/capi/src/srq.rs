@@ -6,6 +6,7 @@ use std::{
 };
 
 use millstream_device::Srq;
+use millstream_lockfree::CancelGuard;
 
 use crate::{
     cq::CqObject,
@@ -39,6 +40,7 @@ pub unsafe extern "C" fn ibv_create_srq(
     pd: *mut ibv_pd,
     srq_init_attr: *mut ibv_srq_init_attr,
 ) -> *mut ibv_srq {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an allocated domain and a filled, writable struct.
     let (domain, init) = unsafe { (&PdObject::of(pd).inner, &mut *srq_init_attr) };
     errno::pointer(
@@ -71,6 +73,7 @@ pub(crate) unsafe extern "C" fn create_srq_ex(
     _context: *mut ibv_context,
     init: *mut ibv_srq_init_attr_ex,
 ) -> *mut ibv_srq {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a writable struct, filled as far as its mask says, with live objects.
     errno::pointer(unsafe { create_extended(&mut *init) })
 }
@@ -121,6 +124,7 @@ pub unsafe extern "C" fn ibv_modify_srq(
     srq_attr: *mut ibv_srq_attr,
     srq_attr_mask: c_int,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     let mask = srq_attr_mask.cast_unsigned();
     if mask & IBV_SRQ_MAX_WR != 0 {
         // As devices without IBV_DEVICE_SRQ_RESIZE answer.
@@ -137,6 +141,7 @@ pub unsafe extern "C" fn ibv_modify_srq(
 /// The attributes of a shared receive queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq_attr) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue and a writable struct.
     unsafe {
         let inner = &SrqObject::of(srq).inner;
@@ -152,6 +157,7 @@ pub unsafe extern "C" fn ibv_query_srq(srq: *mut ibv_srq, srq_attr: *mut ibv_srq
 /// Destroys a shared receive queue. Returns 0 or an error number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ibv_destroy_srq(srq: *mut ibv_srq) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a live queue.
     let result = unsafe { SrqObject::of(srq) }.inner.destroy();
     if result.is_ok() {

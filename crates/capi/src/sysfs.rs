@@ -10,6 +10,7 @@ use std::{
     sync::OnceLock,
 };
 
+use millstream_lockfree::CancelGuard;
 use millstream_shm::fork;
 
 use crate::errno::{self, Errno};
@@ -42,6 +43,7 @@ pub unsafe extern "C" fn ibv_read_sysfs_file(
     buf: *mut c_char,
     size: usize,
 ) -> c_int {
+    let _uncancelled = CancelGuard::new();
     if dir.is_null() || file.is_null() || buf.is_null() {
         return errno::index(Err(Errno::INVALID));
     }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use millstream_device::{Qp, Xrcd, XrcdOpenFlags};
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::Qpn;
 
 use crate::{
@@ -43,6 +44,7 @@ pub(crate) unsafe extern "C" fn open_xrcd(
     context: *mut ibv_context,
     init: *mut ibv_xrcd_init_attr,
 ) -> *mut ibv_xrcd {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open context and a filled struct.
     let (device, init) = unsafe { (Context::device(context), &*init) };
     let needed = IBV_XRCD_INIT_ATTR_FD | IBV_XRCD_INIT_ATTR_OFLAGS;
@@ -76,6 +78,7 @@ fn inode(fd: RawFd) -> Result<(u64, u64), Errno> {
 
 /// Closes an XRC domain. Returns 0 or an error number.
 pub(crate) unsafe extern "C" fn close_xrcd(xrcd: *mut ibv_xrcd) -> c_int {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes an open domain.
     if unsafe { XrcdObject::of(xrcd) }.inner.in_use() {
         return errno::status(Err(Errno::BUSY));
@@ -117,6 +120,7 @@ pub(crate) unsafe extern "C" fn open_qp(
     context: *mut ibv_context,
     attr: *mut ibv_qp_open_attr,
 ) -> *mut ibv_qp {
+    let _uncancelled = CancelGuard::new();
     // SAFETY: the caller passes a struct that is filled as far as its mask says.
     let attr = unsafe { &*attr };
     let needed = IBV_QP_OPEN_ATTR_NUM | IBV_QP_OPEN_ATTR_XRCD | IBV_QP_OPEN_ATTR_TYPE;

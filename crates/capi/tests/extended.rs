@@ -53,3 +53,9 @@ fn forks_while_other_threads_use_the_device() {
 fn objects_under_a_further_name() {
     run("import");
 }
+
+#[test]
+fn cancelled_threads() {
+    run("cancel");
+    run_with("cancel", &[("MILLSTREAM_MOVE", "register")]);
+}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use millstream_lockfree::{OwnerId, barrier};
+use millstream_lockfree::{CancelGuard, OwnerId, barrier};
 use millstream_quantity::Qpn;
 use millstream_shm::socket::Listener;
 use millstream_shm::{Arena, random_u64};
@@ -178,7 +178,11 @@ pub(crate) fn wait_until(deadline: Instant, mut done: impl FnMut() -> bool) -> b
             0..1000 => std::hint::spin_loop(),
             1000..2000 => std::thread::yield_now(),
             _ if Instant::now() > deadline => return false,
-            _ => std::thread::sleep(Duration::from_micros(100)),
+            _ => {
+                // The caller may hold locks, and a sleep is a cancellation point.
+                let _uncancelled = CancelGuard::new();
+                std::thread::sleep(Duration::from_micros(100));
+            }
         }
     }
     false

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use millstream_lockfree::mr_entry::MrEntry;
 use millstream_lockfree::process::{has_exited, is_thread_of, pidfd_has_exited, pidfd_open};
-use millstream_lockfree::{RobustLock, Shared};
+use millstream_lockfree::{CancelGuard, RobustLock, Shared};
 use millstream_shm::socket::Connection;
 use millstream_shm::{EventFd, MappedRef, Mapping, Memfd, poll_readable, thread};
 
@@ -243,6 +243,7 @@ impl Peer {
         if id.slot as usize >= MAX_MR {
             return None;
         }
+        let _uncancelled = CancelGuard::new();
         let mut files = self.files.lock().expect("no panic under this lock");
         if let Some((generation, mapping)) = files.get(&id.slot)
             && *generation == id.generation
@@ -270,6 +271,7 @@ impl Peer {
         if let Some(event) = channels.get(channel) {
             return event.signal();
         }
+        let _uncancelled = CancelGuard::new();
         match self.request(Message::new(Op::Channel, [channel])) {
             Ok((answer, Some(fd))) if answer.op == Op::Channel => {
                 if let Ok(event) = EventFd::from_peer(fd) {

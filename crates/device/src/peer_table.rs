@@ -5,6 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, Once};
 use std::time::{Duration, Instant};
 
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::Qpn;
 
 use crate::layout;
@@ -75,6 +76,7 @@ impl PeerTable {
         if let Some(peer) = self.connected(qpn_prefix) {
             return Ok(peer);
         }
+        let _uncancelled = CancelGuard::new();
         let entry = self.lock_half_open().entry(qpn_prefix).or_default().clone();
         let mut half_open = if wait.is_none() {
             entry.lock().expect("no panic under this lock")

@@ -5,7 +5,8 @@
 //! this crate unchanged (`make loom`), and Miri runs its unit tests (`make miri`).
 //!
 //! The crate lies below `millstream-shm`: that crate guards its tables with these locks. The locks use only
-//! two kernel interfaces, both in this crate: [`barrier`] (membarrier) and [`process`] (pidfd).
+//! two kernel interfaces, both in this crate: [`barrier`] (membarrier) and [`process`] (pidfd). A thread that holds a lock must
+//! not be cancelled ([`cancellation`]).
 //!
 //! Locks:
 //! - [`SpinLock`]: threads of one process;
@@ -32,6 +33,7 @@
 pub mod barrier;
 mod biased;
 mod biased_robust;
+pub mod cancellation;
 pub mod clock;
 mod copy;
 pub mod cq_ring;
@@ -53,6 +55,7 @@ pub mod word_ring;
 
 pub use biased::BiasedLock;
 pub use biased_robust::{Acquired, BiasedRobustLock, OwnerId};
+pub use cancellation::CancelGuard;
 pub use clock::Timestamp;
 pub use copy::{copy_in_order, store_u64};
 pub use robust::{RobustGuard, RobustLock};

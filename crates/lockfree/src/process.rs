@@ -3,6 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+use crate::CancelGuard;
+
 /// A descriptor of the process `pid`. It is readable once the process has exited, reaped or not.
 ///
 /// # Errors
@@ -20,6 +22,7 @@ pub fn pidfd_open(pid: u32) -> io::Result<OwnedFd> {
 /// Whether the process behind a descriptor of [`pidfd_open`] has exited.
 #[must_use]
 pub fn pidfd_has_exited(pidfd: BorrowedFd<'_>) -> bool {
+    let _uncancelled = CancelGuard::new();
     let mut polled = libc::pollfd { fd: pidfd.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: one element; a timeout of zero does not wait.
     unsafe { libc::poll(&raw mut polled, 1, 0) == 1 }
@@ -29,6 +32,7 @@ pub fn pidfd_has_exited(pidfd: BorrowedFd<'_>) -> bool {
 /// there has executed another program since. False if there is no file at `address`, or if the system does not tell.
 #[must_use]
 pub fn has_unmapped(pid: u32, address: usize) -> bool {
+    let _uncancelled = CancelGuard::new();
     let Ok(own) = std::fs::read_to_string("/proc/thread-self/maps") else { return false };
     let Some(file) = own.lines().find_map(|line| file_at(line, address)) else { return false };
     maps_of(pid).is_some_and(|maps| !maps.lines().any(|line| file_of(line) == Some(file)))
@@ -71,6 +75,8 @@ pub fn is_thread_of(pid: u32, thread: u32) -> bool {
 /// Whether no process `pid` runs. A zombie has exited.
 #[must_use]
 pub fn has_exited(pid: u32) -> bool {
+    // The caller may hold locks; to close the descriptor is a cancellation point.
+    let _uncancelled = CancelGuard::new();
     match pidfd_open(pid) {
         Ok(pidfd) => pidfd_has_exited(pidfd.as_fd()),
         // EINVAL and ENOENT: numbers that no process can have, and those of threads.

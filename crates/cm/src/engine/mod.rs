@@ -18,6 +18,7 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
+use millstream_lockfree::CancelGuard;
 use millstream_shm::thread::spawn;
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::net::{self, AddressFamily, RecvFlags, SocketFlags, SocketType};
@@ -204,21 +205,11 @@ fn inside<R>(run: impl FnOnce() -> R) -> R {
     })
 }
 
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: i32, old: *mut i32) -> i32;
-}
-
 /// Runs code that must not be cancelled because it owns resources, such as the lock. Functions of the C library in it may be
 /// thread cancellation points.
 pub(crate) fn without_cancellation<R>(run: impl FnOnce() -> R) -> R {
-    const DISABLE: i32 = 1;
-    let (mut before, mut unused) = (0, 0);
-    // SAFETY: changes a state of this thread, and changes it back.
-    unsafe { pthread_setcancelstate(DISABLE, &raw mut before) };
-    let result = run();
-    // SAFETY: as above.
-    unsafe { pthread_setcancelstate(before, &raw mut unused) };
-    result
+    let _uncancelled = CancelGuard::new();
+    run()
 }
 
 // The C library's function is a thread cancellation point, where the stack may unwind; a system call by rustix is none.

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use millstream_lockfree::CancelGuard;
 use millstream_lockfree::cq_ring::{ARM_ANY, ARM_NONE, ARM_SOLICITED};
 
 use super::Cq;
@@ -40,6 +41,7 @@ impl Cq {
         }
         if self.network_qps.load(Ordering::Relaxed) != 0 {
             // An application that sleeps receives no packets.
+            let _uncancelled = CancelGuard::new();
             self.context.adapter.port.watch();
         }
     }

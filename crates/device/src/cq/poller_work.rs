@@ -3,6 +3,8 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
+use millstream_lockfree::CancelGuard;
+
 use super::Cq;
 use crate::errno::{Errno, Result};
 use crate::region_mover;
@@ -27,6 +29,7 @@ impl Cq {
         if reports_overrun && self.overrun.load(Ordering::Relaxed) {
             return Err(Errno(libc::EIO));
         }
+        let _uncancelled = CancelGuard::new();
         self.progress();
         Ok(())
     }

@@ -24,6 +24,7 @@ use crate::send_wr::{SendWr, UdDestination};
 use crate::types::{
     SEND_SOLICITED, Sge, WC_FLAG_GRH, WC_FLAG_WITH_IMM, WC_OP_RECV, WR_SEND_WITH_IMM, total_len,
 };
+use millstream_lockfree::CancelGuard;
 use millstream_lockfree::cq_ring::PushError;
 use millstream_lockfree::cqe::Cqe;
 use millstream_quantity::{Psn, Qkey, Qpn};
@@ -144,6 +145,7 @@ impl DatagramTransport {
             }
             // Packets go to the members on other hosts, or to all members if shared memory is not used.
             if let (Some(wire), Some(_)) = (&mut self.wire, multicast::group_of(&to.grh)) {
+                let _uncancelled = CancelGuard::new();
                 // SAFETY: passed on.
                 unsafe { wire.send(qp, wr, &to, pieces) };
             }
@@ -153,6 +155,7 @@ impl DatagramTransport {
             // SAFETY: passed on.
             unsafe { deliver_to(&mut self.receivers, qp, wr, to, pieces) };
         } else if let Some(wire) = &mut self.wire {
+            let _uncancelled = CancelGuard::new();
             // SAFETY: passed on.
             unsafe { wire.send(qp, wr, &to, pieces) };
         }
@@ -172,6 +175,7 @@ unsafe fn deliver_to_group(
     pieces: &[Piece],
 ) {
     let Some(group) = multicast::group_of(&to.grh) else { return };
+    let _uncancelled = CancelGuard::new();
     for qpn in qp.adapter.multicast.members(&group) {
         if qpn != qp.qpn || !qp.blocks_loopback() {
             // SAFETY: the caller vouches for the pieces.

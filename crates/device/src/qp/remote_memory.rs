@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
-use millstream_lockfree::{RobustGuard, copy_in_order};
+use millstream_lockfree::{CancelGuard, RobustGuard, copy_in_order};
 use millstream_shm::process_vm::{self, Direction};
 
 use super::keys::{AccessRight, RemoteKeys, RemoteMr};
@@ -289,6 +289,7 @@ fn report_refused_copy(error: &io::Error) {
     static REPORTED: Once = Once::new();
     if matches!(error.raw_os_error(), Some(libc::EPERM | libc::ENOSYS)) {
         REPORTED.call_once(|| {
+            let _uncancelled = CancelGuard::new();
             tracing::warn!(
                 "the kernel refuses copies between processes, which memory needs that cannot be mapped: {error}; look at \
                  kernel.yama.ptrace_scope and the seccomp profile, or use MILLSTREAM_PATH=wire"

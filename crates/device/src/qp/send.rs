@@ -29,9 +29,9 @@ use crate::types::{
     WR_RDMA_WRITE, WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, Wc,
     completion_opcode, total_len, vendor,
 };
-use millstream_lockfree::BiasedLock;
 use millstream_lockfree::retry_owner::{RetryCheck, RetryOwner};
 use millstream_lockfree::timer::Deadline;
+use millstream_lockfree::{BiasedLock, CancelGuard};
 use millstream_quantity::{Rkey, Srqn};
 
 /// Delay of the progress thread's first retry of a pending request. An application that polls retries earlier.
@@ -395,6 +395,7 @@ impl Qp {
         let SendQueue { transport: Transport::Wire(wire), local_keys, .. } = send else {
             return PostOutcome::Accepted;
         };
+        let _uncancelled = CancelGuard::new();
         match wire.post(self, local_keys, PendingWr::new(wr, posted)) {
             None => PostOutcome::Accepted,
             Some(failure) => {

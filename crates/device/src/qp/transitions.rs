@@ -5,6 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
+use millstream_lockfree::CancelGuard;
 use millstream_quantity::Qpn;
 
 use super::send::SendQueue;
@@ -212,6 +213,7 @@ impl Qp {
 
     /// Handles a failure of this connection; false if the queue pair was reset since then.
     pub(super) fn fail_connection(&self, connection: ConnectionId) -> bool {
+        let _uncancelled = CancelGuard::new();
         let _failing = self.states.failing();
         let current = self.connection() == connection;
         if current {

@@ -16,6 +16,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use millstream_lockfree::SpinLock;
+use millstream_lockfree::cancellation::{self, CancelState};
 
 pub use descriptors::CloseOnForkFd;
 
@@ -132,23 +133,17 @@ pub fn get_or_init<T>(cell: &OnceLock<T>, make: impl FnOnce() -> T) -> &T {
 struct Fork {
     /// The handlers that were called before it. Another thread may be loading a library.
     called: [Option<&'static Handlers>; LEVELS],
-    /// Whether the forking thread can be cancelled.
-    cancel_state: libc::c_int,
+    /// Whether the forking thread could be cancelled before.
+    cancel_state: Option<CancelState>,
 }
 
 /// Held from before a fork until after it.
-static FORK: SpinLock<Fork> = SpinLock::new(Fork { called: [None; LEVELS], cancel_state: 0 });
-
-unsafe extern "C" {
-    fn pthread_setcancelstate(state: libc::c_int, old: *mut libc::c_int) -> libc::c_int;
-}
-const PTHREAD_CANCEL_DISABLE: libc::c_int = 1;
+static FORK: SpinLock<Fork> = SpinLock::new(Fork { called: [None; LEVELS], cancel_state: None });
 
 extern "C" fn before_fork() {
     let mut fork = FORK.lock();
     // `fork` is no cancellation point, but functions that the handlers call are. The thread would end with all locks.
-    // SAFETY: changes a state of this thread, which `after_fork` changes back.
-    unsafe { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &raw mut fork.cancel_state) };
+    fork.cancel_state = Some(cancellation::disable());
     for (called, handlers) in fork.called.iter_mut().zip(&HANDLERS) {
         // SAFETY: null, or a static.
         *called = unsafe { handlers.load(Ordering::Acquire).as_ref() };
@@ -162,12 +157,10 @@ fn after_fork(handler: impl Fn(&Handlers) -> fn()) {
     // SAFETY: `before_fork` took the lock in this thread, or in the thread that this one continues, and forgot the guard.
     let fork = unsafe { &*FORK.as_ptr() };
     fork.called.iter().rev().flatten().for_each(|handlers| handler(handlers)());
-    let (state, mut unused) = (fork.cancel_state, 0);
-    // SAFETY: as above; the state is what `before_fork` found.
-    unsafe {
-        FORK.force_unlock();
-        pthread_setcancelstate(state, &raw mut unused);
-    }
+    let state = fork.cancel_state;
+    // SAFETY: as above.
+    unsafe { FORK.force_unlock() };
+    state.into_iter().for_each(cancellation::restore);
 }
 
 extern "C" fn in_parent() {
@@ -243,7 +236,7 @@ mod tests {
                 if child == 0 {
                     libc::_exit(0);
                 }
-                pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &mut 0);
+                let _ = cancellation::disable();
                 libc::waitpid(child, ptr::null_mut(), 0);
             }
             ptr::null_mut()
