@@ -55,6 +55,19 @@ impl Extents {
     }
 }
 
+/// How eight bytes of a region are changed atomically.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum AtomicAccess<'a> {
+    /// By the processor: every initiator can map them.
+    Mapped(&'a AtomicU64),
+    /// By copies through the kernel, under a lock. Initiators that have mapped them, if there are any, take it as well.
+    Copied,
+    /// Not now. Other initiators may have mapped them and take no lock; this process tries again to map them.
+    NotMappedYet,
+    /// Not at all. Other initiators may have mapped them and take no lock; this process cannot map them for stores.
+    NotMappable,
+}
+
 /// A peer's memory region or window, checked. Aligned to cache lines, so that an index is a shift.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -79,7 +92,7 @@ pub(super) struct RemoteMr {
     pub(super) writable: bool,
     /// Of the mapped part, from `map_start` on.
     extents: Extents,
-    /// The part that every initiator can map, where the processor's atomic operations suffice.
+    /// The part that every initiator can map, where they use the processor's atomic operations.
     common: std::ops::Range<u64>,
     /// Whether atomic operations on that part take the lock of those that go through the kernel.
     pub(super) locks_atomics: bool,
@@ -224,17 +237,24 @@ impl RemoteMr {
         at >= self.map_start && at <= self.map_end && self.map_end - at >= len
     }
 
-    /// The aligned eight bytes at `at`, if every initiator can map them: then the processor's atomic operations are
-    /// atomic for all of them.
-    pub(super) fn map_word(&self, at: u64) -> Option<&AtomicU64> {
-        let common = at >= self.common.start && at < self.common.end && self.common.end - at >= 8;
-        if !common || !self.writable || !self.maps(at, 8) {
-            return None;
+    /// How the eight bytes at `at` are changed atomically.
+    pub(super) fn atomic_access(&self, at: u64) -> AtomicAccess<'_> {
+        let is_common = at >= self.common.start && at < self.common.end && self.common.end - at >= 8;
+        if is_common && self.writable && self.maps(at, 8) {
+            let word = self.base.wrapping_add((at - self.map_start) as usize).cast::<u64>();
+            // All initiators map whole pages, so the word is misaligned for all or for none.
+            if !word.is_aligned() {
+                return AtomicAccess::Copied;
+            }
+            // SAFETY: eight mapped bytes, aligned. They are only ever touched by raw copies and atomic operations.
+            AtomicAccess::Mapped(unsafe { AtomicU64::from_ptr(word) })
+        } else if !is_common || self.locks_atomics {
+            AtomicAccess::Copied
+        } else if self.is_provisional || !self.entry().has_tag(self.name) {
+            AtomicAccess::NotMappedYet
+        } else {
+            AtomicAccess::NotMappable
         }
-        let word = self.base.wrapping_add((at - self.map_start) as usize).cast::<u64>();
-        // SAFETY: eight mapped bytes; the alignment is checked first. They are only ever touched by
-        // raw copies and atomic operations.
-        word.is_aligned().then(|| unsafe { AtomicU64::from_ptr(word) })
     }
 
     /// The peer's virtual address of an address of the region.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use millstream_lockfree::{CancelGuard, RobustGuard, copy_in_order};
 use millstream_shm::process_vm::{self, Direction};
 
-use super::keys::{AccessRight, RemoteKeys, RemoteMr};
+use super::keys::{AccessRight, AtomicAccess, RemoteKeys, RemoteMr};
 use super::remote_qp::RemoteQp;
 use super::transfer::{ExecError, UNRESPONSIVE, failed};
 use crate::adapter::wait_until;
@@ -123,37 +123,43 @@ impl RemoteKeys {
 /// Executes an atomic operation on the aligned eight bytes at `wr.remote_addr`, which were checked; the old value. `me`
 /// is this process.
 pub(super) fn atomic_word(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
-    let word = mr.map_word(wr.remote_addr);
-    let _others = lock_others(mr, peer, me, word)?;
-    Ok(match (word, wr.opcode) {
-        (Some(word), WR_ATOMIC_CMP_AND_SWP) => word
+    let Some(word) = mapped_word(mr, wr.remote_addr)? else { return change_by_copies(mr, peer, me, wr) };
+    let _others = lock_others(mr, peer, me)?;
+    Ok(match wr.opcode {
+        WR_ATOMIC_CMP_AND_SWP => word
             .compare_exchange(wr.compare_add, wr.swap, Ordering::AcqRel, Ordering::Acquire)
             .unwrap_or_else(|old| old),
-        (Some(word), _) => word.fetch_add(wr.compare_add, Ordering::AcqRel),
-        (None, _) => change_by_copies(mr, peer, me, wr)?,
+        _ => word.fetch_add(wr.compare_add, Ordering::AcqRel),
     })
+}
+
+/// The eight bytes at `at`, if they are to be changed by the processor; None if by copies.
+#[inline]
+fn mapped_word(mr: &RemoteMr, at: u64) -> Result<Option<&AtomicU64>, ExecError> {
+    match mr.atomic_access(at) {
+        AtomicAccess::Mapped(word) => Ok(Some(word)),
+        AtomicAccess::Copied => Ok(None),
+        AtomicAccess::NotMappedYet => Err(ExecError::PeerNotReady),
+        AtomicAccess::NotMappable => Err(failed(WC_REM_OP_ERR, vendor::COPY)),
+    }
 }
 
 /// Excludes operations through the kernel on a mapped word, while some initiators may still execute those.
 #[inline]
-fn lock_others<'a>(
-    mr: &RemoteMr,
-    peer: &'a Peer,
-    me: u32,
-    word: Option<&AtomicU64>,
-) -> Result<Option<RobustGuard<'a>>, ExecError> {
-    if word.is_none() || !mr.locks_atomics {
-        return Ok(None);
-    }
+fn lock_others<'a>(mr: &RemoteMr, peer: &'a Peer, me: u32) -> Result<Option<RobustGuard<'a>>, ExecError> {
+    if mr.locks_atomics { lock_atomics(peer, me).map(Some) } else { Ok(None) }
+}
+
+/// Excludes other atomic operations through the kernel on the peer's memory.
+fn lock_atomics(peer: &Peer, me: u32) -> Result<RobustGuard<'_>, ExecError> {
     let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-    Ok(Some(lock.lock(me).ok_or(UNRESPONSIVE)?))
+    lock.lock(me).ok_or(UNRESPONSIVE)
 }
 
 /// Executes an atomic operation on memory that not every initiator can map, one initiator at a time.
 #[cold]
 fn change_by_copies(mr: &RemoteMr, peer: &Peer, me: u32, wr: &SendWr<'_>) -> Result<u64, ExecError> {
-    let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    let _guard = lock_atomics(peer, me)?;
     let mut old = [0u8; 8];
     copy_by_pieces(mr, peer, wr.remote_addr, old.as_mut_ptr(), 8, Direction::Read)?;
     let old = u64::from_ne_bytes(old);
@@ -175,15 +181,13 @@ pub(super) fn store_word(
     at: u64,
     mut value: [u8; 8],
 ) -> Result<(), ExecError> {
-    let word = mr.map_word(at);
-    let _others = lock_others(mr, peer, me, word)?;
-    if let Some(word) = word {
+    if let Some(word) = mapped_word(mr, at)? {
+        let _others = lock_others(mr, peer, me)?;
         word.store(u64::from_ne_bytes(value), Ordering::Release);
         return Ok(());
     }
     // Not between the two copies of another initiator's atomic operation.
-    let lock = peer.atomics_lock().ok_or(failed(WC_RETRY_EXC_ERR, vendor::PEER_GONE))?;
-    let _guard = lock.lock(me).ok_or(UNRESPONSIVE)?;
+    let _guard = lock_atomics(peer, me)?;
     copy_by_pieces(mr, peer, at, value.as_mut_ptr(), 8, Direction::Write)
 }
 

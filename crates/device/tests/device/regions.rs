@@ -644,3 +644,14 @@ pub(crate) fn few_descriptors() {
     regions.push(register(&more));
     assert_eq!(moved(&regions), LIMIT as usize / 4);
 }
+
+/// Another process may have mapped the word before the seal, and changes it by the processor's instructions.
+#[test]
+fn a_word_that_can_be_mapped_for_loads_only_is_not_changed_atomically() {
+    let (mut near, mut far) = pair(Placement::OtherProcess, &QpConfig::default());
+    let local = near.hold(&pattern(1, 8));
+    let word = far.register(Kind::NoNewWriters, 8, 0);
+    far.forbid_new_writers(&word);
+    near.post(request(1, WR_ATOMIC_FETCH_AND_ADD, &[local.all()], (word.addr, word.key)));
+    assert_eq!(near.sent(1)[0].status, WC_REM_OP_ERR);
+}

@@ -2,9 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use millstream_device::types::{WC_OP_RDMA_WRITE, WC_OP_RECV};
+use millstream_device::types::{
+    WC_OP_ATOMIC_WRITE, WC_OP_FETCH_ADD, WC_OP_RDMA_WRITE, WC_OP_RECV, WR_ATOMIC_FETCH_AND_ADD,
+    WR_ATOMIC_WRITE,
+};
 
-use crate::support::{Completion, CqKind, End, Kind, Placement, QpConfig, connect_queue_pair, pair, pattern};
+use crate::support::{
+    Completion, CqKind, End, Kind, Placement, QpConfig, connect_queue_pair, pair, pattern, request,
+};
 
 /// Far below the two seconds for which a stopped process used to be waited for.
 const SOON: Duration = Duration::from_millis(1500);
@@ -39,6 +44,31 @@ fn a_stopped_owner_delays_no_write() {
     assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     stopped.process().signal(libc::SIGCONT);
     assert_eq!(stopped.load(&target, 0, 5000), pattern(2, 5000));
+}
+
+/// Other processes may have mapped the memory and use the processor's atomic operations, which copies would overwrite.
+#[test]
+fn an_atomic_operation_on_memory_of_a_stopped_owner_waits_until_it_is_mapped() {
+    // Without an ACK timer, the requests wait for ever.
+    let config = QpConfig { timeout: 0, ..QpConfig::default() };
+    let (mut near, mut stopped) = pair(Placement::OtherProcess, &config);
+    let local = near.hold(&pattern(1, 16));
+    let target = stopped.register(Kind::Dmabuf, 16, 0);
+    stopped.store(&target, 0, &[5u64.to_ne_bytes(), [0; 8]].concat());
+    stopped.process().stop();
+    let mut add = request(1, WR_ATOMIC_FETCH_AND_ADD, &[local.part(0, 8)], (target.addr, target.key));
+    add.compare_add = 3;
+    let set = request(2, WR_ATOMIC_WRITE, &[local.part(8, 8)], (target.addr + 8, target.key));
+    near.post(add);
+    near.post(set);
+    let early = near.poll(CqKind::Send, 1, Duration::from_millis(300));
+    assert!(early.is_empty(), "{early:?}");
+    stopped.process().signal(libc::SIGCONT);
+    let expected = [Completion::ok(1, WC_OP_FETCH_ADD, 8), Completion::ok(2, WC_OP_ATOMIC_WRITE, 0)];
+    assert_eq!(near.sent(2), expected);
+    assert_eq!(near.load(&local, 0, 8), 5u64.to_ne_bytes());
+    let after = [&8u64.to_ne_bytes()[..], &pattern(1, 16)[8..]].concat();
+    assert_eq!(stopped.load(&target, 0, 16), after);
 }
 
 /// A connection to a stopped process is made when it continues; connections to others are made at once.

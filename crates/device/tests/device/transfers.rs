@@ -145,13 +145,6 @@ fn write_sealed_memory_is_written_through_the_kernel() {
     assert_eq!(a.sent(1), [Completion::ok(1, WC_OP_RDMA_WRITE, 0)]);
     far.part(0, LEN).copy_from_slice(&pattern(2, LEN));
     far.check(&mut b, "WRITE");
-    let add = Request {
-        opcode: WR_ATOMIC_FETCH_AND_ADD,
-        compare_add: 1,
-        ..request(2, WR_RDMA_READ, &[source.part(0, 8)], (region.addr.next_multiple_of(8), region.key))
-    };
-    a.post(add);
-    assert_eq!(a.sent(1), [Completion::ok(2, WC_OP_FETCH_ADD, 8)]);
 }
 
 /// Cuts `len` bytes into `n` pieces, some of them empty.
