@@ -124,12 +124,18 @@ impl LocalAdapter {
     }
 
     /// Waits for all operations that began before the call: those of peers in our memory, and those of our own
-    /// threads. False if a peer's operation took longer than [`ipc::TIMEOUT`] (a stopped process).
-    pub(crate) fn quiesce(&self) -> bool {
+    /// threads.
+    ///
+    /// # Errors
+    /// An operation that took longer than [`ipc::TIMEOUT`] (a stopped process).
+    pub(crate) fn quiesce(&self) -> Result<(), Unfinished> {
         barrier::heavy();
         let qps = self.qps.all();
-        qps.iter().for_each(|qp| qp.wait_for_own_requests());
-        self.wait_for_peers(&qps)
+        let deadline = Instant::now() + ipc::TIMEOUT;
+        if !qps.iter().all(|qp| qp.wait_for_own_requests(deadline)) {
+            return Err(Unfinished::OwnRequest);
+        }
+        if self.wait_for_peers(&qps) { Ok(()) } else { Err(Unfinished::PeerOperation) }
     }
 
     /// Waits for the operations of peers that began before the call. The caller may hold a send queue.
@@ -152,6 +158,15 @@ impl AsFd for LocalAdapter {
 
 fn leak<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
+}
+
+/// An operation that did not end in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unfinished {
+    /// A send request of this process, whose peer is stopped while it moves its memory.
+    OwnRequest,
+    /// An operation of a peer in this process's memory: the peer is stopped.
+    PeerOperation,
 }
 
 /// Claims a free queue pair number prefix by binding the socket name that belongs to it.

@@ -86,8 +86,9 @@ pub(crate) trait QpOps: Any + PendingRequests + Debug + Send + Sync {
     /// A process has exited.
     fn peer_lost(&self, peer: &Arc<Peer>);
 
-    /// Waits until the send request that is being executed, perhaps by a thread of the device, is complete.
-    fn wait_for_own_requests(&self);
+    /// Waits until the send request that is being executed, perhaps by a thread of the device, is complete; false at the
+    /// deadline.
+    fn wait_for_own_requests(&self, deadline: Instant) -> bool;
     /// Waits for the end of an operation that the peer had in flight at the call; false at the deadline.
     fn wait_for_inflight_op(&self, deadline: Instant) -> bool;
 

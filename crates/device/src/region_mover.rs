@@ -67,8 +67,8 @@ fn settle(adapter: &'static LocalAdapter, key: u32) {
         pages.adopt(other);
     }
     let keys = adapter.mrs.unsettled_around(key);
-    // If a peer was stopped in the middle of an operation, atomic operations stay locked.
-    if !keys.is_empty() && adapter.quiesce() {
+    // If a process was stopped in the middle of an operation, atomic operations stay locked.
+    if !keys.is_empty() && adapter.quiesce().is_ok() {
         keys.iter().for_each(|key| adapter.mrs.settle(*key));
     }
 }

@@ -16,6 +16,7 @@ use millstream_shm::relocate::SharedPages;
 use millstream_shm::{NullMemory, PAGE, fault_in};
 
 use self::memory::{RegionKind, RegionMemory, RegionState, check};
+use crate::adapter::Unfinished;
 use crate::dm::Dm;
 use crate::errno::{Errno, Result};
 use crate::mr_table::{ACCESS_NULL, KeyKind, LocalMr};
@@ -204,7 +205,7 @@ impl Mr {
             Err(errno) => return refused(errno),
         };
         let withdrawn = adapter.mrs.withdraw(self.local.key);
-        let quiet = withdrawn.is_ok() && adapter.quiesce();
+        let quiet = withdrawn.is_ok() && adapter.quiesce().is_ok();
         if let (false, Some(fresh)) = (quiet, &mut fresh) {
             fresh.release(adapter);
         }
@@ -259,7 +260,8 @@ impl Mr {
     ///
     /// # Errors
     /// EBUSY while windows are bound to it. EBUSY also if a peer was stopped in the middle of a transfer into
-    /// memory whose pages cannot be replaced; the key is no longer valid then. The call can be repeated.
+    /// memory whose pages cannot be replaced, or while a request of this process writes to its memory; the key is no longer
+    /// valid then. The call can be repeated.
     pub fn deregister(&mut self) -> Result<()> {
         if self.deregistered {
             return Ok(());
@@ -267,12 +269,12 @@ impl Mr {
         let adapter = self.pd.context.adapter;
         adapter.mrs.withdraw(self.local.key)?;
         self.state.end_moves();
-        let is_quiet = adapter.quiesce();
+        let unfinished = adapter.quiesce().err();
         let mut memory = self.state.lock();
         let all_of_it = |s: &SharedPages| s.range.len() as u64 == self.local.len && s.is_last();
         let moved = memory.shared.as_ref().is_some_and(all_of_it);
-        // Moved pages are replaced by fresh ones, so a late store reaches no memory in use.
-        if !is_quiet && !moved {
+        // Moved pages are replaced by fresh ones, so a peer's late store reaches no memory in use.
+        if unfinished.is_some_and(|operation| !moved || operation == Unfinished::OwnRequest) {
             return Err(Errno::BUSY);
         }
         memory.release(adapter);

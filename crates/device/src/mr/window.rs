@@ -110,7 +110,7 @@ impl Mw {
         }
         let adapter = self.pd.context.adapter;
         adapter.mrs.unbind(self.key() >> 16);
-        if !adapter.quiesce() {
+        if adapter.quiesce().is_err() {
             self.deallocated.store(false, Ordering::Release);
             return Err(Errno::BUSY);
         }

@@ -74,8 +74,8 @@ impl QpOps for Qp {
         self.peer_died(peer);
     }
 
-    fn wait_for_own_requests(&self) {
-        self.wait_for_own_requests();
+    fn wait_for_own_requests(&self, deadline: Instant) -> bool {
+        self.wait_for_own_requests(deadline)
     }
 
     fn wait_for_inflight_op(&self, deadline: Instant) -> bool {

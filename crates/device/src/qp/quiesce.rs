@@ -12,9 +12,10 @@ use crate::adapter::wait_until;
 use crate::peer::Peer;
 
 impl Qp {
-    /// Waits for the end of a send request that another thread is executing.
-    pub(crate) fn wait_for_own_requests(&self) {
-        drop(self.send.queue.lock());
+    /// Waits for the end of a send request that another thread is executing; false at the deadline. The kernel blocks a copy
+    /// to memory whose owner was stopped while it moved the pages.
+    pub(crate) fn wait_for_own_requests(&self, deadline: Instant) -> bool {
+        wait_until(deadline, || self.send.queue.try_lock().is_some())
     }
 
     /// Waits for the end of an operation that the peer had in flight at the call; false at the deadline.

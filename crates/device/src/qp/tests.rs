@@ -228,3 +228,24 @@ fn a_receive_posted_in_the_error_state_does_not_flush_those_that_a_peer_uses() {
         far.destroy();
     }
 }
+
+#[test]
+fn deregistration_waits_two_seconds_for_a_request_of_its_process() {
+    let fixture = Fixture::new();
+    let (mut room, _) = Room::new(&fixture.pd);
+    let [near, _far] = fixture.pair(RecvSource::Own);
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (finish, finished) = std::sync::mpsc::channel::<()>();
+    std::thread::scope(|scope| {
+        let near = &near;
+        scope.spawn(move || {
+            let _request = near.send.queue.lock();
+            locked.send(()).unwrap();
+            let _ = finished.recv();
+        });
+        is_locked.recv().unwrap();
+        assert_eq!(room.1.deregister(), Err(Errno::BUSY));
+        drop(finish);
+    });
+    room.1.deregister().unwrap();
+}

@@ -101,7 +101,9 @@ impl QpOps for TimedStub {
     fn request_move(&self) {}
     fn recover_locks(&self) {}
     fn peer_lost(&self, _: &Arc<Peer>) {}
-    fn wait_for_own_requests(&self) {}
+    fn wait_for_own_requests(&self, _: Instant) -> bool {
+        true
+    }
     fn wait_for_inflight_op(&self, _: Instant) -> bool {
         true
     }
