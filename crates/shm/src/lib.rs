@@ -61,7 +61,7 @@ pub use environment::number_from_environment;
 pub use event::EventFd;
 pub use fault_in::{fault_in, is_device_memory, populate, population_limit};
 pub use mapped::MappedRef;
-pub use mapped_file::file_behind;
+pub use mapped_file::{AreaSearch, file_behind};
 pub use memfd::{DriverMapping, Mapping, Memfd, cannot_shrink, file_len, is_sealed, is_sysfs};
 pub use null::NullMemory;
 pub use poll::{poll, poll_readable};

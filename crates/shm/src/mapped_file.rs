@@ -7,12 +7,24 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use crate::maps::{self, FileNumber, Vma};
 use crate::memfd::cannot_shrink;
 
+/// How [`file_behind`] looks for the area of the memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AreaSearch {
+    /// Only where that costs the same however many areas there are (Linux 6.11 and later).
+    Quick,
+    /// In the list of all areas.
+    Full,
+}
+
 /// The sealed file that is mapped as `range`, and the offset in it of the range's first byte. `writable`: for stores, too.
 /// None unless one file that can no longer shrink covers the whole range, in the order of its bytes, and a descriptor
 /// of it is to be had: the program has it open, or may open `/proc/self/map_files`.
 #[must_use]
-pub fn file_behind(range: Range<usize>, writable: bool) -> Option<(OwnedFd, u64)> {
-    let first = maps::vma_at(range.start).ok()??;
+pub fn file_behind(range: Range<usize>, writable: bool, search: AreaSearch) -> Option<(OwnedFd, u64)> {
+    let first = match search {
+        AreaSearch::Quick => maps::vma_at(range.start).ok()??,
+        AreaSearch::Full => maps::vmas(range.start..range.start + 1).ok()?.into_iter().next()?,
+    };
     if !first.shared || first.inode == 0 || !first.range.contains(&range.start) {
         return None;
     }
@@ -63,34 +75,40 @@ mod tests {
 
     #[test]
     fn a_mapped_sealed_file_is_found_with_its_offset() {
-        if maps::vma_at(0).is_err() {
-            println!("skipped: this kernel has no PROCMAP_QUERY");
-            return;
-        }
         let file = Memfd::sealed("test", 8 * PAGE).unwrap();
         let mapping = Mapping::new(file.as_fd(), 2 * PAGE, 4 * PAGE, true).unwrap();
         let start = mapping.base() as usize + PAGE + 8;
-        let (found, offset) = file_behind(start..start + PAGE, true).expect("its descriptor is open");
-        assert_eq!(offset, 3 * PAGE as u64 + 8);
-        let other = Memfd::from_peer(found).unwrap().map().unwrap();
-        other.word32(3 * PAGE + 8).store(77, std::sync::atomic::Ordering::Relaxed);
-        assert_eq!(mapping.word32(PAGE + 8).load(std::sync::atomic::Ordering::Relaxed), 77);
-        assert!(file_behind(start..start + 4 * PAGE, true).is_none(), "beyond the mapping");
+        for search in [AreaSearch::Quick, AreaSearch::Full] {
+            let found = file_behind(start..start + PAGE, true, search);
+            if search == AreaSearch::Quick && maps::vma_at(0).is_err() {
+                assert!(found.is_none(), "Linux before 6.11");
+                continue;
+            }
+            let (found, offset) = found.expect("its descriptor is open");
+            assert_eq!(offset, 3 * PAGE as u64 + 8);
+            let other = Memfd::from_peer(found).unwrap().map().unwrap();
+            other.word32(3 * PAGE + 8).store(77, std::sync::atomic::Ordering::Relaxed);
+            assert_eq!(mapping.word32(PAGE + 8).swap(0, std::sync::atomic::Ordering::Relaxed), 77);
+            assert!(file_behind(start..start + 4 * PAGE, true, search).is_none(), "beyond the mapping");
+        }
     }
 
     #[test]
     fn other_memory_has_no_such_file() {
         let private = vec![0u8; 2 * PAGE];
         let start = private.as_ptr() as usize;
-        assert!(file_behind(start..start + PAGE, true).is_none());
+        let has_none = |start| {
+            let found = |search| file_behind(start..start + PAGE, true, search);
+            [AreaSearch::Quick, AreaSearch::Full].into_iter().all(|search| found(search).is_none())
+        };
+        assert!(has_none(start));
         let fd = rustix::fs::memfd_create("test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&fd, PAGE as u64).unwrap();
         let unsealed = Mapping::new(fd.as_fd(), 0, PAGE, true).unwrap();
         let sealed = Memfd::sealed("test", PAGE).unwrap();
         let read_only = Mapping::new(sealed.as_fd(), 0, PAGE, false).unwrap();
         for mapping in [unsealed, read_only] {
-            let start = mapping.base() as usize;
-            assert!(file_behind(start..start + PAGE, true).is_none());
+            assert!(has_none(mapping.base() as usize));
         }
     }
 }

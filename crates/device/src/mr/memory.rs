@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use millstream_shm::relocate::{self, SharedPages};
-use millstream_shm::{Mapping, PAGE, cannot_shrink, file_behind, file_len, is_device_memory, populate};
+use millstream_shm::{
+    AreaSearch, Mapping, PAGE, cannot_shrink, file_behind, file_len, is_device_memory, populate,
+};
 
 use crate::adapter::LocalAdapter;
 use crate::dm::Dm;
@@ -125,7 +127,7 @@ impl RegionMemory {
             memory.export_pages(adapter, shared);
         } else {
             memory.is_device = len != 0 && is_device_memory(&memory.range());
-            memory.export_file(adapter, stores(access));
+            memory.export_file(adapter, stores(access), AreaSearch::Quick);
         }
         Ok(memory)
     }
@@ -146,8 +148,8 @@ impl RegionMemory {
 
     /// Lets peers map the file that the application has mapped as the region's memory, if it can no longer shrink: memory
     /// of a card, or of another device's memory in a program that knows only addresses. True if they can.
-    fn export_file(&mut self, adapter: &LocalAdapter, stores: bool) -> bool {
-        let Some((fd, offset)) = file_behind(self.range(), stores) else { return false };
+    fn export_file(&mut self, adapter: &LocalAdapter, stores: bool, search: AreaSearch) -> bool {
+        let Some((fd, offset)) = file_behind(self.range(), stores, search) else { return false };
         match file_len(fd.as_fd()) {
             // Pages that another region moved go back to private memory when that region is deregistered.
             _ if relocate::is_moved_file(fd.as_fd()) => false,
@@ -311,8 +313,8 @@ impl RegionPages for RegionState {
         let moved_before = memory.shared.is_none().then(|| relocate::find_moved(memory.range())).flatten();
         if let Some(shared) = moved_before {
             memory.export_pages(self.adapter, shared);
-        } else if memory.shared.is_some() || !memory.export_file(self.adapter, true) {
-            // Kernels without a quick way to find the file leave this to the first time that it matters.
+        } else if memory.shared.is_some() || !memory.export_file(self.adapter, true, AreaSearch::Full) {
+            // Older kernels have no quick way to find the file: it is looked for when it matters.
             let shared = relocate::move_pages_while(memory.range(), goes_on)?;
             // An entry is promoted once. Peers tell again when their costs have doubled.
             if !shared.is_whole() && memory.unfinished_moves < UNFINISHED_MOVES {
