@@ -1,7 +1,9 @@
 //! Sorts fragments by event, and decides when an event is there.
 //!
 //! Each source has a ring of events. An event is there when every source has sent it or a later one; sources that stay
-//! behind the others for longer than a time limit are not waited for. No sockets, no clock: the time is an argument.
+//! behind the others for longer than a time limit are not waited for. A fragment without room is dropped, but several in
+//! a row count as sent: otherwise a unit that is behind by more than its rings would wait for events that no source
+//! sends again. No sockets, no clock: the time is an argument.
 
 use super::SourceStatistics;
 use super::datagram::Datagram;
@@ -9,6 +11,10 @@ use millstream_fragment::Fragment;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::{Duration, Instant};
+
+/// Fragments without room, in a row, after which their source is believed to be that far: a single one may have a wrong
+/// event number.
+const BELIEVED: u32 = 8;
 
 /// The fragments of a readout unit's sources that have arrived and are not yet sent.
 #[derive(Debug)]
@@ -39,6 +45,8 @@ struct SourceRing {
     sequence: Option<u64>,
     /// One past the latest event.
     next: u64,
+    /// Fragments without room since the last one with room: their number in a row, and the latest event.
+    dropped: Option<(u32, u64)>,
     events: Vec<Slot>,
 }
 
@@ -58,6 +66,7 @@ impl Assembly {
             statistics: SourceStatistics { source, ..SourceStatistics::default() },
             sequence: Some(0),
             next: run.start,
+            dropped: None,
             events: vec![Slot::default(); depth as usize],
         };
         Assembly {
@@ -100,15 +109,23 @@ impl Assembly {
             ring.statistics.lost -= u64::from(fills_gap);
         } else if event - self.sent >= self.depth {
             ring.statistics.overflow += 1;
+            if ring.note_dropped(event, self.depth) {
+                self.reach(event + 1, now);
+            }
         } else {
             let is_new = ring.store(event, payload, crc, self.depth);
             ring.statistics.lost -= u64::from(fills_gap && is_new);
-            if event >= self.latest {
-                self.latest = event + 1;
-                self.reached.push_back((now, self.latest));
-            }
+            self.reach(event + 1, now);
         }
         true
+    }
+
+    /// A source has sent the event before `next`: earlier ones are not to be expected any longer than the limit.
+    fn reach(&mut self, next: u64, now: Instant) {
+        if next > self.latest {
+            self.latest = next;
+            self.reached.push_back((now, next));
+        }
     }
 
     /// Whether a fragment of this event can be stored now: sources that can wait are asked to. Events that are not of the
@@ -120,11 +137,7 @@ impl Assembly {
     /// A source that waits has a fragment of this event, for which there is no room: events before it are not to be
     /// expected any longer than the limit.
     pub fn note_waiting(&mut self, event: u64, now: Instant) {
-        let before = event.saturating_sub(self.depth).saturating_add(1);
-        if before > self.latest {
-            self.latest = before;
-            self.reached.push_back((now, before));
-        }
+        self.reach(event.saturating_sub(self.depth).saturating_add(1), now);
     }
 
     /// Number of the run's events that are there, counted from the first.
@@ -178,8 +191,25 @@ impl SourceRing {
         false
     }
 
+    /// A fragment without room is dropped. Returns whether the source is at this event: several in a row were near each other.
+    fn note_dropped(&mut self, event: u64, depth: u64) -> bool {
+        let (count, latest) = match self.dropped {
+            Some((count, latest)) if event.abs_diff(latest) < depth => {
+                (count + u32::from(event > latest), latest.max(event))
+            }
+            _ => (1, event),
+        };
+        let is_believed = count >= BELIEVED;
+        self.dropped = Some((count.min(BELIEVED), latest));
+        if is_believed {
+            self.next = self.next.max(latest + 1);
+        }
+        is_believed
+    }
+
     /// Stores a fragment. False if it is there already.
     fn store(&mut self, event: u64, payload: &[u8], crc: u32, depth: u64) -> bool {
+        self.dropped = None;
         let slot = &mut self.events[(event % depth) as usize];
         if slot.event == Some(event) {
             self.statistics.duplicate += 1;
@@ -281,6 +311,52 @@ mod tests {
         assert_eq!(assembly.available(now + LIMIT), 500 - 16 + 1 - 10);
         assembly.release(10..485);
         assert!(assembly.has_room(500));
+    }
+
+    #[test]
+    fn a_source_that_is_ahead_by_more_than_the_ring_goes_on() {
+        let mut now = Instant::now();
+        let mut assembly = assembly();
+        send(&mut assembly, 1, 0, 10, now);
+        send(&mut assembly, 2, 0, 10, now);
+        assert_eq!(assembly.available(now), 1);
+        assembly.release(10..11);
+        // Source 1 pauses, or its datagrams are lost, for more events than a ring has; source 2 stays silent.
+        for event in 500..500 + u64::from(BELIEVED) - 1 {
+            send(&mut assembly, 1, event - 10, event, now);
+        }
+        now += LIMIT;
+        assert_eq!(assembly.available(now), 1);
+        for event in 507..600 {
+            send(&mut assembly, 1, event - 10, event, now);
+            now += LIMIT / 8;
+            let available = 10 + assembly.available(now);
+            if available > 11 {
+                // They are built without the dropped fragments.
+                assembly.release(11.max(assembly.sent)..available.max(assembly.sent));
+            }
+        }
+        let statistics = assembly.statistics();
+        assert!(statistics[0].received > 80, "{statistics:?}");
+        assert_eq!(statistics[0].received + statistics[0].overflow, 101);
+        // Source 2 has room again, too.
+        send(&mut assembly, 2, 589, 599, now);
+        assert_eq!(assembly.statistics()[1].received, 2);
+    }
+
+    #[test]
+    fn wrong_event_numbers_end_no_wait() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        for event in 10..20 {
+            send(&mut assembly, 1, 2 * (event - 10), event, now);
+            send(&mut assembly, 1, 2 * (event - 10) + 1, 900 + event, now);
+        }
+        // Without one between them, but far from each other, or always the same.
+        for event in [100, 200, 300, 400, 500, 600, 700, 800, 900].into_iter().chain([950; 20]) {
+            send(&mut assembly, 1, 0, event, now);
+        }
+        assert_eq!(assembly.available(now + LIMIT), 10);
     }
 
     #[test]

@@ -17,6 +17,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("generated_events_are_built_at_their_rate", generated_events_are_built_at_their_rate),
     ("files_and_generators_make_one_run", files_and_generators_make_one_run),
     ("datagrams_are_built_and_lost_ones_are_counted", datagrams_are_built_and_lost_ones_are_counted),
+    (
+        "a_unit_that_is_behind_by_more_than_its_buffer_goes_on",
+        a_unit_that_is_behind_by_more_than_its_buffer_goes_on,
+    ),
 ];
 
 fn config(folder: &Path, text: &str) -> RunConfig {
@@ -131,6 +135,57 @@ impl FrontEnd {
             self.send(1, event);
         }
     }
+}
+
+/// Front ends go on while a run is paused: events are lost, but not those after the pause.
+fn a_unit_that_is_behind_by_more_than_its_buffer_goes_on() {
+    const EVENTS: u64 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let text = format!(
+        r#"
+[run]
+name = "behind"
+batch = 8
+events = {EVENTS}
+timeout_ms = 10000
+[[readout]]
+name = "front-end"
+[readout.udp]
+listen = "127.0.0.1:{port}"
+first_source = 7
+sources = 1
+max_len = 100
+buffer_events = 200
+[[builder]]
+name = "bu0"
+landing = "host"
+slots = 4
+"#
+    );
+    let config = config(folder.path(), &text);
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(("127.0.0.1", port)).unwrap();
+    let mut front_end = FrontEnd { socket, sequence: [0; 2] };
+    let (mut bursts, mut first, mut done) = (0, 0, 0);
+    let outcome = succeed(&config, &mut |event| {
+        let RunEvent::Progress(sample) = event else { return };
+        if sample.done.events() < done {
+            return;
+        }
+        let burst = first..(first + 40).min(EVENTS);
+        burst.clone().for_each(|event| front_end.send(0, event));
+        done = burst.end.saturating_sub(40);
+        // Each third burst comes after a gap of more than the buffer, and passes its events.
+        bursts += 1;
+        let has_gap = bursts % 3 == 0 && burst.end < EVENTS - 300;
+        first = burst.end + if has_gap { 260 } else { 0 };
+        front_end.sequence[0] = first;
+    });
+    let summary = outcome.summary.as_ref().unwrap();
+    assert_eq!(summary.built.events + summary.incomplete.missing_at_source.events, EVENTS, "{summary}");
+    assert!(summary.built.events > 500, "{summary}");
+    assert!(outcome.sources[0].overflow > 0, "{:?}", outcome.sources);
 }
 
 fn datagrams_are_built_and_lost_ones_are_counted() {
