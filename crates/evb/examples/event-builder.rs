@@ -10,6 +10,7 @@ use millstream_evb::process::card::CardProcess;
 use millstream_evb::process::child::Child;
 use millstream_evb::process::launcher::RunEvent;
 use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
+use std::collections::HashSet;
 use std::error::Error;
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -96,16 +97,15 @@ impl Sink for List {
         Ok(())
     }
 
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
         // The lists of all units; a unit that was killed may have left an incomplete last line.
+        let mut stored = HashSet::new();
         for entry in std::fs::read_dir(self.path.parent().ok_or("the list is in no directory")?)? {
             let list = std::fs::read_to_string(entry?.path())?;
-            let mut lines = list.split_inclusive('\n').filter(|line| line.ends_with('\n'));
-            if lines.any(|line| line.split(' ').next() == Some(&event.0.to_string())) {
-                return Ok(true);
-            }
+            let lines = list.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+            stored.extend(lines.filter_map(|line| line.split(' ').next()?.parse::<u64>().ok()));
         }
-        Ok(false)
+        Ok(events.iter().map(|event| stored.contains(&event.0)).collect())
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

@@ -159,19 +159,8 @@ pub fn event_numbers(path: &Path) -> Result<Vec<u64>, FileError> {
     }
 }
 
-/// Numbers of the events that the writer of a file committed, whether it is complete, being written, or left by a dead writer.
-pub fn committed_numbers(path: &Path) -> Result<Vec<u64>, FileError> {
-    match is_batch_file(path) {
-        true => match BatchReader::open(path) {
-            Err(error) if batches::is_cut_in_its_header(&error) => Ok(Vec::new()),
-            reader => reader?.committed(),
-        },
-        false => Ok(EventReader::open_committed(path)?.numbers().to_vec()),
-    }
-}
-
 /// Whether the name is that of a batch file, complete or partial.
-fn is_batch_file(path: &Path) -> bool {
+pub(crate) fn is_batch_file(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     name.ends_with(batches::SUFFIX) || name.ends_with(&format!(".{}", batches::EXTENSION))
 }

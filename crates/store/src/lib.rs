@@ -15,6 +15,7 @@
 mod batches;
 mod column;
 mod commit_record;
+mod committed;
 mod error;
 mod index;
 mod layout;
@@ -33,10 +34,9 @@ pub use batches::{
     Batch, BatchEvent, BatchOptions, BatchPacket, BatchReader, BatchWriter, ClosedBatches, Record,
     RecordEvent, RecordHeader, RecordPacket, StoredEvent, UnpackError, WrittenBytes, unpack,
 };
+pub use committed::{CommittedReader, committed_numbers};
 pub use error::{AppendError, EventError, FileError, SchemaError};
-pub use index::{
-    INDEX_SUFFIX, IndexEntry, append_to_index, committed_numbers, event_numbers, index_path, read_index,
-};
+pub use index::{INDEX_SUFFIX, IndexEntry, append_to_index, event_numbers, index_path, read_index};
 pub use reader::{Decision, EventReader, TriggerDecisions};
 pub use recover::{Recovered, partials, recover_partial, recover_partials};
 pub use schema::{

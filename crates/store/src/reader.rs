@@ -7,7 +7,6 @@ use hdf5_metno::{File, H5Type, Hyperslab, OpenMode, SliceOrIndex};
 use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
-use crate::commit_record;
 use crate::error::{FileError, error_text};
 use crate::metadata::{FORMAT, VERSION};
 
@@ -40,7 +39,12 @@ pub struct Decision {
 impl EventReader {
     /// Opens the file and reads its event numbers. Of a partial file, these are the events flushed so far.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FileError> {
-        let path = path.as_ref().to_owned();
+        EventReader::open_from(path.as_ref(), 0)
+    }
+
+    /// Opens the file and reads the event numbers of the rows from `first` on. [`numbers`](Self::numbers) starts there.
+    pub(crate) fn open_from(path: &Path, first: u64) -> Result<Self, FileError> {
+        let path = path.to_owned();
         // The library's message for a missing file has many lines.
         std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
@@ -66,26 +70,22 @@ impl EventReader {
         if version != VERSION {
             return Err(wrong_format("version", version.to_string(), VERSION.to_string()));
         }
-        let numbers = file.dataset("events/number").and_then(|numbers| numbers.read_raw());
+        let numbers = file.dataset("events/number").and_then(|numbers| {
+            let rows = usize::try_from(first).unwrap_or(usize::MAX).min(numbers.size())..;
+            Ok(numbers.read_slice_1d::<u64, _>(rows)?.to_vec())
+        });
         let numbers = numbers.map_err(|cause| fail("events/number", cause))?;
         Ok(Self { path, file, numbers })
-    }
-
-    /// Opens the file and reads the numbers of the events that its writer committed. If the writer is dead, these are the
-    /// events that [`recover_partial`](crate::recover_partial) keeps.
-    pub fn open_committed(path: impl AsRef<Path>) -> Result<Self, FileError> {
-        let path = path.as_ref();
-        // Before the numbers: a writer that lives may commit more meanwhile.
-        let file = std::fs::File::open(path).map_err(IoError::of(path, "open"))?;
-        let committed = commit_record::read(&file).map_err(IoError::of(path, "read"))?;
-        let mut reader = EventReader::open(path)?;
-        reader.numbers.truncate(usize::try_from(committed).unwrap_or(usize::MAX));
-        Ok(reader)
     }
 
     /// Event number of each row.
     pub fn numbers(&self) -> &[u64] {
         &self.numbers
+    }
+
+    /// The event numbers that were read.
+    pub(crate) fn into_numbers(self) -> Vec<u64> {
+        self.numbers
     }
 
     /// One event's row of an `i16` dataset, such as `camera/waveforms`, in C order.

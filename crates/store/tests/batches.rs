@@ -15,9 +15,9 @@ use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_quantity::Bytes;
 use millstream_shm::{Mapping, PAGE};
 use millstream_store::{
-    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchReader, BatchWriter, FileError, IndexEntry, Run,
-    Schema, SequenceOptions, Source, WriteOptions, append_to_index, committed_numbers, index_path, partials,
-    read_index, recover_partials, unpack,
+    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchReader, BatchWriter, CommittedReader, FileError,
+    IndexEntry, Run, Schema, SequenceOptions, Source, WriteOptions, append_to_index, committed_numbers,
+    index_path, partials, read_index, recover_partials, unpack,
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -370,6 +370,29 @@ fn a_writer_that_lives_is_left_alone() {
     assert_eq!((stored.events, stored.missing), (2, 1));
     let error = BatchWriter::create(folder.path().join("made.batches"), &schema(), OPTIONS).unwrap_err();
     assert!(matches!(error, FileError::Exists(_)), "{error}");
+}
+
+#[test]
+fn what_a_writer_commits_is_read_once() {
+    let folder = folder();
+    let path = folder.path().join("made.batches");
+    let partial = folder.path().join("made.batches.partial");
+    fs::write(&partial, b"").unwrap();
+    let mut reader = CommittedReader::new(&partial);
+    // The writer has just created the file.
+    assert_eq!(reader.read_new().unwrap(), [0; 0]);
+    fs::remove_file(&partial).unwrap();
+    let mut writer = BatchWriter::create(&path, &schema(), OPTIONS).unwrap();
+    let mut add = |number| append(&mut |batch| _ = writer.append(batch).unwrap(), number);
+    add(0);
+    add(1);
+    assert_eq!(reader.read_new().unwrap(), [1, 3, 5, 7]);
+    assert_eq!(reader.read_new().unwrap(), [0; 0]);
+    add(2);
+    writer.close().unwrap().complete().unwrap();
+    reader.renamed(&path);
+    assert_eq!(reader.read_new().unwrap(), [9, 11]);
+    assert_eq!(committed_numbers(&path).unwrap(), [1, 3, 5, 7, 9, 11]);
 }
 
 #[test]

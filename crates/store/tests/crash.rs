@@ -11,7 +11,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::{Files, append_all, listed};
 use millstream_store::{
-    AppendError, EventReader, EventWriter, FileError, Recovered, StoreSummary, WriteOptions, recover_partials,
+    AppendError, CommittedReader, EventReader, EventWriter, FileError, Recovered, StoreSummary, WriteOptions,
+    committed_numbers, recover_partials,
 };
 
 const FILE: &str = "MILLSTREAM_STORE_TEST_FILE";
@@ -168,6 +169,38 @@ fn a_partial_file_without_events_is_removed() {
     assert_eq!(listed(folder.path()), ["run.h5.partial"]);
     recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
     assert_eq!(check_prefix(&folder.path().join("run.recovered.h5"), 32), 32);
+}
+
+#[test]
+fn committed_events_are_read_once_and_a_new_file_has_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let partial = folder.path().join("run.h5.partial");
+    let mut reader = CommittedReader::new(&partial);
+    // The writer was killed after it had created the file, and then before the HDF5 file could be read by others.
+    for len in [0, 16, 4096, 8192] {
+        fs::write(&partial, vec![0; len]).unwrap();
+        assert_eq!(reader.read_new().unwrap(), [0; 0], "{len} B");
+        assert_eq!(committed_numbers(&partial).unwrap(), [0; 0], "{len} B");
+    }
+    fs::remove_file(&partial).unwrap();
+    let files = Files::open();
+    let events = files.events(2);
+    let numbers: Vec<u64> = events.iter().map(|event| event.number).collect();
+    let mut writer = create(&path).unwrap();
+    assert_eq!(reader.read_new().unwrap(), [0; 0]);
+    append_all(&mut writer, &events[..32]);
+    writer.flush().unwrap();
+    assert_eq!(reader.read_new().unwrap(), numbers[..32]);
+    append_all(&mut writer, &events[32..40]);
+    writer.flush().unwrap();
+    append_all(&mut writer, &events[40..41]);
+    assert_eq!(reader.read_new().unwrap(), numbers[32..40]);
+    assert_eq!(reader.read_new().unwrap(), [0; 0]);
+    writer.finish().unwrap();
+    reader.renamed(&path);
+    assert_eq!(reader.read_new().unwrap(), numbers[40..41]);
+    assert_eq!(committed_numbers(&path).unwrap(), numbers[..41]);
 }
 
 #[test]

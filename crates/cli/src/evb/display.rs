@@ -136,8 +136,8 @@ impl Sink for Displayed {
         self.sink.store_batch(batch)
     }
 
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        self.sink.is_stored(event)
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
+        self.sink.are_stored(events)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

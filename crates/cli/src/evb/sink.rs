@@ -1,6 +1,7 @@
 //! Stores a builder unit's events in files: events in HDF5, or whole batches.
 
 use std::collections::{HashMap, HashSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -10,12 +11,13 @@ use millstream_camera::trigger::TriggerGeometry;
 use millstream_evb::config::{KernelConfig, LandingTarget, OutputFormat, RunConfig, SyncPolicy};
 use millstream_evb::core::{BuIndex, Bytes, EventNumber, RuIndex};
 use millstream_evb::process::{AcceptedBatch, AcceptedEvent, Sink, SinkError, WrittenBytes};
+use millstream_fragment::file::IoError;
 use millstream_fragment::stream::Stream;
 use millstream_fragment::{SourceId, SourceKind};
 use millstream_store::{
-    Attribute, Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, Event, EventFileSequence,
-    FileError, FileState, InputFile, Run, SequenceOptions, Source, StoreSummary, WriteOptions,
-    committed_numbers, file_state,
+    Attribute, Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchPacket, CommittedReader, Event,
+    EventFileSequence, FileError, FileState, InputFile, Run, SequenceOptions, Source, StoreSummary,
+    WriteOptions, file_state,
 };
 
 use super::files::event_files;
@@ -102,14 +104,18 @@ struct EventFiles {
 }
 
 /// The event files of the other builder units of this run. All units write to one directory, shared if they are on
-/// several hosts.
+/// several hosts. Which of them are lost is not known here: all are
+/// read, each event once.
 struct OtherFiles {
     /// Their base names.
     bases: Vec<PathBuf>,
     /// Files that were last changed before are of an earlier run.
     since: SystemTime,
-    /// Events of the files that were read, with the time of the last change and the length.
-    read: HashMap<PathBuf, (SystemTime, u64, HashSet<u64>)>,
+    /// Files that are being read, by device and inode: a file keeps them when it is complete and gets its final name. `None`
+    /// for a complete file that was read.
+    readers: HashMap<(u64, u64), Option<CommittedReader>>,
+    /// Events of the files that were read.
+    numbers: HashSet<u64>,
 }
 
 impl OtherFiles {
@@ -119,45 +125,56 @@ impl OtherFiles {
         let bases = others.filter_map(|other| event_files(config, other)).collect();
         // Not the start of this process: it may be a restart of a unit that has stored events.
         let since = config.started.unwrap_or_else(SystemTime::now);
-        OtherFiles { bases, since, read: HashMap::new() }
+        OtherFiles { bases, since, readers: HashMap::new(), numbers: HashSet::new() }
     }
 
-    fn hold(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        let Some(directory) = self.bases.first().map(|base| super::folder(base)) else { return Ok(false) };
+    /// Which of these events are in the files.
+    fn hold(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
+        // A file that gets its final name between the list and its opening is in the next list.
+        while self.has_unread(events) && !self.read_new()? {}
+        Ok(events.iter().map(|event| self.numbers.contains(&event.0)).collect())
+    }
+
+    fn has_unread(&self, events: &[EventNumber]) -> bool {
+        events.iter().any(|event| !self.numbers.contains(&event.0))
+    }
+
+    /// Reads what the files have that was not read yet. False if a file was renamed or removed meanwhile.
+    fn read_new(&mut self) -> Result<bool, SinkError> {
+        let Some(directory) = self.bases.first().map(|base| super::folder(base)) else { return Ok(true) };
+        let mut has_read_all = true;
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let is_of = |base: &PathBuf| {
-                let state = file_state(&base.file_name().unwrap_or_default().to_string_lossy(), &name);
-                matches!(state, Some(FileState::Complete | FileState::Partial))
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let state_of = |base: &PathBuf| {
+                file_state(&base.file_name().unwrap_or_default().to_string_lossy(), &name)
+                    .filter(|state| matches!(state, FileState::Complete | FileState::Partial))
             };
-            if self.bases.iter().any(is_of) && self.file_holds(&path, event)? {
-                return Ok(true);
+            if let Some(state) = self.bases.iter().find_map(state_of) {
+                match self.read_file(&path, state) {
+                    Err(_) if !path.exists() => has_read_all = false,
+                    read => read?,
+                }
             }
         }
-        Ok(false)
+        Ok(has_read_all)
     }
 
-    fn file_holds(&mut self, path: &Path, event: EventNumber) -> Result<bool, SinkError> {
-        // A unit that lives may rename its file meanwhile; only those of dead units matter.
-        let Ok(metadata) = std::fs::metadata(path) else { return Ok(false) };
-        let (changed, len) = (metadata.modified()?, metadata.len());
+    fn read_file(&mut self, path: &Path, state: FileState) -> Result<(), FileError> {
+        let metadata = std::fs::metadata(path).map_err(IoError::of(path, "open"))?;
+        let changed = metadata.modified().map_err(IoError::of(path, "read the time of"))?;
         if changed < self.since {
-            return Ok(false);
+            return Ok(());
         }
-        let known = self.read.get(path).filter(|(at, of, _)| (*at, *of) == (changed, len));
-        if let Some((_, _, numbers)) = known {
-            return Ok(numbers.contains(&event.0));
+        let reader = self.readers.entry((metadata.dev(), metadata.ino()));
+        let place = reader.or_insert_with(|| Some(CommittedReader::new(path)));
+        let Some(reader) = place else { return Ok(()) };
+        reader.renamed(path);
+        self.numbers.extend(reader.read_new()?);
+        if state == FileState::Complete {
+            *place = None;
         }
-        let numbers: HashSet<u64> = match committed_numbers(path) {
-            Err(FileError::Io(error)) if error.cause.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(false);
-            }
-            numbers => numbers?.into_iter().collect(),
-        };
-        let holds = numbers.contains(&event.0);
-        self.read.insert(path.to_owned(), (changed, len, numbers));
-        Ok(holds)
+        Ok(())
     }
 }
 
@@ -173,8 +190,8 @@ impl Sink for EventFiles {
         Ok(())
     }
 
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        self.others.hold(event)
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
+        self.others.hold(events)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
@@ -233,8 +250,8 @@ impl Sink for BatchFiles {
         Ok(WrittenBytes { direct: Bytes(written.direct), copied: Bytes(written.copied) })
     }
 
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        self.others.hold(event)
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
+        self.others.hold(events)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
@@ -277,12 +294,46 @@ mod tests {
         drop(killed);
         std::thread::sleep(std::time::Duration::from_millis(50));
         let mut restarted = make(&config, BuIndex(1)).unwrap().unwrap();
-        let stored = [7, 8].map(|number| restarted.is_stored(EventNumber(number)).unwrap());
-        assert_eq!(stored, [true, false]);
+        assert_eq!(restarted.are_stored(&[7, 8].map(EventNumber)).unwrap(), [true, false]);
         drop(restarted);
         // A file of an earlier run has another one's events.
         config.started = Some(SystemTime::now());
         let mut next = make(&config, BuIndex(1)).unwrap().unwrap();
-        assert!(!next.is_stored(EventNumber(7)).unwrap());
+        assert_eq!(next.are_stored(&[EventNumber(7)]).unwrap(), [false]);
+    }
+
+    /// The sink of the last of two units looks into the files of the first one: while that is created, written and complete.
+    #[test]
+    fn files_of_other_units_are_read_as_they_grow() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.toml");
+        let text = "[run]\nname = \"run\"\nbatch = 8\nevents = 100\n\
+                    [output]\ndirectory = \".\"\nevents = \"built\"\n[[readout]]\nname = \"ru0\"\n[readout.generator]\n\
+                    first_source = 0\nsources = 1\nsize = \"200B\"\n\
+                    [[builder]]\nname = \"bu0\"\nslots = 4\nlanding = \"host\"\n\
+                    [[builder]]\nname = \"bu1\"\nslots = 4\nlanding = \"host\"\n";
+        std::fs::write(&path, text).unwrap();
+        let mut config = ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
+        config.started = Some(SystemTime::now() - std::time::Duration::from_secs(10));
+        let mut asking = make(&config, BuIndex(1)).unwrap().unwrap();
+        let numbers = [7, 8, 9].map(EventNumber);
+        // Files of a unit that was killed before it had created them.
+        for name in ["run.bu0.h5.partial", "run.bu0.batches.partial"] {
+            std::fs::write(folder.path().join(name), b"").unwrap();
+        }
+        assert_eq!(asking.are_stored(&numbers).unwrap(), [false; 3]);
+        std::fs::remove_file(folder.path().join("run.bu0.h5.partial")).unwrap();
+        let mut other = make(&config, BuIndex(0)).unwrap().unwrap();
+        let mut stored = [false; 3];
+        for at in 0..3 {
+            let (number, batch) = (numbers[at], BatchId(0));
+            let (fragments, decisions) = (&[][..], &[][..]);
+            other.store(&AcceptedEvent { number, batch, fragments, decisions, readout_lost: false }).unwrap();
+            other.flush().unwrap();
+            stored[at] = true;
+            assert_eq!(asking.are_stored(&numbers).unwrap(), stored);
+        }
+        other.finish().unwrap();
+        assert_eq!(asking.are_stored(&[10, 9].map(EventNumber)).unwrap(), [false, true]);
     }
 }

@@ -129,12 +129,12 @@ pub trait Sink: Send {
         Err(format!("this sink stores single events, not {}", batch.id).into())
     }
 
-    /// Whether a builder unit of this run that was lost has stored this event. It is asked for the events of batches that
-    /// such a unit had, and decides whether they are stored again.
+    /// Which of these events a builder unit of this run that was lost has stored, in their order. It is asked for the events
+    /// of a batch that such a unit had, and decides whether they are stored again.
     ///
     /// # Errors
     /// The output of the lost unit cannot be read; the run stops.
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError>;
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError>;
 
     /// Writes the stored events to where they survive this process: their batch is then done. Called after one or
     /// more batches, and now and then without a new event.

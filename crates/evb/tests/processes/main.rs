@@ -74,8 +74,8 @@ impl Sink for FaultySink {
         self.sink.store(event)
     }
 
-    fn is_stored(&mut self, event: EventNumber) -> Result<bool, SinkError> {
-        self.sink.is_stored(event)
+    fn are_stored(&mut self, events: &[EventNumber]) -> Result<Vec<bool>, SinkError> {
+        self.sink.are_stored(events)
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {

@@ -201,19 +201,30 @@ impl BatchReader {
         Ok(Some(Record { reader: self, offset, header, entries }))
     }
 
-    /// Numbers of the events in all whole records: those that [`recover_partial`](crate::recover_partial) keeps if the writer is
-    /// dead. What follows an incomplete record is not read.
+    /// Numbers of the events in the whole records that were not read yet: those that
+    /// [`recover_partial`](crate::recover_partial) keeps if the writer is dead. The file may have grown meanwhile. What follows
+    /// an incomplete record is not read.
     ///
     /// # Errors
     /// The file cannot be read.
-    pub fn committed(mut self) -> Result<Vec<u64>, FileError> {
+    pub fn newly_committed(&mut self) -> Result<Vec<u64>, FileError> {
+        self.bytes = self.file.metadata().map_err(IoError::of(&self.path, "read the length of"))?.len();
         let mut numbers = Vec::new();
         loop {
-            match self.next_record() {
-                Ok(Some(record)) => numbers.extend(record.header.numbers()),
+            let (encoded, header) = match self.peek() {
+                Ok(Some(next)) => next,
                 Ok(None) | Err(FileError::InvalidRecord { .. }) => return Ok(numbers),
                 Err(error) => return Err(error),
+            };
+            // The writer had written a record to its end before it began the next one. Only the last one may be incomplete.
+            if self.next + header.record_len >= self.bytes {
+                match self.entries_of(self.next, &header) {
+                    Err(FileError::InvalidRecord { .. }) => return Ok(numbers),
+                    entries => _ = entries?,
+                }
             }
+            numbers.extend(header.numbers());
+            self.advance(&encoded, &header);
         }
     }
 

@@ -327,10 +327,12 @@ impl StorageWorker {
     /// Removes events that a lost builder unit has stored.
     fn remove_duplicates(&mut self, job: &mut StorageJob) -> Result<(), StorageError> {
         let map = job.decision_bytes();
+        let number = |&event: &u16| EventNumber(job.batch.first_event.0 + u64::from(event));
+        let numbers: Vec<EventNumber> = job.events.iter().map(number).collect();
+        let stored = self.sink.are_stored(&numbers).map_err(StorageError::Sink)?;
         let (mut events, mut decisions) = (Vec::new(), Vec::new());
         for (position, &event) in job.events.iter().enumerate() {
-            let number = EventNumber(job.batch.first_event.0 + u64::from(event));
-            if self.sink.is_stored(number).map_err(StorageError::Sink)? {
+            if stored.get(position).copied().unwrap_or(false) {
                 self.statistics.duplicates += 1;
             } else {
                 events.push(event);
