@@ -13,7 +13,7 @@ use millstream_evb::process::{AcceptedEvent, Launcher, Sink, SinkError};
 use std::collections::HashSet;
 use std::error::Error;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -76,7 +76,9 @@ pub(crate) fn serve_card(card: &CardProcess) -> Result<(), Box<dyn Error>> {
 /// A text file with number, size and decisions of accepted events.
 struct List {
     path: PathBuf,
-    out: BufWriter<File>,
+    file: File,
+    /// Lines that are not flushed. They are not written if the list is dropped.
+    lines: Vec<u8>,
 }
 
 /// Makes the sink of a builder unit.
@@ -84,8 +86,8 @@ pub(crate) fn list(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
     let Some(output) = &config.output else { return Ok(None) };
     std::fs::create_dir_all(&output.directory)?;
     let path = output.directory.join(format!("{}.txt", config.builders[bu.index()].name));
-    let out = BufWriter::new(File::create(&path)?);
-    Ok(Some(Box::new(List { path, out })))
+    let file = File::create(&path)?;
+    Ok(Some(Box::new(List { path, file, lines: Vec::new() })))
 }
 
 impl Sink for List {
@@ -93,7 +95,7 @@ impl Sink for List {
         let intact = event.fragments.iter().filter(|(_, fragment)| fragment.is_intact()).count();
         let bytes: usize = event.fragments.iter().map(|(_, fragment)| fragment.payload.len()).sum();
         let set: u32 = event.decisions.iter().map(|byte| byte.count_ones()).sum();
-        writeln!(self.out, "{} {intact} {bytes} {set}", event.number.0)?;
+        writeln!(self.lines, "{} {intact} {bytes} {set}", event.number.0)?;
         Ok(())
     }
 
@@ -109,11 +111,13 @@ impl Sink for List {
     }
 
     fn flush(&mut self) -> Result<(), SinkError> {
-        Ok(self.out.flush()?)
+        self.file.write_all(&self.lines)?;
+        self.lines.clear();
+        Ok(())
     }
 
     fn finish(mut self: Box<Self>) -> Result<Option<String>, SinkError> {
-        self.out.flush()?;
+        self.flush()?;
         Ok(Some(self.path.display().to_string()))
     }
 }

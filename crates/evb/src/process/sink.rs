@@ -144,7 +144,8 @@ pub trait Sink: Send {
     fn flush(&mut self) -> Result<(), SinkError>;
 
     /// Closes the sink at the end of the run. Stored events are kept, also if the run failed. Returns a description of
-    /// the result, such as a file name.
+    /// the result, such as a file name. A sink that has failed is dropped instead: what it has not flushed must not be
+    /// written then, because other builder units store it.
     ///
     /// # Errors
     /// The sink cannot be closed; the run fails.

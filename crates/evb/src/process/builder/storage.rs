@@ -290,7 +290,10 @@ impl StorageWorker {
                 self.report(Err(error));
             }
         }
-        (self.sink.finish(), self.statistics)
+        // The unit has reported the batches of the failure as unfinished, and others build them: their events must not get
+        // into its files any more.
+        let result = if self.failed { Ok(None) } else { self.sink.finish() };
+        (result, self.statistics)
     }
 
     /// Stores a batch and those that wait behind it, flushes the sink, and reports them stored.
