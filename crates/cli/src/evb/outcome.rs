@@ -104,7 +104,7 @@ pub(super) fn report(
         inconsistencies
             .extend(files.problems.into_iter().map(|problem| format!("builder {}: {problem}", builder.name)));
         let statistics = outcome.builders[bu].as_ref().filter(|statistics| statistics.error.is_none());
-        let stored = statistics.map(|statistics| statistics.stored);
+        let stored = statistics.and_then(|statistics| statistics.stored);
         if let Some(stored) = stored.filter(|&stored| stored != files.events) {
             inconsistencies.push(format!(
                 "builder {}: events stored = events in its files: {stored} against {}",

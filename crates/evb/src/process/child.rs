@@ -64,6 +64,8 @@ pub enum ChildMessage {
     },
     /// Connections that the process has refused so far.
     Refused(u64),
+    /// A builder unit waits for its events to be stored and its files to be closed. Sent each second.
+    Closing,
     /// What the live sources of a readout unit delivered.
     Sources(Vec<SourceStatistics>),
     /// Final report of a readout unit.
@@ -198,7 +200,7 @@ impl Child {
                     own,
                     &security,
                     make_sink,
-                    report_refused,
+                    (report_refused, || send_to_parent(&ChildMessage::Closing)),
                     Some(parent_pipe.as_fd()),
                 )?;
                 let good = end.report.cause.is_success() && end.statistics.comparison.is_full();

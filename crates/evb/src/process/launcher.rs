@@ -9,6 +9,7 @@
 //! process has the index of the restart ([`Plan`](crate::core::Plan)).
 
 mod ending;
+mod error_lines;
 mod restarts;
 mod samples;
 mod takeover;
@@ -24,24 +25,31 @@ use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
 use crate::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use crate::source::SourceStatistics;
+use error_lines::ErrorLines;
 use millstream_rdma::loader::{ENV_DEVICE, ENV_PATH};
 use millstream_tls::ENV_KEYS;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 use samples::Samples;
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Lines of a failed process's standard error that are reported.
-const ERROR_LINES: usize = 10;
 /// How long to wait for messages before a run starts; its processes bound the start themselves.
 const IDLE: Duration = Duration::from_secs(3600);
+/// Interval of looking for processes that have ended while a child of theirs holds their standard output.
+const EXIT_INTERVAL: Duration = Duration::from_millis(250);
+/// How long such a child may go on until it is killed.
+const ORPHAN_TIMEOUT: Duration = Duration::from_secs(1);
+/// When the process counts as ended though something still holds its standard output.
+const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence of a builder unit that closes its files. It reports each second that it does.
+const CLOSING_SILENCE: Duration = Duration::from_secs(10);
 
 /// Starts the processes of a run.
 #[derive(Clone, Debug)]
@@ -224,14 +232,37 @@ struct ChildProcess {
     process: std::process::Child,
     /// Write end of the child's standard input, open while the child may live.
     parent_pipe: Option<ChildStdin>,
-    /// Ends with standard error; returns its last lines.
-    errors: Option<JoinHandle<VecDeque<String>>>,
+    errors: Option<ErrorLines>,
+    /// When it was first seen to have ended, though its standard output is open: a child of it may live. The launcher starts
+    /// a program that starts the unit if `--launcher` names one.
+    exited: Option<Instant>,
     /// When it is killed, because the run goes on without it.
     kill_at: Option<Instant>,
     /// Position in the order of exits.
     ended: Option<usize>,
     /// Its error, and whether that is a consequence of another failure.
     failure: Option<(String, bool)>,
+}
+
+impl ChildProcess {
+    /// Kills the process and its children, which are in its process group.
+    fn kill(&self) {
+        // No other process gets the group's id before the process is waited for.
+        if let Some((group, _)) = self.state() {
+            let _ = kill_process_group(group, Signal::KILL);
+        }
+    }
+
+    fn has_exited(&self) -> bool {
+        self.state().is_none_or(|(_, has_exited)| has_exited)
+    }
+
+    /// Its id, which is that of its process group, and whether it has ended. `None` once it was waited for.
+    fn state(&self) -> Option<(Pid, bool)> {
+        let pid = i32::try_from(self.process.id()).ok().and_then(Pid::from_raw)?;
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        Some((pid, waitid(WaitId::Pid(pid), options).ok()?.is_some()))
+    }
 }
 
 /// State of a launched run.
@@ -410,7 +441,7 @@ impl LaunchedRun<'_, '_> {
         let mut process = command.spawn().context("start a process of the run")?;
         let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
-        let errors = process.stderr.take().map(|stderr| std::thread::spawn(move || last_lines(stderr)));
+        let errors = process.stderr.take().map(ErrorLines::read);
         if let Some(stdout) = process.stdout.take() {
             let (output_sender, role) = (self.output_sender.clone(), role.clone());
             std::thread::spawn(move || {
@@ -425,7 +456,15 @@ impl LaunchedRun<'_, '_> {
         let parent_pipe = process.stdin.take();
         self.running.insert(
             role,
-            ChildProcess { process, parent_pipe, errors, kill_at: None, ended: None, failure: None },
+            ChildProcess {
+                process,
+                parent_pipe,
+                errors,
+                exited: None,
+                kill_at: None,
+                ended: None,
+                failure: None,
+            },
         );
         self.notify(&spawned);
         Ok(())
@@ -463,7 +502,12 @@ impl LaunchedRun<'_, '_> {
     /// Handles children's messages until all units have ended or their time is up.
     fn supervise(&mut self) -> Result<(), ProcessError> {
         let mut give_up_at: Option<Instant> = None;
+        let mut look_at = Instant::now();
         while self.units_running() {
+            if look_at <= Instant::now() {
+                look_at = Instant::now() + EXIT_INTERVAL;
+                self.end_orphans();
+            }
             let silent_at = self.silent_at();
             let wait = give_up_at
                 .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
@@ -473,6 +517,7 @@ impl LaunchedRun<'_, '_> {
             let wait = kill.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
             let start = self.start_at.iter().map(|(at, _)| *at).min();
             let wait = start.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
+            let wait = wait.min(look_at.saturating_duration_since(Instant::now()));
             match self.outputs.recv_timeout(wait) {
                 Err(RecvTimeoutError::Timeout) if kill.is_some_and(|at| at <= Instant::now()) => {
                     self.kill_excluded();
@@ -481,7 +526,13 @@ impl LaunchedRun<'_, '_> {
                     self.start_due();
                 }
                 Ok(ChildOutput::Command(command)) => self.command(command),
-                Ok(ChildOutput::Message(role, message)) => self.take(&role, *message)?,
+                Ok(ChildOutput::Message(role, message)) => {
+                    if matches!(*message, ChildMessage::Closing) {
+                        let until = Instant::now() + CLOSING_SILENCE;
+                        give_up_at = give_up_at.map(|at| at.max(until));
+                    }
+                    self.take(&role, *message)?;
+                }
                 Ok(ChildOutput::Ended(role, pid)) => {
                     if !self.record_end(&role, pid) {
                         continue;
@@ -506,8 +557,11 @@ impl LaunchedRun<'_, '_> {
                         give_up_at.get_or_insert(Instant::now() + grace);
                     }
                 }
-                Err(RecvTimeoutError::Timeout) if give_up_at.is_some() => return Ok(()),
-                Err(RecvTimeoutError::Timeout) => self.end_silent_manager(),
+                Err(RecvTimeoutError::Timeout) => match give_up_at {
+                    Some(at) if at <= Instant::now() => return Ok(()),
+                    Some(_) => {}
+                    None => self.end_silent_manager(),
+                },
                 Err(RecvTimeoutError::Disconnected) => return Ok(()),
             }
         }
@@ -525,9 +579,27 @@ impl LaunchedRun<'_, '_> {
             && self.started
         {
             tracing::warn!("the event manager is silent and is killed");
-            let _ = manager.process.kill();
+            manager.kill();
             manager.failure = Some(("was silent and was killed".to_owned(), false));
             self.manager_alive = Instant::now();
+        }
+    }
+
+    /// Ends what processes left that were killed, or ended, while children of theirs hold their standard output.
+    fn end_orphans(&mut self) {
+        let now = Instant::now();
+        for (role, running) in self.running.iter_mut().filter(|(_, running)| running.ended.is_none()) {
+            if running.exited.is_none() && running.has_exited() {
+                running.exited = Some(now);
+            }
+            let Some(exited) = running.exited else { continue };
+            if now >= exited + ORPHAN_TIMEOUT {
+                running.kill();
+            }
+            if now >= exited + OUTPUT_TIMEOUT {
+                // A child that is in no process group of the run.
+                let _ = self.output_sender.send(ChildOutput::Ended(role.clone(), running.process.id()));
+            }
         }
     }
 
@@ -550,9 +622,9 @@ impl LaunchedRun<'_, '_> {
         4 * self.config.plan.drain_timeout + Duration::from_millis(500)
     }
 
-    /// Time for builder units to close their files.
+    /// Time for builder units to begin to close their files.
     fn closing(&self) -> Duration {
-        if self.config.output.is_some() { Duration::from_secs(60) } else { self.grace() }
+        if self.config.output.is_some() { self.grace().max(CLOSING_SILENCE) } else { self.grace() }
     }
 
     fn take(&mut self, role: &RunProcess, message: ChildMessage) -> Result<(), ProcessError> {
@@ -670,23 +742,11 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Records the end of a process. False if another one has taken its place.
+    /// Records the end of a process. False if it is recorded already, or another one has taken its place.
     fn record_end(&mut self, role: &RunProcess, pid: u32) -> bool {
         let order = self.running.values().filter_map(|running| running.ended).count();
-        let running = self.running.get_mut(role).filter(|running| running.process.id() == pid);
+        let running = self.running.get_mut(role);
+        let running = running.filter(|running| running.process.id() == pid && running.ended.is_none());
         running.map(|running| running.ended = Some(order)).is_some()
     }
-}
-
-/// Reads standard error to its end. Returns the last lines: a run may last for months, and a process may write one for each
-/// connection that it refuses.
-fn last_lines(stderr: impl Read) -> VecDeque<String> {
-    let mut last = VecDeque::with_capacity(ERROR_LINES);
-    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
-        if last.len() == ERROR_LINES {
-            last.pop_front();
-        }
-        last.push_back(line);
-    }
-    last
 }

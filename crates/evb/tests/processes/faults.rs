@@ -220,7 +220,7 @@ fn a_stop_with_slow_storage_counts_all_stored_events() {
     let [(_, list)] = &outcome.sinks[..] else { panic!("{outcome:#?}") };
     let lines = std::fs::read_to_string(list).unwrap().lines().count() as u64;
     assert_eq!(lines, summary.accepted, "{summary}");
-    assert_eq!(outcome.builders[0].as_ref().map(|unit| unit.stored), Some(lines));
+    assert_eq!(outcome.builders[0].as_ref().and_then(|unit| unit.stored), Some(lines));
 }
 
 fn a_run_that_is_asked_to_stop_closes_its_account() {

@@ -41,6 +41,12 @@ const KILLED_OUTPUT: &str = "killed";
 /// Output directory in which the sink of builder unit 0 takes 300 ms to write its events.
 const LATE_OUTPUT: &str = "late";
 
+/// Output directory in which the sink of builder unit 0 fails after it has stored a part of a batch.
+const FAILING_OUTPUT: &str = "failing";
+
+/// Output directory in which the sink of builder unit 0 takes longer to close than a launcher waits for a silent unit.
+const SLOWLY_CLOSED_OUTPUT: &str = "slowly-closed";
+
 /// What a sink does beside storing.
 #[derive(Clone, Copy)]
 enum Behaviour {
@@ -50,9 +56,13 @@ enum Behaviour {
     KillsItself,
     /// It takes 300 ms to write its events.
     Late,
+    /// From event 200 on, it fails before the second event of a batch. It takes 1 s to close.
+    Fails,
+    /// It takes 15 s to close.
+    ClosesSlowly,
 }
 
-/// The example's sink in [`SLOW_OUTPUT`], and that of builder unit 0 in [`KILLED_OUTPUT`] and [`LATE_OUTPUT`].
+/// The example's sink in [`SLOW_OUTPUT`], and that of builder unit 0 in the other directories.
 struct FaultySink {
     sink: Box<dyn Sink>,
     behaviour: Behaviour,
@@ -68,7 +78,10 @@ impl Sink for FaultySink {
                 self.sink.flush()?;
                 kill_process(getpid(), Signal::KILL).expect("a process can kill itself");
             }
-            Behaviour::KillsItself | Behaviour::Late => {}
+            Behaviour::Fails if event.number.0 >= 200 && self.batch == Some(event.batch) => {
+                return Err("the disk of the test is full".into());
+            }
+            _ => {}
         }
         self.batch = Some(event.batch);
         self.sink.store(event)
@@ -86,6 +99,11 @@ impl Sink for FaultySink {
     }
 
     fn finish(self: Box<Self>) -> Result<Option<String>, SinkError> {
+        match self.behaviour {
+            Behaviour::Fails => std::thread::sleep(Duration::from_secs(1)),
+            Behaviour::ClosesSlowly => std::thread::sleep(Duration::from_secs(15)),
+            _ => {}
+        }
         self.sink.finish()
     }
 }
@@ -100,6 +118,10 @@ fn make_sink(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sink>>, S
         Behaviour::KillsItself
     } else if is_in(LATE_OUTPUT) && bu == BuIndex(0) {
         Behaviour::Late
+    } else if is_in(FAILING_OUTPUT) && bu == BuIndex(0) {
+        Behaviour::Fails
+    } else if is_in(SLOWLY_CLOSED_OUTPUT) && bu == BuIndex(0) {
+        Behaviour::ClosesSlowly
     } else {
         return Ok(sink);
     };

@@ -2,14 +2,15 @@
 
 use crate::faults::{is_there, pid};
 use crate::input::launcher;
-use crate::{KILLED_OUTPUT, LATE_OUTPUT};
-use millstream_evb::config::ConfigFile;
+use crate::{FAILING_OUTPUT, KILLED_OUTPUT, LATE_OUTPUT, SLOWLY_CLOSED_OUTPUT};
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
-use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use millstream_evb::process::launcher::{CommandReceiver, RunEvent, RunProcess};
 use millstream_evb::process::{Launcher, RunOutcome};
 use rustix::process::{Signal, kill_process};
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -32,6 +33,19 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     (
         "a_stopped_builder_unit_is_ended_and_its_batches_are_built",
         a_stopped_builder_unit_is_ended_and_its_batches_are_built,
+    ),
+    (
+        "a_builder_unit_that_cannot_store_stores_nothing_twice",
+        a_builder_unit_that_cannot_store_stores_nothing_twice,
+    ),
+    ("a_builder_unit_may_take_long_to_close_its_files", a_builder_unit_may_take_long_to_close_its_files),
+    (
+        "a_killed_wrapper_ends_its_unit_and_the_run_goes_on",
+        a_killed_wrapper_ends_its_unit_and_the_run_goes_on,
+    ),
+    (
+        "a_killed_wrapper_that_leaves_a_child_elsewhere_is_not_waited_for",
+        a_killed_wrapper_that_leaves_a_child_elsewhere_is_not_waited_for,
     ),
     ("a_spare_builder_unit_takes_over", a_spare_builder_unit_takes_over),
     (
@@ -117,12 +131,26 @@ impl TestRun {
 
     /// Runs to the end, with this launcher.
     fn launch_by(&self, launcher: &Launcher, watch: &mut dyn FnMut(&RunEvent)) -> RunOutcome {
+        launcher.run(&self.config(), watch).unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// Runs to the end, under commands.
+    pub(crate) fn launch_with(
+        &self,
+        commands: CommandReceiver,
+        watch: &mut dyn FnMut(&RunEvent),
+    ) -> RunOutcome {
+        let outcome = launcher().run_with_commands(&self.config(), commands, &mut |event| {
+            watch(event);
+            ControlFlow::Continue(())
+        });
+        outcome.unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    fn config(&self) -> RunConfig {
         let path = self.folder.path().join("run.toml");
         std::fs::write(&path, &self.text).unwrap();
-        let config = ConfigFile::load(&path)
-            .and_then(|config| config.check())
-            .unwrap_or_else(|error| panic!("{error}"));
-        launcher.run(&config, watch).unwrap_or_else(|error| panic!("{error}"))
+        ConfigFile::load(&path).and_then(|config| config.check()).unwrap_or_else(|error| panic!("{error}"))
     }
 
     /// No process of the run is there.
@@ -260,6 +288,86 @@ fn a_stopped_builder_unit_is_ended_and_its_batches_are_built() {
     assert_rebuilt(&summary, 1);
     let ended = outcome.failures.iter().find(|failure| failure.process == builder(1));
     assert!(ended.is_some_and(|failure| failure.reason.contains("did not respond")), "{outcome:#?}");
+    run.assert_all_stored("out");
+}
+
+/// Other units get its batches while it closes its files.
+fn a_builder_unit_that_cannot_store_stores_nothing_twice() {
+    let run = TestRun::new(&["host", "host"], 5000, "", FAILING_OUTPUT);
+    let (summary, outcome) = run.run(&builder(1), Signal::CONT, None);
+    assert_rebuilt(&summary, 0);
+    run.assert_all_stored(FAILING_OUTPUT);
+    let failed = outcome.builders[0].as_ref().and_then(|unit| unit.error.as_deref());
+    assert_eq!(failed, Some("the disk of the test is full"));
+}
+
+fn a_builder_unit_may_take_long_to_close_its_files() {
+    let run = TestRun::new(&["host", "host"], 5000, "", SLOWLY_CLOSED_OUTPUT);
+    let (_, outcome) = run.run(&builder(1), Signal::CONT, None);
+    run.assert_all_stored(SLOWLY_CLOSED_OUTPUT);
+    let stored = outcome.builders.iter().flatten().map(|unit| unit.stored.expect("its sink is closed"));
+    assert_eq!(stored.sum::<u64>(), EVENTS);
+}
+
+/// Runs with each unit started by a shell, which waits for it. Kills that of builder unit 1. `start` is its command for
+/// the unit. Returns the ids of the shells.
+fn run_with_killed_wrapper(start: &str) -> (TestRun, RunOutcome, Vec<u32>) {
+    let run = TestRun::new(&["host", "host"], 5000, "", "out");
+    let Launcher { program, arguments } = launcher();
+    let script = format!("exec 3<&0; {start} \"$0\" \"$@\" <&3 3<&- & wait $!");
+    let mut words = vec!["-c".into(), script.into(), program.into_os_string()];
+    words.extend(arguments);
+    let launcher = Launcher { program: "/bin/sh".into(), arguments: words };
+    let mut wrappers = Vec::new();
+    let mut victim = None;
+    let mut is_killed = false;
+    let outcome = run.launch_by(&launcher, &mut |event| match event {
+        RunEvent::Spawned { process, pid } => {
+            wrappers.push(*pid);
+            victim = victim.or((*process == builder(1)).then_some(*pid));
+        }
+        RunEvent::Progress(sample) if !is_killed && sample.done.batches > 0 => {
+            is_killed = true;
+            kill_process(pid(victim.expect("it was started")), Signal::KILL).expect("it runs");
+        }
+        _ => {}
+    });
+    assert!(is_killed, "{outcome:#?}");
+    (run, outcome, wrappers)
+}
+
+/// Processes that run in these process groups.
+fn left_in(groups: &[u32]) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_in = |process: &u32| {
+        let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+        // State, parent and group follow the name.
+        let group = status.rsplit(") ").next().and_then(|rest| rest.split(' ').nth(2)?.parse().ok());
+        group.is_some_and(|group| groups.contains(&group)) && is_there(*process)
+    };
+    processes.filter(is_in).collect()
+}
+
+fn a_killed_wrapper_ends_its_unit_and_the_run_goes_on() {
+    let (run, outcome, wrappers) = run_with_killed_wrapper("");
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert!(outcome.is_success(), "{summary}\n{outcome:#?}");
+    assert_rebuilt(summary, 1);
+    run.assert_all_stored("out");
+    assert_eq!(left_in(&wrappers), [0; 0]);
+}
+
+fn a_killed_wrapper_that_leaves_a_child_elsewhere_is_not_waited_for() {
+    // The units are not in the wrappers' process groups, and go on. So does what holds standard error.
+    let folder = TempDir::new().unwrap();
+    let list = folder.path().join("processes");
+    let sleep = format!("sh -c 'echo $$ >>{}; exec sleep 3600 >&2'", list.display());
+    let (run, outcome, _) = run_with_killed_wrapper(&format!("setsid --fork {sleep}; setsid --wait"));
+    for process in lines(&list) {
+        let _ = kill_process(pid(process.parse().unwrap()), Signal::KILL);
+    }
+    assert!(outcome.failures.iter().any(|failure| failure.process == builder(1)), "{outcome:#?}");
     run.assert_all_stored("out");
 }
 

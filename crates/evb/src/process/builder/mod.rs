@@ -18,7 +18,7 @@ mod workers;
 
 pub use checksums::SourceChecksums;
 pub use reference::DecisionComparison;
-pub use storage::StorageStatistics;
+pub use storage::{ReportClosing, StorageStatistics};
 pub use workers::WorkerCounts;
 
 use super::ProcessError;
@@ -91,8 +91,9 @@ pub struct BuilderStatistics {
     /// Fragments compared with their checksums, by source.
     #[serde(default)]
     pub checksums: Vec<SourceChecksums>,
-    /// Events in the sink, once it is closed.
-    pub stored: u64,
+    /// Events in the sink; `None` before it is closed.
+    #[serde(default)]
+    pub stored: Option<u64>,
     /// Counts of the storage thread.
     pub storage: StorageStatistics,
     /// The first error.
@@ -102,7 +103,7 @@ pub struct BuilderStatistics {
 /// Runs a builder unit from joining the manager to its report, then closes the sink.
 ///
 /// Waits for the manager. Gives up if `parent_pipe` becomes readable or is closed. `report_refused` is called for each
-/// connection that is refused. The manager's configuration must agree with `own`, if there is one. Returns the report and the sink's result.
+/// connection that is refused, `report_closing` while the unit only waits for its sink at its end. The manager's configuration must agree with `own`, if there is one. Returns the report and the sink's result.
 ///
 /// # Errors
 /// The unit could not start, its RDMA device failed, or the sink could not be closed. All other ends have a report.
@@ -111,14 +112,14 @@ pub fn run(
     own: Option<&OwnConfig>,
     security: &Security,
     make_sink: &MakeSink<'_>,
-    report_refused: ReportRefused,
+    (report_refused, report_closing): (ReportRefused, ReportClosing),
     parent_pipe: Option<BorrowedFd<'_>>,
 ) -> Result<(BuilderEnd, Option<String>), ProcessError> {
     let listener = listen(&startup::own_address(manager))?;
     let data = listener.address().to_string();
     let mut joined = startup::join(manager, Unit::Builder(bu), Some(data), own, security, parent_pipe)?;
     let Unit::Builder(bu) = joined.unit else { return Err(startup::unexpected_frame(Unit::Manager)) };
-    let local = LocalResources::open(&joined.config, bu, make_sink);
+    let local = LocalResources::open(&joined.config, bu, make_sink, report_closing);
     let local = startup::report_prepared(&mut joined.channel, local)?;
     let admission = Admission::new(joined.security.clone(), report_refused);
     let (process, queues) = BuilderProcess::connect(local, &mut joined, bu, (&listener, admission))?;
@@ -141,6 +142,7 @@ impl LocalResources {
         config: &RunConfig,
         bu: BuIndex,
         make_sink: &MakeSink<'_>,
+        report_closing: ReportClosing,
     ) -> Result<LocalResources, ProcessError> {
         let device = super::open_device(config)?;
         let landing = Arc::new(LandingMemory::open(config, bu, &device)?);
@@ -154,7 +156,8 @@ impl LocalResources {
                 let sink = make_sink(config, bu).map_err(ProcessError::Sink)?;
                 let place = || (Arc::clone(&landing), config.layout.clone());
                 let slots = config.plan.slots[bu.index()].get();
-                sink.map(|sink| Storage::start(sink, output.max_events, place(), slots)).transpose()?
+                let start = |sink| Storage::start(sink, output.max_events, place(), slots, report_closing);
+                sink.map(start).transpose()?
             }
             None => None,
         };
@@ -369,7 +372,7 @@ impl BuilderProcess {
         let Some(storage) = self.storage else { return Ok((end, None)) };
         let (result, stored, statistics) = storage.finish();
         // Counted once the sink is closed: a unit that is killed while it closes may have stored less.
-        (end.statistics.stored, end.statistics.storage) = (stored, statistics);
+        (end.statistics.stored, end.statistics.storage) = (Some(stored), statistics);
         Ok((end, result.map_err(ProcessError::Sink)?))
     }
 

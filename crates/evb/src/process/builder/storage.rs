@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Interval of flushes without events, for sinks that rotate files by time.
 const IDLE_FLUSH: Duration = Duration::from_millis(500);
+/// Interval of reports that events are being stored, or files closed, while the unit waits for that.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// Payload after which batches are flushed though others wait.
 const MAX_UNFLUSHED: Bytes = Bytes(64 << 20);
 
@@ -62,6 +64,9 @@ pub(super) struct StoredBatch {
     /// Those of them that were stored by a lost builder unit.
     duplicates: u64,
 }
+
+/// Called each second while a builder unit does nothing but wait for its sink at its end: it is alive.
+pub type ReportClosing = fn();
 
 /// Why events were not stored.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +121,7 @@ pub(super) struct Storage {
     left: u64,
     stored: u64,
     statistics: StorageStatistics,
+    report_closing: ReportClosing,
 }
 
 impl Storage {
@@ -125,6 +131,7 @@ impl Storage {
         max_events: u64,
         (landing, layout): (Arc<LandingMemory>, SlotLayout),
         slots: u16,
+        report_closing: ReportClosing,
     ) -> Result<Storage, ProcessError> {
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let wake = Arc::new(wake.map_err(std::io::Error::from).context("create an eventfd")?);
@@ -158,6 +165,7 @@ impl Storage {
             left: max_events,
             stored: 0,
             statistics: StorageStatistics::default(),
+            report_closing,
         })
     }
 
@@ -205,9 +213,20 @@ impl Storage {
         if !self.is_busy() {
             return None;
         }
-        let result = self.results.recv();
-        let result = result.unwrap_or_else(|_| Err(StorageError::Sink("the storage thread ended".into())));
+        let result = self.await_result();
+        let result = result.unwrap_or_else(|| Err(StorageError::Sink("the storage thread ended".into())));
         Some(self.take(result))
+    }
+
+    /// The next result of the thread; `None` once it has ended.
+    fn await_result(&self) -> Option<Result<StoredBatch, StorageError>> {
+        loop {
+            match self.results.recv_timeout(REPORT_INTERVAL) {
+                Ok(result) => return Some(result),
+                Err(RecvTimeoutError::Timeout) => (self.report_closing)(),
+                Err(RecvTimeoutError::Disconnected) => return None,
+            }
+        }
     }
 
     /// Lets [`wake_fd`](Self::wake_fd) wait for the next result.
@@ -229,12 +248,16 @@ impl Storage {
         result
     }
 
-    /// Stores what waits and closes the sink. Returns its result and the number of events stored.
-    pub(super) fn finish(self) -> (Result<Option<String>, SinkError>, u64, StorageStatistics) {
-        drop(self.jobs);
+    /// Closes the sink. Returns its result and the number of events stored. No batch waits any more, unless the storage has
+    /// failed.
+    pub(super) fn finish(mut self) -> (Result<Option<String>, SinkError>, u64, StorageStatistics) {
+        (self.report_closing)();
+        self.jobs = mpsc::channel().0;
+        let mut rest = 0;
+        while let Some(result) = self.await_result() {
+            rest += result.map_or(0, |stored| stored.events - stored.duplicates);
+        }
         let (result, worker) = self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        let rest: u64 =
-            self.results.try_iter().flatten().map(|stored| stored.events - stored.duplicates).sum();
         let statistics = StorageStatistics {
             bytes: worker.bytes,
             direct_bytes: worker.direct_bytes,

@@ -1,6 +1,7 @@
 //! The end of a run: the processes that are left, and the summary from all reports.
 
-use super::{ChildOutput, LaunchedRun, ProcessFailure, RunProcess};
+use super::error_lines::ErrorLines;
+use super::{ChildOutput, ChildProcess, LaunchedRun, ProcessFailure, RunProcess};
 use crate::config::LandingTarget;
 use crate::core::{BuIndex, ReportMerger, StopCause, Unit};
 use crate::process::child::ChildMessage;
@@ -19,12 +20,12 @@ impl LaunchedRun<'_, '_> {
             // Cards and a standby manager end with their standard input; units had their time.
             running.parent_pipe = None;
             if units.contains(role) && running.ended.is_none() {
-                let _ = running.process.kill();
+                running.kill();
                 running.failure = Some(("did not end in time and was killed".to_owned(), true));
             }
         }
         for (role, running) in &mut self.running {
-            if let Ok(status) = wait_or_kill(&mut running.process) {
+            if let Ok(status) = wait_or_kill(running) {
                 exits.push((role.clone(), status));
             }
         }
@@ -32,8 +33,7 @@ impl LaunchedRun<'_, '_> {
         let mut failures = Vec::new();
         for (role, status) in exits.into_iter().filter(|(_, status)| !status.success()) {
             let Some(running) = self.running.remove(&role) else { continue };
-            let lines = running.errors.and_then(|errors| errors.join().ok()).unwrap_or_default();
-            let last = Vec::from(lines).join("\n");
+            let last = running.errors.map(ErrorLines::take).unwrap_or_default();
             let (reason, is_secondary) = running.failure.unwrap_or((last, false));
             let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
             failures.push((rank, ProcessFailure { process: role, status, reason, is_recovered: false }));
@@ -97,14 +97,14 @@ impl LaunchedRun<'_, '_> {
 }
 
 /// Waits for a card to end after its standard input was closed; then kills it.
-fn wait_or_kill(process: &mut std::process::Child) -> std::io::Result<ExitStatus> {
+fn wait_or_kill(running: &mut ChildProcess) -> std::io::Result<ExitStatus> {
     let until = Instant::now() + Duration::from_secs(2);
-    while Instant::now() < until {
-        if let Some(status) = process.try_wait()? {
-            return Ok(status);
-        }
+    while !running.has_exited() && Instant::now() < until {
         std::thread::sleep(Duration::from_millis(2));
     }
-    process.kill()?;
-    process.wait()
+    if running.ended.is_none() || !running.has_exited() {
+        // Also what it has started.
+        running.kill();
+    }
+    running.process.wait()
 }

@@ -58,7 +58,8 @@ impl LaunchedRun<'_, '_> {
             Unit::Builder(bu) => {
                 if let LandingTarget::Card(config) = &self.config.builders[bu.index()].landing {
                     if let Some(card) = self.running.get_mut(&RunProcess::Card(config.name.clone())) {
-                        let _ = card.process.kill().and_then(|()| card.process.wait());
+                        card.kill();
+                        let _ = card.process.wait();
                     }
                     self.spawn_card(config)?;
                 }
@@ -94,7 +95,7 @@ impl LaunchedRun<'_, '_> {
                 && self.attempts.contains_key(unit)
                 && !self.joined.contains(unit)
             {
-                let _ = running.process.kill();
+                running.kill();
             }
         }
     }
@@ -105,7 +106,7 @@ impl LaunchedRun<'_, '_> {
         for running in self.running.values_mut() {
             if running.ended.is_none() && running.kill_at.is_some_and(|at| at <= now) {
                 running.kill_at = None;
-                let _ = running.process.kill();
+                running.kill();
                 let why = "did not respond; the run went on without it, and it was killed";
                 running.failure = Some((why.to_owned(), true));
             }

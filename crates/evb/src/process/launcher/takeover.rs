@@ -62,7 +62,7 @@ impl LaunchedRun<'_, '_> {
         if let Some(standby) = self.standby().and_then(|standby| self.running.get_mut(&standby))
             && standby.ended.is_none()
         {
-            let _ = standby.process.kill();
+            standby.kill();
             standby.failure = Some(("did not respond and was killed".to_owned(), true));
         }
     }
