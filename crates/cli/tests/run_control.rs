@@ -38,13 +38,17 @@ struct RunControl {
 
 impl RunControl {
     fn start() -> RunControl {
+        RunControl::start_with(CONFIGURATION)
+    }
+
+    fn start_with(configuration: &str) -> RunControl {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let mut writer = StreamWriter::create(path.join("crate1.mfs"), 0..64, Alignment::CACHE_LINE).unwrap();
         let mut source = writer.source(SourceId(1), SourceKind(9), "").unwrap();
         (0..64).for_each(|event| source.push(event, &[7; 1000]).unwrap());
         writer.finish().unwrap();
-        std::fs::write(path.join("run.toml"), CONFIGURATION).unwrap();
+        std::fs::write(path.join("run.toml"), configuration).unwrap();
         let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
             .args(["--device", "soft", "evb", "control", "run.toml", "--listen", "127.0.0.1:0"])
             .current_dir(path)
@@ -179,6 +183,24 @@ fn a_killed_unit_is_a_named_fault() {
     control.succeeds(&["configure"]);
     control.succeeds(&["start"]);
     control.succeeds(&["stop"]);
+}
+
+#[test]
+fn a_run_that_went_on_without_a_unit_is_stopped_without_a_failure() {
+    let second = "[[builder]]\nname = \"bu1\"\nlanding = \"host\"\nslots = 8\n";
+    let control = RunControl::start_with(&format!("{CONFIGURATION}{second}"));
+    control.succeeds(&["start"]);
+    let built = || control.status()["run"]["events_built"].as_u64();
+    wait(|| built() > Some(0));
+    let units = control.status()["units"].clone();
+    let builder = units.as_array().unwrap().iter().find(|unit| unit["name"] == "bu1").unwrap();
+    let process = rustix::process::Pid::from_raw(builder["pid"].as_i64().unwrap() as i32).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::KILL).unwrap();
+    wait(|| control.status()["faults"].as_array().is_some_and(|faults| !faults.is_empty()));
+    let before = built();
+    wait(|| built() > before);
+    assert!(control.succeeds(&["stop"]).starts_with("state: configured"));
+    assert_eq!(control.status()["last_run"]["result"], "stopped");
 }
 
 #[test]

@@ -283,9 +283,13 @@ impl RunControl {
             }
         }
         if let Some(input) = input {
+            let before = inner.machine.state();
             let action = inner.machine.handle_run(input);
             inner.send(action);
-            if let RunInput::Paused(paused) = input {
+            // A manager that takes over says it again.
+            if let RunInput::Paused(paused) = input
+                && inner.machine.state() != before
+            {
                 let kind = if paused { EntryKind::Pause } else { EntryKind::Resume };
                 inner.record(number, kind);
             }

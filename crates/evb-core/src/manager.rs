@@ -373,6 +373,11 @@ impl Manager {
         Some(self.waiting_since? + self.plan.batch_timeout?)
     }
 
+    /// Whether the operator has paused the run.
+    pub fn is_paused(&self) -> bool {
+        self.paused
+    }
+
     /// The operator pauses or resumes the run. While it is paused, batches in flight are finished and no batch is assigned.
     pub fn handle_pause(&mut self, paused: bool) {
         self.paused = paused;

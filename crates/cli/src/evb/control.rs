@@ -90,15 +90,18 @@ impl Backend for Processes {
     }
 }
 
-/// Whether the stop request is the only reason why the run is not complete.
+/// Whether the stop request is the only reason why the run is not complete. It may have gone on without a unit before.
 fn stopped_cleanly(outcome: &RunOutcome) -> bool {
     let is_requested = |summary: &millstream_evb::core::RunSummary| {
-        summary.cause == StopCause::Requested && summary.lost.is_empty() && summary.is_balanced()
+        summary.cause == StopCause::Requested
+            && summary.lost.iter().all(|unit| summary.recovered.contains(unit))
+            && summary.is_balanced()
     };
     // Processes of a stopped run end with status 1 and no error.
     outcome.summary.as_ref().is_some_and(is_requested)
         && outcome
             .failures
             .iter()
+            .filter(|failure| !failure.is_recovered)
             .all(|failure| failure.status.code() == Some(1) && failure.reason.trim().is_empty())
 }

@@ -342,6 +342,11 @@ impl ManagerProcess {
         self.core.term()
     }
 
+    /// Whether the operator has paused the run.
+    pub(super) fn is_paused(&self) -> bool {
+        self.core.is_paused()
+    }
+
     /// The run, up to the run summary.
     pub(super) fn work(
         mut self,

@@ -55,6 +55,8 @@ pub fn run(
     }
     let (process, queues) = standby.take_over(commands)?;
     notify(&ManagerEvent::TookOver { address, term: process.term() });
+    // Commands that came meanwhile were carried out without an answer.
+    notify(&ManagerEvent::Paused(process.is_paused()));
     let finished = process.work(queues, commands, Joining::new(&listener, &admission), &mut notify)?;
     notify(&ManagerEvent::Finished(Box::new(finished.clone())));
     Ok(Some(finished))

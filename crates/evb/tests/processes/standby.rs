@@ -5,7 +5,7 @@ use crate::recovery::{EVENTS, TestRun, builder, readout};
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Term, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use millstream_evb::process::launcher::{RunCommand, RunEvent, RunProcess, commands};
 use rustix::process::{Signal, kill_process};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         a_stopped_manager_is_replaced_and_changes_nothing_when_it_continues,
     ),
     ("a_manager_that_is_stopped_for_ever_is_replaced", a_manager_that_is_stopped_for_ever_is_replaced),
+    ("a_run_that_is_paused_during_a_takeover_says_so", a_run_that_is_paused_during_a_takeover_says_so),
     ("the_losses_before_a_takeover_are_accounted_for", the_losses_before_a_takeover_are_accounted_for),
     ("a_unit_is_lost_and_joins_again_after_a_takeover", a_unit_is_lost_and_joins_again_after_a_takeover),
     ("a_run_needs_no_standby_manager", a_run_needs_no_standby_manager),
@@ -124,6 +125,48 @@ fn a_manager_that_is_stopped_for_ever_is_replaced() {
     let outcome = assert_went_on(&test, vec![(MANAGER, Signal::STOP, 0)]);
     let killed = outcome.failures.iter().find(|failure| failure.process == MANAGER);
     assert!(killed.is_some_and(|failure| failure.reason.contains("did not respond")), "{outcome:#?}");
+}
+
+fn a_run_that_is_paused_during_a_takeover_says_so() {
+    let test = TestRun::new(&["host", "host"], 5000, TAKES_OVER, "out");
+    let (commands, receiver) = commands();
+    let (mut manager, mut stopped) = (None, None);
+    let (mut is_killed, mut samples, mut paused) = (false, 0, Vec::new());
+    let outcome = test.launch_with(receiver, &mut |event| match event {
+        RunEvent::Spawned { process, pid: id } if *process == MANAGER => manager = Some(pid(*id)),
+        RunEvent::Spawned { process, pid: id } if *process == builder(1) => stopped = Some(pid(*id)),
+        RunEvent::Progress(sample) if !is_killed && sample.done.batches > 0 => {
+            is_killed = true;
+            // The takeover waits for this unit.
+            kill_process(stopped.expect("it was started"), Signal::STOP).expect("it runs");
+            kill_process(manager.expect("it was started"), Signal::KILL).expect("it runs");
+        }
+        RunEvent::Ended { process } if *process == MANAGER => {
+            commands.send(RunCommand::Pause);
+            let stopped = stopped.expect("it was started");
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(500));
+                let _ = kill_process(stopped, Signal::CONT);
+            });
+        }
+        RunEvent::Paused(is_paused) => {
+            paused.push(*is_paused);
+            if *is_paused {
+                commands.send(RunCommand::Resume);
+            }
+        }
+        // Paused without a word, it would not end.
+        RunEvent::Progress(_) if is_killed && paused.is_empty() => {
+            samples += 1;
+            if samples > 100 {
+                commands.send(RunCommand::Stop);
+            }
+        }
+        _ => {}
+    });
+    assert_eq!(paused, [true, false], "{outcome:#?}");
+    assert!(outcome.is_success(), "{outcome:#?}");
+    test.assert_all_stored("out");
 }
 
 fn the_losses_before_a_takeover_are_accounted_for() {
