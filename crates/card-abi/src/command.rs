@@ -350,6 +350,7 @@ causes! {
     54 MemoryNotMapped = "kernel needs mapped memory, and this kind of card memory cannot be mapped", "the banks";
     55 KernelHung = "kernel did not reach a safe point; its region is out of service until it does", "time waited (ns)";
     56 GpuFailed = "GPU or its driver failed to run the kernel", "error code of the driver (`CUresult`)";
+    57 WindowInUse = "a process that was stopped in the middle of a transfer keeps a window of the ended lease in use", "zero";
 }
 
 /// Defines an enumeration of values in registers or messages, and its table.

@@ -5,7 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use millstream_card_abi::codes::{
@@ -15,8 +15,7 @@ use millstream_card_abi::command::{Cause, Fault, nanos};
 use millstream_card_abi::hello::{IMM_CONTROL, IMM_DMA};
 use millstream_card_abi::lease::{pack, unpack};
 use millstream_card_abi::registers::{CONTROL_WINDOW, MAX_BANKS, MAX_REGIONS};
-use millstream_rdma::memory::MemoryError;
-use millstream_rdma::{Access, Deadline, Device, Region, VerbsError};
+use millstream_rdma::{Deadline, VerbsError};
 use millstream_shm::{futex, poll_readable};
 
 use crate::hardware::Hardware;
@@ -29,6 +28,7 @@ use crate::queue::interrupt::publish_hung;
 use crate::region::context::RegionContext;
 use crate::region::control::{RegionControl, RunPhase};
 use crate::sensors::Sensors;
+use crate::windows::{WindowControl, Windows};
 
 /// Longest time between two polls of the registers.
 const TICK: Duration = Duration::from_millis(100);
@@ -38,13 +38,6 @@ const PENDING_TICK: Duration = Duration::from_millis(1);
 
 /// Time between two readings of the sensors.
 const SENSOR_PERIOD: Duration = Duration::from_secs(1);
-
-/// The memory regions for which the holder of a lease has keys. Dropping this value ends the keys.
-struct Windows {
-    control: Region,
-    bar2: Region,
-    memory: Region,
-}
 
 /// A lease that has ended, until its traces are removed.
 struct EndedLease {
@@ -79,6 +72,7 @@ pub(crate) struct Resources {
     pub(crate) context: Arc<RegionContext>,
     pub(crate) clients: Arc<ClientRegistry>,
     pub(crate) dma: Arc<DmaControl>,
+    pub(crate) window_control: WindowControl,
     pub(crate) port: Option<NetworkPort>,
     /// Time from a heartbeat to the expiry of a lease, unless its holder sets another one.
     pub(crate) lease_duration: Duration,
@@ -302,18 +296,12 @@ impl LeaseController {
         }
     }
 
-    /// Ends the keys first: from then on no access of the former holder arrives.
+    /// Ends the keys, kernels and transfers of the former holder.
     fn end(&mut self, client: u32, epoch: u32, cause: Option<Fault>) {
-        self.windows = None;
-        self.resources.clients.set_holder(None);
-        self.add_reports();
-        let registers = &self.resources.hardware.registers;
-        for bank in 0..MAX_BANKS as usize {
-            self.reported[0][bank] += registers.report_written(bank).load(Ordering::Relaxed);
-            self.reported[1][bank] += registers.report_read(bank).load(Ordering::Relaxed);
+        if let Some(windows) = self.windows.take() {
+            self.resources.window_control.close(windows);
         }
-        self.reported_bar2[0] += registers.report_bar2_written().load(Ordering::Relaxed);
-        self.reported_bar2[1] += registers.report_bar2_read().load(Ordering::Relaxed);
+        self.resources.clients.set_holder(None);
         for region in &self.resources.context.regions {
             region.close_epoch();
         }
@@ -325,9 +313,16 @@ impl LeaseController {
         fence(Ordering::SeqCst);
     }
 
-    /// Frees the card once nothing of the ended lease runs any more.
+    /// Frees the card once nothing of the ended lease runs any more, and no access of its holder arrives.
     fn finish_end(&mut self) {
-        let Resources { hardware, context, .. } = &self.resources;
+        if let Some(closing) = self.resources.window_control.closing_for() {
+            if closing >= self.resources.grace {
+                let cause = self.resources.hardware.registers.card_command_cause();
+                cause.store(Cause::WindowInUse.code(), Ordering::Relaxed);
+            }
+            return;
+        }
+        let (hardware, context) = (self.resources.hardware.clone(), self.resources.context.clone());
         let regions = &context.regions;
         let is_hung = |region: &RegionControl| region.phase() == RunPhase::Hung;
         let generation = hardware.generation();
@@ -367,6 +362,7 @@ impl LeaseController {
             registers.hung_kernels().fetch_add(1, Ordering::Relaxed);
         }
         let Some(EndedLease { client, epoch, cause, .. }) = self.ended_lease.take() else { return };
+        self.keep_reports();
         for at in CONTROL_WINDOW.step_by(8) {
             registers.word64(at).store(0, Ordering::Relaxed);
         }
@@ -530,6 +526,21 @@ impl LeaseController {
         self.resources.clients.notify(paused);
     }
 
+    /// Keeps the traffic that the former holder has reported.
+    fn keep_reports(&mut self) {
+        self.add_reports();
+        let registers = &self.resources.hardware.registers;
+        let add = |total: &mut u64, report: &AtomicU64| {
+            *total = total.wrapping_add(report.load(Ordering::Relaxed));
+        };
+        for bank in 0..MAX_BANKS as usize {
+            add(&mut self.reported[0][bank], registers.report_written(bank));
+            add(&mut self.reported[1][bank], registers.report_read(bank));
+        }
+        add(&mut self.reported_bar2[0], registers.report_bar2_written());
+        add(&mut self.reported_bar2[1], registers.report_bar2_read());
+    }
+
     /// Publishes the traffic of earlier holders plus that of the current one.
     fn add_reports(&self) {
         let registers = &self.resources.hardware.registers;
@@ -548,27 +559,6 @@ impl LeaseController {
         ] {
             total.store(before.wrapping_add(report.load(Ordering::Relaxed)), Ordering::Relaxed);
         }
-    }
-}
-
-impl Windows {
-    fn open(device: &Device, hardware: &Hardware) -> io::Result<Windows> {
-        let refused = |error: MemoryError| match error {
-            MemoryError::Register { cause, .. } => cause,
-            other => io::Error::other(other),
-        };
-        let rights = Access::REMOTE | Access::REMOTE_ATOMIC;
-        let (start, len) = (CONTROL_WINDOW.start as u64, CONTROL_WINDOW.len());
-        let control = hardware.bar0.register_part(device, start, len, Access::REMOTE).map_err(refused)?;
-        let bar2 = hardware.bar2.backing().register(device, rights).map_err(refused)?;
-        let memory = hardware.memory().backing().register(device, rights).map_err(refused)?;
-        Ok(Windows { control, bar2, memory })
-    }
-
-    /// The values of the message to the new holder.
-    fn values(&self, left: u64) -> [u64; 4] {
-        let keys = u64::from(self.control.rkey().get()) | u64::from(self.bar2.rkey().get()) << 32;
-        [left, keys, self.memory.rkey().get().into(), self.memory.remote().addr]
     }
 }
 

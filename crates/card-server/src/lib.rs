@@ -64,6 +64,7 @@ mod queue;
 mod region;
 mod sensors;
 mod serve;
+mod windows;
 
 pub use hardware::HardwareError;
 pub use memory::Memory;

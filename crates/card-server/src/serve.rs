@@ -41,6 +41,7 @@ use crate::region::context::RegionContext;
 use crate::region::control::RegionControl;
 use crate::region::slot::KernelSlot;
 use crate::region::worker::RegionWorker;
+use crate::windows::{WindowCloser, WindowControl};
 
 /// Most local connections at a time.
 const MAX_CONNECTIONS: usize = 64;
@@ -286,8 +287,16 @@ pub fn serve_with(
     };
     listener.set_nonblocking();
     let parts = CardParts::new(&config)?;
-    let CardParts { hardware, context, clients, dma_control, workers, mut controller, mut dma_engine } =
-        parts;
+    let CardParts {
+        hardware,
+        context,
+        clients,
+        dma_control,
+        workers,
+        mut controller,
+        mut dma_engine,
+        window_closer,
+    } = parts;
     ready(controller.resources.port.as_ref().map(NetworkPort::address));
     let (thread_ended, alive) = io::pipe().context("watch the card's threads")?;
     let start = |what: &str, run: Box<dyn FnOnce() -> Result<(), ServeError> + Send>| {
@@ -318,6 +327,15 @@ pub fn serve_with(
             "region",
             Box::new(move || {
                 worker.serve();
+                Ok(())
+            }),
+        )?);
+    }
+    if config.network.is_some() {
+        threads.push(start(
+            "windows",
+            Box::new(move || {
+                window_closer.serve();
                 Ok(())
             }),
         )?);
@@ -397,6 +415,7 @@ struct CardParts {
     workers: Vec<RegionWorker>,
     controller: LeaseController,
     dma_engine: DmaEngine,
+    window_closer: WindowCloser,
 }
 
 impl CardParts {
@@ -488,17 +507,28 @@ impl CardParts {
             polling,
             network,
         )?;
+        let (window_control, window_closer) = WindowControl::new(stop, context.controller_wake.clone());
         let controller = LeaseController::new(Resources {
             hardware: hardware.clone(),
             context: context.clone(),
             clients: clients.clone(),
             dma: dma_control.clone(),
+            window_control,
             port,
             lease_duration: config.lease_duration,
             grace: config.grace,
         });
         hardware.publish_directory(&directory);
-        Ok(CardParts { hardware, context, clients, dma_control, workers, controller, dma_engine })
+        Ok(CardParts {
+            hardware,
+            context,
+            clients,
+            dma_control,
+            workers,
+            controller,
+            dma_engine,
+            window_closer,
+        })
     }
 }
 

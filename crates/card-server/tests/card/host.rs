@@ -11,6 +11,7 @@ use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_server::kernel::events::run_on_events;
 use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, serve};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 /// Environment variable that makes a test binary run a card: `NAME LIFETIME`.
 const CARD_ENV: &str = "MILLSTREAM_TEST_CARD";
@@ -170,6 +171,22 @@ impl Process {
             assert!(started.elapsed() < TIMEOUT, "card did not end");
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// Stops the process; returns when it is stopped.
+    pub(crate) fn stop(&self) {
+        kill_process(self.id(), Signal::STOP).unwrap();
+        let (_, status) = waitpid(Some(self.id()), WaitOptions::UNTRACED).unwrap().expect("it waits");
+        assert!(status.stopped(), "{status:?}");
+    }
+
+    /// Lets a stopped process continue.
+    pub(crate) fn resume(&self) {
+        kill_process(self.id(), Signal::CONT).unwrap();
+    }
+
+    fn id(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32).expect("a process")
     }
 
     /// Processor time that the card has used.

@@ -19,7 +19,7 @@ use millstream_rdma::{
 };
 
 use crate::cards::{BANK, BANKS, NetworkCard, device};
-use crate::host::TIMEOUT;
+use crate::host::{Process, TIMEOUT, again};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -134,6 +134,68 @@ fn a_holder_that_dies_or_falls_silent_leaves_a_clear_card() {
     assert!(matches!(taken.kind, RemoteErrorKind::Leased { .. }), "{taken}");
     other.acquire(SECOND, TIMEOUT).unwrap();
     assert_eq!(other.register(at::lease_end_cause).unwrap() as u32, Cause::LeaseExpired.code());
+}
+
+/// Environment variables that make this test binary write to a card until its lease ends: the card's address, and the file
+/// to create before.
+const WRITER_ENV: &str = "MILLSTREAM_TEST_WRITER";
+const WRITER_FILE_ENV: &str = "MILLSTREAM_TEST_WRITER_FILE";
+
+/// Writes to a card if this process was started for that.
+pub(crate) fn writer_main() {
+    let Ok(address) = std::env::var(WRITER_ENV) else { return };
+    let device = device();
+    let card = RemoteCard::connect(&device, &address, RemoteOptions::default()).unwrap();
+    let (bytes, banks) = (BANK as usize, u64::from(BANKS));
+    let region = Region::landing(&device, c"writer", bytes, Access::LOCAL_WRITE).unwrap();
+    region.copy_from_slice(0, &vec![0xaa; bytes]).unwrap();
+    card.acquire(Duration::from_millis(300), TIMEOUT).unwrap();
+    let parts: Vec<_> = (0..banks).map(|bank| (0, MemoryRange::new(bank * BANK, BANK))).collect();
+    std::fs::File::create(std::env::var(WRITER_FILE_ENV).unwrap()).unwrap();
+    while card.write_many(&region, &parts).is_ok() {}
+    std::process::exit(0);
+}
+
+/// A process of the same host is stopped in the middle of a transfer and continues after its lease has expired. The bytes
+/// that it still copies reach no next holder.
+#[test]
+fn a_holder_that_was_stopped_during_a_transfer_writes_into_no_other_lease() {
+    let card = NetworkCard::start();
+    let other = card.connect();
+    let folder = tempfile::tempdir().unwrap();
+    for attempt in 0.. {
+        assert!(attempt < 20, "the writer was never stopped in the middle of a transfer");
+        let file = folder.path().join(attempt.to_string());
+        let mut writer = again("writer_main");
+        writer.env(WRITER_ENV, &card.address).env(WRITER_FILE_ENV, &file);
+        let mut writer = Process { name: "writer".parse().unwrap(), child: writer.spawn().unwrap() };
+        let until = Instant::now() + TIMEOUT;
+        while !file.exists() {
+            assert!(Instant::now() < until, "the writer does not begin");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        writer.stop();
+        let clearing = |other: &RemoteCard| other.register(at::card_command_cause).unwrap() as u32;
+        let mut was_inside = false;
+        let until = Instant::now() + 2 * TIMEOUT;
+        while !was_inside && other.acquire(60 * SECOND, Duration::from_millis(10)).is_err() {
+            assert!(Instant::now() < until, "the lease does not end");
+            was_inside = clearing(&other) == Cause::WindowInUse.code();
+        }
+        writer.resume();
+        if was_inside {
+            other.acquire(60 * SECOND, TIMEOUT).unwrap();
+        }
+        assert!(writer.ended().success());
+        let mut all = vec![1; (u64::from(BANKS) * BANK) as usize];
+        other.read(0, &mut all).unwrap();
+        assert_eq!(all.iter().filter(|byte| **byte != 0).count(), 0, "bytes of the former holder");
+        other.release().unwrap();
+        if was_inside {
+            return;
+        }
+    }
 }
 
 #[test]

@@ -27,3 +27,9 @@ fn card_main() {
 fn network_card_main() {
     cards::card_main();
 }
+
+/// Not a test: the entry point of a process that writes to a card.
+#[test]
+fn writer_main() {
+    lease::writer_main();
+}

@@ -12,7 +12,6 @@ use millstream_card_abi::ipc::{OpenReply, Refusal};
 use millstream_card_server::{CardConfig, ServeError, serve};
 use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, own_uid};
-use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 
 use crate::host::{ENDED, GRACE, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
 
@@ -125,11 +124,7 @@ fn a_bad_command_fails_alone_and_names_its_cause() {
 fn a_load_does_not_outlast_the_lease() {
     let process = Process::start("load", "unbound");
     let card = process.open();
-    let id = Pid::from_raw(process.child.id() as i32).expect("a process");
-    let signal = |signal| kill_process(id, signal).expect("our own child");
-    signal(Signal::STOP);
-    let (_, status) = waitpid(Some(id), WaitOptions::UNTRACED).expect("our own child").expect("it waits");
-    assert!(status.stopped(), "{status:?}");
+    process.stop();
     let looks = std::cell::Cell::new(0);
     let loaded = card.load_while(0, "sum", || {
         looks.set(looks.get() + 1);
@@ -137,7 +132,7 @@ fn a_load_does_not_outlast_the_lease() {
     });
     assert!(matches!(loaded, Err(CommandError::NoAnswer(_))), "{loaded:?}");
     assert_eq!(looks.get(), 3);
-    signal(Signal::CONT);
+    process.resume();
     card.load(0, "sum").unwrap();
 }
 

@@ -9,4 +9,4 @@ mod region;
 mod registration;
 
 pub use keys::{Access, OutOfBounds, RemoteAddress, RemoteMemory};
-pub use region::{MemoryError, Region, Sge, StableBytes};
+pub use region::{DeregisterError, MemoryError, Region, Sge, StableBytes};

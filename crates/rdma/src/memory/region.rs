@@ -4,20 +4,17 @@ use std::ffi::CStr;
 use std::fmt;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use millstream_quantity::{Lkey, Rkey};
 use millstream_shm::{Mapping, Memfd};
 use rdma_mummy_sys::ibv_sge;
-use sideway::ibverbs::AccessFlags;
-use sideway::ibverbs::memory_region::{MemoryRegion, RegisterMemoryRegionErrorKind};
 
 use super::keys::{Access, OutOfBounds, RemoteMemory};
-use super::registration::{Registration, register_at};
+use super::registration::Registration;
 use crate::device::Device;
-use crate::error::os_error;
 
 /// Why memory could not be registered.
 #[derive(Debug, thiserror::Error)]
@@ -121,7 +118,20 @@ impl fmt::Debug for Sge {
     }
 }
 
+/// Why a region is still registered.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot deregister {} bytes: {cause}", .region.len)]
+pub struct DeregisterError {
+    /// The region. Its keys may be invalid already.
+    pub region: Region,
+    /// The cause.
+    pub cause: io::Error,
+}
+
 /// Registered memory. The memory lives as long as the region; dropping the region deregisters it first.
+///
+/// After [`Region::deregister`] has succeeded, no peer accesses the memory. After a drop, a process of this host that was
+/// stopped in the middle of a transfer may still do so.
 ///
 /// A peer with the remote key can change landing memory at any time, so the safe methods copy. [`Region::slice`] returns
 /// a view, under conditions.
@@ -165,18 +175,17 @@ impl Region {
         let addr = mapping.base() as u64;
         let failed = |cause| refused(device, len, "landing memory", access, cause);
         let by_descriptor = match device.is_soft() {
-            true => register_descriptor(device, memory.as_fd(), 0, len, addr, access),
+            true => Registration::of_descriptor(device, memory.as_fd(), 0, len, addr, access),
             false => Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP)),
         };
         let registration = match by_descriptor {
             Err(cause) if cause.raw_os_error() == Some(libc::EOPNOTSUPP) => {
                 // SAFETY: the mapping is `len` bytes and outlives the registration (see the order of the
                 // fields).
-                unsafe { register_memory(device, mapping.base(), len, access) }.map_err(failed)?
+                unsafe { Registration::of_memory(device, mapping.base(), len, access) }.map_err(failed)?
             }
             other => other.map_err(failed)?,
         };
-        let registration = Registration::Verbs(registration);
         Ok(Region { registration, memory: Memory::Landing(memory, mapping), addr, len, access })
     }
 
@@ -208,8 +217,9 @@ impl Region {
         let access = if remote_read { Access::REMOTE_READ } else { Access::SOURCE };
         // SAFETY: the bytes stay where they are while `owner` lives, which outlives the registration; without
         // write access the device only reads them.
-        let register =
-            |owner: &dyn StableBytes| unsafe { register_memory(device, owner.bytes().as_ptr(), len, access) };
+        let register = |owner: &dyn StableBytes| unsafe {
+            Registration::of_memory(device, owner.bytes().as_ptr(), len, access)
+        };
         let mut registered = register(&*owner);
         if registered.as_ref().is_err_and(|cause| cause.raw_os_error() == Some(libc::EFAULT)) {
             owner = Box::new(Box::<[u8]>::from(owner.bytes()));
@@ -218,7 +228,6 @@ impl Region {
         let registration =
             registered.map_err(|cause| refused(device, len, "source memory", access, cause))?;
         let addr = owner.bytes().as_ptr() as u64;
-        let registration = Registration::Verbs(registration);
         Ok(Region { registration, memory: Memory::Source(owner), addr, len, access })
     }
 
@@ -239,9 +248,9 @@ impl Region {
         if len == 0 {
             return Err(MemoryError::Empty);
         }
-        let registration = register_descriptor(device, descriptor.as_fd(), offset, len, offset, access)
-            .map_err(|cause| refused(device, len, "memory behind a descriptor", access, cause))?;
-        let registration = Registration::Verbs(registration);
+        let registration =
+            Registration::of_descriptor(device, descriptor.as_fd(), offset, len, offset, access)
+                .map_err(|cause| refused(device, len, "memory behind a descriptor", access, cause))?;
         Ok(Region { registration, memory: Memory::Dmabuf(descriptor), addr: offset, len, access })
     }
 
@@ -269,10 +278,22 @@ impl Region {
         assert!(inside, "{len} bytes at {offset:#x} of a mapping of {} bytes", mapping.len());
         let start = mapping.base().wrapping_add(offset as usize);
         // SAFETY: the range is the mapping's, which outlives the registration (see the order of the fields).
-        let registration = unsafe { register_at(device, start, len, offset, access) }
+        let registration = unsafe { Registration::at_iova(device, start, len, offset, access) }
             .map_err(|cause| refused(device, len, "mapped memory", access, cause))?;
-        let registration = Registration::Iova(registration);
         Ok(Region { registration, memory: Memory::Mapped { _mapping: mapping }, addr: offset, len, access })
+    }
+
+    /// Deregisters the region. The call takes as long as operations in flight; the soft device waits at most two seconds
+    /// for each.
+    ///
+    /// # Errors
+    /// [`DeregisterError`] with the region and EBUSY: a process of this host was stopped in the middle of a transfer.
+    /// The soft device takes no further operations with its keys. The call can be repeated.
+    pub fn deregister(mut self) -> Result<(), DeregisterError> {
+        match self.registration.deregister() {
+            Ok(()) => Ok(()),
+            Err(cause) => Err(DeregisterError { region: self, cause }),
+        }
     }
 
     /// Size, in bytes.
@@ -437,32 +458,4 @@ impl fmt::Debug for Region {
 
 fn refused(device: &Device, len: usize, what: &'static str, access: Access, cause: io::Error) -> MemoryError {
     MemoryError::Register { device: device.name().to_owned(), len, what, access, cause }
-}
-
-/// # Safety
-/// The memory is `len` bytes, writable if `access` allows writes, and outlives the registration.
-unsafe fn register_memory(
-    device: &Device,
-    start: *const u8,
-    len: usize,
-    access: Access,
-) -> io::Result<Arc<MemoryRegion>> {
-    // SAFETY: as guaranteed by the caller.
-    unsafe { device.domain().reg_mr(start as usize, len, access.flags()) }
-        .map_err(|error| os_error!(error.0, RegisterMemoryRegionErrorKind::Ibverbs))
-}
-
-fn register_descriptor(
-    device: &Device,
-    descriptor: BorrowedFd<'_>,
-    offset: u64,
-    len: usize,
-    addr: u64,
-    access: Access,
-) -> io::Result<Arc<MemoryRegion>> {
-    let access: AccessFlags = access.flags();
-    // SAFETY: the device keeps a reference to the memory behind the descriptor and checks offset and length
-    // against it; no address of this process is involved.
-    unsafe { device.domain().reg_dmabuf_mr(offset, len, addr, descriptor.as_raw_fd(), access) }
-        .map_err(|error| os_error!(error.0, RegisterMemoryRegionErrorKind::Ibverbs))
 }
