@@ -9,7 +9,8 @@
  *     MPI_Send(halo, n, MPI_DOUBLE, next, 0, MPI_COMM_WORLD);
  *
  * A function that fails returns -1 or NULL, sets errno, and leaves a sentence for millstream_error. Functions are safe
- * to call from several threads. msm_rings, msm_submit and msm_wait of one card exclude each other.
+ * to call from several threads. msm_rings, msm_submit and msm_wait of one card exclude each other. msm_load, msm_rings,
+ * msm_submit, msm_wait and msm_arm_interrupt fail with ENODEV when the card or the lease has ended.
  *
  * Link with -lmillstream_memory.
  */
@@ -78,7 +79,11 @@ static inline struct ibv_mr *msm_reg_mr(struct ibv_pd *pd, const struct msm_memo
 }
 #endif
 
-/* 0 while the card runs and the lease is this handle's. Otherwise ENODEV: the memory keeps its bytes, nobody reads them. */
+/*
+ * 0 while the card runs and the lease is this handle's. Otherwise ENODEV. If the card has ended, the memory keeps its bytes,
+ * and nobody reads them. If the lease has ended (revoked by another client), the card clears its memory and leases it again:
+ * the mapping is then the next holder's memory. Do not access it any more, and call msm_close.
+ */
 int msm_check(const struct msm_memory *memory);
 
 /* Descriptor that hangs up (POLLHUP) when the card ends. Poll it; do not read it. */
@@ -88,7 +93,7 @@ int msm_liveness_fd(const struct msm_memory *memory);
 int msm_load(struct msm_memory *memory, uint32_t region, const char *kernel);
 
 /*
- * The command queue. msm_rings allocates both rings (64 bytes a slot and ring; slots: a power of two). msm_submit writes a
+ * The command queue. The rings end with the lease. msm_rings allocates both rings (64 bytes a slot and ring; slots: a power of two). msm_submit writes a
  * command for a loaded kernel and returns its index 0, 1, 2, …; EAGAIN if all slots are in use. msm_wait takes the next
  * completion, in the order of the commands; ETIMEDOUT. completion->cause is 0 or an MSC_CAUSE code.
  */

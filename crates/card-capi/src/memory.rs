@@ -94,6 +94,15 @@ impl msm_memory {
         Ok(())
     }
 
+    /// Uses the card, if its lease is still this handle's. The end of the lease during the use is an error, too: the card
+    /// clears its memory then.
+    fn with_lease<T>(&self, act: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+        self.check()?;
+        let done = act();
+        self.check()?;
+        done
+    }
+
     fn open_rings(&self, slots: u32) -> Outcome<()> {
         let mut ring = self.ring();
         if ring.is_some() {
@@ -280,7 +289,9 @@ pub unsafe extern "C" fn msm_load(memory: *mut msm_memory, region: u32, kernel: 
         if region >= regions {
             return Err(ApiError::invalid(format_args!("card has {regions} regions, no region {region}")));
         }
-        Ok(memory.card.load(region as usize, kernel?)?)
+        let kernel = kernel?;
+        memory
+            .with_lease(|| Ok(memory.card.load_while(region as usize, kernel, || memory.check().is_ok())?))
     }))
 }
 
@@ -291,7 +302,10 @@ pub unsafe extern "C" fn msm_load(memory: *mut msm_memory, region: u32, kernel: 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn msm_rings(memory: *mut msm_memory, slots: u32) -> c_int {
     // SAFETY: the caller's contract.
-    status(unsafe { reference(memory, "memory") }.and_then(|memory| memory.open_rings(slots)))
+    status(
+        unsafe { reference(memory, "memory") }
+            .and_then(|memory| memory.with_lease(|| memory.open_rings(slots))),
+    )
 }
 
 /// Submits a command.
@@ -309,7 +323,7 @@ pub unsafe extern "C" fn msm_submit(
     status(memory.and_then(|memory| {
         let command = Descriptor::from_bytes(command?)
             .map_err(|(fault, cookie)| ApiError::invalid(format_args!("command {cookie:#x}: {fault}")))?;
-        let submitted = memory.with_ring(|ring| Ok(ring.submit(&command)?))?;
+        let submitted = memory.with_lease(|| memory.with_ring(|ring| Ok(ring.submit(&command)?)))?;
         // SAFETY: the caller's contract.
         unsafe { store(index, submitted) };
         Ok(())
@@ -328,7 +342,8 @@ pub unsafe extern "C" fn msm_wait(
 ) -> c_int {
     // SAFETY: the caller's contract.
     status(unsafe { reference(memory, "memory") }.and_then(|memory| {
-        let done = memory.with_ring(|ring| Ok(ring.wait(milliseconds(timeout_ms))?))?;
+        let timeout = milliseconds(timeout_ms);
+        let done = memory.with_lease(|| memory.with_ring(|ring| Ok(ring.wait(timeout)?)))?;
         // SAFETY: the caller's contract.
         unsafe { store(completion, done.to_bytes()) };
         Ok(())
@@ -345,9 +360,11 @@ pub unsafe extern "C" fn msm_arm_interrupt(memory: *mut msm_memory) -> c_int {
     let memory = unsafe { reference(memory, "memory") };
     value(
         memory.and_then(|memory| {
-            memory.with_ring(|ring| {
-                ring.arm_interrupt();
-                Ok(memory.card.interrupt_fd().as_raw_fd())
+            memory.with_lease(|| {
+                memory.with_ring(|ring| {
+                    ring.arm_interrupt();
+                    Ok(memory.card.interrupt_fd().as_raw_fd())
+                })
             })
         }),
         -1,

@@ -1,11 +1,14 @@
 //! C programs on the built library: every function of both headers, and the MPI example.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use millstream_card::Card;
 use millstream_card_server::{CardConfig, ExitReason, Lifetime, NetworkConfig, ServeError, serve_with};
 use millstream_rdma::{DeviceSelector, device};
 use millstream_tls::authority::{Authority, Validity};
@@ -102,7 +105,20 @@ fn memory_of_a_card_of_this_host() {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("cc", "tests/c/memory.c", folder.path());
     let card = TestCard::start("capi-memory");
-    assert_eq!(output(limited(&program).arg(&card.name)), "memory: all calls agree\n");
+    let mut program = limited(&program);
+    let mut running = program.arg(&card.name).stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(running.stdout.take().expect("piped")).lines().map(Result::unwrap);
+    // Its last lease is revoked by another client.
+    let is_leased = lines.next().as_deref() == Some("leased");
+    if is_leased {
+        let client = Card::open(&card.name.parse().unwrap(), Duration::from_secs(10)).unwrap();
+        let registers = client.registers();
+        let epoch = registers.lease_epoch().load(Ordering::Acquire);
+        registers.lease_revoke().store(epoch, Ordering::Release);
+    }
+    let rest: Vec<_> = lines.collect();
+    assert!(running.wait().unwrap().success());
+    assert_eq!((is_leased, rest), (true, vec!["memory: all calls agree".to_owned()]));
 }
 
 #[test]

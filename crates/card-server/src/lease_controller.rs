@@ -285,6 +285,7 @@ impl LeaseController {
                 let values = windows.as_ref().map_or([left, 0, 0, 0], |windows| windows.values(left));
                 self.windows = windows;
                 self.resources.clients.set_holder(Some((client, epoch)));
+                self.resources.context.queue.begin_lease();
                 self.publish();
                 let granted = Notification::of_card(MessageKind::LeaseGranted, epoch.into(), values);
                 self.resources.clients.send(client, epoch, granted);

@@ -149,7 +149,12 @@ impl Ring {
     }
 
     /// Submits a command; returns its index: 0, 1, 2, …
+    ///
+    /// # Errors
+    /// [`RingError::Closed`] and [`RingError::Superseded`] if these rings are no longer open: rings that were opened under a
+    /// lease end with it. A command that is submitted at that moment is not executed.
     pub fn submit(&mut self, descriptor: &Descriptor) -> Result<u64, RingError> {
+        self.check_running()?;
         if self.in_flight() == u64::from(self.layout.slots) {
             return Err(RingError::Full(self.layout.slots));
         }
@@ -169,9 +174,10 @@ impl Ring {
         }
         let offset = self.entry(self.layout.completions, self.polled);
         let entry = self.card.memory().read_array(offset)?;
-        // Checked after the read: if the rings are still open here, the entry is theirs.
+        // Checked after the read: if the rings are still open here, the entry is theirs. The end of a lease clears it.
         match self.check_running() {
-            Ok(()) | Err(RingError::Closed(_)) => {}
+            Ok(()) => {}
+            Err(RingError::Closed(cause)) if cause != Cause::Interrupted => {}
             Err(error) => return Err(error),
         }
         self.polled += 1;

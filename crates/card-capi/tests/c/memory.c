@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
@@ -96,6 +97,25 @@ static void commands(struct msm_memory *card)
     CHECK(msm_free(card, words) == 0);
 }
 
+/* The card has ended the lease: no call uses the card any more. */
+static void revoked(struct msm_memory *card)
+{
+    uint64_t index;
+    struct msc_descriptor command = {.result_offset = 4096, .cookie = 7};
+    struct msc_completion done;
+    CHECK(msm_load(card, 0, "reduce") == 0 && msm_rings(card, 4) == 0);
+    printf("leased\n");
+    fflush(stdout);
+    /* The test revokes the lease. */
+    while (msm_check(card) == 0)
+        usleep(1000);
+    FAILS(msm_submit(card, &command, &index) == 0, ENODEV, "lease");
+    FAILS(msm_wait(card, 10000, &done) == 0, ENODEV, "lease");
+    FAILS(msm_load(card, 0, "reduce") == 0, ENODEV, "lease");
+    FAILS(msm_rings(card, 4) == 0, ENODEV, "lease");
+    FAILS(msm_arm_interrupt(card) >= 0, ENODEV, "lease");
+}
+
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
@@ -137,6 +157,7 @@ int main(int argc, char **argv)
     /* The next lease finds cleared memory. */
     card = msm_open(argv[1], 10000);
     CHECK(card != NULL && *((unsigned char *)msm_base(card) + 100) == 0);
+    revoked(card);
     msm_close(card);
     printf("memory: all calls agree\n");
     return 0;

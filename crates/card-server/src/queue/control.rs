@@ -20,6 +20,8 @@ pub(crate) struct QueueControl {
 struct State {
     /// No command may begin.
     closed: bool,
+    /// A client holds the lease, or its lease is being cleared.
+    leased: bool,
     running: Option<RunningCommand>,
 }
 
@@ -67,10 +69,15 @@ impl QueueControl {
         self.interrupt_requested.store(true, Ordering::SeqCst);
     }
 
+    /// A lease begins. Rings that are opened from now on end with it.
+    pub(crate) fn begin_lease(&self) {
+        self.state().leased = true;
+    }
+
     /// A lease has ended and card memory is cleared: later commands may begin.
     pub(crate) fn open(&self) {
         let mut state = self.state();
-        state.closed = false;
+        (state.closed, state.leased) = (false, false);
         self.ended_leases.fetch_add(1, Ordering::SeqCst);
         // A command that has not ended yet stays interrupted.
         self.interrupt_requested.store(state.running.is_some(), Ordering::SeqCst);
@@ -100,6 +107,12 @@ impl QueueControl {
     /// Leases that have ended so far.
     pub(super) fn ended_leases(&self) -> u64 {
         self.ended_leases.load(Ordering::SeqCst)
+    }
+
+    /// Leases that have ended so far, and whether there is one that rings opened now belong to.
+    pub(super) fn lease(&self) -> (u64, bool) {
+        let state = self.state();
+        (self.ended_leases(), state.leased)
     }
 
     /// Begins a command that was submitted after so many leases had ended.

@@ -37,8 +37,10 @@ struct Rings {
     slots: u64,
     /// Commands fetched since these rings were opened.
     consumer: u64,
-    /// Leases that had ended when no command was waiting.
+    /// Leases that had ended when the rings were opened; without a lease, when no command was waiting.
     ended_leases: u64,
+    /// The rings were opened under a lease, and end with it.
+    leased: bool,
 }
 
 impl Rings {
@@ -56,7 +58,14 @@ impl Rings {
         if command_base.abs_diff(completion_base) < bytes {
             return Err(Fault::new(Cause::RingsOverlap, completion_base));
         }
-        Ok(Rings { command_base, completion_base, slots: slots.into(), consumer: 0, ended_leases: 0 })
+        Ok(Rings {
+            command_base,
+            completion_base,
+            slots: slots.into(),
+            consumer: 0,
+            ended_leases: 0,
+            leased: false,
+        })
     }
 
     /// Offset of the entry for command `index` in the ring at `base`.
@@ -156,7 +165,12 @@ impl QueueEngine {
         let producer = self.registers().producer().load(Ordering::Acquire);
         let waiting = producer.wrapping_sub(rings.consumer);
         if waiting == 0 {
-            self.rings = Some(Rings { ended_leases: self.control().ended_leases(), ..rings });
+            let ended_leases = self.control().ended_leases();
+            if rings.leased && ended_leases != rings.ended_leases {
+                self.close_rings(Fault::new(Cause::Interrupted, 0));
+                return true;
+            }
+            self.rings = Some(Rings { ended_leases, ..rings });
             // The doorbell may belong to a command that is already complete; then the call has no effect.
             if doorbell_rang {
                 (self.on_other_doorbell)();
@@ -202,7 +216,7 @@ impl QueueEngine {
         self.generation = generation;
         self.rings = None;
         // First: rings of a lease that ends meanwhile are outlived.
-        let ended_leases = self.control().ended_leases();
+        let (ended_leases, leased) = self.control().lease();
         self.memory = self.context.hardware.memory();
         // After the load: if memory is replaced in between, the old memory counts as in use, which is the
         // safe error.
@@ -222,7 +236,7 @@ impl QueueEngine {
             );
             match checked {
                 Ok(rings) => {
-                    self.rings = Some(Rings { ended_leases, ..rings });
+                    self.rings = Some(Rings { ended_leases, leased, ..rings });
                     self.set_status(Status::Idle);
                 }
                 Err(fault) => self.close_rings(fault),
@@ -306,7 +320,8 @@ impl QueueEngine {
         counters.commands += 1;
         counters.events += u64::from(completion.counters.events);
         counters.fragments += u64::from(completion.counters.fragments);
-        counters.payload_bytes += completion.counters.payload_bytes;
+        // A kernel computes it, and may compute any number.
+        counters.payload_bytes = counters.payload_bytes.wrapping_add(completion.counters.payload_bytes);
         counters.corrupt_fragments += u64::from(completion.counters.corrupt_fragments);
         counters.decisions_set += u64::from(completion.counters.decisions_set);
         counters.kernel_busy_ns += nanos(completion.busy);

@@ -337,3 +337,24 @@ fn commands_of_a_lease_that_has_ended_do_not_run() {
     let completion = Completion::from_bytes(&engine.memory.read_array(COMPLETIONS).unwrap());
     assert_eq!((completion.index, completion.outcome), (0, Ok(())));
 }
+
+/// A holder whose lease was revoked still has the rings in its process.
+#[test]
+fn rings_of_a_lease_end_with_it_also_without_commands() {
+    let mut engine = engine();
+    engine.context.kernels[0].load(Box::new(OneBank));
+    engine.context.queue.begin_lease();
+    open_rings(&mut engine, 1);
+    assert!(!engine.step());
+    engine.context.queue.close();
+    assert!(!engine.step());
+    engine.context.queue.open();
+    engine.context.queue.begin_lease();
+    assert!(engine.step());
+    assert_eq!(engine.registers().ring_fault().load(Ordering::Relaxed), Cause::Interrupted.code());
+    engine.registers().producer().store(1, Ordering::Release);
+    assert!(!engine.step(), "the rings are closed");
+    assert_eq!(engine.registers().consumer().load(Ordering::Relaxed), 0);
+    open_rings(&mut engine, 2);
+    assert!(!engine.step(), "the rings of the next lease are open");
+}

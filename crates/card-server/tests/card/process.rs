@@ -169,6 +169,33 @@ fn memory_is_cleared_after_the_access_in_progress() {
     }
 }
 
+/// A holder whose lease was revoked submits a command: the next holder's card does not execute it.
+#[test]
+fn rings_of_a_lease_end_with_it() {
+    let process = Process::start("rings", "unbound");
+    let (former, next) = (process.open(), process.open());
+    let epoch = former.acquire(TIMEOUT).unwrap();
+    let mut ring = open_ring(&former, 16);
+    former.load(0, "sum").unwrap();
+    next.registers().lease_revoke().store(epoch.into(), Ordering::Release);
+    next.acquire(TIMEOUT).unwrap();
+    next.load(0, "sum").unwrap();
+    next.memory().write(OUTPUT, &[0x55; 8]).unwrap();
+    // As a process does that does not look at the state of its rings.
+    next.memory().write(0, &descriptor("sum", 0, 0).to_bytes()).unwrap();
+    former.registers().producer().store(1, Ordering::Release);
+    let closed = ring.wait(TIMEOUT).unwrap_err();
+    assert!(matches!(closed, RingError::Closed(Cause::Interrupted)), "{closed}");
+    let refused = ring.submit(&descriptor("sum", 0, 0)).unwrap_err();
+    assert!(matches!(refused, RingError::Closed(Cause::Interrupted)), "{refused}");
+    assert_eq!(next.registers().commands().load(Ordering::Relaxed), 0);
+    assert_eq!(next.memory().read_array(OUTPUT).unwrap(), [0x55; 8]);
+
+    let mut ring = open_ring(&next, 16);
+    ring.submit(&descriptor("sum", 0, 0)).unwrap();
+    assert_eq!(ring.wait(TIMEOUT).unwrap().outcome, Ok(()));
+}
+
 #[test]
 fn bad_rings_are_refused_and_the_next_ones_work() {
     let process = Process::start("rings", "unbound");

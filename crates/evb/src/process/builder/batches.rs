@@ -26,6 +26,9 @@ impl BuilderProcess {
     /// Submits a complete batch to the kernel; without a kernel, finishes it.
     pub(super) fn process(&mut self, complete: CompleteBatch) {
         let CompleteBatch { slot, batch, .. } = complete;
+        if !self.landing.is_leased() {
+            return self.lose_card("the lease of the card has ended".to_owned());
+        }
         if let Err(error) = self.fill_absent(slot, &batch) {
             return self.invalid_data(&error);
         }

@@ -23,7 +23,8 @@ pub(super) struct LandingMemory {
 
 enum Memory {
     Host,
-    Card(Card),
+    /// A card, and the epoch of its lease.
+    Card(Card, u32),
 }
 
 /// An access outside of landing memory: a bug.
@@ -55,14 +56,16 @@ impl LandingMemory {
             LandingTarget::Card(wanted) => {
                 let card = Card::open(&card::name(config, wanted)?, CARD_TIMEOUT)?;
                 // The card is leased to this process until it ends.
-                card.acquire(CARD_TIMEOUT).map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
+                let epoch = card
+                    .acquire(CARD_TIMEOUT)
+                    .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let needed = config.landing_bytes(bu.index()).0;
                 check_memory(wanted, &card, needed)?;
                 card.memory()
                     .prefault(MemoryRange::new(0, needed))
                     .map_err(|error| card::unfit(&wanted.name, error.to_string()))?;
                 let slots = register(device, &card, len as usize)?;
-                Ok(LandingMemory { memory: Memory::Card(card), slots })
+                Ok(LandingMemory { memory: Memory::Card(card, epoch), slots })
             }
         }
     }
@@ -71,7 +74,15 @@ impl LandingMemory {
     pub(super) fn card(&self) -> Option<&Card> {
         match &self.memory {
             Memory::Host => None,
-            Memory::Card(card) => Some(card),
+            Memory::Card(card, _) => Some(card),
+        }
+    }
+
+    /// Whether the memory is still this unit's: the lease of its card has not ended.
+    pub(super) fn is_leased(&self) -> bool {
+        match &self.memory {
+            Memory::Host => true,
+            Memory::Card(card, epoch) => card.holds(*epoch),
         }
     }
 
@@ -85,7 +96,7 @@ impl LandingMemory {
         let len = from.len();
         let written = match &self.memory {
             Memory::Host => self.slots.copy_from_slice(offset, from).is_ok(),
-            Memory::Card(card) => card.memory().write(offset, from).is_ok(),
+            Memory::Card(card, _) => card.memory().write(offset, from).is_ok(),
         };
         if written { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
     }
@@ -93,7 +104,7 @@ impl LandingMemory {
     /// The file behind landing memory, which starts with the slots, for processes of this host.
     pub(super) fn descriptor(&self) -> Result<BorrowedFd<'_>, ProcessError> {
         match &self.memory {
-            Memory::Card(card) => Ok(card.memory_fd()),
+            Memory::Card(card, _) => Ok(card.memory_fd()),
             Memory::Host => self.slots.landing_fd().ok_or(ProcessError::Io {
                 operation: "share the slots with the software trigger",
                 cause: std::io::ErrorKind::Unsupported.into(),
@@ -104,7 +115,7 @@ impl LandingMemory {
     /// Landing memory in this process; it starts with the slots.
     pub(super) fn mapping(&self) -> Result<&Mapping, OutsideLandingMemory> {
         match &self.memory {
-            Memory::Card(card) => Ok(card.memory().mapping()),
+            Memory::Card(card, _) => Ok(card.memory().mapping()),
             Memory::Host => self.slots.mapping().ok_or(OutsideLandingMemory { offset: 0, len: 0 }),
         }
     }
@@ -114,7 +125,7 @@ impl LandingMemory {
         let len = to.len();
         let read = match &self.memory {
             Memory::Host => self.slots.copy_to_slice(offset, to).is_ok(),
-            Memory::Card(card) => card.memory().read(offset, to).is_ok(),
+            Memory::Card(card, _) => card.memory().read(offset, to).is_ok(),
         };
         if read { Ok(()) } else { Err(OutsideLandingMemory { offset, len }) }
     }
