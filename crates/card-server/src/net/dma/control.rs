@@ -45,7 +45,7 @@ impl DmaControl {
         self.closed.store(false, Ordering::SeqCst);
     }
 
-    /// Whether a command may begin.
+    /// Whether a command may begin: the one that the registers have after this call.
     pub(super) fn begin(&self) -> bool {
         // Not stored again if it is set: a sequentially consistent store waits for all earlier ones, which include
         // the copied bytes.

@@ -157,11 +157,15 @@ impl DmaEngine {
     /// Whether a command may begin. Handles ended attempts to connect a peer.
     fn has_work(&mut self) -> bool {
         self.handle_connect_outcomes();
+        self.has_command() && !self.control.closed.load(Ordering::SeqCst)
+    }
+
+    /// Whether the registers have a command. It may be of a lease that ends.
+    fn has_command(&self) -> bool {
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::SeqCst);
         let producer = registers.dma_producer().load(Ordering::SeqCst);
-        (command != self.peer_command || self.has_descriptors(producer))
-            && !self.control.closed.load(Ordering::SeqCst)
+        command != self.peer_command || self.has_descriptors(producer)
     }
 
     fn reset(&mut self) {
@@ -188,18 +192,24 @@ impl DmaEngine {
     /// Executes the next command, if there is one. Returns when it ended.
     fn step(&mut self) -> Option<Instant> {
         self.handle_connect_outcomes();
+        if !self.has_command() || !self.control.begin() {
+            return None;
+        }
+        self.dispatch()
+    }
+
+    /// Executes the command in the registers after [`DmaControl::begin`]. Only now they are those of a lease that does not
+    /// end before the command: the controller clears them when the engine has been reset.
+    fn dispatch(&mut self) -> Option<Instant> {
         let registers = &self.hardware.registers;
         let command = registers.peer_command().load(Ordering::Acquire);
         let producer = registers.dma_producer().load(Ordering::Acquire);
         if command != self.peer_command {
-            if !self.control.begin() {
-                return None;
-            }
             self.peer_command = command;
             self.connect_peer(command);
             return Some(Instant::now());
         }
-        if !self.has_descriptors(producer) || !self.control.begin() {
+        if !self.has_descriptors(producer) {
             return None;
         }
         if producer.wrapping_sub(self.consumer) > DMA_RING_SLOTS as u64 {
@@ -440,3 +450,6 @@ fn slot_of(index: u64) -> usize {
 fn offset_of(index: u64) -> usize {
     DMA_RING + RawDmaDescriptor::BYTES * slot_of(index)
 }
+
+#[cfg(test)]
+mod tests;
