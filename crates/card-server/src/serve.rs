@@ -640,6 +640,11 @@ impl ConnectionServer<'_> {
             // The peer closed the connection between poll and accept.
             return Ok(());
         }
+        if let Some(pause) = accepted.as_ref().err().and_then(Listener::pause) {
+            // The connection stays pending.
+            thread::sleep(pause);
+            return Ok(());
+        }
         let connection = accepted.context("accept a connection")?;
         connection.set_nonblocking().context("accept a connection")?;
         let refusal = if connection.peer().uid != self.uid {

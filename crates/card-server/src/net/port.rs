@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use millstream_card_abi::hello::{ClientHello, ServerHello};
 use millstream_card_abi::registers::{BAR0_BYTES, LEASE_PAGE};
-use millstream_rdma::connect::{self, Listener};
+use millstream_rdma::connect::{self, ConnectErrorKind, Listener};
 use millstream_rdma::wait::{CompletionWaiter, WaitFd, WaitOptions};
 use millstream_rdma::{
     Access, Completion, CompletionQueue, Deadline, Device, PreparedQueuePair, QueuePair, RcOptions, Region,
     VerbsError, WrId,
 };
-use millstream_shm::EventFd;
+use millstream_shm::{EventFd, socket};
 use millstream_tls::Security;
 
 use crate::backing::EmulatedMemory;
@@ -158,7 +158,18 @@ impl NetworkPort {
     /// Connects a client on a separate thread, so that a slow client does not block the card. A client that exceeds the
     /// limits is disconnected.
     fn accept(&self, clients: &Arc<ClientRegistry>) {
-        let Ok((stream, _)) = self.listener.accept(Deadline::after(Duration::ZERO)) else { return };
+        let (stream, _) = match self.listener.accept(Deadline::after(Duration::ZERO)) {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Without a free descriptor the connection stays pending.
+                if let ConnectErrorKind::Stream { cause, .. } = &error.kind
+                    && let Some(pause) = socket::Listener::pause(cause)
+                {
+                    std::thread::sleep(pause);
+                }
+                return;
+            }
+        };
         let stream = Arc::new(stream);
         let Some(client) = clients.reserve_id(stream.clone()) else { return };
         let Some(prepared) = self.prepare(client) else { return clients.abandon(client) };

@@ -185,7 +185,7 @@ impl Process {
         kill_process(self.id(), Signal::CONT).unwrap();
     }
 
-    fn id(&self) -> Pid {
+    pub(crate) fn id(&self) -> Pid {
         Pid::from_raw(self.child.id() as i32).expect("a process")
     }
 

@@ -12,6 +12,7 @@ use millstream_card_abi::ipc::{OpenReply, Refusal};
 use millstream_card_server::{CardConfig, ServeError, serve};
 use millstream_shm::poll_readable;
 use millstream_shm::socket::{Connection, own_uid};
+use rustix::process::{Resource, Rlimit, prlimit};
 
 use crate::host::{ENDED, GRACE, MEMORY, Process, TIMEOUT, again, load_kernels, region_of};
 
@@ -286,6 +287,29 @@ fn a_killed_card_is_noticed_by_all_who_wait() {
     process.child.wait().unwrap();
     let error = Card::open(&process.name, Duration::ZERO).unwrap_err();
     assert!(matches!(error, OpenError::NotFound(_)), "{error}");
+}
+
+/// Connections wait while the card has no free descriptor.
+#[test]
+fn a_card_without_free_descriptors_serves_later() {
+    let process = Process::start("descriptors", "unbound");
+    let card = process.open();
+    let is_open = |fd| std::fs::symlink_metadata(format!("/proc/{}/fd/{fd}", process.child.id())).is_ok();
+    let lowest_free = (0..).find(|fd: &u64| !is_open(*fd)).unwrap();
+    let limit = |files| {
+        let limit = Rlimit { current: Some(files), maximum: Some(4096) };
+        prlimit(Some(process.id()), Resource::Nofile, limit).unwrap()
+    };
+    limit(lowest_free);
+    let refused = Card::open(&process.name, Duration::ZERO).unwrap_err();
+    assert!(matches!(refused, OpenError::NoAnswer(_)), "{refused}");
+    let before = process.cpu_time();
+    std::thread::sleep(Duration::from_millis(500));
+    let cpu = process.cpu_time() - before;
+    assert!(cpu < Duration::from_millis(400), "the waiting card used {cpu:?} in half a second");
+    limit(4096);
+    process.open();
+    assert!(card.is_alive());
 }
 
 #[test]

@@ -248,6 +248,35 @@ fn cards_copy_between_each_other_and_within_themselves() {
     drop(first);
 }
 
+/// A holder that commands connections without waiting for their outcome takes one thread of the card for each peer.
+#[test]
+fn attempts_to_connect_a_peer_follow_each_other() {
+    let first = NetworkCard::start();
+    let timeout = Duration::from_millis(150);
+    let options = RemoteOptions { timeout, ..RemoteOptions::default() };
+    let one = RemoteCard::connect(&device(), &first.address, options).unwrap();
+    one.acquire(LEASE, TIMEOUT).unwrap();
+    let (second, _other) = leased();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let tasks = format!("/proc/{}/task", first.process.id());
+    let attempts = || {
+        let names = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("comm"));
+        names.filter(|name| std::fs::read_to_string(name).is_ok_and(|name| name == "peer 0\n")).count()
+    };
+    let most = (0..10).map(|_| {
+        assert!(one.connect_peer(0, &address).is_err());
+        attempts()
+    });
+    // A thread may still exit when the next one has started.
+    assert!((1..=2).contains(&most.max().unwrap()));
+    // The latest command is executed when the attempt has ended.
+    let until = Instant::now() + 2 * TIMEOUT;
+    while let Err(error) = one.connect_peer(0, &second.address) {
+        assert!(Instant::now() < until, "{error}");
+    }
+}
+
 #[test]
 fn a_late_failure_to_connect_a_peer_does_not_disconnect_its_successor() {
     let first = NetworkCard::start();

@@ -93,6 +93,8 @@ impl DmaEngine {
                     memory_generation: generation,
                     peers: Default::default(),
                     attempts: Default::default(),
+                    connecting: Default::default(),
+                    waiting: Default::default(),
                     attempted: 0,
                     connect_outcomes: channel(),
                 })

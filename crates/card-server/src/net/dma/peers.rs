@@ -48,8 +48,12 @@ pub(super) struct Network {
     /// Generation of that card memory.
     pub(super) memory_generation: u32,
     pub(super) peers: [Option<Peer>; MAX_PEERS],
-    /// The attempts that have not ended, by peer.
+    /// The attempts whose outcome is awaited, by peer.
     pub(super) attempts: [Option<ConnectAttempt>; MAX_PEERS],
+    /// Whether a thread connects the peer, also for an abandoned attempt. There is at most one for each.
+    pub(super) connecting: [bool; MAX_PEERS],
+    /// The command for which the next attempt begins when that thread has ended, by peer.
+    pub(super) waiting: [Option<u64>; MAX_PEERS],
     /// Number of attempts.
     pub(super) attempted: u64,
     pub(super) connect_outcomes: (Sender<ConnectOutcome>, Receiver<ConnectOutcome>),
@@ -58,29 +62,32 @@ pub(super) struct Network {
 impl Network {
     /// Disconnects all peers, and abandons attempts.
     pub(super) fn reset(&mut self) {
-        (self.peers, self.attempts) = Default::default();
+        (self.peers, self.attempts, self.waiting) = Default::default();
     }
 
     /// Disconnects a peer, and abandons the attempt to connect it.
     fn disconnect(&mut self, peer: usize) {
-        (self.peers[peer], self.attempts[peer]) = (None, None);
+        (self.peers[peer], self.attempts[peer], self.waiting[peer]) = (None, None, None);
     }
 
     fn begin_attempt(&mut self, peer: usize, command: u64) -> ConnectAttempt {
         self.attempted += 1;
         let attempt = ConnectAttempt { number: self.attempted, peer, command };
         self.attempts[peer] = Some(attempt);
+        self.connecting[peer] = true;
         attempt
     }
 
     /// Whether the peer still waits for this attempt, which has ended.
     fn end_attempt(&mut self, attempt: ConnectAttempt) -> bool {
+        self.connecting[attempt.peer] = false;
         self.attempts[attempt.peer].take_if(|current| *current == attempt).is_some()
     }
 }
 
 impl DmaEngine {
-    /// Connects the peer of a command, on a separate thread.
+    /// Connects the peer of a command, on a separate thread. While an earlier attempt for this peer runs, the latest command
+    /// waits for its end.
     pub(super) fn connect_peer(&mut self, command: u64) {
         let index = (command & 0xff) as usize;
         let registers = self.hardware.registers.clone();
@@ -106,8 +113,12 @@ impl DmaEngine {
             registers.peer_state(index).store(PeerState::Failed as u32, Ordering::Release);
             return self.notifications.notify(failed(Cause::PeerAddress));
         };
-        let attempt = network.begin_attempt(index, command);
         registers.peer_state(index).store(PeerState::Connecting as u32, Ordering::Release);
+        if network.connecting[index] {
+            network.waiting[index] = Some(command);
+            return;
+        }
+        let attempt = network.begin_attempt(index, command);
         let (address, device, queue) = (address.to_owned(), network.device.clone(), network.queue.clone());
         let security = network.security.clone();
         let (reached, control) = (network.connect_outcomes.0.clone(), self.control.clone());
@@ -124,17 +135,23 @@ impl DmaEngine {
         }
     }
 
-    /// Publishes the outcome of attempts to connect a peer.
+    /// Publishes the outcome of attempts to connect a peer, and begins those that waited for their end.
     pub(super) fn handle_connect_outcomes(&mut self) {
-        let Some(network) = &mut self.network else { return };
         // A load first: a swap waits for all earlier stores.
         if !self.control.connect_ended.load(Ordering::Relaxed)
             || !self.control.connect_ended.swap(false, Ordering::Acquire)
         {
             return;
         }
-        while let Ok((attempt, outcome)) = network.connect_outcomes.1.try_recv() {
-            if !network.end_attempt(attempt) {
+        while let Some(network) = &mut self.network
+            && let Ok((attempt, outcome)) = network.connect_outcomes.1.try_recv()
+        {
+            let is_awaited = network.end_attempt(attempt);
+            if let Some(command) = network.waiting[attempt.peer].take() {
+                self.connect_peer(command);
+                continue;
+            }
+            if !is_awaited {
                 continue;
             }
             let ConnectAttempt { peer: index, command, .. } = attempt;
