@@ -159,10 +159,8 @@ impl Lease {
                 self.state = State::Held { client, heartbeat: inputs.heartbeat, renewed: now, duration };
                 Some(Action::Grant { client, epoch })
             }
+            // An invalid word keeps no lease from its end, which sets the word.
             State::Held { client, heartbeat, renewed, .. } => {
-                if inputs.word != to {
-                    return Some(Action::Restore { seen: inputs.word, to });
-                }
                 let epoch = u64::from(self.epoch);
                 if inputs.release == epoch {
                     return self.end(None);
@@ -190,7 +188,7 @@ impl Lease {
                 if now > renewed + duration {
                     return self.end(Some(Cause::LeaseExpired));
                 }
-                None
+                (inputs.word != to).then_some(Action::Restore { seen: inputs.word, to })
             }
             // [`Lease::cleared`] sets the word.
             State::Clearing => None,
@@ -284,6 +282,34 @@ mod tests {
             let restored = Action::Restore { seen: seen.word, to: pack(2, 0) };
             assert_eq!(lease.poll(Duration::ZERO, seen, is_connected), Some(restored));
         }
+    }
+
+    #[test]
+    fn an_invalid_word_is_restored_and_keeps_no_lease_from_its_end() {
+        let invalid = pack(7, 7);
+        let restored = Some(Action::Restore { seen: invalid, to: pack(1, 2) });
+        for (change, at, connected, cause) in [
+            (Inputs { release: 1, ..Inputs::default() }, SECOND, true, None),
+            (Inputs { revoke: 1, ..Inputs::default() }, SECOND, true, Some(Cause::LeaseRevoked)),
+            (Inputs::default(), SECOND, false, Some(Cause::HolderDisconnected)),
+            (Inputs::default(), 3 * SECOND, true, Some(Cause::LeaseExpired)),
+        ] {
+            let (mut lease, _) = granted(2);
+            let renewed = Inputs { word: invalid, heartbeat: 1, ..Inputs::default() };
+            assert_eq!(lease.poll(SECOND, renewed, is_connected), restored);
+            assert_eq!(lease.expires(), Some(2 * SECOND), "the heartbeat counts");
+            let inputs = Inputs { word: invalid, heartbeat: 1, ..change };
+            let Some(Action::End { cause: found, .. }) =
+                lease.poll(at, inputs, |id| connected && is_connected(id))
+            else {
+                panic!("still held: {cause:?}");
+            };
+            assert_eq!(found.map(|fault| fault.cause), cause);
+        }
+        let (mut lease, _) = granted(2);
+        let transfer = Inputs { word: invalid, transfer: 3, ..Inputs::default() };
+        let transferred = Action::Transfer { client: 3, epoch: 1, seen: invalid };
+        assert_eq!(lease.poll(SECOND, transfer, is_connected), Some(transferred));
     }
 
     #[test]

@@ -190,11 +190,13 @@ impl LeaseController {
         };
         let clients = self.resources.clients.clone();
         let (_, client) = unpack(inputs.word);
-        if client != 0 && self.lease.is_free() {
+        let is_free = self.lease.is_free();
+        if client != 0 && is_free {
             self.detach_hung_command();
         }
         // A connecting client is judged once its connection is established or has failed.
-        let action = if clients.is_connecting(client) || !self.resources.hardware.users_are_disconnected() {
+        let is_undecided = is_free && clients.is_connecting(client);
+        let action = if is_undecided || !self.resources.hardware.users_are_disconnected() {
             None
         } else {
             self.lease.poll(now, inputs, |client| clients.contains(client))
