@@ -94,10 +94,12 @@ impl RegionControl {
         futex::wake_all(&self.notifications);
     }
 
-    /// Requests a pause at the next safe point, or ends it.
+    /// Requests a pause at the next safe point, or ends it. A hung kernel still has to end at its next safe point.
     pub(crate) fn set_pause(&self, pause: bool) {
         self.pause_requested.store(pause, Ordering::SeqCst);
-        self.interrupt_requested.store(pause, Ordering::SeqCst);
+        if pause || self.phase() != RunPhase::Hung {
+            self.interrupt_requested.store(pause, Ordering::SeqCst);
+        }
         self.notify();
     }
 

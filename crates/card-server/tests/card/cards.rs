@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 use std::process::{Child, Stdio};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use millstream_card::{RemoteCard, RemoteOptions};
@@ -93,15 +94,18 @@ impl Kernel for Spin {
 }
 
 /// Runs without a safe point for the milliseconds in its first argument. Keeps writing its second argument to
-/// the start of its banks.
+/// the start of its banks. Then it runs until it is interrupted, if the third argument is not zero.
 struct UninterruptibleKernel;
 
 impl Kernel for UninterruptibleKernel {
     fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
-        let [time, word, ..] = *run.arguments();
+        let [time, word, endless, ..] = *run.arguments();
         let until = Instant::now() + Duration::from_millis(time);
         while Instant::now() < until {
             run.banks().write(0, &word.to_le_bytes())?;
+            std::thread::sleep(Duration::from_micros(200));
+        }
+        while endless != 0 && !run.interrupt_requested().load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_micros(200));
         }
         run.safe_point(&[0; 16])

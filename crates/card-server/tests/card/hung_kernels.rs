@@ -58,7 +58,7 @@ fn a_kernel_past_its_deadline_without_safe_points_hangs_its_region_until_it_ends
     let timeout = Some(Duration::from_millis(20));
     let started = Instant::now();
     let run =
-        start_uninterruptible(&node, RunRequest { timeout, ..RunRequest::new(&[UNINTERRUPTIBLE_MS, 1]) });
+        start_uninterruptible(&node, RunRequest { timeout, ..RunRequest::new(&[UNINTERRUPTIBLE_MS, 1, 1]) });
     is_stuck(node.wait(run, TIMEOUT));
     assert!(started.elapsed() < Duration::from_millis(UNINTERRUPTIBLE_MS));
     assert_eq!(state(&node, 0), RegionState::Hung as u32);
@@ -83,7 +83,7 @@ fn the_next_holder_does_not_wait_for_a_kernel_that_does_not_end_and_does_not_mee
     let node = card.connect();
     node.acquire(LEASE, TIMEOUT).unwrap();
     let started = Instant::now();
-    start_uninterruptible(&node, RunRequest::new(&[UNINTERRUPTIBLE_MS, u64::MAX]));
+    start_uninterruptible(&node, RunRequest::new(&[UNINTERRUPTIBLE_MS, u64::MAX, 1]));
     let running = |node: &RemoteCard| {
         let mut word = [0; 8];
         node.read(0, &mut word).unwrap();
