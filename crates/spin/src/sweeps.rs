@@ -26,6 +26,7 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use crate::block::{Block, SharedBlock};
@@ -200,18 +201,24 @@ impl Sweeper {
             row_bytes: 2 * COMPONENTS * E::BYTES * block.geometry().pitch,
             block: block.shared(),
             phases,
-            threads,
             update: E::row_update(self.unit),
             arrived: AtomicUsize::new(0),
             stop,
             stopped: AtomicBool::new(false),
         };
+        // Known to the threads once they have started: the system may refuse some, for example at a limit of processes.
+        let count = OnceLock::new();
         std::thread::scope(|scope| {
+            let mut started = 1;
             for thread in 1..threads {
-                let work = &work;
-                scope.spawn(move || work.run(thread));
+                let (work, count) = (&work, &count);
+                let run = move || work.run(thread, *count.wait());
+                if std::thread::Builder::new().spawn_scoped(scope, run).is_err() {
+                    break;
+                }
+                started += 1;
             }
-            work.run(0);
+            work.run(0, *count.get_or_init(|| started));
         });
         !work.stopped.into_inner()
     }
@@ -225,7 +232,6 @@ const AHEAD: isize = 2;
 struct Work<'r, E> {
     block: SharedBlock<E>,
     phases: &'r [Phase],
-    threads: usize,
     tile_rows: Option<usize>,
     /// Bytes of both rows at one y and z.
     row_bytes: usize,
@@ -239,17 +245,17 @@ struct Work<'r, E> {
 }
 
 impl<E: Real> Work<'_, E> {
-    /// What one thread does.
-    fn run(&self, thread: usize) {
+    /// What one of `threads` threads does.
+    fn run(&self, thread: usize, threads: usize) {
         for (number, phase) in self.phases.iter().enumerate() {
-            for region in phase.regions.iter().skip(thread).step_by(self.threads) {
+            for region in phase.regions.iter().skip(thread).step_by(threads) {
                 self.sweep(phase, region);
             }
             if self.stopped.load(Ordering::Relaxed) {
                 return;
             }
             self.arrived.fetch_add(1, Ordering::Release);
-            self.await_all((number + 1) * self.threads);
+            self.await_all((number + 1) * threads);
         }
     }
 

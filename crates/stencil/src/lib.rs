@@ -27,8 +27,8 @@ mod scratch;
 mod tile;
 
 use std::ops::Range;
-use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Barrier, OnceLock};
 
 pub use element::Element;
 
@@ -151,7 +151,7 @@ impl<E: Element> Jacobi<E> {
     /// Makes `sweeps` sweeps over the grid in `source` and leaves the result in `destination`. The source keeps its values only
     /// if the sweeps do not exceed the depth.
     ///
-    /// Each thread calls `go_on` every few microseconds.
+    /// Each thread calls `go_on` every few microseconds. Fewer threads compute if the system refuses some.
     ///
     /// # Errors
     /// [`Stopped`] if `go_on` returned false.
@@ -230,16 +230,23 @@ impl<E: Element> Jacobi<E> {
         };
         // Starting a thread takes longer than computing a small tile.
         let threads = self.scratch.len().min(plan.tiles.count());
-        let barrier = Barrier::new(threads);
+        // Made for the threads that have started: the system may refuse some, for example at a limit of processes.
+        let barrier = OnceLock::new();
         let (first, others) = self.scratch.split_first_mut().expect("there is at least one thread");
         std::thread::scope(|scope| {
+            let mut started = 1;
             for scratch in &mut others[..threads - 1] {
                 let (plan, barrier) = (&plan, &barrier);
                 // SAFETY: the caller's promise.
-                scope.spawn(move || unsafe { plan.work(scratch, barrier, go_on) });
+                let work = move || unsafe { plan.work(scratch, barrier.wait(), go_on) };
+                if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                    break;
+                }
+                started += 1;
             }
+            let barrier = barrier.get_or_init(|| Barrier::new(started));
             // SAFETY: the caller's promise.
-            unsafe { plan.work(first, &barrier, go_on) };
+            unsafe { plan.work(first, barrier, go_on) };
         });
         if plan.stopped.into_inner() { Err(Stopped) } else { Ok(()) }
     }
