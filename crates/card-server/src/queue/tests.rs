@@ -308,6 +308,29 @@ fn a_command_is_granted_the_banks_that_exist() {
     assert_eq!(completion.outcome, Ok(()));
 }
 
+/// Reports the largest numbers.
+struct LargestResults;
+
+impl Kernel for LargestResults {
+    fn run(&mut self, run: &mut KernelRun<'_>) -> Result<(), Fault> {
+        (0..KERNEL_WORDS).for_each(|index| run.set_result(index, u64::MAX));
+        Ok(())
+    }
+}
+
+#[test]
+fn counters_may_overflow() {
+    let mut engine = engine();
+    engine.context.kernels[0].load(Box::new(LargestResults));
+    open_rings(&mut engine, 1);
+    engine.memory.write(COMMANDS, &[0; ENTRY_BYTES]).unwrap();
+    for command in 1..=3u64 {
+        engine.registers().producer().store(command, Ordering::Release);
+        assert!(engine.step());
+        assert_eq!(engine.registers().payload_bytes().load(Ordering::Relaxed), command.wrapping_neg());
+    }
+}
+
 /// A killed holder leaves commands behind. Its memory is cleared, and a descriptor of zeros is a valid one.
 #[test]
 fn commands_of_a_lease_that_has_ended_do_not_run() {
