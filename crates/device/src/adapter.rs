@@ -27,7 +27,6 @@ use crate::peer_table::PeerTable;
 use crate::qp_table::{QpOps, QpTable};
 use crate::roce_port::RocePort;
 use crate::tasks::TaskQueue;
-use crate::unfinished::UnfinishedOps;
 use crate::xrc_srq_table::XrcSrqTable;
 
 /// The part of the device that exists once per process and is shared by all its contexts. It is never freed:
@@ -45,7 +44,6 @@ pub(crate) struct LocalAdapter {
     pub(crate) event_sources: EventSources,
     pub(crate) peers: &'static PeerTable,
     pub(crate) qps: QpTable,
-    pub(crate) unfinished: UnfinishedOps,
     pub(crate) xrc_srqs: XrcSrqTable,
     pub(crate) multicast: &'static MulticastTable,
     pub(crate) port: RocePort,
@@ -81,7 +79,6 @@ impl LocalAdapter {
             event_sources: EventSources::default(),
             peers,
             qps,
-            unfinished: UnfinishedOps::default(),
             xrc_srqs: XrcSrqTable::default(),
             multicast,
             port: RocePort::new(qpn_prefix, qps, multicast, tasks),
@@ -149,9 +146,7 @@ impl LocalAdapter {
 
     fn wait_for_peers(&self, qps: &[Arc<dyn QpOps>]) -> bool {
         let deadline = Instant::now() + ipc::TIMEOUT;
-        qps.iter().all(|qp| qp.wait_for_inflight_op(deadline))
-            && wait_until(deadline, || self.unfinished.have_ended(self.id.pid, &self.qps))
-            && self.xrc_srqs.wait_for_senders()
+        qps.iter().all(|qp| qp.wait_for_inflight_op(deadline)) && self.xrc_srqs.wait_for_senders()
     }
 }
 

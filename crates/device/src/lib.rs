@@ -79,7 +79,6 @@ mod startup;
 mod tasks;
 mod timers;
 pub mod types;
-mod unfinished;
 mod xrc;
 mod xrc_srq_table;
 

@@ -154,17 +154,7 @@ impl QpTable {
     /// Removes a queue pair and releases its number. The caller holds the consumer locks of both its completion
     /// queues, so that no poller uses it.
     pub(crate) fn remove(&self, qpn: Qpn) {
-        self.unlist(qpn);
-        self.release_qpn(qpn);
-    }
-
-    /// As [`QpTable::remove`], but the number stays in use until [`QpTable::release_qpn`].
-    pub(crate) fn unlist(&self, qpn: Qpn) {
         self.table.remove(index(qpn));
-    }
-
-    /// Releases the number of a queue pair that was unlisted.
-    pub(crate) fn release_qpn(&self, qpn: Qpn) {
         self.table.release_index(index(qpn));
     }
 

@@ -10,7 +10,6 @@ use millstream_quantity::Qpn;
 use super::{Qp, QpType};
 use crate::adapter::wait_until;
 use crate::peer::Peer;
-use crate::unfinished::{Initiator, UnfinishedOp};
 
 impl Qp {
     /// Waits for the end of a send request that another thread is executing; false at the deadline. The kernel blocks a copy
@@ -71,17 +70,5 @@ impl Qp {
     pub(super) fn quiesce(&self) -> bool {
         barrier::heavy();
         self.wait_for_inflight_op(Instant::now() + crate::ipc::TIMEOUT)
-    }
-
-    /// The operation for which [`quiesce`](Self::quiesce) waited in vain; None if it has ended meanwhile.
-    pub(super) fn unfinished_operation(&self) -> Option<UnfinishedOp> {
-        let initiator = if self.kind == QpType::Ud {
-            Initiator::Datagram
-        } else {
-            let operation = self.entry.inflight.current()?;
-            let (peer, qpn) = self.send.queue.lock().transport.initiator();
-            Initiator::Connected(operation, peer.or_else(|| self.adapter.peer_of(qpn).ok()))
-        };
-        Some(UnfinishedOp { qpn: self.qpn, entry: self.entry, initiator })
     }
 }

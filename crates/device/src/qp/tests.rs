@@ -130,11 +130,6 @@ impl Room {
         let sge = Sge { addr, length: 4096, lkey: mr.key() };
         (Self(memory, mr), sge)
     }
-
-    /// Deregisters the memory, also while an operation of another test of this process has not ended.
-    fn deregister(&mut self) {
-        assert!(wait_until(Instant::now() + LONG, || self.1.deregister().is_ok()));
-    }
 }
 
 /// Numbers of receives that a queue has had: a queue's numbers wrap around after four billion.
@@ -252,34 +247,5 @@ fn deregistration_waits_two_seconds_for_a_request_of_its_process() {
         assert_eq!(room.1.deregister(), Err(Errno::BUSY));
         drop(finish);
     });
-    room.deregister();
-}
-
-#[test]
-fn deregistration_waits_for_operations_on_queue_pairs_that_were_destroyed() {
-    for kind in [QpType::Rc, QpType::Ud] {
-        let fixture = Fixture::new();
-        let (mut room, _) = Room::new(&fixture.pd);
-        let [_near, far] = match kind {
-            QpType::Ud => [(); 2].map(|()| fixture.datagrams()),
-            _ => fixture.pair(RecvSource::Own),
-        };
-        let (adapter, entry, qpn) = (far.adapter, far.entry, far.qpn());
-        let mut announced = entry.inflight.last();
-        let lease = match kind {
-            QpType::Ud => entry.delivery.lock(adapter.id.pid),
-            _ => {
-                entry.inflight.begin(&mut announced, false);
-                None
-            }
-        };
-        far.destroy();
-        drop(far);
-        assert_eq!(room.1.deregister(), Err(Errno::BUSY), "{kind:?}");
-        let others: Vec<_> = (0..3).map(|_| fixture.queue_pair(kind, RecvSource::Own)).collect();
-        assert!(others.iter().all(|qp| qp.qpn() != qpn), "the peer stores to the entry");
-        entry.inflight.end(&mut announced);
-        drop(lease);
-        room.deregister();
-    }
+    room.1.deregister().unwrap();
 }

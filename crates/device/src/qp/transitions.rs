@@ -333,17 +333,10 @@ impl Qp {
             self.begin_connection();
         }
         self.adapter.mrs.unbind_all_of(self.qpn);
-        let unfinished = if self.quiesce() { None } else { self.unfinished_operation() };
+        self.quiesce();
         self.clear_send_queue(&mut self.send.queue.lock());
         self.return_taken_recv();
-        self.forget_completions(|| match unfinished {
-            None => self.adapter.qps.remove(self.qpn),
-            // Deregistration waits for it.
-            Some(operation) => {
-                self.adapter.qps.unlist(self.qpn);
-                self.adapter.unfinished.add(operation);
-            }
-        });
+        self.forget_completions(|| self.adapter.qps.remove(self.qpn));
         if let Some(srq) = &self.recv.srq {
             srq.detach();
         }
