@@ -104,8 +104,7 @@ struct EventFiles {
 }
 
 /// The event files of the other builder units of this run. All units write to one directory, shared if they are on
-/// several hosts. Which of them are lost is not known here: all are
-/// read, each event once.
+/// several hosts. Which of them are lost is not known here: all are read, each event once.
 struct OtherFiles {
     /// Their base names.
     bases: Vec<PathBuf>,
