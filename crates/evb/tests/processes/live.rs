@@ -116,6 +116,12 @@ struct FrontEnd {
 }
 
 impl FrontEnd {
+    fn connected(port: u16) -> Self {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        socket.connect(("127.0.0.1", port)).unwrap();
+        FrontEnd { socket, sequence: [0; 2] }
+    }
+
     fn send(&mut self, source: usize, event: u64) {
         let payload = vec![source as u8; 40 + event as usize % 50];
         let mut bytes = Vec::new();
@@ -137,36 +143,42 @@ impl FrontEnd {
     }
 }
 
-/// Front ends go on while a run is paused: events are lost, but not those after the pause.
-fn a_unit_that_is_behind_by_more_than_its_buffer_goes_on() {
-    const EVENTS: u64 = 4000;
-    let folder = tempfile::tempdir().unwrap();
-    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let text = format!(
+fn free_port() -> u16 {
+    UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A run of one readout unit with a UDP receiver for sources from 7 on, and one builder unit.
+fn udp_run(name: &str, events: u64, port: u16, sources: u16, buffer: u32) -> String {
+    format!(
         r#"
 [run]
-name = "behind"
+name = "{name}"
 batch = 8
-events = {EVENTS}
+events = {events}
 timeout_ms = 10000
 [[readout]]
 name = "front-end"
 [readout.udp]
 listen = "127.0.0.1:{port}"
 first_source = 7
-sources = 1
+sources = {sources}
 max_len = 100
-buffer_events = 200
+buffer_events = {buffer}
 [[builder]]
 name = "bu0"
 landing = "host"
 slots = 4
 "#
-    );
-    let config = config(folder.path(), &text);
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(("127.0.0.1", port)).unwrap();
-    let mut front_end = FrontEnd { socket, sequence: [0; 2] };
+    )
+}
+
+/// Front ends go on while a run is paused: events are lost, but not those after the pause.
+fn a_unit_that_is_behind_by_more_than_its_buffer_goes_on() {
+    const EVENTS: u64 = 4000;
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let config = config(folder.path(), &udp_run("behind", EVENTS, port, 1, 200));
+    let mut front_end = FrontEnd::connected(port);
     let (mut bursts, mut first, mut done) = (0, 0, 0);
     let outcome = succeed(&config, &mut |event| {
         let RunEvent::Progress(sample) = event else { return };
@@ -193,35 +205,11 @@ fn datagrams_are_built_and_lost_ones_are_counted() {
     /// Fits into the smallest socket buffer.
     const BURST: u64 = 40;
     let folder = tempfile::tempdir().unwrap();
-    let port = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let text = format!(
-        r#"
-[run]
-name = "datagrams"
-batch = 8
-events = {EVENTS}
-timeout_ms = 10000
-[[readout]]
-name = "front-end"
-[readout.udp]
-listen = "127.0.0.1:{port}"
-first_source = 7
-sources = 2
-max_len = 100
-buffer_events = 256
-[[builder]]
-name = "bu0"
-landing = "host"
-slots = 4
-[output]
-directory = "out"
-events = "all"
-"#
-    );
+    let port = free_port();
+    let output = "[output]\ndirectory = \"out\"\nevents = \"all\"\n";
+    let text = udp_run("datagrams", EVENTS, port, 2, 256) + output;
     let config = config(folder.path(), &text);
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(("127.0.0.1", port)).unwrap();
-    let mut front_end = FrontEnd { socket, sequence: [0; 2] };
+    let mut front_end = FrontEnd::connected(port);
     let mut sent = 0;
     let outcome = succeed(&config, &mut |event| {
         // The next burst goes when the last one is built: no datagram is lost but those that are not sent.
