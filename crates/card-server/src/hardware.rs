@@ -166,6 +166,24 @@ fn chunk_bytes(memory: u64) -> u64 {
 }
 
 #[cfg(test)]
+impl Hardware {
+    /// Emulated memory in one bank, for tests.
+    pub(crate) fn emulated(bank_bytes: u64) -> Arc<Hardware> {
+        let config = HardwareConfig {
+            memory_kind: &BackingKind::Emulated,
+            device_paths: &DevicePaths::default(),
+            bank_bytes,
+            bank_count: 1,
+            bar2_bytes: 4096,
+            prefault: false,
+            huge_pages: false,
+            for_adapter: false,
+        };
+        Arc::new(Hardware::new(&config).unwrap())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

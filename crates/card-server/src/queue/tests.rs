@@ -7,8 +7,7 @@ use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
 use proptest::prelude::*;
 
 use super::*;
-use crate::backing::{BackingKind, DevicePaths};
-use crate::hardware::{Hardware, HardwareConfig};
+use crate::hardware::Hardware;
 use crate::kernel::Kernel;
 use crate::kernel::builtin::BUILTINS;
 use crate::region::control::RegionControl;
@@ -30,17 +29,7 @@ const N_EVENTS: u64 = 3;
 
 /// An engine with `verify` in region 0 and `cluster7` in region 1.
 fn engine() -> QueueEngine {
-    let config = HardwareConfig {
-        memory_kind: &BackingKind::Emulated,
-        device_paths: &DevicePaths::default(),
-        bank_bytes: MEMORY,
-        bank_count: 1,
-        bar2_bytes: 4096,
-        prefault: false,
-        huge_pages: false,
-        for_adapter: false,
-    };
-    let hardware = Arc::new(Hardware::new(&config).unwrap());
+    let hardware = Hardware::emulated(MEMORY);
     let interrupt_fd = hardware.interrupt_fd.clone();
     let kernels = [VERIFY, CLUSTER7].map(|name| {
         let slot = KernelSlot::default();

@@ -1,8 +1,6 @@
 //! The DMA engine between two leases.
 
 use super::*;
-use crate::backing::{BackingKind, DevicePaths};
-use crate::hardware::HardwareConfig;
 
 struct NoSink;
 
@@ -11,17 +9,7 @@ impl NotificationSink for NoSink {
 }
 
 fn engine() -> DmaEngine {
-    let config = HardwareConfig {
-        memory_kind: &BackingKind::Emulated,
-        device_paths: &DevicePaths::default(),
-        bank_bytes: 1 << 20,
-        bank_count: 1,
-        bar2_bytes: 4096,
-        prefault: false,
-        huge_pages: false,
-        for_adapter: false,
-    };
-    let hardware = Arc::new(Hardware::new(&config).unwrap());
+    let hardware = Hardware::emulated(1 << 20);
     let polling = PollPolicy { spin: Duration::ZERO, heartbeat: Duration::from_millis(100) };
     DmaEngine::new((hardware, 1 << 20), Arc::default(), Arc::new(NoSink), Arc::default(), polling, None)
         .unwrap()

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 use millstream_shm::EventFd;
 
 use super::*;
-use crate::backing::{BackingKind, DevicePaths};
-use crate::hardware::{Hardware, HardwareConfig};
+use crate::hardware::Hardware;
 use crate::kernel::Kernel;
 use crate::kernel::builtin::BUILTINS;
 use crate::polling::PollPolicy;
@@ -32,17 +31,7 @@ impl NotificationSink for Recorder {
 }
 
 fn context() -> Arc<RegionContext> {
-    let config = HardwareConfig {
-        memory_kind: &BackingKind::Emulated,
-        device_paths: &DevicePaths::default(),
-        bank_bytes: 1 << 20,
-        bank_count: 1,
-        bar2_bytes: 4096,
-        prefault: false,
-        huge_pages: false,
-        for_adapter: false,
-    };
-    let hardware = Arc::new(Hardware::new(&config).unwrap());
+    let hardware = Hardware::emulated(1 << 20);
     Arc::new(RegionContext {
         registers: hardware.registers.clone(),
         hardware,
