@@ -195,3 +195,18 @@ fn a_takeover_does_not_repeat_a_return() {
     world.settle(|_, _| false);
     world.assert_settled(2, &[3]);
 }
+
+/// A supervisor takes a node for dead for a moment and dies between PREPARE and COMMIT of its return. The node has no routes
+/// any more. Its successor has never seen the node dead.
+#[test]
+fn a_return_that_only_a_lost_supervisor_knew_of_is_made_by_its_successor() {
+    let mut world = World::new();
+    world.coordinator.request(dead(&[3]));
+    world.settle(prepared_of(0));
+    world.coordinator.request(DeadSet::new());
+    world.settle(prepared_of(0));
+    assert_eq!(world.participants[3].prepared(), Some(Epoch(1)));
+    world.coordinator = Coordinator::take_over(world.torus, ballot(2), DeadSet::new());
+    world.settle(|_, _| false);
+    world.assert_settled(1, &[3]);
+}

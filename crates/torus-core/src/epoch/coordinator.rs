@@ -214,10 +214,13 @@ impl Coordinator {
                 let (current, committed) = (self.current, &self.committed);
                 let is_returning = |node| committed.1.returning.contains(node);
                 // One that the committed plan has as returning may have prepared that, as may one that is an epoch behind.
+                // One that has committed that plan and takes part no more has prepared a later return.
                 let fallen = heard.iter().filter(|&(node, heard)| {
                     let (epoch, attempt) = heard.committed;
-                    let other_try = epoch == current && attempt != committed.0;
-                    other_try || ((epoch.next() < current || !heard.has_joined) && !is_returning(node))
+                    if epoch == current {
+                        return attempt != committed.0 || !heard.has_joined;
+                    }
+                    (epoch.next() < current || !heard.has_joined) && !is_returning(node)
                 });
                 self.fallen.extend(fallen.map(|(&node, _)| node).chain(committed.1.dead.nodes()));
                 self.commit_again();

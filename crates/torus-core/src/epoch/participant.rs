@@ -125,6 +125,8 @@ impl Participant {
         }
         if returns {
             effects.push(Effect::Retire { epoch: self.current });
+            // Without routes it takes part no more, also if a supervisor that has never seen it dead takes over.
+            self.has_joined = false;
         }
         self.drained = true;
         self.prepared = Some((epoch, attempt, plan.clone()));
