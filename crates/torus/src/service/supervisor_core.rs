@@ -20,6 +20,9 @@ const REPEAT: Duration = Duration::from_millis(200);
 const ANSWER_PERIODS: u32 = 50;
 /// The same for a node that has not connected yet: nodes wait as long for each other at the start.
 const CONNECTION: Duration = Duration::from_secs(60);
+/// A node that could come back but for some of its links does so without them after so many periods of reports: its
+/// process and its neighbours had the time to connect them.
+const LINK_PERIODS: u32 = 100;
 const CHANGES: usize = 256;
 
 /// Decides about all nodes.
@@ -39,6 +42,8 @@ pub struct SupervisorCore {
     unanswered: BTreeMap<NodeNumber, Instant>,
     /// Nodes that answer no order.
     silent: BTreeSet<NodeNumber>,
+    /// Since when nodes wait for links only to come back.
+    unconnected: BTreeMap<NodeNumber, Instant>,
     dead: DeadSet,
     coordinator: Option<Coordinator>,
     /// Highest ballot that a node has answered.
@@ -66,6 +71,7 @@ impl SupervisorCore {
             states: vec![NodeState::Unknown; torus.nodes()],
             unanswered: BTreeMap::new(),
             silent: BTreeSet::new(),
+            unconnected: BTreeMap::new(),
             dead: DeadSet::new(),
             coordinator: None,
             highest: Ballot::default(),
@@ -174,7 +180,7 @@ impl SupervisorCore {
         }
         self.has_judged = true;
         let changed = self.update_states(now);
-        self.avoid();
+        self.avoid(now);
         self.avoid_silent(now);
         let repeats = now >= self.repeat_at;
         if repeats {
@@ -211,14 +217,12 @@ impl SupervisorCore {
         changed
     }
 
-    /// What routes avoid. A node comes back when it is well, takes orders, and all its links to live nodes
-    /// are up; a link, when it is up. The ends of a link that report have to agree.
-    fn avoid(&mut self) {
+    /// What routes avoid. A node comes back when its adapter works, it takes orders, and all its links to live nodes
+    /// are up, or have had the time; a link, when it is up. The ends of a link that report have to agree.
+    fn avoid(&mut self, now: Instant) {
         let links: Vec<_> = self.dead.links().collect();
         for node in self.torus.all() {
-            if self.may_return(node) && self.is_connected(node) {
-                self.dead.revive_node(node);
-            }
+            self.take_back(node, now);
             for direction in Direction::ALL {
                 let link = self.torus.link(node, direction).filter(|link| links.contains(link));
                 if let Some(link) = link.filter(|_| self.is_up(node, direction)) {
@@ -244,6 +248,26 @@ impl SupervisorCore {
                 }
             }
         }
+    }
+
+    fn take_back(&mut self, node: NodeNumber, now: Instant) {
+        if !self.may_return(node) {
+            self.unconnected.remove(&node);
+            return;
+        }
+        if !self.is_connected(node) {
+            let (up, down): (Vec<_>, Vec<_>) =
+                self.live_neighbours(node).partition(|&(_, direction)| self.is_up(node, direction));
+            let since = *self.unconnected.entry(node).or_insert(now);
+            let period = Duration::from_millis(self.timers.report);
+            if up.is_empty() || now.since(since) < LINK_PERIODS * period {
+                return;
+            }
+            let down = down.iter().filter_map(|&(_, direction)| self.torus.link(node, direction));
+            down.for_each(|link| self.dead.kill_link(link));
+        }
+        self.unconnected.remove(&node);
+        self.dead.revive_node(node);
     }
 
     /// Whether neither end of a link is avoided: the links of one that is dead fail with it.
@@ -272,29 +296,36 @@ impl SupervisorCore {
         ends.peek().is_some() && ends.all(|link| matches!(link, LinkState::Up | LinkState::Sick))
     }
 
-    /// Whether a node is avoided, well, and takes orders.
+    /// Whether a node is avoided, has an adapter that works, and takes orders. Others in these states are not avoided
+    /// either.
     fn may_return(&self, node: NodeNumber) -> bool {
-        !self.dead.node_lives(node)
-            && self.states[node.index()] == NodeState::Ok
-            && !self.silent.contains(&node)
+        let works = matches!(
+            self.states[node.index()],
+            NodeState::Ok | NodeState::Sick | NodeState::HostFailed | NodeState::LinkFailed(_)
+        );
+        works && !self.dead.node_lives(node) && !self.silent.contains(&node)
+    }
+
+    fn neighbours(&self, node: NodeNumber) -> impl Iterator<Item = (NodeNumber, Direction)> {
+        let torus = self.torus;
+        Direction::ALL
+            .into_iter()
+            .filter_map(move |direction| Some((torus.neighbour(node, direction)?, direction)))
+    }
+
+    fn live_neighbours(&self, node: NodeNumber) -> impl Iterator<Item = (NodeNumber, Direction)> {
+        self.neighbours(node).filter(|&(other, _)| self.dead.node_lives(other))
     }
 
     /// Whether all links of a node to live nodes are up. If there is no live neighbour, the node waits for a
     /// link to one that may return, too, if there is such a neighbour.
     fn is_connected(&self, node: NodeNumber) -> bool {
-        let neighbours: Vec<_> = Direction::ALL
-            .into_iter()
-            .filter_map(|direction| Some((self.torus.neighbour(node, direction)?, direction)))
-            .collect();
-        let (mut live, mut returning) = (neighbours.clone(), neighbours);
-        live.retain(|&(other, _)| self.dead.node_lives(other));
-        returning.retain(|&(other, _)| self.may_return(other));
-        let is_up = |&(_, direction): &(NodeNumber, Direction)| self.is_up(node, direction);
-        if live.is_empty() {
-            returning.is_empty() || returning.iter().any(is_up)
-        } else {
-            live.iter().all(is_up)
+        let is_up = |(_, direction): (NodeNumber, Direction)| self.is_up(node, direction);
+        if self.live_neighbours(node).next().is_some() {
+            return self.live_neighbours(node).all(is_up);
         }
+        let mut returning = self.neighbours(node).filter(|&(other, _)| self.may_return(other)).peekable();
+        returning.peek().is_none() || returning.any(is_up)
     }
 
     /// Whether a neighbour sees its link to the node broken, or none can tell.

@@ -139,6 +139,42 @@ fn a_node_comes_back_while_all_its_neighbours_are_avoided() {
 }
 
 #[test]
+fn a_node_comes_back_although_its_host_monitor_is_dead() {
+    let mut world = World::new("4x1x1");
+    world.ended.insert(NodeNumber(1));
+    world.pass(Duration::from_secs(1));
+    assert_eq!(world.avoided(), [1]);
+    world.silent.insert(NodeNumber(1));
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.state(1), world.avoided()), (NodeState::NodeFailed, vec![1]));
+    world.start_again(NodeNumber(1));
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.state(1), world.avoided()), (NodeState::HostFailed, vec![]));
+    world.silent.clear();
+    world.pass(Duration::from_secs(1));
+    assert!(world.is_well());
+}
+
+/// A cable is pulled while the node is down.
+#[test]
+fn a_node_comes_back_without_a_broken_link() {
+    let mut world = World::new("4x1x1");
+    let link = world.link(1);
+    world.ended.insert(NodeNumber(1));
+    world.pass(Duration::from_secs(1));
+    world.broken.insert(link);
+    world.start_again(NodeNumber(1));
+    world.pass(Duration::from_secs(1));
+    assert_eq!((world.avoided(), world.avoided_links()), (vec![1], vec![]), "its links have time to connect");
+    world.pass(Duration::from_secs(10));
+    assert_eq!((world.avoided(), world.avoided_links()), (vec![], vec![link]));
+    assert_eq!(world.state(1), NodeState::LinkFailed(ALONG_X));
+    world.broken.clear();
+    world.pass(Duration::from_secs(1));
+    assert!(world.is_well(), "{:?}", world.core.state());
+}
+
+#[test]
 fn a_broken_link_is_avoided_although_a_host_monitor_at_its_end_is_dead() {
     let mut world = World::new("4x1x1");
     let (silent, link) = (NodeNumber(1), world.link(1));
