@@ -9,7 +9,7 @@
 //! may resume on another shape: each node takes what it needs from the parts that have it.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use millstream_fabric::Fabric;
@@ -72,7 +72,7 @@ pub enum CheckpointError {
         /// The operating system's error.
         cause: io::Error,
     },
-    /// The manifest cannot be replaced.
+    /// A part cannot be written, or the manifest cannot be replaced.
     #[error(transparent)]
     Save(#[from] SaveError),
     /// There is no checkpoint.
@@ -223,18 +223,7 @@ impl CheckpointFolder {
     fn write_part(&self, step: u64, node: NodeNumber, bytes: &[u8]) -> Result<Part, CheckpointError> {
         let crc32c = crc32c::crc32c(bytes);
         let file = CheckpointFolder::part_name(step, node, crc32c);
-        let path = self.path.join(&file);
-        let partial = self.path.join(format!("{file}.partial"));
-        let write = || {
-            let mut file = fs::File::create(&partial)?;
-            file.write_all(bytes)?;
-            file.sync_data()?;
-            fs::rename(&partial, &path)
-        };
-        write().map_err(|cause| {
-            let _ = fs::remove_file(&partial);
-            CheckpointError::Io { path: path.clone(), cause }
-        })?;
+        save(&self.path.join(&file), bytes)?;
         Ok(Part { file, bytes: bytes.len() as u64, crc32c })
     }
 

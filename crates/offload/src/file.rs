@@ -115,7 +115,8 @@ impl GridFile {
         &self.path
     }
 
-    /// Writes the grid; the file is the old one or the whole new one. Other datasets of an HDF5 file stay.
+    /// Writes the grid; the file is the old one or the whole new one, also after a crash of the host. Other datasets of an
+    /// HDF5 file stay.
     ///
     /// # Errors
     /// [`FileError`].
@@ -127,7 +128,12 @@ impl GridFile {
             Format::Npy => npy_write(&partial, grid),
             Format::Hdf5 { dataset } => hdf5_update(&self.path, &partial, dataset, grid),
         };
-        let moved = written.and_then(|()| Ok(std::fs::rename(&partial, &self.path)?));
+        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let moved = written.and_then(|()| {
+            File::open(&partial)?.sync_all()?;
+            std::fs::rename(&partial, &self.path)?;
+            Ok(File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?)
+        });
         if moved.is_err() {
             let _ = std::fs::remove_file(&partial);
         }
@@ -221,9 +227,7 @@ fn npy_write(path: &Path, grid: &Grid) -> Result<(), FileProblem> {
     };
     let mut file = File::create(path)?;
     file.write_all(&header.to_bytes().expect("a type and two numbers are a short ASCII text"))?;
-    file.write_all(grid.bytes())?;
-    file.sync_all()?;
-    Ok(())
+    Ok(file.write_all(grid.bytes())?)
 }
 
 fn hdf5_open(path: &Path, name: &str) -> Result<(Shape, hdf5::Dataset), FileProblem> {

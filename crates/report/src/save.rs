@@ -1,7 +1,7 @@
-//! Atomic replacement of text files.
+//! Atomic replacement of files.
 
 use std::fs;
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// A file that cannot be written.
@@ -14,15 +14,30 @@ pub struct SaveError {
     pub cause: io::Error,
 }
 
-/// Writes a text file atomically: the path has the old or the new contents.
-pub fn save(path: &Path, text: &str) -> Result<(), SaveError> {
+/// Writes a file atomically: the path has the old or the new contents, also after a crash of the host.
+///
+/// # Errors
+/// [`SaveError`]. The path has the old contents, or the new ones if the directory could not be synced.
+pub fn save(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), SaveError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = Path::new(&partial);
-    fs::write(partial, text).and_then(|()| fs::rename(partial, path)).map_err(|cause| {
-        let _ = fs::remove_file(partial);
-        SaveError { path: path.to_owned(), cause }
-    })
+    let write = || {
+        let mut file = fs::File::create(partial)?;
+        file.write_all(contents.as_ref())?;
+        file.sync_all()?;
+        fs::rename(partial, path)
+    };
+    write()
+        .inspect_err(|_| drop(fs::remove_file(partial)))
+        .and_then(|()| sync_name(path))
+        .map_err(|cause| SaveError { path: path.to_owned(), cause })
+}
+
+/// Makes a file's name durable.
+fn sync_name(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    fs::File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
 }
 
 #[cfg(test)]
