@@ -224,6 +224,7 @@ impl Whole<'_> {
     fn check_vertex(&self, vertex: u64, rooted: &[bool], result: &mut Validation) {
         let level = self.levels[vertex as usize];
         let Some(parent) = self.parent(vertex) else {
+            result.violations[Rule::Tree as usize] += u64::from(vertex == self.root);
             result.violations[Rule::TreeLevels as usize] += u64::from(level != NOT_IN_TREE);
             return;
         };

@@ -119,6 +119,14 @@ fn a_foreign_root_fails_by_rule_1() {
 }
 
 #[test]
+fn an_empty_tree_fails_by_rule_1_alone() {
+    let nothing = vec![NOT_IN_TREE; VERTICES as usize];
+    let wrong = Tree { parents: nothing.clone(), levels: nothing };
+    assert_eq!(check(&wrong), [Rule::Tree]);
+    assert_eq!(check_on("2x1x1", &wrong).violations[0], 1, "the root");
+}
+
+#[test]
 fn a_wrong_level_fails_by_rule_2() {
     let mut wrong = tree(true);
     let vertex = leaf(&wrong);
