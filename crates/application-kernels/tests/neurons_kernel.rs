@@ -57,7 +57,7 @@ fn prepare(memory: &Memory, population: &mut Population, change: impl Fn(&mut De
 fn spikes_in_card_memory_equal_those_in_host_memory() {
     let memory = Memory::anonymous(BANK).unwrap();
     let mut kernel = (BUILTIN.make)();
-    let mut population = Population::new(&network(), &[0, 1]);
+    let mut population = Population::new(&network(), &[0, 1]).unwrap();
     let attach = prepare(&memory, &mut population, |_| {});
     run(&mut *kernel, &memory, attach).unwrap();
     let mut spikes = 0;
@@ -94,7 +94,7 @@ fn wrong_descriptions_and_arguments_are_refused() {
     let invalid = |index| Err(Fault::new(Cause::InvalidArgument, index));
     // Nothing is attached.
     assert_eq!(run(&mut *kernel, &memory, Operation::Fire), invalid(0));
-    let mut population = Population::new(&network(), &[0, 1]);
+    let mut population = Population::new(&network(), &[0, 1]).unwrap();
     let changes: [fn(&mut Description); 8] = [
         |d| d.columns = vec![1, 0],
         |d| d.columns = vec![0, 2],

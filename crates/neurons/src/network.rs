@@ -85,6 +85,12 @@ pub enum NetworkError {
         /// What it may be.
         range: String,
     },
+    /// A node has more synapses than its arrays count.
+    #[error("a node has {synapses} synapses; it must be at most {}; use more nodes", u32::MAX)]
+    NodeSynapses {
+        /// The synapses of its neurons, in the mean.
+        synapses: u64,
+    },
 }
 
 impl Network {

@@ -15,7 +15,7 @@ use std::collections::VecDeque;
 use millstream_application::mix;
 
 use crate::dynamics::{B, EXCITATORY, INHIBITORY, RESET, THRESHOLD, advance};
-use crate::network::{ColumnId, Model, Network, NeuronId, UNITS_PER_MV};
+use crate::network::{ColumnId, Model, Network, NetworkError, NeuronId, UNITS_PER_MV};
 use crate::plain::Plain;
 use crate::plasticity::PlasticityTables;
 use crate::synapses::{NEVER, SourceSlot, Synapses};
@@ -97,10 +97,12 @@ pub struct Population {
 
 impl Population {
     /// The population of some columns, at rest.
-    #[must_use]
-    pub fn new(network: &Network, columns: &[ColumnId]) -> Population {
+    ///
+    /// # Errors
+    /// [`NetworkError::NodeSynapses`] if these columns have too many synapses for one node.
+    pub fn new(network: &Network, columns: &[ColumnId]) -> Result<Population, NetworkError> {
         let neurons = columns.len() * network.neurons as usize;
-        Population::with(network, columns, Synapses::new(network, columns), neurons)
+        Ok(Population::with(network, columns, Synapses::new(network, columns)?, neurons))
     }
 
     /// A population at rest with these synapses, and arrays of `neurons` neurons.

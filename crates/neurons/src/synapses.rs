@@ -10,7 +10,7 @@ use millstream_application::Array;
 use std::ops::Range;
 
 use crate::cut::reaches;
-use crate::network::{ColumnId, Network, NeuronId, SynapseGenerator};
+use crate::network::{ColumnId, Network, NetworkError, NeuronId, SynapseGenerator};
 use crate::plain::Plain;
 
 /// A synapse in memory.
@@ -83,7 +83,15 @@ impl Synapses {
     }
 
     /// The synapses whose targets are in some columns.
-    pub(crate) fn new(network: &Network, columns: &[ColumnId]) -> Synapses {
+    ///
+    /// # Errors
+    /// [`NetworkError::NodeSynapses`].
+    pub(crate) fn new(network: &Network, columns: &[ColumnId]) -> Result<Synapses, NetworkError> {
+        // A neuron is the target of as many synapses as it has, in the mean.
+        let neurons = columns.len() as u64 * u64::from(network.neurons);
+        let expected = neurons * u64::from(network.synapses);
+        let too_many = |synapses: u64| NetworkError::NodeSynapses { synapses };
+        u32::try_from(expected).map_err(|_| too_many(expected))?;
         let mut synapses = Synapses::without_arrays(network, columns);
         let mut own = vec![u32::MAX; network.columns() as usize];
         columns.iter().enumerate().for_each(|(rank, &column)| own[column as usize] = rank as u32);
@@ -110,14 +118,14 @@ impl Synapses {
                 (delay..delays as u32).for_each(|_| offsets.push(stored.len() as u32));
             }
         }
-        offsets.push(stored.len() as u32);
+        offsets.push(u32::try_from(stored.len()).map_err(|_| too_many(stored.len() as u64))?);
         stored.shrink_to_fit();
         let new = Plastic { derivative: 0, arrived: NEVER };
         let plastic = if network.is_plastic { vec![new; stored.len()] } else { Vec::new() };
         synapses.offsets = offsets.into();
         synapses.stored = stored.into();
         synapses.plastic = plastic.into();
-        synapses
+        Ok(synapses)
     }
 
     /// The slot of a neuron; `None` if it cannot have targets here.

@@ -46,7 +46,7 @@ fn spikes_equal_the_published_program() {
     let steps = 2200;
     let network = Network { synapses: 40, ..network([2, 2]) };
     let all: Vec<u32> = (0..network.columns()).collect();
-    let mut population = Population::new(&network, &all);
+    let mut population = Population::new(&network, &all).unwrap();
     let mut text = String::new();
     let neurons = network.columns() * network.neurons;
     let (n, ne) = (network.neurons, network.excitatory());
@@ -217,4 +217,12 @@ fn impossible_networks_are_refused_by_field() {
     assert!(wrong(|network| network.longest_delay = 21).contains("longest delay is 21"));
     assert!(wrong(|network| network.grid = [0, 1]).contains("columns along x is 0"));
     assert!(wrong(|network| network.model = Model::IgnoreAndFire { period: 0 }).contains("period"));
+}
+
+#[test]
+fn a_node_with_more_synapses_than_its_arrays_count_is_refused() {
+    let network = Network { neurons: 1000, synapses: 400, ..network([110, 110]) };
+    let all: Vec<u32> = (0..network.columns()).collect();
+    let error = Population::new(&network, &all).unwrap_err().to_string();
+    assert_eq!(error, "a node has 4840000000 synapses; it must be at most 4294967295; use more nodes");
 }

@@ -115,7 +115,8 @@ impl CardPopulation {
 
     /// A copy in host memory. No spike of this second waits: a second has just ended.
     pub(super) fn load<F: Fabric>(&self, fabric: &mut F) -> Result<Population, ApplicationError> {
-        let mut population = Population::new(&self.network, &self.columns);
+        let mut population = Population::new(&self.network, &self.columns)
+            .map_err(|error| ApplicationError::Parameters(error.to_string()))?;
         for (&region, bytes) in self.arrays.iter().zip(population.array_bytes()) {
             fabric.load(region, 0, bytes)?;
         }

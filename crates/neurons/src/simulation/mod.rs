@@ -161,7 +161,8 @@ impl<'o, F: Fabric> Node<'o, F> {
                 peers.push(node);
             }
         }
-        let population = Population::new(network, &own);
+        let population = Population::new(network, &own)
+            .map_err(|error| ApplicationError::Parameters(error.to_string()))?;
         Ok(Node {
             options,
             group,
