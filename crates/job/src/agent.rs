@@ -109,7 +109,7 @@ fn dial(host: &str, port: u16) -> io::Result<(TcpStream, SocketAddr)> {
     let mut latest = io::ErrorKind::NotFound.into();
     for address in resolve(host, port)? {
         match TcpStream::connect_timeout(&address, Duration::from_secs(5)) {
-            Ok(stream) => return stream.set_nodelay(true).map(|()| (stream, address)),
+            Ok(stream) => return Ok((stream, address)),
             Err(error) => latest = error,
         }
     }
@@ -141,7 +141,6 @@ fn run(
     make: &MakeCommand,
 ) -> io::Result<()> {
     let mut stream = TcpStream::connect_timeout(&hub, END)?;
-    stream.set_nodelay(true)?;
     greet(&mut stream, job.key.as_bytes(), &Peer::Process { number })?;
     let started = match make(request, RankAddress { own }) {
         None => Err(format!("rank {} does not start {:?}", job.rank, request.arguments)),

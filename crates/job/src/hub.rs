@@ -169,7 +169,6 @@ impl Shared {
 
     /// Serves one connection. One without a proof of the key is dropped.
     fn serve(&self, mut stream: TcpStream) {
-        let _ = stream.set_nodelay(true);
         let key = |is_relay| if is_relay { &self.relay_key[..] } else { self.key.as_bytes() };
         let Ok(peer) = proof::receive(&mut stream, key) else { return };
         match peer {

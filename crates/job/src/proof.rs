@@ -16,12 +16,18 @@ use std::time::Duration;
 
 use ring::hmac::{self, HMAC_SHA256, Key, Tag};
 use ring::rand::{SecureRandom as _, SystemRandom};
+use rustix::net::sockopt;
 use serde::{Deserialize, Serialize};
 
 use crate::frame::{Frame, Peer, invalid};
 
 /// Time for each frame of the proofs.
 const ANSWER: Duration = Duration::from_secs(10);
+/// A peer that has been silent for so long is asked in this interval whether it lives.
+const SILENCE: Duration = Duration::from_secs(3);
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// A peer that acknowledges neither questions nor data for so long is lost.
+const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 const HUB: &[u8] = b"millstream job: hub";
 const PEER: &[u8] = b"millstream job: peer";
 
@@ -74,10 +80,20 @@ fn check(key: &[u8], label: &[u8], nonces: &Nonces, who: &[u8], proof: &[u8]) ->
     hmac::verify(&Key::new(HMAC_SHA256, key), &message(label, nonces, who), proof).is_ok()
 }
 
+/// Sets up either end of a connection. A host that lost its power, or is cut off, closes no connection.
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(ANSWER))?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, ASK_EVERY)?;
+    Ok(sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED.as_millis() as u32)?)
+}
+
 /// Greets the hub of the key. An error of kind `PermissionDenied` means that the other side does not know the key.
 pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Result<()> {
     let own = random()?;
-    stream.set_read_timeout(Some(ANSWER))?;
+    set_up(stream)?;
     Frame::Hello(Hello { nonce: own, is_relay: matches!(peer, Peer::Relay(_)) }).send(stream)?;
     let Some(Frame::Challenge(Challenge { nonce, proof })) = Frame::receive(stream)? else {
         return Err(invalid("it does not answer as the hub of a job".to_owned()));
@@ -94,7 +110,7 @@ pub(crate) fn greet(stream: &mut TcpStream, key: &[u8], peer: &Peer) -> io::Resu
 
 /// Receives a peer. `key` is the key of relays, or of ranks.
 pub(crate) fn receive<'k>(stream: &mut TcpStream, key: impl Fn(bool) -> &'k [u8]) -> io::Result<Peer> {
-    stream.set_read_timeout(Some(ANSWER))?;
+    set_up(stream)?;
     let Some(Frame::Hello(Hello { nonce, is_relay })) = Frame::receive(stream)? else {
         return Err(invalid("no hello".to_owned()));
     };

@@ -19,7 +19,6 @@ pub fn run(hub: &str, key: &[u8], request: StartRequest) -> io::Result<i32> {
     // The launcher of the run gets the same signal, and ends the process in order.
     ignore_signals();
     let mut stream = TcpStream::connect(hub)?;
-    stream.set_nodelay(true)?;
     let role = request.arguments.join(" ");
     greet(&mut stream, key, &Peer::Relay(request))?;
     let mut input = stream.try_clone()?;

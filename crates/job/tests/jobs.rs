@@ -71,6 +71,70 @@ fn a_lost_rank_ends_its_relays_and_a_lost_hub_ends_all_ranks() {
     let _ = last.0.wait().unwrap();
 }
 
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// Two hosts with a network: `a` has the address 10.77.0.1. Dropping it deletes them.
+struct Hosts(String);
+
+impl Hosts {
+    fn new() -> Hosts {
+        let hosts = Hosts(format!("millstream-job-{}", std::process::id()));
+        let (a, b) = (hosts.name("a"), hosts.name("b"));
+        for host in [&a, &b] {
+            ip(&format!("netns add {host}"));
+            ip(&format!("-n {host} link set lo up"));
+        }
+        ip(&format!("-n {a} link add net type veth peer name net netns {b}"));
+        for (host, address) in [(&a, "10.77.0.1/24"), (&b, "10.77.0.2/24")] {
+            ip(&format!("-n {host} address add {address} dev net"));
+            ip(&format!("-n {host} link set net up"));
+        }
+        hosts
+    }
+
+    fn name(&self, host: &str) -> String {
+        format!("{}-{host}", self.0)
+    }
+
+    fn rank(&self, host: &str, number: usize) -> Rank {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name(host)]).arg(program());
+        command.args([&number.to_string(), "2", "10.77.0.1:7700"]).env("JOB_RANK_WAITS", "hold");
+        Rank(command.stdout(Stdio::piped()).stderr(Stdio::piped()).stdin(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in ["a", "b"] {
+            let _ = Command::new("ip").args(["netns", "delete", &self.name(host)]).status();
+        }
+    }
+}
+
+/// Its host loses its power: nobody closes the connections.
+#[test]
+fn a_rank_that_is_cut_off_is_lost_on_both_sides() {
+    let user = Command::new("id").arg("-u").output().unwrap();
+    if user.stdout != b"0\n" {
+        println!("not run: network namespaces need root");
+        return;
+    }
+    let hosts = Hosts::new();
+    let mut second = hosts.rank("b", 1);
+    let mut first = hosts.rank("a", 0);
+    let mut lines = BufReader::new(first.0.stdout.take().unwrap()).lines();
+    assert!(lines.nth(1).unwrap().unwrap().starts_with("refused"));
+    ip(&format!("-n {} link set net down", hosts.name("b")));
+    assert_eq!(lines.next().unwrap().unwrap(), "wait Some(1) the rank of \"hold\" was lost");
+    assert!(!second.0.wait().unwrap().success());
+    assert_eq!(errors(&mut second).trim(), "rank 1: rank 0 has ended or was lost");
+    assert!(first.0.wait().unwrap().success());
+}
+
 #[test]
 fn ranks_that_do_not_come_are_named() {
     let at = format!("127.0.0.1:{}", 19_000 + std::process::id() % 900);

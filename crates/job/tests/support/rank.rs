@@ -1,6 +1,7 @@
 //! One rank of a job, for the tests: `job-rank RANK RANKS AT`, or `job-rank relay HUB KEY-FILE WORDS…`.
 //!
-//! Rank 0 starts two relays: `echo` at the last rank, `sleep` at rank 1. It prints their outputs and statuses.
+//! Rank 0 starts two relays: `echo` at the last rank, `wait` at rank 1, or what `JOB_RANK_WAITS` names. It prints their outputs
+//! and statuses.
 
 use std::io::Write as _;
 use std::process::{Command, Stdio};
@@ -29,12 +30,13 @@ fn main() {
     std::process::exit(code);
 }
 
-/// `echo` copies its input and exits with 3; `sleep` lives until its input ends.
+/// `echo` copies its input and exits with 3; `wait` lives until its input ends, `hold` longer.
 fn make(request: &StartRequest, _: agent::RankAddress) -> Option<Command> {
     let mut command = Command::new("sh");
     match request.arguments[0].as_str() {
         "echo" => command.args(["-c", "cat; echo error >&2; exit 3"]),
         "wait" => command.args(["-c", "echo $$; cat >/dev/null; echo end"]),
+        "hold" => command.args(["-c", "exec sleep 1000"]),
         _ => return None,
     };
     Some(command)
@@ -52,8 +54,11 @@ fn other(job: &Job) -> i32 {
 
 fn first(job: &Job) -> i32 {
     let last = job.ranks - 1;
-    let hub =
-        Hub::open(job, move |request| if request.arguments[0] == "wait" { 1 } else { last }).expect("opens");
+    let hub = Hub::open(
+        job,
+        move |request| if ["wait", "hold"].contains(&&*request.arguments[0]) { 1 } else { last },
+    )
+    .expect("opens");
     let of_agent = job.clone();
     let here = std::thread::spawn(move || agent::serve_beside_hub(&of_agent, Arc::new(make)));
     if let Err(error) = hub.wait_for_ranks(Duration::from_secs(8)) {
@@ -68,7 +73,7 @@ fn first(job: &Job) -> i32 {
     };
     let mut echo = start(&["echo"]);
     echo.stdin.take().expect("piped").write_all(&[b'x'; 200_000]).expect("the relay reads");
-    let waiting = start(&["wait"]);
+    let waiting = start(&[&std::env::var("JOB_RANK_WAITS").unwrap_or_else(|_| "wait".to_owned())]);
     let refused = start(&["reboot"]).wait_with_output().expect("ends");
     let echo = echo.wait_with_output().expect("ends");
     println!("echo {} {} {:?}", echo.stdout.len(), echo.stderr.len(), echo.status.code());
