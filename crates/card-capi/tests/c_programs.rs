@@ -44,7 +44,7 @@ impl TestCard {
             .unwrap_or_else(|error| panic!("run `make lib` first: {error}"));
         let name = format!("{name}-{}", std::process::id());
         let mut config = CardConfig::new(name.parse().unwrap(), MEMORY);
-        config.loaders = vec![Arc::new(Wasm)];
+        config.loaders = vec![Arc::new(Wasm::default())];
         config.security = security;
         config.network = Some(NetworkConfig { device, address: "127.0.0.1:0".to_owned() });
         let (lifetime, launcher) = std::io::pipe().unwrap();

@@ -47,7 +47,7 @@ fn the_example_prints_what_the_readme_says() {
 
     let name = format!("example-{}", std::process::id()).parse().unwrap();
     let mut config = CardConfig::new(name, MEMORY);
-    config.loaders = vec![Arc::new(Wasm)];
+    config.loaders = vec![Arc::new(Wasm::default())];
     config.network = Some(NetworkConfig { device, address: "127.0.0.1:0".to_owned() });
     let (lifetime, launcher) = std::io::pipe().unwrap();
     config.lifetime = Lifetime::Launcher(lifetime.into());

@@ -27,7 +27,7 @@ fn a_command_runs_a_module_on_all_banks_of_the_card() {
         let name: CardName = format!("test-{}-modules-{bank_count}", std::process::id()).parse().unwrap();
         let mut config = CardConfig::new(name.clone(), BANK);
         (config.bank_bytes, config.bank_count) = (BANK, bank_count);
-        config.loaders = vec![Arc::new(Wasm)];
+        config.loaders = vec![Arc::new(Wasm::default())];
         let (lifetime, launcher) = std::io::pipe().unwrap();
         config.lifetime = Lifetime::Launcher(lifetime.into());
         let serving = std::thread::spawn(move || serve(config));

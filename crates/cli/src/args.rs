@@ -136,6 +136,10 @@ pub(crate) enum Command {
     /// Stands for a process of another rank; `evb join` and `torus join` start it
     #[command(hide = true)]
     Relay(RelayOptions),
+    /// Compiles the module on standard input; cards start it
+    #[cfg(feature = "wasm")]
+    #[command(hide = true)]
+    CompileModule,
 }
 
 #[derive(Debug, Subcommand)]

@@ -75,6 +75,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "bench")]
         Command::Bench(options) => bench::run(options),
         Command::Relay(options) => job::relay(options),
+        #[cfg(feature = "wasm")]
+        Command::CompileModule => card::compile_module(),
     };
     result.unwrap_or_else(|error| failed(&*error))
 }
@@ -87,6 +89,8 @@ fn uses_device(command: &Command) -> bool {
         Command::Run(_) | Command::Env(_) | Command::Site(_) => false,
         #[cfg(feature = "model")]
         Command::Model(_) => false,
+        #[cfg(feature = "wasm")]
+        Command::CompileModule => false,
         #[cfg(feature = "manual")]
         Command::Manual { .. } | Command::Completions { .. } => false,
         _ => true,

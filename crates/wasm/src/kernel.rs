@@ -12,6 +12,7 @@ use wasmtime::{
     Config, Engine, ExternType, Instance, InstancePre, Module, OptLevel, Store, Trap, UpdateDeadline,
 };
 
+use crate::compiler::Compiler;
 use crate::event::{self, WasmEventFunction};
 use crate::host::{self, Host, RunFault};
 use crate::ticker::EpochGuard;
@@ -28,6 +29,7 @@ const STACK_BYTES: usize = 512 << 10;
 /// A kernel that is a WebAssembly module.
 pub(crate) struct WasmKernel {
     image: Vec<u8>,
+    compiler: Compiler,
     name: String,
     events: EventLoop,
     plain: Compiled,
@@ -58,13 +60,14 @@ enum EntryPoint {
 }
 
 impl WasmKernel {
-    pub(crate) fn new(image: &[u8]) -> Result<WasmKernel, ImageError> {
+    pub(crate) fn new(image: &[u8], compiler: &Compiler) -> Result<WasmKernel, ImageError> {
         if image.len() > MAX_IMAGE_BYTES {
             return Err(ImageError::TooLarge(image.len()));
         }
-        let plain = Compiled::new(image, false)?;
+        let plain = Compiled::new(image, compiler, false)?;
         let name = plain.module.module().name().unwrap_or("wasm").to_owned();
-        Ok(WasmKernel { image: image.to_vec(), name, events: EventLoop::default(), plain, counting: None })
+        let (image, compiler) = (image.to_vec(), compiler.clone());
+        Ok(WasmKernel { image, compiler, name, events: EventLoop::default(), plain, counting: None })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -83,9 +86,9 @@ impl Kernel for WasmKernel {
             (None, _) => &self.plain,
             (Some(_), Some(compiled)) => compiled,
             (Some(_), slot) => {
-                let compiled = Compiled::new(&self.image, true);
-                // A module that compiles without metering compiles with it, too.
-                slot.insert(compiled.map_err(|_| Fault::new(Cause::KernelFormat, 0))?)
+                // Metering makes the code larger, so a module may be too costly only with it.
+                let compiled = Compiled::new(&self.image, &self.compiler, true);
+                slot.insert(compiled.map_err(|error| error.fault(&self.image))?)
             }
         };
         match compiled.entry {
@@ -103,20 +106,22 @@ impl Kernel for WasmKernel {
 }
 
 impl Compiled {
-    fn new(image: &[u8], counts: bool) -> Result<Compiled, ImageError> {
-        // The engine needs its allocator before it compiles the module that says which entry point it has.
+    fn new(image: &[u8], compiler: &Compiler, counts: bool) -> Result<Compiled, ImageError> {
+        // The engine needs its allocator before it has the module that says which entry point it has.
         let has_event = |module: &Module| module.get_export(event::EXPORT).is_some();
         let words = |error: wasmtime::Error| ImageError::Module(format!("{error:#}"));
-        let compile = |host_bytes| -> Result<_, ImageError> {
+        let artifact = compiler.compile(image, counts)?;
+        let link = |host_bytes| -> Result<_, ImageError> {
             let allocator = Arc::new(WindowAllocator::with_host_bytes(host_bytes));
             let engine = Engine::new(&config(allocator.clone(), counts)).map_err(words)?;
-            let module = Module::new(&engine, image).map_err(words)?;
+            // SAFETY: the compiler made it, and nobody has changed it since.
+            let module = unsafe { Module::deserialize(&engine, &artifact) }.map_err(words)?;
             Ok((allocator, engine, module))
         };
-        let (mut allocator, mut engine, mut module) = compile(0)?;
+        let (mut allocator, mut engine, mut module) = link(0)?;
         let entry = if has_event(&module) { EntryPoint::Event } else { EntryPoint::Run };
         if entry == EntryPoint::Event {
-            (allocator, engine, module) = compile(event::HOST_BYTES)?;
+            (allocator, engine, module) = link(event::HOST_BYTES)?;
         }
         let declared = own_bytes(&module)?;
         let own = declared + if entry == EntryPoint::Event { event::HOST_BYTES } else { 0 };
@@ -226,7 +231,7 @@ impl Compiled {
     }
 }
 
-fn config(allocator: Arc<WindowAllocator>, counts: bool) -> Config {
+pub(crate) fn config(allocator: Arc<WindowAllocator>, counts: bool) -> Config {
     let mut config = Config::new();
     config
         .with_host_memory(allocator)

@@ -14,13 +14,13 @@ use millstream_card_server::kernel::{
 };
 use millstream_fragment::mfp::{Repr, assemble};
 use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
-use millstream_wasm::{MAX_IMAGE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Wasm, check, check_for_events};
+use millstream_wasm::{Compiler, ImageError, MAX_IMAGE_BYTES, MAX_TABLE_ELEMENTS, MAX_TABLES, Wasm};
 
 const BANK: u64 = 1 << 20;
 
 fn kernel(text: &str) -> Box<dyn Kernel> {
-    assert!(Wasm.recognises(text.as_bytes()));
-    Wasm.load(text.as_bytes()).expect(text).kernel
+    assert!(Wasm::default().recognises(text.as_bytes()));
+    Wasm::default().load(text.as_bytes()).expect(text).kernel
 }
 
 /// A module with one page of memory and this body of `run`.
@@ -208,7 +208,12 @@ fn loops_are_ended_by_fuel_by_the_deadline_and_by_a_stop() {
 
 #[test]
 fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
-    let refused = |image: &[u8]| (check(image).unwrap_err().to_string(), Wasm.load(image).unwrap_err().cause);
+    let refused = |image: &[u8]| {
+        (
+            Wasm::default().check(image).unwrap_err().to_string(),
+            Wasm::default().load(image).unwrap_err().cause,
+        )
+    };
     for (image, words) in [
         ("(module)", "exports no memory"),
         ("(module (memory (export \"memory\") 1))", "no function `run`"),
@@ -235,10 +240,10 @@ fn images_that_are_no_kernels_are_refused_in_words_and_by_cause() {
     assert_eq!(refused(&large).1, Cause::KernelTooLarge);
     let (text, cause) = refused(b"(module (memory (export \"memory\") 2000) (func (export \"run\")))");
     assert_eq!(cause, Cause::KernelTooLarge, "{text}");
-    assert!(!Wasm.recognises(b"\x7fELF"));
-    assert!(Wasm.recognises(b";; my trigger\n\t(; of (; two ;) parts ;) (module)"));
+    assert!(!Wasm::default().recognises(b"\x7fELF"));
+    assert!(Wasm::default().recognises(b";; my trigger\n\t(; of (; two ;) parts ;) (module)"));
     for other in [&b";; (module)"[..], b"(; (module)", b"(; (; ;) (module)", b""] {
-        assert!(!Wasm.recognises(other), "{other:?}");
+        assert!(!Wasm::default().recognises(other), "{other:?}");
     }
 }
 
@@ -282,8 +287,8 @@ fn tables_are_bounded() {
     assert_eq!(granted[..2], [1, MAX_TABLE_ELEMENTS as u64], "tables grow to the limit");
     let image = |tables: &str| {
         let image = format!("(module (memory (export \"memory\") 1) {tables} (func (export \"run\")))");
-        let refused = check(image.as_bytes()).unwrap_err().to_string();
-        (refused, Wasm.load(image.as_bytes()).unwrap_err())
+        let refused = Wasm::default().check(image.as_bytes()).unwrap_err().to_string();
+        (refused, Wasm::default().load(image.as_bytes()).unwrap_err())
     };
     let (text, fault) = image("(table 73924608 funcref)");
     assert!(text.contains("table with 73924608 elements"), "{text}");
@@ -322,7 +327,7 @@ fn run_on_events(image: &[u8], arguments: [u64; 8]) -> Result<Vec<EventSummary>,
     let control = StandaloneControl::default();
     let words = self::arguments(&[0, args.len() as u64, 2 * BANK, 64, FLAG_VERIFY.into()]);
     let mut run = KernelRun::new(GrantedBanks::new(&memory, BANK, 0b1111), words, &control);
-    Wasm.load(image).unwrap().kernel.run(&mut run)?;
+    Wasm::default().load(image).unwrap().kernel.run(&mut run)?;
     assert_eq!(run.results()[..3], [2, 3, 1]);
     let summary = |at| EventSummary::from_bytes(&memory.read_array(2 * BANK + at).unwrap());
     Ok(vec![summary(0), summary(32)])
@@ -360,7 +365,7 @@ fn a_function_for_events_sees_every_event_with_a_map_of_what_is_there() {
     );
     let summaries = run_on_events(payload.as_bytes(), [0, 0, 0, 0, 0, 0, 0, 11]).unwrap();
     assert_eq!((summaries[0].accepted, summaries[1].accepted), (1, 0));
-    assert_eq!(check_for_events(payload.as_bytes()).unwrap(), "filter");
+    assert_eq!(Wasm::default().check_for_events(payload.as_bytes()).unwrap(), "filter");
 }
 
 #[test]
@@ -384,7 +389,7 @@ fn faults_of_a_function_for_events_end_its_run() {
     let fault = |body: &str| run_on_events(event_module(body).as_bytes(), [0; 8]).unwrap_err();
     assert_eq!(fault("unreachable"), Fault::new(Cause::KernelTrapped, 1));
     assert_eq!(fault("(i32.load (i32.const -4))").cause, Cause::AccessViolation);
-    let refused = |text: &str| check_for_events(text.as_bytes()).unwrap_err().to_string();
+    let refused = |text: &str| Wasm::default().check_for_events(text.as_bytes()).unwrap_err().to_string();
     assert!(refused(&module("")).contains("no function `event`"));
     let wrong = r#"(module (memory (export "memory") 1) (func (export "event")))"#;
     assert!(refused(wrong).contains("(i64, i32, i32) -> i32"));
@@ -427,7 +432,7 @@ fn example(name: &str) -> Vec<u8> {
 fn the_template_in_rust_adds_a_number() {
     let memory = Memory::anonymous(4 * BANK).unwrap();
     memory.write(BANK + 64, &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]).unwrap();
-    let mut kernel = Wasm.load(&example("template.rs")).unwrap().kernel;
+    let mut kernel = Wasm::default().load(&example("template.rs")).unwrap().kernel;
     assert_eq!(run(&mut *kernel, &memory, &[BANK + 64, 2, 5]).unwrap()[0], 2);
     assert_eq!(memory.read_array(BANK + 64).unwrap(), [6, 0, 0, 0, 7, 0, 0, 0, 3, 0, 0, 0]);
     let too_much = run(&mut *kernel, &memory, &[BANK, 2, 1 << 32]);
@@ -442,7 +447,7 @@ fn the_histogram_in_c_counts() {
     let samples: Vec<u16> = (0..50_000u32).map(|at| (at * at % 977) as u16).collect();
     let bytes: Vec<u8> = samples.iter().flat_map(|sample| sample.to_le_bytes()).collect();
     memory.write(BANK, &bytes).unwrap();
-    let mut kernel = Wasm.load(&example("histogram.c")).unwrap().kernel;
+    let mut kernel = Wasm::default().load(&example("histogram.c")).unwrap().kernel;
     let results = run(&mut *kernel, &memory, &[BANK, 50_000, 3 * BANK]).unwrap();
     let count = |value: u16| samples.iter().filter(|&&sample| sample == value).count() as u32;
     let most = results[1] as u16;
@@ -500,7 +505,7 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
             inner: StandaloneControl::default(),
         };
         let mut run = KernelRun::new(GrantedBanks::new(&memory, BANK, 0b1010), words, &control);
-        let mut kernel = Wasm.load(&image).unwrap().kernel;
+        let mut kernel = Wasm::default().load(&image).unwrap().kernel;
         assert_eq!(kernel.run(&mut run).unwrap_err().cause, Cause::Interrupted);
 
         let elsewhere = Memory::anonymous(4 * BANK).unwrap();
@@ -511,7 +516,7 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
         let control = StandaloneControl::default();
         let mut run =
             KernelRun::new(GrantedBanks::new(&elsewhere, BANK, 0b1010), words, &control).resuming(state);
-        Wasm.load(&image).unwrap().kernel.run(&mut run).unwrap();
+        Wasm::default().load(&image).unwrap().kernel.run(&mut run).unwrap();
         let mut result = vec![0; bytes.len()];
         elsewhere.read(run.results()[0], &mut result).unwrap();
         let (result, _) = result.as_chunks::<4>();
@@ -524,4 +529,59 @@ fn the_sweeps_in_rust_go_on_elsewhere_from_any_safe_point() {
         KernelRun::new(GrantedBanks::new(&memory, BANK, 2), arguments(&[]), &control).resuming([1; 16]);
     let plain = kernel(&module("")).run(&mut run);
     assert_eq!(plain, Err(Fault::new(Cause::KernelNotResumable, 1)));
+}
+
+/// A loader whose compiler has these limits.
+fn bounded(seconds: u64, bytes: u64) -> Wasm {
+    let test = std::env::current_exe().unwrap();
+    let program = test.parent().and_then(Path::parent).unwrap().join("examples/compile-module");
+    assert!(program.is_file(), "{} is missing: run cargo build --examples", program.display());
+    let arguments = [seconds, bytes].map(|limit| limit.to_string().into()).into();
+    Wasm::with_compiler(Compiler::Process { program, arguments })
+}
+
+/// A module of a few kilobytes whose compilation takes minutes: every local lives through every loop.
+fn costly() -> String {
+    let (locals, loops) = (2000, 200);
+    let mut body = "(local ".to_owned() + &"i32 ".repeat(locals) + ")" + &"(loop ".repeat(loops);
+    for local in 0..locals {
+        body += &format!("(local.set {local} (i32.add (local.get {local}) (i32.const 1)))");
+    }
+    body += &"(br_if 0 (local.get 0)))".repeat(loops);
+    format!("(module (memory (export \"memory\") 1) (func (export \"run\") {body}))")
+}
+
+#[test]
+fn the_compiler_is_bounded_in_time_and_memory() {
+    for (seconds, bytes) in [(1, 2 << 30), (1000, 256 << 20)] {
+        let loader = bounded(seconds, bytes);
+        let error = loader.check(costly().as_bytes()).unwrap_err();
+        assert!(matches!(error, ImageError::TooCostly(_)), "{error}");
+        let image = costly();
+        let fault = loader.load(image.as_bytes()).map(|loaded| loaded.name).unwrap_err();
+        assert_eq!(fault, Fault::new(Cause::KernelTooLarge, image.len() as u64));
+    }
+}
+
+#[test]
+fn a_module_of_a_compiler_process_runs_with_and_without_fuel() {
+    let loader = bounded(60, 2 << 30);
+    let memory = Memory::anonymous(4 * BANK).unwrap();
+    let image = module("(call $result (i32.const 3) (i64.const 7))");
+    let mut kernel = loader.load(image.as_bytes()).unwrap().kernel;
+    assert_eq!(run(&mut *kernel, &memory, &[]).unwrap()[3], 7);
+    let control = StandaloneControl::default();
+    let banks = GrantedBanks::new(&memory, BANK, 0b1010);
+    let mut limited = KernelRun::new(banks, arguments(&[]), &control).bounded(Some(10), None);
+    let mut endless = loader.load(module("(loop $again (br $again))").as_bytes()).unwrap().kernel;
+    assert_eq!(endless.run(&mut limited).unwrap_err().cause, Cause::FuelExhausted);
+    // Its words are those of a compiler in this process.
+    let wrong = b"(module (func (export \"run\") (i32.add)))";
+    assert_eq!(
+        loader.check(wrong).unwrap_err().to_string(),
+        Wasm::default().check(wrong).unwrap_err().to_string()
+    );
+    let absent = Compiler::Process { program: "/nonexistent".into(), arguments: Vec::new() };
+    let error = Wasm::with_compiler(absent).check(wrong).unwrap_err().to_string();
+    assert!(error.starts_with("/nonexistent: the compiler failed: "), "{error}");
 }

@@ -41,7 +41,7 @@ pub(super) fn compile(folder: &Path) -> Result<Vec<u8>, String> {
 
 /// Measures the compiled example in turn with the native kernel: on one thread with one sweep per pass, and unrestricted.
 pub(super) fn measure(table: &mut Table, image: &[u8], rounds: usize) -> Result<(), Box<dyn Error>> {
-    let kernel = millstream_wasm::Wasm.load(image)?.kernel;
+    let kernel = millstream_wasm::Wasm::default().load(image)?.kernel;
     let mut wasm = BareKernel::new(kernel, SIDE, SWEEPS, |plane| {
         let mut arguments = KernelWords::default();
         arguments[..5].copy_from_slice(&[SIDE, SIDE, 0, plane, SWEEPS]);

@@ -123,7 +123,7 @@ fn serve_card(card: &CardProcess) -> Result<(), Box<dyn Error>> {
 /// Checks the module of a function for events.
 #[cfg(feature = "wasm")]
 fn check_function(image: &[u8]) -> Result<(), String> {
-    millstream_wasm::check_for_events(image).map(drop).map_err(|error| error.to_string())
+    crate::card::wasm_loader().check_for_events(image).map(drop).map_err(|error| error.to_string())
 }
 
 /// Refuses the module of a function for events.
