@@ -67,6 +67,15 @@ pub struct Event {
     pub length: u64,
 }
 
+/// Puts to a node that were lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LostPuts {
+    /// Their number.
+    pub count: u64,
+    /// Why the last one was: [`FabricError::NodeLost`] or [`FabricError::NoRoute`].
+    pub cause: FabricError,
+}
+
 /// Why an operation failed. It harms no other operation, but one in which all nodes take part ends these: see [`FirstError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -331,6 +340,14 @@ pub trait Fabric {
     /// # Errors
     /// The first failure of a put since the last flush.
     fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError>;
+
+    /// Puts to a node so far that failed behind their posting, because the node was lost or no path led there. It may have
+    /// executed them, and may be back. Those under way are not waited for; [`Fabric::flush`] reports the first one, too. None
+    /// if there are none, or if nodes that were lost do not come back.
+    fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
+        let _ = to;
+        None
+    }
 
     /// Value of a counter of this node.
     ///

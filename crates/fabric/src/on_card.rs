@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_torus_core::{Dimensions, NodeNumber};
 
-use crate::{Event, Fabric, FabricError, KernelWords, Notification, RegionId, Span, check};
+use crate::{Event, Fabric, FabricError, KernelWords, LostPuts, Notification, RegionId, Span, check};
 
 /// Regions begin with a page.
 const PAGE: u64 = 4096;
@@ -247,6 +247,10 @@ impl<F: Fabric> Fabric for OnCard<F> {
             self.used = 0;
         }
         self.failures.remove(&to).map_or(flushed, Err)
+    }
+
+    fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
+        self.inner.lost_puts(to)
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {

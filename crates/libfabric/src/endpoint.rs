@@ -10,6 +10,7 @@ mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use millstream_fabric::{Fabric, FabricError};
 use millstream_torus_core::NodeNumber;
@@ -20,6 +21,9 @@ use crate::memory::{Regions, UserBuffer};
 use crate::ring::{Address, PAYLOAD, Rings, SLOTS};
 use crate::sys;
 use target::Reading;
+
+/// An endpoint that closes waits for so long for nodes that have come back and must say what they have received.
+const CLOSING: Duration = Duration::from_secs(10);
 
 /// The queue that a completion belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +113,22 @@ struct Outgoing {
     completion: Option<Completion>,
 }
 
+impl Outgoing {
+    fn new(header: Header, source: Source, completion: Option<Completion>) -> Outgoing {
+        Outgoing { header: Header { total: source.size(), ..header }, source, sent: 0, completion }
+    }
+
+    /// Whether it is of an operation of this endpoint. Otherwise its node waits for it.
+    fn is_own(&self) -> bool {
+        !matches!(self.header.kind, Kind::Reply | Kind::Acknowledge | Kind::Interrupt)
+    }
+
+    /// Whether its node has begun to receive it.
+    fn is_begun(&self) -> bool {
+        self.sent > 0 && matches!(self.header.kind, Kind::Message | Kind::Tagged)
+    }
+}
+
 /// A request that waits for the reply of another node.
 #[derive(Debug)]
 struct Request {
@@ -178,7 +198,6 @@ impl<F: Fabric> Endpoint<F> {
         if !self.connect(to, &completion) {
             return;
         }
-        header.total = source.size();
         let completion = if acknowledged {
             header.wants_acknowledgement = true;
             header.request = self.add_request(to.node, UserBuffer::default(), completion);
@@ -186,7 +205,7 @@ impl<F: Fabric> Endpoint<F> {
         } else {
             Some(completion)
         };
-        self.submit(to.node, Outgoing { header, source, sent: 0, completion });
+        self.submit(to.node, Outgoing::new(header, source, completion));
     }
 
     /// Sends a request. The target's reply is written to `reply`.
@@ -201,9 +220,8 @@ impl<F: Fabric> Endpoint<F> {
         if !self.connect(to, &completion) {
             return;
         }
-        header.total = source.size();
         header.request = self.add_request(to.node, reply, completion);
-        self.submit(to.node, Outgoing { header, source, sent: 0, completion: None });
+        self.submit(to.node, Outgoing::new(header, source, None));
     }
 
     fn add_request(&mut self, node: NodeNumber, reply: UserBuffer, completion: Completion) -> u64 {
@@ -337,19 +355,14 @@ impl<F: Fabric> Endpoint<F> {
         self.reply(node, header, Vec::new());
     }
 
-    fn reply(&mut self, node: NodeNumber, mut header: Header, bytes: Vec<u8>) {
-        header.total = bytes.len() as u64;
-        self.queues[node.index()].push_back(Outgoing {
-            header,
-            source: Source::Owned(bytes),
-            sent: 0,
-            completion: None,
-        });
+    fn reply(&mut self, node: NodeNumber, header: Header, bytes: Vec<u8>) {
+        self.queues[node.index()].push_back(Outgoing::new(header, Source::Owned(bytes), None));
     }
 
     /// Handles what arrived and sends what can be sent. Returns whether there was anything.
     pub fn progress(&mut self) -> bool {
         let mut worked = false;
+        self.rings.look_for_lost_puts();
         for at in 0..self.queues.len() {
             let node = NodeNumber(at as u16);
             // In this order: the last messages of a lost node are here.
@@ -362,7 +375,7 @@ impl<F: Fabric> Endpoint<F> {
                 worked = true;
             }
             self.lost[at] = is_lost;
-            worked |= handled | self.transmit(node);
+            worked |= handled | self.rings.recover(node) | self.transmit(node);
         }
         worked
     }
@@ -389,9 +402,18 @@ impl<F: Fabric> Endpoint<F> {
     /// If a node has another endpoint, what waits for the one before fails.
     fn end_earlier(&mut self, node: NodeNumber) {
         if self.rings.take_reopened(node) {
-            self.fail_node(node, sys::FI_ECONNABORTED);
+            self.end_node(node);
             self.lost[node.index()] = false;
         }
+    }
+
+    /// The endpoint of a node has ended, or this node cannot reach any: nothing more goes there or comes from there.
+    fn end_node(&mut self, node: NodeNumber) -> bool {
+        let failed = self.fail_node(node, sys::FI_ECONNABORTED);
+        self.interrupt(node);
+        let is_reading = self.readings[node.index()].take().is_some();
+        let queue = std::mem::take(&mut self.queues[node.index()]);
+        failed || is_reading || !queue.is_empty()
     }
 
     /// Sends messages to a node while it has slots.
@@ -400,8 +422,7 @@ impl<F: Fabric> Endpoint<F> {
         for _ in 0..SLOTS {
             let Some(outgoing) = self.queues[node.index()].front_mut() else { return worked };
             if self.lost[node.index()] {
-                self.fail_node(node, sys::FI_ECONNABORTED);
-                return true;
+                return self.fail_node(node, sys::FI_ECONNABORTED) | worked;
             }
             match self.rings.is_ready(node) {
                 Ok(true) => {}
@@ -428,26 +449,38 @@ impl<F: Fabric> Endpoint<F> {
 
     /// A message to a node was refused. Returns whether what waits for the node fails: one that seems lost may come back.
     fn refused(&mut self, node: NodeNumber, error: FabricError) -> bool {
-        let code = match error {
-            FabricError::NodeLost { .. } if self.rings.seems_lost(node) => return false,
-            FabricError::NoRoute { .. } => sys::FI_EHOSTUNREACH,
-            _ => sys::FI_ECONNABORTED,
-        };
-        self.fail_node(node, code);
-        true
+        match error {
+            FabricError::NodeLost { .. } if self.rings.seems_lost(node) => false,
+            FabricError::NodeLost { node: lost } if lost == node && node != self.address().node => false,
+            FabricError::NoRoute { .. } => self.fail_node(node, sys::FI_EHOSTUNREACH),
+            _ => self.end_node(node),
+        }
     }
 
-    /// A node or its endpoint is lost: all that waits for it fails, but receives.
-    fn fail_node(&mut self, node: NodeNumber, code: u32) {
-        let failed = self.queues[node.index()].drain(..).filter_map(|outgoing| outgoing.completion);
-        self.completions.extend(failed.map(|completion| Completion { error: code, ..completion }));
-        self.readings[node.index()] = None;
-        self.interrupt(node);
+    /// A node is lost: all that waits for it here fails, but receives. It may come back, and then gets what it waits for itself.
+    /// Returns whether there was anything.
+    fn fail_node(&mut self, node: NodeNumber, code: u32) -> bool {
+        let before = self.completions.len();
+        let queue = &mut self.queues[node.index()];
+        let is_begun = queue.front().is_some_and(Outgoing::is_begun);
+        let (own, mut answers): (VecDeque<_>, VecDeque<_>) = queue.drain(..).partition(Outgoing::is_own);
+        if is_begun {
+            let header = Header::new(Kind::Interrupt);
+            answers.push_front(Outgoing::new(header, Source::Owned(Vec::new()), None));
+        }
+        self.queues[node.index()] = answers;
+        let failed = !own.is_empty();
+        let completions = own.into_iter().filter_map(|outgoing| outgoing.completion);
+        self.completions.extend(completions.map(|completion| Completion { error: code, ..completion }));
+        if let Some(receive) = self.matcher.suspend(node) {
+            self.fail_receive(&receive, sys::FI_ECONNABORTED);
+        }
         let requests: Vec<u64> = (self.requests.iter())
             .filter(|(_, request)| request.node == node)
             .map(|(&number, _)| number)
             .collect();
         requests.into_iter().for_each(|number| self.end_request(node, number, code));
+        failed || self.completions.len() > before
     }
 
     /// The message of a node that is under way ends here.
@@ -471,6 +504,11 @@ impl<F: Fabric> Endpoint<F> {
                     match self.matcher.arrive(node, header, data) {
                         Some(Arrived::Discarded(message)) => self.acknowledge_message(&message),
                         Some(Arrived::Received(done)) => self.received(Some(done)),
+                        Some(Arrived::Failed(message)) => {
+                            if let Some(request) = message.request {
+                                self.acknowledge(node, request, sys::FI_ECONNABORTED);
+                            }
+                        }
                         None => {}
                     }
                 }
@@ -479,6 +517,7 @@ impl<F: Fabric> Endpoint<F> {
                 Kind::Atomic => self.handle_atomic(node, header, data),
                 Kind::Reply => self.handle_reply(node, header, data),
                 Kind::Acknowledge => self.end_request(node, header.request, header.data as u32),
+                Kind::Interrupt => self.interrupt(node),
             }
         }
         self.scratch = bytes;
@@ -502,9 +541,13 @@ impl<F: Fabric> Endpoint<F> {
         }
     }
 
-    /// Waits until everything sent is in place.
+    /// Waits until everything sent is in place, or its node is lost.
     pub fn flush(&mut self) {
-        self.rings.flush();
+        let start = Instant::now();
+        while !self.rings.flush() && start.elapsed() < CLOSING {
+            std::thread::sleep(Duration::from_millis(1));
+            self.progress();
+        }
     }
 }
 

@@ -27,10 +27,12 @@ pub enum Kind {
     Atomic = 6,
     /// The request was carried out, or failed with the error in `data`.
     Acknowledge = 7,
+    /// The rest of the message that is under way does not come.
+    Interrupt = 8,
 }
 
 impl Kind {
-    const ALL: [Kind; 7] = [
+    const ALL: [Kind; 8] = [
         Kind::Message,
         Kind::Tagged,
         Kind::Write,
@@ -38,6 +40,7 @@ impl Kind {
         Kind::Reply,
         Kind::Atomic,
         Kind::Acknowledge,
+        Kind::Interrupt,
     ];
 }
 

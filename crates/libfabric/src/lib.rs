@@ -15,3 +15,5 @@ pub mod matching;
 pub mod memory;
 pub mod ring;
 pub mod sys;
+#[cfg(test)]
+mod unreliable;

@@ -96,6 +96,8 @@ pub enum Arrived<B> {
     Received(Received<B>),
     /// It was dropped.
     Discarded(Message),
+    /// Its receive has failed before.
+    Failed(Message),
 }
 
 /// A message that was dropped.
@@ -114,6 +116,14 @@ struct Unexpected {
     bytes: Vec<u8>,
     /// The context of the peek that claimed it.
     claimed: Option<usize>,
+    /// Its node is lost, or was, and the rest has not come yet: no receive gets it.
+    suspended: bool,
+}
+
+impl Unexpected {
+    fn is_free(&self) -> bool {
+        self.claimed.is_none() && !self.suspended
+    }
 }
 
 #[derive(Debug)]
@@ -122,6 +132,8 @@ enum Arriving<B> {
     Unexpected(u64),
     /// The rest is dropped.
     Discarded(Message),
+    /// Its receive has failed, and the rest is dropped.
+    Failed(Message),
 }
 
 /// Receives and messages of an endpoint.
@@ -160,7 +172,7 @@ impl<B: ReceiveBuffer> Matcher<B> {
     fn find(&self, pattern: &Pattern) -> Option<usize> {
         self.unexpected
             .iter()
-            .position(|unexpected| unexpected.claimed.is_none() && pattern.accepts(&unexpected.message))
+            .position(|unexpected| unexpected.is_free() && pattern.accepts(&unexpected.message))
     }
 
     /// Gives an unexpected message to a receive.
@@ -223,13 +235,36 @@ impl<B: ReceiveBuffer> Matcher<B> {
                 self.unexpected.retain(|unexpected| unexpected.id != id);
                 None
             }
-            Arriving::Discarded(_) => None,
+            Arriving::Discarded(_) | Arriving::Failed(_) => None,
         }
+    }
+
+    /// The rest of the message of a node that is under way comes only if the node comes back. Returns the message's receive.
+    /// Without one, the message waits for its rest, and a receive for another message.
+    pub fn suspend(&mut self, source: NodeNumber) -> Option<Receive<B>> {
+        let current = self.arriving.get_mut(source.index())?;
+        match current.take()? {
+            Arriving::Matched(message, receive) => {
+                *current = Some(Arriving::Failed(message));
+                return Some(receive);
+            }
+            Arriving::Unexpected(id) => {
+                *current = Some(Arriving::Unexpected(id));
+                let at = self.unexpected.iter().position(|unexpected| unexpected.id == id)?;
+                self.unexpected[at].suspended = true;
+                if self.unexpected[at].claimed.is_some() {
+                    // Its receive is known, and could not end.
+                    *current = self.unexpected.remove(at).map(|lost| Arriving::Failed(lost.message));
+                }
+            }
+            other => *current = Some(other),
+        }
+        None
     }
 
     /// A node is lost. Returns the receives that only it could complete. Its whole messages are still here.
     pub fn lose(&mut self, source: NodeNumber) -> Vec<Receive<B>> {
-        let mut receives: Vec<_> = self.interrupt(source).into_iter().collect();
+        let mut receives: Vec<_> = self.suspend(source).into_iter().collect();
         for receive in std::mem::take(&mut self.posted) {
             if receive.pattern.source == Some(source) {
                 receives.push(receive);
@@ -265,10 +300,17 @@ impl<B: ReceiveBuffer> Matcher<B> {
                 self.arriving[source.index()] = Some(Arriving::Matched(message, receive));
             }
             Arriving::Unexpected(id) => {
-                let unexpected = self.unexpected.iter_mut().rev().find(|unexpected| unexpected.id == id)?;
+                let at = self.unexpected.iter().rposition(|unexpected| unexpected.id == id)?;
+                let unexpected = &mut self.unexpected[at];
                 unexpected.bytes.extend_from_slice(bytes);
+                let was_suspended = std::mem::take(&mut unexpected.suspended);
                 if !header.is_last() {
                     self.arriving[source.index()] = Some(Arriving::Unexpected(id));
+                }
+                if was_suspended {
+                    let message = unexpected.message;
+                    let receive = self.take_posted(&message)?;
+                    return self.take(at, receive).map(Arrived::Received);
                 }
             }
             Arriving::Discarded(message) => {
@@ -277,19 +319,35 @@ impl<B: ReceiveBuffer> Matcher<B> {
                 }
                 self.arriving[source.index()] = Some(Arriving::Discarded(message));
             }
+            Arriving::Failed(message) => {
+                if header.is_last() {
+                    return Some(Arrived::Failed(message));
+                }
+                self.arriving[source.index()] = Some(Arriving::Failed(message));
+            }
         }
         None
     }
 
+    /// The first receive that accepts a message.
+    fn take_posted(&mut self, message: &Message) -> Option<Receive<B>> {
+        let at = self.posted.iter().position(|receive| receive.pattern.accepts(message))?;
+        self.posted.remove(at)
+    }
+
     fn begin(&mut self, message: Message) -> Arriving<B> {
-        if let Some(at) = self.posted.iter().position(|receive| receive.pattern.accepts(&message))
-            && let Some(receive) = self.posted.remove(at)
-        {
+        if let Some(receive) = self.take_posted(&message) {
             return Arriving::Matched(message, receive);
         }
         let id = self.next;
         self.next += 1;
-        self.unexpected.push_back(Unexpected { id, message, bytes: Vec::new(), claimed: None });
+        self.unexpected.push_back(Unexpected {
+            id,
+            message,
+            bytes: Vec::new(),
+            claimed: None,
+            suspended: false,
+        });
         Arriving::Unexpected(id)
     }
 }
@@ -324,7 +382,7 @@ mod tests {
     fn received(arrived: Option<Arrived<Vec<u8>>>) -> Option<Received<Vec<u8>>> {
         arrived.map(|arrived| match arrived {
             Arrived::Received(received) => received,
-            Arrived::Discarded(message) => panic!("{message:?} was dropped"),
+            Arrived::Discarded(message) | Arrived::Failed(message) => panic!("{message:?} was dropped"),
         })
     }
 

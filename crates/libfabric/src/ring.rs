@@ -1,26 +1,40 @@
 //! Message rings over puts: every node has a ring of slots for each other node in one region, its inbox.
 //!
 //! ```text
-//!   inbox:  ring of node 0: slots │ ring of node 1 │ … │ freed, hello, endpoints: a word for each node
+//!   inbox:  ring of node 0: slots │ ring of node 1 │ … │ freed, hello, restart, endpoints: a word for each node
+//!   slot:   header │ data │ its number in the ring
 //! ```
 //! A message is a put into the next slot that raises the target's counter of this node's number. The target writes back
-//! how many slots it has freed. So nothing waits in the network, and nothing is lost.
+//! how many slots it has freed. So nothing waits in the network. Until then the source keeps the slot: [`restart`] puts it
+//! again if its put was lost.
 //!
 //! A node that opens its endpoint anew has another inbox, and finds rings with messages of its earlier endpoint. It counts its
 //! endpoints at each target. Behind an earlier one it says its inbox, and waits until the target has emptied the ring.
 
+mod restart;
+#[cfg(test)]
+mod tests;
+
+use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use millstream_fabric::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, Notification, RegionId};
 use millstream_torus_core::NodeNumber;
 
 use crate::header::{HEADER_BYTES, Header};
+use restart::Recovery;
 
 /// Bytes of data in a slot.
 pub const PAYLOAD: usize = 16 << 10;
-const SLOT: usize = HEADER_BYTES + PAYLOAD;
+/// A slot's number behind its data. A put is executed in order, so all of it has arrived if that is there.
+const NUMBER_BYTES: usize = 8;
+const SLOT: usize = HEADER_BYTES + PAYLOAD + NUMBER_BYTES;
 /// Slots of a ring.
 pub const SLOTS: u64 = 16;
+/// A word in a target's inbox, and not a slot, raises the counter by so much: more than all slots that are not yet received.
+const MARK: u16 = 1 << 15;
+/// Bits of the word [`Word::Freed`] for slots. The others are for the restart that it answers.
+const FREED_BITS: u32 = 48;
 
 /// Address of an endpoint: a node, and the inbox there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,9 +73,11 @@ impl Address {
 
 /// A node that opens its endpoint anew, or whose next program has just begun, is taken for lost for a moment.
 const GRACE: Duration = Duration::from_secs(2);
+/// See [`Rings::pause`].
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// State of the two rings between this node and another.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 struct Peer {
     /// Its inbox, once it is known.
     inbox: Option<RegionId>,
@@ -72,25 +88,52 @@ struct Peer {
     /// This endpoint is counted at the inbox.
     is_open: bool,
     sent: u64,
+    /// Slots of those sent that are put. Fewer while they are put again.
+    posted: u64,
+    /// The last slots sent, which are not known to be freed.
+    unfreed: VecDeque<Vec<u8>>,
+    /// Lost puts that are known.
+    lost_puts: u64,
+    recovery: Recovery,
+    /// No path led there when the last put was lost.
+    unreachable: bool,
+    /// Number of the last restart.
+    restart: u16,
     /// Inbox of the endpoint that fills the ring here.
     source: Option<RegionId>,
     received: u64,
-    /// Freed slots that the peer knows of. None if it waits for the ring.
+    /// The part of the counter that is evaluated.
+    counted: u64,
+    /// The peer's restart that was answered last.
+    answered: u16,
+    /// Freed slots that the peer knows of. None if it must be told.
     returned: Option<u64>,
+}
+
+impl Peer {
+    /// Nothing has been sent to its endpoint yet.
+    fn begin(&mut self) {
+        self.unfreed.clear();
+        (self.is_open, self.sent, self.posted) = (false, 0, 0);
+        (self.recovery, self.unreachable) = (Recovery::None, false);
+    }
 }
 
 /// Words of an inbox for each node.
 #[derive(Clone, Copy)]
 enum Word {
-    /// 1 + the slots that the node has freed in the ring of the inbox's owner; 0 as long as the owner must wait.
+    /// 1 + the slots that the node has freed in the ring of the inbox's owner; 0 as long as the owner must wait. Above
+    /// [`FREED_BITS`], the owner's restart that it answers.
     Freed,
-    /// The inbox of an endpoint of the node that waits for the ring.
+    /// The inbox of an endpoint of the node that waits for the ring. The counter has a [`MARK`] for it.
     Hello,
+    /// The last restart of an endpoint of the node: see [`restart`]. The counter has a [`MARK`] for it.
+    Restart,
     /// Number of endpoints of the node that used the ring.
     Endpoints,
 }
 
-const WORDS: usize = 3;
+const WORDS: usize = 4;
 
 /// The rings of a node.
 #[derive(Debug)]
@@ -98,10 +141,11 @@ pub struct Rings<F> {
     fabric: F,
     inbox: RegionId,
     peers: Vec<Peer>,
-    /// Values of the counters before the first message.
-    counted: Vec<u64>,
     grace: Duration,
-    scratch: Vec<u8>,
+    /// Time from a lost put to the restart, so that an unreachable node gets few of them.
+    pause: Duration,
+    /// Buffers of slots that were freed.
+    spare: Vec<Vec<u8>>,
 }
 
 /// Why a node cannot have rings.
@@ -126,9 +170,9 @@ impl<F: Fabric> Rings<F> {
         }
         let inbox = fabric.register(nodes * (SLOTS as usize * SLOT + 8 * WORDS));
         // All of these counters exist.
-        let counted = (0..nodes).map(|node| fabric.counter(node as u16).unwrap_or(0)).collect();
-        let peers = vec![Peer { returned: Some(0), ..Peer::default() }; nodes];
-        Ok(Rings { fabric, inbox, peers, counted, grace: GRACE, scratch: Vec::with_capacity(SLOT) })
+        let counted = (0..nodes).map(|node| fabric.counter(node as u16).unwrap_or(0));
+        let peers = counted.map(|counted| Peer { counted, returned: Some(0), ..Peer::default() }).collect();
+        Ok(Rings { fabric, inbox, peers, grace: GRACE, pause: PAUSE, spare: Vec::new() })
     }
 
     /// This endpoint's address.
@@ -186,7 +230,7 @@ impl<F: Fabric> Rings<F> {
         let _ = self.fabric.store(self.inbox, self.word(Word::Freed, node), &[0; 8]);
         let peer = &mut self.peers[node.index()];
         (peer.inbox, peer.reopened, peer.lost_since) = (Some(inbox), known.is_some(), None);
-        (peer.is_open, peer.sent) = (false, 0);
+        peer.begin();
         true
     }
 
@@ -198,7 +242,8 @@ impl<F: Fabric> Rings<F> {
             let _ = self.fabric.store(self.inbox, self.word(Word::Freed, node), &1_u64.to_le_bytes());
         } else {
             let (hello, own) = (self.word(Word::Hello, here), self.inbox.0.to_le_bytes());
-            self.fabric.put(node, inbox, hello, &own, Notification::None)?;
+            let mark = Notification::Counter { index: here.0, add: MARK };
+            self.fabric.put(node, inbox, hello, &own, mark)?;
         }
         self.peers[node.index()].is_open = true;
         Ok(())
@@ -220,11 +265,12 @@ impl<F: Fabric> Rings<F> {
         peer.lost_since.get_or_insert_with(Instant::now).elapsed() >= self.grace
     }
 
-    /// Messages of a node so far.
-    fn arrived(&self, node: NodeNumber) -> u64 {
-        let counted = self.counted[node.index()];
+    /// Slots and words of a node that have arrived and are not evaluated.
+    fn arrived(&self, node: NodeNumber) -> (u64, u64) {
+        let counted = self.peers[node.index()].counted;
         // The counter exists.
-        self.fabric.counter(node.0).unwrap_or(counted).wrapping_sub(counted)
+        let new = self.fabric.counter(node.0).unwrap_or(counted).wrapping_sub(counted);
+        (new % u64::from(MARK), new / u64::from(MARK))
     }
 
     /// Whether a node seems lost.
@@ -233,18 +279,37 @@ impl<F: Fabric> Rings<F> {
         self.fabric.is_lost(node)
     }
 
+    /// Slots at a node that it has freed, if it has given the ring to this endpoint. Their bytes are no longer kept.
+    fn freed(&mut self, node: NodeNumber) -> Option<u64> {
+        let word = self.load_word(Word::Freed, node) % (1 << FREED_BITS);
+        let freed = word.checked_sub(1)?;
+        let peer = &mut self.peers[node.index()];
+        let kept = peer.sent.checked_sub(freed)?;
+        while peer.unfreed.len() as u64 > kept {
+            let slot = peer.unfreed.pop_front().filter(|_| self.spare.len() < SLOTS as usize);
+            self.spare.extend(slot);
+        }
+        Some(freed)
+    }
+
     /// Whether a slot at a node is free. A node that seems lost has none.
     ///
     /// # Errors
-    /// [`FabricError`] if its endpoint has ended.
+    /// [`FabricError`] if its endpoint has ended, or no path leads there.
     pub fn is_ready(&mut self, node: NodeNumber) -> Result<bool, FabricError> {
-        let Some(peer) = self.peers.get(node.index()).copied() else { return Ok(false) };
-        let Some(inbox) = peer.inbox.filter(|_| !self.seems_lost(node)) else { return Ok(false) };
-        if !peer.is_open {
+        let Some(peer) = self.peers.get(node.index()) else { return Ok(false) };
+        let (inbox, is_open) = (peer.inbox.filter(|_| !self.seems_lost(node)), peer.is_open);
+        let Some(inbox) = inbox else { return Ok(false) };
+        if !is_open {
             self.open(node, inbox)?;
         }
-        let freed = self.load_word(Word::Freed, node).checked_sub(1);
-        Ok(freed.is_some_and(|freed| peer.sent.wrapping_sub(freed) < SLOTS))
+        self.recover(node);
+        let peer = &self.peers[node.index()];
+        if peer.unreachable {
+            return Err(FabricError::NoRoute { node });
+        }
+        let (is_sound, sent) = (peer.is_sound(), peer.sent);
+        Ok(is_sound && self.freed(node).is_some_and(|freed| sent - freed < SLOTS))
     }
 
     /// Sends one slot, which [`Rings::is_ready`] says is free. `fill` appends the data.
@@ -259,54 +324,92 @@ impl<F: Fabric> Rings<F> {
     ) -> Result<(), FabricError> {
         let lost = FabricError::NodeLost { node };
         let peer = self.peers.get(node.index()).ok_or(lost)?;
-        let (inbox, sent) = (peer.inbox.ok_or(lost)?, peer.sent);
+        let (inbox, number) = (peer.inbox.ok_or(lost)?, peer.sent);
         header.inbox = self.inbox.0;
-        let mut slot = std::mem::take(&mut self.scratch);
+        let mut slot = self.spare.pop().unwrap_or_default();
         slot.clear();
         slot.extend(header.encode());
         fill(&mut slot);
+        slot.extend(number_in(self.inbox, number));
+        let result = self.put_slot(node, inbox, number, &slot);
+        if result.is_err() {
+            self.spare.push(slot);
+            return result;
+        }
+        let peer = &mut self.peers[node.index()];
+        peer.unfreed.push_back(slot);
+        (peer.sent, peer.posted) = (number + 1, number + 1);
+        Ok(())
+    }
+
+    fn put_slot(
+        &mut self,
+        node: NodeNumber,
+        inbox: RegionId,
+        number: u64,
+        slot: &[u8],
+    ) -> Result<(), FabricError> {
         let here = self.fabric.here();
         let arrived = Notification::Counter { index: here.0, add: 1 };
-        let offset = self.slot(here, sent);
-        let result = self.fabric.put(node, inbox, offset, &slot, arrived);
-        self.scratch = slot;
-        result?;
-        self.peers[node.index()].sent += 1;
-        Ok(())
+        self.fabric.put(node, inbox, self.slot(here, number), slot, arrived)
     }
 
     /// The header of the next message of a node, which [`Rings::load`] reads and [`Rings::free`] frees.
     pub fn peek(&mut self, node: NodeNumber) -> Option<Header> {
+        self.peers.get(node.index())?;
         loop {
-            let Peer { source, received, .. } = *self.peers.get(node.index())?;
-            // In this order: what the endpoint before has sent is counted by then.
-            let hello = RegionId(self.load_word(Word::Hello, node));
-            if self.arrived(node) == received {
-                if hello != RegionId(0) && source != Some(hello) {
-                    self.accept(Address { node, inbox: hello });
+            let (slots, words) = self.arrived(node);
+            if slots == 0 {
+                if words > 0 {
+                    self.peers[node.index()].counted += words * u64::from(MARK);
+                    self.read_words(node);
                 }
                 self.return_slots(node);
                 return None;
             }
-            let mut bytes = [0; HEADER_BYTES];
-            self.fabric.load(self.inbox, self.slot(node, received), &mut bytes).ok()?;
-            if let Some(header) = Header::decode(&bytes, PAYLOAD) {
-                let inbox = RegionId(header.inbox);
-                self.peers[node.index()].source.get_or_insert(inbox);
-                if source.is_none_or(|source| source == inbox) && self.connect(Address { node, inbox }) {
-                    return Some(header);
-                }
+            let Some(header) = self.next_slot(node) else {
+                // The next slot was lost, and what is behind it is put again with it.
+                self.peers[node.index()].counted += slots;
+                continue;
+            };
+            let inbox = RegionId(header.inbox);
+            self.peers[node.index()].source.get_or_insert(inbox);
+            if self.connect(Address { node, inbox }) {
+                return Some(header);
             }
-            // No node of this provider sends such a header, or its endpoint has ended: the slot is skipped.
+            // Its endpoint has ended: the slot is skipped.
             self.free(node);
         }
+    }
+
+    /// The header of the next slot in the ring of a node, if all of the slot is there.
+    fn next_slot(&self, node: NodeNumber) -> Option<Header> {
+        let Peer { source, received, .. } = self.peers[node.index()];
+        let (mut bytes, mut number) = ([0; HEADER_BYTES], [0; NUMBER_BYTES]);
+        let at = self.slot(node, received);
+        self.fabric.load(self.inbox, at, &mut bytes).ok()?;
+        let header = Header::decode(&bytes, PAYLOAD)?;
+        let inbox = RegionId(header.inbox);
+        let end = at + HEADER_BYTES as u64 + u64::from(header.length);
+        self.fabric.load(self.inbox, end, &mut number).ok()?;
+        let is_next = number == number_in(inbox, received) && source.is_none_or(|source| source == inbox);
+        is_next.then_some(header)
+    }
+
+    /// A node has put words, behind all of its slots that have arrived: another endpoint of it waits for the ring, or it
+    /// begins anew behind the slots that were received.
+    fn read_words(&mut self, node: NodeNumber) {
+        let hello = RegionId(self.load_word(Word::Hello, node));
+        if hello != RegionId(0) && self.peers[node.index()].source != Some(hello) {
+            self.accept(Address { node, inbox: hello });
+        }
+        self.answer_restart(node);
     }
 
     /// The ring of a node is empty, and another endpoint of it waits for that.
     fn accept(&mut self, address: Address) {
         let peer = &mut self.peers[address.node.index()];
-        (peer.source, peer.returned) = (Some(address.inbox), None);
-        self.counted[address.node.index()] += std::mem::take(&mut peer.received);
+        (peer.source, peer.received, peer.returned, peer.answered) = (Some(address.inbox), 0, None, 0);
         self.connect(address);
     }
 
@@ -324,6 +427,7 @@ impl<F: Fabric> Rings<F> {
     pub fn free(&mut self, node: NodeNumber) {
         let Some(peer) = self.peers.get_mut(node.index()) else { return };
         peer.received += 1;
+        peer.counted += 1;
         self.return_slots(node);
     }
 
@@ -332,7 +436,7 @@ impl<F: Fabric> Rings<F> {
         let peer = &mut self.peers[node.index()];
         let is_due = peer.returned.is_none_or(|returned| peer.received - returned >= SLOTS / 2);
         let Some(inbox) = peer.source.filter(|_| is_due && peer.source == peer.inbox) else { return };
-        let freed = (1 + peer.received).to_le_bytes();
+        let freed = (u64::from(peer.answered) << FREED_BITS | (1 + peer.received)).to_le_bytes();
         // A node that has just come back may still seem lost: its slots are returned later.
         if self.fabric.put(node, inbox, word, &freed, Notification::None).is_ok() {
             peer.returned = Some(peer.received);
@@ -345,6 +449,12 @@ impl<F: Fabric> Rings<F> {
         Rings { grace: Duration::ZERO, ..self }
     }
 
+    /// Lost puts are put again at once.
+    #[cfg(test)]
+    pub fn without_pause(self) -> Rings<F> {
+        Rings { pause: Duration::ZERO, ..self }
+    }
+
     /// Ends the inbox.
     #[cfg(test)]
     pub fn close(mut self) -> F {
@@ -352,116 +462,20 @@ impl<F: Fabric> Rings<F> {
         self.fabric
     }
 
-    /// Waits until all messages are in place at their targets.
-    pub fn flush(&mut self) {
+    /// Waits until the puts of all messages have ended. Returns whether all messages are in place at their targets.
+    pub fn flush(&mut self) -> bool {
         for node in 0..self.peers.len() {
             if self.peers[node].sent > 0 {
-                // What a lost node did not receive was reported before.
+                // What was lost is put again.
                 let _ = self.fabric.flush(NodeNumber(node as u16));
             }
         }
+        self.look_for_lost_puts();
+        (0..self.peers.len()).all(|node| self.peers[node].is_sound() || self.is_lost(NodeNumber(node as u16)))
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use millstream_fabric::LocalNode;
-
-    use super::*;
-    use crate::header::Kind;
-
-    fn pair() -> [Rings<LocalNode>; 2] {
-        let nodes: [LocalNode; 2] = LocalNode::all("2x1x1".parse().unwrap()).try_into().expect("two nodes");
-        nodes.map(|node| Rings::new(node).expect("few nodes"))
-    }
-
-    /// Closes the endpoint of a node, and opens another one.
-    fn reopened(rings: Rings<LocalNode>) -> Rings<LocalNode> {
-        Rings::new(rings.close()).expect("few nodes")
-    }
-
-    /// Whether a message could be sent.
-    fn try_to_send(from: &mut Rings<LocalNode>, to: Address, tag: u64) -> bool {
-        let is_ready = from.connect(to) && from.is_ready(to.node).expect("it has not ended");
-        if is_ready {
-            from.send(to.node, Header { tag, ..Header::new(Kind::Tagged) }, |_| {}).expect("lives");
-        }
-        is_ready
-    }
-
-    fn send(from: &mut Rings<LocalNode>, to: Address, tag: u64) {
-        assert!(try_to_send(from, to, tag), "{tag}");
-    }
-
-    /// Tags of all messages of a node that are here.
-    fn tags(at: &mut Rings<LocalNode>, from: NodeNumber) -> Vec<u64> {
-        let next = || {
-            let tag = at.peek(from)?.tag;
-            at.free(from);
-            Some(tag)
-        };
-        std::iter::from_fn(next).collect()
-    }
-
-    #[test]
-    fn a_node_that_reopens_its_endpoint_sends_and_receives_all_messages() {
-        let (node, other_node) = (NodeNumber(0), NodeNumber(1));
-        for (read, unread) in
-            (0..2 * SLOTS).flat_map(|read| (0..=SLOTS / 2).map(move |unread| (read, unread)))
-        {
-            let [mut here, mut other] = pair();
-            for tag in 0..read {
-                send(&mut other, here.address(), tag);
-                assert_eq!(tags(&mut here, other_node), [tag]);
-            }
-            (read..read + unread).for_each(|tag| send(&mut other, here.address(), tag));
-            let earlier = other.address();
-            // An endpoint that only says hello is replaced by the next one.
-            let mut silent = reopened(other);
-            let _ = try_to_send(&mut silent, here.address(), 99);
-            let has_sent = read + unread == 0;
-            let mut other = reopened(silent);
-            let first = 100;
-            assert!(
-                !try_to_send(&mut other, here.address(), first),
-                "{read}, {unread}: behind another endpoint"
-            );
-            let mut expected: Vec<u64> = (read..read + unread).collect();
-            expected.extend(has_sent.then_some(99));
-            assert_eq!(tags(&mut here, other_node), expected, "{read}, {unread}");
-            for tag in first..first + 3 * SLOTS {
-                send(&mut other, here.address(), tag);
-                assert_eq!(tags(&mut here, other_node), [tag], "{read}, {unread}");
-                assert_eq!(
-                    here.take_reopened(other_node),
-                    tag == first && read + unread + u64::from(has_sent) > 0
-                );
-                send(&mut here, other.address(), tag);
-                assert_eq!(tags(&mut other, node), [tag], "{read}, {unread}");
-            }
-            assert!(!here.connect(earlier), "it has ended");
-        }
-    }
-
-    #[test]
-    fn an_endpoint_that_is_known_by_its_address_first_loses_no_message() {
-        for before in 0..2 * SLOTS {
-            let [mut here, mut other] = pair();
-            for tag in 0..before {
-                send(&mut other, here.address(), tag);
-                assert_eq!(tags(&mut here, NodeNumber(1)), [tag]);
-            }
-            let mut other = reopened(other);
-            // Its first message comes before or after its address is used here.
-            let has_sent = try_to_send(&mut other, here.address(), 7);
-            assert_eq!(has_sent, before == 0);
-            send(&mut here, other.address(), 8);
-            assert_eq!(tags(&mut other, NodeNumber(0)), [8]);
-            assert_eq!(tags(&mut here, NodeNumber(1)), if has_sent { vec![7] } else { vec![] });
-            for tag in 10..10 + 2 * SLOTS {
-                send(&mut other, here.address(), tag);
-                assert_eq!(tags(&mut here, NodeNumber(1)), [tag]);
-            }
-        }
-    }
+/// The bytes behind the data of a slot: it is the one of this number in the ring of an endpoint.
+fn number_in(inbox: RegionId, number: u64) -> [u8; NUMBER_BYTES] {
+    inbox.0.wrapping_add(number).to_le_bytes()
 }

@@ -5,12 +5,15 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
+use millstream_health::NodeState;
 use millstream_torus::launch::{LaunchedTorus, Launcher, ProcessArguments};
 use millstream_torus::service::supervisor;
 use millstream_torus::traffic::TrafficCounters;
 use millstream_torus::{monitor, node};
+use millstream_torus_core::NodeNumber;
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +31,7 @@ fn main() -> ExitCode {
         trial("without_a_torus_the_provider_offers_nothing", without_a_torus_the_provider_offers_nothing),
         trial("remote_memory_and_atomic_operations_are_right", remote_memory_and_atomic_operations_are_right),
         trial("endpoints_are_opened_anew_and_lost", endpoints_are_opened_anew_and_lost),
+        trial("a_node_that_comes_back_misses_no_message", a_node_that_comes_back_misses_no_message),
     ];
     for (name, arguments) in [
         ("fi_pingpong_sends_messages_of_all_sizes", "-m msg -I 10 -S all"),
@@ -176,6 +180,78 @@ fn endpoints_are_opened_anew_and_lost() -> TestResult {
         .run(&script(folder.path(), "timeout 240 ./reopen $MILLSTREAM_TORUS_RANK"))
         .map_err(|error| format!("{error}: {}", output(folder.path())))?;
     Ok(())
+}
+
+/// What a test does next to a node that is avoided, and comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Stop,
+    Continue,
+    SeeBack,
+}
+
+/// Each node in turn is stopped until it is avoided, and goes on, while both send each other numbered messages.
+fn a_node_that_comes_back_misses_no_message() -> TestResult {
+    const LONG: Duration = Duration::from_secs(120);
+    let folder = provider()?;
+    compile("cc", &here("tests/c/numbered.c"), &folder.path().join("numbered"), &["-lfabric"])?;
+    // The periods are long, as other tests use the processors.
+    let mut torus = Launcher { supervisors: 1, period_factor: 2, ..launcher("2x1x1")? }.launch()?;
+    let program = script(folder.path(), "timeout 300 ./numbered $MILLSTREAM_TORUS_RANK");
+    let numbers = |what: &str| -> Vec<u64> {
+        let text = std::fs::read_to_string(folder.path().join(what)).unwrap_or_default();
+        text.lines().filter_map(|line| line.parse().ok()).collect()
+    };
+    let mut strikes = [0, 1, 0, 1].map(NodeNumber).into_iter().peekable();
+    let (mut next, mut since, mut seen) = (Next::Stop, Instant::now(), [0; 2]);
+    let ended = torus.run_surviving(&program, |torus| {
+        std::thread::sleep(Duration::from_millis(5));
+        let Some(&node) = strikes.peek() else { return };
+        let Some(state) = torus.state().filter(|state| state.settled) else { return };
+        let is_well = state.nodes.iter().all(|row| row.state == NodeState::Ok && !row.avoided);
+        let pid = torus.pid(node).expect("exists");
+        let arrived = ["0.arrived", "1.arrived"].map(|what| numbers(what).first().copied().unwrap_or(0));
+        // Messages are under way in both directions.
+        let goes_on = arrived.iter().zip(seen).all(|(&arrived, seen)| arrived > seen);
+        let step = match next {
+            Next::Stop if is_well && goes_on => {
+                signal(pid, "STOP");
+                Some(Next::Continue)
+            }
+            Next::Continue if state.nodes[node.index()].avoided => {
+                signal(pid, "CONT");
+                Some(Next::SeeBack)
+            }
+            Next::SeeBack if is_well => {
+                strikes.next();
+                Some(Next::Stop)
+            }
+            _ => None,
+        };
+        if let Some(step) = step {
+            (next, since, seen) = (step, Instant::now(), arrived);
+        }
+        if strikes.peek().is_none() || since.elapsed() > LONG {
+            let _ = std::fs::write(folder.path().join("enough"), "");
+        }
+        assert!(since.elapsed() < 2 * LONG, "{next:?}: {state:?} {}", output(folder.path()));
+    })?;
+    let printed = output(folder.path());
+    assert!(ended.iter().all(|(_, status)| status.success()), "{ended:?}: {printed}");
+    assert!(strikes.peek().is_none(), "{next:?}: {printed}");
+    for (source, target) in [("0", "1"), ("1", "0")] {
+        let failed = numbers(&format!("{source}.failed"));
+        let missing = numbers(&format!("{target}.missing"));
+        let silent = missing.iter().filter(|number| !failed.contains(number)).count() as u64;
+        // The others have failed receives in their place.
+        assert!(silent <= numbers(&format!("{target}.receives"))[0], "{missing:?} {failed:?}: {printed}");
+    }
+    torus.finish().map(drop).map_err(Into::into)
+}
+
+fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill").args([format!("-{name}"), pid.to_string()]).status().expect("kill");
+    assert!(status.success(), "{name}: {status}");
 }
 
 /// The conformance client for MPI, which compares every result, with Open MPI's libfabric transport.

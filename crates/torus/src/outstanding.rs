@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use millstream_fabric::{FabricError, RegionId};
+use millstream_fabric::{FabricError, LostPuts, RegionId};
 use millstream_torus_core::NodeNumber;
 
 use crate::control::Completion;
@@ -30,6 +30,7 @@ pub(crate) struct Outstanding {
     results: HashMap<u32, Result<u64, FabricError>>,
     by_target: BTreeMap<NodeNumber, usize>,
     failures: BTreeMap<NodeNumber, FabricError>,
+    lost_puts: BTreeMap<NodeNumber, LostPuts>,
     /// Targets of puts since the last flush.
     unflushed: BTreeSet<NodeNumber>,
     next_cookie: u32,
@@ -43,6 +44,7 @@ impl Outstanding {
             results: HashMap::new(),
             by_target: BTreeMap::new(),
             failures: BTreeMap::new(),
+            lost_puts: BTreeMap::new(),
             unflushed: BTreeSet::new(),
             next_cookie: 0,
         }
@@ -91,7 +93,16 @@ impl Outstanding {
             self.results.insert(done.cookie, result);
         } else if let Err(error) = result {
             self.failures.entry(pending.target).or_insert(error);
+            if let FabricError::NodeLost { .. } | FabricError::NoRoute { .. } = error {
+                let before = self.lost_puts(pending.target).map_or(0, |lost| lost.count);
+                self.lost_puts.insert(pending.target, LostPuts { count: before + 1, cause: error });
+            }
         }
+    }
+
+    /// Puts to a node that failed because it could not be reached.
+    pub(crate) fn lost_puts(&self, target: NodeNumber) -> Option<LostPuts> {
+        self.lost_puts.get(&target).copied()
     }
 
     /// The result of an operation that a caller awaits, once.

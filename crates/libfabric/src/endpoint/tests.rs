@@ -4,6 +4,7 @@ use millstream_fabric::LocalNode;
 
 use super::target::READ_STEP;
 use super::*;
+use crate::unreliable::UnreliableNode;
 
 const HERE: NodeNumber = NodeNumber(0);
 const OTHER: NodeNumber = NodeNumber(1);
@@ -30,19 +31,19 @@ fn pattern(source: Option<NodeNumber>, tag: u64) -> Pattern {
     Pattern { tagged: true, source, tag, ignore: 0 }
 }
 
-fn post(at: &mut Endpoint<LocalNode>, source: Option<NodeNumber>, tag: u64, bytes: &mut [u8]) {
+fn post<F: Fabric>(at: &mut Endpoint<F>, source: Option<NodeNumber>, tag: u64, bytes: &mut [u8]) {
     let (pattern, buffer) = (pattern(source, tag), buffer(bytes));
     at.receive(Receive { buffer, context: tag as usize, signaled: true, pattern });
 }
 
-fn send(from: &mut Endpoint<LocalNode>, to: Address, tag: u64, bytes: Vec<u8>, acknowledged: bool) {
+fn send<F: Fabric>(from: &mut Endpoint<F>, to: Address, tag: u64, bytes: Vec<u8>, acknowledged: bool) {
     let completion = Completion::new(Side::Transmit, tag as usize, sys::MS_FI_SEND | sys::MS_FI_TAGGED);
     let header = Header { tag, ..Header::new(Kind::Tagged) };
     from.send(to, header, Source::Owned(bytes), completion, acknowledged);
 }
 
 /// Contexts and errors of all completions.
-fn completed(at: &mut Endpoint<LocalNode>) -> Vec<(usize, u32)> {
+fn completed<F: Fabric>(at: &mut Endpoint<F>) -> Vec<(usize, u32)> {
     std::iter::from_fn(|| at.poll_completion()).map(|done| (done.context, done.error)).collect()
 }
 
@@ -200,4 +201,104 @@ fn an_address_that_is_used_before_its_first_message_is_of_the_endpoint_that_live
     done.sort_unstable();
     assert_eq!(done, [(2, 0), (3, 0)]);
     assert_eq!(bytes, [[1; 8], [2; 8], [3; 8]]);
+}
+
+/// What is under way arrives, and the endpoints go on until there is nothing left.
+fn settle_unreliable(endpoints: &mut [Endpoint<UnreliableNode>; 2]) {
+    for _ in 0..1000 {
+        for (at, endpoint) in endpoints.iter_mut().enumerate() {
+            endpoint.progress();
+            endpoint.rings.fabric().execute(NodeNumber(1 - at as u16), usize::MAX);
+        }
+    }
+}
+
+/// The other node is away for longer than it is waited for, and knows nothing of that.
+#[test]
+fn a_lost_node_that_comes_back_misses_nothing() {
+    const KEY: u64 = 3;
+    let open =
+        |node| Rings::new(UnreliableNode::new(node)).expect("few nodes").without_grace().without_pause();
+    let nodes: [LocalNode; 2] = LocalNode::all("2x1x1".parse().unwrap()).try_into().expect("the nodes");
+    let mut endpoints = nodes.map(|node| Endpoint::new(open(node), Arc::default()));
+    let addresses = [endpoints[0].address(), endpoints[1].address()];
+    let [mut words, mut old] = [[5_u64.to_le_bytes()], [[0; 8]]];
+    // SAFETY: the memory lives longer than the endpoints.
+    assert!(unsafe { lock(&endpoints[0].regions).add(KEY, words[0].as_mut_ptr(), 8, true, true) });
+    let (mut long, mut failing, mut last) = (vec![0; LONG], vec![0; LONG], [0; 8]);
+    let (mut expected, mut named) = (vec![0; LONG], [0; 8]);
+    let [here, other] = &mut endpoints;
+    // Each waits for the other: a part of a message without a receive, of one with a receive, an atomic operation.
+    let header = Header { key: KEY, ..Header::new(Kind::Atomic) };
+    let header = Header { data: 1, datatype: sys::FI_UINT64 as u8, operation: sys::FI_SUM as u8, ..header };
+    let completion = Completion::new(Side::Transmit, 10, sys::MS_FI_ATOMIC);
+    let one = Source::Owned(1_u64.to_le_bytes().to_vec());
+    other.send_request(addresses[0], header, one, buffer(&mut old[0]), completion);
+    send(other, addresses[0], 1, vec![1; LONG], true);
+    post(other, None, 2, &mut failing);
+    send(here, addresses[1], 2, vec![2; LONG], true);
+    post(here, Some(OTHER), 3, &mut named);
+    for endpoint in [other, here] {
+        let to = NodeNumber(1 - endpoint.address().node.0);
+        endpoint.rings.fabric().execute(to, usize::MAX);
+        endpoint.progress();
+    }
+    assert_eq!(words[0], 6_u64.to_le_bytes());
+    let [here, other] = &mut endpoints;
+    // A part of the long message is there, and no answer has left.
+    other.progress();
+    assert!(completed(here).is_empty() && completed(other).is_empty());
+    here.rings.fabric().set_away(OTHER, true);
+    other.rings.fabric().lose(HERE);
+    here.progress();
+    let mut failed = completed(here);
+    failed.sort_unstable();
+    assert_eq!(failed, [2, 3].map(|context| (context, sys::FI_ECONNABORTED)));
+    post(here, None, 1, &mut long);
+    here.progress();
+    assert_eq!((completed(here), completed(other)), (vec![], vec![]), "the message has not come yet");
+    here.rings.fabric().set_away(OTHER, false);
+    settle_unreliable(&mut endpoints);
+    let [here, other] = &mut endpoints;
+    assert_eq!(completed(here), [(1, 0)]);
+    let mut done = completed(other);
+    done.sort_unstable();
+    assert_eq!(done, [(1, 0), (2, sys::FI_ECONNABORTED), (10, 0)]);
+    assert!(long.iter().all(|&byte| byte == 1));
+    assert_eq!((words[0], old[0]), (6_u64.to_le_bytes(), 5_u64.to_le_bytes()), "executed once");
+    // Later messages in both directions.
+    post(other, None, 4, &mut expected);
+    post(here, Some(OTHER), 5, &mut last);
+    send(here, addresses[1], 4, vec![4; LONG], true);
+    send(other, addresses[0], 5, vec![5; 8], true);
+    settle_unreliable(&mut endpoints);
+    for (endpoint, contexts) in endpoints.iter_mut().zip([[4, 5], [4, 5]]) {
+        let mut done = completed(endpoint);
+        done.sort_unstable();
+        assert_eq!(done, contexts.map(|context| (context, 0)));
+    }
+    assert!(expected.iter().all(|&byte| byte == 4) && last == [5; 8]);
+}
+
+/// The part of a message that has a receive is no message, but its source learns so.
+#[test]
+fn a_message_whose_receive_has_failed_is_acknowledged_with_an_error() {
+    let nodes: [LocalNode; 2] = LocalNode::all("2x1x1".parse().unwrap()).try_into().expect("the nodes");
+    let open =
+        |node| Rings::new(UnreliableNode::new(node)).expect("few nodes").without_grace().without_pause();
+    let mut endpoints = nodes.map(|node| Endpoint::new(open(node), Arc::default()));
+    let mut long = vec![0; LONG];
+    let to = endpoints[0].address();
+    let [here, other] = &mut endpoints;
+    post(here, None, 1, &mut long);
+    send(other, to, 1, vec![1; LONG], true);
+    other.rings.fabric().execute(HERE, usize::MAX);
+    here.progress();
+    here.rings.fabric().set_away(OTHER, true);
+    here.progress();
+    assert_eq!(completed(here), [(1, sys::FI_ECONNABORTED)]);
+    here.rings.fabric().set_away(OTHER, false);
+    settle_unreliable(&mut endpoints);
+    assert_eq!(completed(&mut endpoints[1]), [(1, sys::FI_ECONNABORTED)]);
+    assert_eq!(completed(&mut endpoints[0]), []);
 }

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{Event, Fabric, FabricError, KernelWords, Notification, RegionId, Span, check};
+use millstream_fabric::{
+    Event, Fabric, FabricError, KernelWords, LostPuts, Notification, RegionId, Span, check,
+};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::{Awaited, REGION_CHUNK, TorusNode};
@@ -183,6 +185,11 @@ impl Fabric for TorusNode {
         let flushed = self.outstanding.flushed(to)?;
         // Puts that arrived before the node was lost are no failure.
         if flushed || !self.control.is_lost(to) { Ok(()) } else { Err(FabricError::NodeLost { node: to }) }
+    }
+
+    fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
+        self.drain();
+        self.outstanding.lost_puts(to)
     }
 
     fn counter(&self, index: u16) -> Result<u64, FabricError> {

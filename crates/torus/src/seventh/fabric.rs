@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use millstream_fabric::{Event, Fabric, FabricError, Notification, RegionId, check};
+use millstream_fabric::{Event, Fabric, FabricError, LostPuts, Notification, RegionId, check};
 use millstream_torus_core::{Dimensions, NodeNumber};
 
 use super::host::OutsideHost;
@@ -114,6 +114,11 @@ impl Fabric for OutsideHost {
         self.check_target(to, Notification::None)?;
         self.wait(NEVER, |host| host.outstanding.is_idle(to).then_some(Ok(())))?;
         self.outstanding.flushed(to).map(drop)
+    }
+
+    fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
+        self.progress();
+        self.outstanding.lost_puts(to)
     }
 
     /// [`FabricError::NotANode`].

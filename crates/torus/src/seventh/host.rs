@@ -143,7 +143,7 @@ impl OutsideHost {
     }
 
     /// Takes all completions.
-    fn progress(&mut self) {
+    pub(super) fn progress(&mut self) {
         let mut buffer = [WorkCompletion::EMPTY; 32];
         loop {
             let taken = match self.queue.poll(&mut buffer) {
