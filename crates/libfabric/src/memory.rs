@@ -1,6 +1,7 @@
 //! Memory of the application: buffers of operations, and regions that others may access.
 
 use std::collections::HashMap;
+use std::marker::PhantomData;
 
 use crate::matching::ReceiveBuffer;
 
@@ -74,6 +75,25 @@ struct Region {
     writable: bool,
 }
 
+/// A range of a region. It borrows the table, so its memory exists: whoever ends the region waits until the table is free.
+#[derive(Debug)]
+pub struct RegionRange<'r> {
+    memory: UserBuffer,
+    table: PhantomData<&'r Regions>,
+}
+
+impl RegionRange<'_> {
+    /// Appends a part of the bytes.
+    pub fn read(&self, offset: u64, length: usize, into: &mut Vec<u8>) {
+        self.memory.read(offset, length, into);
+    }
+
+    /// Writes bytes. Those beyond the range are dropped.
+    pub fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.memory.write(offset, bytes);
+    }
+}
+
 /// The regions of a domain.
 #[derive(Debug, Default)]
 pub struct Regions {
@@ -125,11 +145,25 @@ impl Regions {
         self.by_key.remove(&key);
     }
 
-    /// The memory of a range, as a buffer.
+    /// The memory of a range, as long as the table is locked.
+    ///
+    /// ```
+    /// # use millstream_libfabric::memory::Regions;
+    /// # let table = std::sync::Mutex::new(Regions::default());
+    /// let regions = table.lock().unwrap();
+    /// let range = regions.range(1, 0, 8, true);
+    /// assert!(range.is_err());
+    /// ```
+    /// ```compile_fail
+    /// # use millstream_libfabric::memory::Regions;
+    /// # let table = std::sync::Mutex::new(Regions::default());
+    /// let range = table.lock().unwrap().range(1, 0, 8, true);
+    /// assert!(range.is_err());
+    /// ```
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn range(&self, key: u64, offset: u64, length: u64, write: bool) -> Result<UserBuffer, Refused> {
+    pub fn range(&self, key: u64, offset: u64, length: u64, write: bool) -> Result<RegionRange<'_>, Refused> {
         let region = self.by_key.get(&key).ok_or(Refused::Key)?;
         if !(if write { region.writable } else { region.readable }) {
             return Err(Refused::Access);
@@ -138,8 +172,9 @@ impl Regions {
             return Err(Refused::Bounds);
         }
         let start = region.start.wrapping_add(offset as usize);
-        // SAFETY: a part of the region, which lives while it is in the table; the buffer is used at once.
-        Ok(unsafe { UserBuffer::new([(start, length as usize)]) })
+        // SAFETY: a part of the region, which lives while it is in the table, and the range borrows the table.
+        let memory = unsafe { UserBuffer::new([(start, length as usize)]) };
+        Ok(RegionRange { memory, table: PhantomData })
     }
 }
 

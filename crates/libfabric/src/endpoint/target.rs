@@ -6,7 +6,6 @@ use millstream_torus_core::NodeNumber;
 use super::{Completion, Endpoint, Side, lock};
 use crate::atomic::{self, AtomicKind};
 use crate::header::{Header, Kind};
-use crate::matching::ReceiveBuffer;
 use crate::memory::Refused;
 use crate::ring::{PAYLOAD, SLOTS};
 use crate::sys;
@@ -34,14 +33,13 @@ fn error_of(refused: Refused) -> u32 {
 
 impl<F: Fabric> Endpoint<F> {
     pub(super) fn handle_write(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
-        let whole = lock(&self.regions).range(header.key, header.tag, header.total, true);
-        let error = match whole {
-            Ok(mut target) => {
-                target.write(header.offset, data);
-                0
-            }
-            Err(refused) => error_of(refused),
-        };
+        let regions = lock(&self.regions);
+        let whole = regions.range(header.key, header.tag, header.total, true);
+        let error = whole.map_or_else(error_of, |mut target| {
+            target.write(header.offset, data);
+            0
+        });
+        drop(regions);
         if !header.is_last() {
             return;
         }
@@ -58,8 +56,8 @@ impl<F: Fabric> Endpoint<F> {
 
     pub(super) fn handle_read(&mut self, node: NodeNumber, header: &Header) {
         let Header { key, tag: start, data: total, request, .. } = *header;
-        let range = lock(&self.regions).range(key, start, total, false);
-        if let Err(refused) = range {
+        let refused = lock(&self.regions).range(key, start, total, false).err();
+        if let Some(refused) = refused {
             return self.acknowledge(node, request, error_of(refused));
         }
         // As many bytes as the region has, at most.
@@ -112,8 +110,8 @@ impl<F: Fabric> Endpoint<F> {
         if header.total != data.len() as u64 || operands % size != 0 {
             return Err(sys::FI_EINVAL);
         }
-        let mut target =
-            lock(&self.regions).range(header.key, header.tag, operands as u64, true).map_err(error_of)?;
+        let regions = lock(&self.regions);
+        let mut target = regions.range(header.key, header.tag, operands as u64, true).map_err(error_of)?;
         let mut old = Vec::new();
         target.read(0, operands, &mut old);
         let mut new = old.clone();
