@@ -9,7 +9,7 @@
 use std::time::{Duration, Instant};
 
 use millstream_fabric::{
-    FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId, Span,
+    FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, LossWatch, Notification, RegionId, Span,
 };
 use millstream_torus_core::NodeNumber;
 
@@ -46,6 +46,7 @@ pub struct CardMessages {
     exchanges: u64,
     timeout: Duration,
     here: NodeNumber,
+    losses: LossWatch,
     failure: FirstError,
 }
 
@@ -80,6 +81,7 @@ impl CardMessages {
         let (incoming, incoming_at) = allocate_on_card(fabric, 2 * bytes as usize, "messages")?;
         let counted: Vec<u64> =
             (first_counter..).take(peers.len()).map(|i| fabric.counter(i)).collect::<Result<_, _>>()?;
+        let losses = LossWatch::new(fabric, peers.iter().copied());
         let mut description = incoming.0.to_le_bytes().to_vec();
         description.extend(peers.iter().flat_map(|peer| peer.0.to_le_bytes()));
         let all = fabric.exchange(&description, timeout)?;
@@ -103,6 +105,7 @@ impl CardMessages {
             exchanges: 0,
             timeout,
             here,
+            losses,
             failure: FirstError::default(),
         })
     }
@@ -195,6 +198,7 @@ impl CardMessages {
             let (region, offset) = self.outgoing(i);
             let span = Span { region, offset, length };
             let to = (2 * peer.place as u64 + parity) * self.slot;
+            self.losses.check(fabric, peer.node)?;
             // A peer has no more peers than counters, or it would have refused them.
             let one = Notification::Counter { index: self.first_counter + peer.place as u16, add: 1 };
             fabric.put_region(peer.node, peer.region, to, span, one)?;
@@ -205,7 +209,8 @@ impl CardMessages {
         let begin = Instant::now();
         for (i, peer) in self.others() {
             let value = peer.counted + self.exchanges;
-            fabric.wait_counter(self.first_counter + i as u16, value, peer.node, self.timeout)?;
+            let counter = self.first_counter + i as u16;
+            self.losses.wait_counter(fabric, counter, value, peer.node, self.timeout)?;
         }
         times.wait += begin.elapsed();
         Ok(parity as usize)
@@ -215,18 +220,18 @@ impl CardMessages {
 #[cfg(test)]
 mod tests {
     use millstream_fabric::LocalNode;
+    use millstream_fabric::unreliable::UnreliableNode;
 
     use super::*;
 
     const LONG: Duration = Duration::from_secs(30);
     const SLOT: u64 = 64;
 
-    #[test]
-    fn an_exchange_that_timed_out_fails_all_later_ones() {
-        let mut nodes = LocalNode::all("2x1x1".parse().unwrap());
+    /// The messages of two nodes, in host memory.
+    fn messages(nodes: &mut [LocalNode]) -> [CardMessages; 2] {
         let outgoing: Vec<_> = nodes.iter_mut().map(|node| node.register(SLOT as usize)).collect();
         let incoming: Vec<_> = nodes.iter_mut().map(|node| node.register(2 * SLOT as usize)).collect();
-        let [mut first, mut second] = [0, 1].map(|here| CardMessages {
+        [0, 1].map(|here| CardMessages {
             peers: vec![CardPeer {
                 node: NodeNumber(1 - here),
                 region: incoming[1 - usize::from(here)],
@@ -241,8 +246,15 @@ mod tests {
             exchanges: 0,
             timeout: LONG,
             here: NodeNumber(here),
+            losses: LossWatch::new(&mut nodes[usize::from(here)], [NodeNumber(1 - here)]),
             failure: FirstError::default(),
-        });
+        })
+    }
+
+    #[test]
+    fn an_exchange_that_timed_out_fails_all_later_ones() {
+        let mut nodes = LocalNode::all("2x1x1".parse().unwrap());
+        let [mut first, mut second] = messages(&mut nodes);
         let times = &mut TimeSplit::default();
         let timed_out = Err(FabricError::TimedOut { waited: Duration::ZERO });
         first.timeout = Duration::ZERO;
@@ -251,5 +263,17 @@ mod tests {
         // A retry would send a second message into the same exchange.
         first.timeout = LONG;
         assert_eq!(first.exchange(&mut nodes[0], &[8], times), timed_out);
+    }
+    /// The peer is away for a moment, and does not know that it was.
+    #[test]
+    fn a_lost_message_ends_the_wait_for_its_peer() {
+        let mut nodes = LocalNode::all("2x1x1".parse().unwrap());
+        let [mut first, _second] = messages(&mut nodes);
+        let mut node = UnreliableNode::new(nodes.remove(0));
+        let times = &mut TimeSplit::default();
+        let lost = Err(FabricError::NodeLost { node: NodeNumber(1) });
+        node.lose_next(NodeNumber(1));
+        assert_eq!(first.exchange(&mut node, &[8], times), lost);
+        assert_eq!(first.exchange(&mut node, &[8], times), lost);
     }
 }

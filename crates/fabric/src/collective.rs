@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
 
-use crate::wait::wait_for_all;
 use crate::{
-    ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId,
+    ExchangeStatistics, FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, LossWatch, Notification,
+    RegionId,
 };
 
 /// A buffer per axis, because the neighbour on one axis may be ahead of that on another; and two of each in turn, because a
@@ -35,6 +35,7 @@ pub struct Collectives {
     arrived: [u64; 3],
     timeout: Duration,
     statistics: ExchangeStatistics,
+    losses: LossWatch,
     failure: FirstError,
 }
 
@@ -72,7 +73,7 @@ impl Collectives {
         bytes: usize,
         timeout: Duration,
     ) -> Result<Collectives, FabricError> {
-        let torus = fabric.dimensions();
+        let (torus, here) = (fabric.dimensions(), fabric.here());
         let half = bytes.max(1) * torus.nodes();
         let region = fabric.register(BUFFERS * half);
         // From the exchange on, neighbours put. Earlier operations have raised the counters, too.
@@ -80,17 +81,18 @@ impl Collectives {
         for (i, arrived) in arrived.iter_mut().enumerate() {
             *arrived = fabric.counter(FIRST_COLLECTIVE_COUNTER + i as u16)?;
         }
+        let along = |axis: Axis, sign: Sign| {
+            let mut at = torus.coordinates(here);
+            at.0[axis.index()] = torus.step(at.on(axis), Direction::new(axis, sign));
+            // `step` stays within the ring.
+            torus.node(at).unwrap_or(here)
+        };
+        let losses = LossWatch::new(fabric, Axis::ALL.map(|axis| along(axis, Sign::Plus)));
         let all = fabric.exchange(&region.0.to_le_bytes(), timeout)?;
         let region_of = |node: NodeNumber| {
             let mut id = [0; 8];
             id.copy_from_slice(&all[node.index()]);
             RegionId(u64::from_le_bytes(id))
-        };
-        let along = |axis: Axis, sign: Sign| {
-            let mut at = torus.coordinates(fabric.here());
-            at.0[axis.index()] = torus.step(at.on(axis), Direction::new(axis, sign));
-            // `step` stays within the ring.
-            torus.node(at).unwrap_or(fabric.here())
         };
         let next = Axis::ALL.map(|axis| {
             let node = along(axis, Sign::Plus);
@@ -99,7 +101,18 @@ impl Collectives {
         let previous = Axis::ALL.map(|axis| along(axis, Sign::Minus));
         let statistics = ExchangeStatistics::default();
         let failure = FirstError::default();
-        Ok(Collectives { region, next, previous, half, operations: 0, arrived, timeout, statistics, failure })
+        Ok(Collectives {
+            region,
+            next,
+            previous,
+            half,
+            operations: 0,
+            arrived,
+            timeout,
+            statistics,
+            losses,
+            failure,
+        })
     }
 
     /// Changes the longest wait of later operations.
@@ -141,13 +154,14 @@ impl Collectives {
             for step in 0..size - 1 {
                 let sent = (place + size - step) % size;
                 let one = Notification::Counter { index: counter, add: 1 };
+                self.losses.check(fabric, next)?;
                 fabric.put(next, region, offset(sent), &data, one)?;
                 self.statistics.messages += 1;
                 self.statistics.bytes += data.len() as u64;
                 self.arrived[axis.index()] += 1;
                 let (value, previous) = (self.arrived[axis.index()], self.previous[axis.index()]);
                 let sent_at = Instant::now();
-                wait_for_all(fabric, counter, value, previous, self.timeout)?;
+                self.losses.wait_counter(fabric, counter, value, previous, self.timeout)?;
                 self.statistics.wait += sent_at.elapsed();
                 fabric.load(self.region, offset((sent + size - 1) % size), &mut data)?;
             }
@@ -211,5 +225,33 @@ impl Collectives {
             *result = reduction.apply(*result, word);
         }
         Ok(results)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LocalNode;
+    use crate::unreliable::UnreliableNode;
+
+    const LONG: Duration = Duration::from_secs(30);
+
+    /// The next node is away for a moment, and does not know that it was.
+    #[test]
+    fn a_lost_block_ends_the_operation() {
+        let nodes = LocalNode::all("2x1x1".parse().unwrap());
+        std::thread::scope(|scope| {
+            for node in nodes {
+                scope.spawn(move || {
+                    let mut node = UnreliableNode::new(node);
+                    let other = NodeNumber(1 - node.here().0);
+                    let mut collectives = Collectives::new(&mut node, 8, LONG).unwrap();
+                    node.lose_next(other);
+                    let lost = Err(FabricError::NodeLost { node: other });
+                    assert_eq!(collectives.barrier(&mut node), lost);
+                    assert_eq!(collectives.barrier(&mut node), lost);
+                });
+            }
+        });
     }
 }

@@ -3,7 +3,7 @@
 //! [`Fabric`] is the interface: regions, put, get, atomic operations, notifications. [`local`] implements it for threads
 //! of one process. [`collective`] has operations of all nodes, [`all_to_all`] messages of any length between all nodes and
 //! [`neighbourhood`] messages with fixed peers, all written once over put. [`on_card`] puts a program's memory on the node's card. [`check`] has the checks that
-//! implementations share, and [`conformance`] tests an implementation.
+//! implementations share, [`conformance`] tests an implementation, and [`unreliable`] loses puts for tests.
 #![forbid(unsafe_code)]
 
 pub mod all_to_all;
@@ -14,6 +14,7 @@ mod failure;
 pub mod local;
 pub mod neighbourhood;
 pub mod on_card;
+pub mod unreliable;
 mod wait;
 
 use std::time::Duration;
@@ -26,6 +27,7 @@ pub use millstream_torus_core::header::Notification;
 use millstream_torus_core::{Dimensions, NodeNumber};
 pub use neighbourhood::{ExchangeStatistics, Neighbourhood};
 pub use on_card::OnCard;
+pub use wait::LossWatch;
 
 /// Counters of a node for [`Notification::Counter`].
 pub const COUNTERS: u16 = 256;

@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 
 use millstream_torus_core::NodeNumber;
 
-use crate::wait::wait_for_all;
-use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, Notification, RegionId};
+use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, LossWatch, Notification, RegionId};
 
 const HEADER: usize = 8;
 
@@ -58,6 +57,7 @@ pub struct Neighbourhood {
     first_counter: u16,
     timeout: Duration,
     statistics: ExchangeStatistics,
+    losses: LossWatch,
     failure: FirstError,
 }
 
@@ -96,6 +96,7 @@ impl Neighbourhood {
         let region = fabric.register(2 * peers.len() * (HEADER + capacity));
         let counted: Vec<u64> =
             (0..peers.len()).map(|i| fabric.counter(first_counter + i as u16)).collect::<Result<_, _>>()?;
+        let losses = LossWatch::new(fabric, peers.iter().copied());
         // From this exchange on, peers put.
         let mut description = region.0.to_le_bytes().to_vec();
         description.extend(peers.iter().flat_map(|peer| peer.0.to_le_bytes()));
@@ -125,6 +126,7 @@ impl Neighbourhood {
             first_counter,
             timeout,
             statistics: ExchangeStatistics::default(),
+            losses,
             failure: FirstError::default(),
         })
     }
@@ -210,6 +212,7 @@ impl Neighbourhood {
         let peer = &mut self.peers[i];
         peer.rounds += 1;
         if peer.node != fabric.here() {
+            self.losses.check(fabric, peer.node)?;
             let message = &peer.outgoing;
             let from = (round * self.capacity).min(message.len());
             let part = &message[from..message.len().min(from + self.capacity)];
@@ -239,7 +242,7 @@ impl Neighbourhood {
         }
         let begin = Instant::now();
         let (counter, value) = (self.first_counter + i as u16, peer.counted + peer.rounds);
-        wait_for_all(fabric, counter, value, peer.node, self.timeout)?;
+        self.losses.wait_counter(fabric, counter, value, peer.node, self.timeout)?;
         let arrived = Instant::now();
         let offset = (2 * i as u64 + peer.rounds % 2) * slot;
         let mut header = [0; HEADER];
@@ -261,6 +264,7 @@ impl Neighbourhood {
 mod tests {
     use super::*;
     use crate::LocalNode;
+    use crate::unreliable::UnreliableNode;
 
     const LONG: Duration = Duration::from_secs(30);
 
@@ -283,5 +287,44 @@ mod tests {
         // A retry would send a second message into the same exchange.
         first.timeout = LONG;
         assert_eq!(first.exchange(&mut node, vec![vec![3]]), timed_out);
+    }
+
+    /// Each node's part of a neighbourhood of two.
+    fn two_unreliable_nodes() -> [(Neighbourhood, UnreliableNode); 2] {
+        let nodes = LocalNode::all("2x1x1".parse().unwrap());
+        let members: Vec<_> = std::thread::scope(|scope| {
+            let start = |node: LocalNode| {
+                let other = NodeNumber(1 - node.here().0);
+                let mut node = UnreliableNode::new(node);
+                scope.spawn(move || (Neighbourhood::new(&mut node, &[other], 8, LONG).unwrap(), node))
+            };
+            let started: Vec<_> = nodes.into_iter().map(start).collect();
+            started.into_iter().map(|node| node.join().expect("no panic")).collect()
+        });
+        members.try_into().expect("two nodes")
+    }
+
+    /// The peer is away for a moment, and does not know that it was.
+    #[test]
+    fn a_lost_message_ends_the_wait_for_its_peer() {
+        let [(mut first, mut node), _second] = two_unreliable_nodes();
+        let lost = Err(FabricError::NodeLost { node: NodeNumber(1) });
+        first.start(&mut node, vec![vec![1]]).unwrap();
+        node.lose(NodeNumber(1));
+        assert_eq!(first.finish(&mut node), lost);
+        assert_eq!(first.exchange(&mut node, vec![vec![2]]), lost);
+    }
+
+    #[test]
+    fn no_message_is_taken_for_a_lost_one() {
+        let [(mut first, mut node), (mut second, mut other)] = two_unreliable_nodes();
+        second.start(&mut other, vec![vec![7]]).unwrap();
+        other.execute(NodeNumber(0), 1);
+        first.start(&mut node, vec![vec![1]]).unwrap();
+        node.lose(NodeNumber(1));
+        assert_eq!(first.finish(&mut node), Ok(vec![vec![7]]));
+        assert_eq!(first.start(&mut node, vec![vec![2]]), Err(FabricError::NodeLost { node: NodeNumber(1) }));
+        node.execute(NodeNumber(1), usize::MAX);
+        assert_eq!(other.counter(0), Ok(0));
     }
 }

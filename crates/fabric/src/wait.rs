@@ -12,37 +12,79 @@ const LOOK_FOR_LOST: Duration = Duration::from_millis(100);
 /// order, behind its part of the operation.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// Waits until `from` has raised a counter to `value`. A node that lives may wait for a lost one in turn, so any lost node
-/// ends a wait that makes no progress.
-pub(crate) fn wait_for_all<F: Fabric>(
-    fabric: &mut F,
-    counter: u16,
-    value: u64,
-    from: NodeNumber,
-    timeout: Duration,
-) -> Result<(), FabricError> {
-    let start = Instant::now();
-    // Since when a node is lost and the counter has this value.
-    let mut stalled: Option<(Instant, u64)> = None;
-    loop {
-        let left = timeout.saturating_sub(start.elapsed());
-        match fabric.wait_counter(counter, value, from, left.min(LOOK_FOR_LOST)) {
-            Err(FabricError::TimedOut { .. }) if left > LOOK_FOR_LOST => {}
-            Err(FabricError::TimedOut { .. }) => return Err(FabricError::TimedOut { waited: timeout }),
-            other => return other,
-        }
-        let Some(node) = fabric.lost_node() else {
-            stalled = None;
-            continue;
-        };
-        let now = fabric.counter(counter)?;
-        match stalled {
-            Some((since, seen)) if seen == now => {
-                if since.elapsed() >= GRACE {
-                    return Err(FabricError::NodeLost { node });
-                }
+/// Nodes to which an operation of all nodes puts, and the puts to each that were lost before. Once a later one is lost, the nodes
+/// have come to different points, also if the node is back.
+#[derive(Debug, Default)]
+pub struct LossWatch {
+    lost_before: Vec<(NodeNumber, u64)>,
+}
+
+impl LossWatch {
+    /// Watches puts to these nodes from here on.
+    pub fn new<F: Fabric>(fabric: &mut F, targets: impl IntoIterator<Item = NodeNumber>) -> LossWatch {
+        let lost = |node| (node, fabric.lost_puts(node).map_or(0, |lost| lost.count));
+        LossWatch { lost_before: targets.into_iter().map(lost).collect() }
+    }
+
+    /// Checks that no put to a node was lost. If one was, the node would take the next one for it.
+    ///
+    /// # Errors
+    /// The cause of a loss: [`FabricError::NodeLost`] or [`FabricError::NoRoute`].
+    pub fn check<F: Fabric>(&self, fabric: &mut F, to: NodeNumber) -> Result<(), FabricError> {
+        self.find(fabric, |node| node == to)
+    }
+
+    fn find<F: Fabric>(
+        &self,
+        fabric: &mut F,
+        is_checked: impl Fn(NodeNumber) -> bool,
+    ) -> Result<(), FabricError> {
+        for &(node, before) in self.lost_before.iter().filter(|&&(node, _)| is_checked(node)) {
+            if let Some(lost) = fabric.lost_puts(node).filter(|lost| lost.count != before) {
+                return Err(lost.cause);
             }
-            _ => stalled = Some((Instant::now(), now)),
+        }
+        Ok(())
+    }
+
+    /// Waits until `from` has raised a counter to `value`. A node that lives may wait for a lost one in turn, so any lost node
+    /// ends a wait that makes no progress; so does a lost put.
+    ///
+    /// # Errors
+    /// [`FabricError::NodeLost`], [`FabricError::NoRoute`], or [`FabricError::TimedOut`] after `timeout`.
+    pub fn wait_counter<F: Fabric>(
+        &self,
+        fabric: &mut F,
+        counter: u16,
+        value: u64,
+        from: NodeNumber,
+        timeout: Duration,
+    ) -> Result<(), FabricError> {
+        let start = Instant::now();
+        // Since when a node is lost and the counter has this value.
+        let mut stalled: Option<(Instant, u64)> = None;
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            match fabric.wait_counter(counter, value, from, left.min(LOOK_FOR_LOST)) {
+                Err(FabricError::TimedOut { .. }) => self.find(fabric, |_| true)?,
+                other => return other,
+            }
+            if left <= LOOK_FOR_LOST {
+                return Err(FabricError::TimedOut { waited: timeout });
+            }
+            let Some(node) = fabric.lost_node() else {
+                stalled = None;
+                continue;
+            };
+            let now = fabric.counter(counter)?;
+            match stalled {
+                Some((since, seen)) if seen == now => {
+                    if since.elapsed() >= GRACE {
+                        return Err(FabricError::NodeLost { node });
+                    }
+                }
+                _ => stalled = Some((Instant::now(), now)),
+            }
         }
     }
 }
@@ -75,7 +117,7 @@ mod tests {
                 // Lives until it is no longer waited for.
                 std::thread::sleep(Duration::from_millis(500));
             });
-            assert_eq!(wait_for_all(&mut waiting, 3, 3, NodeNumber(2), TIMEOUT), Ok(()));
+            assert_eq!(LossWatch::default().wait_counter(&mut waiting, 3, 3, NodeNumber(2), TIMEOUT), Ok(()));
         });
     }
 
@@ -85,7 +127,7 @@ mod tests {
         drop(first);
         let start = Instant::now();
         let lost = Err(FabricError::NodeLost { node: NodeNumber(0) });
-        assert_eq!(wait_for_all(&mut waiting, 3, 1, NodeNumber(2), TIMEOUT), lost);
+        assert_eq!(LossWatch::default().wait_counter(&mut waiting, 3, 1, NodeNumber(2), TIMEOUT), lost);
         assert!((GRACE..5 * GRACE).contains(&start.elapsed()), "{:?}", start.elapsed());
     }
 }

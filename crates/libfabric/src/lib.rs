@@ -15,5 +15,3 @@ pub mod matching;
 pub mod memory;
 pub mod ring;
 pub mod sys;
-#[cfg(test)]
-mod unreliable;

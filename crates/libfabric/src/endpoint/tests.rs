@@ -1,10 +1,10 @@
 //! Endpoints of threads' nodes, on one thread.
 
 use millstream_fabric::LocalNode;
+use millstream_fabric::unreliable::UnreliableNode;
 
 use super::target::READ_STEP;
 use super::*;
-use crate::unreliable::UnreliableNode;
 
 const HERE: NodeNumber = NodeNumber(0);
 const OTHER: NodeNumber = NodeNumber(1);

@@ -1,11 +1,11 @@
 //! Rings of threads' nodes, on one thread.
 
 use millstream_fabric::LocalNode;
+use millstream_fabric::unreliable::UnreliableNode;
 use proptest::prelude::*;
 
 use super::*;
 use crate::header::Kind;
-use crate::unreliable::UnreliableNode;
 
 fn pair() -> [Rings<LocalNode>; 2] {
     let nodes: [LocalNode; 2] = LocalNode::all("2x1x1".parse().unwrap()).try_into().expect("two nodes");

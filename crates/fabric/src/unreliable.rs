@@ -1,10 +1,11 @@
-//! A node of threads that loses puts, as a torus does when it avoids a node that comes back.
+//! A node of threads that loses puts, as a torus does when it avoids a node that comes back: for tests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use millstream_fabric::{Event, Fabric, FabricError, LocalNode, LostPuts, Notification, RegionId};
 use millstream_torus_core::{Dimensions, NodeNumber};
+
+use crate::{Event, Fabric, FabricError, LocalNode, LostPuts, Notification, RegionId};
 
 /// A put under way.
 #[derive(Debug)]
@@ -25,21 +26,24 @@ struct Pair {
 
 /// A node whose puts wait until the test executes or loses them.
 #[derive(Debug)]
-pub(crate) struct UnreliableNode {
+pub struct UnreliableNode {
     node: LocalNode,
     pairs: BTreeMap<NodeNumber, Pair>,
     lost_puts: BTreeMap<NodeNumber, LostPuts>,
     away: BTreeSet<NodeNumber>,
+    losing: BTreeSet<NodeNumber>,
 }
 
 impl UnreliableNode {
-    pub(crate) fn new(node: LocalNode) -> UnreliableNode {
-        let (pairs, lost_puts, away) = Default::default();
-        UnreliableNode { node, pairs, lost_puts, away }
+    /// Takes a node. All of its puts wait.
+    #[must_use]
+    pub fn new(node: LocalNode) -> UnreliableNode {
+        let (pairs, lost_puts, away, losing) = Default::default();
+        UnreliableNode { node, pairs, lost_puts, away, losing }
     }
 
     /// Executes the first puts to a node.
-    pub(crate) fn execute(&mut self, to: NodeNumber, count: usize) {
+    pub fn execute(&mut self, to: NodeNumber, count: usize) {
         let pair = self.pairs.entry(to).or_default();
         for _ in 0..count {
             let Some(put) = pair.under_way.pop_front() else { return };
@@ -51,7 +55,7 @@ impl UnreliableNode {
     }
 
     /// The target executes the first of the lost puts, and a part of the next one.
-    pub(crate) fn execute_lost(&mut self, to: NodeNumber, count: usize, part: usize) {
+    pub fn execute_lost(&mut self, to: NodeNumber, count: usize, part: usize) {
         let pair = self.pairs.entry(to).or_default();
         for _ in 0..count {
             let Some(put) = pair.lost.pop_front() else { return };
@@ -65,7 +69,7 @@ impl UnreliableNode {
     }
 
     /// All puts under way to a node are lost.
-    pub(crate) fn lose(&mut self, to: NodeNumber) {
+    pub fn lose(&mut self, to: NodeNumber) {
         let pair = self.pairs.entry(to).or_default();
         let new = pair.under_way.len() as u64;
         if pair.lost.is_empty() {
@@ -78,8 +82,13 @@ impl UnreliableNode {
         }
     }
 
+    /// The next put to a node will be lost.
+    pub fn lose_next(&mut self, to: NodeNumber) {
+        self.losing.insert(to);
+    }
+
     /// A node is avoided, or is back.
-    pub(crate) fn set_away(&mut self, node: NodeNumber, away: bool) {
+    pub fn set_away(&mut self, node: NodeNumber, away: bool) {
         if away {
             self.away.insert(node);
             self.lose(node);
@@ -129,6 +138,9 @@ impl Fabric for UnreliableNode {
         self.check(to)?;
         let put = Put { region, offset, data: data.to_vec(), notification };
         self.pairs.entry(to).or_default().under_way.push_back(put);
+        if self.losing.remove(&to) {
+            self.lose(to);
+        }
         Ok(())
     }
 
