@@ -26,6 +26,9 @@ type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 /// Most bytes of DMA transfers that are queued at once, unless it is one transfer.
 const MAX_BATCH_BYTES: u64 = 64 << 20;
 
+/// Least time for a card to load an image: its compiler may take 20 s of processor time.
+const COMPILATION: Duration = Duration::from_secs(60);
+
 /// The kernel to load into a region.
 #[derive(Clone, Copy, Debug)]
 pub enum KernelSource<'a> {
@@ -82,12 +85,12 @@ impl RunRequest {
 }
 
 impl RemoteCard {
-    /// Loads a kernel into a region, in place of the loaded one. Returns its hash.
+    /// Loads a kernel into a region, in place of the loaded one. Returns its hash. Operations of other threads go on meanwhile.
     pub fn load(&self, region: u32, source: KernelSource<'_>) -> Result<u64, RemoteError> {
         if let KernelSource::Image { image, at } = source {
             self.write(at, image)?;
         }
-        self.with(|inner| {
+        let (word, timeout) = self.with(|inner| {
             inner.wait_for_region(region)?;
             let (number, span, hash) = match source {
                 KernelSource::Builtin(name) => (inner.kernel_number(name)?, MemoryRange::default(), 0),
@@ -100,9 +103,11 @@ impl RemoteCard {
             let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
             inner.write_control(region_register(region, region_at::kernel), &bytes, Signal::No)?;
             let word = inner.ring_region(region, RegionCommand::Load, false)?;
-            let answer = inner.answer(word)?;
-            Ok(answer.values[0])
-        })
+            inner.waiters.reserve(word);
+            let timeout = inner.options.timeout;
+            Ok((word, if number == 0 { timeout.max(COMPILATION) } else { timeout }))
+        })?;
+        self.answer(word, timeout).map(|message| message.values[0])
     }
 
     /// Starts the kernel of a region. Returns the doorbell word, which is the `sequence` of the message at the end of
