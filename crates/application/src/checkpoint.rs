@@ -13,7 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use millstream_fabric::Fabric;
-use millstream_report::{SaveError, save};
+use millstream_report::{SaveError, replace, save};
 use millstream_torus_core::{Dimensions, NodeNumber};
 use serde::{Deserialize, Serialize};
 
@@ -223,7 +223,7 @@ impl CheckpointFolder {
     fn write_part(&self, step: u64, node: NodeNumber, bytes: &[u8]) -> Result<Part, CheckpointError> {
         let crc32c = crc32c::crc32c(bytes);
         let file = CheckpointFolder::part_name(step, node, crc32c);
-        save(&self.path.join(&file), bytes)?;
+        replace(&self.path.join(&file), bytes)?;
         Ok(Part { file, bytes: bytes.len() as u64, crc32c })
     }
 

@@ -14,17 +14,25 @@ pub struct SaveError {
     pub cause: io::Error,
 }
 
+/// Writes a text file as [`replace`] does.
+///
+/// # Errors
+/// [`SaveError`].
+pub fn save(path: &Path, text: &str) -> Result<(), SaveError> {
+    replace(path, text.as_bytes())
+}
+
 /// Writes a file atomically: the path has the old or the new contents, also after a crash of the host.
 ///
 /// # Errors
 /// [`SaveError`]. The path has the old contents, or the new ones if the directory could not be synced.
-pub fn save(path: &Path, contents: impl AsRef<[u8]>) -> Result<(), SaveError> {
+pub fn replace(path: &Path, contents: &[u8]) -> Result<(), SaveError> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(".partial");
     let partial = Path::new(&partial);
     let write = || {
         let mut file = fs::File::create(partial)?;
-        file.write_all(contents.as_ref())?;
+        file.write_all(contents)?;
         file.sync_all()?;
         fs::rename(partial, path)
     };
