@@ -2,13 +2,14 @@
 
 use std::io::Write as _;
 use std::process::{Child, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use millstream_card::{RemoteCard, RemoteOptions};
 use millstream_card_abi::command::{Cause, Fault};
 use millstream_card_server::backing::DevicePaths;
-use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelRun};
+use millstream_card_server::kernel::{BuiltinKernel, Kernel, KernelLoader, KernelRun, LoadedKernel};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::{Device, DeviceSelector, device};
 use millstream_tls::{ENV_KEYS, KeyFiles, Security};
@@ -44,6 +45,7 @@ pub(crate) fn card_main() {
         BuiltinKernel { name: "spin", make: || Box::new(Spin) },
         BuiltinKernel { name: "uninterruptible", make: || Box::new(UninterruptibleKernel) },
     ];
+    config.loaders = vec![Arc::new(SlowLoader)];
     config.grace = GRACE;
     if let Ok(kind) = std::env::var(KIND) {
         config.memory_kind = kind.parse().unwrap();
@@ -69,6 +71,26 @@ pub(crate) fn card_main() {
     })
     .expect("card");
     std::process::exit(0);
+}
+
+/// The image of a kernel that takes two seconds to load.
+pub(crate) const SLOW_IMAGE: &[u8] = b"slow";
+
+struct SlowLoader;
+
+impl KernelLoader for SlowLoader {
+    fn format(&self) -> &'static str {
+        "the image of the tests"
+    }
+
+    fn recognises(&self, image: &[u8]) -> bool {
+        image == SLOW_IMAGE
+    }
+
+    fn load(&self, _: &[u8]) -> Result<LoadedKernel, Fault> {
+        std::thread::sleep(Duration::from_secs(2));
+        Ok(LoadedKernel { name: "slow".to_owned(), kernel: Box::new(Spin) })
+    }
 }
 
 /// Runs until it is stopped, with a safe point every 100 µs. First argument 13: panics; 14: ends with a
@@ -152,7 +174,11 @@ impl NetworkCard {
     }
 
     pub(crate) fn connect(&self) -> RemoteCard {
-        RemoteCard::connect(&device(), &self.address, RemoteOptions::default()).unwrap()
+        self.connect_with(RemoteOptions::default())
+    }
+
+    pub(crate) fn connect_with(&self, options: RemoteOptions) -> RemoteCard {
+        RemoteCard::connect(&device(), &self.address, options).unwrap()
     }
 
     pub(crate) fn kill(&mut self) {

@@ -5,11 +5,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
-use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind};
+use millstream_card::{RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions};
 use millstream_card_abi::codes::MessageKind;
 use millstream_card_abi::command::Cause;
 
-use crate::cards::NetworkCard;
+use crate::cards::{NetworkCard, SLOW_IMAGE};
 use crate::host::TIMEOUT;
 
 const LEASE: Duration = Duration::from_secs(1);
@@ -143,4 +143,23 @@ fn the_death_of_a_card_ends_all_waits() {
         let error = wait.join().unwrap();
         assert!(error.is_fatal(), "{error}");
     }
+}
+
+#[test]
+fn a_slow_load_outlasts_the_timeout_of_commands_and_delays_no_operation() {
+    let card = NetworkCard::start();
+    let node =
+        card.connect_with(RemoteOptions { timeout: Duration::from_millis(1500), ..RemoteOptions::default() });
+    node.acquire(LEASE, TIMEOUT).unwrap();
+    let loading = node.clone();
+    let loading =
+        thread::spawn(move || loading.load(0, KernelSource::Image { image: SLOW_IMAGE, at: 1 << 20 }));
+    let mut rounds = 0u64;
+    while !loading.is_finished() {
+        rounds += 1;
+        node.write(4096, &rounds.to_le_bytes()).unwrap();
+        thread::sleep(Duration::from_millis(1));
+    }
+    loading.join().unwrap().unwrap();
+    assert!(rounds > 100, "{rounds} rounds: operations wait for the load");
 }
