@@ -29,6 +29,7 @@ pub(crate) struct PartialFile {
     replace: bool,
     /// Whether it has events.
     keep: bool,
+    is_name_synced: bool,
 }
 
 impl PartialFile {
@@ -61,7 +62,14 @@ impl PartialFile {
             }
             _ => IoError::of(&path, "create")(cause).into(),
         })?;
-        let partial = Self { path, final_path: final_path.to_owned(), file, replace, keep: false };
+        let partial = Self {
+            path,
+            final_path: final_path.to_owned(),
+            file,
+            replace,
+            keep: false,
+            is_name_synced: false,
+        };
         lock(&partial.file, &partial.path)?;
         if !partial.is_ours() {
             // Another process removed it as stale before it was locked.
@@ -91,9 +99,14 @@ impl PartialFile {
         &self.file
     }
 
-    /// Makes the file's contents durable.
-    pub(crate) fn sync(&self) -> Result<(), FileError> {
-        Ok(self.file.sync_data().map_err(IoError::of(&self.path, "sync"))?)
+    /// Makes the file's contents durable, and its name.
+    pub(crate) fn sync(&mut self) -> Result<(), FileError> {
+        self.file.sync_data().map_err(IoError::of(&self.path, "sync"))?;
+        if !self.is_name_synced {
+            sync_name(&self.path)?;
+            self.is_name_synced = true;
+        }
+        Ok(())
     }
 
     /// Length of the file.

@@ -22,7 +22,8 @@ pub struct SequenceOptions {
     pub rotate_size: Option<Bytes>,
     /// Start a new file when one is this old and has events.
     pub rotate_interval: Option<Duration>,
-    /// Whether a flush also makes the events durable. Otherwise this happens when a file is complete.
+    /// Whether a flush also makes the events durable, and events count as stored only then. Otherwise this happens when a
+    /// file is complete, and flushed events count as stored.
     pub sync_on_flush: bool,
     /// Remove the files of an earlier sequence with this base name. Otherwise they are refused if they have events.
     pub replace: bool,
@@ -43,11 +44,12 @@ pub trait SequencedFile: Sized {
     /// A file without further events that has its partial name.
     type Closed: Send + 'static;
 
-    /// Creates the partial file of a name.
+    /// Creates the partial file of a name. With `durable`, its events count as stored once they survive a crash of the host.
     ///
     /// # Errors
     /// The file cannot be created.
-    fn start(path: &Path, schema: &Schema, options: &Self::Options) -> Result<Self, FileError>;
+    fn start(path: &Path, schema: &Schema, options: &Self::Options, durable: bool)
+    -> Result<Self, FileError>;
 
     /// Its events.
     fn stored(&self) -> u64;
@@ -58,11 +60,11 @@ pub trait SequencedFile: Sized {
     /// The length cannot be read.
     fn length(&self) -> Result<u64, FileError>;
 
-    /// Writes all events to where they survive the end of this process; with `durable` also a crash of the host.
+    /// Writes all events to where they survive the end of this process; if the file is durable, also a crash of the host.
     ///
     /// # Errors
     /// The events cannot be written.
-    fn write_out(&mut self, durable: bool) -> Result<(), FileError>;
+    fn write_out(&mut self) -> Result<(), FileError>;
 
     /// Ends the file.
     ///
@@ -82,8 +84,9 @@ impl SequencedFile for EventWriter {
     type Options = WriteOptions;
     type Closed = ClosedFile;
 
-    fn start(path: &Path, schema: &Schema, options: &WriteOptions) -> Result<Self, FileError> {
-        Self::create(path, schema, options)
+    fn start(path: &Path, schema: &Schema, options: &WriteOptions, durable: bool) -> Result<Self, FileError> {
+        let writer = Self::create(path, schema, options)?;
+        Ok(if durable { writer.commit_on_sync() } else { writer })
     }
 
     fn stored(&self) -> u64 {
@@ -94,9 +97,9 @@ impl SequencedFile for EventWriter {
         self.file_bytes()
     }
 
-    fn write_out(&mut self, durable: bool) -> Result<(), FileError> {
+    fn write_out(&mut self) -> Result<(), FileError> {
         self.flush()?;
-        if durable { self.sync() } else { Ok(()) }
+        if self.commits_on_sync() { self.sync() } else { Ok(()) }
     }
 
     fn end(self) -> Result<ClosedFile, FileError> {
@@ -114,8 +117,9 @@ impl SequencedFile for BatchWriter {
     type Options = BatchOptions;
     type Closed = ClosedBatches;
 
-    fn start(path: &Path, schema: &Schema, options: &BatchOptions) -> Result<Self, FileError> {
-        Self::create(path, schema, *options)
+    fn start(path: &Path, schema: &Schema, options: &BatchOptions, durable: bool) -> Result<Self, FileError> {
+        let writer = Self::create(path, schema, *options)?;
+        Ok(if durable { writer.commit_on_sync() } else { writer })
     }
 
     fn stored(&self) -> u64 {
@@ -126,8 +130,8 @@ impl SequencedFile for BatchWriter {
         Ok(self.file_bytes())
     }
 
-    fn write_out(&mut self, durable: bool) -> Result<(), FileError> {
-        if durable { self.sync() } else { Ok(()) }
+    fn write_out(&mut self) -> Result<(), FileError> {
+        if self.commits_on_sync() { self.sync() } else { Ok(()) }
     }
 
     fn end(self) -> Result<ClosedBatches, FileError> {
@@ -177,7 +181,8 @@ impl<W: SequencedFile> FileSequence<W> {
     ) -> Result<Self, FileError> {
         let base = base.as_ref().to_owned();
         remove_earlier_sequence(&base, options.replace)?;
-        let current = CurrentFile::create(&file_path(&base, &options, 1, W::EXTENSION), &schema, &write)?;
+        let path = file_path(&base, &options, 1, W::EXTENSION);
+        let current = CurrentFile::create(&path, &schema, &write, options.sync_on_flush)?;
         let (completing, completed) = (None, Vec::new());
         Ok(Self { base, schema, write, options, number: 1, current, completing, completed })
     }
@@ -185,7 +190,7 @@ impl<W: SequencedFile> FileSequence<W> {
     /// Writes all events into the current file, where they survive the end of this process, then starts a new file
     /// if it is time. Call this also without new events, for rotation by time.
     pub fn flush(&mut self) -> Result<(), FileError> {
-        self.current.writer.write_out(self.options.sync_on_flush)?;
+        self.current.writer.write_out()?;
         if self.is_due()? { self.rotate() } else { Ok(()) }
     }
 
@@ -216,7 +221,7 @@ impl<W: SequencedFile> FileSequence<W> {
         self.join()?;
         self.number += 1;
         let path = file_path(&self.base, &self.options, self.number, W::EXTENSION);
-        let next = CurrentFile::create(&path, &self.schema, &self.write)?;
+        let next = CurrentFile::create(&path, &self.schema, &self.write, self.options.sync_on_flush)?;
         let closed = std::mem::replace(&mut self.current, next).writer.end()?;
         let base = self.base.clone();
         self.completing = Some(std::thread::spawn(move || complete::<W>(closed, &base)));
@@ -248,8 +253,8 @@ impl FileSequence<BatchWriter> {
 }
 
 impl<W: SequencedFile> CurrentFile<W> {
-    fn create(path: &Path, schema: &Schema, write: &W::Options) -> Result<Self, FileError> {
-        Ok(Self { writer: W::start(path, schema, write)?, opened: Instant::now() })
+    fn create(path: &Path, schema: &Schema, write: &W::Options, durable: bool) -> Result<Self, FileError> {
+        Ok(Self { writer: W::start(path, schema, write, durable)?, opened: Instant::now() })
     }
 }
 

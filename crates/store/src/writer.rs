@@ -69,9 +69,10 @@ pub struct StoreSummary {
 
 /// Writes an event file.
 ///
-/// [`flush`](Self::flush) makes the events readable in the partial file, where they survive the writer.
-/// [`finish`](Self::finish) gives the file its final name. A dropped writer leaves its partial file if events were
-/// flushed.
+/// [`flush`](Self::flush) makes the events readable in the partial file, where they survive the writer. With
+/// [`commit_on_sync`](Self::commit_on_sync), [`sync`](Self::sync) does so.
+/// [`finish`](Self::finish) gives the file its final name. A dropped writer leaves its partial file if it has
+/// committed events.
 #[derive(Debug)]
 pub struct EventWriter {
     // Dropped in this order: the partial file is removed last.
@@ -90,8 +91,18 @@ pub struct EventWriter {
     /// Index of each source's fragment in the current event; a reused buffer.
     fragment_of_slot: Vec<Option<usize>>,
     failed: bool,
-    /// Whether the partial file keeps flushed events when the writer ends early.
-    is_recoverable: bool,
+    commit: Commit,
+}
+
+/// When events count as stored: others read them, and a recovery keeps them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Commit {
+    /// Once they are in the partial file.
+    Flushed,
+    /// Once they are durable.
+    Synced,
+    /// With the whole file.
+    Finished,
 }
 
 /// The datasets of the file.
@@ -166,13 +177,23 @@ impl EventWriter {
             synced: 0,
             fragment_of_slot: Vec::new(),
             failed: false,
-            is_recoverable: true,
+            commit: Commit::Flushed,
         })
     }
 
     /// The partial file is removed, and recovered as one without events, if the writer ends early.
     pub(crate) fn without_recovery(self) -> Self {
-        Self { is_recoverable: false, ..self }
+        Self { commit: Commit::Finished, ..self }
+    }
+
+    /// A flush commits no events, only a sync does: nobody takes events for stored that the disk then fails to take.
+    pub fn commit_on_sync(self) -> Self {
+        Self { commit: Commit::Synced, ..self }
+    }
+
+    /// Whether only a sync commits events.
+    pub(crate) fn commits_on_sync(&self) -> bool {
+        self.commit == Commit::Synced
     }
 
     /// Appends an event. Its bytes are copied before this returns.
@@ -210,7 +231,10 @@ impl EventWriter {
             hdf5_error(&self.partial, "write", "file".into(), &cause)
         })?;
         (self.flushed, self.flushed_bytes) = (self.stored.events, self.stored.payload_bytes);
-        if self.is_recoverable { self.partial.record_events(self.flushed) } else { Ok(()) }
+        match self.commit {
+            Commit::Flushed => self.partial.record_events(self.flushed),
+            Commit::Synced | Commit::Finished => Ok(()),
+        }
     }
 
     /// Makes flushed events durable.
@@ -221,11 +245,19 @@ impl EventWriter {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
         }
+        if self.synced == self.flushed {
+            return Ok(());
+        }
         self.partial.sync().inspect_err(|_| {
             self.failed = true;
             // The next sync would succeed: the kernel reports a failed write-back once.
             let _ = self.partial.record_events(self.synced);
         })?;
+        if self.commits_on_sync() {
+            // The record of durable events stays if it cannot be synced itself: others may have read it.
+            let recorded = self.partial.record_events(self.flushed).and_then(|()| self.partial.sync());
+            recorded.inspect_err(|_| self.failed = true)?;
+        }
         self.synced = self.flushed;
         Ok(())
     }
@@ -243,13 +275,16 @@ impl EventWriter {
     /// Writes the buffered events and closes the file, which keeps its partial name until the commit.
     pub(crate) fn close(mut self) -> Result<ClosedFile, FileError> {
         self.flush()?;
-        let Self { columns, file, mut partial, stored, is_recoverable, .. } = self;
+        if self.commits_on_sync() {
+            self.sync()?;
+        }
+        let Self { columns, file, mut partial, stored, commit, .. } = self;
         let closed = file.flush().and_then(|()| {
             drop(columns);
             file.close()
         });
         closed.map_err(|cause| hdf5_error(&partial, "complete", "file".into(), &cause))?;
-        if !is_recoverable {
+        if commit == Commit::Finished {
             partial.record_events(stored.events)?;
             partial.keep(false);
         }

@@ -4,13 +4,16 @@ mod common;
 
 use std::fs;
 use std::num::NonZeroUsize;
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use common::{Files, Slot, fail_syncs, listed};
+use common::{Files, Slot, die_in_sync, fail_syncs, listed};
 use millstream_fragment::{Fragment, SourceId, SourceKind};
 use millstream_store::{
-    Batch, BatchEvent, BatchFileSequence, BatchOptions, EventFileSequence, EventReader, FileError, Run,
-    Schema, SequenceOptions, Source, WriteOptions, committed_numbers, recover_partials,
+    Batch, BatchEvent, BatchFileSequence, BatchOptions, BatchReader, EventFileSequence, EventReader,
+    FileError, Run, Schema, SequenceOptions, Source, WriteOptions, committed_numbers, index_path, read_index,
+    recover_partials,
 };
 
 const EACH_FLUSH: SequenceOptions =
@@ -132,19 +135,20 @@ fn append(sequence: &mut BatchFileSequence, number: u64) -> Result<(), FileError
     sequence.append(&batch).map(drop)
 }
 
-#[test]
-fn batches_of_a_failed_sync_are_not_stored() {
-    let folder = tempfile::tempdir().unwrap();
-    let base = folder.path().join("run");
+fn batch_files(base: &Path, options: SequenceOptions) -> BatchFileSequence {
     let schema = Schema {
         run: Run { name: "made".into(), ..Run::default() },
         sources: vec![Source { id: SourceId(1), kind: SourceKind(7), name: "source 1".into() }],
         ..Schema::default()
     };
-    let create = |options| {
-        let write = BatchOptions { direct: false, replace: false };
-        BatchFileSequence::create(&base, schema.clone(), write, options).unwrap()
-    };
+    BatchFileSequence::create(base, schema, BatchOptions { direct: false, replace: false }, options).unwrap()
+}
+
+#[test]
+fn batches_of_a_failed_sync_are_not_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let create = |options| batch_files(&base, options);
     on_thread(|| {
         let mut sequence = create(EACH_FLUSH);
         append(&mut sequence, 0).unwrap();
@@ -169,4 +173,93 @@ fn batches_of_a_failed_sync_are_not_stored() {
         assert!(matches!(error, FileError::NotSynced { .. }), "{error}");
     });
     assert_eq!(listed(folder.path()), ["run.batches.not-synced"]);
+}
+
+const BASE: &str = "MILLSTREAM_STORE_TEST_BASE";
+
+/// Runs one of the ignored tests below in a child process, which dies in the sync of its second flush.
+fn die_in_second_sync(test: &str, base: &Path) {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    let died = command.args([test, "--exact", "--ignored"]).env(BASE, base).output().unwrap();
+    assert_eq!(died.status.signal(), Some(libc::SIGSYS), "{died:?}");
+}
+
+#[test]
+#[ignore = "a child process of another test"]
+fn write_events_and_die_in_sync() {
+    let files = Files::open();
+    let mut sequence = event_files(&PathBuf::from(std::env::var_os(BASE).unwrap()), &files, EACH_FLUSH);
+    for events in files.events(1)[..16].chunks(8) {
+        events.iter().for_each(|event| sequence.append(&event.event()).unwrap());
+        if events[0].number == files.events(1)[8].number {
+            die_in_sync();
+        }
+        sequence.flush().unwrap();
+    }
+}
+
+#[test]
+#[ignore = "a child process of another test"]
+fn write_batches_and_die_in_sync() {
+    let mut sequence = batch_files(&PathBuf::from(std::env::var_os(BASE).unwrap()), EACH_FLUSH);
+    append(&mut sequence, 0).unwrap();
+    append(&mut sequence, 1).unwrap();
+    sequence.flush().unwrap();
+    die_in_sync();
+    append(&mut sequence, 2).unwrap();
+    append(&mut sequence, 3).unwrap();
+    sequence.flush().unwrap();
+}
+
+/// A builder unit hangs in a sync, which fails in the end, and is killed: another one must not find the events stored.
+#[test]
+fn events_of_a_writer_that_dies_in_a_sync_are_not_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    die_in_second_sync("write_events_and_die_in_sync", &base);
+    assert_eq!(committed_numbers(&folder.path().join("run.h5.partial")).unwrap().len(), 8);
+    assert_eq!(recovered(folder.path()), [8]);
+    assert_eq!(EventReader::open(folder.path().join("run.recovered.h5")).unwrap().numbers().len(), 8);
+}
+
+#[test]
+fn batches_of_a_writer_that_dies_in_a_sync_are_not_stored() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    die_in_second_sync("write_batches_and_die_in_sync", &base);
+    assert_eq!(committed_numbers(&folder.path().join("run.batches.partial")).unwrap(), [0, 1, 2, 3]);
+    assert_eq!(recovered(folder.path()), [4]);
+    let recovered = folder.path().join("run.recovered.batches");
+    assert_eq!(BatchReader::open(recovered).unwrap().numbers().unwrap().0, [0, 1, 2, 3]);
+}
+
+/// With `sync_on_flush`, an event counts as stored once it is durable, also if the writer has written it earlier.
+#[test]
+fn only_durable_events_are_committed() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = Files::open();
+    let events = files.events(1);
+    let mut sequence = event_files(&folder.path().join("events"), &files, EACH_FLUSH);
+    events[..9].iter().for_each(|event| sequence.append(&event.event()).unwrap());
+    let mut batches = batch_files(&folder.path().join("batches"), EACH_FLUSH);
+    (0..3).for_each(|number| append(&mut batches, number).unwrap());
+    let stored = || {
+        ["events.h5.partial", "batches.batches.partial"]
+            .map(|name| committed_numbers(&folder.path().join(name)).unwrap().len())
+    };
+    assert_eq!(stored(), [0, 0]);
+    sequence.flush().unwrap();
+    batches.flush().unwrap();
+    assert_eq!(stored(), [9, 6]);
+    sequence.append(&events[9].event()).unwrap();
+    append(&mut batches, 3).unwrap();
+    sequence.finish().unwrap();
+    batches.finish().unwrap();
+    let [events, batches] = ["events.h5", "batches.batches"].map(|name| folder.path().join(name));
+    assert_eq!(committed_numbers(&events).unwrap().len(), 10);
+    assert_eq!(committed_numbers(&batches).unwrap(), (0..8).collect::<Vec<_>>());
+    for base in ["events", "batches"] {
+        let entries = read_index(&index_path(&folder.path().join(base))).unwrap();
+        entries.iter().for_each(|entry| entry.verify(folder.path()).unwrap());
+    }
 }

@@ -14,7 +14,7 @@
 //!                                                 52  4  stored events
 //!                                                 56  4  packets
 //!                                                 60  4  length of a decision map
-//!                                                 64  4  flags: 1: a readout unit was lost
+//!                                                 64  4  flags: 1: a readout unit was lost; 2: not committed
 //!                                                 68  4  0
 //!                                                 72  …  packets, 32 B each
 //!                                                     …  stored events, 8 B each
@@ -34,6 +34,7 @@ const RECORD_FIXED: usize = 72;
 const PACKET: usize = 32;
 const EVENT: usize = 8;
 const READOUT_LOST: u32 = 1;
+const PENDING: u32 = 2;
 /// Longest header.
 pub(super) const MAX_HEADER: u32 = 256 << 20;
 /// Smallest and largest block.
@@ -94,6 +95,8 @@ pub struct RecordHeader {
     pub n_events: u32,
     /// Whether it was built without the sources of a lost readout unit.
     pub readout_lost: bool,
+    /// Whether its writer has not committed it: its data may be lost, and a reader ends before it.
+    pub pending: bool,
     /// The packets of all sources.
     pub packets: Vec<RecordPacket>,
     /// The stored events, ascending.
@@ -191,7 +194,7 @@ impl RecordHeader {
             bytes.extend(field.to_le_bytes());
         }
         let map = self.decisions.len().checked_div(self.events.len()).unwrap_or(0);
-        let flags = if self.readout_lost { READOUT_LOST } else { 0 };
+        let flags = if self.readout_lost { READOUT_LOST } else { 0 } | if self.pending { PENDING } else { 0 };
         let counts = [self.events.len(), self.packets.len(), map].map(|count| count as u32);
         for field in [self.n_events, counts[0], counts[1], counts[2], flags, 0] {
             bytes.extend(field.to_le_bytes());
@@ -232,6 +235,7 @@ impl RecordHeader {
             first_event: u64_at(header, 40),
             n_events: u32_at(header, 48),
             readout_lost: u32_at(header, 64) & READOUT_LOST != 0,
+            pending: u32_at(header, 64) & PENDING != 0,
             packets: table.chunks_exact(PACKET).map(packet).collect(),
             events: stored
                 .chunks_exact(EVENT)
@@ -306,14 +310,15 @@ mod tests {
     fn record() -> impl Strategy<Value = RecordHeader> {
         let packets = prop::collection::vec((any::<u32>(), 0u64..5, 1u32..4096), 0..6);
         let events = prop::collection::btree_set(0u32..64, 1..6);
-        (packets, events, 0usize..4, any::<[u32; 2]>(), any::<bool>()).prop_map(
-            |(packets, events, map, [batch, first_event], readout_lost)| RecordHeader {
+        (packets, events, 0usize..4, any::<[u32; 2]>(), any::<[bool; 2]>()).prop_map(
+            |(packets, events, map, [batch, first_event], [readout_lost, pending])| RecordHeader {
                 record_len: 12 * 4096,
                 number: 3,
                 batch: batch.into(),
                 first_event: first_event.into(),
                 n_events: 64,
                 readout_lost,
+                pending,
                 packets: packets
                     .into_iter()
                     .map(|(source, page, len)| RecordPacket {

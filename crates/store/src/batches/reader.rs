@@ -151,6 +151,9 @@ impl BatchReader {
         if header.number != self.number {
             return Err(self.invalid(format!("its number is {}", header.number)));
         }
+        if header.pending {
+            return Err(self.invalid("its writer has not committed it".to_owned()));
+        }
         Ok(Some((encoded, header)))
     }
 
@@ -168,6 +171,13 @@ impl BatchReader {
         }))
     }
 
+    /// Whether the next record is one that its writer has not committed: neither are those behind it.
+    pub(super) fn is_next_pending(&self) -> Result<bool, FileError> {
+        Ok(
+            matches!(self.header_at(self.next)?, Ok((_, header)) if header.pending && header.number == self.number),
+        )
+    }
+
     /// The first whole record behind the next one, which is invalid.
     pub(super) fn next_whole(&self) -> Result<Option<u64>, FileError> {
         let block = u64::from(self.header.block);
@@ -175,6 +185,7 @@ impl BatchReader {
         while at < self.bytes {
             if let Ok((_, header)) = self.header_at(at)?
                 && header.number > self.number
+                && !header.pending
                 && self.entries_of(at, &header).is_ok()
             {
                 return Ok(Some(at));
@@ -203,7 +214,7 @@ impl BatchReader {
 
     /// Numbers of the events in the whole records that were not read yet: those that
     /// [`recover_partial`](crate::recover_partial) keeps if the writer is dead. The file may have grown meanwhile. What follows
-    /// an incomplete record is not read.
+    /// an incomplete record, or one that is not committed, is not read.
     ///
     /// # Errors
     /// The file cannot be read.

@@ -1,4 +1,4 @@
-//! Completes the partial batch file of a dead writer: it is cut behind its last whole record. A file that has whole records
+//! Completes the partial batch file of a dead writer: it is cut behind its last whole record that was committed. A file that has whole records
 //! behind a damaged one is kept: its writer wrote them one after the other, so this is not what it left.
 
 use std::fs::File;
@@ -11,7 +11,7 @@ use super::format::mark_recovered;
 use super::reader::{BatchReader, is_cut_in_its_header};
 use crate::FileError;
 
-/// Cuts what follows the last whole record, and marks the file as recovered. Returns its events; a file without events is left
+/// Cuts what follows the last committed record, and marks the file as recovered. Returns its events; a file without events is left
 /// as it is.
 ///
 /// # Errors
@@ -28,12 +28,17 @@ pub(crate) fn recover(file: &File, path: &Path) -> Result<u64, FileError> {
         match reader.next_record() {
             Ok(Some(record)) => events += record.header().events.len() as u64,
             Ok(None) => break,
-            Err(damage @ FileError::InvalidRecord { .. }) => match reader.next_whole()? {
-                Some(next) => {
-                    return Err(FileError::RecordsBehindDamage { damage: Box::new(damage), next });
+            Err(damage @ FileError::InvalidRecord { .. }) => {
+                if reader.is_next_pending()? {
+                    break;
                 }
-                None => break,
-            },
+                match reader.next_whole()? {
+                    Some(next) => {
+                        return Err(FileError::RecordsBehindDamage { damage: Box::new(damage), next });
+                    }
+                    None => break,
+                }
+            }
             Err(error) => return Err(error),
         }
     }

@@ -90,8 +90,10 @@ pub struct WrittenBytes {
 
 /// Writes a batch file.
 ///
-/// A record that [`append`](Self::append) has written survives this process. The file has its final name after
-/// [`complete`](ClosedBatches::complete). A dropped writer leaves its partial file if it has events.
+/// A record that [`append`](Self::append) has written survives this process. With [`commit_on_sync`](Self::commit_on_sync), it
+/// counts as stored once [`sync`](Self::sync) has made it durable. The file has its final name after
+/// [`complete`](ClosedBatches::complete). A dropped writer leaves its partial file if it has
+/// committed events.
 #[derive(Debug)]
 pub struct BatchWriter {
     partial: PartialFile,
@@ -107,6 +109,9 @@ pub struct BatchWriter {
     /// End of the last record that is durable; 0 if none is.
     synced: u64,
     records: u64,
+    commits_on_sync: bool,
+    /// Records that are not committed: the place of each, and the first block of its committed header.
+    pending: Vec<(u64, Vec<u8>)>,
     /// CRC-32 over all headers.
     checksum: crc32fast::Hasher,
     stored: StoreSummary,
@@ -145,6 +150,8 @@ impl BatchWriter {
             end: 0,
             synced: 0,
             records: 0,
+            commits_on_sync: false,
+            pending: Vec::new(),
             checksum: crc32fast::Hasher::new(),
             stored: StoreSummary::default(),
             failed: false,
@@ -157,6 +164,16 @@ impl BatchWriter {
         Ok(writer)
     }
 
+    /// Only a sync commits records: nobody takes events for stored that the disk then fails to take.
+    pub fn commit_on_sync(self) -> Self {
+        Self { commits_on_sync: true, ..self }
+    }
+
+    /// Whether only a sync commits records.
+    pub(crate) fn commits_on_sync(&self) -> bool {
+        self.commits_on_sync
+    }
+
     /// Writes a batch. Its memory may change afterwards.
     ///
     /// # Errors
@@ -166,9 +183,11 @@ impl BatchWriter {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
         }
         self.check(batch)?;
-        let (record, ranges) = self.record(batch);
-        let encoded = record.encode();
-        self.set_header(&encoded);
+        let (mut record, ranges) = self.record(batch);
+        record.pending = self.commits_on_sync;
+        self.set_header(&record.encode());
+        record.pending = false;
+        let mut encoded = record.encode();
         let written = self.write(batch.memory, &ranges).map_err(|cause| {
             self.failed = true;
             // Frees the blocks of the record's part, on a full disk for the index; a reader would end before it all the same.
@@ -176,9 +195,15 @@ impl BatchWriter {
             self.write_error(cause)
         })?;
         self.checksum.update(&encoded);
+        if self.commits_on_sync {
+            // The two headers differ only in the flag and the checksum, which are in the first 512 B.
+            encoded.truncate(self.block);
+            self.pending.push((self.end, encoded));
+        } else {
+            self.partial.keep(true);
+        }
         self.end += record.record_len;
         self.records += 1;
-        self.partial.keep(true);
         for (event, number) in batch.events.iter().zip(record.numbers()) {
             let stored = &mut self.stored;
             stored.events += 1;
@@ -220,6 +245,7 @@ impl BatchWriter {
             first_event: batch.first_event,
             n_events: batch.n_events,
             readout_lost: batch.readout_lost,
+            pending: false,
             packets: vec![EMPTY_PACKET; batch.packets.len()],
             events: batch
                 .events
@@ -350,22 +376,44 @@ impl BatchWriter {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
         }
+        if self.synced == self.end {
+            return Ok(());
+        }
         self.partial.sync().inspect_err(|_| {
             self.failed = true;
             // The next sync would succeed: the kernel reports a failed write-back once.
             let _ = self.partial.file().set_len(self.synced);
             self.partial.keep(self.synced > 0);
         })?;
+        // Committed headers of durable records stay if they cannot be synced themselves: others may have read them.
+        self.commit_pending().inspect_err(|_| self.failed = true)?;
         if self.records > 0 {
             self.synced = self.end;
         }
         Ok(())
     }
 
+    /// Commits the records that are durable, in their order: a reader ends before the first one that is not committed.
+    fn commit_pending(&mut self) -> Result<(), FileError> {
+        if self.pending.is_empty() {
+            return Ok(());
+        }
+        for (at, block) in std::mem::take(&mut self.pending) {
+            self.set_header(&block);
+            write_parts(self.partial.file().as_fd(), &[Part::Bytes(self.header.bytes())], at)
+                .map_err(|cause| self.write_error(cause))?;
+            self.partial.keep(true);
+        }
+        self.partial.sync()
+    }
+
     /// Ends the file, which keeps its partial name until it is completed.
-    pub fn close(self) -> Result<ClosedBatches, FileError> {
+    pub fn close(mut self) -> Result<ClosedBatches, FileError> {
         if self.failed {
             return Err(FileError::Incomplete(self.partial.path().to_owned()));
+        }
+        if self.commits_on_sync {
+            self.sync()?;
         }
         let Self { partial, end, checksum, stored, .. } = self;
         Ok(ClosedBatches { partial, bytes: Bytes(end), checksum: checksum_text(checksum.finalize()), stored })

@@ -146,6 +146,15 @@ pub(crate) fn listed(folder: &Path) -> Vec<String> {
 
 /// From here on, fsync(2) and fdatasync(2) of this thread, and of threads that it starts, fail with EIO, as on a disk that fails.
 pub(crate) fn fail_syncs() {
+    answer_syncs(libc::SECCOMP_RET_ERRNO | libc::EIO as u32);
+}
+
+/// From here on, fsync(2) and fdatasync(2) of this thread kill the process, as a signal does that came while they waited.
+pub(crate) fn die_in_sync() {
+    answer_syncs(libc::SECCOMP_RET_KILL_PROCESS);
+}
+
+fn answer_syncs(with: u32) {
     let [load, equal, answer] = [
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -159,7 +168,7 @@ pub(crate) fn fail_syncs() {
         step(equal, libc::SYS_fsync as u32, 2),
         step(equal, libc::SYS_fdatasync as u32, 1),
         step(answer, libc::SECCOMP_RET_ALLOW, 0),
-        step(answer, libc::SECCOMP_RET_ERRNO | libc::EIO as u32, 0),
+        step(answer, with, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the filter applies to this thread, and the kernel copies it.
