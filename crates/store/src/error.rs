@@ -97,6 +97,22 @@ pub enum FileError {
         /// The first whole record behind it \[bytes\].
         next: u64,
     },
+    /// A partial event file has an event that cannot be read back as it was written, as after a crash of the host.
+    #[error(
+        "{}: of {rows} events, the one in row {row} cannot be read back: {problem}; docs/output.md, Partial files, says how to \
+         recover the rows before",
+        path.display()
+    )]
+    UnreadableRow {
+        /// The file.
+        path: PathBuf,
+        /// The first such row.
+        row: usize,
+        /// The number of events, as recorded.
+        rows: usize,
+        /// The problem.
+        problem: String,
+    },
     /// The file exists, and [`WriteOptions::replace`](crate::WriteOptions::replace) is off.
     #[error("{}: file exists", .0.display())]
     Exists(PathBuf),

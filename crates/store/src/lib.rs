@@ -21,6 +21,7 @@ mod index;
 mod layout;
 mod metadata;
 mod partial;
+mod read_back;
 mod reader;
 mod recover;
 mod schema;

@@ -44,15 +44,9 @@ impl EventReader {
 
     /// Opens the file and reads the event numbers of the rows from `first` on. [`numbers`](Self::numbers) starts there.
     pub(crate) fn open_from(path: &Path, first: u64) -> Result<Self, FileError> {
+        let file = open_file(path)?;
         let path = path.to_owned();
-        // The library's message for a missing file has many lines.
-        std::fs::metadata(&path).map_err(IoError::of(&path, "open"))?;
         let fail = |object: &str, cause: hdf5_metno::Error| read_error(&path, object, &cause);
-        // A file with its final name never changes; a partial one grows.
-        let is_partial = path.extension().is_some_and(|found| found == "partial");
-        let mode = if is_partial { OpenMode::ReadSWMR } else { OpenMode::Read };
-        let file = File::with_options().with_fapl(|access| access.file_locking(false)).open_as(&path, mode);
-        let file = file.map_err(|cause| fail("file", cause))?;
         let wrong_format = |field: &str, found: String, expected: String| FileError::WrongFormat {
             path: path.clone(),
             field: format!("attribute {field}"),
@@ -135,6 +129,17 @@ impl EventReader {
         };
         read().map_err(|cause| read_error(&self.path, dataset, &cause))
     }
+}
+
+/// Opens a complete or partial file.
+pub(crate) fn open_file(path: &Path) -> Result<File, FileError> {
+    // The library's message for a missing file has many lines.
+    std::fs::metadata(path).map_err(IoError::of(path, "open"))?;
+    // A file with its final name never changes; a partial one grows.
+    let is_partial = path.extension().is_some_and(|found| found == "partial");
+    let mode = if is_partial { OpenMode::ReadSWMR } else { OpenMode::Read };
+    let file = File::with_options().with_fapl(|access| access.file_locking(false)).open_as(path, mode);
+    file.map_err(|cause| read_error(path, "file", &cause))
 }
 
 fn read_error(path: &Path, object: &str, cause: &hdf5_metno::Error) -> FileError {

@@ -2,7 +2,7 @@
 //!
 //! Everything up to the writer's last flush is in the file, as its commit record says. The superblock still says that the file is being
 //! written, and datasets may have rows of a block that was not finished. Recovery corrects both in place: it needs no
-//! space, so it also works on a full disk.
+//! space, so it also works on a full disk. Before, it compares all events with their checksums (`read_back`).
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -18,6 +18,7 @@ use crate::batches;
 use crate::commit_record::{self, PAGE, USER_BLOCK};
 use crate::error::error_text;
 use crate::partial::{EXTENSION, SUFFIX, free_path, is_named, lock, set_aside, unlock};
+use crate::read_back::check_rows;
 use crate::superblock::{self, Superblock};
 
 /// Name of the root's attribute in a recovered file.
@@ -38,7 +39,8 @@ pub struct Recovered {
 ///
 /// # Errors
 /// [`FileError::Busy`] if the writer lives, [`FileError::NotSynced`] if the file cannot be synced. Any other error leaves the
-/// partial file in place.
+/// partial file in place; [`FileError::UnreadableRow`] and [`FileError::RecordsBehindDamage`] also leave it unchanged, unless the
+/// cut itself damaged it.
 pub fn recover_partial(path: &Path) -> Result<Option<Recovered>, FileError> {
     let file = match File::options().read(true).write(true).open(path) {
         Ok(file) => file,
@@ -105,18 +107,27 @@ fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
     Ok(Recovered { path: Some(target), partial, events })
 }
 
-/// Corrects an event file. Returns its events; a file without events is left as it is.
+/// Corrects an event file. Returns its events; a file without events, or whose events cannot be read back, is left as it is.
 fn recover_events(file: &File, path: &Path) -> Result<u64, FileError> {
     let events = commit_record::read(file).map_err(IoError::of(path, "read"))?;
     if events > 0 {
-        close_superblock(file).map_err(IoError::of(path, "correct the superblock of"))?;
-        cut_unfinished_rows(path, events)?;
+        let failed = IoError::of(path, "correct the superblock of");
+        let (at, superblock, end) = allocate(file).map_err(failed)?;
+        check_rows(path, events)?;
+        // Marks the file as closed.
+        file.write_all_at(&superblock.closed(end), at).map_err(failed)?;
+        if cut_unfinished_rows(path, events)? {
+            check_rows(path, events)?;
+        }
+        // The sync of a record that was not durable yet would pass over it: the kernel reports a failed write-back once.
+        commit_record::write(file, events).map_err(IoError::of(path, "write"))?;
     }
     Ok(events)
 }
 
-/// Marks the file as closed.
-fn close_superblock(file: &File) -> io::Result<()> {
+/// Lengthens the file to the space that its superblock has allocated; the HDF5 library opens no shorter one. Returns the place
+/// of the superblock, the superblock and the end.
+fn allocate(file: &File) -> io::Result<(u64, Superblock, u64)> {
     let (at, superblock) = find_superblock(file)?.ok_or(ErrorKind::InvalidData)?;
     let len = file.metadata()?.len();
     // Space that was allocated, but not written, needs no blocks on the disk.
@@ -124,7 +135,7 @@ fn close_superblock(file: &File) -> io::Result<()> {
     if len < end {
         file.set_len(end)?;
     }
-    file.write_all_at(&superblock.closed(end), at)
+    Ok((at, superblock, end))
 }
 
 /// The superblock, and its place: behind the user block, whose length is a power of two (files of earlier versions: 512).
@@ -141,8 +152,8 @@ fn find_superblock(file: &File) -> io::Result<Option<(u64, Superblock)>> {
     Ok(None)
 }
 
-/// Shortens all datasets to the events that are complete.
-fn cut_unfinished_rows(path: &Path, events: u64) -> Result<(), FileError> {
+/// Shortens all datasets to the events that are complete. Returns whether one was longer.
+fn cut_unfinished_rows(path: &Path, events: u64) -> Result<bool, FileError> {
     let fail = |object: &str| {
         let object = object.to_owned();
         move |cause: hdf5_metno::Error| FileError::Hdf5 {
@@ -158,8 +169,10 @@ fn cut_unfinished_rows(path: &Path, events: u64) -> Result<(), FileError> {
         .map_err(fail("file"))?;
     let mut columns = Vec::new();
     event_columns(&file, &mut columns).map_err(fail("datasets"))?;
+    let mut was_longer = false;
     for column in &columns {
         let mut shape = column.shape();
+        was_longer |= shape[0] as u64 > events;
         if (shape[0] as u64) < events {
             return Err(FileError::WrongFormat {
                 path: path.to_owned(),
@@ -177,11 +190,12 @@ fn cut_unfinished_rows(path: &Path, events: u64) -> Result<(), FileError> {
         mark.and_then(|mark| mark.write_scalar(&events)).map_err(fail("attribute recovered"))?;
     }
     drop(columns);
-    file.close().map_err(fail("file"))
+    file.close().map_err(fail("file"))?;
+    Ok(was_longer)
 }
 
 /// Collects the datasets with one row per event.
-fn event_columns(group: &Group, columns: &mut Vec<Dataset>) -> hdf5_metno::Result<()> {
+pub(crate) fn event_columns(group: &Group, columns: &mut Vec<Dataset>) -> hdf5_metno::Result<()> {
     for dataset in group.datasets()? {
         let dimensions = dataset.attr("dimensions")?.read_raw::<VarLenUnicode>()?;
         if dimensions.first().is_some_and(|name| name.as_str() == "event") && dataset.ndim() > 0 {

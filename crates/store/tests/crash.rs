@@ -362,3 +362,111 @@ fn event_error_leaves_the_writer_unchanged() {
     let trigger = file.trigger(0).unwrap().unwrap();
     assert_eq!(trigger.decisions, events[0].decisions);
 }
+
+/// All data of each row of a file.
+type Rows = Vec<(u64, Vec<i16>, Vec<u8>, Vec<u8>)>;
+
+fn rows(path: &Path) -> Rows {
+    let file = EventReader::open(path).unwrap();
+    let row = |(row, &number): (usize, &u64)| {
+        let waveforms = file.row_i16("camera/waveforms", row).unwrap();
+        let traces = file.row_u8("camera/trigger_traces", row).unwrap();
+        (number, waveforms, traces, file.trigger(row).unwrap().unwrap().decisions)
+    };
+    file.numbers().iter().enumerate().map(row).collect()
+}
+
+/// HDF5 overwrites metadata in place: a crash of the host during a write leaves some pages from before and some from after it.
+#[test]
+fn a_file_with_pages_of_different_times_is_recovered_whole_or_not_at_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let partial = folder.path().join("run.h5.partial");
+    let recovered = folder.path().join("run.recovered.h5");
+    let files = Files::open();
+    let events = files.events(1);
+    let mut writer = create(&path).unwrap().commit_on_sync();
+    append_all(&mut writer, &events[..10]);
+    writer.flush().unwrap();
+    writer.sync().unwrap();
+    let durable = fs::read(&partial).unwrap();
+    append_all(&mut writer, &events[10..]);
+    writer.flush().unwrap();
+    let written = fs::read(&partial).unwrap();
+    drop(writer);
+    assert_eq!(recover_partials(folder.path()).unwrap().remove(0).unwrap().events, 10);
+    let whole = rows(&recovered);
+    assert_eq!(whole.len(), 10);
+    let pages = (0..durable.len().min(written.len())).step_by(4096).map(|at| at..at + 4096);
+    let changed: Vec<_> =
+        pages.filter(|page| durable.get(page.clone()) != written.get(page.clone())).collect();
+    // One page from before, one from after, and random halves of the pages.
+    let single = (0..changed.len()).map(|page| (0..changed.len()).map(|other| page == other).collect());
+    let mut newer: Vec<Vec<bool>> = single.collect();
+    newer
+        .extend(newer.clone().into_iter().map(|pages| pages.into_iter().map(|is_newer| !is_newer).collect()));
+    let mut random = 1u64;
+    newer.extend((0..20).map(|_| {
+        let next = |random: u64| random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        let mut is_newer = || {
+            random = next(random);
+            random >> 63 == 1
+        };
+        changed.iter().map(|_| is_newer()).collect()
+    }));
+    let images = newer.len();
+    let mut refused = Vec::new();
+    for newer in newer {
+        let mut image = durable.clone();
+        image.resize(written.len(), 0);
+        image[durable.len()..].copy_from_slice(&written[durable.len()..]);
+        for page in changed.iter().zip(newer).filter_map(|(page, is_newer)| is_newer.then_some(page)) {
+            image[page.clone()].copy_from_slice(&written[page.clone()]);
+        }
+        fs::write(&partial, &image).unwrap();
+        let _ = fs::remove_file(&recovered);
+        match recover_partials(folder.path()).unwrap().remove(0) {
+            Ok(_) => assert!(rows(&recovered) == whole),
+            Err(error) => {
+                assert!(error.to_string().starts_with(partial.to_str().unwrap()), "{error}");
+                let is_unchanged = fs::read(&partial).unwrap().starts_with(&image);
+                assert!(is_unchanged || !matches!(error, FileError::UnreadableRow { .. }), "{error}");
+                refused.push(error);
+            }
+        }
+    }
+    assert!(!refused.is_empty() && refused.len() < images, "{images} images: {refused:#?}");
+}
+
+/// As `docs/output.md` says: the rows before a damaged one are recovered once the record is that of these rows.
+#[test]
+fn a_damaged_event_is_named_and_those_before_it_can_be_recovered() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.h5");
+    let partial = folder.path().join("run.h5.partial");
+    let files = Files::open();
+    let mut writer = create(&path).unwrap();
+    append_all(&mut writer, &files.events(1));
+    writer.flush().unwrap();
+    drop(writer);
+    let mut image = fs::read(&partial).unwrap();
+    // Part of one fragment of the event in row 7.
+    let fragment = &files.events(1)[7].fragments[3].1.payload[..64];
+    let place = image.windows(64).position(|window| window == fragment).unwrap();
+    image[place] ^= 1;
+    fs::write(&partial, &image).unwrap();
+    let error = recover_partials(folder.path()).unwrap().remove(0).unwrap_err();
+    assert!(matches!(error, FileError::UnreadableRow { row: 7, rows: 32, .. }), "{error}");
+    assert!(
+        error.to_string().contains("camera/waveforms has no fragment with the recorded CRC-32"),
+        "{error}"
+    );
+    assert!(fs::read(&partial).unwrap() == image);
+    let error = create(&path).unwrap_err();
+    assert!(matches!(error, FileError::UnreadableRow { .. }), "{error}");
+
+    image[8..16].copy_from_slice(&7u64.to_le_bytes());
+    fs::write(&partial, &image).unwrap();
+    assert_eq!(recover_partials(folder.path()).unwrap().remove(0).unwrap().events, 7);
+    assert_eq!(rows(&folder.path().join("run.recovered.h5")).len(), 7);
+}
