@@ -1,8 +1,7 @@
 //! The index of an event file sequence: one line of JSON per complete file.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::{IoError, sync_name};
@@ -10,6 +9,7 @@ use millstream_quantity::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::batches::{self, BatchReader};
+use crate::partial::{is_named, unlock};
 use crate::{EventReader, FileError};
 
 /// Suffix of an index.
@@ -72,7 +72,8 @@ pub fn read_index(path: &Path) -> Result<Vec<IndexEntry>, FileError> {
     Ok(entries)
 }
 
-/// Appends an entry and makes it durable. A line that another process did not write to its end is removed first.
+/// Appends an entry and makes it durable, unless the index has it. A line that another process did not write to its end is removed
+/// first. Processes that append at the same time wait for each other.
 ///
 /// # Errors
 /// The index cannot be written. It keeps the entries before, and no part of this one.
@@ -80,31 +81,41 @@ pub fn append_to_index(path: &Path, entry: &IndexEntry) -> Result<(), FileError>
     let mut line =
         serde_json::to_vec(entry).map_err(std::io::Error::from).map_err(IoError::of(path, "write"))?;
     line.push(b'\n');
-    let existed = path.exists();
-    let file = File::options().create(true).read(true).append(true).open(path);
-    let mut file = file.map_err(IoError::of(path, "open"))?;
-    let end = end_of_entries(&mut file).map_err(IoError::of(path, "read"))?;
-    let written = file.set_len(end).and_then(|()| file.write_all(&line)).and_then(|()| file.sync_data());
+    let mut file = open_locked(path)?;
+    let appended = append(&mut file, path, &line, entry);
+    unlock(&file);
+    appended
+}
+
+/// Opens the index with an exclusive `flock`.
+fn open_locked(path: &Path) -> Result<File, FileError> {
+    loop {
+        let file = File::options().create(true).read(true).append(true).open(path);
+        let file = file.map_err(IoError::of(path, "open"))?;
+        file.lock().map_err(IoError::of(path, "lock"))?;
+        // A run that replaces its files may have removed the index meanwhile.
+        if is_named(&file, path) {
+            return Ok(file);
+        }
+    }
+}
+
+fn append(file: &mut File, path: &Path, line: &[u8], entry: &IndexEntry) -> Result<(), FileError> {
+    let mut text = Vec::new();
+    file.read_to_end(&mut text).map_err(IoError::of(path, "read"))?;
+    let end = text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    let mut entries = text[..end].split(|&byte| byte == b'\n');
+    // `evb files --recover` beside a run may have added the file that the run completes.
+    if entries.any(|line| serde_json::from_slice(line).is_ok_and(|listed: IndexEntry| listed == *entry)) {
+        return Ok(());
+    }
+    let end = end as u64;
+    let written = file.set_len(end).and_then(|()| file.write_all(line)).and_then(|()| file.sync_data());
     written.map_err(|cause| {
         let _ = file.set_len(end);
         IoError::of(path, "write")(cause)
     })?;
-    if existed { Ok(()) } else { Ok(sync_name(path)?) }
-}
-
-/// Where the last whole line ends.
-fn end_of_entries(file: &mut File) -> io::Result<u64> {
-    let len = file.metadata()?.len();
-    let mut last = [b'\n'];
-    if len > 0 {
-        file.read_exact_at(&mut last, len - 1)?;
-    }
-    if last == [b'\n'] {
-        return Ok(len);
-    }
-    let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    Ok(text.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at as u64 + 1))
+    if text.is_empty() { Ok(sync_name(path)?) } else { Ok(()) }
 }
 
 impl IndexEntry {

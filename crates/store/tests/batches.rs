@@ -443,7 +443,7 @@ fn files_rotate_and_the_index_finds_damage() {
     let error = entries[1].verify(folder.path()).unwrap_err().to_string();
     assert!(error.contains("length"), "{error}");
     append_to_index(&index_path(&base), &entries[0]).unwrap();
-    assert_eq!(read_index(&index_path(&base)).unwrap().len(), entries.len() + 1);
+    assert_eq!(read_index(&index_path(&base)).unwrap(), entries, "an entry is listed once");
 }
 
 #[test]

@@ -105,13 +105,36 @@ fn damaged_files_and_indexes_are_named() {
     text.push_str("{\"file\":\"cut sho");
     fs::write(&index, &text).unwrap();
     assert_eq!(read_index(&index).unwrap().len(), 1, "a line that is cut short is left out");
-    append_to_index(&index, entry).unwrap();
-    assert_eq!(read_index(&index).unwrap(), [entry.clone(), entry.clone()], "the next entry replaces it");
+    let other = IndexEntry { file: "run.recovered.h5".to_owned(), ..entry.clone() };
+    append_to_index(&index, &other).unwrap();
+    assert_eq!(read_index(&index).unwrap(), [entry.clone(), other], "the next entry replaces it");
     text.push('\n');
     fs::write(&index, &text).unwrap();
     let error = read_index(&index).unwrap_err();
     assert!(matches!(&error, FileError::WrongFormat { field, .. } if field == "line 2"), "{error}");
     assert_eq!(read_index(&index_path(&folder.path().join("none"))).unwrap(), []);
+}
+
+/// `evb files --recover` beside a run adds the file that the run has just completed.
+#[test]
+fn processes_append_to_an_index_at_the_same_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    let [entry] = &write(&base, SequenceOptions::default())[..] else { panic!() };
+    let index = index_path(&base);
+    let of = |number: usize| IndexEntry { file: format!("run.{number:04}.h5"), ..entry.clone() };
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| (0..50).for_each(|number| append_to_index(&index, &of(number)).unwrap()));
+        }
+        scope.spawn(|| (50..100).for_each(|number| append_to_index(&index, &of(number)).unwrap()));
+    });
+    let mut files: Vec<String> = read_index(&index).unwrap().into_iter().map(|entry| entry.file).collect();
+    files.sort();
+    let mut expected: Vec<String> =
+        (0..100).map(|number| of(number).file).chain([entry.file.clone()]).collect();
+    expected.sort();
+    assert_eq!(files, expected);
 }
 
 #[test]
