@@ -11,6 +11,8 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::{IoError, sync_name};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 
 use crate::FileError;
 use crate::commit_record;
@@ -155,14 +157,10 @@ impl Drop for PartialFile {
 /// pages succeeds though they are lost. So nobody completes the file, or takes its events for stored.
 pub(crate) fn set_aside(partial: &Path, cause: io::Error) -> FileError {
     let complete = partial.with_extension("");
-    let renamed = free_path(partial, |number| {
+    let renamed = rename_to_free(partial, |number| {
         let mut path = complete.clone().into_os_string();
         path.push(format!(".not-synced{number}"));
         path.into()
-    });
-    let renamed = renamed.and_then(|aside| {
-        fs::rename(partial, &aside).map_err(IoError::of(partial, "rename"))?;
-        Ok(aside)
     });
     match renamed {
         Ok(aside) => FileError::NotSynced { path: complete, aside, cause },
@@ -171,17 +169,29 @@ pub(crate) fn set_aside(partial: &Path, cause: io::Error) -> FileError {
     }
 }
 
-/// Reserves the first name that does not exist: with no suffix, then with `-2`, `-3`, ….
-pub(crate) fn free_path(partial: &Path, name: impl Fn(&str) -> PathBuf) -> Result<PathBuf, FileError> {
+/// Renames a partial file to the first name that does not exist: with no suffix, then with `-2`, `-3`, …. Returns the name.
+pub(crate) fn rename_to_free(partial: &Path, name: impl Fn(&str) -> PathBuf) -> Result<PathBuf, FileError> {
     for number in 1..=u32::MAX {
         let path = name(&if number == 1 { String::new() } else { format!("-{number}") });
-        match File::options().write(true).create_new(true).open(&path) {
-            Ok(_) => return Ok(path),
+        match rename_without_replacing(partial, &path) {
+            Ok(()) => return Ok(path),
             Err(cause) if cause.kind() == ErrorKind::AlreadyExists => {}
-            Err(cause) => return Err(IoError::of(&path, "create")(cause).into()),
+            Err(cause) => return Err(IoError::of(partial, "rename")(cause).into()),
         }
     }
     Err(IoError::of(partial, "find a name for")(ErrorKind::AlreadyExists.into()).into())
+}
+
+/// Renames a file, or fails with [`ErrorKind::AlreadyExists`].
+fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // The file system, as NFS, cannot: an empty file keeps the name. Left alone, it counts as absent.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            File::options().write(true).create_new(true).open(to)?;
+            fs::rename(from, to)
+        }
+        renamed => Ok(renamed?),
+    }
 }
 
 /// Whether the path refers to this file.
@@ -202,9 +212,8 @@ pub(crate) fn unlock(file: &File) {
     let _ = file.unlock();
 }
 
+/// An empty file counts as absent: an interrupted recovery can leave one.
 fn refuse_existing(path: &Path, replace: bool) -> Result<(), FileError> {
-    if !replace && fs::symlink_metadata(path).is_ok() {
-        return Err(FileError::Exists(path.to_owned()));
-    }
-    Ok(())
+    let exists = fs::symlink_metadata(path).is_ok_and(|found| !found.is_file() || found.len() > 0);
+    if exists && !replace { Err(FileError::Exists(path.to_owned())) } else { Ok(()) }
 }

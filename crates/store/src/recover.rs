@@ -17,7 +17,7 @@ use crate::FileError;
 use crate::batches;
 use crate::commit_record::{self, PAGE, USER_BLOCK};
 use crate::error::error_text;
-use crate::partial::{EXTENSION, SUFFIX, free_path, is_named, lock, set_aside, unlock};
+use crate::partial::{EXTENSION, SUFFIX, is_named, lock, rename_to_free, set_aside, unlock};
 use crate::read_back::check_rows;
 use crate::superblock::{self, Superblock};
 
@@ -101,8 +101,11 @@ fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
         return Ok(Recovered { path: None, partial, events });
     }
     file.sync_all().map_err(|cause| set_aside(path, cause))?;
-    let target = free_name(path, extension)?;
-    fs::rename(path, &target).map_err(IoError::of(path, "rename"))?;
+    // The caller found the file by its suffix, or made the name.
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let stem = name.strip_suffix(&*format!(".{extension}.partial")).unwrap_or(&name);
+    let target =
+        rename_to_free(path, |number| path.with_file_name(format!("{stem}.recovered{number}.{extension}")))?;
     sync_name(&target)?;
     Ok(Recovered { path: Some(target), partial, events })
 }
@@ -203,12 +206,4 @@ pub(crate) fn event_columns(group: &Group, columns: &mut Vec<Dataset>) -> hdf5_m
         }
     }
     group.groups()?.iter().try_for_each(|group| event_columns(group, columns))
-}
-
-/// `NAME.recovered.h5` beside `NAME.h5.partial`, with a number if that exists; likewise for another extension.
-fn free_name(partial: &Path, extension: &str) -> Result<PathBuf, FileError> {
-    // The caller found the file by its suffix, or made the name.
-    let name = partial.file_name().unwrap_or_default().to_string_lossy();
-    let stem = name.strip_suffix(&*format!(".{extension}.partial")).unwrap_or(&name);
-    free_path(partial, |number| partial.with_file_name(format!("{stem}.recovered{number}.{extension}")))
 }

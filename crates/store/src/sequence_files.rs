@@ -86,7 +86,7 @@ pub fn remove_earlier_sequence(base: &Path, replace: bool) -> Result<(), FileErr
     Ok(())
 }
 
-/// Files of the sequence in this state, by name.
+/// Files of the sequence in this state, by name. An empty file is no complete one: an interrupted recovery can leave it.
 fn files(base: &Path, state: FileState) -> Result<Vec<PathBuf>, FileError> {
     let name = base.file_name().unwrap_or_default().to_string_lossy();
     let folder = match base.parent() {
@@ -96,8 +96,11 @@ fn files(base: &Path, state: FileState) -> Result<Vec<PathBuf>, FileError> {
     let unreadable = IoError::of(folder, "list");
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let file = entry.map_err(unreadable)?.file_name();
-        if file_state(&name, &file.to_string_lossy()) == Some(state) {
+        let entry = entry.map_err(unreadable)?;
+        let file = entry.file_name();
+        if file_state(&name, &file.to_string_lossy()) == Some(state)
+            && (state != FileState::Complete || entry.metadata().is_ok_and(|found| found.len() > 0))
+        {
             found.push(base.with_file_name(file));
         }
     }

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use common::{Files, append_all, listed};
 use millstream_store::{
     AppendError, CommittedReader, EventReader, EventWriter, FileError, Recovered, StoreSummary, WriteOptions,
-    committed_numbers, recover_partials,
+    committed_numbers, recover_partials, refuse_earlier_events, remove_earlier_sequence,
 };
 
 const FILE: &str = "MILLSTREAM_STORE_TEST_FILE";
@@ -214,6 +214,48 @@ fn a_second_recovery_gets_another_name() {
         let recovered = recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
         assert!(recovered.path.unwrap().ends_with(expected));
     }
+}
+
+/// An interrupted recovery of an earlier version, or on a file system without RENAME_NOREPLACE, left an empty file.
+#[test]
+fn empty_files_with_the_names_of_results_count_as_absent() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = folder.path().join("run");
+    for name in ["run.h5", "run.recovered.h5", "run.recovered.batches"] {
+        fs::write(folder.path().join(name), "").unwrap();
+    }
+    let mut writer = create(&folder.path().join("run.h5")).unwrap();
+    append_all(&mut writer, &Files::open().events(2));
+    drop(writer);
+    let recovered = recover_partials(folder.path()).unwrap().pop().unwrap().unwrap();
+    let recovered = recovered.path.unwrap();
+    assert!(recovered.ends_with("run.recovered-2.h5"));
+    fs::rename(recovered, folder.path().join("kept.h5")).unwrap();
+    refuse_earlier_events(&base).unwrap();
+    assert_eq!(write(&folder.path().join("run.h5"), &WriteOptions::default()).unwrap().events, 32);
+    remove_earlier_sequence(&base, true).unwrap();
+    assert_eq!(listed(folder.path()), ["kept.h5", "run.recovered.batches", "run.recovered.h5"]);
+}
+
+/// A recovery that cannot rename its file leaves nothing with the name of a result.
+#[test]
+fn a_recovery_that_ends_before_its_rename_leaves_no_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut writer = create(&folder.path().join("run.h5")).unwrap();
+    append_all(&mut writer, &Files::open().events(2));
+    drop(writer);
+    let killed = process("recover_without_renames", folder.path()).output().unwrap();
+    assert_eq!(killed.status.signal(), Some(libc::SIGSYS), "{killed:?}");
+    assert_eq!(listed(folder.path()), ["run.h5.partial"]);
+    assert_eq!(recover_partials(folder.path()).unwrap().remove(0).unwrap().events, 64);
+    assert_eq!(listed(folder.path()), ["run.recovered.h5"]);
+}
+
+#[test]
+#[ignore = "a child process of another test"]
+fn recover_without_renames() {
+    common::die_in(&[libc::SYS_renameat, libc::SYS_renameat2]);
+    let _ = recover_partials(Path::new(&std::env::var_os(FILE).unwrap()));
 }
 
 #[test]

@@ -144,17 +144,25 @@ pub(crate) fn listed(folder: &Path) -> Vec<String> {
     names
 }
 
+const SYNCS: [libc::c_long; 2] = [libc::SYS_fsync, libc::SYS_fdatasync];
+
 /// From here on, fsync(2) and fdatasync(2) of this thread, and of threads that it starts, fail with EIO, as on a disk that fails.
 pub(crate) fn fail_syncs() {
-    answer_syncs(libc::SECCOMP_RET_ERRNO | libc::EIO as u32);
+    answer(&SYNCS, libc::SECCOMP_RET_ERRNO | libc::EIO as u32);
 }
 
 /// From here on, fsync(2) and fdatasync(2) of this thread kill the process, as a signal does that came while they waited.
 pub(crate) fn die_in_sync() {
-    answer_syncs(libc::SECCOMP_RET_KILL_PROCESS);
+    die_in(&SYNCS);
 }
 
-fn answer_syncs(with: u32) {
+/// From here on, these system calls of this thread kill the process.
+pub(crate) fn die_in(calls: &[libc::c_long]) {
+    answer(calls, libc::SECCOMP_RET_KILL_PROCESS);
+}
+
+/// Answers these system calls of this thread, and of threads that it starts.
+fn answer(calls: &[libc::c_long], with: u32) {
     let [load, equal, answer] = [
         libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
         libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
@@ -162,14 +170,12 @@ fn answer_syncs(with: u32) {
     ]
     .map(|code| code as u16);
     let step = |code, k, jt| libc::sock_filter { code, jt, jf: 0, k };
-    let mut filter = [
-        // The number of the system call is the first field.
-        step(load, 0, 0),
-        step(equal, libc::SYS_fsync as u32, 2),
-        step(equal, libc::SYS_fdatasync as u32, 1),
-        step(answer, libc::SECCOMP_RET_ALLOW, 0),
-        step(answer, with, 0),
-    ];
+    // The number of the system call is the first field.
+    let mut filter = vec![step(load, 0, 0)];
+    // The answer follows the comparisons and the permission.
+    let distance = |position: usize| (calls.len() - position) as u8;
+    filter.extend(calls.iter().enumerate().map(|(at, &call)| step(equal, call as u32, distance(at))));
+    filter.extend([step(answer, libc::SECCOMP_RET_ALLOW, 0), step(answer, with, 0)]);
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
     // SAFETY: the filter applies to this thread, and the kernel copies it.
     unsafe {
