@@ -2,11 +2,14 @@
 
 #[path = "common/gpu.rs"]
 mod gpu;
+#[path = "common/killed.rs"]
+mod killed;
 #[path = "common/processes.rs"]
 mod processes;
 #[path = "common/running.rs"]
 mod running;
 
+use killed::leave_partial;
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use millstream_store::committed_numbers;
@@ -413,6 +416,56 @@ fn the_files_of_a_killed_builder_unit_hold_the_events_of_all_batches_that_were_d
     std::fs::write(path("out/kept.bu0.0002.h5"), bytes).unwrap();
     let error = fails(&["evb", "files", path("out").to_str().unwrap()]);
     assert!(error.contains("kept.bu0.0002.h5: checksum is crc32:"), "{error}");
+}
+
+/// The launcher and its units were killed before a file was complete.
+#[test]
+fn files_of_a_killed_run_are_listed_and_verified() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let directory = folder.path().join("out");
+    std::fs::create_dir(&directory).unwrap();
+    let files = ["evb", "files", directory.to_str().unwrap()];
+    let recovering = [&files[..], &["--recover"]].concat();
+    leave_partial(&directory.join("killed.bu0.h5"));
+    // Of no builder unit, or not of this program.
+    std::fs::write(directory.join("analysis.h5"), "its own").unwrap();
+    std::fs::write(directory.join("analysis.v2.h5"), "").unwrap();
+    assert!(fails(&files).contains("killed.bu0.h5.partial: partial"));
+    let listed = succeeds(&recovering);
+    assert!(
+        listed.contains("killed.bu0.recovered.h5: 1 events 7 to 7,") && listed.contains(", recovered"),
+        "{listed}"
+    );
+    assert_eq!(succeeds(&files), listed);
+
+    // The start of another run recovers what is there.
+    std::fs::write(
+        path("next.toml"),
+        "[run]\nname = \"next\"\nbatch = 8\nevents = 16\n[output]\ndirectory = \"out\"\nevents = \"built\"\n\
+         [[readout]]\nname = \"ru0\"\n[readout.generator]\nfirst_source = 0\nsources = 1\nsize = \"200B\"\n\
+         [[builder]]\nname = \"bu0\"\nslots = 4\nlanding = \"host\"\n",
+    )
+    .unwrap();
+    leave_partial(&directory.join("other.bu0.0003.h5"));
+    succeeds(&["evb", "run", path("next.toml").to_str().unwrap()]);
+    let listed = succeeds(&files);
+    for expected in ["next.bu0.h5: 16 events", "other.bu0.0003.recovered.h5: 1 events"] {
+        assert!(listed.contains(expected), "{listed}");
+    }
+
+    // Killed before it wrote the first line of its index.
+    std::fs::remove_file(directory.join("next.bu0.index.jsonl")).unwrap();
+    let error = fails(&files);
+    assert!(error.contains("next.bu0.h5: complete, but there is no index"), "{error}");
+    assert!(succeeds(&recovering).contains("next.bu0.h5: 16 events"));
+    let recovered = directory.join("killed.bu0.recovered.h5");
+    let mut bytes = std::fs::read(&recovered).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&recovered, bytes).unwrap();
+    let error = fails(&files);
+    assert!(error.contains("killed.bu0.recovered.h5: checksum is"), "{error}");
 }
 
 /// Waits until all threads of a process are stopped.

@@ -119,9 +119,9 @@ fn append(file: &mut File, path: &Path, line: &[u8], entry: &IndexEntry) -> Resu
 }
 
 impl IndexEntry {
-    /// The entry of a file, which is read for it; `recovered` if its writer did not complete it.
-    pub fn of_file(path: &Path, recovered: bool) -> Result<Self, FileError> {
-        let (numbers, bytes, checksum) = contents(path)?;
+    /// The entry of a file, which is read for it.
+    pub fn of_file(path: &Path) -> Result<Self, FileError> {
+        let Contents { numbers, bytes, checksum, recovered } = contents(path)?;
         Ok(Self {
             file: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
             events: numbers.len() as u64,
@@ -176,16 +176,24 @@ pub(crate) fn is_batch_file(path: &Path) -> bool {
     name.ends_with(batches::SUFFIX) || name.ends_with(&format!(".{}", batches::EXTENSION))
 }
 
-/// Numbers of the events, length and checksum of a file.
-fn contents(path: &Path) -> Result<(Vec<u64>, Bytes, String), FileError> {
+/// What an entry says about a file.
+struct Contents {
+    numbers: Vec<u64>,
+    bytes: Bytes,
+    checksum: String,
+    recovered: bool,
+}
+
+fn contents(path: &Path) -> Result<Contents, FileError> {
     if is_batch_file(path) {
         let reader = BatchReader::open(path)?;
-        let bytes = reader.bytes();
+        let (bytes, recovered) = (reader.bytes(), reader.recovered().is_some());
         let (numbers, checksum) = reader.numbers()?;
-        return Ok((numbers, bytes, checksum));
+        return Ok(Contents { numbers, bytes, checksum, recovered });
     }
     let (bytes, checksum) = checksum(path)?;
-    Ok((EventReader::open(path)?.numbers().to_vec(), bytes, checksum))
+    let reader = EventReader::open(path)?;
+    Ok(Contents { recovered: reader.is_recovered(), numbers: reader.into_numbers(), bytes, checksum })
 }
 
 /// Length and checksum of a file.

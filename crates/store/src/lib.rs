@@ -45,5 +45,7 @@ pub use schema::{
     InputFile, Run, Schema, Source, WriteOptions,
 };
 pub use sequence::{BatchFileSequence, EventFileSequence, FileSequence, SequenceOptions, SequencedFile};
-pub use sequence_files::{FileState, file_state, refuse_earlier_events, remove_earlier_sequence};
+pub use sequence_files::{
+    FileState, base_of_complete, file_state, refuse_earlier_events, remove_earlier_sequence,
+};
 pub use writer::{ClosedFile, Event, EventWriter, FragmentState, StoreSummary};

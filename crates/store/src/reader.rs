@@ -9,6 +9,7 @@ use ndarray::IxDyn;
 
 use crate::error::{FileError, error_text};
 use crate::metadata::{FORMAT, VERSION};
+use crate::recover::RECOVERED;
 
 /// Reads an event file.
 #[derive(Debug)]
@@ -75,6 +76,11 @@ impl EventReader {
     /// Event number of each row.
     pub fn numbers(&self) -> &[u64] {
         &self.numbers
+    }
+
+    /// Whether this is the recovered file of a writer that ended early.
+    pub fn is_recovered(&self) -> bool {
+        self.file.attr(RECOVERED).is_ok()
     }
 
     /// The event numbers that were read.

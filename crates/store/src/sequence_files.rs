@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use millstream_fragment::file::IoError;
 
-use crate::index::{event_numbers, index_path, read_index};
-use crate::recover::recover_partial;
+use crate::index::{IndexEntry, append_to_index, event_numbers, index_path, read_index};
+use crate::recover::{Recovered, recover_partial};
 use crate::{FileError, batches, partial};
 
 /// What the name of a sequence's file says about it.
@@ -24,8 +24,7 @@ pub enum FileState {
 /// The state of the file `name` if it belongs to the sequence with the base name `base`. A base name may start with another one.
 pub fn file_state(base: &str, name: &str) -> Option<FileState> {
     let mut words = name.strip_prefix(base)?.strip_prefix('.')?.split('.').peekable();
-    let is_number = |word: &&str| word.len() >= 4 && word.bytes().all(|byte| byte.is_ascii_digit());
-    words.next_if(is_number);
+    words.next_if(|word| is_rotation(word));
     words.next_if(|word| is_numbered(word, "recovered"));
     words.next().filter(|word| [partial::EXTENSION, batches::EXTENSION].contains(word))?;
     let state = match words.next() {
@@ -35,6 +34,26 @@ pub fn file_state(base: &str, name: &str) -> Option<FileState> {
         Some(_) => return None,
     };
     words.next().is_none().then_some(state)
+}
+
+/// The base name of the sequence that a complete file of this name belongs to. If a base name ends as a number of rotation does, this
+/// is the one without the number.
+pub fn base_of_complete(name: &str) -> Option<&str> {
+    let (rest, extension) = name.rsplit_once('.')?;
+    let base = match rest.rsplit_once('.') {
+        Some((before, word)) if is_numbered(word, "recovered") => before,
+        _ => rest,
+    };
+    let base = match base.rsplit_once('.') {
+        Some((before, word)) if is_rotation(word) => before,
+        _ => base,
+    };
+    ([partial::EXTENSION, batches::EXTENSION].contains(&extension) && !base.is_empty()).then_some(base)
+}
+
+/// Whether a word is a number of rotation: `0001`, `0002`, ….
+fn is_rotation(word: &str) -> bool {
+    word.len() >= 4 && word.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 /// Whether a word is `WORD`, or `WORD-2`, `WORD-3`, ….
@@ -69,7 +88,9 @@ pub fn refuse_earlier_events(base: &Path) -> Result<(), FileError> {
 /// read or removed.
 pub fn remove_earlier_sequence(base: &Path, replace: bool) -> Result<(), FileError> {
     for path in files(base, FileState::Partial)? {
-        recover_partial(&path)?;
+        if let Some(Recovered { path: Some(path), .. }) = recover_partial(&path)? {
+            append_to_index(&index_path(base), &IndexEntry::of_file(&path)?)?;
+        }
     }
     if !replace {
         refuse_earlier_events(base)?;
@@ -119,6 +140,7 @@ mod tests {
             ["run.bu0.h5", "run.bu0.0001.batches", "run.bu0.12345.recovered-2.h5", "run.bu0.recovered.h5"]
         {
             assert_eq!(state(name), Some(FileState::Complete), "{name}");
+            assert_eq!(base_of_complete(name), Some("run.bu0"), "{name}");
         }
         assert_eq!(state("run.bu0.0001.h5.partial"), Some(FileState::Partial));
         assert_eq!(state("run.bu0.batches.not-synced-3"), Some(FileState::NotSynced));
@@ -134,6 +156,8 @@ mod tests {
             "run.bu0.recovered-.h5",
         ] {
             assert_eq!(state(name), None, "{name}");
+            assert_ne!(base_of_complete(name), Some("run.bu0"), "{name}");
         }
+        assert_eq!(base_of_complete("run.bu0.h5.partial"), None);
     }
 }

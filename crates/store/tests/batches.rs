@@ -299,7 +299,8 @@ fn recovery_keeps_whole_records_and_cuts_what_follows() {
         let reader = BatchReader::open(&to).unwrap();
         assert_eq!(reader.recovered(), Some(2 * kept));
         assert_eq!(reader.numbers().unwrap().0, expected);
-        let entry = IndexEntry::of_file(&to, true).unwrap();
+        let entry = IndexEntry::of_file(&to).unwrap();
+        assert!(entry.recovered);
         entry.verify(folder.path()).unwrap();
         fs::remove_file(to).unwrap();
     }

@@ -192,4 +192,7 @@ fn events_of_an_earlier_run_are_refused_or_removed() {
         matches!(&error, FileError::EarlierEvents { path, events: 1, .. } if path.ends_with("run.bu0.recovered.h5")),
         "{error}"
     );
+    let [entry] = &read_index(&index).unwrap()[..] else { panic!("the recovered file is not in the index") };
+    assert!(entry.recovered && entry.file == "run.bu0.recovered.h5", "{entry:?}");
+    entry.verify(folder.path()).unwrap();
 }

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::error::Error;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
@@ -12,8 +13,8 @@ use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
 use millstream_store::{
     FileError, FileState, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index,
-    committed_numbers, event_numbers, file_state, index_path, partials, read_index, recover_partials,
-    refuse_earlier_events, remove_earlier_sequence, unpack,
+    base_of_complete, committed_numbers, event_numbers, file_state, index_path, partials, read_index,
+    recover_partials, refuse_earlier_events, remove_earlier_sequence, unpack,
 };
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
@@ -45,7 +46,7 @@ pub(crate) fn check_earlier_run(config: &RunConfig) -> Result<(), FileError> {
 }
 
 /// Base names of the event files of all builder units.
-fn all_event_files(config: &RunConfig) -> impl Iterator<Item = PathBuf> {
+pub(crate) fn all_event_files(config: &RunConfig) -> impl Iterator<Item = PathBuf> {
     (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16)))
 }
 
@@ -101,23 +102,35 @@ impl StoredFiles {
     }
 }
 
-/// `millstream evb files`: verifies the files of all indexes in a directory, and names partial files.
-pub(crate) fn list(directory: &Path, recover_partials: bool) -> Result<ExitCode, Box<dyn Error>> {
-    if recover_partials {
-        for path in recover(directory)?.into_iter().filter_map(|recovered| recovered.path) {
-            if let Some(index) = index_of(directory, &path)? {
-                append_to_index(&index, &IndexEntry::of_file(&path, true)?)?;
-            }
+/// `millstream evb files`: verifies the files of all indexes in a directory, and names partial files and files that no index has.
+pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dyn Error>> {
+    let mut problems = 0;
+    let mut problem = |text: &dyn Display| {
+        eprintln!("{text}");
+        problems += 1;
+    };
+    if completes {
+        recover(directory, &[])?.iter().for_each(|error| problem(&format_args!("error: {error}")));
+    }
+    for path in without_index(directory)? {
+        if !completes {
+            problem(&format_args!(
+                "{}: complete, but there is no index; --recover writes it",
+                path.display()
+            ));
+        } else if let Err(error) = add_file(directory, &[], &path) {
+            problem(&format_args!("error: {error}"));
         }
     }
-    let mut problems = 0;
     for index in indexes(directory)? {
         for path in unlisted(&index, SystemTime::UNIX_EPOCH)? {
-            if recover_partials {
-                append_to_index(&index, &IndexEntry::of_file(&path, false)?)?;
+            if completes {
+                append_to_index(&index, &IndexEntry::of_file(&path)?)?;
             } else {
-                eprintln!("{}: complete, but not in the index; --recover adds it", path.display());
-                problems += 1;
+                problem(&format_args!(
+                    "{}: complete, but not in the index; --recover adds it",
+                    path.display()
+                ));
             }
         }
         for entry in read_index(&index)? {
@@ -126,19 +139,17 @@ pub(crate) fn list(directory: &Path, recover_partials: bool) -> Result<ExitCode,
             let recovered = if entry.recovered { ", recovered" } else { "" };
             println!("{}: {} events{numbers}, {} B{recovered}", entry.file, entry.events, entry.bytes.0);
             if let Err(error) = entry.verify(directory) {
-                eprintln!("error: {error}");
-                problems += 1;
+                problem(&format_args!("error: {error}"));
             }
         }
     }
     for path in partials(directory)? {
-        eprintln!(
-            "{}: partial; it is being written, or --recover completes it: {}",
-            path.display(),
-            committed_numbers(&path)
-                .map_or_else(|error| error.to_string(), |numbers| format!("{} events", numbers.len()))
-        );
-        problems += 1;
+        let contents = committed_numbers(&path)
+            .map_or_else(|error| error.to_string(), |numbers| format!("{} events", numbers.len()));
+        problem(&format_args!(
+            "{}: partial; it is being written, or --recover completes it: {contents}",
+            path.display()
+        ));
     }
     Ok(if problems == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -172,32 +183,86 @@ fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     Ok(indexes)
 }
 
-/// The index of the sequence that a file belongs to, if there is one.
-fn index_of(directory: &Path, file: &Path) -> Result<Option<PathBuf>, FileError> {
-    let belongs = |index: &PathBuf| {
-        name_of(index)
-            .strip_suffix(INDEX_SUFFIX)
-            .is_some_and(|base| file_state(base, &name_of(file)).is_some())
-    };
-    Ok(indexes(directory)?.into_iter().find(belongs))
+/// The index of the sequence that a complete file belongs to: that of one of these base names, one that exists, or the one that the
+/// name of the file tells.
+fn index_of(directory: &Path, bases: &[PathBuf], file: &Path) -> Result<Option<PathBuf>, FileError> {
+    let name = &name_of(file);
+    let belongs = |base: &str| file_state(base, name).is_some();
+    if let Some(base) = bases.iter().find(|base| belongs(&name_of(base))) {
+        return Ok(Some(index_path(base)));
+    }
+    let existing = indexes(directory)?;
+    let existing =
+        existing.into_iter().find(|index| name_of(index).strip_suffix(INDEX_SUFFIX).is_some_and(belongs));
+    Ok(existing.or_else(|| Some(index_path(&file.with_file_name(base_of_complete(name)?)))))
 }
 
-/// Completes the partial files of dead builder units in the output directory, and tells about them on standard error.
-pub(crate) fn recover(directory: &Path) -> Result<Vec<Recovered>, FileError> {
-    let mut all = Vec::new();
+/// Adds a complete file to its index.
+fn add_file(directory: &Path, bases: &[PathBuf], file: &Path) -> Result<(), FileError> {
+    let Some(index) = index_of(directory, bases, file)? else { return Ok(()) };
+    append_to_index(&index, &IndexEntry::of_file(file)?)
+}
+
+/// Completes the partial files of dead builder units in a directory, adds them to their indexes, and tells about them on standard
+/// error. `bases` are base names of the run's own files. Returns the files that it could not complete or add, with the causes.
+pub(crate) fn recover(directory: &Path, bases: &[PathBuf]) -> Result<Vec<FileError>, FileError> {
+    let mut problems = Vec::new();
     for recovered in recover_partials(directory)? {
         match recovered {
-            Ok(recovered) => {
-                if let Some(path) = &recovered.path {
-                    let partial = recovered.partial.display();
-                    eprintln!("{partial}: recovered {} events as {}", recovered.events, path.display());
-                }
-                all.push(recovered);
+            Ok(Recovered { path: Some(path), partial, events }) => {
+                eprintln!("{}: recovered {events} events as {}", partial.display(), path.display());
+                problems.extend(add_file(directory, bases, &path).err());
             }
-            Err(error) => eprintln!("warning: {error}; the partial file is kept"),
+            Ok(Recovered { path: None, .. }) => {}
+            Err(error) => problems.push(error),
         }
     }
-    Ok(all)
+    Ok(problems)
+}
+
+/// Recovers what earlier runs left in a directory, with a warning for each file that stays as it is.
+pub(crate) fn recover_earlier(directory: &Path, bases: &[PathBuf]) -> Result<(), FileError> {
+    recover(directory, bases)?.iter().for_each(|error| eprintln!("warning: {error}"));
+    Ok(())
+}
+
+/// Complete event files of builder units, `RUN.BUILDER.h5` for example, whose sequences have no index: the launcher and its units were
+/// killed before they wrote it.
+fn without_index(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let indexes = indexes(directory)?;
+    let has_index = |name: &str| {
+        let mut bases = indexes.iter().map(|index| name_of(index));
+        bases.any(|base| base.strip_suffix(INDEX_SUFFIX).is_some_and(|base| file_state(base, name).is_some()))
+    };
+    let is_of_unit = |path: &PathBuf| {
+        let name = &name_of(path);
+        base_of_complete(name).is_some_and(|base| base.contains('.')) && !has_index(name)
+    };
+    let mut found = complete_files(directory)?;
+    found.retain(|path| is_of_unit(path) && !is_unpacked(path, &[]) && is_event_file(path));
+    Ok(found)
+}
+
+/// Whether a file is one of this program, even if it is damaged.
+fn is_event_file(path: &Path) -> bool {
+    !matches!(event_numbers(path), Err(FileError::WrongFormat { field, .. }) if field == "attribute format")
+}
+
+/// Files in a directory with the extension of a complete file, by name. An empty one counts as absent.
+fn complete_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let unreadable = IoError::of(directory, "list");
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(unreadable)? {
+        let file = file.map_err(unreadable)?;
+        let path = file.path();
+        let is_complete = base_of_complete(&name_of(&path)).is_some();
+        // A file that is gone by now is none.
+        if is_complete && file.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Complete files of a sequence that its index lacks: the process was killed after it had renamed the file, and before it wrote
@@ -206,21 +271,15 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
     let name = name_of(index);
     let base = name.strip_suffix(INDEX_SUFFIX).unwrap_or(&name);
     let entries = read_index(index)?;
-    let directory = &super::folder(index);
-    let unreadable = IoError::of(directory, "list");
-    let mut found = Vec::new();
-    for file in std::fs::read_dir(directory).map_err(unreadable)? {
-        let file = file.map_err(unreadable)?;
-        let path = file.path();
-        let name = name_of(&path);
-        let is_complete = file_state(base, &name) == Some(FileState::Complete);
-        let is_listed = entries.iter().any(|entry| entry.file == name) || is_unpacked(&path, &entries);
-        let changed = file.metadata().and_then(|metadata| metadata.modified()).map_err(unreadable)?;
-        if is_complete && !is_listed && changed >= since {
-            found.push(path);
-        }
-    }
-    found.sort();
+    let mut found = complete_files(&super::folder(index))?;
+    found.retain(|path| {
+        let name = name_of(path);
+        let is_listed = entries.iter().any(|entry| entry.file == name) || is_unpacked(path, &entries);
+        let changed = std::fs::metadata(path).and_then(|metadata| metadata.modified());
+        file_state(base, &name) == Some(FileState::Complete)
+            && !is_listed
+            && changed.is_ok_and(|changed| changed >= since)
+    });
     Ok(found)
 }
 
@@ -234,27 +293,14 @@ fn is_unpacked(path: &Path, entries: &[IndexEntry]) -> bool {
 /// files that killed units have not added. Returns what it could not do, as on a full disk: the run has a report nevertheless.
 pub(crate) fn complete(config: &RunConfig, since: SystemTime) -> Vec<String> {
     let Some(output) = &config.output else { return Vec::new() };
-    let mut problems = Vec::new();
-    let recovered = recover(&output.directory).unwrap_or_else(|error| {
-        problems.push(error.to_string());
-        Vec::new()
-    });
-    for base in (0..config.builders.len()).filter_map(|bu| event_files(config, BuIndex(bu as u16))) {
-        if let Err(error) = add_to_index(&base, &recovered, since) {
-            problems.push(error.to_string());
-        }
-    }
-    problems
+    let bases: Vec<PathBuf> = all_event_files(config).collect();
+    let mut errors = recover(&output.directory, &bases).unwrap_or_else(|error| vec![error]);
+    errors.extend(bases.iter().filter_map(|base| add_unlisted(base, since).err()));
+    errors.iter().map(ToString::to_string).collect()
 }
 
-/// Adds recovered files and unlisted ones of the sequence with this base name to its index.
-fn add_to_index(base: &Path, recovered: &[Recovered], since: SystemTime) -> Result<(), FileError> {
-    let of_base = |path: &&PathBuf| file_state(&name_of(base), &name_of(path)).is_some();
-    for path in recovered.iter().filter_map(|recovered| recovered.path.as_ref()).filter(of_base) {
-        append_to_index(&index_path(base), &IndexEntry::of_file(path, true)?)?;
-    }
-    for path in unlisted(&index_path(base), since)? {
-        append_to_index(&index_path(base), &IndexEntry::of_file(&path, false)?)?;
-    }
-    Ok(())
+/// Adds complete files of the sequence with this base name to its index.
+fn add_unlisted(base: &Path, since: SystemTime) -> Result<(), FileError> {
+    let index = index_path(base);
+    unlisted(&index, since)?.iter().try_for_each(|path| append_to_index(&index, &IndexEntry::of_file(path)?))
 }

@@ -237,7 +237,8 @@ fn make_output_directory(config: &RunConfig) -> Result<(), Box<dyn Error>> {
     std::fs::create_dir_all(&output.directory)
         .map_err(|error| format!("cannot create {}: {error}", output.directory.display()))?;
     // Left by an earlier run whose launcher was killed as well.
-    files::recover(&output.directory)?;
+    let bases: Vec<PathBuf> = files::all_event_files(config).collect();
+    files::recover_earlier(&output.directory, &bases)?;
     Ok(files::remove_earlier_run(config)?)
 }
 
@@ -285,16 +286,21 @@ fn write_results(report: &RunReport, options: &EvbRunOptions) -> Result<(), Box<
     Ok(printed?)
 }
 
-/// Opens the run's RDMA device and closes it: `--device`, or `run.device` of the configuration.
+/// Opens the run's RDMA device and closes it.
 fn check_device(config: &RunConfig) -> Result<(), Box<dyn Error>> {
-    let selector = match config.device.as_str() {
-        "auto" => DeviceSelector::from_environment(),
-        name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
-    };
+    let selector = device_selector(config);
     // The library was loaded for the environment; the configuration may need the other one.
     loader::ensure(&selector)?;
     device::open(&selector)?;
     Ok(())
+}
+
+/// The run's RDMA device: `--device`, or `run.device` of the configuration.
+fn device_selector(config: &RunConfig) -> DeviceSelector {
+    match config.device.as_str() {
+        "auto" => DeviceSelector::from_environment(),
+        name => name.parse().unwrap_or_else(|never: std::convert::Infallible| match never {}),
+    }
 }
 
 /// Prints the units and memory of a run without starting it.
