@@ -1,5 +1,9 @@
 //! `millstream evb control` and `millstream evb ctl` with real processes.
 
+#[path = "common/killed.rs"]
+mod killed;
+
+use killed::leave_partial;
 use millstream_fragment::stream::StreamWriter;
 use millstream_fragment::{Alignment, SourceId, SourceKind};
 use std::io::{BufRead, BufReader};
@@ -201,6 +205,56 @@ fn a_run_that_went_on_without_a_unit_is_stopped_without_a_failure() {
     wait(|| built() > before);
     assert!(control.succeeds(&["stop"]).starts_with("state: configured"));
     assert_eq!(control.status()["last_run"]["result"], "stopped");
+}
+
+#[test]
+fn settings_are_checked_as_by_evb_check() {
+    let card = "[[card]]\nname = \"card0\"\nmemory = \"64MiB\"\nkernel = \"verify\"\n";
+    let text = CONFIGURATION.replace("landing = \"host\"", "card = \"card0\"");
+    let control = RunControl::start_with(&format!("{text}{card}"));
+    let path = control.path().join("run.toml");
+    let check = |from: &str, to: &str| {
+        std::fs::write(
+            control.path().join("changed.toml"),
+            std::fs::read_to_string(&path).unwrap().replace(from, to),
+        )
+        .unwrap();
+        let checked = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["evb", "check", "changed.toml"])
+            .current_dir(control.path())
+            .output()
+            .unwrap();
+        assert!(!checked.status.success(), "{}", String::from_utf8_lossy(&checked.stdout));
+        String::from_utf8_lossy(&checked.stderr).into_owned()
+    };
+    for (setting, line, problem) in [
+        ("run.device=nothing", ("[run]", "[run]\ndevice = \"nothing\""), "no RDMA device \"nothing\""),
+        ("card.card0.kind=cuda:99", ("[[card]]", "[[card]]\nkind = \"cuda:99\""), "card.kind: "),
+    ] {
+        let (checked, refused) = (check(line.0, line.1), control.fails(&["set", setting]));
+        assert!(checked.contains(problem), "{checked}");
+        assert!(refused.contains(problem), "{refused}");
+    }
+    assert_eq!(control.status()["configuration"]["settings"], serde_json::json!({}));
+}
+
+#[test]
+fn a_start_recovers_what_killed_runs_left_in_their_folders() {
+    let control = RunControl::start();
+    let killed = control.path().join("out/run-000001");
+    std::fs::create_dir_all(&killed).unwrap();
+    leave_partial(&killed.join("test.bu0.h5"));
+    control.succeeds(&["set", "run.replay=10"]);
+    control.succeeds(&["start"]);
+    wait(|| control.status()["last_run"]["number"] == 2);
+    assert_eq!(control.status()["last_run"]["result"], "complete");
+    assert!(killed.join("test.bu0.recovered.h5").exists());
+    let files = ["evb", "files", "out/run-000001"];
+    let listed =
+        Command::new(env!("CARGO_BIN_EXE_millstream")).args(files).current_dir(control.path()).output();
+    let listed = listed.unwrap();
+    let text = String::from_utf8_lossy(&listed.stdout);
+    assert!(listed.status.success() && text.contains("test.bu0.recovered.h5: 1 events"), "{text}");
 }
 
 #[test]

@@ -1,11 +1,17 @@
 //! What carries out runs: processes, or a simulation in tests.
 
-use millstream_evb::config::RunConfig;
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
 use millstream_report::{Bytes, RunReport};
 
 /// Runs of the event builder, as run control needs them.
 pub trait Backend: Send + Sync + 'static {
+    /// Checks a configuration, also what depends on the host: devices, cards and modules of kernels.
+    ///
+    /// # Errors
+    /// The first problem, with file, line, field and value.
+    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String>;
+
     /// Carries out a run under `commands`, until all its processes have ended. Calls `observe` for each event.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The configuration of the next run: the file, and settings that operators changed.
 
+use crate::backend::Backend;
 use crate::error::ControlError;
 use millstream_evb::config::{ConfigFile, RunConfig};
 use serde_json::Value as Json;
@@ -29,13 +30,13 @@ pub struct Configuration {
 }
 
 impl Configuration {
-    /// Reads and checks the file.
+    /// Reads the file, and checks it for runs of the backend.
     ///
     /// # Errors
     /// The first problem, with file, line, field and value.
-    pub fn load(path: &Path) -> Result<Configuration, ControlError> {
+    pub fn load(path: &Path, backend: &dyn Backend) -> Result<Configuration, ControlError> {
         let text = std::fs::read_to_string(path).map_err(|cause| ControlError::io(path, "read", cause))?;
-        Configuration::check(path, text, BTreeMap::new())
+        Configuration::check(path, text, BTreeMap::new(), backend)
     }
 
     /// The configuration with changed settings. `FIELD` of `[run]` and `[output]` is `run.FIELD` and `output.FIELD`;
@@ -43,7 +44,11 @@ impl Configuration {
     ///
     /// # Errors
     /// An unknown setting, or a value that the check refuses. This configuration stays as it is.
-    pub fn with(&self, changes: &BTreeMap<String, Json>) -> Result<Configuration, ControlError> {
+    pub fn with(
+        &self,
+        changes: &BTreeMap<String, Json>,
+        backend: &dyn Backend,
+    ) -> Result<Configuration, ControlError> {
         let mut document: DocumentMut =
             self.text.parse().map_err(|error| ControlError::Configuration(format!("{error}")))?;
         let mut settings = self.settings.clone();
@@ -52,17 +57,17 @@ impl Configuration {
                 .map_err(|problem| ControlError::Setting { field: field.clone(), problem })?;
             settings.insert(field.clone(), value.clone());
         }
-        Configuration::check(&self.path, document.to_string(), settings)
+        Configuration::check(&self.path, document.to_string(), settings, backend)
     }
 
     fn check(
         path: &Path,
         text: String,
         settings: BTreeMap<String, Json>,
+        backend: &dyn Backend,
     ) -> Result<Configuration, ControlError> {
-        let config = ConfigFile::parse(path, &text)
-            .and_then(|config| config.check())
-            .map_err(|error| ControlError::Configuration(error.to_string()))?;
+        let file = ConfigFile::parse(path, &text).map_err(|error| error.to_string());
+        let config = file.and_then(|file| backend.check(&file)).map_err(ControlError::Configuration)?;
         let sha256 = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Configuration { path: path.to_owned(), text, sha256, settings, config })
     }

@@ -10,7 +10,7 @@ use crate::error::ControlError;
 use crate::live_run::{LiveRun, config_of_run};
 use crate::logbook::{Entry, EntryKind, RunResult, now};
 use crate::machine::{Action, Command, Machine, RunInput, State};
-use crate::power::{EnergySum, PowerMeter, PowerReading};
+use crate::power::{EnergySum, EnergyTotals, PowerMeter, PowerReading};
 use crate::request::Request;
 use crate::status::{ConfigurationStatus, EndedRun, Fault, Status, UnitState, UnitStatus};
 use crate::totals::{Totals, account};
@@ -39,6 +39,7 @@ struct Shared {
     backend: Box<dyn Backend>,
     configuration: PathBuf,
     power: PowerMeter,
+    energy: Mutex<EnergyTotals>,
     inner: Mutex<Inner>,
     /// Signalled when a run has ended.
     ended: Condvar,
@@ -62,6 +63,8 @@ struct Inner {
     /// The latest picture of an event that was asked for.
     picture: Option<String>,
     totals: Totals,
+    /// Run control is ending: no run starts any more.
+    is_ending: bool,
 }
 
 impl RunControl {
@@ -83,11 +86,13 @@ impl RunControl {
             output: None,
             picture: None,
             totals: Totals::default(),
+            is_ending: false,
         };
         RunControl {
             shared: Arc::new(Shared {
                 backend: Box::new(backend),
                 configuration: configuration.to_owned(),
+                energy: Mutex::new(EnergyTotals::default()),
                 power,
                 inner: Mutex::new(inner),
                 ended: Condvar::new(),
@@ -114,7 +119,7 @@ impl RunControl {
     pub fn configure(&self) -> Result<(), ControlError> {
         self.lock().machine.check(Command::Configure)?;
         // Checks inputs, which takes time; meanwhile the status can be read.
-        let configuration = Configuration::load(&self.shared.configuration)?;
+        let configuration = Configuration::load(&self.shared.configuration, &*self.shared.backend)?;
         self.install(Command::Configure, configuration, None)
     }
 
@@ -129,7 +134,8 @@ impl RunControl {
             let Some(before) = &inner.configuration else { return Ok(()) };
             (before.sha256.clone(), before.clone())
         };
-        self.install(Command::Set, configuration.with(changes)?, Some(&before))
+        let changed = configuration.with(changes, &*self.shared.backend)?;
+        self.install(Command::Set, changed, Some(&before))
     }
 
     /// Takes a checked configuration; if it was made from another one, only while that is present, named by its hash.
@@ -204,6 +210,9 @@ impl RunControl {
         command: Command,
         request: &Request,
     ) -> Result<(), ControlError> {
+        if inner.is_ending {
+            return Err(ControlError::Ending);
+        }
         let Some(configuration) = inner.configuration.clone() else { return Ok(()) };
         let output = configuration.config.output.as_ref().map(|output| output.directory.as_path());
         let number = inner.directory.next_run(output)?;
@@ -254,7 +263,10 @@ impl RunControl {
             }
             self.shared.backend.run(config, commands, &mut |event| {
                 self.observe(config, event);
-                energy.update(&self.shared.power);
+                if energy.update(&self.shared.power) {
+                    // Without a client that asks often, a counter could wrap twice.
+                    self.energy();
+                }
                 ControlFlow::Continue(())
             })
         };
@@ -306,6 +318,7 @@ impl RunControl {
         let mut run = inner.run.take();
         let ended = run.as_mut().map_or_else(Vec::new, LiveRun::take_ended);
         inner.units = run.as_ref().map_or_else(Vec::new, LiveRun::units);
+        let progress = run.as_ref().map(|run| run.status().progress).unwrap_or_default();
         // All processes of the run have ended. Nobody tells it of each card.
         for unit in &mut inner.units {
             (unit.state, unit.cpu_use) = (UnitState::Ended, None);
@@ -347,7 +360,7 @@ impl RunControl {
         let end =
             EntryKind::End { result, account, problems, report: path, energy_j: energy, power: Some(power) };
         inner.record(number, end);
-        inner.totals.add(result, report);
+        inner.totals.add(result, &progress, report);
         inner.last_run = Some(last_run);
         inner.machine.handle_run(RunInput::Ended { failed: result == RunResult::Failed });
         drop(inner);
@@ -355,9 +368,10 @@ impl RunControl {
         self.changed();
     }
 
-    /// Stops the present run, if there is one, and waits for its end. False if it did not end in time.
+    /// Stops the present run, if there is one, and waits for its end. From then on no run starts. False if it did not end in time.
     pub fn shut_down(&self, timeout: Duration) -> bool {
         let mut inner = self.lock();
+        inner.is_ending = true;
         if inner.machine.check(Command::Stop).is_ok()
             && let Ok(action) = inner.machine.handle_command(Command::Stop)
         {
@@ -370,28 +384,13 @@ impl RunControl {
 
     /// The status.
     pub fn status(&self) -> Status {
+        self.status_and_totals().0
+    }
+
+    /// The status, and the counts over all runs that it does not show as the present one.
+    pub(crate) fn status_and_totals(&self) -> (Status, Totals) {
         let inner = self.lock();
-        let state = inner.machine.state();
-        let allowed = Command::ALL.into_iter().filter(|command| inner.machine.check(*command).is_ok());
-        Status {
-            software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
-            state,
-            allowed: allowed.collect(),
-            configuration: inner.configuration.as_ref().map(|configuration| ConfigurationStatus {
-                file: configuration.path.clone(),
-                sha256: configuration.sha256.clone(),
-                name: configuration.config.name.clone(),
-                settings: configuration.settings.clone(),
-                events: configuration.config.plan.events.get(),
-                warnings: configuration.config.warnings(),
-            }),
-            units: inner.run.as_ref().map_or_else(|| inner.units.clone(), LiveRun::units),
-            run: inner.run.as_ref().map(LiveRun::status),
-            last_run: inner.last_run.clone(),
-            faults: inner.faults.iter().cloned().collect(),
-            run_number: inner.directory.last_run(),
-            log_entries: inner.directory.log_entries(),
-        }
+        (inner.status(), inner.totals)
     }
 
     /// The last entries of the log book.
@@ -418,6 +417,12 @@ impl RunControl {
         self.shared.power.read()
     }
 
+    /// Energy of each processor package \[J\], which never falls; none if the host shows none.
+    pub fn energy(&self) -> Vec<(String, f64)> {
+        let mut energy = self.shared.energy.lock().unwrap_or_else(PoisonError::into_inner);
+        energy.read(&self.shared.power)
+    }
+
     /// Changes of the status.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.shared.changes.subscribe()
@@ -434,6 +439,30 @@ impl RunControl {
 }
 
 impl Inner {
+    fn status(&self) -> Status {
+        let state = self.machine.state();
+        let allowed = Command::ALL.into_iter().filter(|command| self.machine.check(*command).is_ok());
+        Status {
+            software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
+            state,
+            allowed: allowed.collect(),
+            configuration: self.configuration.as_ref().map(|configuration| ConfigurationStatus {
+                file: configuration.path.clone(),
+                sha256: configuration.sha256.clone(),
+                name: configuration.config.name.clone(),
+                settings: configuration.settings.clone(),
+                events: configuration.config.plan.events.get(),
+                warnings: configuration.config.warnings(),
+            }),
+            units: self.run.as_ref().map_or_else(|| self.units.clone(), LiveRun::units),
+            run: self.run.as_ref().map(LiveRun::status),
+            last_run: self.last_run.clone(),
+            faults: self.faults.iter().cloned().collect(),
+            run_number: self.directory.last_run(),
+            log_entries: self.directory.log_entries(),
+        }
+    }
+
     fn send(&mut self, action: Option<Action>) {
         if let (Some(Action::Send(command)), Some(run)) = (action, &self.run) {
             run.commands.send(command);

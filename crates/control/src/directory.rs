@@ -132,6 +132,26 @@ pub(crate) fn run_folder(run: RunNumber) -> String {
     format!("run-{run}")
 }
 
+/// The folders of runs in an output directory, by number.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn run_folders(output: &Path) -> Result<Vec<PathBuf>, ControlError> {
+    let unreadable = |cause| ControlError::io(output, "list", cause);
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(output).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix("run-"));
+        let is_run = number.is_some_and(|number| number.bytes().all(|byte| byte.is_ascii_digit()));
+        if is_run && entry.file_type().is_ok_and(|found| found.is_dir()) {
+            folders.push(entry.path());
+        }
+    }
+    folders.sort();
+    Ok(folders)
+}
+
 /// Makes a folder; false if there is something with its name. Of two run control processes, one makes it.
 fn make_folder(path: &Path) -> Result<bool, ControlError> {
     match std::fs::create_dir(path) {

@@ -45,6 +45,9 @@ pub enum ControlError {
         /// The problem.
         problem: String,
     },
+    /// Run control is ending, so no run starts.
+    #[error("run control is ending: no run starts any more")]
+    Ending,
     /// The state does not allow the command.
     #[error(transparent)]
     NotAllowed(#[from] NotAllowed),

@@ -69,7 +69,7 @@ metrics! {
     REFUSED = Counter "millstream_unit_connections_refused_total" ["unit", "role"]
         "Connections that the unit has refused: without TLS or a valid certificate, if the run has keys, or of no unit that may join.";
     ENERGY = Counter "millstream_host_energy_joules_total" ["package"]
-        "Energy of a processor package; missing if the host shows none.";
+        "Energy of a processor package, also after its counter has wrapped; missing if the host shows none.";
     TEMPERATURE = Gauge "millstream_host_temperature_celsius" ["sensor"] "Temperature; missing if the host shows none.";
     FREQUENCY = Gauge "millstream_host_frequency_hertz" [] "Mean frequency of the processors; missing if unknown.";
     GOVERNOR = Gauge "millstream_host_governor_info" ["governor"] "Frequency governor in use; always 1.";
@@ -79,11 +79,14 @@ metrics! {
 
 /// The metrics as text.
 pub fn render(control: &RunControl) -> String {
-    text(&control.status(), control.clients_refused(), &control.totals(), &control.power())
+    let (status, totals) = control.status_and_totals();
+    let mut text = Text::default();
+    write(&mut text, &status, control.clients_refused(), &totals);
+    host(&mut text, &control.power(), control.energy());
+    text.0
 }
 
-fn text(status: &Status, clients_refused: u64, totals: &Totals, power: &PowerReading) -> String {
-    let mut text = Text::default();
+fn write(text: &mut Text, status: &Status, clients_refused: u64, totals: &Totals) {
     text.one(INFO, &[env!("CARGO_PKG_VERSION")], 1.0);
     text.one(CLIENTS_REFUSED, &[], clients_refused as f64);
     text.family(STATE, State::ALL.map(|state| (vec![state.to_string()], is(state == status.state))));
@@ -103,9 +106,7 @@ fn text(status: &Status, clients_refused: u64, totals: &Totals, power: &PowerRea
     text.one(ASSIGNED, &[], progress.batches_assigned as f64);
     text.one(DONE, &[], progress.batches_done as f64);
     text.one(IN_FLIGHT, &[], progress.batches_assigned.saturating_sub(progress.batches_done) as f64);
-    units(&mut text, status);
-    host(&mut text, power);
-    text.0
+    units(text, status);
 }
 
 fn units(text: &mut Text, status: &Status) {
@@ -121,9 +122,8 @@ fn units(text: &mut Text, status: &Status) {
     text.family(REFUSED, family(|unit| unit.connections_refused.map(|connections| connections as f64)));
 }
 
-fn host(text: &mut Text, power: &PowerReading) {
-    let counters = power.energy.value().into_iter().flatten();
-    text.family(ENERGY, counters.map(|counter| (vec![counter.name.clone()], counter.energy_uj as f64 / 1e6)));
+fn host(text: &mut Text, power: &PowerReading, energy: Vec<(String, f64)>) {
+    text.family(ENERGY, energy.into_iter().map(|(package, joules)| (vec![package], joules)));
     let sensors = power.temperatures.value().into_iter().flatten();
     text.family(TEMPERATURE, sensors.map(|sensor| (vec![sensor.name.clone()], sensor.celsius)));
     text.family(FREQUENCY, power.frequency_hz.value().map(|hertz| (Vec::new(), *hertz)));

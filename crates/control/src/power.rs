@@ -107,11 +107,13 @@ impl EnergySum {
         EnergySum { last: meter.energy(), read: Instant::now(), sum_uj: Some(0) }
     }
 
-    /// Takes a reading if the latest is old.
-    pub fn update(&mut self, meter: &PowerMeter) {
-        if self.read.elapsed() >= EnergySum::INTERVAL {
+    /// Takes a reading if the latest is old. Returns whether it was.
+    pub fn update(&mut self, meter: &PowerMeter) -> bool {
+        let is_due = self.read.elapsed() >= EnergySum::INTERVAL;
+        if is_due {
             self.add(meter);
         }
+        is_due
     }
 
     /// Takes a reading.
@@ -128,12 +130,55 @@ impl EnergySum {
     }
 }
 
+/// The energy counters without their wraps, for metrics. A counter that wraps twice between two readings loses one range.
+#[derive(Debug, Default)]
+pub struct EnergyTotals {
+    packages: Vec<PackageEnergy>,
+}
+
+#[derive(Debug)]
+struct PackageEnergy {
+    last: EnergyCounter,
+    /// What the counter had with the first reading, and the energy since \[µJ\].
+    total_uj: u64,
+}
+
+impl EnergyTotals {
+    /// Takes a reading. Returns the energy of each package \[J\]; none if the host shows none now.
+    pub fn read(&mut self, meter: &PowerMeter) -> Vec<(String, f64)> {
+        let counters = meter.energy();
+        let counters = counters.value().into_iter().flatten();
+        counters.map(|counter| (counter.name.clone(), self.add(counter) as f64 / 1e6)).collect()
+    }
+
+    fn add(&mut self, counter: &EnergyCounter) -> u64 {
+        match self.packages.iter_mut().find(|package| package.last.name == counter.name) {
+            Some(package) => {
+                package.total_uj += counter.since(package.last.energy_uj);
+                package.last = counter.clone();
+                package.total_uj
+            }
+            None => {
+                self.packages.push(PackageEnergy { last: counter.clone(), total_uj: counter.energy_uj });
+                counter.energy_uj
+            }
+        }
+    }
+}
+
+impl EnergyCounter {
+    /// Energy since the counter had a value \[µJ\], if it has wrapped at most once.
+    fn since(&self, last_uj: u64) -> u64 {
+        let wrapped = || self.range_uj.saturating_sub(last_uj) + self.energy_uj;
+        self.energy_uj.checked_sub(last_uj).unwrap_or_else(wrapped)
+    }
+}
+
 /// Energy between two readings \[µJ\], if each counter is in both.
 fn used_uj(now: &[EnergyCounter], last: &[EnergyCounter]) -> Option<u64> {
     let used = |counter: &EnergyCounter| {
-        let last = last.iter().find(|last| last.name == counter.name)?.energy_uj;
-        let wrapped = || counter.range_uj.saturating_sub(last) + counter.energy_uj;
-        Some(counter.energy_uj.checked_sub(last).unwrap_or_else(wrapped))
+        let last = last.iter().find(|last| last.name == counter.name)?;
+        Some(counter.since(last.energy_uj))
     };
     now.iter().map(used).sum()
 }

@@ -1,6 +1,7 @@
 //! Counts over all runs of this process.
 
 use crate::logbook::RunResult;
+use crate::status::RunProgress;
 use millstream_report::{FragmentOutcome, RunReport};
 use serde_json::Value as Json;
 
@@ -22,19 +23,21 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub(crate) fn add(&mut self, result: RunResult, report: Option<&RunReport>) {
+    /// Adds a run that has ended. Its counts were already shown with its last progress, so they are at least that large.
+    pub(crate) fn add(&mut self, result: RunResult, progress: &RunProgress, report: Option<&RunReport>) {
         match result {
             RunResult::Complete => self.runs[0] += 1,
             RunResult::Stopped => self.runs[1] += 1,
             RunResult::Failed | RunResult::Lost => self.runs[2] += 1,
         }
-        self.events_built += report.map_or(0, |report| report.events);
-        self.events_accepted += report.map_or(0, |report| report.accepted_events);
-        let events = |outcome| {
+        self.events_built += progress.events_built.max(report.map_or(0, |report| report.events));
+        self.events_accepted +=
+            progress.events_accepted.max(report.map_or(0, |report| report.accepted_events));
+        let events = |outcome| -> u64 {
             report.map_or(0, |report| report.fragment_accounting.of(outcome).map(|count| count.events).sum())
         };
-        self.events_incomplete += events(FragmentOutcome::Incomplete);
-        self.events_discarded += events(FragmentOutcome::Discarded);
+        self.events_incomplete += progress.events_incomplete.max(events(FragmentOutcome::Incomplete));
+        self.events_discarded += progress.events_corrupt.max(events(FragmentOutcome::Discarded));
     }
 }
 

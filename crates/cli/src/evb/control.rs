@@ -3,15 +3,15 @@
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, SystemTime};
 
-use millstream_control::directory::Directory;
+use millstream_control::directory::{Directory, run_folders};
 use millstream_control::http::{Server, ServerLimits};
 use millstream_control::power::PowerMeter;
 use millstream_control::token::Token;
 use millstream_control::{Backend, FinishedRun, RunControl};
-use millstream_evb::config::RunConfig;
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::StopCause;
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
@@ -19,7 +19,9 @@ use millstream_report::Bytes;
 use millstream_tls::Security;
 
 use super::usage::Usages;
-use super::{SHUTDOWN_TIMEOUT, files, folder, launcher, make_output_directory, outcome};
+use super::{
+    SHUTDOWN_TIMEOUT, device_selector, files, folder, inspect_card, launcher, make_output_directory, outcome,
+};
 use crate::args::EvbControlOptions;
 use crate::interrupt::Interrupt;
 use crate::output::print_line;
@@ -64,6 +66,15 @@ struct Processes {
 }
 
 impl Backend for Processes {
+    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String> {
+        let config = file.check_with(&inspect_card).map_err(|error| error.to_string())?;
+        // The units of a launcher open the devices of their own hosts.
+        if self.process_launcher.is_none() {
+            check_device(&config)?;
+        }
+        Ok(config)
+    }
+
     fn run(
         &self,
         config: &RunConfig,
@@ -71,6 +82,7 @@ impl Backend for Processes {
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
         make_output_directory(config).map_err(|error| error.to_string())?;
+        recover_earlier_runs(config);
         let since = SystemTime::now();
         let launcher = launcher(self.process_launcher.as_deref())?;
         let mut usages = Usages::default();
@@ -87,6 +99,39 @@ impl Backend for Processes {
 
     fn payload_per_event(&self, config: &RunConfig) -> Bytes {
         Bytes(outcome::payload_per_event(config) as u64)
+    }
+}
+
+/// Looks for the run's RDMA device in a process of its own: it may need another verbs library than this process has loaded.
+fn check_device(config: &RunConfig) -> Result<(), String> {
+    let program = std::env::current_exe();
+    let program = program.map_err(|error| format!("cannot find the path of this program: {error}"))?;
+    let mut command = Command::new(program);
+    let selector = device_selector(config).to_string();
+    command.args(["--device", &selector, "devices", "--json"]).stdin(Stdio::null());
+    let output = command.output().map_err(|error| format!("cannot look for RDMA devices: {error}"))?;
+    if !output.status.success() {
+        let error = String::from_utf8_lossy(&output.stderr);
+        let error = error.lines().last().unwrap_or_default();
+        return Err(format!("run.device: {}", error.strip_prefix("error: ").unwrap_or(error)));
+    }
+    match serde_json::from_slice::<Vec<serde_json::Value>>(&output.stdout) {
+        Ok(devices) if devices.is_empty() => Err(format!("run.device: no RDMA device for {selector:?}")),
+        _ => Ok(()),
+    }
+}
+
+/// Completes what killed runs left in the folders of earlier runs. A run does not fail for them.
+fn recover_earlier_runs(config: &RunConfig) {
+    let Some(output) = &config.output else { return };
+    let folders = run_folders(&folder(&output.directory)).unwrap_or_else(|error| {
+        eprintln!("warning: {error}");
+        Vec::new()
+    });
+    for earlier in folders.iter().filter(|earlier| **earlier != output.directory) {
+        if let Err(error) = files::recover_earlier(earlier, &[]) {
+            eprintln!("warning: {error}");
+        }
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) fn error(status: StatusCode, problem: &str) -> Response {
 fn refused(error: &ControlError) -> Response {
     let status = match error {
         ControlError::NotAllowed(_) => StatusCode::CONFLICT,
+        ControlError::Ending => StatusCode::SERVICE_UNAVAILABLE,
         ControlError::Configuration(_) | ControlError::Setting { .. } | ControlError::Text { .. } => {
             StatusCode::UNPROCESSABLE_ENTITY
         }

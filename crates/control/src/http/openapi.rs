@@ -70,6 +70,7 @@ fn operation(path: &str, summary: &str, body: Option<&str>) -> Value {
         ("409", "The state does not allow the command"),
         ("413", "The body is too large"),
         ("422", "A value or the configuration is refused; the error names the field"),
+        ("503", "Run control is ending, so no run starts"),
     ] {
         operation["responses"][code] = json!({
             "description": description,

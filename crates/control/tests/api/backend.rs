@@ -7,7 +7,7 @@ use millstream_control::power::PowerMeter;
 use millstream_control::status::Status;
 use millstream_control::token::Token;
 use millstream_control::{Backend, FinishedRun, RunControl};
-use millstream_evb::config::RunConfig;
+use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::{BuIndex, RuIndex, Unit};
 use millstream_evb::process::launcher::{CommandReceiver, RunCommand, RunEvent, RunObserver, RunProcess};
 use millstream_evb::process::manager::ProgressSample;
@@ -47,13 +47,23 @@ events = \"built\"
 /// Connections that the manager of a simulated run refuses at its start.
 pub(crate) const REFUSED: u64 = 3;
 
-/// Builds events until it is stopped; fails with batches of 13 events, and panics with 14.
+/// Builds events until it is stopped; fails with batches of 13 events, panics with 14, and fails with 15 after 100 events. With
+/// batches of 16 the report has fewer events than the progress.
 struct Simulated {
     /// Whether the run has a process for each unit.
     has_units: bool,
 }
 
 impl Backend for Simulated {
+    /// This host has no device `absent`.
+    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String> {
+        let config = file.check().map_err(|error| error.to_string())?;
+        match config.device.as_str() {
+            "absent" => Err("this host has no device absent".to_owned()),
+            _ => Ok(config),
+        }
+    }
+
     fn run(
         &self,
         config: &RunConfig,
@@ -93,11 +103,15 @@ impl Backend for Simulated {
             match config.plan.batch.get() {
                 13 => return Err("the simulated run failed".to_owned()),
                 14 => panic!("the simulated backend has a fault"),
+                15 if sample.done.built.events >= 100 => {
+                    return Err("the simulated run failed late".to_owned());
+                }
                 _ => {}
             }
         }
+        let built = sample.done.built.events;
         let report = RunReport {
-            events: sample.done.built.events,
+            events: if config.plan.batch.get() == 16 { built / 2 } else { built },
             error: Some("stopped".to_owned()),
             ..RunReport::default()
         };

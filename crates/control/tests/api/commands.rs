@@ -148,6 +148,7 @@ fn settings_change_the_next_run_only_if_they_are_valid() {
         (r#""run.name": "x""#, "setting run.name: cannot change"),
         (r#""batch": 1"#, "setting batch: unknown: use run.FIELD"),
         (r#""run.batch": [1]"#, "setting run.batch: [1] is not a number"),
+        (r#""run.device": "absent""#, "this host has no device absent"),
         // One refused setting refuses all.
         (r#""run.replay": 5, "run.window": 0"#, "run.window"),
     ] {
@@ -169,6 +170,20 @@ fn settings_change_the_next_run_only_if_they_are_valid() {
 }
 
 #[test]
+fn no_run_starts_once_run_control_ends() {
+    let test = Test::new();
+    test.succeed("configure", "");
+    assert!(test.control.shut_down(Duration::from_secs(60)));
+    for command in ["start", "prepare"] {
+        let refused = test.command(command, "");
+        assert!(refused.code == 503 && refused.body.contains("run control is ending"), "{refused:?}");
+    }
+    let status = test.status();
+    assert!(status.state == State::Configured && status.run.is_none(), "{status:?}");
+    assert_eq!(status.run_number, RunNumber(0));
+}
+
+#[test]
 fn an_invalid_configuration_leaves_the_present_one() {
     let test = Test::new();
     let before = test.succeed("configure", "").configuration;
@@ -177,6 +192,9 @@ fn an_invalid_configuration_leaves_the_present_one() {
     let answer = test.command("configure", "");
     assert_eq!(answer.code, 422);
     assert!(answer.body.contains("run.toml:13: builder.slots: 0 is out of range"), "{answer:?}");
+    assert_eq!(test.status().configuration, before);
+    std::fs::write(&path, CONFIGURATION.replace("[run]", "[run]\ndevice = \"absent\"")).unwrap();
+    assert_eq!(test.command("configure", "").code, 422);
     assert_eq!(test.status().configuration, before);
 }
 

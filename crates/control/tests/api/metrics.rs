@@ -69,6 +69,46 @@ fn the_text_follows_the_exposition_format() {
     assert_eq!(one(&again, "millstream_run_number"), 1.0);
 }
 
+/// A failed run has no report, or one without the last batches.
+#[test]
+fn counters_of_events_do_not_fall_when_a_run_ends() {
+    let test = Test::new();
+    test.succeed("configure", "");
+    let counts = || {
+        let samples = parse(&test.get("/metrics").body);
+        ["built", "accepted"].map(|what| one(&samples, &format!("millstream_events_{what}_total")))
+    };
+    test.succeed("set", r#"{"settings": {"run.batch": 16}}"#);
+    test.succeed("start", "");
+    test.wait(|status| status.run.as_ref().is_some_and(|run| run.progress.events_built >= 20));
+    let running = counts();
+    test.succeed("stop", "");
+    test.wait_for(State::Configured);
+    let ended = counts();
+    assert!(ended[0] >= running[0] && ended[1] >= running[1], "{running:?} {ended:?}");
+    test.succeed("set", r#"{"settings": {"run.batch": 15}}"#);
+    test.succeed("start", "");
+    test.wait_for(State::Error);
+    let failed = counts();
+    assert!(failed[0] >= ended[0] + 100.0 && failed[1] >= ended[1] + 50.0, "{ended:?} {failed:?}");
+}
+
+#[test]
+fn the_energy_does_not_fall_when_its_counter_wraps() {
+    let test = Test::new();
+    let zone = test.folder.path().join("sys/class/powercap/intel-rapl:0");
+    std::fs::create_dir_all(&zone).unwrap();
+    std::fs::write(zone.join("name"), "package-0").unwrap();
+    std::fs::write(zone.join("max_energy_range_uj"), "10000000").unwrap();
+    let shown = [("9000000", 9.0), ("500000", 10.5), ("700000", 10.7), ("0", 20.0)];
+    for (counter, joules) in shown {
+        std::fs::write(zone.join("energy_uj"), counter).unwrap();
+        let samples = parse(&test.get("/metrics").body);
+        let expected = ("package=\"package-0\"".to_owned(), joules);
+        assert_eq!(samples["millstream_host_energy_joules_total"], [expected], "{counter}");
+    }
+}
+
 #[test]
 fn units_that_listen_have_counts_of_refused_connections() {
     let test = Test::with_units();
