@@ -1,7 +1,7 @@
 //! Captures of UDP datagrams (`.pcapng`), of front ends that send over Ethernet.
 //!
 //! Fragment: the payload of a datagram. Source: the destination port. Event: the position of the datagram among those of its
-//! port, from 0. Other packets, and datagrams in several IP fragments, are structure.
+//! port, from 0. Other packets, datagrams in several IP fragments, and obsolete Packet Blocks are structure.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -16,6 +16,8 @@ const SECTION_HEADER: u32 = 0x0a0d_0d0a;
 const PCAP_MAGICS: [[u8; 4]; 4] =
     [[0xd4, 0xc3, 0xb2, 0xa1], [0xa1, 0xb2, 0xc3, 0xd4], [0x4d, 0x3c, 0xb2, 0xa1], [0xa1, 0xb2, 0x3c, 0x4d]];
 const INTERFACE_DESCRIPTION: u32 = 1;
+const OBSOLETE_PACKET: u32 = 2;
+const SIMPLE_PACKET: u32 = 3;
 const ENHANCED_PACKET: u32 = 6;
 const BYTE_ORDER_MAGIC: u32 = 0x1a2b_3c4d;
 /// Type, length, and the length again at the end.
@@ -65,10 +67,17 @@ impl Format for Pcapng {
 
 #[derive(Default)]
 struct Capture {
-    /// Link types of the section's interfaces.
-    interfaces: Vec<u16>,
+    /// The section's interfaces.
+    interfaces: Vec<Interface>,
     /// Next event of each destination port.
     next: HashMap<u16, u64>,
+}
+
+#[derive(Clone, Copy)]
+struct Interface {
+    link: u16,
+    /// Most bytes of a packet that are captured; 0: all.
+    snap_len: u32,
 }
 
 impl Capture {
@@ -91,9 +100,21 @@ impl Capture {
             return Err(malformed(cursor.at() - 4, "block total length at the end", again, len));
         }
         match kind {
-            INTERFACE_DESCRIPTION => self.interfaces.push(body.u16("link type")?),
-            ENHANCED_PACKET => {
-                match self.packet(&mut body)? {
+            INTERFACE_DESCRIPTION => {
+                let link = body.u16("link type")?;
+                body.u16("reserved")?;
+                self.interfaces.push(Interface { link, snap_len: body.u32("snap length")? });
+            }
+            OBSOLETE_PACKET => {
+                indexer.structure("packet in an obsolete block (type 2)", start..cursor.at());
+                return Ok(());
+            }
+            SIMPLE_PACKET | ENHANCED_PACKET => {
+                let datagram = match kind {
+                    SIMPLE_PACKET => self.simple_packet(&mut body)?,
+                    _ => self.packet(&mut body)?,
+                };
+                match datagram {
                     Some((port, Some(payload))) => {
                         let event = self.next.entry(port).or_default();
                         indexer.structure("packet header", start..payload.start);
@@ -114,18 +135,11 @@ impl Capture {
         Ok(())
     }
 
-    /// The UDP datagram of a packet.
+    /// The UDP datagram of an Enhanced Packet Block.
     fn packet(&self, body: &mut Cursor<'_>) -> Result<Option<Datagram>, Malformed> {
         let at = body.at();
         let interface = body.u32("interface id")?;
-        let Some(&link) = usize::try_from(interface).ok().and_then(|id| self.interfaces.get(id)) else {
-            return Err(malformed(
-                at,
-                "interface id",
-                interface,
-                format!("less than {}", self.interfaces.len()),
-            ));
-        };
+        let link = self.interface(at, interface)?.link;
         body.u64("timestamp")?;
         let captured_at = body.at();
         let captured = body.u32("captured packet length")?;
@@ -138,13 +152,36 @@ impl Capture {
                 format!("{original}, the whole packet"),
             ));
         }
-        let mut packet = body.split(captured as usize, "captured packet length")?;
-        packet.order = ByteOrder::Big;
-        match link {
-            LINK_ETHERNET => Ok(ethernet(&mut packet)),
-            LINK_RAW_IP => Ok(ip(&mut packet)),
-            _ => Err(malformed(at, "link type of the interface", link, "1 (Ethernet) or 101 (raw IP)")),
+        datagram(body.split(captured as usize, "captured packet length")?, at, link)
+    }
+
+    /// The UDP datagram of a Simple Packet Block, which is of the first interface.
+    fn simple_packet(&self, body: &mut Cursor<'_>) -> Result<Option<Datagram>, Malformed> {
+        let at = body.at();
+        let Interface { link, snap_len } = self.interface(at, 0)?;
+        let original = body.u32("original packet length")?;
+        if (1..original).contains(&snap_len) {
+            let expected = format!("at most {snap_len}, the snap length of the interface: the whole packet");
+            return Err(malformed(at, "original packet length", original, expected));
         }
+        datagram(body.split(original as usize, "original packet length")?, at, link)
+    }
+
+    /// The interface with this id, which is at `at`.
+    fn interface(&self, at: usize, id: u32) -> Result<Interface, Malformed> {
+        let found = usize::try_from(id).ok().and_then(|id| self.interfaces.get(id));
+        let expected = || format!("less than {}", self.interfaces.len());
+        found.copied().ok_or_else(|| malformed(at, "interface id", id, expected()))
+    }
+}
+
+/// The UDP datagram of a packet; its block begins at `at`.
+fn datagram(mut packet: Cursor<'_>, at: usize, link: u16) -> Result<Option<Datagram>, Malformed> {
+    packet.order = ByteOrder::Big;
+    match link {
+        LINK_ETHERNET => Ok(ethernet(&mut packet)),
+        LINK_RAW_IP => Ok(ip(&mut packet)),
+        _ => Err(malformed(at, "link type of the interface", link, "1 (Ethernet) or 101 (raw IP)")),
     }
 }
 

@@ -211,7 +211,7 @@ const MSA: usize = 96;
 /// Damage that each format must find, with a part of the error.
 #[test]
 fn damage_is_named() {
-    let damage: [(&str, usize, u8, &str); 20] = [
+    let damage: [(&str, usize, u8, &str); 21] = [
         ("hld", 32 + 4 + 2, 9, "byte 36: decoding: found 0x90001"),
         ("hld", 32 + 32 + 3, 9, "byte 64: subEvtSize: found 9, expected at least the 16 bytes"),
         ("midas", 16 + 6 + 16 + 4, 3, "byte 42: flags of the banks: found 0x3, expected 0x1, 0x11 or 0x31"),
@@ -227,6 +227,7 @@ fn damage_is_named() {
             "byte 68: event count of record 1: found 2, expected 3, the events in the record",
         ),
         ("pcapng", 28, 2, "interface id: found 1, expected less than 1"),
+        ("pcapng", 28 + 12, 4, "original packet length: found 47, expected at most 4, the snap length"),
         ("msa", 30, 9, "byte 30: version of the archive library: found 9, expected 10 to 20"),
         ("msa", MSA, 0xda, "byte 96: hdr_id: found 0xda, expected 0xdd"),
         ("msa", MSA + 40, b'F', "byte 112: crc: found"),
@@ -270,7 +271,8 @@ fn datagrams_of_a_wrong_length_are_counted() {
         let index = Index::read(format, &file).expect("a capture");
         assert_eq!(index.structure["UDP datagram of a wrong length"].count, 1, "length {length}");
         let fragments: Vec<_> = index.sources.values().map(|source| source.events().count()).collect();
-        assert_eq!(fragments, [1, 1], "length {length}");
+        assert_eq!(fragments, [2, 1], "length {length}");
+        assert_eq!(index.structure["packet in an obsolete block (type 2)"].count, 1);
     }
 }
 

@@ -245,7 +245,7 @@ fn evio_file(emit: impl Fn(&[u32]) -> Vec<u8>, number: impl Fn(u32) -> [u32; 2])
     (file, fragments)
 }
 
-/// Datagrams over IPv4, with a VLAN tag, and over IPv6; a TCP packet; a block without a packet.
+/// Datagrams over IPv4, with a VLAN tag, in a Simple Packet Block, and over IPv6; a TCP packet; blocks that hold no packet that is read.
 fn pcapng() -> Sample {
     let block = |kind: u32, body: &[u8]| {
         let body = bytes().raw(body).pad(4).0;
@@ -258,6 +258,7 @@ fn pcapng() -> Sample {
         let len = data.len() as u32;
         block(6, &bytes().le32(&[interface, 0, 0, len, len]).raw(data).0)
     };
+    let simple = |data: &[u8]| block(3, &bytes().le32(&[data.len() as u32]).raw(data).0);
     let udp =
         |port: u16, payload: &[u8]| bytes().be16(&[9, port, 8 + payload.len() as u16, 0]).raw(payload).0;
     let ipv4 = |protocol: u8, data: &[u8]| {
@@ -281,11 +282,19 @@ fn pcapng() -> Sample {
         packet(0, &ethernet(&[0x0800], &ipv4(6, &[0; 20]))),
         packet(0, &ethernet(&[0x8100, 5, 0x0800], &ipv4(17, &udp(5001, b"")))),
         packet(1, &ipv6(&udp(5000, b"two!"))),
+        simple(&ethernet(&[0x0800], &ipv4(17, &udp(5000, b"three")))),
+        // The obsolete Packet Block.
+        block(2, &bytes().le16(&[0, 0]).le32(&[0, 0, 4, 4]).raw(b"data").0),
         // A name resolution block, which has no packet.
         block(4, &[0; 4]),
     ]
     .concat();
-    let fragments = vec![(5000, 0, b"one".to_vec()), (5001, 0, Vec::new()), (5000, 1, b"two!".to_vec())];
+    let fragments = vec![
+        (5000, 0, b"one".to_vec()),
+        (5001, 0, Vec::new()),
+        (5000, 1, b"two!".to_vec()),
+        (5000, 2, b"three".to_vec()),
+    ];
     Sample { format: "pcapng", file, fragments }
 }
 
