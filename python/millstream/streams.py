@@ -65,6 +65,8 @@ class Source:
 
     def fragment(self, event: int) -> np.ndarray:
         """The bytes of the fragment of an event. Raises `KeyError` if it is missing."""
+        if not 0 <= event < 1 << 64:
+            raise KeyError(f"source {self.id} has no fragment of event {event}")
         position = int(np.searchsorted(self.events, np.uint64(event)))
         if position == self._len or int(self.events[position]) != event:
             raise KeyError(f"source {self.id} has no fragment of event {event}")
@@ -159,14 +161,28 @@ def _flat(fragments) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _event_numbers(events) -> np.ndarray:
-    """Event numbers (u64). Raises `TypeError` if one is no integer."""
+    """Event numbers (u64). Raises `TypeError` if one is no integer, and `ValueError` if one is out of range."""
     if not isinstance(events, np.ndarray):
-        return np.array([operator.index(event) for event in events], np.uint64)
+        numbers = [operator.index(event) for event in events]
+        for number in numbers:
+            if number < 0:
+                raise ValueError(f"event number {number} is negative")
+            if number >= 1 << 64:
+                raise ValueError(f"event number {number} exceeds 64 bits")
+        return np.array(numbers, np.uint64)
     if events.dtype.kind not in "iu":
         raise TypeError(f"event numbers are {events.dtype}, not integers")
     if events.dtype.kind == "i" and np.any(events < 0):
         raise ValueError(f"event number {events.min()} is negative")
     return np.ascontiguousarray(events, np.uint64)
+
+
+def _consecutive(first_event: int, count: int) -> np.ndarray:
+    """Event numbers (u64) from the first one on. Raises `ValueError` if one is out of range."""
+    first_event = operator.index(first_event)
+    if not 0 <= first_event <= (1 << 64) - max(count, 1):
+        raise ValueError(f"{count} events from event {first_event}: not all are in 0 to 2**64 - 1")
+    return np.uint64(first_event) + np.arange(count, dtype=np.uint64)
 
 
 def _source_data(data) -> SourceData:
@@ -203,14 +219,14 @@ def write(
     for source, data in sources.items():
         lengths, payload = _flat(data.fragments)
         if data.events is None:
-            events = np.arange(first_event, first_event + len(lengths), dtype=np.uint64)
+            events = _consecutive(first_event, len(lengths))
         else:
             events = _event_numbers(data.events)
         prepared.append((source, data, events, lengths, payload))
     if n_events is None:
         ends = [events.stop for events in copied] + [int(events[-1]) + 1 for _, _, events, _, _ in prepared if len(events)]
-        n_events = max(ends, default=first_event) - first_event
-    writer = _millstream.StreamWriter(os.fspath(path), first_event, max(n_events, 0), alignment)
+        n_events = max(max(ends, default=first_event) - first_event, 0)
+    writer = _millstream.StreamWriter(os.fspath(path), first_event, n_events, alignment)
     try:
         for source, data, events, lengths, payload in prepared:
             writer.append(source, data.kind, data.name, events, lengths, payload)
@@ -272,7 +288,7 @@ def build_packet(
     """Builds a packet. Without `events`, the fragments have consecutive events from `first_event`."""
     lengths, payload = _flat(fragments)
     if events is None:
-        events = np.arange(first_event, first_event + len(lengths), dtype=np.uint64)
+        events = _consecutive(first_event, len(lengths))
     else:
         events = _event_numbers(events)
     if n_events is None:

@@ -9,9 +9,10 @@ use millstream_card::{LeaseToken, RemoteCard, RemoteOptions, checkpoint};
 use millstream_card_abi::registers::KERNEL_WORDS;
 use millstream_rdma::{DeviceSelector, device, loader};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
-use pyo3::exceptions::{PyOverflowError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::arguments::Unsigned;
 use crate::errors::{card_failed, checkpoint_failed, invalid};
 
 /// Fields of a message: kind, region, cause, sequence, values.
@@ -27,26 +28,6 @@ pub(crate) fn verbs_library() -> String {
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} = {value}: {error}; give seconds")))
-}
-
-/// An unsigned argument. A number outside of its range is a `ValueError`, as documented, not Python's `OverflowError`.
-struct Unsigned<T>(T);
-
-impl<'py, T: FromPyObjectOwned<'py, Error = PyErr>> FromPyObject<'_, 'py> for Unsigned<T> {
-    type Error = PyErr;
-
-    fn extract(value: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
-        value.extract::<T>().map(Unsigned).map_err(|error: PyErr| {
-            match error.is_instance_of::<PyOverflowError>(value.py()) {
-                true => PyValueError::new_err(format!(
-                    "{} is not an unsigned number of {} bits",
-                    *value,
-                    8 * size_of::<T>()
-                )),
-                false => error,
-            }
-        })
-    }
 }
 
 /// A connection to a card.

@@ -3,6 +3,7 @@
 //! Python code of the package wraps it: it converts arguments to NumPy arrays and finds the soft device before this module
 //! is loaded. All calls that wait release the interpreter.
 
+mod arguments;
 mod card;
 mod errors;
 mod packets;

@@ -7,6 +7,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
+use crate::arguments::Unsigned;
 use crate::errors::{FormatError, invalid};
 use crate::payload::Fragments;
 
@@ -50,27 +51,27 @@ pub(crate) fn parse_packet<'py>(
 #[allow(clippy::too_many_arguments, reason = "the fields of a packet in Python")]
 pub(crate) fn build_packet<'py>(
     py: Python<'py>,
-    source: u32,
-    kind: u32,
-    first_event: u64,
-    n_events: u32,
+    source: Unsigned<u32>,
+    kind: Unsigned<u32>,
+    first_event: Unsigned<u64>,
+    n_events: Unsigned<u32>,
     events: PyReadonlyArray1<'py, u64>,
     lengths: PyReadonlyArray1<'py, u64>,
     payload: PyReadonlyArray1<'py, u8>,
-    alignment: u32,
+    alignment: Unsigned<u32>,
 ) -> PyResult<Bound<'py, PyArray1<u8>>> {
-    let alignment = Alignment::new(alignment).map_err(invalid)?;
+    let alignment = Alignment::new(alignment.0).map_err(invalid)?;
     let mut fragments = Vec::new();
-    Fragments::new(&events, &lengths, &payload)?.try_for_each(source, |event, bytes| {
+    Fragments::new(&events, &lengths, &payload)?.try_for_each(source.0, |event, bytes| {
         fragments.push(Fragment::new(event, bytes));
         Ok(())
     })?;
     let n_fragments = u32::try_from(fragments.len()).map_err(invalid)?;
     let repr = Repr {
-        source: SourceId(source),
-        kind: SourceKind(kind),
-        first_event,
-        n_events,
+        source: SourceId(source.0),
+        kind: SourceKind(kind.0),
+        first_event: first_event.0,
+        n_events: n_events.0,
         n_fragments,
         alignment,
     };

@@ -9,6 +9,7 @@ use numpy::{IntoPyArray as _, PyArray1, PyArrayMethods as _, PyReadonlyArray1};
 use pyo3::exceptions::{PyKeyError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::arguments::Unsigned;
 use crate::errors::{invalid, read_failed, write_failed};
 use crate::payload::Fragments;
 
@@ -122,8 +123,14 @@ pub(crate) struct StreamWriter {
 #[pymethods]
 impl StreamWriter {
     #[new]
-    fn create(path: PathBuf, first_event: u64, n_events: u64, alignment: u32) -> PyResult<Self> {
-        let alignment = Alignment::new(alignment).map_err(invalid)?;
+    fn create(
+        path: PathBuf,
+        first_event: Unsigned<u64>,
+        n_events: Unsigned<u64>,
+        alignment: Unsigned<u32>,
+    ) -> PyResult<Self> {
+        let (first_event, n_events) = (first_event.0, n_events.0);
+        let alignment = Alignment::new(alignment.0).map_err(invalid)?;
         let end = first_event.checked_add(n_events).ok_or_else(|| {
             PyValueError::new_err(format!("{n_events} events from event {first_event} exceed 64 bits"))
         })?;
@@ -137,8 +144,8 @@ impl StreamWriter {
     fn append(
         &mut self,
         py: Python<'_>,
-        source: u32,
-        kind: u32,
+        source: Unsigned<u32>,
+        kind: Unsigned<u32>,
         name: &str,
         events: PyReadonlyArray1<'_, u64>,
         lengths: PyReadonlyArray1<'_, u64>,
@@ -148,9 +155,9 @@ impl StreamWriter {
         let fragments = Fragments::new(&events, &lengths, &payload)?;
         py.detach(|| {
             let mut out = writer
-                .source(SourceId(source), SourceKind(kind), name)
+                .source(SourceId(source.0), SourceKind(kind.0), name)
                 .map_err(|error| write_failed(&error))?;
-            fragments.try_for_each(source, |event, fragment| {
+            fragments.try_for_each(source.0, |event, fragment| {
                 out.push(event, fragment).map_err(|error| write_failed(&error))
             })
         })

@@ -79,6 +79,40 @@ def test_event_numbers_are_integers(path):
     assert list(streams.open(path)[1].events) == [last]
 
 
+def test_numbers_out_of_range_are_value_errors(path):
+    one = np.zeros((1, 4), np.uint8)
+    for options in [
+        {"sources": {1: streams.SourceData(one, events=[-1])}},
+        {"sources": {1: streams.SourceData(one, events=[2**64])}},
+        {"sources": {1: streams.SourceData(one, kind=-1)}},
+        {"sources": {2**32: one}},
+        {"sources": {-1: one}},
+        {"sources": {1: one}, "first_event": -1},
+        {"sources": {1: one}, "first_event": 2**64},
+        {"sources": {1: one}, "n_events": -1},
+        {"sources": {1: one}, "alignment": -64},
+        {"sources": {1: one}, "alignment": 2**32},
+    ]:
+        with pytest.raises(ValueError):
+            streams.write(path, **options)
+        assert not path.exists()
+    streams.write(path, {1: one}, first_event=2**64 - 2)
+    with pytest.raises(KeyError):
+        streams.open(path)[1].fragment(-1)
+    for options in [
+        {"source": 2**32},
+        {"source": -1},
+        {"kind": 2**32},
+        {"first_event": -1},
+        {"n_events": -1},
+        {"n_events": 2**32},
+        {"events": [-1]},
+        {"alignment": -1},
+    ]:
+        with pytest.raises(ValueError):
+            streams.build_packet(**{"source": 1, "fragments": one, **options})
+
+
 def test_refused_input_leaves_no_file(path):
     with pytest.raises(ValueError, match="events must ascend"):
         streams.write(path, {1: streams.SourceData([b"a", b"b"], events=[3, 3])}, n_events=10)
