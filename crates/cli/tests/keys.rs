@@ -85,6 +85,8 @@ fn a_card_with_keys_answers_commands_with_keys() {
     let serve = ["card", "serve", &name, "--listen", "127.0.0.1:0", "--memory", "32MiB", "--banks", "8"];
     let missing = fails(path, None, &[&serve, &["--node", "node1"][..]].concat());
     assert!(missing.contains("keys are required") && missing.contains("MILLSTREAM_KEYS"), "{missing}");
+    let every = fails(path, Some("keys/node0"), &[&serve, &["--node", "localhost"][..]].concat());
+    assert!(every.contains("node \"localhost\": the certificates of all nodes have this name"), "{every}");
     let broken = fails(path, Some("nowhere"), &serve);
     assert!(broken.contains("certificate nowhere/certificate.pem"), "{broken}");
 

@@ -31,7 +31,8 @@ pub const AUTHORITY_DIRECTORY: &str = "authority";
 /// Certificates are valid from this time before they are made, for clocks that differ.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(300);
 
-/// Names of every node: a program that connects to its own host.
+/// Names of every node: a program that connects to its own host. A list of nodes has none of them
+/// ([`Security::for_nodes`](crate::Security::for_nodes)).
 const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
 /// Why keys could not be made.

@@ -48,6 +48,14 @@ pub enum KeysError {
         /// The name.
         name: String,
     },
+    /// A list of nodes has a name of this host, which all certificates have.
+    #[error(
+        "node {name:?}: the certificates of all nodes have this name; use the node's name of the site file"
+    )]
+    LocalNode {
+        /// The name.
+        name: String,
+    },
     /// The environment variable has an invalid value.
     #[error("{ENV_KEYS}={value}: expected a directory, or CERTIFICATE:KEY:AUTHORITY")]
     Variable {

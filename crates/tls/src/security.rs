@@ -1,7 +1,7 @@
 //! How a program makes control connections: with its keys over TLS, or without over TCP.
 
 use std::io;
-use std::net::TcpStream;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -55,10 +55,13 @@ impl Security {
     /// Accepts connections of these nodes only; of all nodes of the site if there are none.
     ///
     /// # Errors
-    /// [`KeysError::Node`] for a name that no certificate can have; [`KeysError::Missing`] for nodes without keys.
+    /// [`KeysError::Node`] for a name that no certificate can have; [`KeysError::LocalNode`] for one that all have;
+    /// [`KeysError::Missing`] for nodes without keys.
     pub fn for_nodes(mut self, nodes: &[String]) -> Result<Security, KeysError> {
-        let name = |node: &String| {
-            ServerName::try_from(node.clone()).map_err(|_| KeysError::Node { name: node.clone() })
+        let name = |node: &String| match ServerName::try_from(node.clone()) {
+            Err(_) => Err(KeysError::Node { name: node.clone() }),
+            Ok(name) if is_local(&name) => Err(KeysError::LocalNode { name: node.clone() }),
+            Ok(name) => Ok(name),
         };
         if !nodes.is_empty() && !self.is_on() {
             return Err(KeysError::Missing);
@@ -127,6 +130,15 @@ impl Security {
         let tls = server(keys, &self.nodes);
         let tls = tls.map_err(|error| SecurityError::Protocol(error.to_string()))?;
         Ok(Stream::tls(tcp, tls))
+    }
+}
+
+/// Whether a name is of the host that uses it. The authority adds such names to all certificates.
+fn is_local(name: &ServerName<'_>) -> bool {
+    match name {
+        ServerName::DnsName(name) => name.as_ref().trim_end_matches('.').eq_ignore_ascii_case("localhost"),
+        ServerName::IpAddress(address) => IpAddr::from(*address).is_loopback(),
+        _ => false,
     }
 }
 

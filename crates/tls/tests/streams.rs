@@ -194,6 +194,24 @@ fn another_node_of_the_site_is_refused_where_a_node_is_named() {
 }
 
 #[test]
+fn a_list_of_nodes_has_no_name_that_all_nodes_have() {
+    let site = Site::new();
+    let node8 = site.node("node8");
+    let mut names = site.files("node7", year()).names().unwrap();
+    names.retain(|name| name != "node7");
+    assert_eq!(names.len(), 3, "{names:?}");
+    names.extend(["LocalHost", "localhost.", "0:0:0:0:0:0:0:1", "127.0.0.2"].map(str::to_owned));
+    for name in names {
+        let error = node8.clone().for_nodes(&["node1".to_owned(), name.clone()]).unwrap_err();
+        assert!(
+            matches!(&error, KeysError::LocalNode { name: refused } if *refused == name),
+            "{name}: {error}"
+        );
+    }
+    assert!(node8.for_nodes(&["[::1]".to_owned()]).is_err());
+}
+
+#[test]
 fn one_end_without_keys_is_an_error_at_both() {
     let site = Site::new();
     let node = site.node("node");

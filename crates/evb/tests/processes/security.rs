@@ -250,6 +250,11 @@ fn keys_that_cannot_be_used_are_refused_before_a_run() {
     assert!(error.contains("security.nodes: keys are required"), "{error}");
     let error = refusal(&format!("{SECURITY}nodes = [\"node 7\"]\n"));
     assert!(error.contains("\"node 7\": is neither a host name nor an address"), "{error}");
+    let error = refusal(&format!("{SECURITY}nodes = [\"node7\", \"localhost\"]\n"));
+    assert!(
+        error.contains("security.nodes: node \"localhost\": the certificates of all nodes have this name"),
+        "{error}"
+    );
     let files = KeyFiles::in_directory(&inputs.folder.path().join("daq"));
     std::fs::write(&files.certificate, "").unwrap();
     let error = refusal(SECURITY);
