@@ -126,6 +126,8 @@ pub struct UnknownDevice {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Library {
     devices: BTreeMap<String, DeviceModel>,
+    /// Ids that a site file defines.
+    own: BTreeSet<String>,
 }
 
 const FILES: &[(&str, &str)] = &[
@@ -182,13 +184,14 @@ impl Library {
         self.add(devices).map_err(fail)
     }
 
-    /// Adds devices of a site file; they replace shipped ones of the same id.
+    /// Adds devices of a site file; they replace shipped ones of the same id, and their names come first.
     pub(crate) fn replace(&mut self, devices: BTreeMap<String, DeviceModel>) -> Result<(), String> {
         for (id, device) in &devices {
             self.check_value_names(id, device)?;
         }
         for id in devices.keys() {
             self.devices.remove(id);
+            self.own.insert(id.clone());
         }
         self.add(devices)
     }
@@ -281,7 +284,8 @@ impl Library {
         self.devices.get(id)
     }
 
-    /// Id of the device of a kind with this model name. The longest matching name wins: `ConnectX-4 Lx` before `ConnectX-4*`.
+    /// Id of the device of a kind with this model name. A device of the site file comes first. Among those and among the shipped
+    /// ones, the longest matching name wins: `ConnectX-4 Lx` before `ConnectX-4*`.
     ///
     /// # Errors
     /// [`UnknownDevice`] lists the nearest names.
@@ -290,7 +294,9 @@ impl Library {
         let found = of_kind()
             .flat_map(|(id, device)| device.names.iter().map(move |pattern| (id, pattern)))
             .filter(|(id, pattern)| matches(pattern, name) || *id == name)
-            .max_by_key(|(_, pattern)| pattern.chars().filter(|c| !"*?".contains(*c)).count());
+            .max_by_key(|(id, pattern)| {
+                (self.own.contains(*id), pattern.chars().filter(|c| !"*?".contains(*c)).count())
+            });
         match found {
             Some((id, _)) => Ok(id),
             None => {

@@ -272,3 +272,17 @@ fn a_device_of_the_file_has_values_of_its_kind_within_their_range() {
         assert_eq!(error.line, Some(line), "{error}");
     }
 }
+
+#[test]
+fn a_device_of_the_file_comes_before_shipped_ones() {
+    // Ids before and after that of the shipped device, and names that are longer and shorter than its own.
+    for id in ["a-nic", "z-nic", "connectx-5"] {
+        for name in ["ConnectX-5", "Connect*", "*"] {
+            let own =
+                format!("[device.{id}]\nkind = \"adapter\"\nnames = [\"{name}\"]\nlike = \"connectx-6\"\n");
+            let site = parse("site.toml", &format!("{VALID}{own}")).unwrap();
+            let adapter = &site.hosts[0].devices[1];
+            assert_eq!((adapter.name.as_str(), adapter.id.as_str()), ("hca", id), "{name}");
+        }
+    }
+}
