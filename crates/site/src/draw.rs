@@ -4,6 +4,7 @@
 
 use crate::validate::{DeviceKind, Host, LinkEnd, Parent, Site};
 use millstream_report::svg::{Anchor, Font, Svg};
+use std::collections::BTreeMap;
 
 const BOX: (f64, f64) = (190.0, 46.0);
 const GAP: f64 = 26.0;
@@ -13,6 +14,7 @@ const MARGIN: f64 = 24.0;
 const TOP: f64 = 84.0;
 
 /// Position of a box.
+#[derive(Clone, Copy)]
 struct Position {
     x: f64,
     y: f64,
@@ -46,36 +48,39 @@ pub fn draw(site: &Site) -> String {
     svg.text((MARGIN, 30.0), Anchor::Start, Font::bold(18.0), &site.name);
     svg.text((MARGIN, 52.0), Anchor::Start, Font::new(12.0, "#59636e"), &site.description);
 
-    let mut adapters: Vec<(usize, usize, Position)> = Vec::new();
+    let mut adapters: BTreeMap<(usize, usize), Position> = BTreeMap::new();
     for (column, (host, first, count)) in groups.iter().enumerate() {
         let left = MARGIN + column as f64 * (COLUMN + MARGIN);
         draw_frame(&mut svg, left - 8.0, TOP - 22.0, COLUMN, bottom - TOP, host, *count);
         let mut row = 0.0;
-        for (s, socket) in host.sockets.iter().enumerate() {
-            let at = Position { x: left, y: TOP + row * (BOX.1 + GAP) };
-            let memory = socket.memory.map_or(String::new(), |m| format!(", {}", m.binary()));
-            draw_box(
-                &mut svg,
-                &at,
-                "#ddf4ff",
-                &socket.processor,
-                &format!("socket{s}, {} cores{memory}", socket.cores),
-            );
-            row += 1.0;
+        // Standalone devices of a host without sockets have the parent socket 0, and nothing above them.
+        for s in 0..host.sockets.len().max(1) {
+            let socket = host.sockets.get(s).map(|socket| {
+                let at = Position { x: left, y: TOP + row * (BOX.1 + GAP) };
+                let memory = socket.memory.map_or(String::new(), |m| format!(", {}", m.binary()));
+                let note = format!("socket{s}, {} cores{memory}", socket.cores);
+                draw_box(&mut svg, &at, "#ddf4ff", &socket.processor, &note);
+                row += 1.0;
+                at
+            });
             // Children are below their parents, indented by level.
-            let mut stack: Vec<(usize, Position, f64)> = children(host, Parent::Socket(crate::SocketId(s)))
-                .into_iter()
-                .rev()
-                .map(|d| (d, Position { x: at.x, y: at.y }, 1.0))
-                .collect();
+            let depth = if socket.is_some() { 1.0 } else { 0.0 };
+            let mut stack: Vec<(usize, Option<Position>, f64)> =
+                children(host, Parent::Socket(crate::SocketId(s)))
+                    .into_iter()
+                    .rev()
+                    .map(|d| (d, socket, depth))
+                    .collect();
             while let Some((d, above, depth)) = stack.pop() {
                 let device = &host.devices[d];
                 let here = Position { x: left + depth * INDENT, y: TOP + row * (BOX.1 + GAP) };
                 row += 1.0;
-                let x = above.x + INDENT / 2.0;
-                let stroke = ("stroke", &"#57606a" as &dyn std::fmt::Display);
-                svg.line((x, above.y + BOX.1), (x, here.y + BOX.1 / 2.0), &[stroke]);
-                svg.line((x, here.y + BOX.1 / 2.0), (here.x, here.y + BOX.1 / 2.0), &[stroke]);
+                if let Some(above) = above {
+                    let x = above.x + INDENT / 2.0;
+                    let stroke = ("stroke", &"#57606a" as &dyn std::fmt::Display);
+                    svg.line((x, above.y + BOX.1), (x, here.y + BOX.1 / 2.0), &[stroke]);
+                    svg.line((x, here.y + BOX.1 / 2.0), (here.x, here.y + BOX.1 / 2.0), &[stroke]);
+                }
                 let pcie = format!("gen{} x{}", device.pcie.generation.0, device.pcie.lanes.0);
                 svg.text((here.x + BOX.0, here.y - 4.0), Anchor::End, Font::new(10.0, "#59636e"), &pcie);
                 let (colour, note) = match &device.kind {
@@ -98,18 +103,16 @@ pub fn draw(site: &Site) -> String {
                 };
                 draw_box(&mut svg, &here, colour, &device.model, &note);
                 for child in children(host, Parent::Switch(crate::DeviceId(d))).into_iter().rev() {
-                    stack.push((child, Position { x: here.x, y: here.y }, depth + 1.0));
+                    stack.push((child, Some(here), depth + 1.0));
                 }
                 if device.kind == DeviceKind::Adapter {
-                    adapters.push((*first, d, Position { x: here.x, y: here.y }));
+                    adapters.insert((*first, d), here);
                 }
             }
         }
     }
-    let positions: Vec<&Position> = (ports.iter())
-        .filter_map(|port| adapters.iter().find(|(host, device, _)| (*host, *device) == *port))
-        .map(|(_, _, place)| place)
-        .collect();
+    // Every adapter is below a socket, or alone: each port has a position, at its own index.
+    let positions: Vec<Position> = ports.iter().map(|port| adapters[port]).collect();
     draw_networks(&mut svg, site, &cables, &positions, bottom);
     svg.finish()
 }
@@ -242,7 +245,7 @@ fn network_height(site: &Site, cables: usize) -> f64 {
 }
 
 /// Draws each cable down beside its host's column, then across below all hosts.
-fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Position], bottom: f64) {
+fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[Position], bottom: f64) {
     let boxes = bottom + 10.0 + cables.len() as f64 * CABLE_SPACING;
     let place = |i: usize| Position { x: MARGIN + i as f64 * (COLUMN + MARGIN), y: boxes };
     let networks = networks(site);
@@ -267,7 +270,7 @@ fn draw_networks(svg: &mut Svg, site: &Site, cables: &[Cable], positions: &[&Pos
         let across = bottom + 10.0 + lane as f64 * CABLE_SPACING;
         let mut ends: Vec<f64> = Vec::new();
         for &adapter in &cable.adapters {
-            let Some(at) = positions.get(adapter) else { continue };
+            let at = positions[adapter];
             // Cables run down inside the right edge of the frame, independent of the depth of the
             // tree.
             let column = ((at.x - MARGIN) / (COLUMN + MARGIN)).floor();

@@ -273,6 +273,57 @@ fn a_device_of_the_file_has_values_of_its_kind_within_their_range() {
     }
 }
 
+/// A card and an adapter without a processor, linked to a host.
+const STANDALONE: &str = r#"name = "standalone"
+[[host]]
+name = "a"
+[[host.card]]
+name = "u280"
+model = "Alveo U280"
+parent = "none"
+standalone = true
+pcie = { generation = 3, lanes = 16 }
+[[host.adapter]]
+name = "port"
+model = "ConnectX-4"
+parent = "none"
+standalone = true
+pcie = { generation = 3, lanes = 16 }
+[[host]]
+name = "b"
+[[host.socket]]
+processor = "Skylake-SP"
+cores = 4
+clock = "2 GHz"
+[[host.adapter]]
+name = "hca"
+model = "ConnectX-5"
+parent = "socket0"
+pcie = { generation = 3, lanes = 16 }
+[[link]]
+from = "a.port"
+to = "b.hca"
+rate = "EDR"
+"#;
+
+#[test]
+fn devices_of_a_host_without_sockets_are_drawn_with_their_cables() {
+    let picture = draw::draw(&parse("site.toml", STANDALONE).unwrap());
+    let picture = roxmltree::Document::parse(&picture).unwrap();
+    let at = |text: &str| {
+        let found = picture.descendants().find(|node| node.text() == Some(text));
+        found.unwrap_or_else(|| panic!("no {text:?}")).attribute("x").unwrap().parse::<f64>().unwrap()
+    };
+    let [card, port, hca] = ["Alveo U280", "ConnectX-4", "ConnectX-5"].map(at);
+    assert!(card == port && port < hca, "{card} {port} {hca}");
+    // A cable leaves the right edge of both adapters.
+    let cables = picture.descendants().filter(|node| node.attribute("stroke") == Some("#0969da"));
+    let starts: Vec<f64> = cables.map(|line| line.attribute("x1").unwrap().parse().unwrap()).collect();
+    for adapter in [port, hca] {
+        assert!(starts.iter().any(|&x| x > adapter && x < adapter + 190.0), "{adapter}: {starts:?}");
+    }
+}
+
 #[test]
 fn a_device_of_the_file_comes_before_shipped_ones() {
     // Ids before and after that of the shipped device, and names that are longer and shorter than its own.
