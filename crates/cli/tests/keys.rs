@@ -76,6 +76,63 @@ fn keys_of_a_site_are_made_once_and_renewed() {
 }
 
 #[test]
+fn keys_that_are_incomplete_are_completed_or_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path();
+    let out = path.join("keys");
+    let names = || {
+        let mut names: Vec<_> = std::fs::read_dir(&out).map_or(Vec::new(), |entries| {
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+        });
+        names.sort();
+        names
+    };
+    let keys = ["site", "keys", "site.toml", "--out", "keys"];
+    let renew = ["site", "keys", "site.toml", "--out", "keys", "--renew"];
+
+    // A host name that is no name of a certificate: nothing is written.
+    std::fs::write(path.join("site.toml"), SITE.to_owned() + &SITE.replace("node", "-x")[13..]).unwrap();
+    let refused = fails(path, None, &keys);
+    assert!(refused.contains("node \"-x0\": its name must be a host name"), "{refused}");
+    assert!(names().is_empty(), "{:?}", names());
+
+    std::fs::write(path.join("site.toml"), SITE).unwrap();
+    does(path, None, &keys);
+    assert_eq!(names(), ["authority", "node0", "node1"]);
+    // A run that ended before it had written all nodes, and what it left behind.
+    std::fs::remove_dir_all(out.join("node1")).unwrap();
+    std::fs::create_dir(out.join(".node1.new")).unwrap();
+    std::fs::write(out.join(".node1.new/key.pem"), "").unwrap();
+    does(path, None, &renew);
+    assert_eq!(names(), ["authority", "node0", "node1"]);
+    // A certificate that cannot be read.
+    std::fs::write(out.join("node1/certificate.pem"), "").unwrap();
+    let warned = does(path, None, &renew);
+    assert!(
+        warned.contains("keys/node1/certificate.pem: has no certificate in PEM; node1 keeps no names"),
+        "{warned}"
+    );
+    let names = KeyFiles::in_directory(&out.join("node1")).names().unwrap();
+    assert!(names.contains(&"node1".to_owned()), "{names:?}");
+    // Half an authority, and none: both commands name a way out that is not the other command alone.
+    std::fs::remove_file(out.join("authority/certificate.pem")).unwrap();
+    let half = fails(path, None, &renew);
+    assert!(
+        half.contains("authority/certificate.pem is missing; restore it")
+            && half.contains("another directory"),
+        "{half}"
+    );
+    std::fs::remove_dir_all(out.join("authority")).unwrap();
+    let none = fails(path, None, &renew);
+    assert!(
+        none.contains("keys has no authority; restore") && none.contains("in a directory that has none"),
+        "{none}"
+    );
+    let again = fails(path, None, &keys);
+    assert!(again.contains("keys/node0 exists; choose another directory"), "{again}");
+}
+
+#[test]
 fn a_card_with_keys_answers_commands_with_keys() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

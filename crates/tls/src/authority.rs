@@ -4,6 +4,8 @@
 //! DIR/authority/certificate.pem, key.pem       stay with the administrator
 //! DIR/NODE/certificate.pem, key.pem, authority.pem     go to the node
 //! ```
+//!
+//! A folder is written as `.NAME.new` and renamed when it is complete.
 
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::{self, Write};
@@ -22,7 +24,7 @@ use rustls::pki_types::{CertificateDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use time::OffsetDateTime;
 
-use crate::keys::{CERTIFICATE, KEY, KeyFiles};
+use crate::keys::{AUTHORITY, CERTIFICATE, KEY, KeyFiles};
 use crate::subject::common_name;
 
 /// The directory of the authority.
@@ -43,8 +45,16 @@ pub enum AuthorityError {
     #[error("{} exists; choose another directory, or renew its keys with --renew", .0.display())]
     Exists(PathBuf),
     /// There is no authority to renew keys of.
-    #[error("{} has no authority; make one without --renew", .0.display())]
+    #[error(
+        "{} has no authority; restore its folder \"{AUTHORITY_DIRECTORY}\", or make new keys without --renew in a directory that has none",
+        .0.display()
+    )]
     Missing(PathBuf),
+    /// A file of an authority is missing.
+    #[error(
+        "{} is missing; restore it, or make new keys without --renew in another directory", .0.display()
+    )]
+    Incomplete(PathBuf),
     /// A file cannot be read or written.
     #[error("{}: {cause}", .file.display())]
     File {
@@ -130,28 +140,26 @@ impl Authority {
         Ok(Authority { issuer: Issuer::new(params, key), certificate })
     }
 
-    /// Makes the directory of an authority.
+    /// Writes the authority into a directory that has none: all of it, or nothing.
     ///
     /// # Errors
     /// [`AuthorityError::Exists`] if there is one; errors of files.
-    pub fn create(directory: &Path, name: &str, validity: Validity) -> Result<Authority, AuthorityError> {
-        let authority = Authority::new(name, validity)?;
+    pub fn save(&self, directory: &Path) -> Result<(), AuthorityError> {
+        let key = self.issuer.key().serialize_pem();
         let own = directory.join(AUTHORITY_DIRECTORY);
-        make_directory(&own)?;
-        write_new(&own.join(KEY), &authority.issuer.key().serialize_pem())?;
-        write_new(&own.join(CERTIFICATE), &authority.certificate)?;
-        Ok(authority)
+        make_directory(&own, &[(KEY, &key), (CERTIFICATE, &self.certificate)])
     }
 
     /// Reads the authority of a directory.
     ///
     /// # Errors
-    /// [`AuthorityError::Missing`]; errors of files.
+    /// [`AuthorityError::Missing`], [`AuthorityError::Incomplete`]; errors of files.
     pub fn load(directory: &Path) -> Result<Authority, AuthorityError> {
         let own = directory.join(AUTHORITY_DIRECTORY);
         let read = |name: &str| {
             let file = own.join(name);
             std::fs::read_to_string(&file).map_err(|cause| match cause.kind() {
+                io::ErrorKind::NotFound if own.exists() => AuthorityError::Incomplete(file),
                 io::ErrorKind::NotFound => AuthorityError::Missing(directory.to_owned()),
                 _ => AuthorityError::File { file, cause },
             })
@@ -167,7 +175,7 @@ impl Authority {
     }
 
     /// Verifies a certificate that this authority has issued, as a node does. It fails if an authority that was read is not as
-    /// [`Authority::create`] writes it: its key is of another certificate, or its subject is encoded otherwise.
+    /// [`Authority::save`] writes it: its key is of another certificate, or its subject is encoded otherwise.
     fn verify(&self, certificate: &CertificateDer<'_>, validity: Validity) -> Result<(), rustls::Error> {
         let general = |error: &dyn std::error::Error| rustls::Error::General(error.to_string());
         let own =
@@ -238,17 +246,14 @@ impl std::fmt::Debug for NodeKeys {
 }
 
 impl NodeKeys {
-    /// Writes the keys into a new directory.
+    /// Writes the keys into a new directory: all of them, or nothing.
     ///
     /// # Errors
     /// [`AuthorityError::Exists`] if there is one; errors of files.
     pub fn create(&self, directory: &Path) -> Result<KeyFiles, AuthorityError> {
-        make_directory(directory)?;
-        let files = KeyFiles::in_directory(directory);
-        write_new(&files.key, &self.key)?;
-        write_new(&files.certificate, &self.certificate)?;
-        write_new(&files.authority, &self.authority)?;
-        Ok(files)
+        let files = [(KEY, &*self.key), (CERTIFICATE, &self.certificate), (AUTHORITY, &self.authority)];
+        make_directory(directory, &files)?;
+        Ok(KeyFiles::in_directory(directory))
     }
 
     /// Replaces the keys of a directory, or makes it. Each file is replaced as a whole.
@@ -323,15 +328,26 @@ fn check_name(node: &str) -> Result<(), AuthorityError> {
     Ok(())
 }
 
-fn make_directory(directory: &Path) -> Result<(), AuthorityError> {
+/// Makes a directory with these files, each a name and its text. It gets its name when it is complete.
+fn make_directory(directory: &Path, files: &[(&str, &str)]) -> Result<(), AuthorityError> {
     if directory.exists() {
         return Err(AuthorityError::Exists(directory.to_owned()));
     }
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(directory)
-        .map_err(|cause| AuthorityError::File { file: directory.to_owned(), cause })
+    let failed = |cause| AuthorityError::File { file: directory.to_owned(), cause };
+    let name = directory.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidFilename.into()))?;
+    let new = directory.with_file_name(format!(".{}.new", name.to_string_lossy()));
+    match std::fs::remove_dir_all(&new) {
+        Err(cause) if cause.kind() != io::ErrorKind::NotFound => {
+            return Err(AuthorityError::File { file: new, cause });
+        }
+        // There was none, or one of a process that ended.
+        _ => {}
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(&new).map_err(failed)?;
+    for (file, text) in files {
+        write_new(&new.join(file), text)?;
+    }
+    std::fs::rename(&new, directory).map_err(failed)
 }
 
 fn write_new(file: &Path, text: &str) -> Result<(), AuthorityError> {

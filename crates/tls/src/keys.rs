@@ -22,7 +22,7 @@ pub const ENV_KEYS: &str = "MILLSTREAM_KEYS";
 
 pub(crate) const CERTIFICATE: &str = "certificate.pem";
 pub(crate) const KEY: &str = "key.pem";
-const AUTHORITY: &str = "authority.pem";
+pub(crate) const AUTHORITY: &str = "authority.pem";
 
 /// The files of a program's keys, each in PEM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

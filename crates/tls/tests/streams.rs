@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use millstream_rdma::Deadline;
 use millstream_rdma::connect::{ConnectError, dial, listen};
-use millstream_tls::authority::{Authority, Validity};
+use millstream_tls::authority::{Authority, AuthorityError, Validity};
 use millstream_tls::{KeyFiles, Keys, KeysError, Security, SecurityError, Stream};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -18,6 +18,12 @@ fn year() -> Validity {
 
 fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(10))
+}
+
+/// An authority in a folder.
+fn created(folder: &Path, name: &str) -> Result<Authority, AuthorityError> {
+    let authority = Authority::new(name, year())?;
+    authority.save(folder).map(|()| authority)
 }
 
 /// A site in a folder.
@@ -280,7 +286,7 @@ fn issue_and_renew(name: &str) {
     use std::os::unix::fs::PermissionsExt;
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("keys");
-    let authority = Authority::create(&out, name, year()).unwrap();
+    let authority = created(&out, name).unwrap();
     let old = authority.issue("node0", &["10.0.0.7".to_owned()], year()).unwrap();
     let files = old.create(&out.join("node0")).unwrap();
     for file in [&files.certificate, &files.key, &files.authority, &out.join("authority/key.pem")] {
@@ -288,7 +294,7 @@ fn issue_and_renew(name: &str) {
         assert_eq!(mode, 0o600, "{}", file.display());
     }
     assert!(old.create(&out.join("node0")).unwrap_err().to_string().contains("--renew"));
-    assert!(Authority::create(&out, "another", year()).unwrap_err().to_string().contains("--renew"));
+    assert!(created(&out, "another").unwrap_err().to_string().contains("--renew"));
     let before = std::fs::read(&files.certificate).unwrap();
     let server = Security::new(Keys::load(&files).unwrap());
 
@@ -310,8 +316,8 @@ fn issue_and_renew(name: &str) {
 fn an_authority_whose_keys_nobody_would_accept_issues_none() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (folder.path().join("one"), folder.path().join("other"));
-    Authority::create(&one, "site", year()).unwrap();
-    Authority::create(&other, "site", year()).unwrap();
+    created(&one, "site").unwrap();
+    created(&other, "site").unwrap();
     // A key that does not belong to the certificate, as after a backup of half the folder.
     std::fs::copy(other.join("authority/key.pem"), one.join("authority/key.pem")).unwrap();
     let error = Authority::load(&one).unwrap().issue("node0", &[], year()).unwrap_err().to_string();

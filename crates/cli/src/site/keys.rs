@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use millstream_site::load;
 use millstream_tls::KeyFiles;
-use millstream_tls::authority::{Authority, AuthorityError, Validity};
+use millstream_tls::authority::{AUTHORITY_DIRECTORY, Authority, AuthorityError, Validity};
 
 use crate::args::SiteKeysOptions;
 
@@ -23,28 +23,38 @@ pub(super) fn run(options: &SiteKeysOptions) -> Result<(), Box<dyn Error>> {
     if let Some((node, _)) = names.iter().find(|(node, _)| !nodes.contains(&node.as_str())) {
         return Err(format!("--name {node}: {} has no host of this name", file.display()).into());
     }
-    let validity = Validity::starting_now(DAY * *days);
-    let authority = if *renew {
-        Authority::load(out)?
+    // Nothing is written before all keys are made.
+    let (authority, authority_end) = if *renew {
+        (Authority::load(out)?, None)
     } else {
-        // Nothing is written if any of the folders exists.
         if let Some(taken) = nodes.iter().map(|node| out.join(node)).find(|folder| folder.exists()) {
             return Err(AuthorityError::Exists(taken).into());
         }
         let validity = Validity::starting_now(DAY * AUTHORITY_DAYS.max(*days));
-        let authority = Authority::create(out, &format!("Millstream authority of {}", site.name), validity)?;
-        println!("authority: {}, valid until {}", out.join("authority").display(), validity.end());
-        authority
+        let name = format!("Millstream authority of {}", site.name);
+        (Authority::new(&name, validity)?, Some(validity.end()))
     };
+    let validity = Validity::starting_now(DAY * *days);
+    let mut made = Vec::new();
     for node in nodes {
         let folder = out.join(node);
         let mut further: Vec<String> =
             names.iter().filter(|(of, _)| of == node).map(|(_, name)| name.clone()).collect();
         if *renew {
             // Run control is reached by names that were given when the present keys were made.
-            further.extend(KeyFiles::in_directory(&folder).names()?);
+            match KeyFiles::in_directory(&folder).names() {
+                Ok(present) => further.extend(present),
+                Err(error) => eprintln!("warning: {error}; {node} keeps no names of this certificate"),
+            }
         }
-        let keys = authority.issue(node, &further, validity)?;
+        made.push((node, folder, authority.issue(node, &further, validity)?));
+    }
+    // The authority comes first: with it, --renew completes what is missing.
+    if let Some(end) = authority_end {
+        authority.save(out)?;
+        println!("authority: {}, valid until {end}", out.join(AUTHORITY_DIRECTORY).display());
+    }
+    for (node, folder, keys) in made {
         if *renew { keys.replace(&folder) } else { keys.create(&folder) }?;
         println!("{node}: {}, valid until {}", folder.display(), validity.end());
     }
