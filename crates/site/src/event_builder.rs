@@ -2,11 +2,10 @@
 
 use std::path::PathBuf;
 
-use toml::Spanned;
-
 use crate::error::SiteError;
 use crate::network_card::is_address;
 use crate::schema;
+use crate::validate::Validator;
 
 /// An event builder of the site.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,21 +20,15 @@ pub struct EventBuilder {
     pub ranks: u32,
 }
 
-/// Validates an event builder against those before it.
+/// Validates an event builder whose name is checked.
 pub(crate) fn validate(
+    validator: &Validator<'_>,
     entry: &schema::EventBuilder,
-    before: &[EventBuilder],
-    fail: impl Fn(&Spanned<String>, String) -> SiteError,
 ) -> Result<EventBuilder, SiteError> {
     let (name, control) = (entry.name.get_ref(), entry.control.get_ref());
-    if before.iter().any(|other| other.name == *name) {
-        return Err(fail(&entry.name, format!("two event builders are named {name:?}")));
-    }
     if !is_address(control) {
-        return Err(fail(
-            &entry.control,
-            format!("event builder {name:?}: control {control:?}: expected host:port"),
-        ));
+        let message = format!("event builder {name:?}: control {control:?}: expected host:port");
+        return validator.fail(&entry.control.span(), message);
     }
     Ok(EventBuilder {
         name: name.clone(),

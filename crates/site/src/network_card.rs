@@ -3,9 +3,9 @@
 use std::num::NonZeroU32;
 
 use millstream_quantity::Bytes;
-use toml::Spanned;
 
 use crate::error::SiteError;
+use crate::validate::Validator;
 use crate::{Site, schema};
 
 /// A card that nodes reach over the network.
@@ -53,18 +53,15 @@ pub fn is_address(word: &str) -> bool {
         .is_some_and(|(host, port)| !host.is_empty() && port.parse::<u16>().is_ok_and(|port| port != 0))
 }
 
-/// Validates a card against the cards before it: its name must be new and its address valid.
+/// Validates a card whose name is checked.
 pub(crate) fn validate(
+    validator: &Validator<'_>,
     card: &schema::NetworkCard,
-    before: &[NetworkCard],
-    fail: impl Fn(&Spanned<String>, String) -> SiteError,
 ) -> Result<NetworkCard, SiteError> {
     let (name, address) = (card.name.get_ref(), card.address.get_ref());
-    if before.iter().any(|other| other.name == *name) {
-        return Err(fail(&card.name, format!("two cards are named {name:?}")));
-    }
     if !is_address(address) {
-        return Err(fail(&card.address, format!("card {name:?}: address {address:?}: expected host:port")));
+        let message = format!("card {name:?}: address {address:?}: expected host:port");
+        return validator.fail(&card.address.span(), message);
     }
     Ok(NetworkCard {
         name: name.clone(),

@@ -329,6 +329,20 @@ impl Validator<'_> {
         }
     }
 
+    /// Checks a name that differs from those of the same kind before it. The pair is the table and the plural in messages.
+    pub(crate) fn new_name<'n>(
+        &self,
+        (table, all): (&str, &str),
+        name: &Spanned<String>,
+        before: impl IntoIterator<Item = &'n String>,
+    ) -> Result<(), SiteError> {
+        self.name(&format!("{table}.name"), name)?;
+        if before.into_iter().any(|other| other == name.get_ref()) {
+            return self.fail(&name.span(), format!("two {all} are named {:?}", name.get_ref()));
+        }
+        Ok(())
+    }
+
     /// The host's devices in tree order: parents first.
     fn tree(&self, host: &schema::Host, sockets: usize) -> Result<Vec<Device>, SiteError> {
         #[derive(Clone, Copy, PartialEq)]
@@ -618,11 +632,8 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
     }
     for switch in &file.switch {
         let switch = switch.get_ref();
-        validator.name("switch.name", &switch.name)?;
-        if site.switches.iter().any(|s| s.name == *switch.name.get_ref()) {
-            return validator
-                .fail(&switch.name.span(), format!("two switches are named {:?}", switch.name.get_ref()));
-        }
+        let before = site.switches.iter().map(|switch| &switch.name);
+        validator.new_name(("switch", "switches"), &switch.name, before)?;
         let id = validator.switch_id(switch.model.as_ref())?;
         site.switches.push(NetworkSwitch {
             name: switch.name.get_ref().clone(),
@@ -651,6 +662,8 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         site.links.extend(links);
     }
     for torus in &file.torus {
+        let before = site.tori.iter().map(|torus| &torus.name);
+        validator.new_name(("torus", "tori"), &torus.get_ref().name, before)?;
         let (torus, links) = validator.torus(torus, &site)?;
         site.tori.push(torus);
         site.links.extend(links);
@@ -665,14 +678,13 @@ pub fn validate(name: &str, text: &str, file: &SiteFile) -> Result<Site, SiteErr
         fabric::fail_links(&validator, failed, &mut site)?;
     }
     for entry in &file.card {
-        validator.name("card.name", &entry.name)?;
-        let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
-        site.cards.push(network_card::validate(entry, &site.cards, fail)?);
+        validator.new_name(("card", "cards"), &entry.name, site.cards.iter().map(|card| &card.name))?;
+        site.cards.push(network_card::validate(&validator, entry)?);
     }
     for entry in &file.event_builder {
-        validator.name("event-builder.name", &entry.name)?;
-        let fail = |at: &Spanned<String>, message| SiteError::at(name, text, &at.span(), message);
-        site.event_builders.push(event_builder::validate(entry, &site.event_builders, fail)?);
+        let before = site.event_builders.iter().map(|builder| &builder.name);
+        validator.new_name(("event-builder", "event builders"), &entry.name, before)?;
+        site.event_builders.push(event_builder::validate(&validator, entry)?);
     }
     Ok(site)
 }

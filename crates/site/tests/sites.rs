@@ -143,7 +143,13 @@ fn node_and_port_counts_are_checked() {
     );
     let error = parse("t", &torus).unwrap_err();
     assert!(error.message.contains("need 4 adapters") && error.line == Some(26), "{error}");
-    let addressed = torus.replace("[2, 2]", "[2]") + "addresses = ";
+    let two = torus.replace("[2, 2]", "[2]");
+    let table = &two[VALID.len()..];
+    let error = parse("t", &format!("{two}{table}")).unwrap_err();
+    assert!(error.message.contains("two tori are named \"t\"") && error.line == Some(30), "{error}");
+    let error = parse("t", &two.replace("\"t\"", "\"../t\"")).unwrap_err();
+    assert!(error.message.contains("torus.name \"../t\": only letters") && error.line == Some(24), "{error}");
+    let addressed = two + "addresses = ";
     let site = parse("t", &(addressed.clone() + r#"["node0:7500", "[::1]:7500"]"#)).unwrap();
     assert_eq!(site.tori[0].addresses, ["node0:7500", "[::1]:7500"]);
     for (addresses, why) in [
