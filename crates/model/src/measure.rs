@@ -15,7 +15,8 @@ use crate::parallel::parallel_map;
 use crate::parameters::Parameters;
 use crate::path::Verb;
 use crate::path::{
-    DataPath, PathError, core_access, data_path, host_completer, negotiated_link, stencil_rate,
+    DataPath, PathError, core_access, data_path, host_completer, negotiated_link, no_host_memory,
+    stencil_rate,
 };
 use crate::precision::Precision;
 use crate::result_table::TableValue;
@@ -348,6 +349,9 @@ pub(crate) fn dma_setup(
     let adapter = &host.devices[device.0];
     if !matches!(adapter.kind, DeviceKind::Adapter | DeviceKind::Card(_)) {
         return Err(not_adapter());
+    }
+    if host.sockets.is_empty() {
+        return Err(no_host_memory(host).into());
     }
     let mut above = adapter.parent;
     let near = loop {

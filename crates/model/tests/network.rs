@@ -543,3 +543,64 @@ fn ethernet_of_400_and_800_gigabits_loses_the_headers_of_roce() {
     let report = explain(&site, &p, &"write node0 node1".parse().unwrap(), 0).unwrap();
     assert!(!report.bottleneck().contains("pcie"), "{report}");
 }
+
+/// A card and an adapter without a processor on `a`, linked to `b`.
+const STANDALONE: &str = r#"name = "standalone"
+[[host]]
+name = "a"
+[[host.card]]
+name = "u280"
+model = "Alveo U280"
+parent = "none"
+standalone = true
+pcie = { generation = 3, lanes = 16 }
+memory = { kind = "HBM2", size = "8 GiB", channels = 32, width = 256, clock = "450 MHz" }
+[[host.adapter]]
+name = "port"
+model = "ConnectX-4"
+parent = "none"
+standalone = true
+pcie = { generation = 3, lanes = 16 }
+[[host]]
+name = "b"
+[[host.socket]]
+processor = "Skylake-SP"
+cores = 4
+clock = "2 GHz"
+[[host.adapter]]
+name = "hca"
+model = "ConnectX-5"
+parent = "socket0"
+pcie = { generation = 3, lanes = 16 }
+[[link]]
+from = "a.port"
+to = "b.hca"
+rate = "EDR"
+"#;
+
+#[test]
+fn a_host_without_sockets_has_the_memory_of_its_cards_only() {
+    let p = Parameters::shipped();
+    let errors = |text: &str, ends: &str| {
+        let site = millstream_site::parse("standalone", text).unwrap();
+        let flow: Flow = format!("write {ends}").parse().unwrap();
+        let explained = explain(&site, &p, &flow, 0).map(drop).map_err(|error| error.to_string());
+        let shared = concurrent(&site, &p, &[flow], Routing::default());
+        [explained, shared.map(drop).map_err(|error| error.to_string())]
+    };
+    for ends in ["b a", "a b"] {
+        for error in errors(STANDALONE, ends) {
+            let error = error.unwrap_err();
+            assert!(error.contains("\"a\" has no socket, so no host memory; its cards: a.u280"), "{error}");
+        }
+    }
+    assert_eq!(errors(STANDALONE, "b a.u280"), [Ok(()), Ok(())]);
+    let memory = STANDALONE.lines().find(|line| line.starts_with("memory")).unwrap();
+    for error in errors(&STANDALONE.replace(memory, ""), "b a.u280") {
+        let error = error.unwrap_err();
+        assert!(error.contains("\"a.u280\" has no memory: add `memory` to this card"), "{error}");
+    }
+    let site = millstream_site::parse("standalone", STANDALONE).unwrap();
+    let error = data_path(&site, &p, "a.port", "b").unwrap_err().to_string();
+    assert!(error.contains("no host or host.card"), "{error}");
+}

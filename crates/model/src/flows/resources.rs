@@ -6,8 +6,8 @@ use crate::explain::Flow;
 use crate::parameters::Parameters;
 use crate::path::route::{Network, Route};
 use crate::path::{
-    IB_HEADERS, PathError, PeerRoute, ROCE_V2_HEADERS, Verb, ancestors, cxl_timing, fact, is_redirected,
-    negotiated_link, pcie_efficiency, peer_route, socket_rate, torus_path,
+    IB_HEADERS, PathError, PeerRoute, Place, ROCE_V2_HEADERS, Verb, ancestors, cxl_timing, fact,
+    is_redirected, locate, negotiated_link, pcie_efficiency, peer_route, socket_rate, torus_path,
 };
 use crate::ssd::{Access, CommandQueue};
 use millstream_site::schema::Protocol;
@@ -28,13 +28,6 @@ enum Key {
     Cxl { host: usize, device: usize, is_write: bool },
     CxlMemory { host: usize, device: usize },
     Disk { host: usize, device: usize, read: bool },
-}
-
-/// Where a flow starts or ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Place {
-    host: HostId,
-    device: Option<DeviceId>,
 }
 
 /// Resources of the flows so far.
@@ -119,18 +112,6 @@ impl<'a> Resources<'a> {
         let index = self.push(describe(self.site, self.p));
         self.index.insert(key, index);
         index
-    }
-
-    fn locate(&self, name: &str) -> Result<Place, PathError> {
-        if let Some(host) = self.site.hosts.iter().position(|host| host.name == name) {
-            return Ok(Place { host: HostId(host), device: None });
-        }
-        let found = self.site.device(name).filter(|(host, device)| {
-            let kind = &self.site.hosts[host.0].devices[device.0].kind;
-            matches!(kind, DeviceKind::Card(_) | DeviceKind::Ssd | DeviceKind::CxlMemory(_))
-        });
-        let (host, device) = found.ok_or_else(|| PathError::Unknown(name.to_owned()))?;
-        Ok(Place { host, device: Some(device) })
     }
 
     fn kind(&self, place: Place) -> Option<&'a DeviceKind> {
@@ -407,7 +388,7 @@ impl<'a> Resources<'a> {
         flow: &Flow,
         routing: Routing,
     ) -> Result<FlowRoutes, PathError> {
-        let (client, server) = (self.locate(&flow.client)?, self.locate(&flow.server)?);
+        let (client, server) = (locate(self.site, &flow.client)?, locate(self.site, &flow.server)?);
         self.block = u64::from(flow.size);
         // Data of a READ comes from the server.
         let (from, to) = if flow.verb == Verb::Read { (server, client) } else { (client, server) };

@@ -24,6 +24,17 @@ pub enum PathError {
     /// No host or card has this name.
     #[error("{0:?}: the site has no host or host.card of this name")]
     Unknown(String),
+    /// The host has no memory.
+    #[error("{host:?} has no socket, so no host memory{}", cards_instead(cards))]
+    NoHostMemory {
+        /// The host.
+        host: String,
+        /// Its cards with memory, as `host.card`.
+        cards: Vec<String>,
+    },
+    /// The card has no memory.
+    #[error("{0:?} has no memory: add `memory` to this card of the site file")]
+    NoCardMemory(String),
     /// Both names are on one host.
     #[error("{0:?} and {1:?} are on one host: name two hosts, or use `millstream model flows`")]
     SameHost(String, String),
@@ -56,11 +67,16 @@ fn failed_links(links: usize) -> String {
     if links == 0 { String::new() } else { format!(": {links} links of the site have failed (failed-link)") }
 }
 
-/// Memory at one end of a path.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct MemoryLocation {
-    pub(super) host: HostId,
-    pub(super) card: Option<DeviceId>,
+fn cards_instead(cards: &[String]) -> String {
+    if cards.is_empty() { String::new() } else { format!("; its cards: {}", cards.join(", ")) }
+}
+
+/// One end of a path: host memory, or a card, memory behind a CXL link or a disk of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) host: HostId,
+    /// The device; none: host memory.
+    pub(crate) device: Option<DeviceId>,
 }
 
 /// Library id of APEnet+ adapters, whose latency is published as a total.
@@ -70,17 +86,29 @@ const EXTOLL: &str = "extoll";
 /// Library id of the root port of a booster node without processor.
 const EXTOLL_ROOT_PORT: &str = "extoll-root-port";
 
-fn locate(site: &Site, name: &str) -> Result<MemoryLocation, PathError> {
+/// The place that `host` or `host.device` means. Host memory, through which disks transfer, needs a socket.
+pub(crate) fn locate(site: &Site, name: &str) -> Result<Place, PathError> {
     let unknown = || PathError::Unknown(name.to_owned());
-    match site.hosts.iter().position(|host| host.name == name) {
-        Some(host) => Ok(MemoryLocation { host: HostId(host), card: None }),
+    let place = match site.hosts.iter().position(|host| host.name == name) {
+        Some(host) => Place { host: HostId(host), device: None },
         None => {
-            let (host, card) = site.device(name).ok_or_else(unknown)?;
-            let kind = &site.hosts[host.0].devices[card.0].kind;
-            let is_memory = matches!(kind, DeviceKind::Card(_) | DeviceKind::CxlMemory(_));
-            if is_memory { Ok(MemoryLocation { host, card: Some(card) }) } else { Err(unknown()) }
+            let (host, device) = site.device(name).ok_or_else(unknown)?;
+            Place { host, device: Some(device) }
         }
+    };
+    let host = &site.hosts[place.host.0];
+    match place.device.map(|device| &host.devices[device.0].kind) {
+        None | Some(DeviceKind::Ssd) if host.sockets.is_empty() => Err(no_host_memory(host)),
+        None | Some(DeviceKind::Card(_) | DeviceKind::CxlMemory(_) | DeviceKind::Ssd) => Ok(place),
+        Some(DeviceKind::Switch(_) | DeviceKind::Adapter | DeviceKind::CxlSwitch(_)) => Err(unknown()),
     }
+}
+
+/// Host memory of a host without sockets is named.
+pub(crate) fn no_host_memory(host: &Host) -> PathError {
+    let cards = host.devices.iter().filter(|device| matches!(device.kind, DeviceKind::Card(Some(_))));
+    let cards = cards.map(|card| format!("{}.{}", host.name, card.name)).collect();
+    PathError::NoHostMemory { host: host.name.clone(), cards }
 }
 
 /// HBM timing from the parameters, for a port of the card's clock and width.
@@ -336,7 +364,7 @@ pub(crate) fn peer_route(p: &Parameters, host: &Host, nic: &Device, card: &Devic
 pub(super) fn path_end(
     site: &Site,
     p: &Parameters,
-    place: MemoryLocation,
+    place: Place,
     nic: DeviceId,
     link_rate: BytesPerSecond,
 ) -> Result<PathEnd, PathError> {
@@ -346,7 +374,7 @@ pub(super) fn path_end(
     let (above, socket) = ancestors(host, nic.parent);
     // The published latency of APEnet+ reads includes the switch.
     let mut nic_uplinks = if nic.id == APENET { Vec::new() } else { uplinks(p, host, &above, true) };
-    let device = place.card.map(|id| &host.devices[id.0]);
+    let device = place.device.map(|id| &host.devices[id.0]);
     let target = match device.map(|device| (device, &device.kind)) {
         None => TargetMemory::Host,
         Some((device, DeviceKind::CxlMemory(memory))) => {
@@ -379,8 +407,10 @@ pub(super) fn path_end(
                 uplinks: card_uplinks,
             })
         }
-        Some((card, _)) => {
-            return Err(PathError::Unknown(format!("{}.{} (card without memory)", host.name, card.name)));
+        Some((device, kind)) => {
+            let name = format!("{}.{}", host.name, device.name);
+            let is_card = matches!(kind, DeviceKind::Card(_));
+            return Err(if is_card { PathError::NoCardMemory(name) } else { PathError::Unknown(name) });
         }
     };
     let socket = host.sockets.get(socket.0);

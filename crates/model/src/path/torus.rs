@@ -1,6 +1,6 @@
 //! Paths over tori: the route of `torus-core`, its links, the adapters at its ends.
 
-use super::resolve::{APENET, MemoryLocation, SMALL, path_end, split_residual_latency};
+use super::resolve::{APENET, Place, SMALL, path_end, split_residual_latency};
 use super::{DataPath, NetworkHop, PathError, Verb};
 use crate::benchmarks::torus::{Torus, TorusHop, dead_links};
 use crate::benchmarks::{apenet, perftest};
@@ -67,8 +67,8 @@ pub(super) fn data_path_over_torus(
     site: &Site,
     p: &Parameters,
     torus_path: &TorusPath<'_>,
-    a: MemoryLocation,
-    b: MemoryLocation,
+    a: Place,
+    b: Place,
 ) -> Result<DataPath, PathError> {
     let link_rate = torus_path.link.rate;
     let apenet = site.hosts[a.host.0].devices[torus_path.adapters[0].0].id == APENET;
@@ -98,7 +98,7 @@ pub(super) fn data_path_over_torus(
     }
     if apenet {
         // Half a round trip between neighbours is published; GPU ends add their known latencies.
-        let (from, to) = (a.card.is_some(), b.card.is_some());
+        let (from, to) = (a.device.is_some(), b.device.is_some());
         let both = apenet::small_latency(p, from, to) + apenet::small_latency(p, to, from);
         let published = Picos::from_nanos(both / 2.0 * 1e3);
         split_residual_latency(&mut path, published, |path| perftest::latency(path, Verb::Write, SMALL));
