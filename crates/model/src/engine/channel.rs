@@ -15,6 +15,8 @@ pub struct Channel {
     pub overhead: [u32; 4],
     /// Fixed time per packet, in addition to serialisation.
     pub gap: Picos,
+    /// Fixed time of a packet, in addition to `gap`, indexed by the low two bits of its kind.
+    pub gap_by_kind: [Picos; 4],
     /// Mean of an exponentially distributed time per packet, in addition to `gap`.
     pub jitter: Picos,
     /// Propagation delay: last bit sent to last bit received.
@@ -34,6 +36,7 @@ impl Channel {
             rate,
             overhead: [0; 4],
             gap: Picos::ZERO,
+            gap_by_kind: [Picos::ZERO; 4],
             jitter: Picos::ZERO,
             latency: Picos::ZERO,
             capacity: u64::MAX,
@@ -47,12 +50,10 @@ impl Channel {
         Channel { gap, ..Channel::new(name, BytesPerSecond(f64::INFINITY)) }
     }
 
-    /// A pipeline stage with a time per packet kind (its low two bits). Packets must have no payload.
+    /// A pipeline stage: a fixed time per packet kind (its low two bits). A byte of payload takes a picosecond.
     #[must_use]
     pub fn stage_by_kind(name: impl Into<String>, times: [Picos; 4]) -> Channel {
-        // At 10¹² B/s one overhead byte takes one picosecond.
-        let overhead = times.map(|time| u32::try_from(time.0).unwrap_or(u32::MAX));
-        Channel { overhead, ..Channel::new(name, BytesPerSecond(1e12)) }
+        Channel { gap_by_kind: times, ..Channel::new(name, BytesPerSecond(1e12)) }
     }
 
     /// Sets the overhead bytes of every packet kind.
@@ -88,7 +89,8 @@ impl Channel {
     /// Service time of a packet, without its random part.
     #[must_use]
     pub fn time(&self, kind: u16, payload: u64) -> Picos {
-        self.gap + self.rate.time(payload + u64::from(self.overhead[usize::from(kind & 3)]))
+        let kind = usize::from(kind & 3);
+        self.gap + self.gap_by_kind[kind] + self.rate.time(payload + u64::from(self.overhead[kind]))
     }
 }
 
@@ -211,6 +213,21 @@ impl ChannelState {
             busy,
             blocked,
             elapsed: now,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stage_takes_the_time_of_a_kind_however_long_it_is() {
+        // 4.29 ms are 2³² ps.
+        let times = [Picos(1), Picos::from_seconds(0.01), Picos::from_seconds(2.0), Picos::ZERO];
+        let stage = Channel::stage_by_kind("stage", times);
+        for (kind, time) in (0..).zip(times) {
+            assert_eq!([stage.time(kind, 0), stage.time(kind + 4, 64)], [time, time + Picos(64)]);
         }
     }
 }
