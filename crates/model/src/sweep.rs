@@ -14,7 +14,7 @@ use crate::parameters::{ParameterError, Parameters};
 use millstream_site::device::DeviceModel;
 use millstream_site::edit::{self, EditError};
 use millstream_site::{Site, SiteError};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
 /// A name with the values of a sweep.
@@ -37,6 +37,9 @@ pub enum SweepError {
         /// The error in it.
         why: String,
     },
+    /// Two settings have one name.
+    #[error("{0} is set twice: give it several values, {0}=A,B")]
+    Repeated(String),
     /// The settings have too many combinations.
     #[error("the settings have more than {MAX_POINTS} combinations")]
     TooMany,
@@ -143,12 +146,17 @@ impl FromStr for Setting {
     }
 }
 
-/// Parses settings.
+/// Parses settings, each of another name.
 ///
 /// # Errors
-/// [`SweepError::Form`] names the setting and the error.
+/// [`SweepError::Form`] names the setting and the error, [`SweepError::Repeated`] the name.
 pub fn settings(texts: &[String]) -> Result<Vec<Setting>, SweepError> {
-    texts.iter().map(|text| text.parse()).collect()
+    let all: Vec<Setting> = texts.iter().map(|text| text.parse()).collect::<Result<_, _>>()?;
+    let mut names = BTreeSet::new();
+    match all.iter().find(|setting| !names.insert(&setting.name)) {
+        Some(again) => Err(SweepError::Repeated(again.name.clone())),
+        None => Ok(all),
+    }
 }
 
 /// All combinations of values; the last setting varies fastest. No settings give one empty combination.
@@ -291,6 +299,8 @@ mod tests {
         assert_eq!(all.len(), 6);
         assert_eq!(all[1], [("a", "1"), ("b", "y")]);
         assert_eq!(combinations(&[]).unwrap(), [vec![]]);
+        let twice = settings(&["a=1..3".into(), "b=x".into(), " a =4".into()]).unwrap_err();
+        assert_eq!(twice.to_string(), "a is set twice: give it several values, a=A,B");
         let many = settings(&["a=1..1000".into(), "b=1..1000".into()]).unwrap();
         assert_eq!(combinations(&many), Err(SweepError::TooMany));
     }
