@@ -305,3 +305,45 @@ fn a_sweep_over_the_queue_depth_of_a_disk_is_limited_by_its_latency() {
     let error = fails(&[&words[..], &["--set", "host.node.ssd.disk0.queue-depth=0"]].concat());
     assert!(error.contains("must be 1 to 65536"), "{error}");
 }
+
+#[test]
+fn numbers_beyond_virtual_time_are_refused_with_option_and_value() {
+    let most = u64::MAX.to_string();
+    for (arguments, words) in [
+        (
+            &["model", "event-builder", "--nodes", "2", "--seconds", "1e8", "--rate", "1e-8"][..],
+            &["--seconds 100000000", "0 to 10^6"][..],
+        ),
+        (
+            &["model", "explain", "sites/edr-pair.toml", "write node0 node1", "--samples", &most],
+            &["--samples", &most, "1000000"],
+        ),
+        (
+            &[
+                "model",
+                "explain",
+                "sites/edr-pair.toml",
+                "write node0 node1",
+                "--set",
+                "connectx-4.link.efficiency=1e-300",
+            ],
+            &["connectx-4.link.efficiency", "1e-300", "from 0.001"],
+        ),
+        (
+            &[
+                "model",
+                "explain",
+                "sites/edr-pair.toml",
+                "write node0 node1",
+                "--set",
+                "link.0.rate=EDR",
+                "--set",
+                "link.0.rate=FDR",
+            ],
+            &["link.0.rate is set twice"],
+        ),
+    ] {
+        let error = fails(arguments);
+        assert!(words.iter().all(|word| error.contains(word)), "{error}");
+    }
+}

@@ -69,7 +69,7 @@ pub enum ParameterError {
         /// The given value.
         value: String,
         /// Valid numbers.
-        range: &'static str,
+        range: String,
     },
 }
 
@@ -251,7 +251,11 @@ impl Parameters {
     pub fn set(&mut self, text: &str) -> Result<(), ParameterError> {
         let (name, value) = text.split_once('=').ok_or_else(|| ParameterError::Form(text.to_owned()))?;
         let number: Option<f64> = value.trim().parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0);
-        let invalid = |range| ParameterError::Value { name: name.to_owned(), value: value.to_owned(), range };
+        let invalid = |range: &str| ParameterError::Value {
+            name: name.to_owned(),
+            value: value.to_owned(),
+            range: range.to_owned(),
+        };
         let number = number.ok_or_else(|| invalid("of 0 or more"))?;
         let Some(parameter) = self.all.get_mut(name.trim()) else {
             let first = name.split('.').next().unwrap_or_default();
@@ -266,6 +270,11 @@ impl Parameters {
         };
         if number == 0.0 && parameter.is_rate(name) {
             return Err(invalid("above 0"));
+        }
+        let limits = device::limits(name.trim(), &parameter.unit);
+        if number != 0.0 && !limits.contains(&number) {
+            let (least, most) = limits.into_inner();
+            return Err(invalid(&format!("from {least} to {most} ({})", parameter.unit)));
         }
         parameter.value = number;
         Ok(())

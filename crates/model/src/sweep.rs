@@ -310,6 +310,14 @@ mod tests {
         let one = |text: &str| parameters(&settings(&[text.to_owned()]).unwrap());
         assert_eq!(one("u280.reads=3").unwrap().get("u280.reads"), 3.0);
         assert!(one("u280.reads=3..4").unwrap_err().to_string().contains("several values"));
+        for (text, range) in [
+            ("connectx-5.link.efficiency=1e-300", "from 0.001 to"),
+            ("connectx-5.tx.latency=1e300", "from 0 to 1000000000 (ns)"),
+        ] {
+            let error = one(text).unwrap_err().to_string();
+            let (name, value) = text.split_once('=').unwrap();
+            assert!(error.contains(name) && error.contains(value) && error.contains(range), "{error}");
+        }
         assert!(one("link.0.rate=EDR").unwrap_err().to_string().contains("parameters only"));
     }
 

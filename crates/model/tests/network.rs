@@ -235,6 +235,9 @@ fn oversubscription_divides_the_uplinks() {
                 assert!(near(rate.together.0, rate.alone.0, 1e-6), "{fields}, shift {by}: {rate:?}");
             }
         }
+        // 2⁶⁴ − 1 is 15 more than a multiple of 16.
+        let shift = |by| Pattern::Shift(by).flows(&site, 1 << 20);
+        assert_eq!(shift(usize::MAX), shift(15));
     }
 }
 

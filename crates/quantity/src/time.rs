@@ -56,7 +56,7 @@ pub const fn ack_timeout(code: u8) -> Option<Duration> {
     }
 }
 
-/// A point or a span of virtual time in picoseconds; 2⁶⁴ ps are 213 days.
+/// A point or a span of virtual time in picoseconds; 2⁶⁴ ps are 213 days. Sums and products end there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Picos(pub u64);
 
@@ -92,13 +92,13 @@ impl Picos {
 impl Add for Picos {
     type Output = Picos;
     fn add(self, other: Picos) -> Picos {
-        Picos(self.0 + other.0)
+        Picos(self.0.saturating_add(other.0))
     }
 }
 
 impl AddAssign for Picos {
     fn add_assign(&mut self, other: Picos) {
-        self.0 += other.0;
+        *self = *self + other;
     }
 }
 
@@ -113,7 +113,7 @@ impl Sub for Picos {
 impl Mul<u64> for Picos {
     type Output = Picos;
     fn mul(self, times: u64) -> Picos {
-        Picos(self.0 * times)
+        Picos(self.0.saturating_mul(times))
     }
 }
 
@@ -186,6 +186,13 @@ mod tests {
         assert_eq!(shown(61.9), "1 min 01 s");
         assert_eq!(shown(7_320.0), "2 h 02 min");
         assert_eq!(shown(-1.0), "-1 s");
+    }
+
+    #[test]
+    fn virtual_time_ends_at_its_largest_value() {
+        let day = Picos::from_seconds(86_400.0);
+        assert_eq!(day * 213, (0..213).map(|_| day).sum());
+        assert_eq!([day * 214, day * 213 + day, Picos::from_seconds(1e300)], [Picos(u64::MAX); 3]);
     }
 
     #[test]

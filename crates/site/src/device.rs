@@ -15,6 +15,7 @@
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::LazyLock;
 
 /// What a device is; sites look names up among devices of one kind.
@@ -78,6 +79,18 @@ pub struct Value {
 pub fn is_rate(name: &str, unit: &str) -> bool {
     let is_factor = ["efficiency", "utilization", "socket.links"].iter().any(|what| name.contains(what));
     matches!(unit, "GB/s" | "kIOPS" | "1/us") || name.ends_with("rate") || is_factor
+}
+
+/// Numbers that the model computes with: rates and factors from a thousandth on, times up to a second.
+#[must_use]
+pub fn limits(name: &str, unit: &str) -> RangeInclusive<f64> {
+    let low = if is_rate(name, unit) { 1e-3 } else { 0.0 };
+    let high = match unit {
+        "ns" => 1e9,
+        "us" => 1e6,
+        _ => 1e12,
+    };
+    low..=high
 }
 
 /// A device of the library.
@@ -252,10 +265,15 @@ impl Library {
                     "device {id:?}: {name:?} = {value} with low = {low}: both must be above 0, nothing moves at a rate of 0"
                 ));
             }
-            if !(low.is_finite() && high.is_finite() && 0.0 <= low && low <= value && value <= high) {
+            if !(low <= value && value <= high) {
                 return Err(format!(
                     "device {id:?}: {name:?} = {value}: not within its range {low} to {high}"
                 ));
+            }
+            let limits = limits(name, unit);
+            if let Some(end) = [low, high].iter().find(|end| !limits.contains(end)) {
+                let (least, most) = limits.into_inner();
+                return Err(format!("device {id:?}: {name:?}: {end} {unit}: must be {least} to {most}"));
             }
         }
         if let Some(base) = device.like.as_ref().and_then(|base| self.devices.get(base)) {
@@ -402,6 +420,16 @@ mod tests {
                 "[a]\nkind = \"adapter\"\nnames = []\n\
                  values.\"link.efficiency\" = { value = 0.5, low = 0.0, high = 1.0, unit = \"1\", source = \"s\" }",
                 "with low = 0",
+            ),
+            (
+                "[a]\nkind = \"adapter\"\nnames = []\n\
+                 values.\"link.efficiency\" = { value = 0.5, low = 1e-300, high = 1.0, unit = \"1\", source = \"s\" }",
+                "must be 0.001 to 1000000000000",
+            ),
+            (
+                "[a]\nkind = \"adapter\"\nnames = []\n\
+                 values.\"tx.latency\" = { value = 1.0, low = 0.0, high = inf, unit = \"ns\", source = \"s\" }",
+                "\"tx.latency\": inf ns: must be 0 to 1000000000",
             ),
         ] {
             let error = Library::default().read("mine.toml", text).unwrap_err().to_string();

@@ -2,8 +2,14 @@
 
 use std::path::PathBuf;
 
+use clap::builder::RangedU64ValueParser;
 use clap::{Args, Subcommand};
 use millstream_model::power::{IdleStates, Load};
+
+/// Numbers of samples that are simulated in seconds, and whose results fit into memory.
+fn samples() -> RangedU64ValueParser<u64> {
+    clap::value_parser!(u64).range(..=1_000_000)
+}
 
 #[derive(Debug, Args)]
 pub(crate) struct Settings {
@@ -53,7 +59,7 @@ pub(crate) enum ModelCommand {
         #[arg(long)]
         fit: bool,
         /// Predict every published row without itself, its host and its system; print errors and coverage of intervals
-        #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000")]
+        #[arg(long, value_name = "SAMPLES", num_args = 0..=1, default_missing_value = "1000", value_parser = samples())]
         leave_one_out: Option<u64>,
         /// Fit the devices of --site to this output of perftest, OSU, fio or pcie-bench, or CSV file (benchmark,bytes,value,unit, and queue-depth of disks)
         #[arg(long, value_name = "FILE", requires = "site", conflicts_with_all = ["fit", "leave_one_out"])]
@@ -86,7 +92,7 @@ pub(crate) enum ModelCommand {
         #[arg(long, value_name = "FILE")]
         out: PathBuf,
         /// Number of parameter samples for the intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N", value_parser = samples())]
         samples: u64,
         #[command(flatten)]
         settings: Settings,
@@ -129,7 +135,7 @@ pub(crate) enum ModelCommand {
         /// The flow
         flow: String,
         /// Samples of the parameters behind the interval; 0: no interval
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N", value_parser = samples())]
         samples: u64,
         #[command(flatten)]
         settings: Settings,
@@ -164,7 +170,7 @@ pub(crate) enum ModelCommand {
         #[arg(long, default_value = "deterministic")]
         routing: millstream_model::flows::Routing,
         /// Samples of the parameters behind the intervals; 0: no intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N", value_parser = samples())]
         samples: u64,
         #[command(flatten)]
         settings: Settings,
@@ -218,7 +224,7 @@ pub(crate) enum ModelCommand {
         #[command(flatten)]
         load: LoadOptions,
         /// Samples of the parameters behind the intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N", value_parser = samples())]
         samples: u64,
         #[command(flatten)]
         settings: Settings,
@@ -250,7 +256,7 @@ pub(crate) enum ModelCommand {
         #[arg(long, value_name = "BYTES", value_delimiter = ',')]
         sizes: Vec<u64>,
         /// Samples of the parameters behind the intervals; 0: no intervals
-        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N")]
+        #[arg(long, default_value_t = millstream_model::predict::SAMPLES, value_name = "N", value_parser = samples())]
         samples: u64,
         #[command(flatten)]
         settings: Settings,

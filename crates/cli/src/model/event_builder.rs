@@ -36,6 +36,9 @@ fn scenario(
     parameters: &Parameters,
 ) -> Result<Scenario, Box<dyn Error>> {
     let mut scenario = Scenario::from_site(site, parameters, options.nodes)?;
+    if !(0.0..=1e6).contains(&options.seconds) {
+        return Err(format!("--seconds {}: must be 0 to 10^6", options.seconds).into());
+    }
     let events = options.rate * options.seconds;
     if !(1.0..=1e15).contains(&events) {
         return Err(format!(

@@ -68,10 +68,11 @@ impl<T: Copy> EventQueue<T> {
     /// Adds an entry.
     ///
     /// # Panics
-    /// If `at` is before the last popped time: an event cannot precede its cause.
+    /// If `at` is before the last popped time: an event cannot precede its cause. If `at` is the end of virtual time.
     #[inline]
     pub fn push(&mut self, at: Picos, entry: T) {
         assert!(at.0 >= self.last, "an event at {at} after time {}", Picos(self.last));
+        assert!(at.0 < u64::MAX, "the simulated time exceeds 213 days");
         self.len += 1;
         self.insert(at.0, entry);
     }

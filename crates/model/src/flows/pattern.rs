@@ -67,7 +67,7 @@ impl Pattern {
                 return Err(format!("shift:{by}: a multiple of the {count} hosts sends to itself"));
             }
             Pattern::Shift(by) => {
-                (0..count).map(|from| flow(names[from], names[(from + by) % count])).collect()
+                (0..count).map(|from| flow(names[from], names[(from + by % count) % count])).collect()
             }
             Pattern::Incast(host) => {
                 if !names.contains(&host.as_str()) {

@@ -376,6 +376,8 @@ impl Scenario {
         number("events", load.events as f64, "1 or more", load.events > 0)?;
         if let Some(rate) = load.rate {
             number("rate", rate, "more than 0 and at most 10¹² events a second", rate > 0.0 && rate <= 1e12)?;
+            let seconds = load.events as f64 / rate;
+            number("events / rate", seconds, "at most 10⁶ seconds", seconds <= 1e6)?;
         }
         number("slots", f64::from(self.configuration.slots), "1 or more", self.configuration.slots > 0)?;
         number("window", f64::from(self.configuration.window), "1 or more", self.configuration.window > 0)?;
@@ -389,8 +391,8 @@ impl Scenario {
             number("accepted", accepted, "0 to 1", (0.0..=1.0).contains(&accepted))?;
         }
         for slow in &self.slow_builders {
-            let good = slow.builder < self.nodes && slow.factor.is_finite() && slow.factor >= 1.0;
-            number("slow builder factor", slow.factor, "1 or more, for an existing builder unit", good)?;
+            let good = slow.builder < self.nodes && (1.0..=1e6).contains(&slow.factor);
+            number("slow builder factor", slow.factor, "1 to 10⁶, for an existing builder unit", good)?;
         }
         Ok(())
     }
