@@ -46,7 +46,8 @@ pub enum AuthorityError {
     Exists(PathBuf),
     /// There is no authority to renew keys of.
     #[error(
-        "{} has no authority; restore its folder \"{AUTHORITY_DIRECTORY}\", or make new keys without --renew in a directory that has none",
+        "{} has no authority; restore its folder \"{AUTHORITY_DIRECTORY}\", or make new keys without --renew \
+         in a directory that has none",
         .0.display()
     )]
     Missing(PathBuf),
