@@ -141,8 +141,16 @@ impl StoredRows {
         };
         for array in &self.arrays {
             let bytes = read_bytes(&array.dataset, &rows)?;
+            let part = bytes.len() / rows.len() / array.sources.len();
+            if part == 0 {
+                return Err(format!(
+                    "{} has no bytes for {} sources",
+                    array.dataset.name(),
+                    array.sources.len()
+                ));
+            }
             for (row, bytes) in bytes.chunks(bytes.len() / rows.len()).enumerate() {
-                let parts = bytes.chunks(bytes.len() / array.sources.len());
+                let parts = bytes.chunks(part);
                 let mut found: Vec<u32> = parts.map(crc32fast::hash).collect();
                 for crc in array.sources.iter().filter_map(|&source| expected(row, source)) {
                     let place = found.iter().position(|&found| found == crc);
