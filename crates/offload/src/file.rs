@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use hdf5_metno as hdf5;
+use millstream_fragment::file::sync_name;
 use ndarray::{Array2, s};
 use ndarray_npy::WritableElement;
 use ndarray_npy::npy::header::{Header, Layout, ParseHeaderError, ReadHeaderError};
@@ -128,11 +129,10 @@ impl GridFile {
             Format::Npy => npy_write(&partial, grid),
             Format::Hdf5 { dataset } => hdf5_update(&self.path, &partial, dataset, grid),
         };
-        let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let moved = written.and_then(|()| {
             File::open(&partial)?.sync_all()?;
             std::fs::rename(&partial, &self.path)?;
-            Ok(File::open(folder.unwrap_or(Path::new(".")))?.sync_all()?)
+            Ok(sync_name(&self.path).map_err(|error| error.cause)?)
         });
         if moved.is_err() {
             let _ = std::fs::remove_file(&partial);
