@@ -187,14 +187,16 @@ fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 /// name of the file tells.
 fn index_of(directory: &Path, bases: &[PathBuf], file: &Path) -> Result<Option<PathBuf>, FileError> {
     let name = &name_of(file);
-    let belongs = |base: &str| file_state(base, name).is_some();
-    if let Some(base) = bases.iter().find(|base| belongs(&name_of(base))) {
+    if let Some(base) = bases.iter().find(|base| file_state(&name_of(base), name).is_some()) {
         return Ok(Some(index_path(base)));
     }
-    let existing = indexes(directory)?;
-    let existing =
-        existing.into_iter().find(|index| name_of(index).strip_suffix(INDEX_SUFFIX).is_some_and(belongs));
+    let existing = indexes(directory)?.into_iter().find(|index| is_of_index(index, name));
     Ok(existing.or_else(|| Some(index_path(&file.with_file_name(base_of_complete(name)?)))))
+}
+
+/// Whether a file is of the sequence of an index.
+fn is_of_index(index: &Path, name: &str) -> bool {
+    name_of(index).strip_suffix(INDEX_SUFFIX).is_some_and(|base| file_state(base, name).is_some())
 }
 
 /// Adds a complete file to its index.
@@ -230,13 +232,10 @@ pub(crate) fn recover_earlier(directory: &Path, bases: &[PathBuf]) -> Result<(),
 /// killed before they wrote it.
 fn without_index(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
     let indexes = indexes(directory)?;
-    let has_index = |name: &str| {
-        let mut bases = indexes.iter().map(|index| name_of(index));
-        bases.any(|base| base.strip_suffix(INDEX_SUFFIX).is_some_and(|base| file_state(base, name).is_some()))
-    };
     let is_of_unit = |path: &PathBuf| {
         let name = &name_of(path);
-        base_of_complete(name).is_some_and(|base| base.contains('.')) && !has_index(name)
+        base_of_complete(name).is_some_and(|base| base.contains('.'))
+            && !indexes.iter().any(|index| is_of_index(index, name))
     };
     let mut found = complete_files(directory)?;
     found.retain(|path| is_of_unit(path) && !is_unpacked(path, &[]) && is_event_file(path));
