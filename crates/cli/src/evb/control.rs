@@ -1,9 +1,11 @@
 //! `millstream evb control`: the run control process.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use millstream_control::directory::{Directory, run_folders};
@@ -36,7 +38,7 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
     let directory = Directory::open(&path)?;
     let token_path = options.token_file.clone().unwrap_or_else(|| path.join("token"));
     let token = Token::load_or_create(&token_path)?;
-    let backend = Processes { process_launcher: options.launcher.clone() };
+    let backend = Processes { process_launcher: options.launcher.clone(), recovered: Mutex::default() };
     let control = RunControl::new(&options.config, directory, PowerMeter::host(), backend);
     let security = Security::from_environment()?;
     let scheme = if security.is_on() { "https" } else { "http" };
@@ -63,6 +65,8 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
 /// Runs of real processes.
 struct Processes {
     process_launcher: Option<PathBuf>,
+    /// Output directories in which earlier runs were looked for. Runs of this process complete their files themselves.
+    recovered: Mutex<BTreeSet<PathBuf>>,
 }
 
 impl Backend for Processes {
@@ -82,7 +86,7 @@ impl Backend for Processes {
         observe: &mut RunObserver<'_>,
     ) -> Result<FinishedRun, String> {
         make_output_directory(config).map_err(|error| error.to_string())?;
-        recover_earlier_runs(config);
+        self.recover_earlier_runs(config);
         let since = SystemTime::now();
         let launcher = launcher(self.process_launcher.as_deref())?;
         let mut usages = Usages::default();
@@ -111,9 +115,9 @@ fn check_device(config: &RunConfig) -> Result<(), String> {
     command.args(["--device", &selector, "devices", "--json"]).stdin(Stdio::null());
     let output = command.output().map_err(|error| format!("cannot look for RDMA devices: {error}"))?;
     if !output.status.success() {
-        let error = String::from_utf8_lossy(&output.stderr);
-        let error = error.lines().last().unwrap_or_default();
-        return Err(format!("run.device: {}", error.strip_prefix("error: ").unwrap_or(error)));
+        let text = String::from_utf8_lossy(&output.stderr);
+        let error = text.lines().find_map(|line| line.strip_prefix("millstream: "));
+        return Err(format!("run.device: {}", error.unwrap_or(text.trim())));
     }
     match serde_json::from_slice::<Vec<serde_json::Value>>(&output.stdout) {
         Ok(devices) if devices.is_empty() => Err(format!("run.device: no RDMA device for {selector:?}")),
@@ -121,16 +125,23 @@ fn check_device(config: &RunConfig) -> Result<(), String> {
     }
 }
 
-/// Completes what killed runs left in the folders of earlier runs. A run does not fail for them.
-fn recover_earlier_runs(config: &RunConfig) {
-    let Some(output) = &config.output else { return };
-    let folders = run_folders(&folder(&output.directory)).unwrap_or_else(|error| {
-        eprintln!("warning: {error}");
-        Vec::new()
-    });
-    for earlier in folders.iter().filter(|earlier| **earlier != output.directory) {
-        if let Err(error) = files::recover_earlier(earlier, &[]) {
+impl Processes {
+    /// Completes what killed runs left in the folders of earlier runs, at the first run of an output directory. A run does not fail
+    /// for them.
+    fn recover_earlier_runs(&self, config: &RunConfig) {
+        let Some(output) = &config.output else { return };
+        let directory = folder(&output.directory);
+        if !self.recovered.lock().unwrap_or_else(PoisonError::into_inner).insert(directory.clone()) {
+            return;
+        }
+        let folders = run_folders(&directory).unwrap_or_else(|error| {
             eprintln!("warning: {error}");
+            Vec::new()
+        });
+        for earlier in folders.iter().filter(|earlier| **earlier != output.directory) {
+            if let Err(error) = files::recover_earlier(earlier, &[]) {
+                eprintln!("warning: {error}");
+            }
         }
     }
 }
