@@ -5,7 +5,7 @@
 //!   slot:   header │ data │ its number in the ring
 //! ```
 //! A message is a put into the next slot that raises the target's counter of this node's number. The target writes back
-//! how many slots it has freed. So nothing waits in the network. Until then the source keeps the slot: [`restart`] puts it
+//! how many slots it has freed. So nothing waits in the network. Until then the source keeps the slot: it puts it
 //! again if its put was lost.
 //!
 //! A node that opens its endpoint anew has another inbox, and finds rings with messages of its earlier endpoint. It counts its
