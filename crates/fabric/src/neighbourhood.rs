@@ -1,11 +1,12 @@
 //! Messages between a node and a fixed set of peers, written once over put: halos, spikes, all to all.
 //!
 //! ```text
-//!   buffer of a peer (one of two in turn):  length of the message 8 B │ data, up to `capacity` bytes
+//!   buffer of a peer (one of two in turn):  length of the message 8 B │ round 8 B │ data, up to `capacity` bytes
 //! ```
 //! A message that exceeds the capacity goes in several rounds. Both nodes of a pair know both lengths after the first round,
 //! hence the number of rounds. A node writes a buffer again only after a message of that peer, which the peer sends after it
-//! has copied the buffer's previous content. So two buffers are enough, and no credit is needed.
+//! has copied the buffer's previous content. So two buffers are enough, and no credit is needed. The round shows if the counter
+//! was raised by a later put, because the one before was lost and the peer did not know it yet.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use millstream_torus_core::NodeNumber;
 
 use crate::{FIRST_COLLECTIVE_COUNTER, Fabric, FabricError, FirstError, LossWatch, Notification, RegionId};
 
-const HEADER: usize = 8;
+const HEADER: usize = 16;
 
 /// Largest number of peers: each has a counter.
 pub const MAX_PEERS: usize = FIRST_COLLECTIVE_COUNTER as usize;
@@ -218,6 +219,7 @@ impl Neighbourhood {
             let part = &message[from..message.len().min(from + self.capacity)];
             let mut data = Vec::with_capacity(HEADER + part.len());
             data.extend_from_slice(&(message.len() as u64).to_le_bytes());
+            data.extend_from_slice(&peer.rounds.to_le_bytes());
             data.extend_from_slice(part);
             let offset = (2 * peer.offset + peer.rounds % 2) * slot;
             // The place in the peer's list is below `MAX_PEERS`.
@@ -247,7 +249,14 @@ impl Neighbourhood {
         let offset = (2 * i as u64 + peer.rounds % 2) * slot;
         let mut header = [0; HEADER];
         fabric.load(self.region, offset, &mut header)?;
-        let length = u64::from_le_bytes(header);
+        let [length, put_in] = [0, 8].map(|at| {
+            let mut word = [0; 8];
+            word.copy_from_slice(&header[at..at + 8]);
+            u64::from_le_bytes(word)
+        });
+        if put_in != peer.rounds {
+            return Err(FabricError::NodeLost { node: peer.node });
+        }
         let from = (round * self.capacity) as u64;
         // At most the capacity, so it fits into memory; the whole length is the peer's claim.
         let part = length.saturating_sub(from).min(self.capacity as u64) as usize;
@@ -326,5 +335,18 @@ mod tests {
         assert_eq!(first.start(&mut node, vec![vec![2]]), Err(FabricError::NodeLost { node: NodeNumber(1) }));
         node.execute(NodeNumber(1), usize::MAX);
         assert_eq!(other.counter(0), Ok(0));
+    }
+
+    /// The second message is put before the loss of the first one is known.
+    #[test]
+    fn a_later_message_is_not_taken_for_a_lost_one() {
+        let [(mut first, mut node), (mut second, mut other)] = two_unreliable_nodes();
+        second.start(&mut other, vec![vec![7]]).unwrap();
+        other.execute(NodeNumber(0), 1);
+        assert_eq!(first.exchange(&mut node, vec![vec![1]]), Ok(vec![vec![7]]));
+        first.start(&mut node, vec![vec![2]]).unwrap();
+        node.lose_first(NodeNumber(1));
+        node.execute(NodeNumber(1), 1);
+        assert_eq!(second.finish(&mut other), Err(FabricError::NodeLost { node: NodeNumber(0) }));
     }
 }

@@ -77,9 +77,21 @@ impl UnreliableNode {
         }
         pair.under_way.clear();
         if new > 0 {
-            let count = self.lost_puts.get(&to).map_or(0, |lost| lost.count) + new;
-            self.lost_puts.insert(to, LostPuts { count, cause: FabricError::NodeLost { node: to } });
+            self.count_lost(to, new);
         }
+    }
+
+    /// The first put under way to a node is lost, those behind it are not: its loss becomes known after they were put.
+    pub fn lose_first(&mut self, to: NodeNumber) {
+        let pair = self.pairs.entry(to).or_default();
+        if pair.under_way.pop_front().is_some() {
+            self.count_lost(to, 1);
+        }
+    }
+
+    fn count_lost(&mut self, to: NodeNumber, new: u64) {
+        let count = self.lost_puts.get(&to).map_or(0, |lost| lost.count) + new;
+        self.lost_puts.insert(to, LostPuts { count, cause: FabricError::NodeLost { node: to } });
     }
 
     /// The next put to a node will be lost.
