@@ -31,5 +31,5 @@ pub use run::{
     CorruptSource, Derived, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount,
     ProgressSample, RunReport, StorageReport, TriggerComparison, UnitReport, VERSION,
 };
-pub use save::{SaveError, replace, save};
+pub use save::{Replacement, SaveError, replace, save};
 pub use table::Style;

@@ -24,6 +24,7 @@ use millstream_card_server::kernel::{BuiltinKernel, KernelLoader};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::loader::{self, ENV_PATH, VerbsLibrary};
+use millstream_report::Replacement;
 use millstream_site::Site;
 use millstream_tls::Security;
 use serde_json::json;
@@ -347,7 +348,7 @@ fn put(options: &PutOptions, context: &CommandContext) -> Outcome {
 fn get(options: &GetOptions, context: &CommandContext) -> Outcome {
     let session = Session::resume(context.connect(&options.card.card)?)?;
     let failed = |cause| format!("{}: {cause}", options.file.display());
-    let mut file = std::fs::File::create(&options.file).map_err(failed)?;
+    let mut file = Replacement::create(&options.file)?;
     let mut buffer = vec![0; PIECE.min(options.bytes as usize)];
     let mut done = 0;
     while done < options.bytes {
@@ -356,6 +357,7 @@ fn get(options: &GetOptions, context: &CommandContext) -> Outcome {
         file.write_all(&buffer[..len]).map_err(failed)?;
         done += len as u64;
     }
+    file.commit()?;
     context.say(json!({ "bytes": done }), format!("{done} bytes written to {}", options.file.display()));
     session.keep()
 }

@@ -9,6 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use millstream_fabric::{Fabric, Notification};
 use millstream_rdma::device::DeviceSelector;
+use millstream_report::Replacement;
 use millstream_torus::OutsideHost;
 use millstream_torus::engine::OutsideAccess;
 use millstream_torus::seventh::GatewayOptions;
@@ -103,20 +104,25 @@ pub(super) fn run(
         None => OutsideHost::from_environment(device)?,
     };
     match &options.command {
-        OutsideCommand::List { json } => list(&mut host, *json)?,
+        OutsideCommand::List { json } => return list(&mut host, *json),
         OutsideCommand::Get { place, length, output } => get(&mut host, place, *length, output.as_deref())?,
         OutsideCommand::Put { place, input, counter } => put(&mut host, place, input.as_deref(), *counter)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn list(host: &mut OutsideHost, json: bool) -> Result<(), Box<dyn Error>> {
+/// Fails if it cannot ask a node.
+fn list(host: &mut OutsideHost, json: bool) -> Result<ExitCode, Box<dyn Error>> {
     let mut rows = Vec::new();
+    let mut code = ExitCode::SUCCESS;
     for node in host.dimensions().all() {
         match host.published(node) {
             Ok(regions) => rows.extend(regions.into_iter().map(|region| (node, region))),
             // The others are there all the same.
-            Err(error) => eprintln!("{node}: {error}"),
+            Err(error) => {
+                eprintln!("{node}: {error}");
+                code = ExitCode::FAILURE;
+            }
         }
     }
     let access = |region: &PublishedRegion| match region.access {
@@ -135,12 +141,12 @@ fn list(host: &mut OutsideHost, json: bool) -> Result<(), Box<dyn Error>> {
             })
             .collect();
         println!("{}", serde_json::to_string_pretty(&regions)?);
-        return Ok(());
+        return Ok(code);
     }
     for (node, region) in rows {
         println!("{node:<10} {:<62} {:>14} B  {}", region.name, region.size, access(&region));
     }
-    Ok(())
+    Ok(code)
 }
 
 fn get(
@@ -151,8 +157,9 @@ fn get(
 ) -> Result<(), Box<dyn Error>> {
     let (node, region) = place.find(host)?;
     let mut left = length.unwrap_or_else(|| region.size.saturating_sub(place.offset));
-    let mut output: Box<dyn Write> = match output {
-        Some(path) => Box::new(File::create(path).map_err(|error| format!("{}: {error}", path.display()))?),
+    let mut file = output.map(Replacement::create).transpose()?;
+    let mut output: Box<dyn Write> = match &mut file {
+        Some(file) => Box::new(file),
         None => Box::new(io::stdout().lock()),
     };
     let (mut block, mut offset) = (vec![0; BLOCK], place.offset);
@@ -163,9 +170,12 @@ fn get(
         left -= part as u64;
         offset = offset.wrapping_add(part as u64);
         if left == 0 {
-            return Ok(output.flush()?);
+            output.flush()?;
+            break;
         }
     }
+    drop(output);
+    Ok(file.map_or(Ok(()), Replacement::commit)?)
 }
 
 fn put(
