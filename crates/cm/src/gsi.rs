@@ -6,7 +6,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 use millstream_device::{gid, gsi};
-use millstream_link::{Outgoing, PacketInfo, Port, RxBuffers, destination_qpn};
+use millstream_link::{Outgoing, PacketInfo, Port, RxBuffers, Service, destination_qpn};
 use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
 use millstream_wire::{Packet, Psn};
@@ -69,7 +69,7 @@ impl GsiPort {
     }
 
     /// Tells the other processes on the port whether this one provides a service.
-    pub(crate) fn set_service(&self, service: u64, provided: bool) {
+    pub(crate) fn set_service(&self, service: Service, provided: bool) {
         self.port.udp().set_service(service, provided);
     }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Instant;
 
+use millstream_link::Service;
+
 use crate::message::Message;
 
 /// A port name that this process holds.
@@ -43,6 +45,12 @@ impl PortName {
 }
 
 impl PortName {
+    /// The service at this address, for the processes on the port.
+    #[must_use]
+    pub fn service_at_address(self) -> Service {
+        Service::new(self.service(), self.ip)
+    }
+
     /// The service ID of the port (IBTA annex A11).
     #[must_use]
     pub fn service(self) -> u64 {

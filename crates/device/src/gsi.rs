@@ -8,7 +8,7 @@ use std::io;
 use millstream_link::{Outgoing, PacketInfo, Port};
 use millstream_shm::random_u64;
 use millstream_shm::socket::BoundSocket;
-use millstream_wire::cm::Message;
+use millstream_wire::cm::{Message, MessageType, reason};
 use millstream_wire::{Opcode, Packet, Pkey, Psn, Qkey, Qpn, Repr, bth, deth, mad};
 
 use crate::ipc;
@@ -53,20 +53,33 @@ pub fn packet(psn: Psn, datagram: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The DREP that answers a DREQ for an unknown connection (IBTA volume 1, 12.9.8.3.3).
+/// The answer to a message for an unknown connection: a DREP to a DREQ (IBTA volume 1, 12.9.8.3.3), a REJ to a REP (12.6.7.2,
+/// reason 6).
 #[must_use]
-pub fn reply_to_dreq(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LEN]> {
-    let Message::Dreq { local_id, remote_id, .. } = *message else { return None };
-    let reply = Message::Drep { local_id: remote_id, remote_id: local_id, private: &[] };
+pub fn reply_to_unknown(transaction: u64, message: &Message<'_>) -> Option<[u8; mad::LEN]> {
+    let reply = match message {
+        Message::Dreq { local_id, remote_id, .. } => {
+            Message::Drep { local_id: *remote_id, remote_id: *local_id, private: &[] }
+        }
+        Message::Rep(reply) => Message::Rej {
+            local_id: reply.remote_id,
+            remote_id: reply.local_id,
+            message_type: MessageType::Rep,
+            reason: reason::INVALID_COMM_ID,
+            additional: &[],
+            private: &[],
+        },
+        _ => return None,
+    };
     Some(reply.emit(transaction))
 }
 
 /// Handles a packet for queue pair 1 that no connection manager has taken: for a manager that has exited, any process
-/// answers a DREQ, as a kernel does.
+/// answers a DREQ or a REP, as a kernel does.
 pub(crate) fn handle_unclaimed(port: &Port, info: &PacketInfo, bytes: &[u8]) {
     let Ok(packet) = Packet::new_checked(bytes) else { return };
     let Some(Ok((transaction, message))) = payload(&packet).map(Message::parse) else { return };
-    if let Some(reply) = reply_to_dreq(transaction, &message) {
+    if let Some(reply) = reply_to_unknown(transaction, &message) {
         let mut bytes = self::packet(Psn::new(random_u64() as u32), &reply);
         // If the socket is full, the request is retransmitted.
         let _ = port.send(&mut [Outgoing {

@@ -33,7 +33,7 @@ use std::sync::Arc;
 pub use config::Config;
 pub use counters::Counts;
 pub use datagram::{Outgoing, PacketInfo, Received, RxBuffers, destination_qpn};
-pub use group::{COMMUNICATION_ID_INDEX_BITS, JoinError};
+pub use group::{COMMUNICATION_ID_INDEX_BITS, JoinError, Service};
 pub use port::Port;
 pub use udp::{MAX_BATCH, MAX_SEGMENTS, MULTICAST_QPN, Udp};
 

@@ -8,7 +8,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use millstream_link::{JoinError, Link, Outgoing, PacketInfo, RxBuffers, Udp};
+use millstream_link::{JoinError, Link, Outgoing, PacketInfo, RxBuffers, Service, Udp};
 use millstream_shm::socket::{BoundSocket, Connection, Listener, own_uid};
 use millstream_shm::{poll_readable, random_u64};
 use millstream_wire::cm::Message;
@@ -456,14 +456,17 @@ fn requests_reach_the_member_that_provides_the_service() {
             requests += 1;
         }
     };
-    members[1].set_service(SERVICE, true);
+    let service = Service::new(SERVICE, LOCALHOST);
+    // A process that listens on another address gets nothing.
+    members[0].set_service(Service::new(SERVICE, [127, 0, 0, 2].into()), true);
+    members[1].set_service(service, true);
     // Also a member that joins later knows the service.
     let late = Udp::join_port(0x4, port).unwrap();
     send_requests(50);
     assert_eq!(management_packets(&members[1], 50), 50);
     // After its exit, the other provider gets them.
-    late.set_service(SERVICE, true);
-    members[1].set_service(SERVICE, false);
+    late.set_service(service, true);
+    members[1].set_service(service, false);
     send_requests(50);
     assert_eq!(management_packets(&late, 50), 50);
     for member in &members {
@@ -473,7 +476,7 @@ fn requests_reach_the_member_that_provides_the_service() {
         assert!(socket.recv(&mut [0; 16]).is_err(), "another user got a packet");
     }
     // Without a provider, each process keeps what it receives, and rejects it.
-    late.set_service(SERVICE, false);
+    late.set_service(service, false);
     send_requests(20);
     let deadline = Instant::now() + Duration::from_secs(5);
     let mut found = 0;

@@ -17,6 +17,7 @@ use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
+use std::time::Duration;
 
 use millstream_lockfree::CancelGuard;
 use millstream_shm::thread::spawn;
@@ -37,6 +38,8 @@ struct Engine {
     pid: u32,
     manager: Manager,
     sockets: Sockets,
+    /// Time without descriptors for new links, during which the thread sleeps.
+    pause: Option<Duration>,
 }
 
 /// The connection manager of this process, and the channels of this process and its ancestors.
@@ -62,7 +65,8 @@ impl ProcessState {
             lifecycle::register_exit_handler();
             let sockets = Sockets::new()?;
             let epoll = sockets.epoll.as_raw_fd();
-            let engine = Engine { pid: std::process::id(), manager: Manager::default(), sockets };
+            let engine =
+                Engine { pid: std::process::id(), manager: Manager::default(), sockets, pause: None };
             spawn("mill-cm", move || {
                 INSIDE.set(true);
                 thread::run(epoll);

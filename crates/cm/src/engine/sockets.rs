@@ -131,17 +131,14 @@ impl Sockets {
             PathPreference::Auto => !name.ip.is_loopback(),
         };
         if reachable {
-            self.open_gsi()?.set_service(name.service(), true);
+            self.open_gsi()?.set_service(name.service_at_address(), true);
         }
         Ok(())
     }
 
-    /// Withdraws a service, unless this process listens on the port of another address, too.
     fn withdraw(&mut self, name: PortName) {
-        if let Some(gsi) = &self.gsi
-            && !self.listening.keys().any(|other| other.service() == name.service())
-        {
-            gsi.set_service(name.service(), false);
+        if let Some(gsi) = &self.gsi {
+            gsi.set_service(name.service_at_address(), false);
         }
     }
 

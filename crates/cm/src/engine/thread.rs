@@ -44,8 +44,13 @@ pub(super) fn run(epoll: RawFd) {
             let millis = left.as_millis() as i64 + 1;
             Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 }
         });
+        let pause = engine.pause.take();
         if !closed.is_empty() {
             process.remove_channels(&closed);
+        }
+        drop(process);
+        if let Some(pause) = pause {
+            std::thread::sleep(pause);
         }
     }
 }
@@ -72,11 +77,7 @@ impl Engine {
                             self.manager.accepted(ClaimId(token), LinkId(id));
                         }
                     }
-                    Err(error) => {
-                        if let Some(pause) = Listener::pause(&error) {
-                            std::thread::sleep(pause);
-                        }
-                    }
+                    Err(error) => self.pause = Listener::pause(&error),
                 }
             }
             EpollSource::Link(_) => self.receive(LinkId(token)),
@@ -106,6 +107,10 @@ impl Engine {
                         gsi.remote.reject(&request);
                         continue;
                     };
+                    // As Linux: no answer, so that the peer repeats the request.
+                    if self.manager.has_full_backlog(claim, &request.message) {
+                        continue;
+                    }
                     if !gsi.remote.adopt(link, &request) {
                         continue;
                     }

@@ -1,5 +1,7 @@
 //! Messages of peers, hang-ups and timers.
 
+use std::time::Duration;
+
 use millstream_wire::cm::Transport;
 use millstream_wire::{Psn, Qkey, Qpn};
 
@@ -9,6 +11,9 @@ use crate::abi::{AhAttr, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, event, ps, reason
 use crate::address::Address;
 use crate::message::{ConnectionParameters, Message, private};
 use crate::system::{ClaimId, LinkId, System};
+
+/// Interval of attempts to hand over the requests of this host that wait for a place in a backlog.
+pub(super) const BACKLOG_RETRY: Duration = Duration::from_millis(20);
 
 impl Manager {
     /// Handles a link that a peer has opened to a port of this process.
@@ -31,8 +36,40 @@ impl Manager {
         }
     }
 
+    /// Whether a request has to wait because the program has not taken as many as the listener's backlog.
+    #[must_use]
+    pub fn has_full_backlog(&self, claim: ClaimId, message: &Message) -> bool {
+        let listener = self.listener(claim).and_then(|number| self.ids.get(number));
+        matches!(message, Message::Req { .. }) && listener.is_some_and(|id| id.waiting >= id.backlog)
+    }
+
+    /// Forgets a link's request that waits; whether there was one.
+    fn forget_deferred(&mut self, link: LinkId) -> bool {
+        let before = self.deferred.len();
+        self.deferred.retain(|(_, of, _)| *of != link);
+        self.deferred.len() != before
+    }
+
+    /// Handles the requests that wait for a place in a backlog.
+    fn handle_deferred(&mut self, system: &mut dyn System) {
+        self.retry_at = None;
+        for (claim, link, message) in std::mem::take(&mut self.deferred) {
+            self.handle_first(system, claim, link, message);
+        }
+    }
+
     /// Handles the first message of a link, which must be a request.
     fn handle_first(&mut self, system: &mut dyn System, claim: ClaimId, link: LinkId, message: Message) {
+        if self.forget_deferred(link) {
+            // The peer gives up, or does not keep to the protocol.
+            self.links.remove(&link);
+            return system.close(link);
+        }
+        if self.has_full_backlog(claim, &message) {
+            self.deferred.push_back((claim, link, message));
+            self.retry_at.get_or_insert(system.now() + BACKLOG_RETRY);
+            return;
+        }
         let made = match message {
             Message::Req { src, dst, parameters } => {
                 let mtu = system.path_mtu(dst.ip, src.ip);
@@ -82,6 +119,7 @@ impl Manager {
         let refused = refuse(reason::CONSUMER, sidr::REJECTED);
         let id = self.ids.get_mut(listener).ok_or_else(|| refused.clone())?;
         // As the kernel's `cma_ib_check_req_qp_type`: a listener without a type takes all.
+        // Linux rejects datagram requests beyond the backlog. Others wait.
         if id.qp_type != ANY_QPT && id.qp_type != qp_type || id.waiting >= id.backlog {
             return Err(refused);
         }
@@ -210,6 +248,7 @@ impl Manager {
     /// Handles a hang-up: the peer closed the link or died.
     pub fn hang_up(&mut self, system: &mut dyn System, link: LinkId) {
         let Some(used) = self.links.remove(&link) else { return };
+        self.forget_deferred(link);
         system.close(link);
         let LinkOwner::Id(number) = used else { return };
         let Some(id) = self.ids.get_mut(number) else { return };
@@ -236,6 +275,9 @@ impl Manager {
     /// Handles expired timers.
     pub fn expire(&mut self, system: &mut dyn System) {
         let now = system.now();
+        if self.retry_at.is_some_and(|time| time <= now) {
+            self.handle_deferred(system);
+        }
         while let Some((time, number)) = self.timers.first().copied()
             && time <= now
         {

@@ -16,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use millstream_wire::Psn;
@@ -24,7 +24,7 @@ use millstream_wire::cm::Transport;
 
 use crate::abi::{QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UDP_QKEY};
 use crate::address::Address;
-use crate::message::ConnectionParameters;
+use crate::message::{ConnectionParameters, Message};
 use crate::system::{ChannelId, ClaimId, LinkId, System};
 use crate::{Errno, Result};
 
@@ -183,6 +183,9 @@ pub struct Manager {
     links: HashMap<LinkId, LinkOwner>,
     ports: Ports,
     timers: BTreeSet<(Instant, u32)>,
+    /// Requests of links to listeners whose backlog was full, and when they are handled again.
+    deferred: VecDeque<(ClaimId, LinkId, Message)>,
+    retry_at: Option<Instant>,
 }
 
 impl Manager {
@@ -204,7 +207,8 @@ impl Manager {
     /// The time at which [`expire`](Self::expire) is due.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.timers.first().map(|(time, _)| *time)
+        let first = self.timers.first().map(|(time, _)| *time);
+        first.into_iter().chain(self.retry_at).min()
     }
 
     /// The identifier `number`, if it belongs to `channel`.

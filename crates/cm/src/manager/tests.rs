@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 use super::Manager;
+use super::incoming::BACKLOG_RETRY;
 use super::{MESSAGE_TIMEOUT, TIME_WAIT};
 use crate::abi::{
     ConnParam, Ece, EventAnswer, Plain, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UdParam, event,
@@ -568,19 +569,44 @@ fn listener_rejects_with_private_data() {
 }
 
 #[test]
-fn requests_beyond_the_backlog_are_rejected() {
+fn requests_beyond_the_backlog_wait() {
     let mut pair = pair();
+    // The backlog is 2.
     pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
-    for uid in 2..5 {
+    for uid in 2..6 {
         pair.client.connect(uid, ps::TCP, "127.0.0.1:7471", &request());
     }
     pair.settle();
-    pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
     pair.client.expect_nothing();
-    pair.server.expect(event::CONNECT_REQUEST, 0);
-    // One request was taken, so one more may be pending.
-    pair.client.connect(5, ps::TCP, "127.0.0.1:7471", &request());
+    for _ in 0..2 {
+        pair.server.expect(event::CONNECT_REQUEST, 0);
+    }
+    pair.server.expect_nothing();
+    // Both were taken, so two more may be pending.
+    pair.pass(2 * BACKLOG_RETRY);
+    for _ in 0..2 {
+        pair.server.expect(event::CONNECT_REQUEST, 0);
+    }
+    pair.client.expect_nothing();
+}
+
+#[test]
+fn a_request_that_waits_for_the_backlog_is_withdrawn_or_rejected_with_its_listener() {
+    let mut pair = pair();
+    let listener = pair.server.listen(1, ps::TCP, "127.0.0.1:7471");
+    let clients: Vec<u32> =
+        (2..6).map(|uid| pair.client.connect(uid, ps::TCP, "127.0.0.1:7471", &request())).collect();
     pair.settle();
+    pair.client.destroy(clients[2]).unwrap();
+    pair.settle();
+    assert_eq!(pair.server.manager.deferred.len(), 1);
+    pair.server.destroy(listener).unwrap();
+    pair.settle();
+    pair.pass(2 * BACKLOG_RETRY);
+    for _ in 0..2 {
+        pair.client.expect(event::REJECTED, i32::from(reason::CONSUMER));
+    }
+    pair.client.expect(event::REJECTED, i32::from(reason::INVALID_SERVICE_ID));
     pair.client.expect_nothing();
 }
 

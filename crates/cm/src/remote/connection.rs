@@ -143,12 +143,15 @@ impl CmConnection {
                     }
                     HandshakeState::ReqSent => MessageType::Other,
                 };
+                // The peer finds a request that it has not answered by its sender.
+                let guid = guid.to_be_bytes();
+                let additional: &[u8] = if self.state == HandshakeState::ReqSent { &guid } else { &[] };
                 let refusal = cm::Message::Rej {
                     local_id,
                     remote_id,
                     message_type,
                     reason: (*reason).into(),
-                    additional: &[],
+                    additional,
                     private,
                 };
                 (refusal.emit(self.peer_transaction), false)
@@ -228,7 +231,8 @@ impl CmConnection {
     ) -> Received {
         match message {
             cm::Message::Rep(reply) => {
-                if self.state != HandshakeState::ReqSent {
+                // A request that was withdrawn is answered by its REJ.
+                if self.state != HandshakeState::ReqSent || self.forget_at.is_some() {
                     return Received::Duplicate;
                 }
                 let parameters = parameters_of_rep(reply, self.transport);

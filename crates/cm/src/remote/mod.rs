@@ -10,7 +10,7 @@ mod table;
 use std::net::IpAddr;
 use std::time::Instant;
 
-use millstream_device::gsi::reply_to_dreq;
+use millstream_device::gsi::reply_to_unknown;
 use millstream_link::COMMUNICATION_ID_INDEX_BITS as ID_BITS;
 use millstream_wire::cm::{self, Addresses, Transport};
 use millstream_wire::{Qkey, Qpn};
@@ -238,7 +238,14 @@ impl RemoteConnections {
             | cm::Message::Drep { remote_id, .. } => *remote_id,
             cm::Message::Req(_) | cm::Message::SidrReq { .. } => return None,
         };
-        let found = self.connections.link_of(peer, id).and_then(|link| {
+        let withdrawn = match &message {
+            // The peer has no answer to its request, so it does not know the ID here (12.6.7.2, the additional information).
+            cm::Message::Rej { local_id, remote_id: 0, reason: cm::reason::TIMEOUT, .. } => {
+                self.connections.link_of_request(peer, *local_id)
+            }
+            _ => None,
+        };
+        let found = withdrawn.or_else(|| self.connections.link_of(peer, id)).and_then(|link| {
             let handle = |connection: &mut CmConnection| {
                 let heard = connection.handle_message(transaction, &message, now);
                 (heard, connection.forget_at.is_none(), connection.answer)
@@ -246,8 +253,8 @@ impl RemoteConnections {
             Some((link, self.connections.with(link, handle)?))
         });
         let Some((link, (heard, is_open, answer))) = found else {
-            let drep = reply_to_dreq(transaction, &message);
-            self.out.extend(drep.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
+            let reply = reply_to_unknown(transaction, &message);
+            self.out.extend(reply.map(|bytes| OutgoingMad { from: own, to: peer, bytes }));
             return None;
         };
         match heard {

@@ -55,6 +55,11 @@ impl ConnectionTable {
         self.by_link.get(self.by_request.get(&(peer, remote_id))?)
     }
 
+    /// The link of a request of `peer` with its communication ID.
+    pub(super) fn link_of_request(&self, peer: IpAddr, remote_id: u32) -> Option<LinkId> {
+        self.by_request.get(&(peer, remote_id)).copied()
+    }
+
     /// The link to `peer` with this local communication ID.
     pub(super) fn link_of(&self, peer: IpAddr, local_id: u32) -> Option<LinkId> {
         let link = *self.by_local_id.get(&local_id)?;

@@ -307,6 +307,41 @@ fn missing_listener_rejects_and_unknown_connection_gets_drep() {
     assert_eq!(pair.events[0], message_event(Message::Drep, 1));
 }
 
+/// The program decides for so long that the requester gives up.
+#[test]
+fn a_request_that_is_withdrawn_is_no_longer_waited_for() {
+    for arrives in [true, false] {
+        let mut pair = Pair::new();
+        let request = pair.receive_request();
+        assert!(pair.ends[1].adopt(LinkId(8), &request));
+        let withdrawal = Message::Rej { reason: reason::TIMEOUT, private: vec![0; 148] };
+        pair.send(0, 1, &withdrawal);
+        let now = pair.now;
+        pair.ends[0].close(LinkId(1), now);
+        pair.deliver(if arrives { &[] } else { &[0] });
+        if !arrives {
+            // The REP is answered by the REJ.
+            pair.send(1, 8, &Message::Rep(ConnectionParameters::default()));
+            pair.deliver(&[]);
+            assert!(pair.events[0].is_empty());
+            pair.deliver(&[]);
+        }
+        assert_eq!(std::mem::take(&mut pair.events[1]), message_event(withdrawal, 8));
+    }
+}
+
+#[test]
+fn a_rep_for_an_unknown_connection_is_rejected() {
+    let mut pair = Pair::new();
+    pair.accept_request();
+    // The requester's process has ended.
+    pair.ends[0] = RemoteConnections::new(0x124, 1, 0);
+    pair.deliver(&[]);
+    pair.deliver(&[]);
+    let rejection = Message::Rej { reason: 6, private: vec![0; 148] };
+    assert_eq!(std::mem::take(&mut pair.events[1]), message_event(rejection, 8));
+}
+
 #[test]
 fn missing_datagram_service_is_status_1() {
     let mut pair = Pair::new();

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use millstream_wire::cm::Message;
-use millstream_wire::{Packet, Qpn};
+use millstream_wire::cm::{Message, reason};
+use millstream_wire::{Packet, Qpn, gid};
 
 use super::inbox::{InboxSender, Notice};
 use crate::datagram::{PacketInfo, destination_qpn};
@@ -19,6 +20,50 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(2);
 const MAX_SERVICES: usize = 1 << 16;
 /// Inboxes beyond which those of members that have left are looked for.
 const MIN_INBOXES: usize = 16;
+
+/// A service at an address of this host, or at the wildcard address of its family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Service {
+    /// Service ID.
+    pub id: u64,
+    /// The address, IPv4 mapped into IPv6.
+    address: Ipv6Addr,
+}
+
+impl Service {
+    /// A service at an address.
+    #[must_use]
+    pub fn new(id: u64, address: IpAddr) -> Service {
+        Service { id, address: gid(address) }
+    }
+
+    pub(super) fn from_parts(id: u64, address: [u8; 16]) -> Service {
+        Service { id, address: address.into() }
+    }
+
+    pub(super) fn address(&self) -> [u8; 16] {
+        self.address.octets()
+    }
+
+    /// The services that take a request for this one, best first.
+    fn or_wildcard(self) -> impl Iterator<Item = Service> {
+        let any = match self.address.to_ipv4_mapped() {
+            Some(_) => Ipv4Addr::UNSPECIFIED.into(),
+            None => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        [self, Service::new(self.id, any)].into_iter()
+    }
+}
+
+/// The processes that may handle a packet for queue pair 1.
+enum Receivers {
+    /// The first one that exists, best first, of a request for a service: whether one provides it.
+    OfRequest(bool, Vec<u16>),
+    /// The owner of a communication ID.
+    Owner(u16),
+    /// The one that knows the request of the sender. Others ignore the packet.
+    Every(BTreeSet<u16>),
+}
 
 /// The members and services of the group.
 #[derive(Debug)]
@@ -35,7 +80,7 @@ struct Entries {
     /// The number of inboxes at which those of members that have left are looked for.
     sweep_at: usize,
     /// The members that provide each service, this one among them.
-    services: BTreeMap<u64, BTreeSet<u16>>,
+    services: BTreeMap<Service, BTreeSet<u16>>,
     /// Members that have not sent notices yet, and the time until which they may.
     silent: BTreeSet<u16>,
     silent_until: Option<Instant>,
@@ -105,7 +150,7 @@ impl Directory {
     }
 
     /// Tells all members whether this one provides a service.
-    pub(crate) fn set_service(&self, service: u64, provided: bool) {
+    pub(crate) fn set_service(&self, service: Service, provided: bool) {
         let inboxes: Vec<(u16, InboxSender)> = {
             let mut entries = self.entries();
             entries.set_service(self.own_prefix, service, provided);
@@ -138,17 +183,24 @@ impl Directory {
 
     /// Forwards a packet for queue pair 1 to the connection manager that it is for.
     ///
-    /// The high bits of a communication ID name its process. Requests name a service; if nobody provides it, any
-    /// connection manager rejects them. Other packets without a receiver are for the process that received them,
-    /// which answers for a process that has exited.
+    /// The high bits of a communication ID name its process. Requests name a service, at the address that they are sent to; if
+    /// nobody provides it, any connection manager rejects them. Other packets without a receiver are for the process that
+    /// received them, which answers for a process that has exited.
     pub(crate) fn forward_management(&self, info: &PacketInfo, packet: &[u8]) -> ManagementRoute {
-        let Some((service, mut receivers)) = self.receivers(packet) else { return ManagementRoute::Own };
-        if self.entries().is_incomplete() {
+        let receivers = match self.receivers(info.destination, packet) {
+            None => return ManagementRoute::Own,
             // Another process must not answer for a member that is merely slow.
-            receivers.truncate(usize::from(
-                service.is_none_or(|service| self.entries().services.contains_key(&service)),
-            ));
-        }
+            Some(Receivers::OfRequest(false, _)) if self.entries().is_incomplete() => Vec::new(),
+            Some(Receivers::OfRequest(_, receivers)) => receivers,
+            Some(Receivers::Owner(owner)) => vec![owner],
+            Some(Receivers::Every(members)) => {
+                for member in members.into_iter().filter(|member| *member != self.own_prefix) {
+                    // The sender gives up, whether it arrives or not.
+                    let _ = self.forward(member, info, packet);
+                }
+                return ManagementRoute::Own;
+            }
+        };
         for receiver in receivers {
             if receiver == self.own_prefix {
                 return ManagementRoute::Own;
@@ -162,25 +214,30 @@ impl Directory {
         if self.entries().is_incomplete() { ManagementRoute::Unknown } else { ManagementRoute::Own }
     }
 
-    /// The service that a packet for queue pair 1 requests, and the processes that may handle it, best first.
-    fn receivers(&self, packet: &[u8]) -> Option<(Option<u64>, Vec<u16>)> {
+    fn receivers(&self, destination: IpAddr, packet: &[u8]) -> Option<Receivers> {
         let packet = Packet::new_checked(packet).ok()?;
         let (_, message) = Message::parse(packet.payload()).ok()?;
         let service = match &message {
             Message::Req(request) => request.service_id,
             Message::SidrReq { service_id, .. } => *service_id,
-            Message::Rep(reply) => return Some((None, vec![owner(reply.remote_id)])),
-            Message::SidrRep { request_id, .. } => return Some((None, vec![owner(*request_id)])),
+            Message::Rep(reply) => return Some(Receivers::Owner(owner(reply.remote_id))),
+            Message::SidrRep { request_id, .. } => return Some(Receivers::Owner(owner(*request_id))),
+            // The sender had no answer to its request.
+            Message::Rej { remote_id: 0, reason: reason::TIMEOUT, .. } => {
+                return Some(Receivers::Every(self.entries().services.values().flatten().copied().collect()));
+            }
             Message::Mra { remote_id, .. }
             | Message::Rej { remote_id, .. }
             | Message::Rtu { remote_id, .. }
             | Message::Dreq { remote_id, .. }
-            | Message::Drep { remote_id, .. } => return Some((None, vec![owner(*remote_id)])),
+            | Message::Drep { remote_id, .. } => return Some(Receivers::Owner(owner(*remote_id))),
         };
         let entries = self.entries();
-        let providers = entries.services.get(&service).into_iter().flatten();
-        let managers = entries.services.values().flatten().take(1);
-        Some((Some(service), providers.chain(managers).copied().collect()))
+        let services = Service::new(service, destination).or_wildcard();
+        let providers: Vec<u16> =
+            services.filter_map(|service| entries.services.get(&service)).flatten().copied().collect();
+        let managers = entries.services.values().flatten().take(1).copied();
+        Some(Receivers::OfRequest(!providers.is_empty(), providers.into_iter().chain(managers).collect()))
     }
 }
 
@@ -204,7 +261,7 @@ impl Entries {
         !self.silent.is_empty() && self.silent_until.is_some_and(|until| Instant::now() < until)
     }
 
-    fn set_service(&mut self, qpn_prefix: u16, service: u64, provided: bool) {
+    fn set_service(&mut self, qpn_prefix: u16, service: Service, provided: bool) {
         if provided {
             if self.services.len() < MAX_SERVICES || self.services.contains_key(&service) {
                 self.services.entry(service).or_default().insert(qpn_prefix);
@@ -217,7 +274,7 @@ impl Entries {
         }
     }
 
-    fn services_of(&self, qpn_prefix: u16) -> Vec<u64> {
+    fn services_of(&self, qpn_prefix: u16) -> Vec<Service> {
         let provided = self.services.iter().filter(|(_, providers)| providers.contains(&qpn_prefix));
         provided.map(|(service, _)| *service).collect()
     }
@@ -296,10 +353,11 @@ mod tests {
         let (_receiver, sender) = inbox().unwrap();
         directory.add(2, sender);
         directory.add(3, inbox().unwrap().1);
-        directory.handle(Notice::Service { qpn_prefix: 3, service: 77, provided: true });
-        directory.set_service(5, true);
+        let service = |id| Service::new(id, [10, 1, 2, 4].into());
+        directory.handle(Notice::Service { qpn_prefix: 3, service: service(77), provided: true });
+        directory.set_service(service(5), true);
         let entries = directory.entries();
         assert_eq!(entries.inboxes.keys().collect::<Vec<_>>(), [&2]);
-        assert_eq!(entries.services.keys().collect::<Vec<_>>(), [&5]);
+        assert_eq!(entries.services.keys().collect::<Vec<_>>(), [&service(5)]);
     }
 }

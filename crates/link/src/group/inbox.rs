@@ -17,16 +17,17 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 
+use super::directory::Service;
 use crate::datagram::{PacketInfo, SLOT};
 
 /// Magic number and version of forwarded packets.
 const PACKET: [u8; 4] = *b"MLP2";
 /// Magic number and version of notices.
-const NOTICE: [u8; 4] = *b"MLN2";
+const NOTICE: [u8; 4] = *b"MLN3";
 /// Magic, type of service, reserved, source port, interface, addresses.
 const PACKET_HEADER: usize = 44;
-/// Magic, type, QPN prefix, reserved, service.
-const NOTICE_LEN: usize = 16;
+/// Magic, type, QPN prefix, reserved, service ID and address.
+const NOTICE_LEN: usize = 32;
 /// Longest message: a header and a packet of a full slot.
 pub(super) const MAX_MESSAGE: usize = PACKET_HEADER + SLOT;
 
@@ -36,7 +37,7 @@ pub(super) enum Notice {
     /// The member has this inbox.
     Member { qpn_prefix: u16, inbox: CloseOnForkFd },
     /// The member's connection manager provides a service, or no longer does.
-    Service { qpn_prefix: u16, service: u64, provided: bool },
+    Service { qpn_prefix: u16, service: Service, provided: bool },
 }
 
 /// A message in an inbox.
@@ -101,23 +102,32 @@ impl InboxSender {
         self.send(&[IoSlice::new(&header), IoSlice::new(packet)], &[])
     }
 
-    fn notify(&self, kind: u8, qpn_prefix: u16, service: u64, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+    fn notify(
+        &self,
+        kind: u8,
+        qpn_prefix: u16,
+        service: Option<Service>,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<()> {
         let mut notice = [0; NOTICE_LEN];
         notice[..4].copy_from_slice(&NOTICE);
         notice[4] = kind;
         notice[6..8].copy_from_slice(&qpn_prefix.to_be_bytes());
-        notice[8..].copy_from_slice(&service.to_be_bytes());
+        if let Some(service) = service {
+            notice[8..16].copy_from_slice(&service.id.to_be_bytes());
+            notice[16..].copy_from_slice(&service.address());
+        }
         self.send(&[IoSlice::new(&notice)], fds)
     }
 
     /// Sends [`Notice::Member`].
     pub(super) fn notify_member(&self, qpn_prefix: u16, inbox: &Self) -> io::Result<()> {
-        self.notify(1, qpn_prefix, 0, &[inbox.as_fd()])
+        self.notify(1, qpn_prefix, None, &[inbox.as_fd()])
     }
 
     /// Sends [`Notice::Service`].
-    pub(super) fn notify_service(&self, qpn_prefix: u16, service: u64, provided: bool) -> io::Result<()> {
-        self.notify(if provided { 2 } else { 3 }, qpn_prefix, service, &[])
+    pub(super) fn notify_service(&self, qpn_prefix: u16, service: Service, provided: bool) -> io::Result<()> {
+        self.notify(if provided { 2 } else { 3 }, qpn_prefix, Some(service), &[])
     }
 }
 
@@ -201,7 +211,8 @@ fn packet(message: &[u8]) -> Received<'_> {
 
 fn notice(message: &[u8], fd: Option<CloseOnForkFd>) -> Option<Notice> {
     let qpn_prefix = u16::from_be_bytes([message[6], message[7]]);
-    let service = u64::from_be_bytes(message[8..16].try_into().ok()?);
+    let id = u64::from_be_bytes(message[8..16].try_into().ok()?);
+    let service = Service::from_parts(id, message[16..32].try_into().ok()?);
     match message[4] {
         1 => Some(Notice::Member { qpn_prefix, inbox: fd? }),
         kind @ (2 | 3) => Some(Notice::Service { qpn_prefix, service, provided: kind == 2 }),
@@ -230,10 +241,11 @@ mod tests {
             sender.send(&[IoSlice::new(malformed)], &[]).unwrap();
         }
         // A member without its inbox.
-        sender.notify(1, 5, 0, &[]).unwrap();
+        sender.notify(1, 5, None, &[]).unwrap();
         sender.forward(&info, b"packet").unwrap();
         sender.notify_member(0x123, &other_sender).unwrap();
-        sender.notify_service(0x123, 0x0106_1c2a, true).unwrap();
+        let service = Service::new(0x0106_1c2a, info.source);
+        sender.notify_service(0x123, service, true).unwrap();
         assert!(matches!(inbox.receive(&mut buffer), Some(Received::Packet(i, b"packet")) if i == info));
         assert!(matches!(
             inbox.receive(&mut buffer),
@@ -241,11 +253,8 @@ mod tests {
         ));
         assert!(matches!(
             inbox.receive(&mut buffer),
-            Some(Received::Notice(Notice::Service {
-                qpn_prefix: 0x123,
-                service: 0x0106_1c2a,
-                provided: true
-            }))
+            Some(Received::Notice(Notice::Service { qpn_prefix: 0x123, service: of, provided: true }))
+                if of == service
         ));
         drop(inbox);
         assert!(sender.forward(&info, b"packet").is_err_and(|e| e.kind() != io::ErrorKind::WouldBlock));

@@ -29,7 +29,7 @@ use millstream_shm::{EventFd, poll_readable, random_u64};
 use rustix::net::RecvFlags;
 
 use crate::udp::{Shared, bind_shared, leave_all_groups, port_owners};
-pub use directory::COMMUNICATION_ID_INDEX_BITS;
+pub use directory::{COMMUNICATION_ID_INDEX_BITS, Service};
 pub(crate) use directory::{Directory, ManagementRoute, is_management};
 use inbox::{Inbox, Received};
 use lock::lock;

@@ -23,7 +23,7 @@ use millstream_shm::fork::CloseOnForkFd;
 
 use crate::counters::Counters;
 use crate::datagram::{Outgoing, PacketInfo, RxBuffers, destination_qpn};
-use crate::group::{self, Directory, JoinError, ManagementRoute, Member, is_management};
+use crate::group::{self, Directory, JoinError, ManagementRoute, Member, Service, is_management};
 use crate::rate_limit::RateLimit;
 use crate::{Counts, Link, QPN_INDEX_BITS, icrc};
 use millstream_wire::UDP_PORT;
@@ -195,7 +195,7 @@ impl Udp {
 
     /// Tells the processes on the port whether this one's connection manager provides a service: they forward
     /// requests for it.
-    pub fn set_service(&self, service: u64, provided: bool) {
+    pub fn set_service(&self, service: Service, provided: bool) {
         self.shared.directory.set_service(service, provided);
     }
 
