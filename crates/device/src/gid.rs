@@ -1,7 +1,11 @@
 //! The port's addresses: one RoCE v2 and one RoCE v1 GID for each address of this host. The GID table gives them their index.
 
 use std::ffi::CStr;
+use std::io;
 use std::net::{IpAddr, Ipv6Addr};
+use std::sync::OnceLock;
+
+use millstream_shm::fork::get_or_init;
 
 /// The encapsulation of packets for a GID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,19 +113,36 @@ pub fn is_local(gid: &[u8; 16]) -> bool {
 /// The node's EUI-64, the same in all processes of a network namespace until the host restarts. Programs find devices by it,
 /// so an interface that is added later does not change it: it comes from the first interface with a permanent hardware
 /// address, else from the identifiers of the host's start and of the network namespace.
+/// It is constant in a process.
 #[must_use]
 pub fn node_guid() -> u64 {
-    hardware_address()
-        .map_or_else(boot_guid, |[a, b, c, d, e, f]| u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]))
+    static GUID: OnceLock<u64> = OnceLock::new();
+    let of_hardware = |[a, b, c, d, e, f]: [u8; 6]| u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    match GUID.get() {
+        Some(guid) => *guid,
+        None => match hardware_address() {
+            Ok(found) => *get_or_init(&GUID, || found.map_or_else(boot_guid, of_hardware)),
+            // The process has no free descriptor now.
+            Err(_) => boot_guid(),
+        },
+    }
 }
 
 /// The permanent address of the first interface that has one. Virtual interfaces have none.
-fn hardware_address() -> Option<[u8; 6]> {
+fn hardware_address() -> io::Result<Option<[u8; 6]>> {
     // SAFETY: walks the list that the C library allocates, up to its last entry, and frees it afterwards. The descriptor
     // is closed again.
     unsafe {
         let fd = libc::socket(libc::AF_INET, libc::SOCK_DGRAM | libc::SOCK_CLOEXEC, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
         let list = libc::if_nameindex();
+        if list.is_null() {
+            let error = io::Error::last_os_error();
+            libc::close(fd);
+            return Err(error);
+        }
         let mut found: Option<(u32, [u8; 6])> = None;
         let mut at = list;
         while let Some(entry) = at.as_ref().filter(|entry| !entry.if_name.is_null()) {
@@ -132,13 +153,9 @@ fn hardware_address() -> Option<[u8; 6]> {
                 found = address.map(|address| (entry.if_index, address)).or(found);
             }
         }
-        if !list.is_null() {
-            libc::if_freenameindex(list);
-        }
-        if fd >= 0 {
-            libc::close(fd);
-        }
-        found.map(|(_, address)| address)
+        libc::if_freenameindex(list);
+        libc::close(fd);
+        Ok(found.map(|(_, address)| address))
     }
 }
 

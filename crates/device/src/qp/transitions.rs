@@ -134,7 +134,7 @@ impl Qp {
         }
         *attributes = merged.clone();
         drop(attributes);
-        self.apply(current, next, &merged, mask, plan);
+        self.apply(current, next, &merged, mask, plan)?;
         if !reaches_rtr && mask & QpAttr::OF_CONNECTION != 0 {
             self.modify_wire(&merged, path);
         }
@@ -152,7 +152,7 @@ impl Qp {
         attributes: &QpAttr,
         mask: u32,
         plan: Option<TransportPlan>,
-    ) {
+    ) -> Result<()> {
         let remote = ACCESS_REMOTE_WRITE | ACCESS_REMOTE_READ | ACCESS_REMOTE_ATOMIC;
         self.entry.access.store(attributes.access & remote, Ordering::Release);
         self.entry_changed();
@@ -163,6 +163,10 @@ impl Qp {
             QpState::Err => self.fail(),
             _ => {
                 let mut send = self.send.queue.lock();
+                // A request may have failed the queue pair meanwhile, under this lock.
+                if self.state() != current {
+                    return Err(Errno::INVAL);
+                }
                 if mask & QpAttr::OF_CONNECTION != 0 || next == QpState::Rts {
                     send.ack_timeout = millstream_quantity::ack_timeout(attributes.timeout);
                     send.retries = u32::from(attributes.retry_cnt);
@@ -180,6 +184,7 @@ impl Qp {
         if next == QpState::Rts && current == QpState::Sqd {
             self.resume();
         }
+        Ok(())
     }
 
     pub(super) fn set_state(&self, state: QpState) {
