@@ -16,8 +16,12 @@ use crate::args::{JobOptions, RelayOptions};
 const RANKS: Duration = Duration::from_secs(60);
 
 /// Environment variables that a process of another rank gets, if it may have them: these, and those of torus applications.
-const FORWARDED: [&str; 1] = [loader::ENV_DEVICE];
+const FORWARDED: [&str; 2] = [loader::ENV_DEVICE, loader::ENV_PATH];
 const FORWARDED_PREFIX: &str = "MILLSTREAM_TORUS_";
+
+fn is_forwarded(name: &str) -> bool {
+    FORWARDED.contains(&name) || name.starts_with(FORWARDED_PREFIX)
+}
 
 impl JobOptions {
     pub(crate) fn job(&self) -> Result<Job, JobError> {
@@ -60,9 +64,14 @@ pub(crate) fn relay_arguments(hub: &Hub) -> Vec<OsString> {
 }
 
 pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let environment = std::env::vars()
-        .filter(|(name, _)| FORWARDED.contains(&name.as_str()) || name.starts_with(FORWARDED_PREFIX))
-        .collect();
+    // Others need not be UTF-8.
+    let environment = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok().filter(|name| is_forwarded(name))?, value)))
+        .map(|(name, value)| match value.into_string() {
+            Ok(value) => Ok((name, value)),
+            Err(value) => Err(format!("{name}={value:?} is not UTF-8")),
+        })
+        .collect::<Result<_, _>>()?;
     let request = StartRequest { arguments: options.words, environment };
     let key = std::fs::read(&options.key_file)
         .map_err(|error| format!("the key of relays in {}: {error}", options.key_file.display()))?;
@@ -74,8 +83,6 @@ pub(crate) fn relay(options: RelayOptions) -> Result<ExitCode, Box<dyn Error>> {
 
 /// Gives a process the forwarded variables.
 pub(crate) fn set_environment(command: &mut Command, request: &StartRequest) {
-    let allowed = |name: &str| FORWARDED.contains(&name) || name.starts_with(FORWARDED_PREFIX);
-    command.envs(
-        request.environment.iter().filter(|(name, _)| allowed(name)).map(|(name, value)| (name, value)),
-    );
+    let allowed = request.environment.iter().filter(|(name, _)| is_forwarded(name));
+    command.envs(allowed.map(|(name, value)| (name, value)));
 }

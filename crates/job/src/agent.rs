@@ -2,21 +2,29 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
+use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+
 use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
 use crate::frame::{Frame, Peer, StartRequest};
+use crate::hub::literal;
 use crate::proof::greet;
 
 /// Time for rank 0 to open the meeting point.
 const START: Duration = Duration::from_secs(60);
 /// Interval of attempts to connect.
 const RETRY: Duration = Duration::from_millis(100);
+/// Interval of looks whether a process has ended whose outputs are silent.
+const LOOK_FOR_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Time for processes to end after rank 0 was lost.
 const END: Duration = Duration::from_secs(5);
 
@@ -49,16 +57,22 @@ pub fn serve_beside_hub(job: &Job, make: Arc<MakeCommand>) -> Result<(), JobErro
     let (mut stream, address) = connect(job, Instant::now() + START)?;
     let failed = |what: &str| JobError::os(format!("{what} rank 0"));
     let own = stream.local_addr().map_err(failed("address of"))?.ip();
+    let reports = Arc::new(Mutex::new(stream.try_clone().map_err(failed("connection to"))?));
     let mut processes = Vec::new();
     let ended = loop {
         match Frame::receive(&mut stream) {
             Ok(Some(Frame::Start(number, seen, request))) => {
                 // This host's name may be a loopback address. Then rank 0 is here, too, and knows a better one.
                 let own = seen.filter(|_| own.is_loopback()).unwrap_or(own);
-                let (job, make) = (job.clone(), Arc::clone(&make));
-                processes.push(std::thread::spawn(move || {
-                    // Without a connection there is nobody to report to; the relay sees the end of the rank.
-                    let _ = run(&job, address, number, &request, own, &*make);
+                let (job, make, reports) = (job.clone(), Arc::clone(&make), Arc::clone(&reports));
+                processes.push(std::thread::spawn(move || match connect_process(&job, address, number) {
+                    // A relay that is gone gets no report.
+                    Ok(stream) => drop(run(&job, stream, &request, own, &*make)),
+                    Err(error) => {
+                        let mut reports = reports.lock().unwrap_or_else(PoisonError::into_inner);
+                        // Without this connection, the hub tells the relay that the rank is lost.
+                        let _ = Frame::Unconnected(number, error.to_string()).send(&mut *reports);
+                    }
                 }));
             }
             Ok(Some(Frame::Finish)) => break Ok(()),
@@ -118,6 +132,9 @@ fn dial(host: &str, port: u16) -> io::Result<(TcpStream, SocketAddr)> {
 
 /// Addresses of a host. Slurm knows addresses of nodes whose names nobody else resolves.
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Some(address) = literal(host) {
+        return Ok(vec![SocketAddr::new(address, port)]);
+    }
     let resolved = (host, port).to_socket_addrs();
     if resolved.is_ok() || std::env::var_os("SLURM_JOB_ID").is_none() {
         return Ok(resolved?.collect());
@@ -131,17 +148,21 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     }
 }
 
+/// Connects a process with its relay.
+fn connect_process(job: &Job, hub: SocketAddr, number: u64) -> io::Result<TcpStream> {
+    let mut stream = TcpStream::connect_timeout(&hub, END)?;
+    greet(&mut stream, job.key.as_bytes(), &Peer::Process { number })?;
+    Ok(stream)
+}
+
 /// Runs one process to its end.
 fn run(
     job: &Job,
-    hub: SocketAddr,
-    number: u64,
+    mut stream: TcpStream,
     request: &StartRequest,
     own: IpAddr,
     make: &MakeCommand,
 ) -> io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&hub, END)?;
-    greet(&mut stream, job.key.as_bytes(), &Peer::Process { number })?;
     let started = match make(request, RankAddress { own }) {
         None => Err(format!("rank {} does not start {:?}", job.rank, request.arguments)),
         Some(command) => spawn(command).map_err(|error| format!("rank {}: {error}", job.rank)),
@@ -181,12 +202,13 @@ pub(crate) fn ignore_signals() {
 /// Connects the streams of a process with its relay. The end of the connection kills the process.
 fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
     let sender = Arc::new(Mutex::new(stream.try_clone()?));
+    let ended = Arc::new(AtomicBool::new(false));
     let mut outputs = Vec::new();
     if let Some(output) = child.stdout.take() {
-        outputs.push(forward(output, Frame::Data, Arc::clone(&sender)));
+        outputs.push(forward(output, Frame::Data, Arc::clone(&sender), Arc::clone(&ended)));
     }
     if let Some(output) = child.stderr.take() {
-        outputs.push(forward(output, Frame::Error, Arc::clone(&sender)));
+        outputs.push(forward(output, Frame::Error, Arc::clone(&sender), Arc::clone(&ended)));
     }
     let input = child.stdin.take();
     let process = Arc::new(Mutex::new(child));
@@ -196,10 +218,11 @@ fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
         feed(&mut from, input);
         let _ = of_input.lock().unwrap_or_else(PoisonError::into_inner).kill();
     });
+    let status = wait(&process)?;
+    ended.store(true, Ordering::Release);
     for output in outputs {
         let _ = output.join();
     }
-    let status = wait(&process)?;
     let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
     let sent = Frame::Exit(code).send(&mut *sender.lock().unwrap_or_else(PoisonError::into_inner));
     let _ = stream.shutdown(Shutdown::Write);
@@ -216,15 +239,27 @@ fn wait(process: &Mutex<Child>) -> io::Result<ExitStatus> {
     }
 }
 
-/// Forwards an output on a thread until it ends.
+/// Forwards an output on a thread until it ends. After the end of the process, its children may keep it open: what is there then
+/// is forwarded, and no more.
 fn forward(
-    mut output: impl Read + Send + 'static,
+    mut output: impl Read + AsFd + Send + 'static,
     frame: fn(Vec<u8>) -> Frame,
     sender: Arc<Mutex<TcpStream>>,
+    ended: Arc<AtomicBool>,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
-        while let Ok(read @ 1..) = output.read(&mut buffer) {
+        loop {
+            // In this order: what the process wrote before its end is there.
+            let is_last = ended.load(Ordering::Acquire);
+            let mut polled = [PollFd::new(&output, PollFlags::IN)];
+            match poll(&mut polled, Some(&LOOK_FOR_END)) {
+                Ok(0) if is_last => return,
+                Ok(0) | Err(Errno::INTR) => continue,
+                Ok(_) => {}
+                Err(_) => return,
+            }
+            let Ok(read @ 1..) = output.read(&mut buffer) else { return };
             let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
             if frame(buffer[..read].to_vec()).send(&mut *sender).is_err() {
                 return;

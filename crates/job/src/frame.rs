@@ -57,6 +57,8 @@ pub(crate) enum Frame {
     EndOfInput,
     /// The process has ended with this status.
     Exit(i32),
+    /// Agent to hub: the process with this number has no connection to the hub, for this reason.
+    Unconnected(u64, String),
 }
 
 impl Frame {
@@ -72,6 +74,7 @@ impl Frame {
             Frame::Exit(code) => (6, code.to_be_bytes().to_vec()),
             Frame::Challenge(challenge) => (7, json(serde_json::to_vec(challenge))?),
             Frame::Answer(answer) => (8, json(serde_json::to_vec(answer))?),
+            Frame::Unconnected(number, reason) => (9, json(serde_json::to_vec(&(number, reason)))?),
         };
         send_raw(to, kind, &payload)
     }
@@ -108,6 +111,10 @@ impl Frame {
             }
             7 => Frame::Challenge(serde_json::from_slice(&payload)?),
             8 => Frame::Answer(serde_json::from_slice(&payload)?),
+            9 => {
+                let (number, reason) = serde_json::from_slice(&payload)?;
+                Frame::Unconnected(number, reason)
+            }
             _ => return Err(invalid(format!("unknown frame kind {kind}"))),
         }))
     }

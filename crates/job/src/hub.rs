@@ -2,16 +2,21 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+use rustix::net::{self, AddressFamily, SocketFlags, SocketType};
 
 use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
 use crate::frame::{Frame, Peer, StartRequest};
 use crate::inherited::Inherited;
 use crate::proof::{self, Nonce};
+
+/// Connections that wait to be accepted, as those of the standard library.
+const BACKLOG: i32 = 128;
 
 /// Chooses the rank of a process.
 type Placement = Box<dyn Fn(&StartRequest) -> usize + Send + Sync>;
@@ -59,23 +64,20 @@ impl Hub {
         job: &Job,
         place: impl Fn(&StartRequest) -> usize + Send + Sync + 'static,
     ) -> Result<Hub, JobError> {
-        let (bind, name) = match &job.rendezvous {
-            Rendezvous::Address { host, port } if is_loopback(host) => {
-                (SocketAddr::from((Ipv4Addr::LOCALHOST, *port)), format!("{host}:{port}"))
-            }
-            Rendezvous::Address { host, port } => {
-                (SocketAddr::from((Ipv4Addr::UNSPECIFIED, *port)), format!("{host}:{port}"))
-            }
-            Rendezvous::File(path) => {
-                (SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)), format!("file:{}", path.display()))
-            }
+        let (host, port, name) = match &job.rendezvous {
+            Rendezvous::Address { host, port } => (Some(host.as_str()), *port, format!("{host}:{port}")),
+            Rendezvous::File(path) => (None, 0, format!("file:{}", path.display())),
         };
         let failed = |cause| JobError::Listen { address: name.clone(), cause };
-        let listener = TcpListener::bind(bind).map_err(failed)?;
-        let address = listener.local_addr().map_err(failed)?;
+        let listener = listen(host, port).map_err(failed)?;
+        let port = listener.local_addr().map_err(failed)?.port();
+        // A listener of both families has this one, too.
+        let is_ipv6 = host.is_some_and(|host| matches!(literal(host), Some(IpAddr::V6(_))));
+        let own: IpAddr = if is_ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
+        let address = SocketAddr::new(own, port);
         let file = match &job.rendezvous {
             Rendezvous::File(path) => {
-                publish(path, address.port()).map_err(JobError::os(format!("write {}", path.display())))?;
+                publish(path, port).map_err(JobError::os(format!("write {}", path.display())))?;
                 Some(path.clone())
             }
             Rendezvous::Address { .. } => None,
@@ -103,7 +105,7 @@ impl Hub {
 
     /// Where relays of this host connect.
     pub fn address(&self) -> SocketAddr {
-        SocketAddr::from((Ipv4Addr::LOCALHOST, self.address.port()))
+        self.address
     }
 
     /// The file with the key of relays; processes that this process starts can read it, other users cannot.
@@ -174,11 +176,10 @@ impl Shared {
         match peer {
             Peer::Agent { rank } => self.agent(rank, stream),
             // Rank 0 starts relays on this host only.
-            Peer::Relay(_) if !stream.peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) => {}
+            Peer::Relay(_) if !stream.peer_addr().is_ok_and(|peer| address_of(peer).is_loopback()) => {}
             Peer::Relay(request) => self.relay(&request, stream),
             Peer::Process { number } => {
-                let relay = self.state().waiting.remove(&number);
-                if let Some((_, relay)) = relay {
+                if let Some(relay) = self.take_waiting(number, |_| true) {
                     splice(relay, stream);
                 }
             }
@@ -195,20 +196,34 @@ impl Shared {
                 // A rank outside of the job, or one that is there already.
                 _ => return,
             }
-            if let (Ok(peer), Ok(own)) = (stream.peer_addr(), stream.local_addr())
-                && peer.ip() != own.ip()
+            if let (Ok(peer), Ok(own)) =
+                (stream.peer_addr().map(address_of), stream.local_addr().map(address_of))
+                && peer != own
                 // The name of this host may be a loopback address other than 127.0.0.1.
-                && !own.ip().is_loopback()
+                && !own.is_loopback()
             {
-                state.seen.get_or_insert(own.ip());
+                state.seen.get_or_insert(own);
             }
             self.changed.notify_all();
         }
-        while let Ok(Some(_)) = Frame::receive(&mut stream) {}
+        while let Ok(Some(frame)) = Frame::receive(&mut stream) {
+            let Frame::Unconnected(number, reason) = frame else { continue };
+            if let Some(mut relay) = self.take_waiting(number, |of| of == rank) {
+                let reason = format!("rank {rank} cannot connect the process to rank 0: {reason}\n");
+                let _ = Frame::Error(reason.into_bytes()).send(&mut relay);
+            }
+        }
         let mut state = self.state();
         state.agents[rank] = None;
         // Their processes will not connect.
         state.waiting.retain(|_, (of, relay)| *of != rank || relay.shutdown(Shutdown::Both).is_err());
+    }
+
+    /// The relay that waits for a process of a rank.
+    fn take_waiting(&self, number: u64, is_of: impl Fn(usize) -> bool) -> Option<TcpStream> {
+        let mut state = self.state();
+        state.waiting.get(&number).filter(|&&(rank, _)| is_of(rank))?;
+        state.waiting.remove(&number).map(|(_, relay)| relay)
     }
 
     /// Requests the process of a relay from its rank.
@@ -247,8 +262,39 @@ fn copy(from: &mut TcpStream, to: &mut TcpStream) {
     let _ = to.shutdown(Shutdown::Write);
 }
 
-pub(crate) fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+/// Listens on a port for ranks that know this host by the name or address; without one, by any of its names.
+fn listen(host: Option<&str>, port: u16) -> io::Result<TcpListener> {
+    match host.map(|host| (host, literal(host))) {
+        Some(("localhost", _)) => TcpListener::bind((Ipv4Addr::LOCALHOST, port)),
+        Some((_, Some(IpAddr::V4(address)))) if address.is_loopback() => {
+            TcpListener::bind((Ipv4Addr::LOCALHOST, port))
+        }
+        Some((_, Some(IpAddr::V6(address)))) if address.is_loopback() => TcpListener::bind((address, port)),
+        Some((_, Some(IpAddr::V4(_)))) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+        // A host may be without IPv6.
+        _ => listen_on_both(port).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
+    }
+}
+
+/// Listens on a port of IPv4 and IPv6.
+fn listen_on_both(port: u16) -> io::Result<TcpListener> {
+    let socket = net::socket_with(AddressFamily::INET6, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    net::sockopt::set_ipv6_v6only(&socket, false)?;
+    net::sockopt::set_socket_reuseaddr(&socket, true)?;
+    net::bind(&socket, &SocketAddr::from((Ipv6Addr::UNSPECIFIED, port)))?;
+    net::listen(&socket, BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// The address of an end of a connection; that of IPv4 on a listener of both.
+fn address_of(end: SocketAddr) -> IpAddr {
+    end.ip().to_canonical()
+}
+
+/// A host that is an address. Those of IPv6 are in brackets before a port.
+pub(crate) fn literal(host: &str) -> Option<IpAddr> {
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+    bare.parse().ok()
 }
 
 /// Writes the address of this host to the file, which appears whole.
@@ -301,6 +347,49 @@ mod tests {
         });
         hub.wait_for_ranks(Duration::from_secs(60)).unwrap();
         assert_eq!(hub.own_address(), None);
+    }
+
+    #[test]
+    fn ranks_meet_at_addresses_and_names_of_both_families() {
+        for host in ["[::1]", "[::]", "127.0.0.1", "localhost", "name-of-this-host"] {
+            let rendezvous = |port| Rendezvous::Address { host: host.to_owned(), port };
+            let hub = Hub::open(&Job { rendezvous: rendezvous(0), ..job(0, 0) }, |_| 1).unwrap();
+            let port = hub.address.port();
+            let _ranks = [0, 1].map(|rank| {
+                // Nobody resolves that name here.
+                let host = if host.starts_with("name") { "[::1]" } else { host };
+                let rendezvous = Rendezvous::Address { host: host.to_owned(), port };
+                let job = Job { rendezvous, ..job(rank, port) };
+                std::thread::spawn(move || {
+                    agent::serve_beside_hub(&job, Arc::new(|_: &StartRequest, _| None))
+                })
+            });
+            hub.wait_for_ranks(Duration::from_secs(60)).unwrap();
+            assert_eq!(hub.own_address(), None, "{host}");
+            let key = std::fs::read(hub.relay_key()).unwrap();
+            let mut relay = TcpStream::connect(hub.address()).unwrap();
+            let request = StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() };
+            greet(&mut relay, &key, &Peer::Relay(request)).unwrap();
+            let answer = Frame::receive(&mut relay).unwrap();
+            assert!(matches!(answer, Some(Frame::Error(_))), "{host}: {answer:?}");
+        }
+    }
+
+    /// The rank is there, but its process has no connection.
+    #[test]
+    fn a_relay_learns_why_its_process_has_no_connection() {
+        let hub = Hub::open(&job(0, 0), |_| 1).unwrap();
+        let mut agent = TcpStream::connect(hub.address).unwrap();
+        greet(&mut agent, b"17.0.kept", &Peer::Agent { rank: 1 }).unwrap();
+        let mut relay = TcpStream::connect(hub.address).unwrap();
+        let request = StartRequest { arguments: vec!["builder".to_owned()], environment: Vec::new() };
+        greet(&mut relay, &std::fs::read(hub.relay_key()).unwrap(), &Peer::Relay(request)).unwrap();
+        let Ok(Some(Frame::Start(number, ..))) = Frame::receive(&mut agent) else { panic!("no start") };
+        Frame::Unconnected(number, "timed out".to_owned()).send(&mut agent).unwrap();
+        let reason = Frame::receive(&mut relay).unwrap();
+        let expected = "rank 1 cannot connect the process to rank 0: timed out\n";
+        assert!(matches!(&reason, Some(Frame::Error(text)) if text == expected.as_bytes()), "{reason:?}");
+        assert!(Frame::receive(&mut relay).unwrap().is_none());
     }
 
     #[test]

@@ -30,11 +30,11 @@ fn main() {
     std::process::exit(code);
 }
 
-/// `echo` copies its input and exits with 3; `wait` lives until its input ends, `hold` longer.
+/// `echo` copies its input and exits with 3, and a child of it keeps its outputs open; `wait` lives until its input ends, `hold` longer.
 fn make(request: &StartRequest, _: agent::RankAddress) -> Option<Command> {
     let mut command = Command::new("sh");
     match request.arguments[0].as_str() {
-        "echo" => command.args(["-c", "cat; echo error >&2; exit 3"]),
+        "echo" => command.args(["-c", "sleep 40 & cat; echo error >&2; exit 3"]),
         "wait" => command.args(["-c", "echo $$; cat >/dev/null; echo end"]),
         "hold" => command.args(["-c", "exec sleep 1000"]),
         _ => return None,
