@@ -41,6 +41,11 @@ impl Interrupt {
         Ok(Self { asked, handlers })
     }
 
+    /// True once a signal has requested the stop.
+    pub(crate) fn asked(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.asked)
+    }
+
     /// Whether to continue.
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.asked.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }

@@ -116,3 +116,35 @@ fn a_host_outside_uses_what_programs_publish() {
     assert!(outside["commands"].as_u64() > Some(10), "{outside}");
     assert_eq!(outside["commands"], outside["completed"]);
 }
+
+/// `timeout`, a service manager and `kill` send SIGTERM to the launcher alone.
+#[test]
+fn sigterm_ends_the_applications() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("pid");
+    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 60", file.display());
+    for network in ["torus", "direct"] {
+        let run = Command::new(env!("CARGO_BIN_EXE_millstream"))
+            .args(["--device", "soft", "torus", "run", "--network", network, "--dimensions", "1x1x1", "--"])
+            .args(["sh", "-c", &script])
+            .stderr(std::process::Stdio::piped())
+            .spawn();
+        let mut run = Running(run.expect("it starts"));
+        let pid: i32 = loop {
+            if let Ok(text) = std::fs::read_to_string(&file) {
+                break text.trim().parse().expect("a number");
+            }
+            assert!(run.0.try_wait().expect("our child").is_none(), "{network}: it ended");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        };
+        std::fs::remove_file(&file).expect("it exists");
+        let launcher = rustix::process::Pid::from_child(&run.0);
+        rustix::process::kill_process(launcher, rustix::process::Signal::TERM).expect("our child");
+        let mut error = String::new();
+        std::io::Read::read_to_string(&mut run.0.stderr.take().expect("piped"), &mut error).expect("text");
+        assert_eq!(run.ended().code(), Some(1), "{error}");
+        assert!(error.contains("asked to end"), "{network}: {error}");
+        // The launcher has reaped it.
+        assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "{network}");
+    }
+}

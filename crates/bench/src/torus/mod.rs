@@ -15,6 +15,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use millstream_torus::engine::EngineOptions;
@@ -84,7 +85,8 @@ pub fn run(options: &Options) -> Outcome<(Table, Vec<String>)> {
         launched.run(&client_command(&options.program, &file))?;
         launched.finish()?;
         collect(&file, &mut routed)?;
-        run_direct(torus, options.device.as_deref(), &client_command(&options.program, &file))?;
+        let command = client_command(&options.program, &file);
+        run_direct(torus, options.device.as_deref(), &command, &AtomicBool::new(false))?;
         collect(&file, &mut direct)?;
     }
     let mut table = Table::new(BENCHMARK, options.rounds);

@@ -14,6 +14,7 @@ use millstream_torus::traffic::TrafficCounters;
 use millstream_torus_core::NodeNumber;
 
 use super::{Network, TorusRunOptions};
+use crate::interrupt::Interrupt;
 use crate::output::print_line;
 
 /// How often supervisors are started again in one run.
@@ -77,6 +78,8 @@ pub(super) fn run_with(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let dimensions = launcher.dimensions;
     let mut torus = launcher.launch()?;
+    let interrupt = listen()?;
+    torus.end_if(interrupt.asked());
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
         eprintln!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
@@ -114,6 +117,11 @@ pub(super) fn run_with(
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
 }
 
+/// Without it, SIGTERM would leave applications behind.
+fn listen() -> Result<Interrupt, String> {
+    Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))
+}
+
 /// Starts supervisors again that have ended, some times in a run.
 fn restart_supervisors(torus: &mut LaunchedTorus, restarts: &mut u32) {
     for index in torus.ended_supervisors() {
@@ -143,6 +151,6 @@ fn run_mesh(options: &TorusRunOptions, device: Option<&DeviceSelector>) -> Resul
     }
     let (dimensions, _) = options.shape.resolve()?;
     let device = device.map(ToString::to_string);
-    run_direct(dimensions, device.as_deref(), &options.program)?;
+    run_direct(dimensions, device.as_deref(), &options.program, &listen()?.asked())?;
     Ok(ExitCode::SUCCESS)
 }

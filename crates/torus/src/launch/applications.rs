@@ -1,6 +1,7 @@
 //! The applications of a run. Dropping them ends those that still run.
 
 use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use millstream_torus_core::NodeNumber;
@@ -27,8 +28,11 @@ impl Applications {
         !self.running.is_empty()
     }
 
-    /// An application that has ended; waits a little if there is none.
-    pub(super) fn poll_ended(&mut self) -> Result<Option<Ended>, LaunchError> {
+    /// An application that has ended; waits a little if there is none. Fails once `end` is true.
+    pub(super) fn poll_ended(&mut self, end: &AtomicBool) -> Result<Option<Ended>, LaunchError> {
+        if end.load(Ordering::Relaxed) {
+            return Err(LaunchError::Ended);
+        }
         for at in 0..self.running.len() {
             let (node, child) = &mut self.running[at];
             let failed = |cause| LaunchError::Start { program: "an application".into(), cause };

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::process::{Command, Stdio};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use millstream_rdma::Deadline;
@@ -27,7 +28,8 @@ pub enum DirectError {
     Launch(#[from] LaunchError),
 }
 
-/// Runs a program for each node, connected by [`DirectNode`](crate::DirectNode), and waits until all have ended.
+/// Runs a program for each node, connected by [`DirectNode`](crate::DirectNode), and waits until all have ended. Once `end` is
+/// true, it ends them and fails.
 ///
 /// # Errors
 /// [`DirectError`] of the first that failed; the others are ended.
@@ -35,6 +37,7 @@ pub fn run_direct(
     dimensions: Dimensions,
     device: Option<&str>,
     program: &[OsString],
+    end: &AtomicBool,
 ) -> Result<(), DirectError> {
     let key = millstream_shm::random_u64();
     let rendezvous = Rendezvous::listen(dimensions, key)?;
@@ -63,7 +66,7 @@ pub fn run_direct(
         applications.start(node, command)?;
     }
     while applications.is_running() {
-        if let Some((node, status)) = applications.poll_ended()?
+        if let Some((node, status)) = applications.poll_ended(end)?
             && !status.success()
         {
             return Err(LaunchError::Application { node, status }.into());

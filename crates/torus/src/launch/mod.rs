@@ -9,6 +9,8 @@ mod service_process;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use millstream_torus_core::{Dimensions, NodeNumber};
@@ -76,6 +78,8 @@ pub struct LaunchedTorus {
     sockets: Vec<String>,
     /// Addresses of seventh ports.
     gateways: Vec<Option<String>>,
+    /// Ends applications once it is true.
+    end: Arc<AtomicBool>,
 }
 
 /// The application of a node that ended.
@@ -109,6 +113,9 @@ pub enum LaunchError {
         /// Its status.
         status: ExitStatus,
     },
+    /// It was asked to end the run ([`LaunchedTorus::end_if`]).
+    #[error("the run was asked to end; its applications were ended")]
+    Ended,
     /// A supervisor failed, or does not say where it listens.
     #[error("supervisor {index}: {reason}")]
     Supervisor {
@@ -156,6 +163,7 @@ impl Launcher {
             supervisors: Vec::new(),
             sockets: Vec::new(),
             gateways: Vec::new(),
+            end: Arc::default(),
         };
         let mut addresses: Vec<String> = Vec::new();
         for index in 0..self.supervisors {
@@ -312,6 +320,11 @@ impl LaunchedTorus {
         Ok(())
     }
 
+    /// Once `asked` is true, applications are ended, and their run fails with [`LaunchError::Ended`].
+    pub fn end_if(&mut self, asked: Arc<AtomicBool>) {
+        self.end = asked;
+    }
+
     /// Runs one application beside each node, and waits until all have ended.
     ///
     /// # Errors
@@ -334,7 +347,7 @@ impl LaunchedTorus {
         let mut applications = self.start(program)?;
         let mut ended = Vec::new();
         while applications.is_running() {
-            ended.extend(applications.poll_ended()?);
+            ended.extend(applications.poll_ended(&self.end)?);
             watch(self);
         }
         ended.sort_by_key(|&(node, _)| node);
@@ -361,7 +374,7 @@ impl LaunchedTorus {
 
     fn watch_over(&mut self, mut applications: Applications) -> Result<(), LaunchError> {
         while applications.is_running() {
-            if let Some((node, status)) = applications.poll_ended()?
+            if let Some((node, status)) = applications.poll_ended(&self.end)?
                 && !status.success()
             {
                 return Err(LaunchError::Application { node, status });

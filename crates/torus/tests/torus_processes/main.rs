@@ -13,6 +13,7 @@ mod supervisors;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -397,7 +398,8 @@ fn puts_before_the_end_arrive() -> Result<(), LaunchError> {
 
 fn mesh(dimensions: &str, name: &str) -> Result<(), Failed> {
     let torus = dimensions.parse().expect("valid");
-    run_direct(torus, Some("soft"), &application(name)).map_err(|error| Failed::from(error.to_string()))
+    run_direct(torus, Some("soft"), &application(name), &AtomicBool::new(false))
+        .map_err(|error| Failed::from(error.to_string()))
 }
 
 fn conforms(dimensions: &str) -> Result<(), LaunchError> {
