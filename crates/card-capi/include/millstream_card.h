@@ -43,7 +43,8 @@ uint64_t msc_memory_bytes(const struct msc_card *card);
 
 /*
  * Acquires the lease; waits up to `timeout_ms` while another client holds it (EBUSY). A thread of the library sends
- * heartbeats; the lease expires `duration_ms` after the latest. msc_release ends it, and the card clears its memory.
+ * heartbeats; the lease expires `duration_ms` after the latest, which is between 50 ms and 7 days. msc_release ends it, and
+ * the card clears its memory.
  */
 int msc_acquire(struct msc_card *card, uint32_t duration_ms, uint32_t timeout_ms, uint32_t *epoch);
 int msc_release(struct msc_card *card);

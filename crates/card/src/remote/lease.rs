@@ -127,6 +127,8 @@ fn send_heartbeats(shared: &Weak<Shared>, epoch: u32, duration: Duration) {
 
 impl Inner {
     pub(super) fn acquire(&mut self, duration: Duration, deadline: Deadline) -> Result<HeldLease> {
+        // As the card takes it, so that heartbeats come in time.
+        let duration = duration.clamp(lease::MIN_DURATION, lease::MAX_DURATION);
         let mut guess = self.register(at::lease_word)?;
         let mut pause = Duration::from_micros(20);
         let epoch = loop {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use millstream_card::{LeaseToken, RemoteCard};
+use millstream_card::{LeaseToken, RemoteCard, RemoteErrorKind};
 
 /// The lease of a card during one command.
 pub(super) struct Session {
@@ -49,6 +49,10 @@ impl Session {
         };
         let token = read(&file).map_err(|_| first())?;
         if let Err(error) = card.attach(&token) {
+            if !matches!(error.kind, RemoteErrorKind::NotLeased(_)) {
+                // The lease may go on.
+                return Err(error.into());
+            }
             // The token of an ended lease is useless.
             let _ = fs::remove_file(&file);
             return Err(format!("{error}; {}", first()).into());
