@@ -102,7 +102,8 @@ fn only_prints(command: &Command) -> bool {
     match command {
         #[cfg(feature = "torus")]
         Command::Site(SiteCommand::Up { .. }) => false,
-        Command::Evb(EvbCommand::Check { .. } | EvbCommand::Files { .. } | EvbCommand::Unpack { .. }) => true,
+        Command::Evb(EvbCommand::Check { .. }) => true,
+        Command::Evb(EvbCommand::Files { recover, .. }) => !recover,
         #[cfg(feature = "control")]
         Command::Evb(EvbCommand::Ctl(_)) => true,
         Command::Card(options) => {

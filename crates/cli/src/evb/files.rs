@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
+use crate::output::print_line;
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
@@ -137,7 +138,8 @@ pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dy
             let numbers = entry.first_event.zip(entry.last_event);
             let numbers = numbers.map_or_else(String::new, |(first, last)| format!(" {first} to {last}"));
             let recovered = if entry.recovered { ", recovered" } else { "" };
-            println!("{}: {} events{numbers}, {} B{recovered}", entry.file, entry.events, entry.bytes.0);
+            let (file, events, bytes) = (&entry.file, entry.events, entry.bytes.0);
+            print_line!("{file}: {events} events{numbers}, {bytes} B{recovered}")?;
             if let Err(error) = entry.verify(directory) {
                 problem(&format_args!("error: {error}"));
             }
@@ -157,7 +159,7 @@ pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dy
 /// `millstream evb unpack`: writes the stored events of a batch file into an event file.
 pub(crate) fn unpack_batches(batches: &Path, to: &Path, replace: bool) -> Result<ExitCode, Box<dyn Error>> {
     let stored = unpack(batches, to, &WriteOptions { replace, ..WriteOptions::default() })?;
-    println!(
+    print_line!(
         "{}: {} events, {} fragments, {} B of payload, {} fragments missing, {} corrupt",
         stored.path.display(),
         stored.events,
@@ -165,7 +167,7 @@ pub(crate) fn unpack_batches(batches: &Path, to: &Path, replace: bool) -> Result
         stored.payload_bytes,
         stored.missing,
         stored.corrupt
-    );
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 

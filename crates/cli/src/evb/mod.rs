@@ -254,16 +254,19 @@ fn launcher(process_launcher: Option<&Path>) -> Result<Launcher, String> {
 }
 
 /// Rate of memcpy for comparison. A block is one source's part of a batch. The source buffer is as large as
-/// an input, the destination as large as the slots.
+/// an input, the destination as large as the slots, both at most [`BASELINE_BYTES`].
 fn baseline(config: &RunConfig) -> Result<MemcpyBaseline, Box<dyn Error>> {
     const TIME: Duration = Duration::from_millis(300);
+    /// Larger than caches. The slots of other hosts may exceed this one's memory.
+    const BASELINE_BYTES: usize = 1 << 30;
     let batch = u64::from(config.plan.batch.get());
     let inputs: u64 = outcome::input_bytes(config);
     let fragment = outcome::payload_per_event(config) / config.layout.packets.len().max(1) as f64;
     let block = (fragment as u64 * batch).max(64) as usize;
     let slots: u64 = (0..config.plan.initial_builders()).map(|bu| config.landing_bytes(bu).0).sum();
-    let source = (inputs as usize / config.readouts.len().max(1)).max(block);
-    let rate = memcpy(Pages::Huge, block, source, (slots as usize).max(block), TIME)?;
+    let bounded = |bytes: u64| (bytes as usize).min(BASELINE_BYTES).max(block);
+    let source = bounded(inputs / config.readouts.len().max(1) as u64);
+    let rate = memcpy(Pages::Huge, block, source, bounded(slots), TIME)?;
     Ok(MemcpyBaseline { block_bytes: Bytes(block as u64), bytes_per_s: BytesPerSecond(rate * 1e9) })
 }
 
