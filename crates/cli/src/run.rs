@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +44,14 @@ fn environment(
         let preload = libraries.join(PRELOAD);
         if !preload.is_file() {
             return Err(format!("{} is missing (`make lib` builds it)", preload.display()).into());
+        }
+        // The dynamic linker knows no escape for its separators (ld.so(8)).
+        if preload.as_os_str().as_bytes().iter().any(|byte| byte.is_ascii_whitespace() || *byte == b':') {
+            return Err(format!(
+                "{}: a path with a space or a colon cannot be preloaded; install the libraries elsewhere, or give --no-preload",
+                preload.display()
+            )
+            .into());
         }
         // Last, because some libraries must be first.
         variables.push(("LD_PRELOAD", joined(std::env::var_os("LD_PRELOAD"), Some(preload.into()))));
