@@ -150,12 +150,12 @@ fn with_losses(
 fn the_other_cards_recompute_the_tiles_of_killed_cards() {
     let shape = Shape { rows: 900, columns: 300, double: false };
     let options = JobOptions { iterations: 600, depth: Some(10), checkpoint_interval: NonZeroU64::new(100) };
-    // One card dies after 150 sweeps, another after 400.
+    // One card dies after 150 sweeps, another after 350: both between two checkpoints.
     let left = AtomicUsize::new(3);
     let kill = |sweeps, cards: &mut Vec<Card>| {
         let alive = if sweeps < 150 {
             3
-        } else if sweeps < 400 {
+        } else if sweeps < 350 {
             2
         } else {
             1
