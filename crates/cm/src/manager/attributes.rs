@@ -106,7 +106,7 @@ impl Manager {
                 }
                 if matches!(id.qp_type, QPT_RC | QPT_XRC_SEND | QPT_XRC_RECV) {
                     attr.mask |= mask::TIMEOUT;
-                    attr.timeout = connection.timeout;
+                    attr.timeout = id.ack_timeout.unwrap_or(connection.timeout);
                 }
             }
             _ => return Err(EINVAL),

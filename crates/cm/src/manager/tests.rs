@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::Manager;
 use super::incoming::BACKLOG_RETRY;
-use super::{MESSAGE_TIMEOUT, TIME_WAIT};
+use super::{MESSAGE_TIMEOUT, PACKET_LIFE_TIME, TIME_WAIT};
 use crate::abi::{
     ConnParam, Ece, EventAnswer, Plain, QPT_RC, QPT_UC, QPT_UD, QPT_XRC_RECV, QPT_XRC_SEND, UdParam, event,
     ps, reason,
@@ -432,6 +432,22 @@ fn requests_of_another_transport_are_rejected() {
     let ProcessState { manager, system } = &mut pair.client;
     let refused = manager.connect(system, CHANNEL, id, &request(), Ece::ZERO);
     assert_eq!(refused, Err(Errno(libc::EINVAL)), "it only receives");
+}
+
+#[test]
+fn the_ack_timeout_of_an_accepted_identifier_counts() {
+    let mut pair = pair();
+    let (server, client) = pair.connected();
+    let mut timeout = |set| {
+        let ProcessState { manager, system } = &mut pair.server;
+        if let Some(code) = set {
+            manager.set_ack_timeout(CHANNEL, server, code).unwrap();
+        }
+        manager.qp_attributes(system, CHANNEL, server, 3).unwrap().timeout
+    };
+    assert_eq!([timeout(None), timeout(Some(7))], [PACKET_LIFE_TIME + 1, 7]);
+    let ProcessState { manager, system } = &mut pair.client;
+    assert_eq!(manager.qp_attributes(system, CHANNEL, client, 3).unwrap().timeout, PACKET_LIFE_TIME + 1);
 }
 
 #[test]
