@@ -1,7 +1,7 @@
 //! Messages between a process that joins the group and its members, over connections whose peer's user was checked.
 
 /// Version of the messages, here and in [`inbox`](super::inbox).
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 /// Messages of 16 bytes: type, socket index, QPN prefix, generation, four bytes each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
