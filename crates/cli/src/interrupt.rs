@@ -42,6 +42,7 @@ impl Interrupt {
     }
 
     /// True once a signal has requested the stop.
+    #[cfg(feature = "torus")]
     pub(crate) fn asked(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.asked)
     }
