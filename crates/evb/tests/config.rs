@@ -111,11 +111,27 @@ fn a_whole_file_becomes_a_run_configuration() {
     assert!(config.landing_bytes(0).0 > 4 * config.layout.slot_bytes.0 + 4 * 8 * 2700);
 
     let mut file = ConfigFile::load(&folder.path().join("run.toml")).unwrap();
-    file.set_replay(7);
+    file.set_replay(7).unwrap();
     assert_eq!(file.check().unwrap().plan.events.get(), 7 * 32);
 
     let json = serde_json::to_string(&config).unwrap();
     assert_eq!(serde_json::from_str::<RunConfig>(&json).unwrap(), config);
+}
+
+#[test]
+fn the_configuration_in_the_documentation_is_consistent() {
+    let page = include_str!("../../../docs/event-builder.md");
+    let text = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).expect("a block");
+    ConfigFile::parse(Path::new("documented.toml"), text).unwrap();
+}
+
+#[test]
+fn a_number_of_passes_is_checked() {
+    let path = Path::new("run.toml");
+    let mut file = ConfigFile::parse(path, WHOLE).unwrap();
+    assert!(file.set_replay(0).unwrap_err().to_string().contains("run.replay: 0 is out of range"));
+    let mut file = ConfigFile::parse(path, &WHOLE.replace("replay = 3", "events = 5")).unwrap();
+    assert!(file.set_replay(2).unwrap_err().to_string().contains("set either replay or events"));
 }
 
 #[test]
@@ -296,6 +312,17 @@ fn a_port_in_use_and_a_file_as_directory_are_refused() {
     assert!(error.starts_with(&expected), "{error}");
     let error = refused("batch = 8", "batch = 8\nlisten = \"nowhere\"");
     assert!(error.contains("run.listen: cannot listen on \"nowhere\""), "{error}");
+
+    // An address of another host (documentation, RFC 5737).
+    for several in [false, true] {
+        let folder = folder();
+        let text = WHOLE.replace("batch = 8", "batch = 8\nlisten = \"192.0.2.1:0\"");
+        let mut file = ConfigFile::parse(&folder.path().join("run.toml"), &text).unwrap();
+        if several {
+            file.set_several_hosts();
+        }
+        assert_eq!(file.check().is_ok(), several);
+    }
 
     let error = refused("directory = \"out\"", "directory = \"patches.csv\"");
     assert!(error.starts_with("run.toml:26: output.directory: patches.csv: "), "{error}");

@@ -50,6 +50,7 @@ pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
+            let load = if options.launcher.is_some() { load_for_several_hosts } else { load };
             let config = load(&options.config, options.replay)?;
             let report = launch(&config, &launcher(options.launcher.as_deref())?)?;
             write_results(&report, options)?;
@@ -191,11 +192,19 @@ pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dy
     Ok(read(path, replay)?.check_with(&inspect_card)?)
 }
 
+/// Reads and checks the configuration of a run on several hosts, as far as one of them can: cards and addresses may be those
+/// of another one.
+fn load_for_several_hosts(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dyn Error>> {
+    let mut config = read(path, replay)?;
+    config.set_several_hosts();
+    Ok(config.check()?)
+}
+
 /// Reads a configuration. `replay` overrides its value.
 fn read(path: &Path, replay: Option<u64>) -> Result<ConfigFile, Box<dyn Error>> {
     let mut config = ConfigFile::load(path)?;
     if let Some(replay) = replay {
-        config.set_replay(replay);
+        config.set_replay(replay)?;
     }
     Ok(config)
 }

@@ -38,6 +38,7 @@ pub struct ConfigFile {
     /// Byte offset of each line.
     lines: Vec<usize>,
     pub(super) tables: Tables,
+    pub(super) is_of_several_hosts: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -233,15 +234,30 @@ impl ConfigFile {
             field: String::new(),
             problem: Box::new(Problem::Syntax(error.message().to_owned())),
         })?;
-        let config = ConfigFile { path: path.to_owned(), lines, tables };
+        let config = ConfigFile { path: path.to_owned(), lines, tables, is_of_several_hosts: false };
         config.check_consistency()?;
         Ok(config)
     }
 
-    /// Overrides `run.replay`. The value is checked with the others.
-    pub fn set_replay(&mut self, passes: u64) {
+    /// Overrides `run.replay`.
+    ///
+    /// # Errors
+    /// The value is 0, or the file has `run.events`.
+    pub fn set_replay(&mut self, passes: u64) -> Result<(), ConfigError> {
         let span = self.tables.run.replay.as_ref().map_or(0..0, Spanned::span);
         self.tables.run.replay = Some(Spanned::new(span, passes));
+        self.check_consistency()
+    }
+
+    /// The processes of the run are on several hosts: addresses to listen on may be those of another one.
+    pub fn set_several_hosts(&mut self) {
+        self.is_of_several_hosts = true;
+    }
+
+    /// What is wrong with an address to listen on, if the attempt to bind it failed so.
+    pub(super) fn refuses(&self, cause: std::io::Error) -> Option<std::io::Error> {
+        let is_elsewhere = self.is_of_several_hosts && cause.kind() == std::io::ErrorKind::AddrNotAvailable;
+        (!is_elsewhere).then_some(cause)
     }
 
     /// An error in a value of the file.

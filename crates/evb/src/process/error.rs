@@ -13,6 +13,7 @@ use millstream_rdma::message::{MessageError, PrepareError};
 use millstream_rdma::queue::{PollError, PostError, QueueError};
 use millstream_rdma::wait::WaitError;
 use std::io;
+use std::path::PathBuf;
 
 /// Why a process of the event builder failed. A run that was stopped ends with a run summary, not with this error.
 #[derive(Debug, thiserror::Error)]
@@ -128,6 +129,14 @@ pub enum ProcessError {
     /// The unit stopped before the run started.
     #[error("the run was stopped: {0}")]
     Stopped(StopCause),
+    /// A process of the run cannot be started.
+    #[error("cannot start {}: {cause}", program.display())]
+    Start {
+        /// Its program.
+        program: PathBuf,
+        /// The cause.
+        cause: io::Error,
+    },
     /// A system call failed.
     #[error("cannot {operation}: {cause}")]
     Io {

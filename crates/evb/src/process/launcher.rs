@@ -438,7 +438,8 @@ impl LaunchedRun<'_, '_> {
         }
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut process = command.spawn().context("start a process of the run")?;
+        let start = |cause| ProcessError::Start { program: self.launcher.program.clone(), cause };
+        let mut process = command.spawn().map_err(start)?;
         let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
         let errors = process.stderr.take().map(ErrorLines::read);

@@ -99,11 +99,12 @@ impl Assembly {
             return false;
         };
         let Fragment { event, payload, crc } = datagram.fragment;
+        let fills_gap = ring.count(datagram.sequence);
         if !self.run.contains(&event) || payload.len() > self.max_len as usize {
             ring.statistics.invalid += 1;
+            ring.statistics.lost -= u64::from(fills_gap);
             return true;
         }
-        let fills_gap = ring.count(datagram.sequence);
         if event < self.sent {
             ring.statistics.late += 1;
             ring.statistics.lost -= u64::from(fills_gap);
@@ -280,10 +281,11 @@ mod tests {
         send(&mut assembly, 1, 4, 11, now);
         send(&mut assembly, 1, 5, 26, now);
         send(&mut assembly, 1, 6, 5000, now);
+        send(&mut assembly, 1, 7, 14, now);
         let statistics = assembly.statistics()[0];
         let expected = SourceStatistics {
             source: 1,
-            received: 3,
+            received: 4,
             lost: 1,
             late: 0,
             duplicate: 1,

@@ -45,15 +45,27 @@ impl<'a> Datagram<'a> {
 
     /// Reads a datagram; `None` if it is not one.
     pub fn parse(bytes: &'a [u8]) -> Option<Datagram<'a>> {
+        let (datagram, length) = Datagram::parse_header(bytes)?;
+        (length as usize == datagram.fragment.payload.len()).then_some(datagram)
+    }
+
+    /// Reads a datagram whose end was cut off; `None` if it is not one.
+    pub fn parse_cut(bytes: &'a [u8]) -> Option<Datagram<'a>> {
+        let (datagram, length) = Datagram::parse_header(bytes)?;
+        (length as usize > datagram.fragment.payload.len()).then_some(datagram)
+    }
+
+    /// Reads a datagram, and the length of its payload.
+    fn parse_header(bytes: &'a [u8]) -> Option<(Datagram<'a>, u32)> {
         let (header, payload) = bytes.split_first_chunk::<HEADER_LEN>()?;
         let word =
             |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
         let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
-        if header[..4] != MAGIC || word(24) as usize != payload.len() {
+        if header[..4] != MAGIC {
             return None;
         }
         let fragment = Fragment { event: long(16), payload, crc: word(28) };
-        Some(Datagram { source: SourceId(word(4)), sequence: long(8), fragment })
+        Some((Datagram { source: SourceId(word(4)), sequence: long(8), fragment }, word(24)))
     }
 }
 
@@ -71,6 +83,9 @@ mod tests {
             prop_assert_eq!(Datagram::parse(&bytes), Some(datagram));
             bytes.push(0);
             prop_assert_eq!(Datagram::parse(&bytes), None);
+            prop_assert_eq!(Datagram::parse_cut(&bytes), None);
+            let is_cut = |cut: usize| Datagram::parse_cut(&bytes[..bytes.len() - cut]).is_some();
+            prop_assert!(!is_cut(1) && (payload.is_empty() || is_cut(2)));
         }
 
         #[test]

@@ -56,7 +56,7 @@ impl UdpReceiver {
             sources: ids.into_iter().map(SourceId).collect(),
             kind: config.kind,
             first_event,
-            // One byte more than valid, so that longer datagrams are not cut to a valid length.
+            // One byte more than valid, so that longer datagrams, which are cut, count as invalid.
             buffer: vec![0; HEADER_LEN + config.max_len as usize + 1],
         })
     }
@@ -71,7 +71,9 @@ impl Source for UdpReceiver {
         for _ in 0..BURST {
             // An error is that of an earlier datagram, or none has arrived.
             let Ok(len) = self.socket.recv(&mut self.buffer) else { break };
-            if let Some(datagram) = Datagram::parse(&self.buffer[..len]) {
+            let bytes = &self.buffer[..len];
+            let cut = || if len == self.buffer.len() { Datagram::parse_cut(bytes) } else { None };
+            if let Some(datagram) = Datagram::parse(bytes).or_else(cut) {
                 self.assembly.handle(&datagram, now);
             }
         }
