@@ -53,6 +53,12 @@ fn main() -> ExitCode {
             return failed(&millstream_rdma::loader::reexec_with(choice));
         }
     }
+    if let (Command::Run(_) | Command::Env(_), Some(other)) = (&arguments.command, &arguments.device)
+        && !matches!(other, DeviceSelector::Auto | DeviceSelector::Soft)
+    {
+        let text = format!("--device {other}: run and env are for programs on the soft device");
+        return failed(&*Box::<dyn std::error::Error>::from(text));
+    }
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Evb(command) => evb::run(&command),
@@ -81,7 +87,7 @@ fn main() -> ExitCode {
     result.unwrap_or_else(|error| failed(&*error))
 }
 
-/// Whether a command opens a device: `run` and `env` choose it for another program, `site` and `model` use none.
+/// Whether a command opens a device: `run` and `env` are for another program, `site` and `model` use none.
 fn uses_device(command: &Command) -> bool {
     match command {
         #[cfg(feature = "torus")]

@@ -81,8 +81,18 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
             .map_err(|error| format!("--{}={:?}: {}", error.field, error.value, error.reason))?;
         variables.push((LINK_VARIABLE, text.into()));
     }
-    if let Some(word) = link.path.as_ref().and_then(PathArgument::to_possible_value) {
-        variables.push(("MILLSTREAM_PATH", word.get_name().to_owned().into()));
+    let option = [(!given.is_empty(), "faults"), (link.pcap.is_some(), "--pcap")];
+    let of_packets = option.into_iter().find_map(|(is_given, name)| is_given.then_some(name));
+    let path = match (&link.path, of_packets) {
+        (Some(PathArgument::Shm), Some(option)) => {
+            return Err(format!("--path shm has no packets, which {option} are for; use --path wire").into());
+        }
+        // Processes of one host would exchange no packets.
+        (None, Some(_)) => Some(&PathArgument::Wire),
+        (path, _) => path.as_ref(),
+    };
+    if let Some(word) = path.and_then(PathArgument::to_possible_value) {
+        variables.push((loader::ENV_PATH, word.get_name().to_owned().into()));
     }
     if let Some(microseconds) = link.spin {
         variables.push(("MILLSTREAM_SPIN", microseconds.to_string().into()));

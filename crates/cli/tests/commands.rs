@@ -60,8 +60,13 @@ fn packet_fault_options_are_checked_before_the_program_starts() {
     assert!(printed.contains("export MILLSTREAM_LINK='drop=0.01,delay=#3:2ms'"), "{printed}");
     let capture = std::path::absolute("a-%p.pcap").unwrap();
     assert!(printed.contains(&format!("export MILLSTREAM_PCAP='{}'", capture.display())), "{printed}");
+    assert!(printed.contains("export MILLSTREAM_PATH='wire'"), "{printed}");
     let refused = fails(&["run", "--corrupt", "2", "--", "true"]);
     assert!(refused.contains("--corrupt=\"2\""), "{refused}");
+    let refused = fails(&["run", "--no-preload", "--pcap", "a.pcap", "--path", "shm", "--", "true"]);
+    assert!(refused.contains("--path shm has no packets"), "{refused}");
+    let refused = fails(&["--device", "hardware", "run", "--", "true"]);
+    assert!(refused.contains("--device hardware"), "{refused}");
 }
 
 #[test]

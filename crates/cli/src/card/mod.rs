@@ -297,6 +297,10 @@ fn load(options: &LoadOptions, context: &CommandContext) -> Outcome {
 fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
     let session = Session::resume(context.connect(&options.region.card.card)?)?;
     let region = options.region.region;
+    if let Some(problem) = cannot_start(session.card(), region)? {
+        session.keep()?;
+        return Err(format!("region {region}: {problem}").into());
+    }
     let start = RunRequest {
         banks: options.banks,
         fuel: options.fuel,
@@ -320,6 +324,16 @@ fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
         },
     }
     session.keep()
+}
+
+/// Why a region cannot run its kernel now. A region reads its next doorbell after a run, and a stop could not pass that.
+fn cannot_start(card: &RemoteCard, region: u32) -> Result<Option<&'static str>, RemoteError> {
+    let info = CardInfo::of(&card.snapshot()?);
+    Ok(info.regions.get(region as usize).and_then(|region| match region.state.as_str() {
+        "Empty" => Some("no kernel is loaded; load one first: millstream card load"),
+        "Running" | "Stopping" | "Paused" => Some("its kernel runs; end it first: millstream card stop"),
+        _ => None,
+    }))
 }
 
 /// Size of the buffer for file transfers (bytes).
