@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_device::gid::{self, GidKind};
 use millstream_device::gid_table::GidTable;
 
-use crate::support::run_role;
+use crate::support::{Process, run_role, send_to_parent};
 
 fn ip(words: &str) {
     let output = Command::new("ip").args(words.split(' ')).output().expect("iproute2");
@@ -83,12 +83,26 @@ pub(crate) fn node_guid() {
             && libc::mount(none, sys, kind, 0, std::ptr::null()) == 0
     };
     assert!(entered, "{}", std::io::Error::last_os_error());
-    let before = gid::node_guid();
+    assert_eq!(gid::node_guid(), of_host, "constant in a process");
+    let before = guid_of_another_process();
     assert_ne!(before, of_host, "another node");
     for (name, address) in [("first", "06:00:00:00:00:02"), ("second", "02:00:00:00:00:02")] {
         ip(&format!("link add {name} address {address} type veth peer name {name}-peer"));
-        assert_eq!(gid::node_guid(), before, "with {address}");
+        assert_eq!(guid_of_another_process(), before, "with {address}");
     }
     ip("link delete second");
-    assert_eq!(gid::node_guid(), before);
+    assert_eq!(guid_of_another_process(), before);
+}
+
+/// The node GUID that a process reads which starts now, in the namespaces of this one.
+fn guid_of_another_process() -> u64 {
+    let mut process = Process::start("node_guid_here");
+    let guid = process.recv_line().parse().expect("a number");
+    assert!(process.finish().success());
+    guid
+}
+
+/// In another process.
+pub(crate) fn node_guid_here() {
+    send_to_parent(&gid::node_guid().to_string());
 }

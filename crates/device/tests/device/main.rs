@@ -80,6 +80,7 @@ fn other_process() {
         Ok("qpn_reuse") => lifetime::qpn_reuse(),
         Ok("changing_interfaces") => gids::changing_interfaces(),
         Ok("node_guid") => gids::node_guid(),
+        Ok("node_guid_here") => gids::node_guid_here(),
         Ok("wire_killed_peer") => wire::killed_peer(),
         Ok("wire_busy_receiver") => wire::busy_receiver(),
         Ok("wire_changed_path") => wire::changed_path(),
