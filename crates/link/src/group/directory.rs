@@ -57,10 +57,8 @@ impl Service {
 
 /// The processes that may handle a packet for queue pair 1.
 enum Receivers {
-    /// The first one that exists, best first, of a request for a service: whether one provides it.
-    OfRequest(bool, Vec<u16>),
-    /// The owner of a communication ID.
-    Owner(u16),
+    /// The first one that exists, best first.
+    First(Vec<u16>),
     /// The one that knows the request of the sender. Others ignore the packet.
     Every(BTreeSet<u16>),
 }
@@ -189,10 +187,7 @@ impl Directory {
     pub(crate) fn forward_management(&self, info: &PacketInfo, packet: &[u8]) -> ManagementRoute {
         let receivers = match self.receivers(info.destination, packet) {
             None => return ManagementRoute::Own,
-            // Another process must not answer for a member that is merely slow.
-            Some(Receivers::OfRequest(false, _)) if self.entries().is_incomplete() => Vec::new(),
-            Some(Receivers::OfRequest(_, receivers)) => receivers,
-            Some(Receivers::Owner(owner)) => vec![owner],
+            Some(Receivers::First(receivers)) => receivers,
             Some(Receivers::Every(members)) => {
                 for member in members.into_iter().filter(|member| *member != self.own_prefix) {
                     // The sender gives up, whether it arrives or not.
@@ -220,8 +215,8 @@ impl Directory {
         let service = match &message {
             Message::Req(request) => request.service_id,
             Message::SidrReq { service_id, .. } => *service_id,
-            Message::Rep(reply) => return Some(Receivers::Owner(owner(reply.remote_id))),
-            Message::SidrRep { request_id, .. } => return Some(Receivers::Owner(owner(*request_id))),
+            Message::Rep(reply) => return Some(Receivers::First(vec![owner(reply.remote_id)])),
+            Message::SidrRep { request_id, .. } => return Some(Receivers::First(vec![owner(*request_id)])),
             // The sender had no answer to its request.
             Message::Rej { remote_id: 0, reason: reason::TIMEOUT, .. } => {
                 return Some(Receivers::Every(self.entries().services.values().flatten().copied().collect()));
@@ -230,14 +225,14 @@ impl Directory {
             | Message::Rej { remote_id, .. }
             | Message::Rtu { remote_id, .. }
             | Message::Dreq { remote_id, .. }
-            | Message::Drep { remote_id, .. } => return Some(Receivers::Owner(owner(*remote_id))),
+            | Message::Drep { remote_id, .. } => return Some(Receivers::First(vec![owner(*remote_id)])),
         };
         let entries = self.entries();
         let services = Service::new(service, destination).or_wildcard();
-        let providers: Vec<u16> =
-            services.filter_map(|service| entries.services.get(&service)).flatten().copied().collect();
-        let managers = entries.services.values().flatten().take(1).copied();
-        Some(Receivers::OfRequest(!providers.is_empty(), providers.into_iter().chain(managers).collect()))
+        let providers = services.filter_map(|service| entries.services.get(&service)).flatten();
+        // No process may answer for a member that is merely slow.
+        let managers = entries.services.values().flatten().take(usize::from(!entries.is_incomplete()));
+        Some(Receivers::First(providers.chain(managers).copied().collect()))
     }
 }
 
