@@ -2,16 +2,16 @@
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream, ToSocketAddrs as _};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::environment::{Job, Rendezvous};
 use crate::error::JobError;
@@ -23,8 +23,6 @@ use crate::proof::greet;
 const START: Duration = Duration::from_secs(60);
 /// Interval of attempts to connect.
 const RETRY: Duration = Duration::from_millis(100);
-/// Interval of looks whether a process has ended whose outputs are silent.
-const LOOK_FOR_END: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 /// Time for processes to end after rank 0 was lost.
 const END: Duration = Duration::from_secs(5);
 
@@ -202,13 +200,14 @@ pub(crate) fn ignore_signals() {
 /// Connects the streams of a process with its relay. The end of the connection kills the process.
 fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
     let sender = Arc::new(Mutex::new(stream.try_clone()?));
-    let ended = Arc::new(AtomicBool::new(false));
+    // It is readable once the process has ended.
+    let end = Arc::new(pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?);
     let mut outputs = Vec::new();
     if let Some(output) = child.stdout.take() {
-        outputs.push(forward(output, Frame::Data, Arc::clone(&sender), Arc::clone(&ended)));
+        outputs.push(forward(output, Frame::Data, Arc::clone(&sender), Arc::clone(&end)));
     }
     if let Some(output) = child.stderr.take() {
-        outputs.push(forward(output, Frame::Error, Arc::clone(&sender), Arc::clone(&ended)));
+        outputs.push(forward(output, Frame::Error, Arc::clone(&sender), Arc::clone(&end)));
     }
     let input = child.stdin.take();
     let process = Arc::new(Mutex::new(child));
@@ -218,8 +217,8 @@ fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
         feed(&mut from, input);
         let _ = of_input.lock().unwrap_or_else(PoisonError::into_inner).kill();
     });
-    let status = wait(&process)?;
-    ended.store(true, Ordering::Release);
+    while let Err(Errno::INTR) = poll(&mut [PollFd::new(&end, PollFlags::IN)], None) {}
+    let status = process.lock().unwrap_or_else(PoisonError::into_inner).wait()?;
     for output in outputs {
         let _ = output.join();
     }
@@ -229,35 +228,23 @@ fn attend(mut child: Child, stream: TcpStream) -> io::Result<()> {
     sent
 }
 
-/// Waits without holding the lock, so that the process can be killed meanwhile.
-fn wait(process: &Mutex<Child>) -> io::Result<ExitStatus> {
-    loop {
-        if let Some(status) = process.lock().unwrap_or_else(PoisonError::into_inner).try_wait()? {
-            return Ok(status);
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
 /// Forwards an output on a thread until it ends. After the end of the process, its children may keep it open: what is there then
 /// is forwarded, and no more.
 fn forward(
     mut output: impl Read + AsFd + Send + 'static,
     frame: fn(Vec<u8>) -> Frame,
     sender: Arc<Mutex<TcpStream>>,
-    ended: Arc<AtomicBool>,
+    end: Arc<OwnedFd>,
 ) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut buffer = vec![0; 64 << 10];
         loop {
-            // In this order: what the process wrote before its end is there.
-            let is_last = ended.load(Ordering::Acquire);
-            let mut polled = [PollFd::new(&output, PollFlags::IN)];
-            match poll(&mut polled, Some(&LOOK_FOR_END)) {
-                Ok(0) if is_last => return,
-                Ok(0) | Err(Errno::INTR) => continue,
-                Ok(_) => {}
-                Err(_) => return,
+            // In this order: what the process wrote before its end is there when the end is seen.
+            let mut polled = [PollFd::new(&end, PollFlags::IN), PollFd::new(&output, PollFlags::IN)];
+            match poll(&mut polled, None) {
+                Err(Errno::INTR) => continue,
+                Ok(_) if !polled[1].revents().is_empty() => {}
+                _ => return,
             }
             let Ok(read @ 1..) = output.read(&mut buffer) else { return };
             let mut sender = sender.lock().unwrap_or_else(PoisonError::into_inner);
