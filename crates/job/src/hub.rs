@@ -179,7 +179,8 @@ impl Shared {
             Peer::Relay(_) if !stream.peer_addr().is_ok_and(|peer| address_of(peer).is_loopback()) => {}
             Peer::Relay(request) => self.relay(&request, stream),
             Peer::Process { number } => {
-                if let Some(relay) = self.take_waiting(number, |_| true) {
+                let relay = self.state().waiting.remove(&number);
+                if let Some((_, relay)) = relay {
                     splice(relay, stream);
                 }
             }
@@ -208,7 +209,8 @@ impl Shared {
         }
         while let Ok(Some(frame)) = Frame::receive(&mut stream) {
             let Frame::Unconnected(number, reason) = frame else { continue };
-            if let Some(mut relay) = self.take_waiting(number, |of| of == rank) {
+            let relay = self.state().waiting.remove(&number);
+            if let Some((_, mut relay)) = relay {
                 let reason = format!("rank {rank} cannot connect the process to rank 0: {reason}\n");
                 let _ = Frame::Error(reason.into_bytes()).send(&mut relay);
             }
@@ -217,13 +219,6 @@ impl Shared {
         state.agents[rank] = None;
         // Their processes will not connect.
         state.waiting.retain(|_, (of, relay)| *of != rank || relay.shutdown(Shutdown::Both).is_err());
-    }
-
-    /// The relay that waits for a process of a rank.
-    fn take_waiting(&self, number: u64, is_of: impl Fn(usize) -> bool) -> Option<TcpStream> {
-        let mut state = self.state();
-        state.waiting.get(&number).filter(|&&(rank, _)| is_of(rank))?;
-        state.waiting.remove(&number).map(|(_, relay)| relay)
     }
 
     /// Requests the process of a relay from its rank.

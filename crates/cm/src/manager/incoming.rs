@@ -1,5 +1,6 @@
 //! Messages of peers, hang-ups and timers.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use millstream_wire::cm::Transport;
@@ -39,34 +40,35 @@ impl Manager {
     /// Whether a request has to wait because the program has not taken as many as the listener's backlog.
     #[must_use]
     pub fn has_full_backlog(&self, claim: ClaimId, message: &Message) -> bool {
-        let listener = self.listener(claim).and_then(|number| self.ids.get(number));
-        matches!(message, Message::Req { .. }) && listener.is_some_and(|id| id.waiting >= id.backlog)
-    }
-
-    /// Forgets a link's request that waits; whether there was one.
-    fn forget_deferred(&mut self, link: LinkId) -> bool {
-        let before = self.deferred.len();
-        self.deferred.retain(|(_, of, _)| *of != link);
-        self.deferred.len() != before
+        let is_full = |number| self.ids.get(number).is_some_and(|id| id.waiting >= id.backlog);
+        matches!(message, Message::Req { .. }) && self.listener(claim).is_some_and(is_full)
     }
 
     /// Handles the requests that wait for a place in a backlog.
     fn handle_deferred(&mut self, system: &mut dyn System) {
         self.retry_at = None;
-        for (claim, link, message) in std::mem::take(&mut self.deferred) {
+        let mut full = HashSet::new();
+        for (link, (claim, message)) in std::mem::take(&mut self.deferred) {
+            if full.contains(&claim) {
+                self.deferred.insert(link, (claim, message));
+                continue;
+            }
             self.handle_first(system, claim, link, message);
+            if self.deferred.contains_key(&link) {
+                full.insert(claim);
+            }
         }
     }
 
     /// Handles the first message of a link, which must be a request.
     fn handle_first(&mut self, system: &mut dyn System, claim: ClaimId, link: LinkId, message: Message) {
-        if self.forget_deferred(link) {
+        if self.deferred.remove(&link).is_some() {
             // The peer gives up, or does not keep to the protocol.
             self.links.remove(&link);
             return system.close(link);
         }
         if self.has_full_backlog(claim, &message) {
-            self.deferred.push_back((claim, link, message));
+            self.deferred.insert(link, (claim, message));
             self.retry_at.get_or_insert(system.now() + BACKLOG_RETRY);
             return;
         }
@@ -248,7 +250,7 @@ impl Manager {
     /// Handles a hang-up: the peer closed the link or died.
     pub fn hang_up(&mut self, system: &mut dyn System, link: LinkId) {
         let Some(used) = self.links.remove(&link) else { return };
-        self.forget_deferred(link);
+        self.deferred.remove(&link);
         system.close(link);
         let LinkOwner::Id(number) = used else { return };
         let Some(id) = self.ids.get_mut(number) else { return };

@@ -16,7 +16,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 
 use millstream_wire::Psn;
@@ -183,8 +183,8 @@ pub struct Manager {
     links: HashMap<LinkId, LinkOwner>,
     ports: Ports,
     timers: BTreeSet<(Instant, u32)>,
-    /// Requests of links to listeners whose backlog was full, and when they are handled again.
-    deferred: VecDeque<(ClaimId, LinkId, Message)>,
+    /// Requests of links to listeners whose backlog was full, the oldest link first, and when they are handled again.
+    deferred: BTreeMap<LinkId, (ClaimId, Message)>,
     retry_at: Option<Instant>,
 }
 

@@ -52,7 +52,7 @@ impl ConnectionTable {
 
     /// The connection that `peer` has requested with this communication ID.
     pub(super) fn requested(&self, peer: IpAddr, remote_id: u32) -> Option<&CmConnection> {
-        self.by_link.get(self.by_request.get(&(peer, remote_id))?)
+        self.by_link.get(&self.link_of_request(peer, remote_id)?)
     }
 
     /// The link of a request of `peer` with its communication ID.
