@@ -238,14 +238,11 @@ impl RemoteConnections {
             | cm::Message::Drep { remote_id, .. } => *remote_id,
             cm::Message::Req(_) | cm::Message::SidrReq { .. } => return None,
         };
-        let withdrawn = match &message {
-            // The peer has no answer to its request, so it does not know the ID here (12.6.7.2, the additional information).
-            cm::Message::Rej { local_id, remote_id: 0, reason: cm::reason::TIMEOUT, .. } => {
-                self.connections.link_of_request(peer, *local_id)
-            }
-            _ => None,
+        let link = match message.withdrawn_request() {
+            Some(remote_id) => self.connections.link_of_request(peer, remote_id),
+            None => self.connections.link_of(peer, id),
         };
-        let found = withdrawn.or_else(|| self.connections.link_of(peer, id)).and_then(|link| {
+        let found = link.and_then(|link| {
             let handle = |connection: &mut CmConnection| {
                 let heard = connection.handle_message(transaction, &message, now);
                 (heard, connection.forget_at.is_none(), connection.answer)

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use millstream_wire::cm::{Message, reason};
+use millstream_wire::cm::Message;
 use millstream_wire::{Packet, Qpn, gid};
 
 use super::inbox::{InboxSender, Notice};
@@ -217,8 +217,7 @@ impl Directory {
             Message::SidrReq { service_id, .. } => *service_id,
             Message::Rep(reply) => return Some(Receivers::First(vec![owner(reply.remote_id)])),
             Message::SidrRep { request_id, .. } => return Some(Receivers::First(vec![owner(*request_id)])),
-            // The sender had no answer to its request.
-            Message::Rej { remote_id: 0, reason: reason::TIMEOUT, .. } => {
+            rejection if rejection.withdrawn_request().is_some() => {
                 return Some(Receivers::Every(self.entries().services.values().flatten().copied().collect()));
             }
             Message::Mra { remote_id, .. }

@@ -1,7 +1,7 @@
 //! Messages as values.
 
 use super::layout::{comm_ids, dreq, mra, rej, rep, req, sidr_rep, sidr_req};
-use super::private;
+use super::{private, reason};
 use crate::mad::{self, header};
 use crate::{Error, Result};
 use millstream_quantity::{Pkey, Psn, Qkey, Qpn};
@@ -263,6 +263,15 @@ mod attribute {
 }
 
 impl<'a> Message<'a> {
+    /// The sender's communication ID, if it gives up a request that has no answer: it does not know the receiver's ID then.
+    #[must_use]
+    pub fn withdrawn_request(&self) -> Option<u32> {
+        match self {
+            Self::Rej { local_id, remote_id: 0, reason: reason::TIMEOUT, .. } => Some(*local_id),
+            _ => None,
+        }
+    }
+
     /// Parses a management datagram into transaction ID and message.
     ///
     /// # Errors
