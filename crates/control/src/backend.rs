@@ -10,7 +10,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     /// The first problem, with file, line, field and value.
-    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String>;
+    fn check(&self, file: ConfigFile) -> Result<RunConfig, String>;
 
     /// Carries out a run under `commands`, until all its processes have ended. Calls `observe` for each event.
     ///

@@ -67,7 +67,7 @@ impl Configuration {
         backend: &dyn Backend,
     ) -> Result<Configuration, ControlError> {
         let file = ConfigFile::parse(path, &text).map_err(|error| error.to_string());
-        let config = file.and_then(|file| backend.check(&file)).map_err(ControlError::Configuration)?;
+        let config = file.and_then(|file| backend.check(file)).map_err(ControlError::Configuration)?;
         let sha256 = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Configuration { path: path.to_owned(), text, sha256, settings, config })
     }

@@ -22,7 +22,7 @@ use millstream_tls::Security;
 
 use super::usage::Usages;
 use super::{
-    SHUTDOWN_TIMEOUT, device_selector, files, folder, inspect_card, launcher, make_output_directory, outcome,
+    SHUTDOWN_TIMEOUT, check, device_selector, files, folder, launcher, make_output_directory, outcome,
 };
 use crate::args::EvbControlOptions;
 use crate::interrupt::Interrupt;
@@ -32,8 +32,7 @@ use crate::output::print_line;
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(100);
 
 pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error>> {
-    let interrupt =
-        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
+    let interrupt = Interrupt::listen()?;
     let path = options.directory.clone().unwrap_or_else(|| folder(&options.config).join("run-control"));
     let directory = Directory::open(&path)?;
     let token_path = options.token_file.clone().unwrap_or_else(|| path.join("token"));
@@ -70,8 +69,8 @@ struct Processes {
 }
 
 impl Backend for Processes {
-    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String> {
-        let config = file.check_with(&inspect_card).map_err(|error| error.to_string())?;
+    fn check(&self, file: ConfigFile) -> Result<RunConfig, String> {
+        let config = check(file, self.process_launcher.is_some()).map_err(|error| error.to_string())?;
         // The units of a launcher open the devices of their own hosts.
         if self.process_launcher.is_none() {
             check_device(&config)?;

@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::SystemTime;
 
-use crate::output::print_line;
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
@@ -17,6 +16,8 @@ use millstream_store::{
     base_of_complete, committed_numbers, event_numbers, file_state, index_path, partials, read_index,
     recover_partials, refuse_earlier_events, remove_earlier_sequence, unpack,
 };
+
+use crate::output::print_line;
 
 /// The event files of a builder unit, without the ends of their names: `RUN.BUILDER` in the output directory.
 pub(crate) fn event_files(config: &RunConfig, bu: BuIndex) -> Option<PathBuf> {

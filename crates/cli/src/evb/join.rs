@@ -11,7 +11,7 @@ use millstream_evb::process::launcher::Launcher;
 use millstream_job::agent::{MakeCommand, RankAddress};
 use millstream_job::{Inherited, StartRequest};
 
-use super::{exit_code, launch, load_for_several_hosts, write_results};
+use super::{check, exit_code, launch, read, write_results};
 use crate::args::EvbJoinOptions;
 use crate::job;
 
@@ -21,10 +21,10 @@ pub(super) fn join(options: &EvbJoinOptions) -> Result<ExitCode, Box<dyn Error>>
     }
     let rank = options.job.job()?;
     if rank.rank != 0 {
-        let own = load_for_several_hosts(&options.run.config, options.run.replay)?;
+        let own = check(read(&options.run.config, options.run.replay)?, true)?;
         return job::serve(&rank, make_units(&own)?);
     }
-    let mut config = load_for_several_hosts(&options.run.config, options.run.replay)?;
+    let mut config = check(read(&options.run.config, options.run.replay)?, true)?;
     let make = make_units(&config)?;
     let placement = Placement::of(&config, rank.ranks);
     let hub = job::gather(&rank, move |request| placement.rank(&request.arguments), make)?;

@@ -22,7 +22,8 @@ use millstream_card_server::backing::{BackingKind, DevicePaths, check_mappable, 
 use millstream_card_server::kernel::gpu::check_ptx_for_events;
 use millstream_card_server::{CardConfig, serve};
 use millstream_evb::config::{
-    CardField, ConfigFile, FunctionLanguage, KernelConfig, LandingCard, LandingTarget, RefusedCard, RunConfig,
+    CardField, ConfigError, ConfigFile, FunctionLanguage, KernelConfig, LandingCard, LandingTarget,
+    RefusedCard, RunConfig,
 };
 use millstream_evb::core::BuIndex;
 use millstream_evb::process::card::CardProcess;
@@ -50,8 +51,7 @@ pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {
-            let load = if options.launcher.is_some() { load_for_several_hosts } else { load };
-            let config = load(&options.config, options.replay)?;
+            let config = check(read(&options.config, options.replay)?, options.launcher.is_some())?;
             let report = launch(&config, &launcher(options.launcher.as_deref())?)?;
             write_results(&report, options)?;
             Ok(exit_code(&report))
@@ -189,15 +189,12 @@ pub(crate) fn exit_code(report: &RunReport) -> ExitCode {
 
 /// Reads and checks a configuration. `replay` overrides its value.
 pub(crate) fn load(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dyn Error>> {
-    Ok(read(path, replay)?.check_with(&inspect_card)?)
+    Ok(check(read(path, replay)?, false)?)
 }
 
-/// Reads and checks the configuration of a run on several hosts, as far as one of them can: cards and addresses may be those
-/// of another one.
-fn load_for_several_hosts(path: &Path, replay: Option<u64>) -> Result<RunConfig, Box<dyn Error>> {
-    let mut config = read(path, replay)?;
-    config.set_several_hosts();
-    Ok(config.check()?)
+/// Checks a configuration, as far as this host can: cards and addresses of a run on several hosts may be those of another one.
+fn check(file: ConfigFile, is_of_several_hosts: bool) -> Result<RunConfig, ConfigError> {
+    if is_of_several_hosts { file.check_on_one_of_several_hosts() } else { file.check_with(&inspect_card) }
 }
 
 /// Reads a configuration. `replay` overrides its value.
@@ -225,8 +222,7 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
     let progress = Progress::new(&config.name, config.plan.events.get());
     let mut usages = Usages::default();
     let bytes_per_event = outcome::payload_per_event(config);
-    let interrupt =
-        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
+    let interrupt = Interrupt::listen()?;
     let result = launcher.run_while(config, &mut |event| {
         usages.watch(event);
         if let RunEvent::Progress(sample) = event {

@@ -56,7 +56,7 @@ struct Simulated {
 
 impl Backend for Simulated {
     /// This host has no device `absent`.
-    fn check(&self, file: &ConfigFile) -> Result<RunConfig, String> {
+    fn check(&self, file: ConfigFile) -> Result<RunConfig, String> {
         let config = file.check().map_err(|error| error.to_string())?;
         match config.device.as_str() {
             "absent" => Err("this host has no device absent".to_owned()),

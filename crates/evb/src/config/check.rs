@@ -402,9 +402,9 @@ impl ConfigFile {
     fn listen(&self) -> Result<String, ConfigError> {
         let given = self.tables.run.listen.as_ref();
         let address = given.map_or("127.0.0.1:0", |listen| listen.get_ref().as_str()).to_owned();
-        match TcpListener::bind(&address).err().and_then(|cause| self.refuses(cause)) {
-            None => Ok(address),
-            Some(cause) => {
+        match self.bound(TcpListener::bind(&address)) {
+            Ok(()) => Ok(address),
+            Err(cause) => {
                 let problem = Problem::Listen { address, cause };
                 Err(match given {
                     Some(listen) => self.at(listen, "run.listen", problem),

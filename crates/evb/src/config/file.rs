@@ -1,11 +1,13 @@
 //! The configuration file, and the checks that need only the file.
 
+use super::RunConfig;
 use super::error::{ConfigError, Problem};
 use super::security::SecurityTable;
 use crate::core::Bytes;
 use millstream_card_abi::events::FUNCTION_ARGUMENTS;
 use serde::Deserialize;
 use std::collections::{HashMap, HashSet};
+use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use toml::Spanned;
@@ -38,7 +40,8 @@ pub struct ConfigFile {
     /// Byte offset of each line.
     lines: Vec<usize>,
     pub(super) tables: Tables,
-    pub(super) is_of_several_hosts: bool,
+    /// Addresses to listen on may be those of another host.
+    is_of_several_hosts: bool,
 }
 
 #[derive(Debug, Deserialize)]
@@ -249,15 +252,22 @@ impl ConfigFile {
         self.check_consistency()
     }
 
-    /// The processes of the run are on several hosts: addresses to listen on may be those of another one.
-    pub fn set_several_hosts(&mut self) {
+    /// Checks as [`check`](Self::check) does, on one of several hosts with processes of the run: addresses to listen on may be
+    /// those of another one.
+    ///
+    /// # Errors
+    /// The first problem.
+    pub fn check_on_one_of_several_hosts(mut self) -> Result<RunConfig, ConfigError> {
         self.is_of_several_hosts = true;
+        self.check()
     }
 
-    /// What is wrong with an address to listen on, if the attempt to bind it failed so.
-    pub(super) fn refuses(&self, cause: std::io::Error) -> Option<std::io::Error> {
-        let is_elsewhere = self.is_of_several_hosts && cause.kind() == std::io::ErrorKind::AddrNotAvailable;
-        (!is_elsewhere).then_some(cause)
+    /// Whether a socket was bound, or its address is on another host.
+    pub(super) fn bound<T>(&self, socket: std::io::Result<T>) -> std::io::Result<()> {
+        match socket {
+            Err(cause) if self.is_of_several_hosts && cause.kind() == ErrorKind::AddrNotAvailable => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// An error in a value of the file.

@@ -199,7 +199,7 @@ impl ConfigFile {
         let bound = listen
             .to_socket_addrs()
             .and_then(|addresses| UdpSocket::bind(addresses.collect::<Vec<_>>().as_slice()));
-        if let Some(cause) = bound.err().and_then(|cause| self.refuses(cause)) {
+        if let Err(cause) = self.bound(bound) {
             let problem = Problem::Listen { address: listen.clone(), cause };
             return Err(self.at(&table.listen, "readout.udp.listen", problem));
         }
