@@ -299,8 +299,7 @@ impl RegionRecord {
         let word = |register: usize| bar0.u64_at(region_register(region, register));
         let words =
             |register: usize| -> KernelWords { std::array::from_fn(|index| word(register + 8 * index)) };
-        let status = RegionState::from_code(bar0.u32_at(region_register(region, region_at::status)));
-        let running = matches!(status, Some(RegionState::Paused | RegionState::Running));
+        let running = matches!(bar0.region_state(region), Some(RegionState::Paused | RegionState::Running));
         let name: [u64; 4] = std::array::from_fn(|index| word(region_at::kernel_name + 8 * index));
         let of_image = name != [0; 4] && word(region_at::loaded_kernel) == 0;
         let when = |condition: bool, value: u64| if condition { value } else { 0 };

@@ -152,7 +152,7 @@ impl RemoteCard {
             inner.wait_ack(region_register(region, region_at::doorbell_ack), word)?;
             let bar0 = inner.snapshot()?;
             let cause = bar0.u32_at(region_register(region, region_at::cause));
-            if bar0.u32_at(region_register(region, region_at::status)) == RegionState::Hung as u32 {
+            if bar0.region_state(region) == Some(RegionState::Hung) {
                 let detail = bar0.u64_at(region_register(region, region_at::detail));
                 return Err(RemoteErrorKind::Rejected { region, cause: Cause::from_code(cause), detail });
             }

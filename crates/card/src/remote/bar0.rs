@@ -6,10 +6,12 @@ use millstream_rdma::queue::Signal;
 use millstream_rdma::{RemoteAddress, WrId};
 
 use super::{BAR0_AT, Inner, Result, WORD_AT};
+use crate::control::region_register;
 use crate::remote::{RemoteCard, RemoteError};
+use millstream_card_abi::codes::RegionState;
 use millstream_card_abi::command::CAPABILITY_POLLING;
 use millstream_card_abi::hello::ServerHello;
-use millstream_card_abi::registers::{BAR0_BYTES, CONTROL_WINDOW, LEASE_PAGE};
+use millstream_card_abi::registers::{BAR0_BYTES, CONTROL_WINDOW, LEASE_PAGE, region_at};
 
 impl RemoteCard {
     /// Reads all of BAR0.
@@ -144,6 +146,14 @@ impl Snapshot {
     /// If the word is not in BAR0.
     pub fn u32_at(&self, offset: usize) -> u32 {
         u32::from_le_bytes(self.bytes[offset..offset + 4].try_into().expect("4 bytes"))
+    }
+
+    /// State of a region; `None` for one of a later version.
+    ///
+    /// # Panics
+    /// If there is no such region in BAR0.
+    pub fn region_state(&self, region: u32) -> Option<RegionState> {
+        RegionState::from_code(self.u32_at(region_register(region, region_at::status)))
     }
 
     /// Bytes of BAR0.

@@ -19,6 +19,7 @@ use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
 use millstream_card::{RemoteCard, RemoteError, RemoteOptions};
 use millstream_card_abi::CardName;
+use millstream_card_abi::codes::RegionState;
 use millstream_card_server::backing::{BackingKind, DevicePaths, default_size};
 use millstream_card_server::kernel::{BuiltinKernel, KernelLoader};
 use millstream_card_server::{CardConfig, Lifetime, NetworkConfig, serve_with};
@@ -328,12 +329,16 @@ fn start(options: &StartOptions, context: &CommandContext) -> Outcome {
 
 /// Why a region cannot run its kernel now. A region reads its next doorbell after a run, and a stop could not pass that.
 fn cannot_start(card: &RemoteCard, region: u32) -> Result<Option<&'static str>, RemoteError> {
-    let info = CardInfo::of(&card.snapshot()?);
-    Ok(info.regions.get(region as usize).and_then(|region| match region.state.as_str() {
-        "Empty" => Some("no kernel is loaded; load one first: millstream card load"),
-        "Running" | "Stopping" | "Paused" => Some("its kernel runs; end it first: millstream card stop"),
+    if region >= card.hello().region_count {
+        return Ok(None);
+    }
+    Ok(match card.snapshot()?.region_state(region) {
+        Some(RegionState::Empty) => Some("no kernel is loaded; load one first: millstream card load"),
+        Some(RegionState::Running | RegionState::Stopping | RegionState::Paused) => {
+            Some("its kernel runs; end it first: millstream card stop")
+        }
         _ => None,
-    }))
+    })
 }
 
 /// Size of the buffer for file transfers (bytes).
