@@ -23,6 +23,9 @@ impl Interrupt {
 
     /// On the second signal, writes `words` to standard output before the program ends.
     pub(crate) fn listen_and_leave(words: &'static [u8]) -> io::Result<Self> {
+        let failed = |error: io::Error| {
+            io::Error::new(error.kind(), format!("cannot install signal handlers: {error}"))
+        };
         let asked = Arc::new(AtomicBool::new(false));
         let mut handlers = Vec::new();
         for signal in [SIGINT, SIGTERM] {
@@ -34,9 +37,9 @@ impl Interrupt {
                 }
             };
             // SAFETY: the handler does a load and a system call, which are async-signal-safe.
-            handlers.push(unsafe { register(signal, leave) }?);
-            handlers.push(flag::register_conditional_default(signal, Arc::clone(&asked))?);
-            handlers.push(flag::register(signal, Arc::clone(&asked))?);
+            handlers.push(unsafe { register(signal, leave) }.map_err(failed)?);
+            handlers.push(flag::register_conditional_default(signal, Arc::clone(&asked)).map_err(failed)?);
+            handlers.push(flag::register(signal, Arc::clone(&asked)).map_err(failed)?);
         }
         Ok(Self { asked, handlers })
     }

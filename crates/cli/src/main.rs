@@ -53,19 +53,13 @@ fn main() -> ExitCode {
             return failed(&millstream_rdma::loader::reexec_with(choice));
         }
     }
-    if let (Command::Run(_) | Command::Env(_), Some(other)) = (&arguments.command, &arguments.device)
-        && !matches!(other, DeviceSelector::Auto | DeviceSelector::Soft)
-    {
-        let text = format!("--device {other}: run and env are for programs on the soft device");
-        return failed(&*Box::<dyn std::error::Error>::from(text));
-    }
     let result: Result<ExitCode, Box<dyn std::error::Error>> = match arguments.command {
         Command::Demo(options) => demo::run(&options),
         Command::Evb(command) => evb::run(&command),
         Command::Card(options) => card::run(&options, arguments.device.as_ref()),
         Command::Devices(options) => devices::run(&options, arguments.device.as_ref()),
-        Command::Run(options) => run::run(&options),
-        Command::Env(options) => run::print_environment(&options),
+        Command::Run(options) => run::run(&options, arguments.device.as_ref()),
+        Command::Env(options) => run::print_environment(&options, arguments.device.as_ref()),
         #[cfg(feature = "stencil")]
         Command::Stencil(options) => stencil::run(&options),
         Command::Stream(command) => stream::run(&command),

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::ValueEnum as _;
-use millstream_rdma::loader;
+use millstream_rdma::{DeviceSelector, loader};
 
 use crate::args::{EnvOptions, LinkOptions, PathArgument, RunOptions};
 use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
@@ -16,17 +16,20 @@ use millstream_link::config::{Faults, LINK_VARIABLE, PCAP_VARIABLE};
 /// Preload library that emulates the device's files in sysfs and /dev (docs/rdma-cm.md).
 const PRELOAD: &str = "libmillstream_preload.so";
 
-pub(crate) fn run(options: &RunOptions) -> Result<ExitCode, Box<dyn Error>> {
+pub(crate) fn run(options: &RunOptions, device: Option<&DeviceSelector>) -> Result<ExitCode, Box<dyn Error>> {
     let (program, arguments) = options.program.split_first().ok_or("no program given")?;
     let mut command = std::process::Command::new(program);
-    command.args(arguments).envs(environment(options.no_preload, &options.link)?);
+    command.args(arguments).envs(environment(options.no_preload, &options.link, device)?);
     // `exec` returns only if the program cannot be started.
     let cause = command.exec();
     Err(format!("cannot start {}: {cause}", program.display()).into())
 }
 
-pub(crate) fn print_environment(options: &EnvOptions) -> Result<ExitCode, Box<dyn Error>> {
-    for (name, value) in environment(options.no_preload, &options.link)? {
+pub(crate) fn print_environment(
+    options: &EnvOptions,
+    device: Option<&DeviceSelector>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    for (name, value) in environment(options.no_preload, &options.link, device)? {
         let value = value.to_str().ok_or_else(|| format!("the value of {name} is not UTF-8"))?;
         println!("export {name}='{}'", value.replace('\'', "'\\''"));
     }
@@ -37,7 +40,11 @@ pub(crate) fn print_environment(options: &EnvOptions) -> Result<ExitCode, Box<dy
 fn environment(
     no_preload: bool,
     link: &LinkOptions,
+    device: Option<&DeviceSelector>,
 ) -> Result<Vec<(&'static str, OsString)>, Box<dyn Error>> {
+    if let Some(other @ (DeviceSelector::Hardware | DeviceSelector::Named(_))) = device {
+        return Err(format!("--device {other}: run and env are for programs on the soft device").into());
+    }
     let libraries = library_dir()?;
     let mut variables = link_variables(link)?;
     if !no_preload {
@@ -81,8 +88,7 @@ fn link_variables(link: &LinkOptions) -> Result<Vec<(&'static str, OsString)>, B
             .map_err(|error| format!("--{}={:?}: {}", error.field, error.value, error.reason))?;
         variables.push((LINK_VARIABLE, text.into()));
     }
-    let option = [(!given.is_empty(), "faults"), (link.pcap.is_some(), "--pcap")];
-    let of_packets = option.into_iter().find_map(|(is_given, name)| is_given.then_some(name));
+    let of_packets = if given.is_empty() { link.pcap.as_ref().map(|_| "--pcap") } else { Some("faults") };
     let path = match (&link.path, of_packets) {
         (Some(PathArgument::Shm), Some(option)) => {
             return Err(format!("--path shm has no packets, which {option} are for; use --path wire").into());

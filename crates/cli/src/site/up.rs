@@ -111,8 +111,7 @@ pub(super) fn run(
     file: &Path,
     device: Option<&DeviceSelector>,
 ) -> Result<ExitCode, Box<dyn Error>> {
-    let interrupt =
-        Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))?;
+    let interrupt = Interrupt::listen()?;
     let mut processes = Processes::default();
     for card in &site.cards {
         match card_process(card, device)? {

@@ -78,7 +78,8 @@ pub(super) fn run_with(
 ) -> Result<ExitCode, Box<dyn Error>> {
     let dimensions = launcher.dimensions;
     let mut torus = launcher.launch()?;
-    let interrupt = listen()?;
+    // Without it, SIGTERM would leave applications behind.
+    let interrupt = Interrupt::listen()?;
     torus.end_if(interrupt.asked());
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
@@ -117,11 +118,6 @@ pub(super) fn run_with(
     if failures.is_empty() { Ok(ExitCode::SUCCESS) } else { Err(failures.join("; ").into()) }
 }
 
-/// Without it, SIGTERM would leave applications behind.
-fn listen() -> Result<Interrupt, String> {
-    Interrupt::listen().map_err(|error| format!("cannot install signal handlers: {error}"))
-}
-
 /// Starts supervisors again that have ended, some times in a run.
 fn restart_supervisors(torus: &mut LaunchedTorus, restarts: &mut u32) {
     for index in torus.ended_supervisors() {
@@ -151,6 +147,6 @@ fn run_mesh(options: &TorusRunOptions, device: Option<&DeviceSelector>) -> Resul
     }
     let (dimensions, _) = options.shape.resolve()?;
     let device = device.map(ToString::to_string);
-    run_direct(dimensions, device.as_deref(), &options.program, &listen()?.asked())?;
+    run_direct(dimensions, device.as_deref(), &options.program, &Interrupt::listen()?.asked())?;
     Ok(ExitCode::SUCCESS)
 }
