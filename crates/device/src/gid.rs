@@ -112,20 +112,17 @@ pub fn is_local(gid: &[u8; 16]) -> bool {
 
 /// The node's EUI-64, the same in all processes of a network namespace until the host restarts. Programs find devices by it,
 /// so an interface that is added later does not change it: it comes from the first interface with a permanent hardware
-/// address, else from the identifiers of the host's start and of the network namespace.
-/// It is constant in a process.
+/// address, else from the identifiers of the host's start and of the network namespace. It is constant in a process.
 #[must_use]
 pub fn node_guid() -> u64 {
     static GUID: OnceLock<u64> = OnceLock::new();
-    let of_hardware = |[a, b, c, d, e, f]: [u8; 6]| u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
-    match GUID.get() {
-        Some(guid) => *guid,
-        None => match hardware_address() {
-            Ok(found) => *get_or_init(&GUID, || found.map_or_else(boot_guid, of_hardware)),
-            // The process has no free descriptor now.
-            Err(_) => boot_guid(),
-        },
+    if let Some(guid) = GUID.get() {
+        return *guid;
     }
+    // Without a free descriptor, the addresses are unknown for now.
+    let Ok(address) = hardware_address() else { return boot_guid() };
+    let of_hardware = |[a, b, c, d, e, f]: [u8; 6]| u64::from_be_bytes([a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
+    *get_or_init(&GUID, || address.map_or_else(boot_guid, of_hardware))
 }
 
 /// The permanent address of the first interface that has one. Virtual interfaces have none.

@@ -249,11 +249,8 @@ impl Neighbourhood {
         let offset = (2 * i as u64 + peer.rounds % 2) * slot;
         let mut header = [0; HEADER];
         fabric.load(self.region, offset, &mut header)?;
-        let [length, put_in] = [0, 8].map(|at| {
-            let mut word = [0; 8];
-            word.copy_from_slice(&header[at..at + 8]);
-            u64::from_le_bytes(word)
-        });
+        let (words, _) = header.as_chunks();
+        let [length, put_in] = [words[0], words[1]].map(u64::from_le_bytes);
         if put_in != peer.rounds {
             return Err(FabricError::NodeLost { node: peer.node });
         }

@@ -70,11 +70,11 @@ impl Hub {
         };
         let failed = |cause| JobError::Listen { address: name.clone(), cause };
         let listener = listen(host, port).map_err(failed)?;
-        let port = listener.local_addr().map_err(failed)?.port();
-        // A listener of both families has this one, too.
-        let is_ipv6 = host.is_some_and(|host| matches!(literal(host), Some(IpAddr::V6(_))));
-        let own: IpAddr = if is_ipv6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() };
-        let address = SocketAddr::new(own, port);
+        let bound = listener.local_addr().map_err(failed)?;
+        let port = bound.port();
+        // What listens on all addresses listens on this one, too.
+        let address =
+            if bound.ip().is_loopback() { bound } else { SocketAddr::from((Ipv4Addr::LOCALHOST, port)) };
         let file = match &job.rendezvous {
             Rendezvous::File(path) => {
                 publish(path, port).map_err(JobError::os(format!("write {}", path.display())))?;
@@ -259,13 +259,10 @@ fn copy(from: &mut TcpStream, to: &mut TcpStream) {
 
 /// Listens on a port for ranks that know this host by the name or address; without one, by any of its names.
 fn listen(host: Option<&str>, port: u16) -> io::Result<TcpListener> {
-    match host.map(|host| (host, literal(host))) {
-        Some(("localhost", _)) => TcpListener::bind((Ipv4Addr::LOCALHOST, port)),
-        Some((_, Some(IpAddr::V4(address)))) if address.is_loopback() => {
-            TcpListener::bind((Ipv4Addr::LOCALHOST, port))
-        }
-        Some((_, Some(IpAddr::V6(address)))) if address.is_loopback() => TcpListener::bind((address, port)),
-        Some((_, Some(IpAddr::V4(_)))) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    match host.and_then(literal) {
+        Some(IpAddr::V4(address)) if address.is_loopback() => TcpListener::bind((Ipv4Addr::LOCALHOST, port)),
+        Some(IpAddr::V6(address)) if address.is_loopback() => TcpListener::bind((address, port)),
+        Some(IpAddr::V4(_)) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
         // A host may be without IPv6.
         _ => listen_on_both(port).or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))),
     }
@@ -286,8 +283,11 @@ fn address_of(end: SocketAddr) -> IpAddr {
     end.ip().to_canonical()
 }
 
-/// A host that is an address. Those of IPv6 are in brackets before a port.
+/// A host that is an address, or `localhost`. Addresses of IPv6 are in brackets before a port.
 pub(crate) fn literal(host: &str) -> Option<IpAddr> {
+    if host == "localhost" {
+        return Some(Ipv4Addr::LOCALHOST.into());
+    }
     let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
     bare.parse().ok()
 }
