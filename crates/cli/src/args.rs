@@ -257,6 +257,7 @@ pub(crate) struct EnvOptions {
 #[command(next_help_heading = "Packets between hosts (docs/wire-link.md)")]
 pub(crate) struct LinkOptions {
     /// Path to peers: shared memory on this host and packets to other hosts (auto), shared memory only, or packets only
+    /// [default: MILLSTREAM_PATH, or auto; wire with faults or a capture]
     #[arg(long, value_name = "auto|shm|wire")]
     pub(crate) path: Option<PathArgument>,
     /// How long a process that does not poll its completion queues polls for packets before it sleeps, in microseconds, if
