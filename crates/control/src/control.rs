@@ -294,6 +294,9 @@ impl RunControl {
                 inner.fault(number, format!("{name} ended during the run"));
             }
         }
+        if let RunEvent::SourcesSilent(unit, true) = event {
+            inner.fault(number, format!("the sources of {} are silent", config.unit_name(*unit)));
+        }
         if let Some(input) = input {
             let before = inner.machine.state();
             let action = inner.machine.handle_run(input);

@@ -93,7 +93,10 @@ impl LiveRun {
                 let joined = self.units.iter_mut().filter(|(known, _)| *known == process);
                 joined.for_each(|(_, unit)| unit.state = UnitState::Running);
             }
-            RunEvent::Paused(_) | RunEvent::StandbyJoined | RunEvent::TookOver { .. } => {}
+            RunEvent::Paused(_)
+            | RunEvent::SourcesSilent(..)
+            | RunEvent::StandbyJoined
+            | RunEvent::TookOver { .. } => {}
         }
         self.read_usage(now);
     }

@@ -348,6 +348,11 @@ impl Manager {
         }
     }
 
+    /// Events of the run in batches that were assigned.
+    pub fn events_assigned(&self) -> u64 {
+        self.events_cut
+    }
+
     /// The next batch of the run that may be assigned.
     fn cut_batch(&self, now: Instant) -> Option<Batch> {
         let full = u64::from(self.plan.batch.get());

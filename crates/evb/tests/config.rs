@@ -437,6 +437,12 @@ fn restarts_are_checked_and_have_names_of_their_own() {
     assert_eq!(config.unit_name(Unit::Readout(RuIndex(3))), format!("{}+1", config.readouts[1].name));
     let batch = refused("[run]", "[run]\nbatch_timeout_ms = 0");
     assert!(batch.contains("run.batch_timeout_ms: 0 is out of range: must be 1 to 600000"), "{batch}");
+    let sources = refused("[output]", "[recovery]\nsource_timeout_ms = 0\n[output]");
+    assert!(sources.contains("recovery.source_timeout_ms: 0 is out of range: must be 1 to 600000"), "{sources}");
+    let text = WHOLE.replacen("[output]", "[recovery]\nsource_timeout_ms = 70\n[output]", 1);
+    let source_timeout = |text: &str| check(&folder(), text).unwrap().source_timeout;
+    assert_eq!(source_timeout(&text), Some(std::time::Duration::from_millis(70)));
+    assert_eq!(source_timeout(WHOLE), None);
 }
 
 #[test]
@@ -482,6 +488,11 @@ fn software_triggers_and_limits_of_corruption_are_checked() {
     let absent = refused("slots = 6", "slots = 6\n[builder.trigger]\nprogram = \"./filter\"");
     assert!(
         absent.contains("builder.trigger.program: ") && absent.contains("filter is not a file"),
+        "{absent}"
+    );
+    let absent = refused("slots = 6", "slots = 6\n[builder.trigger]\nprogram = \"no-such-filter\"");
+    assert!(
+        absent.contains("builder.trigger.program: no-such-filter is in no directory of PATH"),
         "{absent}"
     );
     let most = refused("[output]", "[check]\nmax_corrupt = 1.5\n[output]");

@@ -75,6 +75,11 @@ impl Progress {
         self.bar.set_message(format!("{} events{rate}", count(events)));
         self.bar.set_position(events);
     }
+
+    /// Prints a line on standard error, above the bar.
+    pub fn print(&self, line: &str) {
+        self.bar.suspend(|| eprintln!("{line}"));
+    }
 }
 
 impl Drop for Progress {

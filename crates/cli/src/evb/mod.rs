@@ -225,10 +225,23 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
     let interrupt = Interrupt::listen()?;
     let result = launcher.run_while(config, &mut |event| {
         usages.watch(event);
-        if let RunEvent::Progress(sample) = event {
-            let events = sample.done.events();
-            let payload = (events as f64 * bytes_per_event) as u64;
-            progress.update(events, Bytes(payload), sample.elapsed);
+        match event {
+            RunEvent::Progress(sample) => {
+                let events = sample.done.events();
+                let payload = (events as f64 * bytes_per_event) as u64;
+                progress.update(events, Bytes(payload), sample.elapsed);
+            }
+            RunEvent::SourcesSilent(unit, is_silent) => {
+                let what = match (is_silent, config.source_timeout) {
+                    (false, _) => "send again",
+                    (true, Some(_)) => "are silent; the run goes on without them",
+                    (true, None) => {
+                        "are silent; the run waits for them (recovery.source_timeout_ms is not set)"
+                    }
+                };
+                progress.print(&format!("the sources of {} {what}", config.unit_name(*unit)));
+            }
+            _ => {}
         }
         interrupt.flow()
     });

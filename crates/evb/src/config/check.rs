@@ -121,6 +121,11 @@ impl ConfigFile {
             reference_decisions: self.reference_decisions(&inputs, &builders)?,
             checksums: self.checksums(),
             max_corrupt: self.max_corrupt()?,
+            source_timeout: tables
+                .recovery
+                .source_timeout_ms
+                .as_ref()
+                .map(|ms| Duration::from_millis(*ms.get_ref())),
             output: self.output()?,
             security: self.security()?,
             builders,
@@ -165,6 +170,7 @@ impl ConfigFile {
             join_timeout_ms,
             standby,
             takeover_timeout_ms,
+            source_timeout_ms: _,
         } = &self.tables.recovery;
         let has_standby = standby.as_ref().is_some_and(|standby| *standby.get_ref());
         let takeover = takeover_timeout_ms.as_ref().map_or(DEFAULT_TAKEOVER_TIMEOUT_MS, |ms| *ms.get_ref());
@@ -367,15 +373,19 @@ impl ConfigFile {
             let value = given.as_ref().map_or(default, |value| *value.get_ref());
             u16::try_from(value).ok().and_then(NonZeroU16::new).unwrap_or(NonZeroU16::MIN)
         };
-        let program = self.locate(trigger.program.get_ref());
-        // Without a directory it is searched for in PATH.
-        let is_path = trigger.program.get_ref().components().count() > 1 || program.exists();
-        if is_path && !program.is_file() {
-            let problem = Problem::Conflict(format!("{} is not a file", program.display()));
-            return Err(self.at(&trigger.program, "builder.trigger.program", problem));
+        let name = trigger.program.get_ref();
+        let program = self.locate(name);
+        let is_path = name.components().count() > 1 || program.exists();
+        let problem = if is_path {
+            (!program.is_file()).then(|| format!("{} is not a file", program.display()))
+        } else {
+            (!is_in_path(name)).then(|| format!("{} is in no directory of PATH", name.display()))
+        };
+        if let Some(problem) = problem {
+            return Err(self.at(&trigger.program, "builder.trigger.program", Problem::Conflict(problem)));
         }
         Ok(WorkersConfig {
-            program: if is_path { program } else { trigger.program.get_ref().clone() },
+            program: if is_path { program } else { name.clone() },
             arguments: trigger.arguments.clone(),
             workers: number(&trigger.workers, 1),
             credits: number(&trigger.credits, 2),
@@ -532,4 +542,10 @@ fn writable(directory: &Path) -> std::io::Result<()> {
     let probe = existing.join(format!(".millstream-check-{:016x}", random_u64()));
     std::fs::OpenOptions::new().write(true).create_new(true).open(&probe)?;
     std::fs::remove_file(&probe)
+}
+
+/// Whether a directory of PATH has a program with this name.
+fn is_in_path(name: &Path) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|directory| directory.join(name).is_file())
 }

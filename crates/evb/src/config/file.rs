@@ -185,6 +185,7 @@ pub(super) struct Recovery {
     pub(super) join_timeout_ms: Option<Spanned<u64>>,
     pub(super) standby: Option<Spanned<bool>>,
     pub(super) takeover_timeout_ms: Option<Spanned<u64>>,
+    pub(super) source_timeout_ms: Option<Spanned<u64>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -332,6 +333,7 @@ impl ConfigFile {
             join_timeout_ms,
             standby,
             takeover_timeout_ms,
+            source_timeout_ms,
         } = &self.tables.recovery;
         if let Some(policy) = builder_loss {
             self.check_value("recovery.builder_loss", policy, &["rebuild", "stop"])?;
@@ -344,6 +346,7 @@ impl ConfigFile {
         self.check_range("recovery.restarts", restarts.as_ref(), 0..=MAX_RESTARTS)?;
         self.check_range("recovery.join_timeout_ms", join_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         self.check_range("recovery.takeover_timeout_ms", takeover_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
+        self.check_range("recovery.source_timeout_ms", source_timeout_ms.as_ref(), 1..=MAX_MILLISECONDS)?;
         let has_standby = standby.as_ref().is_some_and(|standby| *standby.get_ref());
         if let Some(timeout) = takeover_timeout_ms.as_ref().filter(|_| !has_standby) {
             let problem =

@@ -47,6 +47,10 @@ pub struct RunConfig {
     pub checksums: ChecksumPolicy,
     /// The run fails if a larger fraction of a source's checked fragments is corrupt.
     pub max_corrupt: f64,
+    /// How long a readout unit is waited for whose sources have fallen silent, while others have later events; `None`: without
+    /// limit.
+    #[serde(default)]
+    pub source_timeout: Option<Duration>,
     /// Keys of the processes that the launcher starts, and the nodes that may join.
     #[serde(default)]
     pub security: SecurityConfig,

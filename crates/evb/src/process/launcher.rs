@@ -89,6 +89,9 @@ pub enum RunEvent {
     Progress(ProgressSample),
     /// A unit that was started again has joined the run.
     Joined(Unit),
+    /// The sources of a readout unit have fallen silent, while others have later events (`true`), or send again. The run
+    /// waits for them or goes on without them, according to [`RunConfig::source_timeout`].
+    SourcesSilent(Unit, bool),
     /// A standby manager can take over.
     StandbyJoined,
     /// The standby manager has taken over.
@@ -661,6 +664,9 @@ impl LaunchedRun<'_, '_> {
                 ManagerEvent::Joined(unit) => {
                     self.joined.insert(unit);
                     self.notify(&RunEvent::Joined(unit));
+                }
+                ManagerEvent::SourcesSilent(unit, is_silent) => {
+                    self.notify(&RunEvent::SourcesSilent(unit, is_silent));
                 }
                 ManagerEvent::StandbyJoined { address } => {
                     self.standby_address = Some(address);

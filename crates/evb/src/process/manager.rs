@@ -4,6 +4,7 @@ mod replication;
 
 use super::ProcessError;
 use super::admission::{Admission, ReportRefused};
+use super::availability::Availability;
 use super::builder::BuilderStatistics;
 use super::clock::MonotonicClock;
 use super::commands::{CommandReader, ManagerCommand};
@@ -55,6 +56,8 @@ pub enum ManagerEvent {
     Departed(Unit),
     /// A unit that was started again has joined the run, with this index.
     Joined(Unit),
+    /// The sources of a readout unit have fallen silent, while others have later events (`true`), or send again.
+    SourcesSilent(Unit, bool),
     /// A standby manager can take over: units are connected to it, or will be before they notice that the manager is lost.
     StandbyJoined {
         /// Where it listens.
@@ -178,9 +181,8 @@ pub(super) struct ManagerProcess {
     /// Time of the last iteration.
     now: Instant,
     first_assigned: Option<Instant>,
-    /// Events that each of the current readout units has, counted from the run's first.
-    available: Vec<u64>,
-    /// When the last frame of each of them arrived.
+    availability: Availability,
+    /// When the last frame of each of the current readout units arrived.
     heard: Vec<Instant>,
     last_done: Instant,
     batches_done: u64,
@@ -272,7 +274,7 @@ impl ManagerProcess {
             lost_standby: None,
             now: Instant::default(),
             first_assigned: None,
-            available: initially_available(config),
+            availability: Availability::new(config),
             heard: vec![clock.now(); readouts],
             config: config.clone(),
             last_done: Instant::default(),
@@ -322,7 +324,7 @@ impl ManagerProcess {
             lost_standby: None,
             now,
             first_assigned: taken.first_assigned,
-            available: initially_available(&config),
+            availability: Availability::new(&config),
             heard: vec![now; config.plan.readouts()],
             last_done: now,
             batches_done,
@@ -389,8 +391,13 @@ impl ManagerProcess {
             while let Some(unit) = self.core.poll_departed() {
                 notify(&ManagerEvent::Departed(unit));
             }
+            while let Some((role, is_silent)) = self.availability.poll_change() {
+                notify(&ManagerEvent::SourcesSilent(Unit::Readout(self.current[role]), is_silent));
+            }
             if self.now >= next_sample {
                 next_sample = self.now + SAMPLE_INTERVAL;
+                // Time passes also if no unit says anything new.
+                self.update_available();
                 notify(&ManagerEvent::Progress(self.sample()));
             }
             if let Some(summary) = self.core.poll_finished() {
@@ -459,7 +466,7 @@ impl ManagerProcess {
                 TryReceive::Frame(ToManager::Available { events }) if at < self.readouts => {
                     let role = at % self.current.len();
                     if self.current[role].index() == at {
-                        self.available[role] = events;
+                        self.availability.set(role, events);
                         self.heard[role] = self.now;
                         self.update_available();
                     }
@@ -555,9 +562,8 @@ impl ManagerProcess {
             Unit::Readout(ru) => {
                 let role = self.config.plan.readout_role(ru).index();
                 self.current[role] = ru;
-                let is_file = self.config.readouts[role].input.file().is_some();
                 // Until it says which events it has.
-                self.available[role] = if is_file { u64::MAX } else { membership.first_event };
+                self.availability.join(role, membership.first_event);
                 self.heard[role] = self.now;
                 self.update_available();
             }
@@ -566,9 +572,8 @@ impl ManagerProcess {
 
     /// Lets the core assign the batches whose events all readout units have.
     fn update_available(&mut self) {
-        let readouts = self.current.iter().map(|ru| Unit::Readout(*ru)).zip(&self.available);
-        let present = readouts.filter(|(unit, _)| !self.core.is_recovered(*unit));
-        let events = present.map(|(_, &events)| events).min().unwrap_or(u64::MAX);
+        let is_present = |role: usize| !self.core.is_recovered(Unit::Readout(self.current[role]));
+        let events = self.availability.events(is_present, self.core.events_assigned(), self.now);
         self.core.handle_available(events, self.now);
     }
 
@@ -645,10 +650,4 @@ impl ManagerProcess {
 fn units_of(config: &RunConfig) -> Vec<Unit> {
     let readouts = (0..config.plan.readout_members()).map(|ru| Unit::Readout(RuIndex(ru as u16)));
     readouts.chain((0..config.plan.builders()).map(|bu| Unit::Builder(BuIndex(bu as u16)))).collect()
-}
-
-/// Events that each readout unit has before it says more: all of a file.
-fn initially_available(config: &RunConfig) -> Vec<u64> {
-    let all_of_file = |is_file| if is_file { u64::MAX } else { 0 };
-    config.readouts.iter().map(|unit| all_of_file(unit.input.file().is_some())).collect()
 }

@@ -17,6 +17,7 @@
 //! `startup.rs` describes the startup, `joining.rs` how a unit joins a run in progress.
 
 mod admission;
+mod availability;
 pub mod builder;
 pub mod card;
 pub mod child;

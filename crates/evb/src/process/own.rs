@@ -39,6 +39,7 @@ impl OwnConfig {
             output,
             checksums: _,
             max_corrupt: _,
+            source_timeout: _,
             security,
             reference_decisions,
         } = managers;

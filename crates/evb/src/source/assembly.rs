@@ -108,6 +108,8 @@ impl Assembly {
         if event < self.sent {
             ring.statistics.late += 1;
             ring.statistics.lost -= u64::from(fills_gap);
+            // A source that was not waited for is waited for again while it catches up.
+            ring.next = ring.next.max(event + 1);
         } else if event - self.sent >= self.depth {
             ring.statistics.overflow += 1;
             if ring.note_dropped(event, self.depth) {
@@ -268,6 +270,22 @@ mod tests {
         assembly.release(10..11);
         send(&mut assembly, 2, 0, 10, now + LIMIT);
         assert_eq!(assembly.statistics()[1].late, 1);
+    }
+
+    #[test]
+    fn late_fragments_tell_how_far_their_source_is() {
+        let now = Instant::now();
+        let mut assembly = assembly();
+        for source in 1..3 {
+            send(&mut assembly, source, 0, 10, now);
+        }
+        // The run has gone on without them.
+        assembly.release(10..20);
+        for source in 1..3 {
+            send(&mut assembly, source, 1, 15, now);
+        }
+        assert_eq!(assembly.available(now), 6);
+        assert!(assembly.statistics().iter().all(|source| source.late == 1));
     }
 
     #[test]

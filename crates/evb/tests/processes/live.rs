@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "a_unit_that_is_behind_by_more_than_its_buffer_goes_on",
         a_unit_that_is_behind_by_more_than_its_buffer_goes_on,
     ),
+    ("a_run_goes_on_without_a_silent_front_end", a_run_goes_on_without_a_silent_front_end),
 ];
 
 fn config(folder: &Path, text: &str) -> RunConfig {
@@ -198,6 +199,48 @@ fn a_unit_that_is_behind_by_more_than_its_buffer_goes_on() {
     assert_eq!(summary.built.events + summary.incomplete.missing_at_source.events, EVENTS, "{summary}");
     assert!(summary.built.events > 500, "{summary}");
     assert!(outcome.sources[0].overflow > 0, "{:?}", outcome.sources);
+}
+
+/// A front end falls silent in the middle of a run, sends again, and its last datagrams are lost.
+fn a_run_goes_on_without_a_silent_front_end() {
+    const EVENTS: u64 = 3000;
+    /// Fits into the smallest socket buffer.
+    const BURST: u64 = 100;
+    let folder = tempfile::tempdir().unwrap();
+    let port = free_port();
+    let text = udp_run("silent", EVENTS, port, 1, 4096)
+        + "[[readout]]\nname = \"trigger\"\ngenerator = { first_source = 1, sources = 1, size = 8, rate_hz = 1000 }\n\
+           [recovery]\nsource_timeout_ms = 300\n";
+    let config = config(folder.path(), &text);
+    let mut front_end = FrontEnd::connected(port);
+    let (mut next, mut silent) = (0, Vec::new());
+    let outcome = succeed(&config, &mut |event| {
+        let is_due = match event {
+            RunEvent::Started => true,
+            RunEvent::SourcesSilent(unit, is_silent) => {
+                silent.push((config.unit_name(*unit), *is_silent));
+                false
+            }
+            // The run is beyond what the front end has sent.
+            RunEvent::Progress(sample) if silent.len() == 1 => sample.done.events() >= 5 * BURST,
+            RunEvent::Progress(sample) => {
+                next = next.max(sample.done.events());
+                silent.len() > 1 && next < EVENTS - 10 * BURST
+            }
+            _ => false,
+        };
+        if is_due {
+            (next..next + BURST).for_each(|event| front_end.send(0, event));
+            next += BURST;
+        }
+    });
+    let summary = outcome.summary.as_ref().unwrap();
+    let incomplete = summary.incomplete.missing_at_source.events;
+    assert_eq!(summary.built.events + incomplete, EVENTS, "{summary}");
+    assert!(summary.built.events >= BURST && incomplete >= 10 * BURST, "{summary}");
+    let front_end = |is_silent| ("front-end".to_owned(), is_silent);
+    assert_eq!(silent[..3], [front_end(true), front_end(false), front_end(true)]);
+    assert!(outcome.sources[0].late > 0, "{:?}", outcome.sources);
 }
 
 fn datagrams_are_built_and_lost_ones_are_counted() {
