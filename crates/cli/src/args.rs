@@ -438,6 +438,7 @@ pub(crate) struct EvbRunOptions {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("launcher", |argument| argument.hide(true)))]
 pub(crate) struct EvbJoinOptions {
     #[command(flatten)]
     pub(crate) run: EvbRunOptions,

@@ -206,6 +206,11 @@ fn a_session_from_lease_to_restore() {
     assert!(user.fails(&["lease", "one"]).contains("you already hold lease"));
     std::fs::write(home.path().join("input"), [5; 4096]).unwrap();
     user.does(&["put", "one", "4MiB", "input"]);
+    let refused = user.fails(&["put", "one", "32767KiB", "input"]);
+    assert!(
+        refused.contains("input: 4096 bytes at 0x1fffc00 do not fit in the card's 33554432 bytes"),
+        "{refused}"
+    );
     user.does(&["load", "one", "0", "mix"]);
     let done = user.json(&["start", "one", "0", "4MiB", "4096", "3", "--wait", "20"]);
     assert_eq!(done["results"][0], 3);

@@ -438,7 +438,10 @@ fn restarts_are_checked_and_have_names_of_their_own() {
     let batch = refused("[run]", "[run]\nbatch_timeout_ms = 0");
     assert!(batch.contains("run.batch_timeout_ms: 0 is out of range: must be 1 to 600000"), "{batch}");
     let sources = refused("[output]", "[recovery]\nsource_timeout_ms = 0\n[output]");
-    assert!(sources.contains("recovery.source_timeout_ms: 0 is out of range: must be 1 to 600000"), "{sources}");
+    assert!(
+        sources.contains("recovery.source_timeout_ms: 0 is out of range: must be 1 to 600000"),
+        "{sources}"
+    );
     let text = WHOLE.replacen("[output]", "[recovery]\nsource_timeout_ms = 70\n[output]", 1);
     let source_timeout = |text: &str| check(&folder(), text).unwrap().source_timeout;
     assert_eq!(source_timeout(&text), Some(std::time::Duration::from_millis(70)));

@@ -349,6 +349,12 @@ fn put(options: &PutOptions, context: &CommandContext) -> Outcome {
     let session = Session::resume(context.connect(&options.card.card)?)?;
     let failed = |cause| format!("{}: {cause}", options.file.display());
     let mut file = std::fs::File::open(&options.file).map_err(failed)?;
+    // Nothing is written of a file that is too long; the length of a pipe is not known.
+    let (len, memory) = (file.metadata().map_err(failed)?.len(), session.card().memory_bytes());
+    if options.offset.saturating_add(len) > memory {
+        let (file, at) = (options.file.display(), options.offset);
+        return Err(format!("{file}: {len} bytes at {at:#x} do not fit in the card's {memory} bytes").into());
+    }
     let mut buffer = vec![0; PIECE];
     let mut at = options.offset;
     loop {

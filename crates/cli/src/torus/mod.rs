@@ -218,6 +218,8 @@ pub(crate) struct TorusRunOptions {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("launcher", |argument| argument.hide(true)))]
+#[command(mut_arg("network", |argument| argument.hide(true)))]
 pub(crate) struct TorusJoinOptions {
     #[command(flatten)]
     job: JobOptions,

@@ -33,10 +33,10 @@ pub(crate) struct TorusNeuronsOptions {
     )]
     shares: Vec<u32>,
     /// Initial weight of excitatory synapses in mV [default: 600 / synapses, at most 6]
-    #[arg(long, value_name = "MV")]
+    #[arg(long, value_name = "MV", value_parser = millivolts)]
     excitatory: Option<f64>,
     /// Weight of inhibitory synapses in mV [default: -500 / synapses, at least -5]
-    #[arg(long, value_name = "MV", allow_negative_numbers = true)]
+    #[arg(long, value_name = "MV", allow_negative_numbers = true, value_parser = millivolts)]
     inhibitory: Option<f64>,
     /// Keep all weights
     #[arg(long)]
@@ -74,6 +74,11 @@ impl FromStr for Grid {
             _ => Err("expected XxY, for example 4x4".to_owned()),
         }
     }
+}
+
+fn millivolts(text: &str) -> Result<f64, String> {
+    let number = text.parse().map_err(|error| format!("{error}"))?;
+    if f64::is_finite(number) { Ok(number) } else { Err("not a finite number".to_owned()) }
 }
 
 fn network(options: &TorusNeuronsOptions) -> Result<Network, Box<dyn Error>> {
