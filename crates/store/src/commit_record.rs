@@ -13,6 +13,11 @@
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use millstream_fragment::file::IoError;
+
+use crate::FileError;
 
 /// Length of the user block: a page, so that the pages of the HDF5 file are pages of the page cache.
 pub(crate) const USER_BLOCK: u64 = PAGE;
@@ -31,13 +36,30 @@ pub(crate) fn write(file: &File, events: u64) -> io::Result<()> {
     file.write_all_at(&record, 0)
 }
 
-/// The number of complete events; 0 without a record.
-pub(crate) fn read(file: &File) -> io::Result<u64> {
+/// The number of complete events; 0 before the first record is written.
+///
+/// # Errors
+/// Also [`FileError::WrongFormat`]: the file starts with neither a record nor zeros, so it is not one of this program, or is
+/// damaged.
+pub(crate) fn read(file: &File, path: &Path) -> Result<u64, FileError> {
+    let failed = IoError::of(path, "read");
+    let len = file.metadata().map_err(failed)?.len().min(16);
     let mut record = [0; 16];
-    match file.read_exact_at(&mut record, 0) {
-        Err(cause) if cause.kind() == ErrorKind::UnexpectedEof => return Ok(0),
-        read => read?,
+    match file.read_exact_at(&mut record[..len as usize], 0) {
+        Err(cause) if cause.kind() == ErrorKind::UnexpectedEof => {}
+        read => read.map_err(failed)?,
     }
-    let [magic, events] = record.as_chunks().0 else { return Ok(0) };
-    Ok(if magic == MAGIC { u64::from_le_bytes(*events) } else { 0 })
+    let (magic, events) = record.split_at(8);
+    if magic == MAGIC {
+        return Ok(events.first_chunk().map_or(0, |events| u64::from_le_bytes(*events)));
+    }
+    if record == [0; 16] {
+        return Ok(0);
+    }
+    Err(FileError::WrongFormat {
+        path: path.to_owned(),
+        field: "the start".to_owned(),
+        found: format!("{magic:02x?}"),
+        expected: "\"MSEVENTS\", the commit record of an event file".to_owned(),
+    })
 }

@@ -52,7 +52,7 @@ impl CommittedReader {
     fn read_rows(&mut self) -> Result<Vec<u64>, FileError> {
         // Before the numbers: a writer that lives may commit more meanwhile. Until the first commit there may be no HDF5 file.
         let file = std::fs::File::open(&self.path).map_err(IoError::of(&self.path, "open"))?;
-        let committed = commit_record::read(&file).map_err(IoError::of(&self.path, "read"))?;
+        let committed = commit_record::read(&file, &self.path)?;
         if committed <= self.rows {
             return Ok(Vec::new());
         }

@@ -192,20 +192,6 @@ pub enum EventError {
         /// Event number in the fragment.
         found: u64,
     },
-    /// A fragment has neither the length required by its array nor length zero.
-    #[error("event {event}: the fragment of {source_id} has {found} bytes, {array} requires {expected}")]
-    WrongLength {
-        /// Number of the event.
-        event: u64,
-        /// The source.
-        source_id: SourceId,
-        /// Length of the fragment \[bytes\].
-        found: usize,
-        /// The dataset.
-        array: String,
-        /// Required length \[bytes\].
-        expected: usize,
-    },
     /// The decision map has another length than in the schema.
     #[error("event {event}: the decision map has {found} bytes, expected {expected}")]
     WrongDecisions {

@@ -10,7 +10,7 @@ use crate::schema::{
 use crate::{Event, EventError, SchemaError};
 
 /// Maximum length of a row \[bytes\]. A chunk holds at least one row and must be shorter than 4 GiB.
-const MAX_ROW: usize = 1 << 30;
+pub(crate) const MAX_ROW: usize = 1 << 30;
 
 /// The layout of an event file.
 #[derive(Debug)]
@@ -20,6 +20,8 @@ pub(crate) struct FileLayout {
     /// Length of a decision map \[bytes\]; 0 without a trigger.
     pub(crate) decision_bytes: usize,
     arrays: Vec<String>,
+    /// Length of an event's rows in all arrays and of its decision map \[bytes\].
+    pub(crate) row_bytes: u64,
 }
 
 /// A source and the target of its fragments.
@@ -77,7 +79,12 @@ impl FileLayout {
         }
         check_paths(schema, &slots)?;
         let arrays = schema.arrays.iter().map(|array| array.dataset.clone()).collect();
-        Ok(Self { slots, decision_bytes, arrays })
+        let parts = slots.iter().map(|slot| match slot.target {
+            SourceTarget::ArrayPart { bytes, .. } => bytes as u64,
+            SourceTarget::Bytes { .. } => 0,
+        });
+        let row_bytes = parts.sum::<u64>() + decision_bytes as u64;
+        Ok(Self { slots, decision_bytes, arrays, row_bytes })
     }
 
     /// Path of the dataset of an array.
@@ -108,19 +115,6 @@ impl FileLayout {
             }
             if fragment.event != number {
                 return Err(EventError::WrongEvent { event: number, source_id, found: fragment.event });
-            }
-            if let SourceTarget::ArrayPart { array, bytes, .. } = self.slots[slot].target {
-                let found = fragment.payload.len();
-                if found != bytes && found != 0 {
-                    let array = self.array(array).to_owned();
-                    return Err(EventError::WrongLength {
-                        event: number,
-                        source_id,
-                        found,
-                        array,
-                        expected: bytes,
-                    });
-                }
             }
         }
         let found = event.decisions.len();

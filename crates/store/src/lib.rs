@@ -46,6 +46,6 @@ pub use schema::{
 };
 pub use sequence::{BatchFileSequence, EventFileSequence, FileSequence, SequenceOptions, SequencedFile};
 pub use sequence_files::{
-    FileState, base_of_complete, file_state, refuse_earlier_events, remove_earlier_sequence,
+    FileState, base_of_complete, file_state, is_not_synced, refuse_earlier_events, remove_earlier_sequence,
 };
 pub use writer::{ClosedFile, Event, EventWriter, FragmentState, StoreSummary};

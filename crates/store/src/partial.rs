@@ -21,6 +21,9 @@ use crate::recover::recover_partial;
 pub(crate) const EXTENSION: &str = "h5";
 pub(crate) const SUFFIX: &str = ".h5.partial";
 
+/// How often a new file is created that another process takes for one of a dead writer and removes.
+const ATTEMPTS: u32 = 1000;
+
 /// A partial file, removed when dropped unless it is kept.
 #[derive(Debug)]
 pub(crate) struct PartialFile {
@@ -55,29 +58,25 @@ impl PartialFile {
         path.push(".partial");
         let path = PathBuf::from(path);
         recover_partial(&path)?;
-        let file = File::options().write(true).create_new(true).custom_flags(flags).open(&path);
-        let file = file.map_err(|cause| match cause.kind() {
-            // The only flag is O_DIRECT. The kernel creates the file before it refuses it.
-            ErrorKind::InvalidInput if flags != 0 => {
-                let _ = fs::remove_file(&path);
-                FileError::NoDirectIo(path.clone())
+        for _ in 0..ATTEMPTS {
+            let file = File::options().write(true).create_new(true).custom_flags(flags).open(&path);
+            let file = file.map_err(|cause| match cause.kind() {
+                // The only flag is O_DIRECT. The kernel creates the file before it refuses it.
+                ErrorKind::InvalidInput if flags != 0 => {
+                    let _ = fs::remove_file(&path);
+                    FileError::NoDirectIo(path.clone())
+                }
+                ErrorKind::AlreadyExists => FileError::Busy(path.clone()),
+                _ => IoError::of(&path, "create")(cause).into(),
+            })?;
+            // A process that recovers the files of dead writers may have the lock, and removes the file, which is empty.
+            file.lock().map_err(IoError::of(&path, "lock"))?;
+            let final_path = final_path.to_owned();
+            if is_named(&file, &path) {
+                return Ok(Self { path, final_path, file, replace, keep: false, is_name_synced: false });
             }
-            _ => IoError::of(&path, "create")(cause).into(),
-        })?;
-        let partial = Self {
-            path,
-            final_path: final_path.to_owned(),
-            file,
-            replace,
-            keep: false,
-            is_name_synced: false,
-        };
-        lock(&partial.file, &partial.path)?;
-        if !partial.is_ours() {
-            // Another process removed it as stale before it was locked.
-            return Err(FileError::Busy(partial.path.clone()));
         }
-        Ok(partial)
+        Err(FileError::Busy(path))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -120,7 +119,12 @@ impl PartialFile {
     ///
     /// # Errors
     /// [`FileError::NotSynced`] if the file cannot be synced. Any other error leaves the partial file in place.
-    pub(crate) fn commit(mut self) -> Result<PathBuf, FileError> {
+    pub(crate) fn commit(self) -> Result<PathBuf, FileError> {
+        self.commit_then_record(None)
+    }
+
+    /// As [`commit`](Self::commit); then records that this many events are complete, if there is a number.
+    pub(crate) fn commit_then_record(mut self, events: Option<u64>) -> Result<PathBuf, FileError> {
         let synced = self.file.sync_all();
         if !self.is_ours() {
             return Err(FileError::PartialReplaced(self.path.clone()));
@@ -132,6 +136,10 @@ impl PartialFile {
         refuse_existing(&self.final_path, self.replace)?;
         fs::rename(&self.path, &self.final_path).map_err(IoError::of(&self.path, "rename"))?;
         self.keep = true;
+        if let Some(events) = events {
+            let recorded = commit_record::write(&self.file, events).and_then(|()| self.file.sync_data());
+            recorded.map_err(IoError::of(&self.final_path, "write"))?;
+        }
         unlock(&self.file);
         sync_name(&self.final_path)?;
         Ok(self.final_path.clone())

@@ -12,6 +12,7 @@ use ndarray::IxDyn;
 
 use crate::FileError;
 use crate::error::error_text;
+use crate::layout::MAX_ROW;
 use crate::reader::open_file;
 use crate::recover::event_columns;
 use crate::writer::FragmentState;
@@ -33,6 +34,7 @@ pub(crate) fn check_rows(path: &Path, events: u64) -> Result<(), FileError> {
         cause: problem,
     };
     let rows = StoredRows::open(&file).map_err(|cause| failed(error_text(&cause)))?;
+    rows.check_shapes().map_err(failed)?;
     let events = usize::try_from(events).unwrap_or(usize::MAX);
     let block = rows.rows_per_block();
     let mut first = 0;
@@ -111,11 +113,31 @@ impl StoredRows {
         Ok(Self { status, state, length, crc32, arrays, bytes, others, n_sources: datasets.len() })
     }
 
+    /// Compares the shapes of the datasets with those that a writer makes. Returns the problem.
+    fn check_shapes(&self) -> Result<(), String> {
+        if self.n_sources == 0 {
+            return Err("there is no source".to_owned());
+        }
+        let of_sources =
+            [&self.state, &self.length, &self.crc32].map(|dataset| (dataset, Some(self.n_sources)));
+        let bytes = self.bytes.iter().flat_map(|source| [&source.data, &source.offset, &source.length]);
+        let plain = bytes.chain([&self.status]).map(|dataset| (dataset, None));
+        for (dataset, columns) in of_sources.into_iter().chain(plain) {
+            let shape = dataset.shape();
+            if shape.len() != 1 + usize::from(columns.is_some()) || shape.get(1) != columns.as_ref() {
+                return Err(format!("{} has shape {shape:?}", dataset.name()));
+            }
+        }
+        for dataset in self.arrays.iter().map(|array| &array.dataset).chain(&self.others) {
+            if dataset.ndim() == 0 || row_bytes(dataset).is_none_or(|len| len > MAX_ROW) {
+                return Err(format!("{} has shape {:?}", dataset.name(), dataset.shape()));
+            }
+        }
+        Ok(())
+    }
+
     fn rows_per_block(&self) -> usize {
-        let row = |dataset: &Dataset| {
-            let elements: usize = dataset.shape().iter().skip(1).product();
-            elements * dataset.dtype().map_or(1, |dtype| dtype.size())
-        };
+        let row = |dataset: &Dataset| row_bytes(dataset).unwrap_or(MAX_ROW);
         let arrays = self.arrays.iter().map(|array| &array.dataset);
         let longest = arrays.chain(&self.others).map(row).max().unwrap_or(0);
         (BLOCK_BYTES / longest.max(1)).clamp(1, BLOCK_ROWS)
@@ -210,6 +232,12 @@ impl FragmentBytes {
         }
         Ok(())
     }
+}
+
+/// Length of a row.
+fn row_bytes(dataset: &Dataset) -> Option<usize> {
+    let element = dataset.dtype().map_or(1, |dtype| dtype.size());
+    dataset.shape().iter().skip(1).try_fold(element, |len, &dim| len.checked_mul(dim))
 }
 
 /// Reads rows of a dataset with this element type, in C order.

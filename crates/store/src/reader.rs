@@ -11,6 +11,9 @@ use crate::error::{FileError, error_text};
 use crate::metadata::{FORMAT, VERSION};
 use crate::recover::RECOVERED;
 
+/// Gzip makes data at most about 1000 times shorter.
+const MAX_COMPRESSION: u64 = 1100;
+
 /// Reads an event file.
 #[derive(Debug)]
 pub struct EventReader {
@@ -66,10 +69,20 @@ impl EventReader {
             return Err(wrong_format("version", version.to_string(), VERSION.to_string()));
         }
         let numbers = file.dataset("events/number").and_then(|numbers| {
-            let rows = usize::try_from(first).unwrap_or(usize::MAX).min(numbers.size())..;
-            Ok(numbers.read_slice_1d::<u64, _>(rows)?.to_vec())
+            let (rows, stored) = (numbers.size(), numbers.storage_size());
+            if (rows as u64 / 8).saturating_mul(64) > stored.saturating_mul(MAX_COMPRESSION) {
+                return Ok(Err(format!("{rows} rows in {stored} bytes")));
+            }
+            let rows = usize::try_from(first).unwrap_or(usize::MAX).min(rows)..;
+            Ok(Ok(numbers.read_slice_1d::<u64, _>(rows)?.to_vec()))
         });
         let numbers = numbers.map_err(|cause| fail("events/number", cause))?;
+        let numbers = numbers.map_err(|found| FileError::WrongFormat {
+            path: path.clone(),
+            field: "events/number".to_owned(),
+            found,
+            expected: "rows that were written".to_owned(),
+        })?;
         Ok(Self { path, file, numbers })
     }
 

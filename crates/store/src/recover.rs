@@ -112,7 +112,7 @@ fn recover(file: &File, path: &Path) -> Result<Recovered, FileError> {
 
 /// Corrects an event file. Returns its events; a file without events, or whose events cannot be read back, is left as it is.
 fn recover_events(file: &File, path: &Path) -> Result<u64, FileError> {
-    let events = commit_record::read(file).map_err(IoError::of(path, "read"))?;
+    let events = commit_record::read(file, path)?;
     if events > 0 {
         let failed = IoError::of(path, "correct the superblock of");
         let (at, superblock, end) = allocate(file).map_err(failed)?;
@@ -134,7 +134,7 @@ fn allocate(file: &File) -> io::Result<(u64, Superblock, u64)> {
     let (at, superblock) = find_superblock(file)?.ok_or(ErrorKind::InvalidData)?;
     let len = file.metadata()?.len();
     // Space that was allocated, but not written, needs no blocks on the disk.
-    let end = len.max(superblock.end()).next_multiple_of(PAGE);
+    let end = len.max(superblock.end()).checked_next_multiple_of(PAGE).ok_or(ErrorKind::InvalidData)?;
     if len < end {
         file.set_len(end)?;
     }

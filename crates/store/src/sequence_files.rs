@@ -36,6 +36,13 @@ pub fn file_state(base: &str, name: &str) -> Option<FileState> {
     words.next().is_none().then_some(state)
 }
 
+/// Whether a file is one that could not be synced, of any sequence.
+pub fn is_not_synced(name: &str) -> bool {
+    let words: Vec<&str> = name.rsplit('.').take(2).collect();
+    matches!(words[..], [word, extension]
+        if is_numbered(word, "not-synced") && [partial::EXTENSION, batches::EXTENSION].contains(&extension))
+}
+
 /// The base name of the sequence that a complete file of this name belongs to. If a base name ends as a number of rotation does, this
 /// is the one without the number.
 pub fn base_of_complete(name: &str) -> Option<&str> {
@@ -144,6 +151,8 @@ mod tests {
         }
         assert_eq!(state("run.bu0.0001.h5.partial"), Some(FileState::Partial));
         assert_eq!(state("run.bu0.batches.not-synced-3"), Some(FileState::NotSynced));
+        assert!(is_not_synced("run.bu0.h5.not-synced") && is_not_synced("run.batches.not-synced-3"));
+        assert!(!is_not_synced("run.txt.not-synced") && !is_not_synced("run.not-synced.h5"));
         for name in [
             "run.bu0",
             "run.bu0.index.jsonl",

@@ -16,7 +16,7 @@ use crate::metadata;
 use crate::partial::PartialFile;
 use crate::schema::{Compression, DecisionSchema, Schema, WriteOptions};
 
-/// Maximum payload of buffered events \[bytes\].
+/// Maximum payload of buffered events, and maximum length of their rows in arrays \[bytes\].
 const MAX_BUFFERED: u64 = 16 << 20;
 
 /// An event to store.
@@ -42,7 +42,8 @@ pub enum FragmentState {
     Missing = 0,
     /// The checksum of the fragment is correct.
     Intact = 1,
-    /// The checksum of the fragment is wrong. The fragment is stored unchanged.
+    /// The checksum of the fragment is wrong; it is stored unchanged. Or its length is not that of its part of an array; it is not
+    /// stored.
     Corrupt = 2,
 }
 
@@ -203,8 +204,10 @@ impl EventWriter {
         }
         self.layout.assign_fragments(event, &mut self.fragment_of_slot)?;
         self.columns.add(event, &self.layout, &self.fragment_of_slot, &mut self.stored);
-        if self.columns.number.buffer.len() >= self.events_per_write
+        let buffered = self.columns.number.buffer.len();
+        if buffered >= self.events_per_write
             || self.stored.payload_bytes - self.flushed_bytes > MAX_BUFFERED
+            || (buffered as u64).saturating_mul(self.layout.row_bytes) > MAX_BUFFERED
         {
             self.flush()?;
         }
@@ -278,17 +281,13 @@ impl EventWriter {
         if self.commits_on_sync() {
             self.sync()?;
         }
-        let Self { columns, file, mut partial, stored, commit, .. } = self;
+        let Self { columns, file, partial, stored, commit, .. } = self;
         let closed = file.flush().and_then(|()| {
             drop(columns);
             file.close()
         });
         closed.map_err(|cause| hdf5_error(&partial, "complete", "file".into(), &cause))?;
-        if commit == Commit::Finished {
-            partial.record_events(stored.events)?;
-            partial.keep(false);
-        }
-        Ok(ClosedFile { partial, stored })
+        Ok(ClosedFile { partial, stored, commit })
     }
 
     fn write_block(&mut self) -> Result<(), FileError> {
@@ -307,6 +306,7 @@ impl EventWriter {
 pub struct ClosedFile {
     partial: PartialFile,
     stored: StoreSummary,
+    commit: Commit,
 }
 
 impl ClosedFile {
@@ -317,7 +317,9 @@ impl ClosedFile {
 
     /// Syncs the file and gives it its final name.
     pub(crate) fn commit(mut self) -> Result<StoreSummary, FileError> {
-        self.stored.path = self.partial.commit()?;
+        // Before it has its final name, a file that is committed as a whole counts as one without events.
+        let record = (self.commit == Commit::Finished).then_some(self.stored.events);
+        self.stored.path = self.partial.commit_then_record(record)?;
         Ok(self.stored)
     }
 }
@@ -377,7 +379,7 @@ impl Columns {
                 "events/fragment_state",
                 &sources,
                 "",
-                "0: missing; 1: intact; 2: corrupt",
+                "0: missing; 1: intact; 2: corrupt, or of the wrong length for its array and not stored",
             )?,
             fragment_length: factory.column(
                 "events/fragment_length",
@@ -412,15 +414,22 @@ impl Columns {
         for (slot, fragment_index) in layout.slots.iter().zip(fragment_of_slot) {
             let fragment = fragment_index.map(|index| &event.fragments[index].1);
             let payload = fragment.map_or(&[][..], |fragment| fragment.payload);
-            match &slot.target {
-                // The row of an empty fragment stays zero.
-                SourceTarget::ArrayPart { .. } if payload.is_empty() => {}
-                SourceTarget::ArrayPart { array, part, .. } => self.arrays[*array].fill(*part, payload),
-                SourceTarget::Bytes { index, .. } => self.bytes[*index].add(payload),
-            }
+            let fits = match &slot.target {
+                // The part of an empty fragment stays zero, and that of a fragment with another length.
+                SourceTarget::ArrayPart { .. } if payload.is_empty() => true,
+                SourceTarget::ArrayPart { bytes, .. } if payload.len() != *bytes => false,
+                SourceTarget::ArrayPart { array, part, .. } => {
+                    self.arrays[*array].fill(*part, payload);
+                    true
+                }
+                SourceTarget::Bytes { index, .. } => {
+                    self.bytes[*index].add(payload);
+                    true
+                }
+            };
             let state = match fragment {
                 None => FragmentState::Missing,
-                Some(fragment) if fragment.is_intact() => FragmentState::Intact,
+                Some(fragment) if fits && fragment.is_intact() => FragmentState::Intact,
                 Some(_) => FragmentState::Corrupt,
             };
             match state {
@@ -435,7 +444,7 @@ impl Columns {
                 }
             }
             stored.fragments += u64::from(fragment.is_some());
-            stored.payload_bytes += payload.len() as u64;
+            stored.payload_bytes += if fits { payload.len() as u64 } else { 0 };
             self.fragment_state.buffer.push(state as u8);
             // The packet format has 32 bits for the length of a fragment.
             self.fragment_length.buffer.push(payload.len() as u32);

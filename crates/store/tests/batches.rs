@@ -349,10 +349,27 @@ fn a_batch_file_that_cannot_be_unpacked_leaves_no_event_file() {
 fn a_partial_file_with_a_damaged_header_is_kept() {
     let folder = folder();
     let path = partial(folder.path(), 2);
-    File::options().write(true).open(&path).unwrap().write_all_at(b"x", 40).unwrap();
-    let error = recover_partials(folder.path()).unwrap().remove(0).unwrap_err();
-    assert!(error.to_string().contains("CRC-32"), "{error}");
-    assert!(path.exists());
+    let file = File::options().write(true).open(&path).unwrap();
+    // A byte of the schema; the length of the header, which is then beyond the end of the file.
+    for (at, problem) in [(40, "CRC-32"), (10, "cut short in its header")] {
+        file.write_all_at(b"x", at).unwrap();
+        let error = recover_partials(folder.path()).unwrap().remove(0).unwrap_err();
+        assert!(error.to_string().contains(problem), "{error}");
+        assert!(path.exists());
+    }
+}
+
+#[test]
+fn a_batch_file_that_was_just_created_is_removed_and_one_of_others_is_kept() {
+    let folder = folder();
+    let partial = |name: &str| folder.path().join(format!("{name}.batches.partial"));
+    fs::write(partial("created"), b"").unwrap();
+    fs::write(partial("cut"), b"MSBATCHF\xff\0\0\0").unwrap();
+    fs::write(partial("letter"), b"Dear").unwrap();
+    let recovered = recover_partials(folder.path()).unwrap();
+    assert!(matches!(&recovered[..], [Ok(_), Ok(_), Err(_)]), "{recovered:?}");
+    let left: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|file| file.unwrap().path()).collect();
+    assert_eq!(left, [partial("letter")]);
 }
 
 #[test]

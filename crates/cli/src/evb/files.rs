@@ -13,8 +13,8 @@ use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
 use millstream_store::{
     FileError, FileState, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index,
-    base_of_complete, committed_numbers, event_numbers, file_state, index_path, partials, read_index,
-    recover_partials, refuse_earlier_events, remove_earlier_sequence, unpack,
+    base_of_complete, committed_numbers, event_numbers, file_state, index_path, is_not_synced, partials,
+    read_index, recover_partials, refuse_earlier_events, remove_earlier_sequence, unpack,
 };
 
 use crate::output::print_line;
@@ -146,6 +146,12 @@ pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dy
             }
         }
     }
+    for path in not_synced(directory)? {
+        problem(&format_args!(
+            "{}: could not be synced, and its events may be lost (docs/output.md, Durability)",
+            path.display()
+        ));
+    }
     for path in partials(directory)? {
         let contents = committed_numbers(&path)
             .map_or_else(|error| error.to_string(), |numbers| format!("{} events", numbers.len()));
@@ -218,7 +224,9 @@ pub(crate) fn recover(directory: &Path, bases: &[PathBuf]) -> Result<Vec<FileErr
                 eprintln!("{}: recovered {events} events as {}", partial.display(), path.display());
                 problems.extend(add_file(directory, bases, &path).err());
             }
-            Ok(Recovered { path: None, .. }) => {}
+            Ok(Recovered { path: None, partial, .. }) => {
+                eprintln!("{}: has no event and is removed", partial.display());
+            }
             Err(error) => problems.push(error),
         }
     }
@@ -248,6 +256,20 @@ fn without_index(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 /// Whether a file is one of this program, even if it is damaged.
 fn is_event_file(path: &Path) -> bool {
     !matches!(event_numbers(path), Err(FileError::WrongFormat { field, .. }) if field == "attribute format")
+}
+
+/// Files in a directory that could not be synced, by name.
+fn not_synced(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    let unreadable = IoError::of(directory, "list");
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(unreadable)? {
+        let path = file.map_err(unreadable)?.path();
+        if is_not_synced(&name_of(&path)) {
+            found.push(path);
+        }
+    }
+    found.sort();
+    Ok(found)
 }
 
 /// Files in a directory with the extension of a complete file, by name. An empty one counts as absent.

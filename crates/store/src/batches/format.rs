@@ -26,8 +26,8 @@ use crate::Schema;
 
 /// Length up to which all headers are alike: magic, length, CRC-32.
 pub(super) const START: usize = 16;
-const FILE_MAGIC: &[u8; 8] = b"MSBATCHF";
-const RECORD_MAGIC: &[u8; 8] = b"MSBATCHR";
+pub(super) const FILE_MAGIC: &[u8; 8] = b"MSBATCHF";
+pub(super) const RECORD_MAGIC: &[u8; 8] = b"MSBATCHR";
 const VERSION: u32 = 1;
 const FILE_FIXED: usize = 32;
 const RECORD_FIXED: usize = 72;
@@ -37,8 +37,9 @@ const READOUT_LOST: u32 = 1;
 const PENDING: u32 = 2;
 /// Longest header.
 pub(super) const MAX_HEADER: u32 = 256 << 20;
+pub(super) const SMALLEST_BLOCK: u32 = 4096;
 /// Smallest and largest block.
-const BLOCKS: std::ops::RangeInclusive<u32> = 4096..=65_536;
+const BLOCKS: std::ops::RangeInclusive<u32> = SMALLEST_BLOCK..=65_536;
 
 /// Status of a stored event: a fragment is missing.
 pub(super) const MISSING: u8 = 1;
@@ -262,6 +263,12 @@ impl RecordHeader {
                 return Err(format!("the packet of source {:#x} is outside of it", packet.source));
             }
         }
+        // Otherwise a short file could have any number of packet entries.
+        let mut ranges: Vec<_> = self.packets.iter().map(|packet| (packet.offset, packet.len)).collect();
+        ranges.sort_unstable();
+        if ranges.windows(2).any(|pair| pair[0].0 + u64::from(pair[0].1) > pair[1].0) {
+            return Err("its packets overlap".to_owned());
+        }
         let ascends = self.events.windows(2).all(|pair| pair[0].index < pair[1].index);
         if !ascends || self.events.last().is_some_and(|event| event.index >= self.n_events) {
             return Err("its events are not ascending events of the batch".to_owned());
@@ -308,7 +315,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn record() -> impl Strategy<Value = RecordHeader> {
-        let packets = prop::collection::vec((any::<u32>(), 0u64..5, 1u32..4096), 0..6);
+        let packets = prop::collection::vec((any::<u32>(), 1u32..4096), 0..6);
         let events = prop::collection::btree_set(0u32..64, 1..6);
         (packets, events, 0usize..4, any::<[u32; 2]>(), any::<[bool; 2]>()).prop_map(
             |(packets, events, map, [batch, first_event], [readout_lost, pending])| RecordHeader {
@@ -321,10 +328,11 @@ mod tests {
                 pending,
                 packets: packets
                     .into_iter()
-                    .map(|(source, page, len)| RecordPacket {
+                    .zip(1..)
+                    .map(|((source, len), page)| RecordPacket {
                         source,
                         kind: 1,
-                        offset: 4096 * (page + 1),
+                        offset: 4096 * page,
                         len,
                         header_len: len / 2,
                         header_crc: source,

@@ -11,7 +11,9 @@ use millstream_fragment::mfp::{Entry, Header};
 use millstream_fragment::{Fragment, SourceId};
 use millstream_quantity::Bytes;
 
-use super::format::{FileHeader, RecordHeader, RecordPacket, START, header_len};
+use super::format::{
+    FILE_MAGIC, FileHeader, RECORD_MAGIC, RecordHeader, RecordPacket, SMALLEST_BLOCK, START, header_len,
+};
 use super::writer::checksum_text;
 use crate::{FileError, Schema};
 
@@ -21,6 +23,25 @@ const CUT_SHORT: &str = "cut short in its header";
 /// Whether a file was not opened because its writer has not completed its header: it has no record.
 pub(crate) fn is_cut_in_its_header(error: &FileError) -> bool {
     matches!(error, FileError::WrongFormat { found, .. } if found == CUT_SHORT)
+}
+
+/// Whether a file whose header is cut short is what its writer left: otherwise the length of the header is damaged, or the file is
+/// another program's.
+pub(super) fn has_no_record(file: &File) -> io::Result<bool> {
+    let len = file.metadata()?.len();
+    let mut magic = [0; 8];
+    let start = &mut magic[..len.min(8) as usize];
+    file.read_exact_at(start, 0)?;
+    if !FILE_MAGIC.starts_with(start) {
+        return Ok(false);
+    }
+    for at in (SMALLEST_BLOCK.into()..len.saturating_sub(8)).step_by(SMALLEST_BLOCK as usize) {
+        file.read_exact_at(&mut magic, at)?;
+        if &magic == RECORD_MAGIC {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Reads a batch file.

@@ -8,7 +8,7 @@ use std::path::Path;
 use millstream_fragment::file::IoError;
 
 use super::format::mark_recovered;
-use super::reader::{BatchReader, is_cut_in_its_header};
+use super::reader::{BatchReader, has_no_record, is_cut_in_its_header};
 use crate::FileError;
 
 /// Cuts what follows the last committed record, and marks the file as recovered. Returns its events; a file without events is left
@@ -19,7 +19,10 @@ use crate::FileError;
 pub(crate) fn recover(file: &File, path: &Path) -> Result<u64, FileError> {
     let mut reader = match BatchReader::open(path) {
         Ok(reader) => reader,
-        Err(error) if is_cut_in_its_header(&error) => return Ok(0),
+        Err(error) if is_cut_in_its_header(&error) => {
+            let is_cut = has_no_record(file).map_err(IoError::of(path, "read"))?;
+            return if is_cut { Ok(0) } else { Err(error) };
+        }
         Err(error) => return Err(error),
     };
     let mut header = reader.encoded_header()?;
