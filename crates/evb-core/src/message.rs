@@ -8,7 +8,7 @@
 //!         ┌────┬─────┬────────┬──────┬────────┬──────┬─────────┬───────┬───────────┬─────────┬───────┐
 //! Grant   │ 1  │     │builder │ slot │        │ gen. │         │       │           │         │       │
 //! Assign  │ 2  │again│builder │ slot │ events │ gen. │  term   │ batch │first event│         │       │
-//! Done    │ 3  │     │builder │ slot │accepted│ gen. │         │ batch │events ×4  │fragments ×4     │
+//! Done    │ 3  │     │builder │ slot │accepted│ gen. │selected │ batch │events ×4  │fragments ×4     │
 //! Missing │ 4  │     │builder │ slot │readout │ gen. │ missing │       │           │         │       │
 //! Fault   │ 5  │cause│unit err│index │ peer   │      │         │ batch │           │         │       │
 //! Stop    │ 6  │cause│unit err│index │ peer   │      │  term   │ batch │           │         │       │
@@ -305,6 +305,7 @@ impl Message {
             Message::Done { builder, slot, generation, batch, outcome } => {
                 record.put_slot(builder, slot, generation);
                 record.put(6, outcome.accepted.to_le_bytes());
+                record.put(12, outcome.selected.to_le_bytes());
                 record.put(16, batch.0.to_le_bytes());
                 for (k, counts) in outcome.counts().into_iter().enumerate() {
                     record.put(24 + 2 * k, counts.events.to_le_bytes());
@@ -383,6 +384,7 @@ impl Message {
                     corrupt: counts(2),
                     readout_lost: counts(3),
                     accepted: record.u16(6),
+                    selected: record.u16(12),
                 };
                 Message::Done { builder, slot, generation, batch, outcome }
             }
@@ -467,17 +469,17 @@ mod tests {
                     Message::Assign(Assignment { batch, builder, slot, generation, again })
                 }
             ),
-            (place(), any::<(u64, u16)>(), (counts(), counts(), counts(), counts())).prop_map(
+            (place(), any::<(u64, u16, u16)>(), (counts(), counts(), counts(), counts())).prop_map(
                 |(
                     (builder, slot, generation),
-                    (batch, accepted),
+                    (batch, accepted, selected),
                     (built, missing, corrupt, readout_lost),
                 )| Message::Done {
                     builder,
                     slot,
                     generation,
                     batch: BatchId(batch),
-                    outcome: BatchOutcome { built, missing, corrupt, readout_lost, accepted },
+                    outcome: BatchOutcome { built, missing, corrupt, readout_lost, accepted, selected },
                 }
             ),
             (place(), any::<u16>(), 1..=u32::MAX).prop_map(|((builder, slot, generation), ru, missing)| {

@@ -32,6 +32,8 @@ pub struct BatchOutcome {
     pub readout_lost: BatchCounts,
     /// Built events that the kernel accepted.
     pub accepted: u16,
+    /// Events that the output selects, also beyond the maximum to store.
+    pub selected: u16,
 }
 
 impl BatchOutcome {
@@ -54,7 +56,9 @@ impl BatchOutcome {
     /// unit may be accepted.
     pub fn covers(&self, events: u16) -> bool {
         let deliverable = u32::from(self.built.events) + u32::from(self.readout_lost.events);
-        self.events() == u32::from(events) && u32::from(self.accepted) <= deliverable
+        self.events() == u32::from(events)
+            && u32::from(self.accepted) <= deliverable
+            && self.selected <= events
     }
 }
 
@@ -97,6 +101,9 @@ pub struct Totals {
     pub readout_lost: Counts,
     /// See [`BatchOutcome::accepted`].
     pub accepted: u64,
+    /// See [`BatchOutcome::selected`].
+    #[serde(default)]
+    pub selected: u64,
 }
 
 impl Totals {
@@ -123,6 +130,7 @@ impl AddAssign<BatchOutcome> for Totals {
         self.corrupt += outcome.corrupt;
         self.readout_lost += outcome.readout_lost;
         self.accepted += u64::from(outcome.accepted);
+        self.selected += u64::from(outcome.selected);
     }
 }
 
@@ -134,6 +142,7 @@ impl AddAssign for Totals {
         self.corrupt += other.corrupt;
         self.readout_lost += other.readout_lost;
         self.accepted += other.accepted;
+        self.selected += other.selected;
     }
 }
 

@@ -257,15 +257,8 @@ fn add_summary(config: &RunConfig, report: &mut RunReport, summary: &RunSummary)
 
 /// Events of each builder unit that the output selects. Without an output, the accepted ones.
 fn selected<'a>(config: &'a RunConfig, outcome: &'a RunOutcome) -> impl Iterator<Item = u64> + 'a {
-    let events = config.output.as_ref().map(|output| output.events).unwrap_or_default();
-    let units = config.builders.iter().zip(&outcome.builders).zip(&outcome.totals);
-    units.filter_map(move |((builder, statistics), totals)| match (events, statistics) {
-        (StoredEvents::All, _) => totals.as_ref().map(Totals::events),
-        (_, Some(statistics)) if config.output.is_some() && builder.accepts_incomplete() => {
-            Some(statistics.selected)
-        }
-        _ => totals.as_ref().map(|totals| totals.accepted),
-    })
+    let totals = outcome.totals.iter().flatten();
+    totals.map(|totals| if config.output.is_some() { totals.selected } else { totals.accepted })
 }
 
 /// Whether the output selects other events than accepted ones that are built.

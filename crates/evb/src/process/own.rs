@@ -138,7 +138,7 @@ mod tests {
         card = "card0"
         slots = 8
         [builder.trigger]
-        program = "decide"
+        program = "sh"
         arguments = ["--fast"]
         [output]
         directory = "events"
@@ -160,7 +160,7 @@ mod tests {
     fn another_program_file_or_device_is_refused_and_named() {
         let own = OwnConfig::new(config(TEXT));
         for (from, to, field) in [
-            ("\"decide\"", "\"/bin/sh\"", "trigger of builder bu0"),
+            ("\"sh\"", "\"/bin/sh\"", "trigger of builder bu0"),
             ("--fast", "--exec", "trigger of builder bu0"),
             ("directory = \"events\"", "directory = \"elsewhere\"", "output"),
             ("\"camera\"", "\"other\"", "run.name"),

@@ -253,6 +253,7 @@ fn batches_of_a_killed_builder_unit_are_built_by_another() {
     let run = TestRun::new(&["host", "host"], 5000, "", "out");
     let (summary, outcome) = run.run(&builder(1), Signal::KILL, None);
     assert_rebuilt(&summary, 1);
+    assert_selected(&outcome, EVENTS);
     assert!(outcome.failures.iter().all(|failure| failure.is_recovered), "{outcome:#?}");
     run.assert_all_stored("out");
 }
@@ -401,10 +402,28 @@ fn events_without_a_killed_readout_unit_are_delivered() {
 }
 
 fn events_without_a_killed_readout_unit_are_discarded() {
-    let run = TestRun::new(&["host", "host"], 5000, "readout_loss = \"discard\"", "out");
-    let (summary, _) = run.run(&readout(1), Signal::KILL, None);
-    assert_incomplete(&summary);
-    assert_eq!(run.stored("out").len() as u64, summary.built.events);
+    for (events, has_trigger) in [("built", false), ("all", false), ("accepted", true)] {
+        let mut run = TestRun::new(&["host", "host"], 5000, "readout_loss = \"discard\"", "out");
+        run.text = run.text.replace("events = \"built\"", &format!("events = {events:?}"));
+        if has_trigger {
+            let program = std::env::current_exe().unwrap();
+            let trigger = format!(
+                "landing = \"host\"\n[builder.trigger]\nprogram = {program:?}\n\
+                 arguments = [\"worker\", \"any\"]\nevents = \"all\"\n"
+            );
+            run.text = run.text.replace("landing = \"host\"\n", &trigger);
+        }
+        let (summary, outcome) = run.run(&readout(1), Signal::KILL, None);
+        assert_incomplete(&summary);
+        assert_eq!(run.stored("out").len() as u64, summary.built.events);
+        assert_selected(&outcome, summary.built.events);
+    }
+}
+
+/// The units that are left and those that were killed have selected this number of events.
+fn assert_selected(outcome: &RunOutcome, events: u64) {
+    let selected: u64 = outcome.totals.iter().flatten().map(|totals| totals.selected).sum();
+    assert_eq!(selected, events, "{outcome:#?}");
 }
 
 fn a_stopped_readout_unit_is_ended_and_the_run_goes_on() {

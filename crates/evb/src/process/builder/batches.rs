@@ -169,6 +169,9 @@ impl BuilderProcess {
 
     /// Whether the software trigger decides on an event of the processed batch in the slot.
     pub(super) fn is_candidate(&self, slot: SlotIndex, event: usize) -> bool {
+        if self.is_discarded(slot) {
+            return false;
+        }
         let trigger = self.config.builders[self.index.index()].trigger.as_ref();
         match trigger.map(|trigger| trigger.candidates) {
             Some(Candidates::All) => true,
@@ -215,12 +218,13 @@ impl BuilderProcess {
     pub(super) fn store_or_finish(
         &mut self,
         complete: &CompleteBatch,
-        outcome: BatchOutcome,
+        mut outcome: BatchOutcome,
         events: Vec<u16>,
         decisions: Vec<u8>,
     ) {
         let slot = complete.slot;
-        self.statistics.selected += events.len() as u64;
+        // At most the events of a batch.
+        outcome.selected = events.len() as u16;
         if !self.submit_to_storage(complete, outcome, events, decisions) {
             self.finish_batch(slot, outcome);
         }
@@ -259,17 +263,23 @@ impl BuilderProcess {
 
     /// Whether the run stores an event of the processed batch in the slot.
     pub(super) fn is_wanted(&self, wanted: StoredEvents, slot: SlotIndex, event: usize) -> bool {
+        if self.is_discarded(slot) {
+            return false;
+        }
         match wanted {
             StoredEvents::Accepted => {
                 let incomplete = self.kernel.as_ref().is_some_and(CardKernel::accepts_incomplete);
                 self.kernel_summary(event).accepted != 0 && (incomplete || self.is_delivered(slot, event))
             }
             StoredEvents::Built => self.is_delivered(slot, event),
-            StoredEvents::All => {
-                let discards = self.config.plan.recovery.readout == OnReadoutLoss::Discard;
-                !discards || !self.contents[slot.index()].lacks_readout_unit()
-            }
+            StoredEvents::All => true,
         }
+    }
+
+    /// Whether the events of the processed batch in the slot are only counted, because they lack a lost readout unit.
+    fn is_discarded(&self, slot: SlotIndex) -> bool {
+        self.config.plan.recovery.readout == OnReadoutLoss::Discard
+            && self.contents[slot.index()].lacks_readout_unit()
     }
 
     /// Queues events of a processed batch for storage, with their decision maps. False if none is to be stored.

@@ -82,9 +82,6 @@ pub struct BuilderStatistics {
     pub decisions_set: u64,
     /// Time that the card was busy.
     pub card_busy: Duration,
-    /// Events that the output selects, also beyond the maximum to store.
-    #[serde(default)]
-    pub selected: u64,
     /// Counts of the software trigger.
     #[serde(default)]
     pub workers: WorkerCounts,
