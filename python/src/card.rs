@@ -65,8 +65,9 @@ impl Connection {
 
     /// Epoch of the lease that this process holds.
     #[getter]
-    fn epoch(&self) -> Option<u32> {
-        self.card.held().map(|held| held.epoch)
+    fn epoch(&self, py: Python<'_>) -> Option<u32> {
+        // It waits for operations of other threads.
+        py.detach(|| self.card.held()).map(|held| held.epoch)
     }
 
     fn acquire(&self, py: Python<'_>, duration: f64, timeout: f64) -> PyResult<u32> {

@@ -74,7 +74,8 @@ pub struct Event {
 pub struct LostPuts {
     /// Their number.
     pub count: u64,
-    /// Why the last one was: [`FabricError::NodeLost`] or [`FabricError::NoRoute`].
+    /// Why the last one was: [`FabricError::NodeLost`], [`FabricError::NoRoute`], [`FabricError::Gone`] or
+    /// [`FabricError::NoRegion`].
     pub cause: FabricError,
 }
 
@@ -279,6 +280,7 @@ pub trait Fabric {
         source: Span,
         notification: Notification,
     ) -> Result<(), FabricError> {
+        check_span(self, source)?;
         let mut data = vec![0; source.length];
         self.load(source.region, source.offset, &mut data)?;
         self.put(to, region, offset, &data, notification)
@@ -307,6 +309,7 @@ pub trait Fabric {
         offset: u64,
         into: Span,
     ) -> Result<(), FabricError> {
+        check_span(self, into)?;
         let mut data = vec![0; into.length];
         self.get(from, region, offset, &mut data)?;
         self.store(into.region, into.offset, &data)
@@ -343,8 +346,8 @@ pub trait Fabric {
     /// The first failure of a put since the last flush.
     fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError>;
 
-    /// Puts to a node so far that failed behind their posting, because the node was lost or no path led there. It may have
-    /// executed them, and may be back. Those under way are not waited for; [`Fabric::flush`] reports the first one, too. None
+    /// Puts to a node so far that failed behind their posting, because the node was lost, no path led there, or
+    /// the region has ended. A node that was lost may have executed them, and may be back. Those under way are not waited for; [`Fabric::flush`] reports the first one, too. None
     /// if there are none, or if nodes that were lost do not come back.
     fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
         let _ = to;
@@ -386,4 +389,15 @@ pub trait Fabric {
     /// # Errors
     /// [`FabricError::NodeLost`] or [`FabricError::TimedOut`]. Later exchanges of this node fail with the same error.
     fn exchange(&mut self, bytes: &[u8], timeout: Duration) -> Result<Vec<Vec<u8>>, FabricError>;
+}
+
+/// Checks a part of a region of this node, before memory of its length is allocated.
+fn check_span<F: Fabric + ?Sized>(fabric: &F, span: Span) -> Result<(), FabricError> {
+    let Span { region, offset, length } = span;
+    let length = length as u64;
+    let Some(last) = length.checked_sub(1) else { return Ok(()) };
+    fabric.load(region, offset.saturating_add(last), &mut [0]).map_err(|error| match error {
+        FabricError::Bounds { size, .. } => FabricError::Bounds { offset, length, size },
+        other => other,
+    })
 }

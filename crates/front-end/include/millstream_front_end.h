@@ -169,7 +169,8 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
         ring->refused_since = calloc(ring->sources ? ring->sources : 1, sizeof *ring->refused_since);
     }
     int power = ring->capacity && !(ring->capacity & (ring->capacity - 1));
-    if (!ring->refused_since || !power || ring->records + ring->capacity > ring->bytes) {
+    uint64_t longest = (32 + (uint64_t)ring->max_len + 31) / 32 * 32;
+    if (!ring->refused_since || !power || longest > ring->capacity || ring->records + ring->capacity > ring->bytes) {
         msfe_close(ring);
         errno = EPROTO;
         return -1;

@@ -107,11 +107,14 @@ impl FrontEnd {
         let sources = word(control::SOURCES);
         let capacity = memory.word64(control::CAPACITY).load(Ordering::Relaxed);
         let records = records(sources);
-        if !capacity.is_power_of_two() || records as u64 + capacity > memory.len() as u64 {
+        let max_len = word(control::MAX_LEN);
+        let longest = RecordHeader { source: 0, len: max_len, event: 0, crc: 0 }.record_len();
+        let fits = capacity.is_power_of_two() && longest <= capacity && capacity <= memory.len() as u64;
+        if !fits || records as u64 + capacity > memory.len() as u64 {
             return Err(wrong());
         }
         Ok(FrontEnd {
-            max_len: word(control::MAX_LEN),
+            max_len,
             first_source: word(control::FIRST_SOURCE),
             refused_since: vec![None; sources as usize],
             wake: EventFd::from_fd(wake),
@@ -204,7 +207,7 @@ impl FrontEnd {
 
     fn put(&self, at: u64, bytes: &[u8]) {
         let offset = self.records + (at % self.capacity) as usize;
-        // SAFETY: a record does not wrap, and `connect` checked that the ring is inside the mapping. The consumer reads it
+        // SAFETY: a record does not wrap, and `connect` checked that the ring is inside the mapping and holds the longest record. The consumer reads it
         // after `publish`.
         unsafe { copy_in_order(self.memory.base().add(offset), bytes.as_ptr(), bytes.len()) };
     }

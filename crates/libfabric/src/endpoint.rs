@@ -20,7 +20,7 @@ use crate::matching::{Arrived, Discarded, Matcher, Message, Pattern, Receive, Re
 use crate::memory::{Regions, UserBuffer};
 use crate::ring::{Address, PAYLOAD, Rings, SLOTS};
 use crate::sys;
-use target::Reading;
+use target::{Reading, Writing};
 
 /// An endpoint that closes waits for so long for nodes that have come back and must say what they have received.
 const CLOSING: Duration = Duration::from_secs(10);
@@ -145,6 +145,8 @@ pub struct Endpoint<F> {
     matcher: Matcher<UserBuffer>,
     queues: Vec<VecDeque<Outgoing>>,
     readings: Vec<Option<Reading>>,
+    /// The write of each node that is under way.
+    writes: Vec<Writing>,
     /// Nodes whose loss is known, after their last messages.
     lost: Vec<bool>,
     requests: HashMap<u64, Request>,
@@ -152,6 +154,7 @@ pub struct Endpoint<F> {
     regions: Arc<Mutex<Regions>>,
     completions: VecDeque<Completion>,
     scratch: Vec<u8>,
+    is_closed: bool,
 }
 
 fn lock(regions: &Mutex<Regions>) -> MutexGuard<'_, Regions> {
@@ -167,13 +170,26 @@ impl<F: Fabric> Endpoint<F> {
             matcher: Matcher::new(nodes),
             queues: (0..nodes).map(|_| VecDeque::new()).collect(),
             readings: (0..nodes).map(|_| None).collect(),
+            writes: vec![Writing::default(); nodes],
             lost: vec![false; nodes],
             requests: HashMap::new(),
             next_request: 1,
             regions,
             completions: VecDeque::new(),
             scratch: vec![0; PAYLOAD],
+            is_closed: false,
         }
+    }
+
+    /// Drops all operations under way: their memory is the application's again.
+    pub fn close(&mut self) {
+        let nodes = self.rings.nodes();
+        self.is_closed = true;
+        self.matcher = Matcher::new(nodes);
+        self.queues.iter_mut().for_each(VecDeque::clear);
+        self.readings.iter_mut().for_each(|reading| *reading = None);
+        self.requests.clear();
+        self.completions.clear();
     }
 
     /// Its address.
@@ -361,6 +377,9 @@ impl<F: Fabric> Endpoint<F> {
 
     /// Handles what arrived and sends what can be sent. Returns whether there was anything.
     pub fn progress(&mut self) -> bool {
+        if self.is_closed {
+            return false;
+        }
         let mut worked = false;
         self.rings.look_for_lost_puts();
         for at in 0..self.queues.len() {
@@ -375,6 +394,9 @@ impl<F: Fabric> Endpoint<F> {
                 worked = true;
             }
             self.lost[at] = is_lost;
+            if is_drained && self.rings.take_ended(node) {
+                worked |= self.end_node(node);
+            }
             worked |= handled | self.rings.recover(node) | self.transmit(node);
         }
         worked

@@ -73,6 +73,7 @@ struct Region {
     length: u64,
     readable: bool,
     writable: bool,
+    registration: u64,
 }
 
 /// A range of a region. It borrows the table, so its memory exists: whoever ends the region waits until the table is free.
@@ -98,6 +99,8 @@ impl RegionRange<'_> {
 #[derive(Debug, Default)]
 pub struct Regions {
     by_key: HashMap<u64, Region>,
+    /// Regions added so far.
+    registrations: u64,
 }
 
 // SAFETY: the application gives the memory of a region to the domain until it closes the region.
@@ -130,8 +133,16 @@ impl Regions {
         if self.by_key.contains_key(&key) {
             return false;
         }
-        self.by_key.insert(key, Region { start, length, readable, writable });
+        self.registrations += 1;
+        let registration = self.registrations;
+        self.by_key.insert(key, Region { start, length, readable, writable, registration });
         true
+    }
+
+    /// A number that no other region had that had the key before or has it later; 0 without a region.
+    #[must_use]
+    pub fn registration(&self, key: u64) -> u64 {
+        self.by_key.get(&key).map_or(0, |region| region.registration)
     }
 
     /// A key that no region has, far from those that applications choose.

@@ -97,6 +97,10 @@ struct Peer {
     recovery: Recovery,
     /// No path led there when the last put was lost.
     unreachable: bool,
+    /// The endpoint with the inbox has ended.
+    has_ended: bool,
+    /// It has since [`Rings::take_ended`].
+    ended: bool,
     /// Number of the last restart.
     restart: u16,
     /// Inbox of the endpoint that fills the ring here.
@@ -116,6 +120,7 @@ impl Peer {
         self.unfreed.clear();
         (self.is_open, self.sent, self.posted) = (false, 0, 0);
         (self.recovery, self.unreachable) = (Recovery::None, false);
+        (self.has_ended, self.ended) = (false, false);
     }
 }
 
@@ -213,8 +218,24 @@ impl<F: Fabric> Rings<F> {
         self.peers.get(address.node.index()).is_some_and(|peer| peer.inbox == Some(address.inbox))
     }
 
-    /// Learns where messages to a node go. False if the address is that of an endpoint that has ended, and another one is known.
+    /// Learns where messages to a node go. False if the address is that of an endpoint that is known to have ended.
     pub fn connect(&mut self, address: Address) -> bool {
+        self.is_ended(address) != Some(true) && self.adopt(address)
+    }
+
+    /// Whether the endpoint of a node has ended, if messages to the node go to this address.
+    fn is_ended(&self, address: Address) -> Option<bool> {
+        let peer = self.peers.get(address.node.index())?;
+        (peer.inbox == Some(address.inbox)).then_some(peer.has_ended)
+    }
+
+    /// Whether an endpoint has ended since the last call.
+    pub fn take_ended(&mut self, node: NodeNumber) -> bool {
+        self.peers.get_mut(node.index()).is_some_and(|peer| std::mem::take(&mut peer.ended))
+    }
+
+    /// As [`Rings::connect`], also for an endpoint that has ended: its last messages are received.
+    fn adopt(&mut self, address: Address) -> bool {
         let Address { node, inbox } = address;
         let Some(known) = self.peers.get(node.index()).map(|peer| peer.inbox) else { return false };
         if known == Some(inbox) {
@@ -374,7 +395,7 @@ impl<F: Fabric> Rings<F> {
             };
             let inbox = RegionId(header.inbox);
             self.peers[node.index()].source.get_or_insert(inbox);
-            if self.connect(Address { node, inbox }) {
+            if self.adopt(Address { node, inbox }) {
                 return Some(header);
             }
             // Its endpoint has ended: the slot is skipped.
@@ -410,7 +431,7 @@ impl<F: Fabric> Rings<F> {
     fn accept(&mut self, address: Address) {
         let peer = &mut self.peers[address.node.index()];
         (peer.source, peer.received, peer.returned, peer.answered) = (Some(address.inbox), 0, None, 0);
-        self.connect(address);
+        self.adopt(address);
     }
 
     /// Copies data of the message that [`Rings::peek`] found.

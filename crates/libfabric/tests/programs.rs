@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         trial("without_a_torus_the_provider_offers_nothing", without_a_torus_the_provider_offers_nothing),
         trial("remote_memory_and_atomic_operations_are_right", remote_memory_and_atomic_operations_are_right),
         trial("endpoints_are_opened_anew_and_lost", endpoints_are_opened_anew_and_lost),
+        trial("sends_to_a_closed_endpoint_fail", sends_to_a_closed_endpoint_fail),
         trial("a_node_that_comes_back_misses_no_message", a_node_that_comes_back_misses_no_message),
     ];
     for (name, arguments) in [
@@ -178,6 +179,16 @@ fn endpoints_are_opened_anew_and_lost() -> TestResult {
     let mut torus = Launcher { supervisors: 1, period_factor: 4, ..launcher("2x1x1")? }.launch()?;
     torus
         .run(&script(folder.path(), "timeout 240 ./reopen $MILLSTREAM_TORUS_RANK"))
+        .map_err(|error| format!("{error}: {}", output(folder.path())))?;
+    Ok(())
+}
+
+fn sends_to_a_closed_endpoint_fail() -> TestResult {
+    let folder = provider()?;
+    compile("cc", &here("tests/c/closed.c"), &folder.path().join("closed-endpoint"), &["-lfabric"])?;
+    let mut torus = launch("2x1x1")?;
+    torus
+        .run(&script(folder.path(), "timeout 120 ./closed-endpoint $MILLSTREAM_TORUS_RANK"))
         .map_err(|error| format!("{error}: {}", output(folder.path())))?;
     Ok(())
 }

@@ -93,7 +93,11 @@ impl Outstanding {
             self.results.insert(done.cookie, result);
         } else if let Err(error) = result {
             self.failures.entry(pending.target).or_insert(error);
-            if let FabricError::NodeLost { .. } | FabricError::NoRoute { .. } = error {
+            if let FabricError::NodeLost { .. }
+            | FabricError::NoRoute { .. }
+            | FabricError::Gone { .. }
+            | FabricError::NoRegion { .. } = error
+            {
                 let before = self.lost_puts(pending.target).map_or(0, |lost| lost.count);
                 self.lost_puts.insert(pending.target, LostPuts { count: before + 1, cause: error });
             }

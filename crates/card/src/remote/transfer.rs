@@ -23,6 +23,8 @@ impl RemoteCard {
     /// Copies bytes into card memory.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| {
+            // Nothing is written of what does not fit.
+            inner.lease()?.memory.at(offset, bytes.len() as u64)?;
             let most = inner.staging.len();
             for (index, piece) in bytes.chunks(most).enumerate() {
                 inner.staging.copy_from_slice(0, piece)?;
@@ -49,6 +51,7 @@ impl RemoteCard {
     /// Copies bytes into BAR2, the DMA window.
     pub fn write_bar2(&self, offset: u64, bytes: &[u8]) -> std::result::Result<(), RemoteError> {
         self.with(|inner| {
+            inner.lease()?.bar2.at(offset, bytes.len() as u64)?;
             let most = inner.staging.len();
             for (index, piece) in bytes.chunks(most).enumerate() {
                 inner.staging.copy_from_slice(0, piece)?;

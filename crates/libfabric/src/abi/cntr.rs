@@ -67,12 +67,12 @@ unsafe extern "C" fn read(cntr: *mut sys::fid_cntr) -> u64 {
     if !counts.endpoints.progress() {
         std::thread::yield_now();
     }
-    counts.done.load(Ordering::Relaxed)
+    counts.done.load(Ordering::Acquire)
 }
 
 unsafe extern "C" fn read_error(cntr: *mut sys::fid_cntr) -> u64 {
     // SAFETY: as above.
-    unsafe { counts(cntr) }.failed.load(Ordering::Relaxed)
+    unsafe { counts(cntr) }.failed.load(Ordering::Acquire)
 }
 
 unsafe extern "C" fn add(cntr: *mut sys::fid_cntr, value: u64) -> c_int {

@@ -75,7 +75,8 @@ impl Core {
             for (events, counts) in &self.counters {
                 if *events & done.flags != 0 {
                     let count = if done.error == 0 { &counts.done } else { &counts.failed };
-                    count.fetch_add(1, Ordering::Relaxed);
+                    // The data of the operation are in place for whoever reads the count.
+                    count.fetch_add(1, Ordering::Release);
                 }
             }
             let bound = if done.side == Side::Transmit { &self.transmit } else { &self.receive };
@@ -245,6 +246,8 @@ unsafe extern "C" fn close(fid: *mut sys::fid) -> c_int {
         // What has completed must arrive, also if this process ends now.
         core.endpoint.progress();
         core.endpoint.flush();
+        // Another thread may wait for the lock to make progress.
+        core.endpoint.close();
         drop(core);
         super::close::<EndpointObject>(fid)
     }

@@ -20,6 +20,15 @@ pub(super) struct Reading {
     bytes: Vec<u8>,
 }
 
+/// A write of another node, whose slots are carried out one by one.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Writing {
+    /// Number of the region's registration when it began.
+    registration: u64,
+    /// The error of the first slot that was refused; nothing of the write is carried out behind it.
+    error: u32,
+}
+
 /// Most bytes of a read that one call copies.
 pub(super) const READ_STEP: u64 = SLOTS * PAYLOAD as u64;
 
@@ -34,11 +43,24 @@ fn error_of(refused: Refused) -> u32 {
 impl<F: Fabric> Endpoint<F> {
     pub(super) fn handle_write(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
         let regions = lock(&self.regions);
-        let whole = regions.range(header.key, header.tag, header.total, true);
-        let error = whole.map_or_else(error_of, |mut target| {
-            target.write(header.offset, data);
-            0
-        });
+        let registration = regions.registration(header.key);
+        let writing = &mut self.writes[node.index()];
+        if header.offset == 0 {
+            *writing = Writing { registration, error: 0 };
+        }
+        if writing.error == 0 {
+            let whole = regions.range(header.key, header.tag, header.total, true);
+            // Another region may have the key meanwhile.
+            let whole = whole.and_then(|target| match registration == writing.registration {
+                true => Ok(target),
+                false => Err(Refused::Key),
+            });
+            writing.error = whole.map_or_else(error_of, |mut target| {
+                target.write(header.offset, data);
+                0
+            });
+        }
+        let error = writing.error;
         drop(regions);
         if !header.is_last() {
             return;

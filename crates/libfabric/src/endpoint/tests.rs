@@ -302,3 +302,42 @@ fn a_message_whose_receive_has_failed_is_acknowledged_with_an_error() {
     assert_eq!(completed(&mut endpoints[1]), [(1, sys::FI_ECONNABORTED)]);
     assert_eq!(completed(&mut endpoints[0]), []);
 }
+
+#[test]
+fn a_closed_endpoint_touches_no_memory() {
+    let [mut here, mut other] = endpoints();
+    let mut bytes = vec![0; LONG];
+    post(&mut here, None, 1, &mut bytes);
+    send(&mut other, here.address(), 1, vec![1; LONG], false);
+    here.close();
+    // Another thread made progress when the endpoint was closed.
+    assert!(!here.progress());
+    assert!(bytes.iter().all(|&byte| byte == 0));
+    assert_eq!(completed(&mut here), []);
+}
+
+#[test]
+fn a_write_whose_region_comes_or_changes_in_its_middle_fails() {
+    for is_there in [false, true] {
+        let [mut here, mut other] = endpoints();
+        let (mut first, mut second) = (vec![0; LONG], vec![0; LONG]);
+        let regions = Arc::clone(&other.regions);
+        // SAFETY: the bytes live longer than the endpoints.
+        let add = |bytes: &mut Vec<u8>| unsafe {
+            lock(&regions).add(17, bytes.as_mut_ptr(), LONG as u64, true, true)
+        };
+        if is_there {
+            assert!(add(&mut first));
+        }
+        let completion = Completion::new(Side::Transmit, 1, sys::MS_FI_WRITE);
+        let header = Header { key: 17, has_data: true, data: 5, ..Header::new(Kind::Write) };
+        here.send(other.address(), header, Source::Owned(vec![1; LONG]), completion, true);
+        other.progress();
+        lock(&other.regions).remove(17);
+        assert!(add(&mut second));
+        settle([&mut here, &mut other]);
+        assert_eq!(completed(&mut here), [(1, sys::FI_EKEYREJECTED)]);
+        assert_eq!(completed(&mut other), [], "no event of a write that failed");
+        assert!(second.iter().all(|&byte| byte == 0) && first.contains(&1) == is_there);
+    }
+}

@@ -188,6 +188,7 @@ impl Fabric for TorusNode {
     }
 
     fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
+        self.look();
         self.drain();
         self.outstanding.lost_puts(to)
     }
@@ -212,14 +213,18 @@ impl Fabric for TorusNode {
     }
 
     fn is_lost(&self, node: NodeNumber) -> bool {
-        !self.torus.contains(node) || self.control.is_lost(node)
+        self.broken || !self.torus.contains(node) || self.control.is_lost(node)
     }
 
     fn lost_node(&self) -> Option<NodeNumber> {
+        if self.broken {
+            return Some(self.here);
+        }
         self.torus.all().find(|&node| self.control.is_lost(node))
     }
 
     fn poll_event(&mut self) -> Option<Event> {
+        self.look();
         match self.control.take_event() {
             Ok(event) => event,
             Err(error) => {

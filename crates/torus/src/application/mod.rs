@@ -41,6 +41,8 @@ pub const ENV_DIMENSIONS: &str = "MILLSTREAM_TORUS_DIMENSIONS";
 const REGION_CHUNK: usize = 1 << 30;
 /// Interval in which a waiting application checks that its node process lives.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
+/// Calls of an application that polls, after which it looks at the time.
+const CALLS: u32 = 64;
 
 /// Why an application cannot attach.
 #[derive(Debug, thiserror::Error)]
@@ -98,6 +100,9 @@ pub struct TorusNode {
     exchange: Exchange,
     polling: Polling,
     broken: bool,
+    /// Calls since the connection to the node process was looked at last.
+    calls: u32,
+    looked: Instant,
 }
 
 impl TorusNode {
@@ -150,7 +155,21 @@ impl TorusNode {
             exchange: Exchange::new(RegionId(mailbox_region), mailbox, torus.nodes()),
             polling: Polling::new(DEFAULT_POLLING),
             broken: false,
+            calls: 0,
+            looked: Instant::now(),
         })
+    }
+
+    /// Looks now and then whether the node process is there: a program that only polls gets no other sign of its end.
+    fn look(&mut self) {
+        self.calls += 1;
+        if self.calls >= CALLS {
+            self.calls = 0;
+            if self.looked.elapsed() >= CHECK_EVERY {
+                self.looked = Instant::now();
+                self.broken |= self.connection.is_hung_up();
+            }
+        }
     }
 
     fn own(&self, region: RegionId) -> Result<&Memory, FabricError> {
@@ -280,6 +299,7 @@ impl Initiator for TorusNode {
     }
 
     fn post(&mut self, command: Command, pending: Pending) -> Result<u32, FabricError> {
+        self.look();
         if self.outstanding.count() as u64 >= MAX_COMMANDS {
             // Not for each single place.
             self.wait_for(Awaited::Half, NEVER, |node| {
