@@ -75,6 +75,12 @@ impl Neurons {
         run.banks().read(at, &mut self.bytes)?;
         let wrong = Fault::new(Cause::InvalidArgument, 1);
         let description: Description = serde_json::from_slice(&self.bytes).map_err(|_| wrong)?;
+        // A population has a table of all columns: the banks bound what the kernel allocates.
+        let [x, y] = description.network.grid.map(u64::from);
+        let banks = u64::from(run.banks().mask().count_ones()) * run.banks().bank_bytes();
+        if x.saturating_mul(y) > banks / 4 {
+            return Err(wrong);
+        }
         let population = description.population().ok_or(wrong)?;
         let mut peers_of = vec![Vec::new(); description.columns.len()];
         for (peer, messages) in description.peers.iter().enumerate() {

@@ -11,6 +11,9 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The interval from one refresh of an HBM to the next, and the time that it takes.
+const REFRESH: [&str; 2] = ["hbm.refresh.interval", "hbm.refresh.cycle"];
+
 /// One parameter.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -276,7 +279,19 @@ impl Parameters {
             let (least, most) = limits.into_inner();
             return Err(invalid(&format!("from {least} to {most} ({})", parameter.unit)));
         }
-        parameter.value = number;
+        let before = std::mem::replace(&mut parameter.value, number);
+        // A memory that refreshes all the time transfers nothing.
+        let [interval, cycle] =
+            REFRESH.map(|name| self.all.get(name).map_or(0.0, |parameter| parameter.value));
+        if REFRESH.contains(&name.trim()) && interval > 0.0 && interval <= cycle {
+            if let Some(parameter) = self.all.get_mut(name.trim()) {
+                parameter.value = before;
+            }
+            return Err(invalid(&format!(
+                "so that {} ({interval} ns) is above {} ({cycle} ns), or 0",
+                REFRESH[0], REFRESH[1]
+            )));
+        }
         Ok(())
     }
 
@@ -376,10 +391,14 @@ mod tests {
             ("pcie.efficiency=fast", "must be a number of 0 or more"),
             ("connectx-5.link.efficiency=0", "must be a number above 0"),
             ("connectx-5.inline.rate=0.0", "must be a number above 0"),
+            ("hbm.refresh.interval=200", "hbm.refresh.interval (200 ns) is above hbm.refresh.cycle"),
+            ("hbm.refresh.cycle=4000", "is above hbm.refresh.cycle (4000 ns)"),
         ] {
             let error = parameters.set(text).unwrap_err().to_string();
             assert!(error.contains(why), "{error}");
         }
+        assert!(parameters.get("hbm.refresh.interval") > parameters.get("hbm.refresh.cycle"));
+        parameters.set("hbm.refresh.interval=0").unwrap();
         parameters.set("connectx-5.message.gap=0").unwrap();
         parameters.set("pcie.efficiency=0.9").unwrap();
         assert_eq!(parameters.get("pcie.efficiency"), 0.9);

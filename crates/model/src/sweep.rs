@@ -97,7 +97,7 @@ fn range(low: &str, rest: &str) -> Result<Vec<String>, String> {
     }
     let show = |value: f64| {
         // Rounds away binary errors of repeated steps.
-        let value = (value * 1e9).round() / 1e9;
+        let value: f64 = format!("{value:.11e}").parse().unwrap_or(value);
         if unit.is_empty() { value.to_string() } else { format!("{value} {unit}") }
     };
     let next: Box<dyn Fn(usize) -> f64> = match step {
@@ -106,7 +106,12 @@ fn range(low: &str, rest: &str) -> Result<Vec<String>, String> {
         }
         None => Box::new(move |i| low + i as f64),
         Some((sign, step)) => {
-            let (step, _) = number(step)?;
+            let (step, other) = number(step)?;
+            if !other.is_empty() && (sign == "*" || other != unit) {
+                return Err(format!(
+                    "a step in {other:?} of a range in {unit:?}: use one unit, and none for a factor"
+                ));
+            }
             match sign {
                 "+" if step > 0.0 => Box::new(move |i| low + step * i as f64),
                 "*" if step > 1.0 && low > 0.0 => Box::new(move |i| low * step.powi(i as i32)),
@@ -269,6 +274,8 @@ mod tests {
         assert_eq!(values("a=0.9..1+0.05"), ["0.9", "0.95", "1"]);
         assert_eq!(values("a=250 MHz..450 MHz+100"), ["250 MHz", "350 MHz", "450 MHz"]);
         assert_eq!(values("a=1e-3..3e-3+1e-3"), ["0.001", "0.002", "0.003"]);
+        assert_eq!(values("a=1e-12..1e-10*10"), ["0.000000000001", "0.00000000001", "0.0000000001"]);
+        assert_eq!(values("a=1 GHz..2 GHz+1 GHz"), ["1 GHz", "2 GHz"]);
     }
 
     #[test]
@@ -286,6 +293,8 @@ mod tests {
             ("a=1..4*1", "above 1"),
             ("a=1..1000000", "more than 10000 values"),
             ("a=1 GHz..3 MHz+1", "one unit"),
+            ("a=1 GHz..3 GHz+50 MHz", "one unit"),
+            ("a=1 GHz..3 GHz*2 GHz", "one unit"),
         ] {
             let error = text.parse::<Setting>().unwrap_err().to_string();
             assert!(error.contains(why), "{text}: {error}");

@@ -65,6 +65,21 @@ fn flits_of_256_bytes_have_fifteen_slots_and_no_line_code_at_64_gigatransfers() 
 }
 
 #[test]
+fn a_copy_out_of_cxl_memory_is_limited_by_the_cores_whichever_end_names_it() {
+    let site = shipped("cxl-memory");
+    let rate = |text: &str| {
+        let flow = text.parse().unwrap();
+        concurrent(&site, &Parameters::shipped(), &[flow], Routing::Deterministic).unwrap()[0].together.0
+    };
+    for (one, other) in [
+        ("read node0 node0.wide", "write node0.wide node0"),
+        ("write node0 node0.wide", "read node0.wide node0"),
+    ] {
+        assert!(near(rate(one), rate(other), 1e-9), "{one}: {}, {other}: {}", rate(one), rate(other));
+    }
+}
+
+#[test]
 fn the_idle_latency_is_the_sum_of_the_path() {
     let p = Parameters::shipped();
     let site = shipped("cxl-memory");

@@ -170,6 +170,8 @@ fn invalid_scenarios_are_refused_by_field() {
     assert!(refused(|s| s.load.batch = 0).starts_with("batch = 0: must be"));
     assert!(refused(|s| s.load.fragment = f64::NAN).starts_with("fragment = NaN: must be"));
     assert!(refused(|s| s.load.rate = Some(-1.0)).starts_with("rate = -1: must be"));
+    let too_long = refused(|s| (s.load.batch, s.load.fragment) = (65_535, 65_536.0));
+    assert!(too_long.starts_with("batch × fragment = "), "{too_long}");
     assert!(refused(|s| s.configuration.slots = 0).starts_with("slots = 0: must be"));
     assert!(
         refused(|s| s.slow_builders = vec![SlowBuilder { builder: 4, factor: 2.0 }])

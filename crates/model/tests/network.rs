@@ -388,6 +388,30 @@ fn transfers_between_sockets_share_the_links_of_their_generation() {
 }
 
 #[test]
+fn concurrent_flows_of_different_adapters_do_not_depend_on_their_order() {
+    let link = |from: &str| {
+        format!("[[link]]\nfrom = \"{from}.hca\"\nto = \"sw\"\nrate = \"HDR\"\nlength = \"2 m\"\n")
+    };
+    let host = hosts(2).replacen("name = \"s\"", "", 1);
+    let slow = host.replace("\"node\"\ncount = 2", "\"a\"").replace("ConnectX-6", "slow");
+    let text = format!("name = \"s\"{host}{slow}")
+        + "[[switch]]\nname = \"sw\"\nmodel = \"QM8700\"\nports = 40\nlatency = \"130 ns\"\n"
+        + &["a", "node0", "node1"].map(link).concat()
+        + "[device.slow]\nnames = [\"slow\"]\nkind = \"adapter\"\nlike = \"connectx-6\"\n\
+           values.\"link.efficiency\" = { value = 0.5, low = 0.5, high = 0.5, unit = \"1\", source = \"own\" }\n";
+    let site = parse("mixed.toml", &text).unwrap();
+    let flows = ["write a node1", "write node0 node1"];
+    let forward = rates(&site, &flows, Routing::Deterministic);
+    let backward = rates(&site, &[flows[1], flows[0]], Routing::Deterministic);
+    for (one, other) in forward.iter().zip(backward.iter().rev()) {
+        assert!(near(one.together.0, other.together.0, 1e-9), "{one:?} {other:?}");
+        assert!(near(one.alone.0, other.alone.0, 1e-9), "{one:?} {other:?}");
+    }
+    // The switch port carries what the better adapter sends.
+    assert!(near(forward[1].alone.0, 2.0 * forward[0].alone.0, 0.02), "{forward:?}");
+}
+
+#[test]
 fn reads_from_a_card_are_limited_by_completions_and_writes_to_it_by_writes() {
     let site = shipped("recipe-baseline");
     let p =

@@ -212,11 +212,15 @@ impl Population {
         }
     }
 
-    /// Takes the spikes of this step of sources that may have targets here. False if one cannot.
+    /// Takes the spikes of this step of sources that may have targets here. False if one cannot, or there are more spikes than
+    /// sources: each fires at most once in a step.
     #[must_use]
     pub fn receive(&mut self, spikes: impl IntoIterator<Item = NeuronId>) -> bool {
+        let most = self.synapses.sources();
         for source in spikes {
-            let Some(slot) = self.synapses.slot(source) else { return false };
+            let Some(slot) = self.synapses.slot(source).filter(|_| self.arrivals[0].len() < most) else {
+                return false;
+            };
             self.arrivals[0].push(slot);
         }
         true

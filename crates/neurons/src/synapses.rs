@@ -77,9 +77,14 @@ impl Synapses {
         }
     }
 
+    /// Number of neurons that may have targets here.
+    pub(crate) fn sources(&self) -> usize {
+        self.source_columns.len() * self.neurons as usize
+    }
+
     /// Number of values of the offsets.
     pub(crate) fn offset_count(&self) -> usize {
-        self.source_columns.len() * self.neurons as usize * self.delays + 1
+        self.sources() * self.delays + 1
     }
 
     /// The synapses whose targets are in some columns.

@@ -226,3 +226,12 @@ fn a_node_with_more_synapses_than_its_arrays_count_is_refused() {
     let error = Population::new(&network, &all).unwrap_err().to_string();
     assert_eq!(error, "a node has 4840000000 synapses; it must be at most 4294967295; use more nodes");
 }
+
+#[test]
+fn a_source_fires_at_most_once_in_a_step() {
+    let network = network([2, 1]);
+    let all: Vec<u32> = (0..network.columns()).collect();
+    let mut population = Population::new(&network, &all).unwrap();
+    assert!(population.receive(0..network.columns() * network.neurons));
+    assert!(!population.receive([0]));
+}

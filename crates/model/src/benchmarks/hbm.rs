@@ -26,7 +26,7 @@ pub struct HbmTiming {
     pub activate_interval: Picos,
     /// Transactions among which the controller chooses.
     pub reorder_window: u32,
-    /// Refresh interval (tREFI).
+    /// Refresh interval (tREFI), longer than the refresh cycle; 0: no refresh.
     pub refresh_interval: Picos,
     /// Refresh cycle time (tRFC).
     pub refresh_cycle: Picos,
@@ -38,6 +38,9 @@ impl HbmTiming {
     /// Share of the data bus that refresh leaves.
     #[must_use]
     pub fn refresh_share(&self) -> f64 {
+        if self.refresh_interval == Picos(0) {
+            return 1.0;
+        }
         1.0 - self.refresh_cycle.0 as f64 / self.refresh_interval.0 as f64
     }
 }
@@ -109,7 +112,7 @@ impl PseudoChannel {
         let Some((chosen, _)) = window.min_by_key(|(_, packet)| self.earliest(packet, now)) else { return };
         let Some(packet) = self.waiting.remove(chosen) else { return };
         let mut start = self.earliest(&packet, now);
-        while start >= self.next_refresh {
+        while self.hbm.refresh_interval > Picos(0) && start >= self.next_refresh {
             // A refresh that fell into an idle period is over, or nearly.
             start = start.max(self.next_refresh + self.hbm.refresh_cycle);
             self.next_refresh += self.hbm.refresh_interval;

@@ -98,8 +98,13 @@ fn within_host_limit(
     p: &Parameters,
     flow: &Flow,
 ) -> Result<f64, PathError> {
-    let access = core_access(site, p, &flow.client, &flow.server)?;
-    let test = if flow.verb == Verb::Read { MlcTest::Reads } else { MlcTest::Writes };
+    let (reads, writes) = (MlcTest::Reads, MlcTest::Writes);
+    let is_read = flow.verb == Verb::Read;
+    let (access, test) = match core_access(site, p, &flow.client, &flow.server)? {
+        // The same copy, named by its other end.
+        None => (core_access(site, p, &flow.server, &flow.client)?, if is_read { writes } else { reads }),
+        access => (access, if is_read { reads } else { writes }),
+    };
     let rate = access.map(|access| mlc::bandwidth(precision, &access, test, flow.size).rate.0);
     Ok(rate.unwrap_or(f64::INFINITY))
 }

@@ -357,26 +357,28 @@ impl<'a> Resources<'a> {
             (Key::Network { link: hop.link, forward: hop.forward }, *hop)
         };
         let keys: Vec<_> = route.links.iter().map(one).collect();
-        let first = keys.first().map(|(_, hop)| hop.source(self.site));
+        let share = match keys.first().map(|(_, hop)| hop.source(self.site)) {
+            Some(millstream_site::validate::LinkEnd::Adapter(host, device)) => {
+                fact(self.p, &self.site.hosts[host.0].devices[device.0].id, "connectx", "link.efficiency")
+            }
+            _ => 1.0,
+        };
         let keys = keys.into_iter().map(|(key, hop)| {
-            self.shared(key, |site, p| {
+            let index = self.shared(key, |site, _| {
                 let link = &site.links[hop.link];
                 let headers = match link.protocol {
                     Protocol::InfiniBand => IB_HEADERS,
                     Protocol::RoceV2 => ROCE_V2_HEADERS,
                 };
                 let payload = f64::from(link.mtu.0) / f64::from(link.mtu.0 + headers);
-                let share = match first {
-                    Some(millstream_site::validate::LinkEnd::Adapter(host, device)) => {
-                        fact(p, &site.hosts[host.0].devices[device.0].id, "connectx", "link.efficiency")
-                    }
-                    _ => 1.0,
-                };
                 let ends = [hop.source(site), hop.target(site)].map(|end| link_end_name(site, end));
                 let line_rate = link.rate.0 * payload;
                 let name = format!("{} to {}", ends[0], ends[1]);
                 Shared { name, capacity: line_rate * share, line_rate }
-            })
+            });
+            // Other adapters use the link as well: it carries what the best of them sends.
+            self.capacities[index] = self.capacities[index].max(self.line_rates[index] * share);
+            index
         });
         keys.collect()
     }

@@ -373,6 +373,10 @@ impl Scenario {
             "0 to the mean payload",
             (0.0..=load.fragment).contains(&load.deviation),
         )?;
+        // The sum of a batch's fragments is at most four deviations above its mean.
+        let events = f64::from(load.batch);
+        let bytes = events * (load.fragment + f64::from(load.index)) + 4.0 * events.sqrt() * load.deviation;
+        number("batch × fragment", bytes, "less than 4 GiB", bytes < f64::from(u32::MAX))?;
         number("events", load.events as f64, "1 or more", load.events > 0)?;
         if let Some(rate) = load.rate {
             number("rate", rate, "more than 0 and at most 10¹² events a second", rate > 0.0 && rate <= 1e12)?;

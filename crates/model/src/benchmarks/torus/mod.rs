@@ -140,15 +140,17 @@ impl Torus {
     /// The dimensions for `torus-core`.
     ///
     /// # Panics
-    /// If there are none or too many nodes: sites are checked, see [`Torus::of_processes`].
+    /// If there are none or too many nodes: see [`Torus::of_processes`].
     fn core(&self) -> Dimensions {
         self.core_dimensions().unwrap_or_else(|error| panic!("a torus that was checked: {error}"))
     }
 
-    /// Hops of the route between two nodes, as `torus-core` chooses it; none if failed links separate them.
+    /// Hops of the route between two nodes, as `torus-core` chooses it; none if failed links separate them, or the torus has more
+    /// nodes than `torus-core` numbers.
     #[must_use]
     pub fn hops(&self, from: usize, to: usize) -> Option<Vec<TorusHop>> {
-        Routes::new(self.core(), &self.dead).hops(NodeNumber(from as u16), NodeNumber(to as u16))
+        Routes::new(self.core_dimensions().ok()?, &self.dead)
+            .hops(NodeNumber(from as u16), NodeNumber(to as u16))
     }
 
     /// Bisection bandwidth of the longest dimension, both directions: the limit of an all-to-all.
