@@ -94,6 +94,7 @@ fn run_application(name: &str) {
         }
         "last_puts" => end_behind_puts(&mut node),
         "survive" => survive(&mut node),
+        "poll" => poll_until_a_node_is_lost(&mut node),
         "soak" => soak::run_application(&mut node),
         name if name.starts_with("seventh-") => {
             seventh::run_application(name.trim_start_matches("seventh-"), &mut node);
@@ -211,6 +212,22 @@ fn survive(node: &mut TorusNode) {
     }
 }
 
+/// Only looks whether there is an event, or a lost node, until there is one.
+fn poll_until_a_node_is_lost(node: &mut TorusNode) {
+    node.exchange(&[], LONG).expect("all live");
+    let start = Instant::now();
+    while node.lost_node().is_none() {
+        assert!(start.elapsed() < LONG, "no node is lost");
+        assert_eq!(node.poll_event(), None);
+    }
+    let lost = node.lost_node().expect("just seen");
+    assert!(node.is_lost(lost));
+    if lost == node.here() {
+        // Its own node process was killed: it reaches nobody.
+        assert!(node.dimensions().all().all(|other| node.is_lost(other)));
+    }
+}
+
 fn kill(pid: u32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid as i32).expect("a process");
     rustix::process::kill_process(pid, signal).expect("our own child");
@@ -219,10 +236,19 @@ fn kill(pid: u32, signal: rustix::process::Signal) {
 /// Runs the surviving application, and calls `strike` once when all nodes are known to be well.
 fn strike_while_running(
     torus: &mut LaunchedTorus,
+    strike: impl FnMut(&LaunchedTorus),
+) -> Result<Vec<(NodeNumber, std::process::ExitStatus)>, LaunchError> {
+    strike_while("survive", torus, strike)
+}
+
+/// As [`strike_while_running`], with another application.
+fn strike_while(
+    name: &str,
+    torus: &mut LaunchedTorus,
     mut strike: impl FnMut(&LaunchedTorus),
 ) -> Result<Vec<(NodeNumber, std::process::ExitStatus)>, LaunchError> {
     let (start, mut struck) = (Instant::now(), false);
-    torus.run_surviving(&application("survive"), |torus| {
+    torus.run_surviving(&application(name), |torus| {
         let Some(state) = torus.state().filter(|_| !struck) else { return };
         let all_ok = state.settled
             && state.nodes.iter().all(|row| row.state == NodeState::Ok && row.application == Some(true));
@@ -281,6 +307,18 @@ fn survivors_go_on(dimensions: &str, kill_supervisor: bool) -> Result<(), Launch
     assert_eq!(torus.ended_nodes(), [dead]);
     let counters = torus.finish()?;
     assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
+    Ok(())
+}
+
+/// A program that waits for nothing learns of the end of its own node process, too.
+fn programs_that_poll_learn_of_the_loss() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 1, ..launcher("3x1x1") }.launch()?;
+    let ended = strike_while("poll", &mut torus, |torus| {
+        kill(torus.pid(NodeNumber(1)).expect("exists"), rustix::process::Signal::KILL);
+    })?;
+    assert_eq!(ended.len(), 3, "{ended:?}");
+    assert!(ended.iter().all(|(_, status)| status.success()), "{ended:?}");
+    torus.finish()?;
     Ok(())
 }
 
@@ -345,6 +383,8 @@ fn trials() -> Vec<Trial> {
     let killed =
         || a_killed_application_is_lost_and_its_node_forwards().map_err(|e| Failed::from(e.to_string()));
     trials.push(Trial::test("a_killed_application_is_lost_and_its_node_forwards", killed));
+    let polling = || programs_that_poll_learn_of_the_loss().map_err(|e| Failed::from(e.to_string()));
+    trials.push(Trial::test("programs_that_poll_learn_of_the_loss", polling));
     let silent = || a_silent_host_is_seen_by_its_neighbours().map_err(|e| Failed::from(e.to_string()));
     trials.push(Trial::test("a_silent_host_is_seen_by_its_neighbours", silent));
     let example =
