@@ -444,6 +444,17 @@ fn files_of_a_killed_run_are_listed_and_verified() {
     );
     assert_eq!(succeeds(&files), listed);
 
+    // A file of another program keeps its name and its contents, and one that could not be synced is named.
+    for (name, problem) in
+        [("thesis.h5.partial", "the start"), ("other.bu0.h5.not-synced", "could not be synced")]
+    {
+        std::fs::write(directory.join(name), "its own text").unwrap();
+        let error = fails(&recovering);
+        assert!(error.contains(name) && error.contains(problem), "{error}");
+        assert_eq!(std::fs::read(directory.join(name)).unwrap(), b"its own text");
+        std::fs::remove_file(directory.join(name)).unwrap();
+    }
+
     // The start of another run recovers what is there.
     std::fs::write(
         path("next.toml"),

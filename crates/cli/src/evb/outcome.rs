@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use millstream_evb::config::{
     BuilderConfig, InputConfig, KernelConfig, LandingTarget, OutputConfig, RunConfig, StoredEvents,
 };
-use millstream_evb::core::summary::{Counts, Totals};
+use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::RunProcess;
