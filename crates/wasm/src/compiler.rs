@@ -59,7 +59,16 @@ fn compile_here(image: &[u8], counts: bool) -> Result<Vec<u8>, String> {
     // The allocator does not change the code.
     Engine::new(&config(WindowAllocator::with_host_bytes(0).into(), counts))
         .and_then(|engine| engine.precompile_module(image))
-        .map_err(|error| format!("{error:#}"))
+        .map_err(|error| beginning(&format!("{error:#}")).to_owned())
+}
+
+/// Longest message about a module (bytes): it may quote the module.
+const MAX_MESSAGE: usize = 4096;
+
+/// The first bytes of a message, up to a character.
+fn beginning(message: &str) -> &str {
+    let end = (0..=message.len().min(MAX_MESSAGE)).rev().find(|&at| message.is_char_boundary(at));
+    &message[..end.unwrap_or(0)]
 }
 
 /// The first byte of the image that goes to the process: whether the code meters fuel.
@@ -76,7 +85,14 @@ fn compile_there(
     let piped = |missing| io::Error::other(format!("no pipe to its {missing}"));
     let mut input = child.stdin.take().ok_or_else(|| piped("input"))?;
     let output = child.stdout.take().ok_or_else(|| piped("output"))?;
-    let errors = child.stderr.take().ok_or_else(|| piped("messages"))?;
+    let mut errors = child.stderr.take().ok_or_else(|| piped("messages"))?;
+    // Beside its output: a process that waits for one pipe does not end the other.
+    let messages = std::thread::Builder::new().name("compiler-messages".to_owned()).spawn(move || {
+        let mut bytes = Vec::new();
+        let _ = errors.by_ref().take(MAX_MESSAGE as u64).read_to_end(&mut bytes);
+        let _ = io::copy(&mut errors, &mut io::sink());
+        String::from_utf8_lossy(&bytes).into_owned()
+    })?;
     // The process reads all of its input before it writes. One that has ended has said why.
     let _ = input.write_all(&[if counts { COUNTS } else { PLAIN }]).and_then(|()| input.write_all(image));
     drop(input);
@@ -86,9 +102,8 @@ fn compile_there(
     if is_large || read.is_err() {
         let _ = child.kill();
     }
-    let mut words = String::new();
-    let _ = errors.take(64 << 10).read_to_string(&mut words);
     let status = child.wait()?;
+    let words = messages.join().unwrap_or_default();
     read?;
     let words = words.trim();
     Ok(match status.code() {

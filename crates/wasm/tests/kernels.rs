@@ -581,6 +581,16 @@ fn a_module_of_a_compiler_process_runs_with_and_without_fuel() {
         loader.check(wrong).unwrap_err().to_string(),
         Wasm::default().check(wrong).unwrap_err().to_string()
     );
+    // Messages that quote the module are longer than a pipe.
+    let name = "a".repeat(90_000);
+    for image in [
+        format!("(module (bad) (;{name}{name};))"),
+        format!("(module (func) (export \"{name}\" (func 0)) (export \"{name}\" (func 0)))"),
+    ] {
+        let error = loader.check(image.as_bytes()).unwrap_err().to_string();
+        assert!((10..5000).contains(&error.len()), "{} bytes", error.len());
+        assert_eq!(error, Wasm::default().check(image.as_bytes()).unwrap_err().to_string());
+    }
     let absent = Compiler::Process { program: "/nonexistent".into(), arguments: Vec::new() };
     let error = Wasm::with_compiler(absent).check(wrong).unwrap_err().to_string();
     assert!(error.starts_with("/nonexistent: the compiler failed: "), "{error}");

@@ -3,6 +3,7 @@
 use crate::input::TestInputs;
 use crate::runs::run;
 use millstream_evb::config::RunConfig;
+use millstream_software_trigger::protocol::{EventSet, Job, Reply, receive, send};
 use std::error::Error;
 use std::path::Path;
 
@@ -16,6 +17,11 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("the_batches_of_a_worker_that_dies_go_to_another", the_batches_of_a_worker_that_dies_go_to_another),
     ("an_event_that_kills_workers_ends_the_run", an_event_that_kills_workers_ends_the_run),
     ("a_worker_that_hangs_is_killed", a_worker_that_hangs_is_killed),
+    ("no_worker_that_hangs_is_left", no_worker_that_hangs_is_left),
+    (
+        "the_batches_of_a_worker_with_a_wrong_reply_go_to_another",
+        the_batches_of_a_worker_with_a_wrong_reply_go_to_another,
+    ),
     (
         "batches_of_a_unit_without_workers_are_built_by_another",
         batches_of_a_unit_without_workers_are_built_by_another,
@@ -23,9 +29,14 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 ];
 
 /// A worker: `any` accepts all events, `modulus N` accepts events that N divides and that are intact, `missing` accepts incomplete events,
-/// `die FILE` exits at event 50 unless FILE exists, and creates it; `die` exits at event 50; `hang` does not return.
+/// `die FILE` exits at event 50 unless FILE exists, and creates it; `die` exits at event 50; `hang` does not return. `raw WHAT
+/// FILE` speaks the protocol without the crate: it answers with another `id`, or too `long`, unless FILE exists, and creates it;
+/// or it does `nothing`.
 pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    if let ["raw", what, file] = words[..] {
+        return work_raw(what, Path::new(file));
+    }
     let number = words.get(1).and_then(|word| word.parse().ok()).unwrap_or(1);
     if words[0] == "any" {
         millstream_software_trigger::serve(|_| true)?;
@@ -50,6 +61,31 @@ pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
         }
     })?;
     Ok(true)
+}
+
+fn work_raw(what: &str, file: &Path) -> Result<bool, Box<dyn Error>> {
+    let socket = std::io::stdin();
+    let mut buffer = vec![0; 1 << 16];
+    receive(&socket, &mut buffer)?;
+    loop {
+        let (len, _) = receive(&socket, &mut buffer)?;
+        if len == 0 {
+            return Ok(true);
+        }
+        while what == "nothing" {
+            std::thread::park();
+        }
+        let job = Job::decode(&buffer[..len])?;
+        let mut reply = Reply { id: job.id, accepted: job.candidates };
+        if !file.exists() {
+            std::fs::write(file, "")?;
+            match what {
+                "id" => reply.id += 1,
+                _ => reply.accepted = EventSet::of(job.events + 8),
+            }
+        }
+        send(&socket, &reply.encode(), None)?;
+    }
 }
 
 /// A run of 100 events in which source 3 lacks events 40 to 49.
@@ -127,6 +163,31 @@ fn the_batches_of_a_worker_that_dies_go_to_another() {
     assert!(outcome.is_success(), "{outcome:#?}");
     assert_eq!(stored(&outcome).len(), 90);
     assert_eq!(outcome.builders[0].as_ref().unwrap().workers.lost, 1);
+}
+
+fn the_batches_of_a_worker_with_a_wrong_reply_go_to_another() {
+    let inputs = inputs();
+    for what in ["id", "long"] {
+        let file = inputs.folder.path().join(what);
+        let outcome = run(&config(&inputs, &["host"], "workers = 2", &["raw", what, file.to_str().unwrap()]));
+        assert!(outcome.is_success(), "{outcome:#?}");
+        assert_eq!(stored(&outcome).len(), 90);
+        assert_eq!(outcome.builders[0].as_ref().unwrap().workers.lost, 1);
+        std::fs::remove_dir_all(inputs.folder.path().join("out")).unwrap();
+    }
+}
+
+fn no_worker_that_hangs_is_left() {
+    let inputs = inputs();
+    let mark = inputs.folder.path().join("nothing").to_str().unwrap().to_owned();
+    let outcome = run(&config(&inputs, &["host"], "workers = 3", &["raw", "nothing", &mark]));
+    assert!(!outcome.is_success());
+    let is_worker = |process: &std::fs::DirEntry| {
+        let arguments = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        arguments.split(|&byte| byte == 0).any(|argument| argument == mark.as_bytes())
+    };
+    let left = std::fs::read_dir("/proc").unwrap().flatten().filter(is_worker).count();
+    assert_eq!(left, 0);
 }
 
 fn an_event_that_kills_workers_ends_the_run() {

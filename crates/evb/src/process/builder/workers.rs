@@ -204,8 +204,11 @@ impl Workers {
     fn lose(&mut self, at: usize, reason: String) -> Result<(), WorkersFailed> {
         let mut worker = self.workers.remove(at);
         self.counts.lost += 1;
+        tracing::warn!("worker {} of the software trigger is lost: {reason}", worker.index);
         self.reasons.push(format!("worker {}: {reason}", worker.index));
-        for (position, open) in worker.open.drain(..).enumerate().collect::<Vec<_>>().into_iter().rev() {
+        let open = std::mem::take(&mut worker.open);
+        end_all(vec![worker]);
+        for (position, open) in open.into_iter().enumerate().rev() {
             // Only the first was being decided.
             let attempts = if position == 0 { open.attempts } else { open.attempts - 1 };
             if attempts >= MAX_ATTEMPTS {
@@ -217,7 +220,6 @@ impl Workers {
             }
             self.waiting.push_front((open.job, attempts));
         }
-        worker.end();
         if self.workers.is_empty() {
             return Err(WorkersFailed(format!("no worker is left: {}", self.reasons.join("; "))));
         }
@@ -226,9 +228,31 @@ impl Workers {
     }
 
     /// Ends all workers.
-    pub(super) fn finish(self) -> WorkerCounts {
-        self.workers.into_iter().for_each(Worker::end);
+    pub(super) fn finish(mut self) -> WorkerCounts {
+        end_all(std::mem::take(&mut self.workers));
         self.counts
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        end_all(std::mem::take(&mut self.workers));
+    }
+}
+
+/// Ends processes: by the ends of their sockets, then by force.
+fn end_all(mut workers: Vec<Worker>) {
+    for worker in &workers {
+        let _ = rustix::net::shutdown(&worker.socket, rustix::net::Shutdown::Both);
+    }
+    let until = Instant::now() + END_TIMEOUT;
+    while !workers.is_empty() && Instant::now() < until {
+        workers.retain_mut(|worker| matches!(worker.process.try_wait(), Ok(None)));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for worker in &mut workers {
+        let _ = worker.process.kill();
+        let _ = worker.process.wait();
     }
 }
 
@@ -296,9 +320,14 @@ impl Worker {
         let reply = Reply::decode(&buffer[..len]).map_err(|error| error.to_string())?;
         let is_next =
             |open: &OpenJob| open.id == reply.id && reply.accepted.fits(open.job.batch.events.into());
-        let Some(open) = self.open.pop_front().filter(is_next) else {
-            return Err(format!("sent a decision for job {}, which is not its next one", reply.id));
-        };
+        // Otherwise its batches stay here, for the others.
+        if !self.open.front().is_some_and(is_next) {
+            return Err(format!(
+                "sent a decision for job {}, which is not its next one, or has another number of events",
+                reply.id
+            ));
+        }
+        let Some(open) = self.open.pop_front() else { return Ok(None) };
         if let Some(next) = self.open.front_mut() {
             // It starts with the next batch now.
             next.until = now + self.timeout;
@@ -318,21 +347,6 @@ impl Worker {
                 _ => return "closed its socket".to_owned(),
             }
         }
-    }
-
-    /// Ends the process: by the end of its socket, then by force.
-    fn end(self) {
-        let Worker { mut process, socket, .. } = self;
-        let _ = rustix::net::shutdown(&socket, rustix::net::Shutdown::Both);
-        let until = Instant::now() + END_TIMEOUT;
-        while Instant::now() < until {
-            match process.try_wait() {
-                Ok(None) => std::thread::sleep(Duration::from_millis(1)),
-                _ => return,
-            }
-        }
-        let _ = process.kill();
-        let _ = process.wait();
     }
 }
 
