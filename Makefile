@@ -4,6 +4,10 @@ TARGET_DIR := $(or $(CARGO_TARGET_DIR),target)
 CARGO      ?= cargo
 CC         ?= cc
 
+ifneq ($(words $(CURDIR) $(TARGET_DIR)),2)
+$(error make cannot use paths with spaces: $(CURDIR), $(TARGET_DIR))
+endif
+
 CAPI_ARCHIVE := $(TARGET_DIR)/device/libmillstream_capi.a
 CAPI_MAP     := crates/capi/libibverbs.map
 LIBIBVERBS   := $(TARGET_DIR)/lib/libibverbs.so.1
@@ -44,15 +48,16 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: gpu-kernels help setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-endurance bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
+.PHONY: gpu-kernels help setup build-setup demo quick crates oldest semver aarch64 aarch64-setup dist dist-aarch64 test-dist test-dist-aarch64 test test-python test-slurm test-opensm loom tsan miri soak bench bench-report bench-verbs bench-evb bench-faults bench-endurance bench-apps bench-card bench-mpi bench-torus bench-scale bench-wire bench-model conformance conformance-wire \
 	conformance-rxe bench-proto proto-long proto-mutants conformance-asan fuzz lint rustdoc docs deny build runner lib FORCE
 
-# Debian packages that `make demo` needs, and those of the other targets: further build dependencies, then the programs of
-# tests and benchmarks.
+# Debian packages that `make demo` needs, those that `make build` and `make lib` need, and those of the other targets: further
+# build dependencies, then the programs of tests and benchmarks.
 DEMO_PACKAGES := gcc libc6-dev pkg-config cmake libclang-dev libibverbs-dev libhdf5-dev
-PACKAGES := $(DEMO_PACKAGES) binutils clang lld g++ \
-	perftest ibverbs-utils ucx-utils librdmacm1 rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv \
-	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin libfabric-dev openmpi-bin libopenmpi-dev libsimgrid-dev \
+BUILD_PACKAGES := $(DEMO_PACKAGES) g++ libfabric-dev
+PACKAGES := $(BUILD_PACKAGES) binutils clang lld \
+	perftest ibverbs-utils ucx-utils rdmacm-utils python3 python3-h5py python3-numpy python3-pytest python3-venv \
+	tshark qemu-system-x86 cpio kmod xz-utils tcpdump iproute2 strace iperf3 libfabric-bin openmpi-bin libopenmpi-dev libsimgrid-dev \
 	lammps lammps-data hpcc
 
 help: ## list the targets
@@ -319,8 +324,11 @@ gpu-kernels: setup ## compile the kernels of GPUs to PTX (clang; needs no GPU an
 		> $(GPU_KERNELS)/events.ptx && rm $(GPU_KERNELS)/events.tmp
 	$(GPU_CLANG) -o examples/kernels/decide_events.ptx examples/kernels/decide_events.cu
 
-build: setup lib ## build the millstream program and the verbs library, optimised
+build: build-setup lib ## build the millstream program and the verbs library, optimised
 	$(CARGO) build --release -p millstream
+
+build-setup:
+	@$(MAKE) --no-print-directory setup PACKAGES="$(BUILD_PACKAGES)"
 
 setup: ## install missing requirements: Debian packages (without root only listed), Rust for WebAssembly
 	@missing=$$(for package in $(PACKAGES); do \
@@ -334,22 +342,22 @@ setup: ## install missing requirements: Debian packages (without root only liste
 		echo "Rust's target wasm32-unknown-unknown is missing, and 'rustup target add' cannot install it: kernels of cards" \
 			"are built for it. Install the target's standard library for $$(rustc --version)." >&2; exit 1; }
 
-lib: setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) $(FI) $(MEMORY) ## build libibverbs.so.1, libmillstream_preload.so, libmillstream_fabric.so, libmillstream-fi.so and libmillstream_memory.so in lib, headers in include
+lib: build-setup $(LIBIBVERBS) $(PRELOAD) $(FABRIC) $(FI) $(MEMORY) ## build libibverbs.so.1, libmillstream_preload.so, libmillstream_fabric.so, libmillstream-fi.so and libmillstream_memory.so in lib, headers in include
 
 # Cargo decides whether an archive is out of date. An unchanged archive keeps its modification time, so nothing is linked.
-$(CAPI_ARCHIVE): FORCE | setup
+$(CAPI_ARCHIVE): FORCE | build-setup
 	$(CARGO) rustc --profile device -p millstream-capi --lib --crate-type staticlib -- $(JUMPS)
 
-$(PRELOAD_ARCHIVE): FORCE | setup
+$(PRELOAD_ARCHIVE): FORCE | build-setup
 	$(CARGO) rustc --profile preload -p millstream-cm --features interpose --crate-type staticlib
 
 # The C interface of the torus, and the libfabric provider. Their symbols are those that the crates export.
-$(FABRIC): FORCE | setup
+$(FABRIC): FORCE | build-setup
 	$(CARGO) build --release -p millstream-fabric-capi
 	@mkdir -p $(@D)
 	@cmp -s $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@ || cp $(TARGET_DIR)/release/libmillstream_fabric_capi.so $@
 
-$(FI): FORCE | setup
+$(FI): FORCE | build-setup
 	$(CARGO) build --release -p millstream-libfabric
 	@mkdir -p $(@D)
 	@cmp -s $(TARGET_DIR)/release/libmillstream_libfabric.so $@ || cp $(TARGET_DIR)/release/libmillstream_libfabric.so $@
@@ -362,7 +370,7 @@ $(PRELOAD): $(PRELOAD_ARCHIVE) $(PRELOAD_MAP) Makefile
 	@mkdir -p $(@D)
 	$(call link_preload,$@,$(PRELOAD_ARCHIVE))
 
-$(MEMORY_BUILT): FORCE | setup
+$(MEMORY_BUILT): FORCE | build-setup
 	$(CARGO) rustc --release -p millstream-card-capi --lib --crate-type cdylib -- -C link-arg=-Wl,-soname=libmillstream_memory.so.1
 
 $(MEMORY): $(MEMORY_BUILT) $(HEADERS)
@@ -394,6 +402,6 @@ test-dist-aarch64: $(DIST_TOOLS) ## install the packages of `make dist-aarch64` 
 	@$(MAKE) --no-print-directory setup PACKAGES="binutils-aarch64-linux-gnu mmdebstrap qemu-user-static"
 	PATH=$(abspath $(dir $(DIST_TOOLS)))/bin:$$PATH tools/dist/test-aarch64.sh $(TARGET_DIR)/packages-aarch64 $(TARGET_DIR)/dist-test-aarch64
 
-test-dist: ## install the packages of `make dist` in bare root file systems, and test them there (as root)
+test-dist: $(DIST_TOOLS) ## install the packages of `make dist` in bare root file systems, and test them there (as root)
 	@$(MAKE) --no-print-directory setup PACKAGES="$(DIST_PACKAGES)"
-	tools/dist/test.sh $(TARGET_DIR)/packages $(TARGET_DIR)/dist-test
+	PATH=$(abspath $(dir $(DIST_TOOLS)))/bin:$$PATH tools/dist/test.sh $(TARGET_DIR)/packages $(TARGET_DIR)/dist-test

@@ -86,6 +86,12 @@ shared_files() {
     install -D -m 755 tools/slurm/*.sh -t "$share/millstream/slurm"
     cp crates/*/include/*.h examples/kernels/millstream.h "$stage/include/millstream/"
     install -D -m 644 LICENSE-APACHE LICENSE-MIT README.md CHANGELOG.md -t "$share/doc/millstream"
+    # Man pages refer to them.
+    install -D -m 644 docs/*.md docs/*.json docs/*.svg -t "$share/doc/millstream/docs"
+    mkdir -p "$share/pkgconfig"
+    for name in millstream millstream-memory; do
+        sed -e "s/@VERSION@/$version/" -e 's,^prefix=.*,prefix=${pcfiledir}/../..,' "tools/dist/debian/$name.pc" > "$share/pkgconfig/$name.pc"
+    done
 }
 
 completion() {
@@ -101,7 +107,7 @@ wheel() {
     trap "rm -rf '$PWD/$bundle'" EXIT
     mkdir -p "$bundle/lib"
     cp -r "$stage/bin" "$stage/share" "$bundle/"
-    rm -f "$bundle/share/doc/millstream/README.md" "$bundle/share/doc/millstream/CHANGELOG.md"
+    rm -rf "$bundle/share/doc/millstream/"{README.md,CHANGELOG.md,docs} "$bundle/share/pkgconfig"
     cp "$stage"/lib/millstream/lib{ibverbs.so.1,millstream_preload.so} "$bundle/lib/"
     maturin build --quiet --profile "$profile" --strip --manifest-path python/Cargo.toml --target "$triple" --zig \
         --compatibility "manylinux_${glibc/./_}" --out "$packages"

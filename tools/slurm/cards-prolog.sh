@@ -6,6 +6,10 @@
 # cards are free, the prolog fails and Slurm drains the node.
 set -u
 umask 022
+# Slurm gives no search path: the program of this installation, the usual folders, and a usual one of Slurm.
+PATH=${PATH:+$PATH:}${0%/*}/../../../bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
+export PATH
+group=${SLURM_JOB_GID:-$(id -g "$SLURM_JOB_UID" 2>/dev/null)}
 cards=${MILLSTREAM_CARDS:-/etc/millstream/cards}
 jobs=${MILLSTREAM_JOBS:-/run/millstream/jobs}
 job=$jobs/$SLURM_JOB_ID
@@ -29,7 +33,7 @@ wanted=$(echo "$shown" |
             echo "$gres" | tr ',' '\n' |
                 sed -n -e 's/^card\(:[^(]*\)\{0,1\}(CNT:\([0-9]*\).*/\2/p;t' -e 's/^card:\([^:(]*:\)*\([0-9][0-9]*\).*/\2/p'
         fi
-    done | head -n 1)
+    done | awk '/unknown/ { unknown = 1 } { cards += $1; any = 1 } END { if (unknown) print "unknown"; else if (any) print cards }')
 [ -n "$wanted" ] || exit 0
 [ "$wanted" != unknown ] || fail "scontrol does not show the job's hosts"
 
@@ -41,7 +45,7 @@ leased=
 while read -r address; do
     case $address in '' | '#'*) continue ;; esac
     [ "$wanted" -gt 0 ] || break
-    if setpriv --reuid "$SLURM_JOB_UID" --clear-groups env XDG_STATE_HOME="$job/state" \
+    if setpriv --reuid "$SLURM_JOB_UID" --regid "${group:-$SLURM_JOB_UID}" --clear-groups env XDG_STATE_HOME="$job/state" \
         millstream card lease "$address" --for "$duration" --wait 0 </dev/null >&2; then
         leased="$leased${leased:+,}$address"
         wanted=$((wanted - 1))

@@ -6,6 +6,7 @@
 //! - [`checkpoint`]: saves and restores a remote card.
 //!
 //! The crate `millstream-card-abi` defines registers, commands and messages; `docs/cards.md` describes cards.
+#![forbid(unsafe_code)]
 
 mod card;
 pub mod checkpoint;

@@ -56,15 +56,16 @@ pub(crate) fn manifests(site: &Site, options: &SiteManifestsOptions) -> Result<V
     Ok(json!({"apiVersion": "v1", "kind": "List", "items": items}))
 }
 
-/// Name of an object: a DNS label (RFC 1123).
+/// Name of an object: a DNS label that begins with a letter (RFC 1035), as Services need it.
 fn label(name: &str) -> Result<String, String> {
     let label = name.to_lowercase().replace(['_', '.'], "-");
     let inside = label.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-    if inside && !label.starts_with('-') && !label.ends_with('-') && (1..=50).contains(&label.len()) {
+    let begins = label.starts_with(|first: char| first.is_ascii_lowercase());
+    if inside && begins && !label.ends_with('-') && label.len() <= 50 {
         return Ok(label);
     }
     Err(format!(
-        "{name:?} is no name for Kubernetes: at most 50 letters, digits and dashes, none at the ends"
+        "{name:?} is no name for Kubernetes: at most 50 letters, digits and dashes, a letter first and no dash last"
     ))
 }
 

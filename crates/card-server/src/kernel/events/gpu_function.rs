@@ -89,7 +89,7 @@ impl PtxEventKernel {
         ];
         let function = self.module.function(c"decide_events")?;
         // SAFETY: both memories live until the launch has ended, for which the caller waits. A user's function that leaves them,
-        // or takes other parameters, harms this card and its GPU only, which the holder of its lease may use.
+        // or takes other parameters, acts with the rights of this process, which its author has (SECURITY.md).
         unsafe { self.module.launch(function, args.n_events, &parameters) }
     }
 

@@ -108,7 +108,7 @@ impl Kernel for PtxKernel {
                 Parameter::Address(&self.words, WORDS as u64),
             ];
             // SAFETY: the memory lives until the launch has ended: see `wait`. A user's kernel that leaves card memory, or takes
-            // other parameters, harms this card and its GPU only, which the holder of its lease may use.
+            // other parameters, acts with the rights of this process, which its author has (SECURITY.md).
             unsafe { self.module.launch(function, u32::MAX, &parameters) }
         });
         launched.map_err(|error| failed(&error))?;
