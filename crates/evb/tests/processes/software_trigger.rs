@@ -72,8 +72,10 @@ fn work_raw(what: &str, file: &Path) -> Result<bool, Box<dyn Error>> {
         if len == 0 {
             return Ok(true);
         }
-        while what == "nothing" {
-            std::thread::park();
+        if what == "nothing" {
+            loop {
+                std::thread::park();
+            }
         }
         let job = Job::decode(&buffer[..len])?;
         let mut reply = Reply { id: job.id, accepted: job.candidates };
