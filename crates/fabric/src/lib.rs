@@ -74,8 +74,7 @@ pub struct Event {
 pub struct LostPuts {
     /// Their number.
     pub count: u64,
-    /// Why the last one was: [`FabricError::NodeLost`], [`FabricError::NoRoute`], [`FabricError::Gone`] or
-    /// [`FabricError::NoRegion`].
+    /// Why the last one was: [`FabricError::NodeLost`] or [`FabricError::NoRoute`].
     pub cause: FabricError,
 }
 
@@ -346,11 +345,19 @@ pub trait Fabric {
     /// The first failure of a put since the last flush.
     fn flush(&mut self, to: NodeNumber) -> Result<(), FabricError>;
 
-    /// Puts to a node so far that failed behind their posting, because the node was lost, no path led there, or
-    /// the region has ended. A node that was lost may have executed them, and may be back. Those under way are not waited for; [`Fabric::flush`] reports the first one, too. None
+    /// Puts to a node so far that failed behind their posting, because the node was lost or no path led there. It may have
+    /// executed them, and may be back. Those under way are not waited for; [`Fabric::flush`] reports the first one, too. None
     /// if there are none, or if nodes that were lost do not come back.
     fn lost_puts(&mut self, to: NodeNumber) -> Option<LostPuts> {
         let _ = to;
+        None
+    }
+
+    /// The last region of a node of which a put found, behind its posting, that it does not exist any more, as far as
+    /// [`Fabric::lost_puts`] and other calls have seen. [`Fabric::flush`] reports the first such put, too. None if puts to such
+    /// regions fail at once.
+    fn ended_region(&self, of: NodeNumber) -> Option<RegionId> {
+        let _ = of;
         None
     }
 

@@ -253,6 +253,10 @@ impl<F: Fabric> Fabric for OnCard<F> {
         self.inner.lost_puts(to)
     }
 
+    fn ended_region(&self, of: NodeNumber) -> Option<RegionId> {
+        self.inner.ended_region(of)
+    }
+
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
         self.inner.counter(index)
     }

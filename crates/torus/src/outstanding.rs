@@ -31,6 +31,8 @@ pub(crate) struct Outstanding {
     by_target: BTreeMap<NodeNumber, usize>,
     failures: BTreeMap<NodeNumber, FabricError>,
     lost_puts: BTreeMap<NodeNumber, LostPuts>,
+    /// The last region of each node of which a put found that it has ended.
+    ended_regions: BTreeMap<NodeNumber, RegionId>,
     /// Targets of puts since the last flush.
     unflushed: BTreeSet<NodeNumber>,
     next_cookie: u32,
@@ -45,6 +47,7 @@ impl Outstanding {
             by_target: BTreeMap::new(),
             failures: BTreeMap::new(),
             lost_puts: BTreeMap::new(),
+            ended_regions: BTreeMap::new(),
             unflushed: BTreeSet::new(),
             next_cookie: 0,
         }
@@ -93,13 +96,15 @@ impl Outstanding {
             self.results.insert(done.cookie, result);
         } else if let Err(error) = result {
             self.failures.entry(pending.target).or_insert(error);
-            if let FabricError::NodeLost { .. }
-            | FabricError::NoRoute { .. }
-            | FabricError::Gone { .. }
-            | FabricError::NoRegion { .. } = error
-            {
-                let before = self.lost_puts(pending.target).map_or(0, |lost| lost.count);
-                self.lost_puts.insert(pending.target, LostPuts { count: before + 1, cause: error });
+            match error {
+                FabricError::NodeLost { .. } | FabricError::NoRoute { .. } => {
+                    let before = self.lost_puts(pending.target).map_or(0, |lost| lost.count);
+                    self.lost_puts.insert(pending.target, LostPuts { count: before + 1, cause: error });
+                }
+                FabricError::Gone { .. } | FabricError::NoRegion { .. } => {
+                    self.ended_regions.insert(pending.target, pending.region);
+                }
+                _ => {}
             }
         }
     }
@@ -107,6 +112,11 @@ impl Outstanding {
     /// Puts to a node that failed because it could not be reached.
     pub(crate) fn lost_puts(&self, target: NodeNumber) -> Option<LostPuts> {
         self.lost_puts.get(&target).copied()
+    }
+
+    /// The last region of a node of which a put found that it has ended.
+    pub(crate) fn ended_region(&self, target: NodeNumber) -> Option<RegionId> {
+        self.ended_regions.get(&target).copied()
     }
 
     /// The result of an operation that a caller awaits, once.

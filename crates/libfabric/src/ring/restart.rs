@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use millstream_fabric::{Fabric, FabricError, Notification, RegionId};
+use millstream_fabric::{Fabric, FabricError, Notification};
 use millstream_torus_core::NodeNumber;
 
 use super::{FREED_BITS, MARK, Peer, Rings, Word};
@@ -43,15 +43,13 @@ impl<F: Fabric> Rings<F> {
     /// Learns which puts were lost.
     pub fn look_for_lost_puts(&mut self) {
         for (number, peer) in self.peers.iter_mut().enumerate() {
+            let ended = self.fabric.ended_region(NodeNumber(number as u16));
+            // Otherwise it is the inbox of an earlier endpoint.
+            if ended.is_some() && peer.inbox == ended && !peer.has_ended {
+                (peer.has_ended, peer.ended) = (true, true);
+            }
             let Some(lost) = self.fabric.lost_puts(NodeNumber(number as u16)) else { continue };
             if lost.count != std::mem::replace(&mut peer.lost_puts, lost.count) {
-                if let FabricError::Gone { region, .. } | FabricError::NoRegion { region, .. } = lost.cause {
-                    // Otherwise it was put to an earlier endpoint.
-                    if peer.inbox == Some(RegionId(region)) && !peer.has_ended {
-                        (peer.has_ended, peer.ended) = (true, true);
-                    }
-                    continue;
-                }
                 peer.recovery = Recovery::Due(Instant::now() + self.pause);
                 peer.unreachable = matches!(lost.cause, FabricError::NoRoute { .. });
             }

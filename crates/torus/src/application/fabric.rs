@@ -193,6 +193,10 @@ impl Fabric for TorusNode {
         self.outstanding.lost_puts(to)
     }
 
+    fn ended_region(&self, of: NodeNumber) -> Option<RegionId> {
+        self.outstanding.ended_region(of)
+    }
+
     fn counter(&self, index: u16) -> Result<u64, FabricError> {
         check::counter(index)?;
         Ok(self.control.counter(index))
