@@ -24,10 +24,37 @@ static void require(int holds, int line, const char *what, long value)
         require(result == 0, __LINE__, #call, result);                                                               \
     } while (0)
 
+static struct fi_info *hints, *info;
+static struct fid_fabric *fabric;
+static struct fid_domain *domain;
 static struct fid_av *av;
 static struct fid_cq *cq;
 static struct fid_ep *ep;
 static size_t name_length;
+
+/* Opens a domain with these capabilities, a completion queue and an address vector. */
+static void open_domain(uint64_t caps)
+{
+    hints = fi_allocinfo();
+    hints->ep_attr->type = FI_EP_RDM;
+    hints->caps = caps;
+    hints->fabric_attr->prov_name = strdup("millstream");
+    CALL(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
+    struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_TAGGED};
+    struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
+    CALL(fi_fabric(info->fabric_attr, &fabric, NULL));
+    CALL(fi_domain(fabric, info, &domain, NULL));
+    CALL(fi_cq_open(domain, &cq_attr, &cq, NULL));
+    CALL(fi_av_open(domain, &av_attr, &av, NULL));
+}
+
+/* Binds the endpoint and enables it. */
+static void enable_endpoint(void)
+{
+    CALL(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
+    CALL(fi_ep_bind(ep, &av->fid, 0));
+    CALL(fi_enable(ep));
+}
 
 /* Waits for one completion. Returns its error. */
 static int completed(struct fi_cq_tagged_entry *entry)

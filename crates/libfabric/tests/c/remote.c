@@ -26,24 +26,10 @@ int main(int argc, char **argv)
     CHECK(argc == 3);
     rank = atoi(argv[1]);
     size = atoi(argv[2]);
-    struct fi_info *hints = fi_allocinfo(), *info;
-    hints->ep_attr->type = FI_EP_RDM;
-    hints->caps = FI_TAGGED | FI_MSG | FI_RMA | FI_ATOMIC | FI_DIRECTED_RECV;
-    hints->fabric_attr->prov_name = strdup("millstream");
-    CALL(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
-    struct fid_fabric *fabric;
-    struct fid_domain *domain;
-    struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_TAGGED};
-    struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
-    CALL(fi_fabric(info->fabric_attr, &fabric, NULL));
-    CALL(fi_domain(fabric, info, &domain, NULL));
-    CALL(fi_cq_open(domain, &cq_attr, &cq, NULL));
-    CALL(fi_av_open(domain, &av_attr, &av, NULL));
+    open_domain(FI_TAGGED | FI_MSG | FI_RMA | FI_ATOMIC | FI_DIRECTED_RECV);
     CALL(fi_endpoint(domain, info, &ep, NULL));
     CHECK(fi_enable(ep) == -FI_ENOAV);
-    CALL(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
-    CALL(fi_ep_bind(ep, &av->fid, 0));
-    CALL(fi_enable(ep));
+    enable_endpoint();
 
     static unsigned char memory[2 * SIZE], local[SIZE], back[SIZE];
     static uint64_t words[MOST];

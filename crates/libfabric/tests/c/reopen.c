@@ -3,16 +3,12 @@
 
 enum { ROUNDS = 5, SIZE = 300007 };
 
-static struct fi_info *info;
-static struct fid_domain *domain;
 static unsigned char sent[SIZE], received[SIZE];
 
 static void open_endpoint(void)
 {
     CALL(fi_endpoint(domain, info, &ep, NULL));
-    CALL(fi_ep_bind(ep, &cq->fid, FI_TRANSMIT | FI_RECV));
-    CALL(fi_ep_bind(ep, &av->fid, 0));
-    CALL(fi_enable(ep));
+    enable_endpoint();
 }
 
 static unsigned char byte_of(int round, size_t i) { return (unsigned char)(round * 31 + i * 7 + i / 4096); }
@@ -75,18 +71,7 @@ static void come_and_go(void)
 int main(int argc, char **argv)
 {
     CHECK(argc == 2);
-    struct fi_info *hints = fi_allocinfo();
-    hints->ep_attr->type = FI_EP_RDM;
-    hints->caps = FI_TAGGED | FI_DIRECTED_RECV;
-    hints->fabric_attr->prov_name = strdup("millstream");
-    CALL(fi_getinfo(FI_VERSION(1, 17), NULL, NULL, 0, hints, &info));
-    struct fid_fabric *fabric;
-    struct fi_cq_attr cq_attr = {.format = FI_CQ_FORMAT_TAGGED};
-    struct fi_av_attr av_attr = {.type = FI_AV_TABLE};
-    CALL(fi_fabric(info->fabric_attr, &fabric, NULL));
-    CALL(fi_domain(fabric, info, &domain, NULL));
-    CALL(fi_cq_open(domain, &cq_attr, &cq, NULL));
-    CALL(fi_av_open(domain, &av_attr, &av, NULL));
+    open_domain(FI_TAGGED | FI_DIRECTED_RECV);
     if (atoi(argv[1]) == 0)
         stay();
     else
