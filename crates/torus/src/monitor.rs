@@ -205,6 +205,8 @@ impl HostMonitor {
         });
         let adapter = match self.adapter.state() {
             PeerState::Failed => Condition::Failed,
+            // It ended before its register was seen to move.
+            PeerState::Unknown if self.connection.is_hung_up() => Condition::Failed,
             _ => Condition::from_code(self.page.adapter().adapter()),
         };
         HostReport { host, adapter, neighbours }
@@ -234,4 +236,36 @@ fn connect(address: &str, hello: &ToSupervisor) -> io::Result<Lines> {
     let mut lines = Lines::new(stream)?;
     lines.send(hello)?;
     Ok(lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_health::registers::AdapterWatchdog;
+    use millstream_shm::socket::Listener;
+
+    use super::*;
+
+    #[test]
+    fn a_node_process_that_ends_at_once_has_failed() {
+        let name = format!("millstream-torus-monitor-test-{}", std::process::id());
+        let listener = Listener::bind(&name).unwrap();
+        let connection = Connection::open(&name, Duration::from_secs(10)).unwrap();
+        let node = listener.accept().unwrap();
+        let (page, _) = HealthPage::create().unwrap();
+        page.set_adapter(AdapterWatchdog::default().with_sequence(7).with_adapter(Condition::Ok as u64));
+        let options = MonitorOptions {
+            dimensions: "1x1x1".parse().unwrap(),
+            node: NodeNumber(0),
+            key: 0,
+            supervisors: Vec::new(),
+            timers: Timers::default(),
+        };
+        let mut monitor = HostMonitor::new(&options, connection, page);
+        monitor.adapter.handle_read(7, false);
+        assert_eq!(monitor.snapshot(Condition::Ok).adapter, Condition::Ok);
+        drop(node);
+        // Its register was read once: nothing tells that it stands still.
+        monitor.adapter.handle_read(7, false);
+        assert_eq!(monitor.snapshot(Condition::Ok).adapter, Condition::Failed);
+    }
 }
