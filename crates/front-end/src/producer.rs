@@ -207,8 +207,8 @@ impl FrontEnd {
 
     fn put(&self, at: u64, bytes: &[u8]) {
         let offset = self.records + (at % self.capacity) as usize;
-        // SAFETY: a record does not wrap, and `connect` checked that the ring is inside the mapping and holds the longest record. The consumer reads it
-        // after `publish`.
+        // SAFETY: a record does not wrap, and `connect` checked that the ring is inside the mapping and holds the longest record.
+        // The consumer reads it after `publish`.
         unsafe { copy_in_order(self.memory.base().add(offset), bytes.as_ptr(), bytes.len()) };
     }
 

@@ -80,10 +80,17 @@ struct Region {
 #[derive(Debug)]
 pub struct RegionRange<'r> {
     memory: UserBuffer,
+    registration: u64,
     table: PhantomData<&'r Regions>,
 }
 
 impl RegionRange<'_> {
+    /// A number that no other region has that had the key before or has it later.
+    #[must_use]
+    pub fn registration(&self) -> u64 {
+        self.registration
+    }
+
     /// Appends a part of the bytes.
     pub fn read(&self, offset: u64, length: usize, into: &mut Vec<u8>) {
         self.memory.read(offset, length, into);
@@ -139,12 +146,6 @@ impl Regions {
         true
     }
 
-    /// A number that no other region had that had the key before or has it later; 0 without a region.
-    #[must_use]
-    pub fn registration(&self, key: u64) -> u64 {
-        self.by_key.get(&key).map_or(0, |region| region.registration)
-    }
-
     /// A key that no region has, far from those that applications choose.
     #[must_use]
     pub fn free_key(&self) -> u64 {
@@ -185,7 +186,7 @@ impl Regions {
         let start = region.start.wrapping_add(offset as usize);
         // SAFETY: a part of the region, which lives while it is in the table, and the range borrows the table.
         let memory = unsafe { UserBuffer::new([(start, length as usize)]) };
-        Ok(RegionRange { memory, table: PhantomData })
+        Ok(RegionRange { memory, registration: region.registration, table: PhantomData })
     }
 }
 

@@ -70,7 +70,7 @@ impl EventReader {
         }
         let numbers = file.dataset("events/number").and_then(|numbers| {
             let (rows, stored) = (numbers.size(), numbers.storage_size());
-            if (rows as u64 / 8).saturating_mul(64) > stored.saturating_mul(MAX_COMPRESSION) {
+            if (rows as u64).saturating_mul(8) > stored.saturating_mul(MAX_COMPRESSION) {
                 return Ok(Err(format!("{rows} rows in {stored} bytes")));
             }
             let rows = usize::try_from(first).unwrap_or(usize::MAX).min(rows)..;

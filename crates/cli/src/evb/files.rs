@@ -146,7 +146,7 @@ pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dy
             }
         }
     }
-    for path in not_synced(directory)? {
+    for path in named(directory, is_not_synced)? {
         problem(&format_args!(
             "{}: could not be synced, and its events may be lost (docs/output.md, Durability)",
             path.display()
@@ -178,18 +178,23 @@ pub(crate) fn unpack_batches(batches: &Path, to: &Path, replace: bool) -> Result
     Ok(ExitCode::SUCCESS)
 }
 
-/// The indexes in a directory, by name.
-fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+/// Files in a directory whose names are `wanted`, by name.
+fn named(directory: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<PathBuf>, FileError> {
     let unreadable = IoError::of(directory, "list");
-    let mut indexes = Vec::new();
-    for entry in std::fs::read_dir(directory).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        if path.to_string_lossy().ends_with(INDEX_SUFFIX) {
-            indexes.push(path);
+    let mut found = Vec::new();
+    for file in std::fs::read_dir(directory).map_err(unreadable)? {
+        let path = file.map_err(unreadable)?.path();
+        if wanted(&name_of(&path)) {
+            found.push(path);
         }
     }
-    indexes.sort();
-    Ok(indexes)
+    found.sort();
+    Ok(found)
+}
+
+/// The indexes in a directory, by name.
+fn indexes(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
+    named(directory, |name| name.ends_with(INDEX_SUFFIX))
 }
 
 /// The index of the sequence that a complete file belongs to: that of one of these base names, one that exists, or the one that the
@@ -258,34 +263,11 @@ fn is_event_file(path: &Path) -> bool {
     !matches!(event_numbers(path), Err(FileError::WrongFormat { field, .. }) if field == "attribute format")
 }
 
-/// Files in a directory that could not be synced, by name.
-fn not_synced(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = IoError::of(directory, "list");
-    let mut found = Vec::new();
-    for file in std::fs::read_dir(directory).map_err(unreadable)? {
-        let path = file.map_err(unreadable)?.path();
-        if is_not_synced(&name_of(&path)) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
 /// Files in a directory with the extension of a complete file, by name. An empty one counts as absent.
 fn complete_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
-    let unreadable = IoError::of(directory, "list");
-    let mut found = Vec::new();
-    for file in std::fs::read_dir(directory).map_err(unreadable)? {
-        let file = file.map_err(unreadable)?;
-        let path = file.path();
-        let is_complete = base_of_complete(&name_of(&path)).is_some();
-        // A file that is gone by now is none.
-        if is_complete && file.metadata().is_ok_and(|found| found.is_file() && found.len() > 0) {
-            found.push(path);
-        }
-    }
-    found.sort();
+    let mut found = named(directory, |name| base_of_complete(name).is_some())?;
+    // A file that is gone by now is none.
+    found.retain(|path| path.symlink_metadata().is_ok_and(|found| found.is_file() && found.len() > 0));
     Ok(found)
 }
 

@@ -43,22 +43,20 @@ fn error_of(refused: Refused) -> u32 {
 impl<F: Fabric> Endpoint<F> {
     pub(super) fn handle_write(&mut self, node: NodeNumber, header: &Header, data: &[u8]) {
         let regions = lock(&self.regions);
-        let registration = regions.registration(header.key);
         let writing = &mut self.writes[node.index()];
         if header.offset == 0 {
-            *writing = Writing { registration, error: 0 };
+            *writing = Writing::default();
         }
         if writing.error == 0 {
-            let whole = regions.range(header.key, header.tag, header.total, true);
-            // Another region may have the key meanwhile.
-            let whole = whole.and_then(|target| match registration == writing.registration {
-                true => Ok(target),
-                false => Err(Refused::Key),
-            });
-            writing.error = whole.map_or_else(error_of, |mut target| {
-                target.write(header.offset, data);
-                0
-            });
+            match regions.range(header.key, header.tag, header.total, true) {
+                Ok(mut target) if header.offset == 0 || target.registration() == writing.registration => {
+                    writing.registration = target.registration();
+                    target.write(header.offset, data);
+                }
+                // Another region has the key meanwhile.
+                Ok(_) => writing.error = error_of(Refused::Key),
+                Err(refused) => writing.error = error_of(refused),
+            }
         }
         let error = writing.error;
         drop(regions);

@@ -39,7 +39,7 @@ pub const ENV_DIMENSIONS: &str = "MILLSTREAM_TORUS_DIMENSIONS";
 
 /// Most bytes of one command with data in a region.
 const REGION_CHUNK: usize = 1 << 30;
-/// Interval in which a waiting application checks that its node process lives.
+/// Interval in which an application that waits or polls checks that its node process lives.
 const CHECK_EVERY: Duration = Duration::from_millis(50);
 /// Calls of an application that polls, after which it looks at the time.
 const CALLS: u32 = 64;
@@ -165,10 +165,14 @@ impl TorusNode {
         self.calls += 1;
         if self.calls >= CALLS {
             self.calls = 0;
-            if self.looked.elapsed() >= CHECK_EVERY {
-                self.looked = Instant::now();
-                self.broken |= self.connection.is_hung_up();
-            }
+            self.look_if_due();
+        }
+    }
+
+    fn look_if_due(&mut self) {
+        if self.looked.elapsed() >= CHECK_EVERY {
+            self.looked = Instant::now();
+            self.broken |= self.connection.is_hung_up();
         }
     }
 
@@ -207,7 +211,6 @@ impl TorusNode {
         mut check: impl FnMut(&mut TorusNode) -> Option<Result<R, FabricError>>,
     ) -> Result<R, FabricError> {
         let start = Instant::now();
-        let mut checked = start;
         self.polling.begin();
         loop {
             let seen = self.control.signals();
@@ -225,10 +228,7 @@ impl TorusNode {
             if left.is_zero() {
                 return Err(FabricError::TimedOut { waited: timeout });
             }
-            if checked.elapsed() >= CHECK_EVERY {
-                checked = Instant::now();
-                self.broken |= self.connection.is_hung_up();
-            }
+            self.look_if_due();
             let completions = match awaited {
                 Awaited::One => 1,
                 Awaited::Half => MAX_COMMANDS / 2,
