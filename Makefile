@@ -198,9 +198,8 @@ conformance-rxe: runner ## test the device and the programs of this repository w
 conformance-%: runner
 	$(TARGET_DIR)/release/millstream-conformance --out $(TARGET_DIR)/conformance $*
 
-bench-proto: ## measure building and parsing of RoCEv2 packets against memcpy, without sockets
-	$(CARGO) build --release -p millstream-proto --example packets
-	$(TARGET_DIR)/release/examples/packets
+bench-proto: build ## measure building and handling of RoCEv2 packets against memcpy, without sockets
+	$(TARGET_DIR)/release/millstream bench proto
 
 proto-long: ## send millions of packets between two state machines over a faulty network (docs/wire.md)
 	$(CARGO) test --release -p millstream-proto --test storm -- --ignored --nocapture

@@ -19,6 +19,7 @@ pub mod mpi;
 mod netns;
 pub mod neurons;
 mod process_usage;
+pub mod proto;
 pub mod report;
 pub mod results;
 pub mod scale;
@@ -50,10 +51,11 @@ pub struct Benchmark {
 }
 
 /// All benchmarks, in the order of the report.
-pub const BENCHMARKS: [Benchmark; 18] = [
+pub const BENCHMARKS: [Benchmark; 19] = [
     verbs::BENCHMARK,
     scale::BENCHMARK,
     wire::BENCHMARK,
+    proto::BENCHMARK,
     evb::BENCHMARK,
     faults::BENCHMARK,
     evb_load::BENCHMARK,

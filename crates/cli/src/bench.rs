@@ -9,7 +9,7 @@ use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
 use millstream_bench::{
-    bfs, card, evb, evb_load, evb_storage, faults, gpu, model, mpi, neurons, report, scale, spin, torus,
+    bfs, card, evb, evb_load, evb_storage, faults, gpu, model, mpi, neurons, proto, report, scale, spin, torus,
     verbs, wire,
 };
 
@@ -84,6 +84,7 @@ pub(crate) fn run(options: BenchOptions) -> Result<ExitCode, Box<dyn Error>> {
                 bfs::Options { scale, roots: roots as usize, rounds: rounds.rounds, folder, python };
             bfs::run(&options)?
         }
+        BenchCommand::Proto { rounds } => proto::run(rounds.rounds),
         BenchCommand::Model { rounds } => model::run(&program, &out, rounds.rounds)?,
         BenchCommand::Torus { rounds } => {
             let device = std::env::var(millstream_rdma::loader::ENV_DEVICE).ok();

@@ -20,6 +20,7 @@ pub(super) struct Hosts {
 impl Hosts {
     /// Creates both hosts.
     pub(super) fn new() -> io::Result<Hosts> {
+        netns::delete_stale();
         let hosts = Hosts { name: format!("millstream-faults-{}", std::process::id()) };
         let name = &hosts.name;
         netns::add(&hosts.host(0))?;

@@ -99,22 +99,30 @@ pub fn run(options: &Options) -> Result<Table, NeuronsError> {
             note(format!("Izhikevich, plastic, {shape} nodes"), 2, report.ns_per_event, round);
         }
     }
-    let medians: Vec<f64> = times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
-    for ((name, group), &time) in names.iter().zip(&medians) {
-        let of_peers = names
-            .iter()
-            .zip(&medians)
-            .filter(|((other, g), _)| g == group && PEERS.iter().any(|peer| other.contains(peer)));
-        let best = of_peers.map(|(_, &time)| time).fold(f64::INFINITY, f64::min);
-        let two_nodes = names.iter().position(|(other, _)| other.contains("plastic, 2x1x1"));
-        let baseline =
-            if *group == 2 { two_nodes.map(|at| medians[at]) } else { Some(best).filter(|b| b.is_finite()) };
+    // A simulator that has failed in all rounds has no time.
+    let medians: Vec<_> = names
+        .into_iter()
+        .zip(&times)
+        .filter_map(|((name, group), times)| Some((name, group, median(times)?)))
+        .collect();
+    add_figures(&mut table, &medians);
+    Ok(table)
+}
+
+/// Adds the times of a synaptic event, each with its group's baseline.
+fn add_figures(table: &mut Table, medians: &[(String, usize, f64)]) {
+    for (name, group, time) in medians {
+        let of_group = medians.iter().filter(|(_, other, _)| other == group);
+        let baselines = of_group.filter(|(other, ..)| match group {
+            2 => other.contains("plastic, 2x1x1"),
+            _ => PEERS.iter().any(|peer| other.contains(peer)),
+        });
+        let baseline = baselines.map(|&(.., time)| time).min_by(f64::total_cmp);
         table.push(match baseline {
-            Some(baseline) => Figure::with_baseline(name.as_str(), time, "ns/event", baseline),
-            None => Figure::without_baseline(name.as_str(), time, "ns/event"),
+            Some(baseline) => Figure::with_baseline(name.as_str(), *time, "ns/event", baseline),
+            None => Figure::without_baseline(name.as_str(), *time, "ns/event"),
         });
     }
-    Ok(table)
 }
 
 fn ours(
@@ -203,5 +211,30 @@ mod tests {
         let table = run(&options).unwrap();
         assert_eq!((table.figures().len(), table.unmeasured().len()), (2 + SHAPES.len(), 1), "{table}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
+    }
+
+    #[test]
+    fn a_simulator_that_fails_after_the_warm_up_has_no_figure() {
+        let folder = tempfile::tempdir().unwrap();
+        // It answers once for each mode, and fails then.
+        let script = "#!/bin/sh\n[ \"$1\" = -c ] && { [ \"$2\" = 'import nest' ]; exit; }\nfor last; do :; done\n\
+                      mode=$(eval echo \\${$(($# - 1))})\ncd \"$(dirname \"$0\")\"\n\
+                      mkdir \"$mode\" 2>/dev/null || { echo out of memory; exit 1; }\necho \"$last 1000 1\"\n";
+        let python = folder.path().join("python");
+        fs::write(&python, script).unwrap();
+        let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        fs::set_permissions(&python, executable).unwrap();
+        let options = Options {
+            columns: 1,
+            steps: 200,
+            rounds: 1,
+            folder: folder.path().to_owned(),
+            python: Some(python),
+        };
+        let table = run(&options).unwrap();
+        assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
+        assert!(!table.figures().iter().any(|figure| figure.name.contains("NEST")), "{table}");
+        let reasons: Vec<_> = table.unmeasured().iter().map(|each| each.reason.as_str()).collect();
+        assert_eq!(reasons.iter().filter(|reason| reason.ends_with("out of memory")).count(), 2, "{reasons:?}");
     }
 }

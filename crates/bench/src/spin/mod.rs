@@ -15,11 +15,11 @@ pub const BENCHMARK: Benchmark = Benchmark {
     name: "spin",
     title: "Spin glass",
     measures: "Time of a spin update by over-relaxation on a cube of float32 spins: in one process with threads, of C programs \
-               (OpenMP loop, wavefronts of several sweeps) with the same data layout, and on 1 to 8 nodes as threads. All \
+               (OpenMP loop, wavefronts of several sweeps; two threads where not named) with the same data layout, and on 1 to 8 nodes as threads. All \
                programs compute the same bits, which the benchmark checks first. The time of all nodes in communication is the \
                sum over the nodes of the elapsed time in packing, puts and unpacking. With more nodes than cores it contains the \
                time in which other nodes had the core.",
-    baseline: "the fastest C wavefront; for several nodes one node with two threads",
+    baseline: "the fastest C wavefront with as many threads; for several nodes one node with two threads",
     values: "medians over the rounds",
     command: "make bench-apps",
 };
@@ -79,6 +79,9 @@ const C_METHODS: [(&str, &str); 5] = [
     ("wavefront8", "C, wavefront over 8 sweeps"),
 ];
 
+/// Threads of the C programs. All methods run with the first number, only wavefronts with the second.
+const C_THREADS: [usize; 2] = [2, 1];
+
 /// Shapes, threads a node and sweeps between exchanges. The first one is the kernel's best.
 const SHAPES: [(&str, usize, usize); 7] = [
     ("1x1x1", 2, 8),
@@ -97,7 +100,7 @@ const SHAPES: [(&str, usize, usize); 7] = [
 pub fn run(options: &Options) -> Result<Table, SpinError> {
     let program = compile(&options.folder)?;
     check(&program, &options.folder)?;
-    let mut times = vec![Vec::new(); C_METHODS.len() + SHAPES.len()];
+    let mut times = vec![Vec::new(); SHAPES.len() + c_programs().count()];
     let mut adds = vec![Vec::new(); SHAPES.len()];
     let updates = options.sweeps as f64 * (options.side as f64).powi(3);
     for round in 0..=options.rounds {
@@ -110,8 +113,8 @@ pub fn run(options: &Options) -> Result<Table, SpinError> {
             let seconds: f64 = report.nodes.iter().map(|node| node.communicate_s).sum();
             network.push(seconds * 1e12 / updates);
         }
-        for (method, _) in C_METHODS {
-            let (seconds, _) = run_c(&program, method, [options.side; 3], options.sweeps, None)?;
+        for (method, _, threads) in c_programs() {
+            let (seconds, _) = run_c(&program, method, threads, [options.side; 3], options.sweeps, None)?;
             measured.push(seconds * 1e12 / updates);
         }
         // The first round is a warm-up.
@@ -123,15 +126,26 @@ pub fn run(options: &Options) -> Result<Table, SpinError> {
     Ok(table(options, &times, &adds))
 }
 
+/// Method, figure and threads of the C programs that are measured.
+fn c_programs() -> impl Iterator<Item = (&'static str, &'static str, usize)> {
+    C_THREADS.into_iter().flat_map(|threads| {
+        let methods = C_METHODS.into_iter().filter(move |(method, _)| threads > 1 || *method != "loop");
+        methods.map(move |(method, name)| (method, name, threads))
+    })
+}
+
 fn table(options: &Options, times: &[Vec<f64>], adds: &[Vec<f64>]) -> Table {
     let medians: Vec<f64> = times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
     let (ours, c) = medians.split_at(SHAPES.len());
-    let best = c[1..].iter().copied().fold(f64::INFINITY, f64::min);
+    let best = |wanted: usize| {
+        let alike = c_programs().zip(c).filter(|((method, _, threads), _)| *method != "loop" && *threads == wanted);
+        alike.map(|(_, &time)| time).fold(f64::INFINITY, f64::min)
+    };
     let mut table = Table::new(BENCHMARK, options.rounds);
     let side = options.side;
     for (i, ((dimensions, threads, depth), &time)) in SHAPES.iter().zip(ours).enumerate() {
         let name = format!("{dimensions} nodes, {threads} threads each, {depth} sweeps together, {side}³");
-        let baseline = if i < 3 { best } else { ours[0] };
+        let baseline = if i < 3 { best(*threads) } else { ours[0] };
         table.push(Figure::with_baseline(name, time, "ps/update", baseline));
         if i >= 3 {
             let name = format!("{dimensions} nodes, time of all nodes in communication, {side}³");
@@ -139,8 +153,10 @@ fn table(options: &Options, times: &[Vec<f64>], adds: &[Vec<f64>]) -> Table {
             table.push(Figure::with_baseline(name, add, "ps/update", ours[0]));
         }
     }
-    for ((_, name), &time) in C_METHODS.iter().zip(c) {
-        table.push(Figure::with_baseline(format!("{name}, {side}³"), time, "ps/update", best));
+    for ((_, name, threads), &time) in c_programs().zip(c) {
+        let one_thread = if threads == 1 { ", 1 thread" } else { "" };
+        let name = format!("{name}{one_thread}, {side}³");
+        table.push(Figure::with_baseline(name, time, "ps/update", best(threads)));
     }
     table
 }
@@ -188,6 +204,7 @@ fn compile(folder: &Path) -> Result<PathBuf, SpinError> {
 fn run_c(
     program: &Path,
     method: &str,
+    threads: usize,
     size: [usize; 3],
     sweeps: u64,
     file: Option<&Path>,
@@ -195,7 +212,7 @@ fn run_c(
     let mut command = Command::new(program);
     command.arg(method).args(size.map(|n| n.to_string())).arg(sweeps.to_string()).args(file);
     // Pin each OpenMP thread to its core.
-    let output = command.env("OMP_PROC_BIND", "true").output();
+    let output = command.env("OMP_PROC_BIND", "true").env("OMP_NUM_THREADS", threads.to_string()).output();
     let output =
         output.map_err(|cause| SpinError::Start { program: program.display().to_string(), cause })?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -219,7 +236,7 @@ fn check(program: &Path, folder: &Path) -> Result<(), SpinError> {
     (0..sweeps).for_each(|_| reference.sweep());
     let wanted = reference.checksum();
     for (method, name) in C_METHODS {
-        if run_c(program, method, size, sweeps, Some(&file))?.1 != wanted {
+        if run_c(program, method, C_THREADS[0], size, sweeps, Some(&file))?.1 != wanted {
             return Err(SpinError::Different(name.to_owned()));
         }
     }
@@ -241,7 +258,7 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("millstream-bench-spin-{}", std::process::id()));
         let table = run(&Options { side: 32, sweeps: 8, rounds: 1, folder: folder.clone() }).unwrap();
         fs::remove_dir_all(folder).unwrap();
-        assert_eq!(table.figures().len(), C_METHODS.len() + SHAPES.len() + 4, "{table}");
+        assert_eq!(table.figures().len(), c_programs().count() + SHAPES.len() + 4, "{table}");
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
     }
 }

@@ -22,8 +22,8 @@ pub(super) struct PeerProgram {
 }
 
 impl PeerProgram {
-    /// Compiles the C program into `folder` and starts it.
-    pub(super) fn c(folder: &Path, side: usize) -> Result<PeerProgram, StencilError> {
+    /// Compiles the C program into `folder` and starts it with so many threads.
+    pub(super) fn c(folder: &Path, side: usize, threads: usize) -> Result<PeerProgram, StencilError> {
         let source = write(folder, "stencil.c", C_SOURCE)?;
         let program = folder.join("stencil");
         // Without contraction: fused operations would round differently.
@@ -35,11 +35,11 @@ impl PeerProgram {
         }
         let mut command = Command::new(&program);
         // Pin each OpenMP thread to its core.
-        command.env("OMP_PROC_BIND", "true");
+        command.env("OMP_PROC_BIND", "true").env("OMP_NUM_THREADS", threads.to_string());
         PeerProgram::start("C", command, side)
     }
 
-    /// Starts the Python program. Also returns the methods that it offers.
+    /// Starts the Python program. Also returns the methods that it offers; none if the interpreter lacks numpy.
     pub(super) fn python(
         interpreter: &Path,
         folder: &Path,

@@ -7,7 +7,12 @@ answers with a checksum over the bits of a small grid's result.
 import sys
 import time
 
-import numpy as np
+try:
+    import numpy as np
+except ImportError:
+    # No method.
+    print(flush=True)
+    sys.exit()
 
 
 def make(rows, columns):

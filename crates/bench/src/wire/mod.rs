@@ -23,14 +23,19 @@ pub const BENCHMARK: Benchmark = Benchmark {
                are joined by a veth pair. The programs are perftest over the soft device, iperf3, UCX over TCP and \
                libfabric over TCP. Further figures have packet loss, 64 queue pairs, and the CPU time per GB of both sides.",
     baseline: "raw UDP packets of the same payload over the same link, without ICRC",
-    values: "medians over the rounds",
+    values: "medians over the rounds. A latency is the median of a run, of libfabric its mean: half a round trip, of READ a \
+             whole one, which is compared with a whole one of raw UDP. The CPU time is the difference between runs of 3000 and \
+             of 600 messages, without perftest's measurement of the clock",
     command: "make bench-wire",
 };
 
 const MIB: f64 = (1u64 << 20) as f64;
 const SIZE: usize = 1 << 20;
-/// Messages of a bandwidth test without packet loss, which also yields the CPU time.
+/// Messages of a bandwidth test without packet loss.
 const MESSAGES: usize = 3000;
+/// Messages of a second run of the test. The difference in CPU time is that of the messages between: each run of perftest also
+/// measures the clock, which takes a fifth of a second, and sets up a connection.
+const FEWER_MESSAGES: usize = 600;
 /// TCP port of all servers; the namespaces are new, so that it is free.
 const PORT: u16 = 18_515;
 /// Attempts before a figure counts as failed: connections are set up over TCP, on a busy machine.
@@ -78,8 +83,10 @@ struct Tool {
     port: Option<u16>,
     environment: Vec<(&'static str, String)>,
     read: Reader,
-    /// Bytes transferred, if the CPU time per byte is a figure too.
-    transferred: Option<usize>,
+    /// The number of messages in both command lines, if the CPU time per byte is a figure too: `-n 3000`.
+    messages: Option<String>,
+    /// Factor of the baseline: 2 if the tool measures whole round trips.
+    round_trips: f64,
 }
 
 /// The results of a tool, one a round.
@@ -128,9 +135,10 @@ impl Options {
 
 /// Raw UDP is the first of each group: the baseline of the others.
 fn bandwidths(options: &Options, payload: usize) -> Vec<Tool> {
+    let messages = format!("-n {MESSAGES}");
     let perftest = |program| Tool {
-        transferred: Some(MESSAGES * SIZE),
-        ..perftest(&options.library_dir, program, &format!("-s {SIZE} -n {MESSAGES}"), bandwidth)
+        messages: Some(messages.clone()),
+        ..perftest(&options.library_dir, program, &format!("-s {SIZE} {messages}"), bandwidth)
     };
     vec![
         raw_udp(&options.program, "bandwidth", payload, "--segmentation-offload"),
@@ -150,7 +158,8 @@ fn bandwidths(options: &Options, payload: usize) -> Vec<Tool> {
                 let rate = text[end..].split("\"bits_per_second\":").nth(1)?;
                 rate.split([',', '\n', '}']).next()?.trim().parse::<f64>().ok().map(|bits| bits / 8e9)
             }),
-            transferred: None,
+            messages: None,
+            round_trips: 1.0,
         },
         ucx("ucp_put_bw", &format!("-s {SIZE} -n 1000 -w 50"), |text| {
             rows(text).last()?.0.get(4).map(|rate| rate * MIB / 1e9)
@@ -191,17 +200,18 @@ fn latencies(options: &Options) -> Vec<Tool> {
     let perftest = |program| {
         perftest(&options.library_dir, program, "-s 8 -n 20000", |text| rows(text).last()?.0.get(4).copied())
     };
-    let mut sleeping = perftest("ib_read_lat");
+    // A READ takes a whole round trip; the others report half of one.
+    let read = || Tool { round_trips: 2.0, ..perftest("ib_read_lat") };
+    let mut sleeping = read();
     sleeping.name.push_str(", sleeping responder");
     sleeping.environment.push(("MILLSTREAM_SPIN", "0".to_owned()));
     vec![
         raw_udp(&options.program, "latency", 64, ""),
         perftest("ib_write_lat"),
         perftest("ib_send_lat"),
-        // A READ takes a whole round trip; the others report half of one.
-        perftest("ib_read_lat"),
+        read(),
         sleeping,
-        ucx("ucp_put_lat", "-s 8 -n 20000", |text| rows(text).last()?.0.get(2).copied()),
+        ucx("ucp_put_lat", "-s 8 -n 20000", |text| rows(text).last()?.0.get(1).copied()),
         libfabric("libfabric tcp, fi_pingpong", 8, 20_000, |words| words.get(6)?.parse().ok()),
     ]
 }
@@ -220,11 +230,14 @@ fn add_figures(table: &mut Table, mtu: u32, unit: &str, tools: &[Tool], measured
         }
         let Some(value) = median(&measured.values) else { continue };
         table.push(match baseline {
-            Some(baseline) if i != 0 => Figure::with_baseline(name, value, unit, baseline),
+            Some(baseline) if i != 0 => Figure::with_baseline(name, value, unit, tool.round_trips * baseline),
             _ => Figure::without_baseline(name, value, unit),
         });
         // With veth the sender's system calls carry packets up to the receiver's socket.
-        let Some(bytes) = tool.transferred else { continue };
+        if tool.messages.is_none() {
+            continue;
+        }
+        let bytes = (MESSAGES - FEWER_MESSAGES) * SIZE;
         for (side, each) in ["server", "client"].iter().zip(&measured.cpu_seconds) {
             let Some(time) = median(each) else { continue };
             let name = format!("MTU {mtu}: {}, CPU time of the {side}", tool.name);
@@ -265,12 +278,16 @@ fn measure(hosts: &NamespacePair, tools: &[Tool], rounds: usize) -> Vec<Measured
 }
 
 impl Tool {
+    /// Its result, and the CPU time of server and client for the messages that a shorter run does not have.
     fn run(&self, hosts: &NamespacePair) -> io::Result<(f64, [f64; 2])> {
         let output = hosts.run([&self.server, &self.client], self.port, &self.environment)?;
         let value = self.read.read(&output.client_output).ok_or_else(|| {
             io::Error::other(format!("{} printed no result:\n{}", self.client, output.client_output))
         })?;
-        Ok((value, output.cpu_seconds))
+        let Some(messages) = &self.messages else { return Ok((value, output.cpu_seconds)) };
+        let shorter = [&self.server, &self.client].map(|line| line.replace(messages, &format!("-n {FEWER_MESSAGES}")));
+        let shorter = hosts.run([&shorter[0], &shorter[1]], self.port, &self.environment)?;
+        Ok((value, [0, 1].map(|side| output.cpu_seconds[side] - shorter.cpu_seconds[side])))
     }
 }
 
@@ -293,7 +310,8 @@ fn raw_udp(program: &Path, test: &str, payload: usize, flags: &str) -> Tool {
         port: None,
         environment: Vec::new(),
         read: Reader::Text(|text| text.lines().find_map(|line| line.strip_prefix("result ")?.parse().ok())),
-        transferred: None,
+        messages: None,
+        round_trips: 1.0,
     }
 }
 
@@ -309,7 +327,8 @@ fn perftest(library_dir: &Path, program: &str, arguments: &str, read: fn(&str) -
         port: Some(PORT),
         environment: vec![("LD_LIBRARY_PATH", library_dir.display().to_string())],
         read: Reader::Text(read),
-        transferred: None,
+        messages: None,
+        round_trips: 1.0,
     }
 }
 
@@ -322,7 +341,8 @@ fn ucx(test: &str, arguments: &str, read: fn(&str) -> Option<f64>) -> Tool {
         port: Some(PORT),
         environment: vec![("UCX_TLS", "tcp,self".into()), ("UCX_NET_DEVICES", "wire0".into())],
         read: Reader::Text(read),
-        transferred: None,
+        messages: None,
+        round_trips: 1.0,
     }
 }
 
@@ -336,6 +356,7 @@ fn libfabric(name: &str, size: usize, times: usize, column: fn(&[&str]) -> Optio
         port: Some(PORT),
         environment: Vec::new(),
         read: Reader::LastLine(column),
-        transferred: None,
+        messages: None,
+        round_trips: 1.0,
     }
 }

@@ -23,6 +23,7 @@ impl NamespacePair {
     /// # Errors
     /// The message of `ip`; creating namespaces needs root.
     pub fn new(mtu: u32) -> io::Result<Self> {
+        netns::delete_stale();
         let pair = Self { names: ["a", "b"].map(|side| format!("millstream-{}-{side}", std::process::id())) };
         let [a, b] = &pair.names;
         for name in &pair.names {
@@ -42,7 +43,8 @@ impl NamespacePair {
         let mut command = Command::new("ip");
         let core = (side % std::thread::available_parallelism().map_or(1, usize::from)).to_string();
         command.args(["netns", "exec", &self.names[side], "taskset", "-c", &core]);
-        command.args(["timeout", "-k", "5", "60"]);
+        // Ctrl-C does not reach the process group that `timeout` makes. It gets a signal when the benchmark has ended.
+        command.args(["setpriv", "--pdeathsig", "TERM", "timeout", "-k", "5", "60"]);
         command.args(["bash", "-c", "TIMEFORMAT='cpu time %U %S'; time \"$@\"", "bash"]).args(words);
         command.envs(environment.iter().map(|(name, value)| (name, value)));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -50,6 +50,14 @@ pub(crate) enum BenchCommand {
         #[arg(long, value_delimiter = ',', value_name = "WORD")]
         only: Vec<String>,
     },
+    /// Measure building and handling of RoCE v2 packets, without sockets
+    ///
+    ///     millstream bench proto --rounds 5
+    #[command(verbatim_doc_comment)]
+    Proto {
+        #[command(flatten)]
+        rounds: Rounds<21>,
+    },
     /// Measure the event builder by number of units, batch size and kernel
     ///
     ///     millstream bench evb --seconds 2

@@ -1,12 +1,7 @@
-//! Packets built and handled per second, with memcpy and CRC of the payload as the baseline. Rounds
-//! alternate; results are medians. No sockets.
-//!
-//! cargo run --release -p millstream-proto --example packets
-//!
-//! Writes one line per result into target/bench/proto.jsonl.
+//! `millstream bench proto`: building and handling RoCEv2 packets, without sockets.
 
 use std::hint::black_box;
-use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Instant as Clock;
 
 use millstream_proto::{
@@ -16,9 +11,83 @@ use millstream_proto::{
 use millstream_wire::icrc::Flow;
 use millstream_wire::{Packet, Pkey, Psn, Qpn, Rkey};
 
+use crate::{Benchmark, Figure, Table, median};
+
+/// This benchmark.
+pub const BENCHMARK: Benchmark = Benchmark {
+    name: "proto",
+    title: "RoCE v2 packets without sockets",
+    measures: "Time of one packet of a 1 MiB message between two connections in one process: its ICRC alone, building it with \
+               headers, payload and ICRC, verifying it, and handling it at the other end.",
+    baseline: "memcpy of the payload of a packet",
+    values: "medians over the rounds",
+    command: "make bench-proto",
+};
+
 const MESSAGE: usize = 1 << 20;
 const BUFFER: usize = 65_000;
-const ROUNDS: usize = 21;
+/// Rounds before those that are measured.
+const WARM_UP: usize = 2;
+
+/// Measures all figures.
+#[must_use]
+pub fn run(rounds: usize) -> Table {
+    let mut table = Table::new(BENCHMARK, rounds);
+    for mtu in [Mtu::B1024, Mtu::B4096] {
+        for (name, data_from) in [("WRITE", 0), ("READ", 1)] {
+            let [memcpy, times @ ..] = measure(mtu, data_from, rounds).map(|times| median(&times).unwrap_or(0.0));
+            for (what, time) in ["ICRC alone", "build", "verify", "handle"].into_iter().zip(times) {
+                let name = format!("{name}, MTU {}: {what}", mtu.bytes());
+                table.push(Figure::with_baseline(name, time, "ns", memcpy));
+            }
+        }
+    }
+    table
+}
+
+/// Times of memcpy, ICRC, building, verifying and handling (ns a packet), one a round. `data_from` sends the payload: 0 in a
+/// WRITE, 1 in a READ.
+fn measure(mtu: Mtu, data_from: usize, rounds: usize) -> [Vec<f64>; 5] {
+    let addresses = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)].map(IpAddr::from);
+    let flow =
+        |from: usize| Flow::new((addresses[from], 50_000), (addresses[1 - from], 4791)).expect("one family");
+    let payload = mtu.bytes() as usize;
+    let mut ends = [connection(flow(0), [1, 2], mtu), connection(flow(1), [2, 1], mtu)];
+    let mut memories = [Plain(vec![1; MESSAGE]), Plain(vec![2; MESSAGE])];
+    let mut buffer = vec![0; BUFFER];
+    let source = vec![3_u8; MESSAGE];
+    let mut target = vec![4_u8; BUFFER];
+    let mut results = [const { Vec::new() }; 5];
+    for round in 0..rounds + WARM_UP {
+        let memcpy = seconds_per_packet(&source, payload, |chunk| {
+            black_box(&mut target)[..chunk.len()].copy_from_slice(chunk);
+        });
+        let crc = seconds_per_packet(&source, payload, |chunk| _ = black_box(flow(0).icrc(chunk, 0)));
+        let work = match data_from {
+            0 => SendOp::Write { va: 0, rkey: Rkey::new(1), immediate: None },
+            _ => SendOp::Read { va: 0, rkey: Rkey::new(1) },
+        };
+        let request =
+            SendRequest { id: WorkId(0), work, len: MESSAGE as u32, fence: false, solicited: false };
+        ends[0].post(request).expect("the queue is empty");
+        let spent = carry(&mut ends, &mut memories, &mut buffer, data_from);
+        let done = ends[0].poll_event();
+        assert!(matches!(done, Some(Event::Completed { status: Status::Success, .. })), "{done:?}");
+        if round >= WARM_UP {
+            let each = |seconds: f64| seconds / f64::from(spent.packets);
+            let times = [memcpy, crc, each(spent.build), each(spent.verify), each(spent.take)];
+            results.iter_mut().zip(times).for_each(|(all, time)| all.push(time * 1e9));
+        }
+    }
+    results
+}
+
+/// Time of `work` on the payload of each packet, divided by their number.
+fn seconds_per_packet(message: &[u8], payload: usize, mut work: impl FnMut(&[u8])) -> f64 {
+    let start = Clock::now();
+    message.chunks(payload).for_each(|chunk| work(black_box(chunk)));
+    start.elapsed().as_secs_f64() / (message.len() / payload) as f64
+}
 
 /// One megabyte of memory for all requests.
 struct Plain(Vec<u8>);
@@ -154,74 +223,14 @@ fn carry(
     }
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values[values.len() / 2]
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn main() -> std::io::Result<()> {
-    let addresses = ["10.0.0.1", "10.0.0.2"].map(|address| address.parse().expect("an address"));
-    let flow =
-        |from: usize| Flow::new((addresses[from], 50_000), (addresses[1 - from], 4791)).expect("one family");
-    std::fs::create_dir_all("target/bench")?;
-    let mut file = std::fs::File::create("target/bench/proto.jsonl")?;
-    let mut figure = |name: String, nanos: f64, baseline: f64| {
-        println!("{name:<34} {nanos:>8.1} ns   {:>6.2} x memcpy", nanos / baseline);
-        let ratio = nanos / baseline;
-        writeln!(
-            file,
-            r#"{{"name":"{name}","value":{nanos:.2},"unit":"ns","baseline":{baseline:.2},"ratio":{ratio:.3}}}"#
-        )
-    };
-    println!("a packet of a 1 MiB message, in memory");
-    for mtu in [Mtu::B1024, Mtu::B4096] {
-        let payload = mtu.bytes() as usize;
-        for (name, data_from) in [("write", 0), ("read", 1)] {
-            let mut ends = [connection(flow(0), [1, 2], mtu), connection(flow(1), [2, 1], mtu)];
-            let mut memories = [Plain(vec![1; MESSAGE]), Plain(vec![2; MESSAGE])];
-            let mut buffer = vec![0; BUFFER];
-            let source = vec![3_u8; MESSAGE];
-            let mut target = vec![4_u8; BUFFER];
-            let mut results = [const { Vec::new() }; 5];
-            for round in 0..ROUNDS + 2 {
-                let start = Clock::now();
-                for chunk in source.chunks(payload) {
-                    black_box(&mut target)[..chunk.len()].copy_from_slice(black_box(chunk));
-                }
-                let memcpy = start.elapsed().as_secs_f64() / (MESSAGE / payload) as f64;
-                let start = Clock::now();
-                for chunk in source.chunks(payload) {
-                    black_box(flow(0).icrc(black_box(chunk), 0));
-                }
-                let crc = start.elapsed().as_secs_f64() / (MESSAGE / payload) as f64;
-                let work = match name {
-                    "write" => SendOp::Write { va: 0, rkey: Rkey::new(1), immediate: None },
-                    _ => SendOp::Read { va: 0, rkey: Rkey::new(1) },
-                };
-                let request =
-                    SendRequest { id: WorkId(0), work, len: MESSAGE as u32, fence: false, solicited: false };
-                ends[0].post(request).expect("taken");
-                let spent = carry(&mut ends, &mut memories, &mut buffer, data_from);
-                let done = ends[0].poll_event();
-                assert!(matches!(done, Some(Event::Completed { status: Status::Success, .. })), "{done:?}");
-                if round >= 2 {
-                    let each = |seconds: f64| seconds * 1e9 / f64::from(spent.packets);
-                    let times =
-                        [memcpy * 1e9, crc * 1e9, each(spent.build), each(spent.verify), each(spent.take)];
-                    for (all, time) in results.iter_mut().zip(times) {
-                        all.push(time);
-                    }
-                }
-            }
-            let [memcpy, crc, build, verify, take] = results.map(median);
-            println!("{name}, {payload} bytes a packet: memcpy {memcpy:.1} ns");
-            figure(format!("{name}_{payload}_icrc"), crc, memcpy)?;
-            figure(format!("{name}_{payload}_build"), build, memcpy)?;
-            figure(format!("{name}_{payload}_verify"), verify, memcpy)?;
-            figure(format!("{name}_{payload}_take"), take, memcpy)?;
-            println!("{:<34} {:>8.2} GB/s", "build, one core", payload as f64 / build);
-            println!("{:<34} {:>8.2} GB/s", "verify and take, one core", payload as f64 / (verify + take));
-        }
+    #[test]
+    fn packets_of_writes_and_reads_are_measured() {
+        let table = run(1);
+        assert_eq!(table.figures().len(), 16, "{table}");
+        assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
     }
-    Ok(())
 }
