@@ -138,7 +138,7 @@ class Card:
         return self._card.revoke()
 
     def detach(self) -> str:
-        """Detaches the lease from this connection. Returns its token, which is secret."""
+        """Detaches the lease from this connection, which has none from then on. Returns its token, which is secret."""
         return self._card.detach()
 
     def attach(self, token: str) -> int:
@@ -244,7 +244,7 @@ class Card:
     # State
 
     def info(self) -> dict:
-        """The state of the card: memory, lease, regions, counters, sensors, as `millstream card show --json`."""
+        """The state of the card: memory, lease, regions, counters, sensors, as `millstream card info --json`."""
         return json.loads(self._card.info())
 
     def watch(self, interval: float = 1.0):
@@ -273,8 +273,14 @@ class EmulatedCard:
         command += ["--memory", str(memory), "--listen", "127.0.0.1:0", "--end-with-input"]
         if banks is not None:
             command += ["--banks", str(banks)]
+        # Ctrl-C in a terminal or a notebook is for Python, not for the card.
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         )
         self._end = weakref.finalize(self, _end, self._process)
         self._lines: queue.Queue = queue.Queue()

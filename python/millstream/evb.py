@@ -140,6 +140,9 @@ class RunFailed(RuntimeError):
         super().__init__(text)
         self.report = report
 
+    def __reduce__(self):
+        return type(self), (*self.args, self.report)
+
 
 class EventBuilder:
     """A run of the event builder on this host.

@@ -16,8 +16,12 @@ class ProgramFailed(RuntimeError):
     def __init__(self, command, code, errors):
         self.command = [str(word) for word in command]
         self.code = code
+        self._errors = errors
         text = errors.strip() or f"exit status {code} without a message"
         super().__init__(f"{' '.join(self.command)}: {text}")
+
+    def __reduce__(self):
+        return type(self), (self.command, self.code, self._errors)
 
 
 def call(*arguments, timeout=None, env=None, cwd=None):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import socket
 import subprocess
@@ -66,7 +67,9 @@ class SoftDevice:
 
         Raises :class:`millstream.ProgramFailed` with the output if the exit status is not zero, unless `check=False`.
         """
-        options = {"capture_output": True, "text": True, "timeout": 60, "check": True, **options}
+        if not {"stdout", "stderr"} & options.keys():
+            options.setdefault("capture_output", True)
+        options = {"text": True, "timeout": 60, "check": True, **options}
         check = options.pop("check")
         done = subprocess.run(self.command(words), check=False, **options)
         if check and done.returncode != 0:
@@ -74,12 +77,13 @@ class SoftDevice:
         return done
 
     def popen(self, words: Sequence, *, listens: int | None = None, timeout: float = 30, **options) -> subprocess.Popen:
-        """Starts a program, which ends with this object.
+        """Starts a program, which ends with this object. `options` are those of `subprocess.Popen`.
 
+        Standard output and standard error are one pipe. `wait` reads it to its end; `stdout` has that text afterwards.
         With `listens`, returns when the program's host has a listener at this TCP port, so that a client can connect.
         """
         options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, **options}
-        process = subprocess.Popen(self.command(words), **options)
+        process = _Process(self.command(words), **options)
         self._processes.append(process)
         if listens is not None:
             _wait_for_listener(process, words[0], listens, time.monotonic() + timeout)
@@ -90,9 +94,10 @@ class SoftDevice:
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
-            process.wait()
+            # First, so that `wait` does not read it: a child of the program may still have it.
             if process.stdout:
                 process.stdout.close()
+            process.wait()
         self._processes.clear()
 
     def __enter__(self) -> SoftDevice:
@@ -100,6 +105,32 @@ class SoftDevice:
 
     def __exit__(self, *_) -> None:
         self.close()
+
+
+class _Process(subprocess.Popen):
+    """A process that does not stand still in `wait` because nobody reads its output."""
+
+    #: `communicate` calls `wait` itself.
+    _communicates = False
+
+    def wait(self, timeout=None):
+        is_piped = self.stdout is not None and not isinstance(self.stdout, (io.StringIO, io.BytesIO))
+        if not is_piped or self.stdin is not None or self._communicates or self.stdout.closed:
+            return super().wait(timeout)
+        self.communicate(timeout=timeout)
+        return self.returncode
+
+    def communicate(self, input=None, timeout=None):
+        if isinstance(self.stdout, (io.StringIO, io.BytesIO)):
+            return self.stdout.read(), None
+        self._communicates = True
+        try:
+            output, errors = super().communicate(input, timeout)
+        finally:
+            self._communicates = False
+        if output is not None:
+            self.stdout = io.StringIO(output) if isinstance(output, str) else io.BytesIO(output)
+        return output, errors
 
 
 def free_port() -> int:

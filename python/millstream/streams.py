@@ -160,6 +160,11 @@ def _flat(fragments) -> tuple[np.ndarray, np.ndarray]:
     return lengths, np.concatenate(arrays) if arrays else np.empty(0, np.uint8)
 
 
+def _checksums(fragments) -> np.ndarray | None:
+    """The recorded checksums of fragments, if they are those of a file: a copy of damaged fragments stays damaged."""
+    return fragments.checksums if isinstance(fragments, Source) else None
+
+
 def _event_numbers(events) -> np.ndarray:
     """Event numbers (u64). Raises `TypeError` if one is no integer, and `ValueError` if one is out of range."""
     if not isinstance(events, np.ndarray):
@@ -207,7 +212,7 @@ def write(
     """Writes a stream file.
 
     `sources` maps ids to fragments, to :class:`SourceData`, or to a :class:`Source` of an open stream file, which keeps its
-    events, kind and name; a :class:`Stream` is such a mapping. The file has `n_events` events from `first_event`. By default
+    events, kind, name and checksums; a :class:`Stream` is such a mapping. The file has `n_events` events from `first_event`. By default
     these are all events of the stream files of the sources, or from 0, up to the last event of a fragment. The file appears
     under its name when it is complete.
     """
@@ -229,7 +234,7 @@ def write(
     writer = _millstream.StreamWriter(os.fspath(path), first_event, n_events, alignment)
     try:
         for source, data, events, lengths, payload in prepared:
-            writer.append(source, data.kind, data.name, events, lengths, payload)
+            writer.append(source, data.kind, data.name, events, lengths, payload, _checksums(data.fragments))
         writer.finish()
     finally:
         writer.discard()
@@ -293,4 +298,6 @@ def build_packet(
         events = _event_numbers(events)
     if n_events is None:
         n_events = int(events[-1]) + 1 - first_event if len(events) else 1
-    return _millstream.build_packet(source, kind, first_event, n_events, events, lengths, payload, alignment)
+    return _millstream.build_packet(
+        source, kind, first_event, n_events, events, lengths, payload, alignment, _checksums(fragments)
+    )

@@ -1,11 +1,12 @@
 //! Cards on the network.
 
 use std::path::PathBuf;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
 use millstream_card::info::CardInfo;
-use millstream_card::{LeaseToken, RemoteCard, RemoteOptions, checkpoint};
+use millstream_card::{LeaseToken, RemoteCard, RemoteError, RemoteErrorKind, RemoteOptions, checkpoint};
 use millstream_card_abi::registers::KERNEL_WORDS;
 use millstream_rdma::{DeviceSelector, device, loader};
 use numpy::{PyReadonlyArray1, PyReadwriteArray1};
@@ -28,6 +29,26 @@ pub(crate) fn verbs_library() -> String {
 fn seconds(name: &str, value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value)
         .map_err(|error| PyValueError::new_err(format!("{name} = {value}: {error}; give seconds")))
+}
+
+/// Longest time without a look at signals, such as that of Ctrl-C.
+const SIGNALS: Duration = Duration::from_millis(100);
+
+/// Calls `wait` until it has something or `timeout` has passed, and looks at signals in between.
+fn wait_in_turns<T: Send>(
+    py: Python<'_>,
+    timeout: Duration,
+    wait: impl Fn(Duration) -> Result<Option<T>, RemoteError> + Sync,
+) -> PyResult<Option<T>> {
+    let started = Instant::now();
+    loop {
+        let left = timeout.saturating_sub(started.elapsed());
+        let found = py.detach(|| wait(left.min(SIGNALS))).map_err(|error| card_failed(&error))?;
+        if found.is_some() || left <= SIGNALS {
+            return Ok(found);
+        }
+        py.check_signals()?;
+    }
 }
 
 /// A connection to a card.
@@ -72,9 +93,19 @@ impl Connection {
 
     fn acquire(&self, py: Python<'_>, duration: f64, timeout: f64) -> PyResult<u32> {
         let (duration, timeout) = (seconds("duration", duration)?, seconds("timeout", timeout)?);
-        py.detach(|| self.card.acquire(duration, timeout))
-            .map(|held| held.epoch)
-            .map_err(|error| card_failed(&error))
+        let latest = Mutex::new(None);
+        let held = wait_in_turns(py, timeout, |turn| match self.card.acquire(duration, turn) {
+            Err(error) if matches!(error.kind, RemoteErrorKind::Leased { .. }) => {
+                *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                Ok(None)
+            }
+            other => other.map(Some),
+        })?;
+        match (held, latest.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+            (Some(held), _) => Ok(held.epoch),
+            (None, Some(leased)) => Err(card_failed(&leased)),
+            (None, None) => unreachable!("a turn ends with the lease or an error"),
+        }
     }
 
     fn release(&self, py: Python<'_>) -> PyResult<()> {
@@ -163,7 +194,19 @@ impl Connection {
     /// Waits for the end of a run, given by its doorbell word. Returns its first results.
     fn wait(&self, py: Python<'_>, doorbell: Unsigned<u64>, timeout: f64) -> PyResult<[u64; 4]> {
         let timeout = seconds("timeout", timeout)?;
-        py.detach(|| self.card.wait(doorbell.0, timeout)).map_err(|error| card_failed(&error))
+        let results = wait_in_turns(py, timeout, |turn| self.card.wait_again(doorbell.0, turn));
+        if let Ok(Some(results)) = results {
+            return Ok(results);
+        }
+        // A message that comes later is for anyone.
+        let late = py.detach(|| self.card.wait(doorbell.0, Duration::ZERO));
+        results?;
+        late.map_err(|mut error| {
+            if let RemoteErrorKind::TimedOut(waited, _) = &mut error.kind {
+                *waited = timeout;
+            }
+            card_failed(&error)
+        })
     }
 
     fn stop(&self, py: Python<'_>, region: Unsigned<u32>) -> PyResult<bool> {
@@ -177,7 +220,7 @@ impl Connection {
     /// The next message, or none within the timeout.
     fn message(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<MessageFields>> {
         let timeout = seconds("timeout", timeout)?;
-        let message = py.detach(|| self.card.message(timeout)).map_err(|error| card_failed(&error))?;
+        let message = wait_in_turns(py, timeout, |turn| self.card.message(turn))?;
         Ok(message.map(|message| {
             let cause = message.cause.map(|cause| cause.to_string());
             (format!("{:?}", message.kind), message.region, cause, message.sequence, message.values)

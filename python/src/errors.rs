@@ -78,6 +78,7 @@ pub(crate) fn checkpoint_failed(error: &CheckpointError) -> PyErr {
     match error {
         CheckpointError::Io { cause, .. } => os_error(cause.raw_os_error(), error.to_string()),
         CheckpointError::Card(error) => card_failed(error),
+        CheckpointError::ImageOverwritten { .. } => card_error(error.to_string(), false),
         _ => FormatError::new_err(error.to_string()),
     }
 }

@@ -46,7 +46,8 @@ pub(crate) fn parse_packet<'py>(
     Ok(out)
 }
 
-/// Builds a packet. Fragment `i` has the event `events[i]` and the next `lengths[i]` bytes of `payload`.
+/// Builds a packet. Fragment `i` has the event `events[i]`, the next `lengths[i]` bytes of `payload`, and the CRC-32
+/// `checksums[i]`, by default that of its bytes.
 #[pyfunction]
 #[allow(clippy::too_many_arguments, reason = "the fields of a packet in Python")]
 pub(crate) fn build_packet<'py>(
@@ -59,11 +60,12 @@ pub(crate) fn build_packet<'py>(
     lengths: PyReadonlyArray1<'py, u64>,
     payload: PyReadonlyArray1<'py, u8>,
     alignment: Unsigned<u32>,
+    checksums: Option<PyReadonlyArray1<'py, u32>>,
 ) -> PyResult<Bound<'py, PyArray1<u8>>> {
     let alignment = Alignment::new(alignment.0).map_err(invalid)?;
     let mut fragments = Vec::new();
-    Fragments::new(&events, &lengths, &payload)?.try_for_each(source.0, |event, bytes| {
-        fragments.push(Fragment::new(event, bytes));
+    Fragments::new(&events, &lengths, &payload, checksums.as_ref())?.try_for_each(source.0, |fragment| {
+        fragments.push(fragment);
         Ok(())
     })?;
     let n_fragments = u32::try_from(fragments.len()).map_err(invalid)?;

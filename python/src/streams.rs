@@ -139,7 +139,8 @@ impl StreamWriter {
         Ok(Self { writer: Some(writer) })
     }
 
-    /// Appends a source. Fragment `i` has the event `events[i]` and the next `lengths[i]` bytes of `payload`.
+    /// Appends a source. Fragment `i` has the event `events[i]`, the next `lengths[i]` bytes of `payload`, and the CRC-32
+    /// `checksums[i]`, by default that of its bytes.
     #[allow(clippy::too_many_arguments, reason = "the fields of a source in Python")]
     fn append(
         &mut self,
@@ -150,15 +151,16 @@ impl StreamWriter {
         events: PyReadonlyArray1<'_, u64>,
         lengths: PyReadonlyArray1<'_, u64>,
         payload: PyReadonlyArray1<'_, u8>,
+        checksums: Option<PyReadonlyArray1<'_, u32>>,
     ) -> PyResult<()> {
         let writer = self.writer.as_mut().ok_or_else(|| PyValueError::new_err("the file is complete"))?;
-        let fragments = Fragments::new(&events, &lengths, &payload)?;
+        let fragments = Fragments::new(&events, &lengths, &payload, checksums.as_ref())?;
         py.detach(|| {
             let mut out = writer
                 .source(SourceId(source.0), SourceKind(kind.0), name)
                 .map_err(|error| write_failed(&error))?;
-            fragments.try_for_each(source.0, |event, fragment| {
-                out.push(event, fragment).map_err(|error| write_failed(&error))
+            fragments.try_for_each(source.0, |fragment| {
+                out.push_fragment(fragment).map_err(|error| write_failed(&error))
             })
         })
     }

@@ -4,13 +4,15 @@ import asyncio
 import os
 import pathlib
 import select
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
-from millstream import Card, CardError
+from millstream import Card, CardError, FormatError
 from millstream.cards import EmulatedCard
 from millstream.program import call
 
@@ -131,6 +133,26 @@ def test_a_pending_run_delays_no_other_call_and_keeps_its_message(card, endless)
     assert card.message(timeout=0.05) is None
 
 
+def test_ctrl_c_ends_a_wait(card, endless):
+    card.load(0, endless)
+    doorbell = card.start(0)
+    interrupt = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    interrupt.start()
+    with pytest.raises(KeyboardInterrupt):
+        card.wait(doorbell, timeout=60)
+    assert card.stop(0)
+    assert card.message().sequence == doorbell, "the message is for anyone, as nobody waits for it"
+
+
+def test_a_stop_ends_a_run_and_the_start_that_waits_for_its_end(card, endless):
+    card.load(0, endless)
+    runs = [card.submit(0), card.submit(0)]
+    assert card.stop(0)
+    for run in runs:
+        with pytest.raises(CardError, match="stopped"):
+            run.result(timeout=10)
+
+
 def test_one_client_at_a_time_holds_the_lease(emulated_card):
     with Card(emulated_card) as first:
         first.put(0, b"secret")
@@ -146,12 +168,18 @@ def test_one_client_at_a_time_holds_the_lease(emulated_card):
 
 
 def test_a_detached_lease_is_continued(emulated_card):
-    first = Card(emulated_card)
-    first.put(0, b"kept")
-    token = first.detach()
-    with Card(emulated_card, acquire=False) as second:
-        assert second.attach(token) == first.epoch
+    with Card(emulated_card) as first:
+        first.put(0, b"kept")
+        epoch = first.epoch
+        token = first.detach()
+        assert first.epoch is None
+    with Card(emulated_card, acquire=False) as second, Card(emulated_card, acquire=False) as third:
+        assert second.attach(token) == epoch
         assert bytes(second.get(0, 4)) == b"kept"
+        token = second.detach()
+        assert third.attach(token) == epoch
+        second.close()
+        assert bytes(third.get(0, 4)) == b"kept"
 
 
 def test_a_checkpoint_restores_memory(card, tmp_path):
@@ -164,6 +192,11 @@ def test_a_checkpoint_restores_memory(card, tmp_path):
     np.testing.assert_array_equal(card.get(12345, 1 << 20), data)
     with pytest.raises(FileNotFoundError):
         card.restore(tmp_path / "missing")
+    short = tmp_path / "short"
+    for length in (0, 50, 300):
+        short.write_bytes((tmp_path / "card.checkpoint").read_bytes()[:length])
+        with pytest.raises(FormatError, match="short: .*the file ends after"):
+            card.restore(short)
 
 
 def test_a_card_that_is_not_there(emulated_card):
@@ -195,6 +228,25 @@ def test_an_emulated_card_ends_with_the_interpreter_that_is_killed():
         card = os.pidfd_open(int(python.stdout.readline()))
         python.kill()
     wait_for_end(card)
+
+
+def test_an_emulated_card_outlives_ctrl_c():
+    code = """if True:
+        import os, signal, time
+        from millstream import Card
+        from millstream.cards import EmulatedCard
+        with EmulatedCard(memory="4MiB") as address:
+            try:
+                os.killpg(0, signal.SIGINT)
+                time.sleep(60)
+            except KeyboardInterrupt:
+                pass
+            with Card(address) as card:
+                print(card.memory_bytes)
+    """
+    python = [sys.executable, "-c", code]
+    done = subprocess.run(python, capture_output=True, text=True, timeout=60, check=True, start_new_session=True)
+    assert done.stdout == f"{4 << 20}\n"
 
 
 def test_an_emulated_card_ends_with_its_object():

@@ -1,6 +1,7 @@
 """Runs of the event builder, and their accepted events."""
 
 import pathlib
+import pickle
 
 import numpy as np
 import pytest
@@ -78,6 +79,7 @@ def test_a_wrong_configuration_is_refused():
     with pytest.raises(RunFailed, match="no-such-kernel") as failure:
         run.run()
     assert failure.value.report is None
+    assert str(pickle.loads(pickle.dumps(failure.value))) == str(failure.value)
     with pytest.raises(TypeError, match=r"\[run\] batch"):
         EventBuilder(batch=[8]).config()
 

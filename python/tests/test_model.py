@@ -1,6 +1,7 @@
 """The model, through the program."""
 
 import pathlib
+import pickle
 
 import pytest
 from millstream import ProgramFailed, Site, model
@@ -59,3 +60,9 @@ def test_a_site_is_checked_and_drawn():
 def test_a_wrong_flow_is_refused():
     with pytest.raises(ProgramFailed, match="nobody"):
         model.explain(SITES / "edr-pair.toml", "write nobody node1")
+
+
+def test_a_failure_goes_through_processes():
+    failed = ProgramFailed(["millstream", "model"], 1, "no such flow\n")
+    copy = pickle.loads(pickle.dumps(failed))
+    assert (str(copy), copy.command, copy.code) == (str(failed), failed.command, 1)

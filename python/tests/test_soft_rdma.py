@@ -1,6 +1,7 @@
 """The pytest fixtures on third-party programs, as the documentation shows them."""
 
 import subprocess
+import sys
 
 import pytest
 from millstream import program
@@ -71,3 +72,11 @@ def test_an_option_without_a_value_is_a_boolean():
 def test_a_program_that_ends_before_it_listens_is_named(soft_rdma, port):
     with pytest.raises(RuntimeError, match="^false ended with status 1"):
         soft_rdma.popen(["false", "last argument"], listens=port)
+
+
+def test_a_program_with_much_output_ends_and_its_output_is_kept(soft_rdma):
+    program = soft_rdma.popen([sys.executable, "-c", "print('x' * 300_000)"])
+    assert program.wait(timeout=60) == 0
+    assert program.stdout.read() == "x" * 300_000 + "\n"
+    done = soft_rdma.run([sys.executable, "-c", "print(1)"], stdout=subprocess.DEVNULL)
+    assert done.returncode == 0

@@ -140,6 +140,7 @@
 #define MSC_REG_REGION_FUEL_USED(i) (UINT64_C(0x9048) + 0x200 * (uint64_t)(i))
 #define MSC_REG_REGION_SAFE_POINTS(i) (UINT64_C(0x9050) + 0x200 * (uint64_t)(i))
 #define MSC_REG_REGION_REGION_SLEEPING(i) (UINT64_C(0x9058) + 0x200 * (uint64_t)(i))
+#define MSC_REG_REGION_STARTED(i) (UINT64_C(0x9060) + 0x200 * (uint64_t)(i))
 #define MSC_REG_REGION_RESULTS(i) (UINT64_C(0x9080) + 0x200 * (uint64_t)(i))
 #define MSC_REG_REGION_SAFE_POINT_STATE(i) (UINT64_C(0x9100) + 0x200 * (uint64_t)(i))
 #define MSC_REG_REGION_KERNEL_NAME(i) (UINT64_C(0x9180) + 0x200 * (uint64_t)(i))

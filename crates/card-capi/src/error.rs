@@ -126,7 +126,6 @@ impl From<RingError> for ApiError {
 impl From<RemoteError> for ApiError {
     fn from(error: RemoteError) -> ApiError {
         let errno = match &error.kind {
-            RemoteErrorKind::Disconnected => libc::ENOTCONN,
             RemoteErrorKind::TimedOut(..) => ETIMEDOUT,
             RemoteErrorKind::Verbs(VerbsError::Connect(error))
                 if matches!(error.kind, ConnectErrorKind::TimedOut { .. }) =>
@@ -137,6 +136,8 @@ impl From<RemoteError> for ApiError {
             RemoteErrorKind::NotLeased(_) => libc::EPERM,
             RemoteErrorKind::NoSuchKernel(_) => ENOENT,
             RemoteErrorKind::OutOfRange { .. } | RemoteErrorKind::NoSuchRegion { .. } => EINVAL,
+            RemoteErrorKind::Verbs(VerbsError::Connect(_)) => EIO,
+            _ if error.is_fatal() => libc::ENOTCONN,
             _ => EIO,
         };
         ApiError::new(errno, error)

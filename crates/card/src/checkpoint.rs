@@ -352,6 +352,28 @@ impl RegionRecord {
 type ChunkSink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// A checkpoint file with checked header and regions.
+/// Reads a part of a checkpoint. A file that ends in it breaks the format.
+fn read_exact(input: &mut impl Read, into: &mut [u8], part: &str, path: &Path) -> Result<(), CheckpointError> {
+    let wanted = into.len();
+    let mut read = 0;
+    while read < wanted {
+        match input.read(&mut into[read..]) {
+            Ok(0) => {
+                return Err(CheckpointError::Field {
+                    file: path.to_owned(),
+                    field: part.to_owned(),
+                    value: read as u64,
+                    must: format!("the file ends after so many bytes, not {wanted}"),
+                });
+            }
+            Ok(more) => read += more,
+            Err(cause) if cause.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(cause) => return Err(CheckpointError::Io { file: path.to_owned(), cause }),
+        }
+    }
+    Ok(())
+}
+
 struct Reader {
     path: PathBuf,
     input: BufReader<File>,
@@ -370,7 +392,7 @@ impl Reader {
         };
         let mut input = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
         let mut head = vec![0; Header::BYTES];
-        input.read_exact(&mut head).map_err(io)?;
+        read_exact(&mut input, &mut head, "header", path)?;
         let header = Header::from_bytes(head.first_chunk().expect("as long as a header"));
         if header.magic != MAGIC {
             return Err(bad("magic", header.magic, "the file is not a checkpoint of a card"));
@@ -382,7 +404,7 @@ impl Reader {
             return Err(bad("region_count", header.region_count.into(), "at most 8"));
         }
         head.resize(Header::BYTES + header.region_count as usize * RegionRecord::BYTES, 0);
-        input.read_exact(&mut head[Header::BYTES..]).map_err(io)?;
+        read_exact(&mut input, &mut head[Header::BYTES..], "regions", path)?;
         let regions = head[Header::BYTES..]
             .as_chunks::<{ RegionRecord::BYTES }>()
             .0
@@ -415,7 +437,7 @@ impl Reader {
         for index in 0..self.header.chunk_count {
             let mut bytes = [0; Chunk::BYTES];
             let io = |cause| CheckpointError::Io { file: self.path.clone(), cause };
-            self.input.read_exact(&mut bytes).map_err(io)?;
+            read_exact(&mut self.input, &mut bytes, &format!("chunk {index}"), &self.path)?;
             let chunk = Chunk::from_bytes(&bytes);
             let field = |name: &str| format!("chunk {index}: {name}");
             if !MemoryRange::new(chunk.offset, chunk.len).fits(self.header.memory_bytes) {

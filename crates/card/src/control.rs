@@ -90,8 +90,7 @@ impl RemoteCard {
         if let KernelSource::Image { image, at } = source {
             self.write(at, image)?;
         }
-        let (word, timeout) = self.with(|inner| {
-            inner.wait_for_region(region)?;
+        let (word, timeout) = self.when_free(region, |inner| {
             let (number, span, hash) = match source {
                 KernelSource::Builtin(name) => (inner.kernel_number(name)?, MemoryRange::default(), 0),
                 KernelSource::Image { image, at } => {
@@ -110,16 +109,46 @@ impl RemoteCard {
         self.answer(word, timeout).map(|message| message.values[0])
     }
 
+    /// Acts as soon as a region has read its latest doorbell. Operations of other threads go on meanwhile.
+    fn when_free<T>(
+        &self,
+        region: u32,
+        act: impl FnOnce(&mut Inner) -> Result<T>,
+    ) -> Result<T, RemoteError> {
+        let mut act = Some(act);
+        let mut waited: Option<(Deadline, Duration)> = None;
+        loop {
+            let done = self.with(|inner| {
+                if inner.is_free(region)? {
+                    return act.take().map(|act| act(inner)).transpose();
+                }
+                let (deadline, _) = *waited.get_or_insert_with(|| (inner.deadline(), Duration::from_micros(20)));
+                match deadline.passed() {
+                    true => Err(RemoteErrorKind::TimedOut(inner.options.timeout, "execution of a command")),
+                    false => Ok(None),
+                }
+            })?;
+            if let Some(done) = done {
+                return Ok(done);
+            }
+            if let Some((_, pause)) = &mut waited {
+                std::thread::sleep(*pause);
+                *pause = (*pause * 2).min(Duration::from_millis(5));
+            }
+        }
+    }
+
     /// Starts the kernel of a region. Returns the doorbell word, which is the `sequence` of the message at the end of
-    /// the run.
+    /// the run. One further start waits in the region until a run has ended; those after it wait here, up to the
+    /// connection's timeout.
     pub fn start(&self, region: u32, request: &RunRequest) -> Result<u64, RemoteError> {
-        self.with(|inner| inner.start(region, request))
+        self.when_free(region, |inner| inner.start(region, request))
     }
 
     /// As [`RemoteCard::start`], for a thread that will call [`RemoteCard::wait`]: [`RemoteCard::message`] keeps the
     /// message at the end of the run for it.
     pub fn submit(&self, region: u32, request: &RunRequest) -> Result<u64, RemoteError> {
-        self.with(|inner| {
+        self.when_free(region, |inner| {
             let word = inner.start(region, request)?;
             inner.waiters.reserve(word);
             Ok(word)
@@ -137,33 +166,48 @@ impl RemoteCard {
         self.answer(word, timeout).map(|message| message.values)
     }
 
-    /// Stops a run at its next safe point. Returns whether a kernel was running.
+    /// As [`RemoteCard::wait`]; none if `timeout` passed first. The message at the end of the run is kept for the next call:
+    /// for callers that look at signals between calls.
+    pub fn wait_again(&self, word: u64, timeout: Duration) -> Result<Option<[u64; 4]>, RemoteError> {
+        Ok(self.answer_or_keep(word, timeout)?.map(|message| message.values))
+    }
+
+    /// Stops a run at its next safe point, and a start that waits for its end: that is answered as an interrupted run.
+    /// Returns whether there was one of them.
     pub fn stop(&self, region: u32) -> Result<bool, RemoteError> {
         self.with(|inner| {
             inner.check_region(region)?;
-            // Wait first: the stop would overwrite the word of a start that the region has not read yet.
-            // Other commands wait for the end of the run and may be overwritten.
             let latest = inner.register(region_register(region, region_at::doorbell))?;
-            let starts = [RegionCommand::Start, RegionCommand::Resume].map(|command| command as u64);
-            if starts.contains(&(latest & 0xff)) {
+            let is_start = [RegionCommand::Start, RegionCommand::Resume]
+                .map(|command| command as u64)
+                .contains(&(latest & 0xff));
+            // The stop overwrites the word of a start that the region has not read yet. An idle region is about to read it;
+            // other commands wait for the end of the run and may be overwritten.
+            let status = inner.snapshot()?.region_state(region);
+            let is_running = matches!(status, Some(RegionState::Running | RegionState::Paused));
+            if is_start && !is_running {
                 inner.wait_ack(region_register(region, region_at::doorbell_ack), latest)?;
             }
             let word = inner.ring_region(region, RegionCommand::Stop, true)?;
             inner.wait_ack(region_register(region, region_at::doorbell_ack), word)?;
             let bar0 = inner.snapshot()?;
+            let started = bar0.u64_at(region_register(region, region_at::started));
+            let is_discarded = is_start && is_running && started != latest;
+            if is_discarded {
+                inner.discard_start(region, latest)?;
+            }
             let cause = bar0.u32_at(region_register(region, region_at::cause));
             if bar0.region_state(region) == Some(RegionState::Hung) {
                 let detail = bar0.u64_at(region_register(region, region_at::detail));
                 return Err(RemoteErrorKind::Rejected { region, cause: Cause::from_code(cause), detail });
             }
-            Ok(cause == Cause::Interrupted.code())
+            Ok(is_discarded || cause == Cause::Interrupted.code())
         })
     }
 
     /// Unloads the kernel of a region.
     pub fn unload(&self, region: u32) -> Result<(), RemoteError> {
-        self.with(|inner| {
-            inner.wait_for_region(region)?;
+        self.when_free(region, |inner| {
             let word = inner.ring_region(region, RegionCommand::Unload, false)?;
             inner.wait_ack(region_register(region, region_at::doorbell_ack), word)
         })
@@ -261,18 +305,30 @@ impl Inner {
         Ok(word)
     }
 
-    /// Waits until a region has acknowledged the latest doorbell. Otherwise the next one would overwrite it, and its
-    /// arguments.
-    fn wait_for_region(&mut self, region: u32) -> Result<()> {
+    /// Whether a region has acknowledged the latest doorbell. Otherwise the next one would overwrite it, and its arguments.
+    fn is_free(&mut self, region: u32) -> Result<bool> {
         self.check_region(region)?;
-        match self.pending[region as usize] {
-            0 => Ok(()),
-            pending => self.wait_ack(region_register(region, region_at::doorbell_ack), pending),
+        let pending = self.pending[region as usize];
+        if pending != 0 && self.register(region_register(region, region_at::doorbell_ack))? == pending {
+            self.clear_pending(pending);
         }
+        if self.pending[region as usize] != 0 {
+            self.lease()?;
+        }
+        Ok(self.pending[region as usize] == 0)
+    }
+
+    /// Answers a start that a stop has overwritten before the region had read it.
+    fn discard_start(&mut self, region: u32, word: u64) -> Result<()> {
+        let epoch = self.lease()?.epoch;
+        let cause = Some(Cause::Interrupted);
+        let kind = MessageKind::RegionFault;
+        let card = self.hello.card;
+        self.messages.push_back(Message { card, kind, region, cause, epoch, sequence: word, values: [0; 4] });
+        Ok(())
     }
 
     fn start(&mut self, region: u32, request: &RunRequest) -> Result<u64> {
-        self.wait_for_region(region)?;
         let banks = request.bank_mask(self.hello.bank_count);
         let fuel = request.fuel.unwrap_or(0);
         let timeout = request.timeout.map_or(0, nanos);

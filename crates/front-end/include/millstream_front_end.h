@@ -71,8 +71,10 @@ static inline void msfe_close(struct msfe *ring) {
     ring->wake = ring->connection = -1;
 }
 
+static inline int msfe_limit(int socket, uint64_t deadline);
+
 /* Receives the descriptors of the ring and of the wake-up. */
-static inline int msfe_receive(int socket, int fds[2]) {
+static inline int msfe_receive(int socket, uint64_t deadline, int fds[2]) {
     char text[4];
     union {
         struct cmsghdr header;
@@ -81,7 +83,14 @@ static inline int msfe_receive(int socket, int fds[2]) {
     struct iovec data = {text, sizeof text};
     struct msghdr message = {
         .msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    if (recvmsg(socket, &message, MSG_CMSG_CLOEXEC) <= 0)
+    ssize_t received;
+    do {
+        if (msfe_limit(socket, deadline) != 0)
+            return -1;
+        received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
+        /* A signal handler ends the wait, also with SA_RESTART. */
+    } while (received < 0 && errno == EINTR);
+    if (received <= 0)
         return -1;
     struct cmsghdr *found = CMSG_FIRSTHDR(&message);
     if (!found || found->cmsg_type != SCM_RIGHTS || found->cmsg_len != CMSG_LEN(2 * sizeof(int))) {
@@ -133,18 +142,19 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
         int cause = errno;
         close(ring->connection);
         ring->connection = -1;
-        if (cause != ECONNREFUSED || msfe_now() >= deadline) {
-            errno = cause == EAGAIN ? ETIMEDOUT : cause;
+        if ((cause != ECONNREFUSED && cause != EINTR) || msfe_now() >= deadline) {
+            errno = cause == EAGAIN || cause == EINTR ? ETIMEDOUT : cause;
             return -1;
         }
-        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        if (cause != EINTR)
+            nanosleep(&(struct timespec){0, 10000000}, NULL);
     }
     struct ucred peer;
     socklen_t peer_len = sizeof peer;
     int fds[2];
     errno = 0;
     if (getsockopt(ring->connection, SOL_SOCKET, SO_PEERCRED, &peer, &peer_len) != 0 || peer.uid != geteuid() ||
-        msfe_limit(ring->connection, deadline) != 0 || msfe_receive(ring->connection, fds) != 0) {
+        msfe_receive(ring->connection, deadline, fds) != 0) {
         int cause = errno == EAGAIN ? ETIMEDOUT : EPROTO;
         msfe_close(ring);
         errno = cause;

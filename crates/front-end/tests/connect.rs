@@ -10,9 +10,12 @@ use rustix::io::Errno;
 const OPTIONS: RingOptions =
     RingOptions { first_source: 1, sources: 1, max_len: 64, capacity: 4096, high: 0.75, low: 0.5 };
 
-/// Exit code: the error of the connection.
-const PROGRAM: &str = "#define _GNU_SOURCE\n#include \"millstream_front_end.h\"\n\
-    int main(int n, char **words) { struct msfe ring; (void)n; return msfe_connect(&ring, words[1], 10) ? errno : 0; }\n";
+/// Exit code: the error of the connection. With a third word, signals come meanwhile.
+const PROGRAM: &str = "#define _GNU_SOURCE\n#include <signal.h>\n#include <sys/time.h>\n#include \"millstream_front_end.h\"\n\
+    static void handler(int signal) { (void)signal; }\n\
+    int main(int n, char **words) { struct msfe ring; signal(SIGALRM, handler);\n\
+    if (n > 2) setitimer(ITIMER_REAL, &(struct itimerval){{0, 5000}, {0, 5000}}, NULL);\n\
+    return msfe_connect(&ring, words[1], 10) ? errno : 0; }\n";
 
 #[test]
 fn a_readout_unit_that_does_not_answer_is_not_waited_for() {
@@ -33,4 +36,6 @@ fn a_readout_unit_that_does_not_answer_is_not_waited_for() {
     let _silent = RingListener::bind(&name, OPTIONS).unwrap();
     assert!(matches!(FrontEnd::connect(&name, timeout), Err(ConnectError::TimedOut(_))));
     assert_eq!(connect_in_c(&name), Some(Errno::TIMEDOUT.raw_os_error()));
+    let with_signals = Command::new(&program).args([&name, "signals"]).status().unwrap().code();
+    assert_eq!(with_signals, Some(Errno::TIMEDOUT.raw_os_error()));
 }

@@ -325,6 +325,8 @@ register_map! { REGION_STATE_REGISTERS for Region<'_>, state_at {
         0x1048 fuel_used: U64 Card = "Work of the latest run, in units of the kernel.";
         0x1050 safe_points: U64 Card = "Safe points reached.";
         0x1058 region_sleeping: U32 Card = "One while the region sleeps and a doorbell has to wake it.";
+        0x1060 started: U64 Card = "The latest `doorbell` of a start that has begun or was refused. A stop discards a start "
+            "that the region has not read yet.";
         0x1080 results: [U64; KERNEL_WORDS] Card = "Results of the latest run.";
         0x1100 safe_point_state: [U64; KERNEL_WORDS] Card = "State words of the latest safe point, from which another run "
             "can resume.";

@@ -190,6 +190,7 @@ impl RegionWorker {
         registers.cause().store(0, set);
         registers.detail().store(0, set);
         registers.progress().store(0, set);
+        registers.started().store(0, set);
         registers.doorbell_ack().store(acked, set);
         registers.status().store(RegionState::Empty as u32, Ordering::Release);
         let control = self.control();
@@ -283,6 +284,7 @@ impl RegionWorker {
         let context = self.context.clone();
         let registers = context.registers.region(self.index);
         let get = |word: &AtomicU64| word.load(Ordering::Relaxed);
+        registers.started().store(word, Ordering::Relaxed);
         let banks = get(registers.banks());
         if context.bank_count < 64 && banks >> context.bank_count != 0 {
             let bad_banks = Fault::new(Cause::NoSuchBank, banks);

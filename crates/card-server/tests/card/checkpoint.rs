@@ -108,8 +108,8 @@ fn a_damaged_checkpoint_is_refused_before_anything_is_restored() {
     try_with(&damaged(72 + 2 * 360 + 24 + 999), "chunk 0: crc");
     try_with(&damaged(whole.len() - 1), "crc = ");
     try_with(&whole[..whole.len() - 1], "chunk 1: len");
-    try_with(&whole[..50], "failed to fill");
-    try_with(b"", "failed to fill");
+    try_with(&whole[..50], "header = 0x32: the file ends");
+    try_with(b"", "header = 0x0: the file ends");
     let missing = restore(&node, Path::new("/nonexistent/x"), |_, _| {}).unwrap_err();
     assert!(matches!(missing, CheckpointError::Io { .. }));
     // None of these attempts has restored anything.
@@ -128,10 +128,13 @@ fn a_lease_is_handed_from_process_to_process() {
     first.write(0, b"stays").unwrap();
     first.load(0, KernelSource::Builtin("null")).unwrap();
     let token = first.detach().unwrap();
-    drop(first);
+    // The connection has no lease from then on, so it cannot end that of another one.
+    assert!(first.held().is_none());
+    assert!(matches!(first.release().unwrap_err().kind, RemoteErrorKind::NotLeased(None)));
     let text = serde_json::to_string(&token).unwrap();
     let second = card.connect();
     second.attach(&serde_json::from_str(&text).unwrap()).unwrap();
+    drop(first);
     let mut bytes = [0; 5];
     second.read(0, &mut bytes).unwrap();
     assert_eq!(&bytes, b"stays");

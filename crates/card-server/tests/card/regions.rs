@@ -72,6 +72,22 @@ fn a_kernel_is_loaded_run_and_replaced_while_the_other_region_runs() {
         assert!(node.stop(1).unwrap());
         assert_eq!(cause(node.wait(started, TIMEOUT)).1, Cause::Interrupted);
     }
+    // A stop ends the run, and the start that waits for its end. Further starts wait without the connection.
+    for _ in 0..20 {
+        let run = node.submit(1, &RunRequest::new(&[])).unwrap();
+        let queued = node.submit(1, &RunRequest::new(&[])).unwrap();
+        let third = node.clone();
+        let third = std::thread::spawn(move || third.submit(1, &RunRequest::new(&[])));
+        node.write(0, &[0; 8]).unwrap();
+        assert!(node.stop(1).unwrap());
+        for word in [run, queued] {
+            assert_eq!(cause(node.wait(word, TIMEOUT)), (1, Cause::Interrupted, 0));
+        }
+        let third = third.join().unwrap().unwrap();
+        assert!(node.stop(1).unwrap());
+        assert_eq!(cause(node.wait(third, TIMEOUT)).1, Cause::Interrupted);
+    }
+    assert!(!node.stop(1).unwrap(), "nothing runs any more");
     assert_eq!(region_word(&node, 0, region_at::runs), 51);
     node.unload(0).unwrap();
     assert_eq!(cause(node.run(0, &RunRequest::new(&[]), TIMEOUT)), (0, Cause::RegionEmpty, 0));

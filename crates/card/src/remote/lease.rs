@@ -65,14 +65,15 @@ impl RemoteCard {
         Ok(held)
     }
 
-    /// Detaches the lease from this connection. Another process continues it with [`RemoteCard::attach`]. The lease
-    /// expires one duration after the latest heartbeat.
+    /// Detaches the lease from this connection, which has none from then on. Another one continues it with
+    /// [`RemoteCard::attach`]. The lease expires one duration after the latest heartbeat.
     pub fn detach(&self) -> std::result::Result<LeaseToken, RemoteError> {
         self.with(|inner| {
             let held = inner.lease()?;
             let wr_id = inner.write_control(at::lease_detached, &1u64.to_le_bytes(), Signal::Yes)?;
             inner.finish(wr_id)?;
             inner.report()?;
+            inner.held = None;
             Ok(LeaseToken {
                 card: inner.hello.card,
                 epoch: held.epoch,

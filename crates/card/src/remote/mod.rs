@@ -259,10 +259,28 @@ impl RemoteCard {
 
     /// Waits for the message that answers a doorbell word.
     pub(crate) fn answer(&self, word: u64, timeout: Duration) -> std::result::Result<Message, RemoteError> {
-        let answer = match self.shared.wait(Wanted::Answer(word), Deadline::after(timeout)) {
-            Ok(Some(Delivery::Message(message))) => accepted(message),
+        let answer = self.wait_for_answer(Wanted::Answer { word, or_later: false }, timeout)?;
+        answer.ok_or_else(|| self.error(RemoteErrorKind::TimedOut(timeout, ANSWER)))
+    }
+
+    /// As [`RemoteCard::answer`]; none if `timeout` passed first. A message that comes later is kept for the next call.
+    pub(crate) fn answer_or_keep(
+        &self,
+        word: u64,
+        timeout: Duration,
+    ) -> std::result::Result<Option<Message>, RemoteError> {
+        self.wait_for_answer(Wanted::Answer { word, or_later: true }, timeout)
+    }
+
+    fn wait_for_answer(
+        &self,
+        wanted: Wanted,
+        timeout: Duration,
+    ) -> std::result::Result<Option<Message>, RemoteError> {
+        let answer = match self.shared.wait(wanted, Deadline::after(timeout)) {
+            Ok(Some(Delivery::Message(message))) => accepted(message).map(Some),
             Ok(Some(Delivery::LeaseEnded(cause))) => Err(RemoteErrorKind::NotLeased(cause)),
-            Ok(None) => Err(RemoteErrorKind::TimedOut(timeout, ANSWER)),
+            Ok(None) => Ok(None),
             Err(error) => Err(error),
         };
         answer.map_err(|kind| self.error(kind))

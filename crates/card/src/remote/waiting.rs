@@ -26,8 +26,13 @@ pub(super) struct Shared {
 /// Messages that a thread waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// The answer to this doorbell word.
-    Answer(u64),
+    /// The answer to a doorbell word.
+    Answer {
+        /// The word.
+        word: u64,
+        /// An answer after the wait is kept for a later one.
+        or_later: bool,
+    },
     /// The next message that is no answer for which a thread waits, or will wait.
     Any,
 }
@@ -117,18 +122,19 @@ impl Shared {
         let mut operation = self.lock();
         let waiter = operation.enter(wanted);
         operation.deliver();
-        if !operation.waiters.leads(&waiter) {
+        let mut leads = operation.waiters.leads(&waiter);
+        if !leads {
             drop(operation);
-            let leads = waiter.leads_before(deadline);
+            leads = waiter.leads_before(deadline);
             operation = self.lock();
-            if !leads {
-                // Its message was delivered, or the deadline passed. In the latter case it may lead since.
-                operation.waiters.leave(&waiter);
-                return Ok(waiter.delivery());
-            }
         }
-        let outcome = self.lead(&mut operation, &waiter, deadline);
+        // One that does not lead has its message, or the deadline passed. In the latter case it may lead since.
+        let outcome =
+            if leads { self.lead(&mut operation, &waiter, deadline) } else { Ok(waiter.delivery()) };
         operation.waiters.leave(&waiter);
+        if let (Wanted::Answer { word, or_later: true }, Ok(None)) = (wanted, &outcome) {
+            operation.waiters.reserve(word);
+        }
         outcome
     }
 
@@ -240,7 +246,7 @@ impl Inner {
             state: Mutex::new(State::Waiting),
             changed: Condvar::new(),
         });
-        if let Wanted::Answer(word) = wanted {
+        if let Wanted::Answer { word, .. } = wanted {
             self.waiters.reserved.retain(|reserved| *reserved != word);
         }
         self.waiters.leader.get_or_insert_with(|| waiter.clone());
@@ -253,7 +259,7 @@ impl Inner {
         // Answers first, so that what remains is for anyone.
         let mut waiting = std::mem::take(&mut self.waiters.waiting);
         waiting.retain(|waiter| {
-            let Wanted::Answer(word) = waiter.wanted else { return true };
+            let Wanted::Answer { word, .. } = waiter.wanted else { return true };
             let delivery = match self.take_answer(word) {
                 Some(message) => Delivery::Message(message),
                 None if self.held.is_none_or(|held| Some(held.epoch) != waiter.epoch) => {

@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 use super::error::WriteError;
 use super::format::{self, HeaderRepr, IndexEntry, SourceRepr};
 use crate::file::{self, IoError};
-use crate::{Alignment, SourceId, SourceKind};
+use crate::{Alignment, Fragment, SourceId, SourceKind};
 
 /// Writes a stream file.
 ///
@@ -141,6 +141,13 @@ pub struct SourceWriter<'a> {
 impl SourceWriter<'_> {
     /// Appends a fragment. Events must ascend and be in the file's range; a payload may be empty.
     pub fn push(&mut self, event: u64, payload: &[u8]) -> Result<(), WriteError> {
+        self.push_fragment(Fragment::new(event, payload))
+    }
+
+    /// As [`SourceWriter::push`], with the checksum that the fragment has: a copy shows whether the payload has changed since
+    /// the recording.
+    pub fn push_fragment(&mut self, fragment: Fragment<'_>) -> Result<(), WriteError> {
+        let Fragment { event, payload, crc } = fragment;
         let writer = &mut *self.writer;
         let source = writer.sources.last_mut().expect("StreamWriter::source has added this source");
         let source_id = source.id;
@@ -157,7 +164,7 @@ impl SourceWriter<'_> {
         source.n_fragments += 1;
         source.payload_len += padded;
         source.max_len = source.max_len.max(len);
-        let entry = IndexEntry { event, offset: writer.offset, len, crc: crc32fast::hash(payload) };
+        let entry = IndexEntry { event, offset: writer.offset, len, crc };
         writer.index.extend_from_slice(&entry.emit());
         writer.n_fragments += 1;
         writer.offset += padded;
