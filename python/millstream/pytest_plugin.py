@@ -9,12 +9,12 @@
 |---|---|
 | `soft_rdma` | :class:`millstream.soft_rdma.SoftDevice`: programs of this host, over shared memory |
 | `soft_rdma_wire` | the same over RoCE v2 packets |
-| `soft_rdma_hosts` | a function that makes :class:`millstream.soft_rdma.TwoHosts`; skips without root |
+| `soft_rdma_hosts` | a function that makes :class:`millstream.soft_rdma.TwoHosts`; skips without the right to make namespaces |
 | `soft_rdma_capture` | a soft device over packets; `captures()` lists its capture files |
 | `emulated_card` | address of an emulated card |
 """
 
-import os
+import subprocess
 
 import pytest
 
@@ -45,9 +45,10 @@ def soft_rdma_capture(tmp_path):
 
 @pytest.fixture
 def soft_rdma_hosts():
-    """A function that makes two hosts on this machine: `soft_rdma_hosts(loss=0.01)`. Skips without root."""
-    if os.geteuid() != 0:
-        pytest.skip("two hosts on one machine are network namespaces, which need root")
+    """A function that makes two hosts on this machine: `soft_rdma_hosts(loss=0.01)`. Skips without the right to make namespaces."""
+    probe = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, text=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip(f"two hosts on one machine are network namespaces, which need root: {probe.stderr.strip()}")
     made = []
 
     def make(**options):

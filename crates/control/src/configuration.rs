@@ -11,6 +11,8 @@ use toml_edit::{DocumentMut, Item, Table, Value};
 
 /// Tables whose entries have names: `card.NAME.FIELD`.
 const NAMED: [&str; 3] = ["readout", "builder", "card"];
+/// Tables whose settings can change. The keys in `[security]` are the file's.
+const PLAIN: [&str; 4] = ["run", "output", "check", "recovery"];
 /// Settings that would change what the run control process itself relies on.
 const FIXED: [&str; 2] = ["run.name", "run.listen"];
 
@@ -39,7 +41,7 @@ impl Configuration {
         Configuration::check(path, text, BTreeMap::new(), backend)
     }
 
-    /// The configuration with changed settings. `FIELD` of `[run]` and `[output]` is `run.FIELD` and `output.FIELD`;
+    /// The configuration with changed settings. `FIELD` of `[run]`, `[output]`, `[check]` and `[recovery]` is `run.FIELD` and so on;
     /// `FIELD` of the card `NAME` is `card.NAME.FIELD`.
     ///
     /// # Errors
@@ -79,13 +81,13 @@ fn change(document: &mut DocumentMut, field: &str, value: &Json) -> Result<(), S
     }
     let parts: Vec<&str> = field.split('.').collect();
     let (table, key) = match parts[..] {
-        [table, key] if !NAMED.contains(&table) => (plain_table(document, table)?, key),
+        [table, key] if PLAIN.contains(&table) => (plain_table(document, table)?, key),
         // A name may contain dots.
         [array, _, .., key] if NAMED.contains(&array) => {
             let name = &field[array.len() + 1..field.len() - key.len() - 1];
             (named_table(document, array, name)?, key)
         }
-        _ => return Err("unknown: use run.FIELD, output.FIELD, or card.NAME.FIELD".to_owned()),
+        _ => return Err("unknown: use FIELD of run, output, check or recovery as in run.FIELD, or of readout, builder or card as in card.NAME.FIELD".to_owned()),
     };
     let value = toml_value(value)?;
     match table.get_mut(key).and_then(Item::as_value_mut) {

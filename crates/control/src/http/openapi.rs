@@ -94,7 +94,7 @@ fn schemas() -> Value {
             "properties": {
                 "settings": {
                     "type": "object",
-                    "description": "run.FIELD, output.FIELD or card.NAME.FIELD with its value",
+                    "description": "run.FIELD, output.FIELD, check.FIELD, recovery.FIELD, readout.NAME.FIELD, builder.NAME.FIELD or card.NAME.FIELD, with its value",
                     "additionalProperties": { "type": ["boolean", "number", "string"] },
                 },
             },

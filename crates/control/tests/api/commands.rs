@@ -146,7 +146,8 @@ fn settings_change_the_next_run_only_if_they_are_valid() {
         (r#""builder.bu9.slots": 1"#, "setting builder.bu9.slots: the configuration has no builder"),
         (r#""card.c.threshold": 1"#, "setting card.c.threshold: the configuration has no card"),
         (r#""run.name": "x""#, "setting run.name: cannot change"),
-        (r#""batch": 1"#, "setting batch: unknown: use run.FIELD"),
+        (r#""batch": 1"#, "setting batch: unknown: use FIELD of run, output, check"),
+        (r#""security.key": "/etc/shadow""#, "setting security.key: unknown: use FIELD"),
         (r#""run.batch": [1]"#, "setting run.batch: [1] is not a number"),
         (r#""run.device": "absent""#, "this host has no device absent"),
         // One refused setting refuses all.
