@@ -1,7 +1,7 @@
 //! Multi-fragment packets.
 
 use millstream_fragment::mfp::{self, Packet, Repr};
-use millstream_fragment::{Alignment, Fragment, SourceId, SourceKind};
+use millstream_fragment::{Alignment, SourceId, SourceKind};
 use numpy::{IntoPyArray as _, PyArray1, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
