@@ -2,6 +2,7 @@
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{CommandFactory as _, FromArgMatches as _};
+use millstream_report::eprint_line;
 
 use crate::args::Arguments;
 
@@ -29,7 +30,7 @@ pub(crate) fn parse() -> Arguments {
     });
     parsed.unwrap_or_else(|error| {
         if let Some(missing) = missing_command(&error) {
-            eprintln!("millstream: {missing}");
+            eprint_line!("millstream: {missing}");
             std::process::exit(2);
         }
         error.exit()
@@ -83,7 +84,7 @@ impl millstream_card_server::kernel::KernelLoader for NoWasm {
         image: &[u8],
     ) -> Result<millstream_card_server::kernel::LoadedKernel, millstream_card_abi::command::Fault> {
         use millstream_card_abi::command::{Cause, Fault};
-        eprintln!(
+        eprint_line!(
             "millstream: a WebAssembly kernel is refused: this program was built without the feature `wasm`; {COMPLETE}"
         );
         let first = image.first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));

@@ -1,6 +1,7 @@
 //! The `millstream` program: command line, progress and reports around the library crates.
 //!
 //! [`args`] defines the command line; each other module runs one command.
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 mod args;
 #[cfg(feature = "bench")]
@@ -28,6 +29,7 @@ mod torus;
 use std::process::ExitCode;
 
 use millstream_rdma::DeviceSelector;
+use millstream_report::eprint_line;
 
 #[cfg(feature = "torus")]
 use crate::args::SiteCommand;
@@ -129,10 +131,10 @@ fn restore_default_sigpipe() {
 
 /// Prints an error with its causes to standard error.
 fn failed(error: &dyn std::error::Error) -> ExitCode {
-    eprintln!("millstream: {error}");
+    eprint_line!("millstream: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        eprintln!("  because: {error}");
+        eprint_line!("  because: {error}");
         cause = error.source();
     }
     ExitCode::FAILURE

@@ -16,6 +16,7 @@ use millstream_model::measure::{Benchmark, measure, measure_with_intervals};
 use millstream_model::predict::{predict, to_csv};
 use millstream_model::result_table::{ResultTable, TableValue};
 use millstream_model::{Parameters, rows, sweep};
+use millstream_report::{eprint, eprint_line};
 use millstream_site::Site;
 
 use crate::args::model::{ModelCommand, Settings};
@@ -61,12 +62,12 @@ pub(crate) fn run(command: &ModelCommand) -> Result<ExitCode, Box<dyn Error>> {
                 let terminal = std::io::stderr().is_terminal();
                 parameters = fit(&parameters, &rows, 2, |step| {
                     if terminal {
-                        eprint!("\r\x1b[K{step}");
+                        eprint(format_args!("\r\x1b[K{step}"));
                         let _ = std::io::stderr().flush();
                     }
                 });
                 if terminal {
-                    eprintln!();
+                    eprint_line!("");
                 }
             }
             if let Some(samples) = leave_one_out {

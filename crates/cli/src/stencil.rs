@@ -19,6 +19,7 @@ use millstream_offload::plan::Plan;
 use millstream_offload::recovery::{self, JobOptions};
 use millstream_offload::timeline::{Breakdown, JobReport, StepKind};
 use millstream_rdma::device::{self, DeviceSelector};
+use millstream_report::eprint_line;
 use millstream_report::timeline::{Activity, Bar, Timeline};
 use millstream_report::{Progress, save};
 use millstream_tls::Security;
@@ -75,7 +76,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     let outputs = [options.output.as_ref().map(GridFile::path), json, options.svg.as_deref()];
     outputs.into_iter().flatten().try_for_each(check_writable)?;
     let device = device::open(&DeviceSelector::from_environment())?;
-    eprintln!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
+    eprint_line!("grid of {}x{}, {} MiB", shape.rows, shape.columns, shape.bytes() >> 20);
     let mut grid = Grid::zeros(shape, Some(&device))?;
     match &options.input {
         Some(file) => file.read(&mut grid)?,
@@ -83,7 +84,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
     }
     // Before the job overwrites the grid.
     let reference = options.verify.then(|| {
-        eprintln!("computing the reference on this host");
+        eprint_line!("computing the reference on this host");
         grid.reference(options.iterations)
     });
 
@@ -91,7 +92,7 @@ pub(crate) fn run(options: &StencilOptions) -> Result<ExitCode, Box<dyn Error>> 
         let memories = vec![u64::MAX; options.local];
         let plan = Plan::new(shape, options.iterations, &memories, options.depth)?;
         let count = plan.tiles.len();
-        eprintln!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
+        eprint_line!("starting {count} emulated card{}", if count == 1 { "" } else { "s" });
         start_cards(&std::env::current_exe()?, &plan)?
     } else {
         Vec::new()

@@ -194,6 +194,30 @@ fn a_run_whose_reader_has_gone_saves_its_report_and_picture() {
     assert!(std::fs::read_to_string(picture).unwrap().contains("<svg"));
 }
 
+#[test]
+fn a_run_whose_log_disk_is_full_or_whose_log_reader_has_gone_saves_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    // The run begins with a warning: nothing decides on events.
+    let config = "[run]\nname = \"small\"\nevents = 64\nbatch = 8\n[[readout]]\nname = \"a\"\n[readout.generator]\n\
+                first_source = 1\nsources = 1\nsize = \"64B\"\n[[builder]]\nname = \"bu0\"\nlanding = \"host\"\nslots = 4\n\
+                [output]\ndirectory = \"accepted\"\n";
+    std::fs::write(file("small.toml"), config).unwrap();
+    let checked = millstream(&["evb", "check", &file("small.toml")]);
+    assert!(text(&checked.stderr).contains("warning: "));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    for (log, stderr) in [("full", Stdio::from(full)), ("pipe", Stdio::from(writer))] {
+        let report = file(log);
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+        command.args(["evb", "run", "--json", &report, &file("small.toml")]).stdout(Stdio::null());
+        let status = command.stderr(stderr).status().unwrap();
+        assert!(status.success(), "{log}: {status}");
+        assert_eq!(json(Path::new(&report))["events"], 64);
+    }
+}
+
 /// The events of the demo land in the memory of a GPU, whose kernel decides. The drivers are those of tests.
 #[test]
 fn the_demo_runs_on_a_gpu() {

@@ -5,11 +5,12 @@
 //! - [`table`] renders a report for a terminal, [`RunReport::to_json`] for programs.
 //! - [`throughput`] draws the rate over time, [`timeline`] the activities of workers, [`chart`] any series.
 //!   [`svg`], [`axis`] and [`colour`] are their parts.
-//! - [`Progress`] is a progress bar.
+//! - [`Progress`] is a progress bar, [`eprint_line!`] prints messages beside it.
 //! - [`block`] replaces a generated part of a Markdown page.
 //!
 //! `docs/output.md` lists the fields of the JSON.
 #![forbid(unsafe_code)]
+#![cfg_attr(not(test), deny(clippy::print_stderr))]
 
 pub mod axis;
 pub mod block;
@@ -19,6 +20,7 @@ mod progress;
 mod quantity;
 mod run;
 mod save;
+mod stderr;
 pub mod svg;
 pub mod table;
 pub mod throughput;
@@ -32,4 +34,5 @@ pub use run::{
     ProgressSample, RunReport, StorageReport, TriggerComparison, UnitReport, VERSION,
 };
 pub use save::{Replacement, SaveError, replace, save};
+pub use stderr::eprint;
 pub use table::Style;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
+use crate::eprint_line;
 use crate::quantity::count;
 use millstream_quantity::{Bytes, Seconds};
 
@@ -70,7 +71,7 @@ impl Progress {
         let rate = payload.per(Seconds(elapsed.as_secs_f64()));
         let rate = rate.map_or(String::new(), |rate| format!("  {rate}"));
         if let Some(line) = self.lines.as_ref().and_then(|lines| lines.due(events, &rate, Instant::now())) {
-            eprintln!("{line}");
+            eprint_line!("{line}");
         }
         self.bar.set_message(format!("{} events{rate}", count(events)));
         self.bar.set_position(events);
@@ -78,7 +79,7 @@ impl Progress {
 
     /// Prints a line on standard error, above the bar.
     pub fn print(&self, line: &str) {
-        self.bar.suspend(|| eprintln!("{line}"));
+        self.bar.suspend(|| eprint_line!("{line}"));
     }
 }
 

@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 
 use millstream_card::info::{CardInfo, RegionInfo};
+use millstream_report::eprint;
 
 /// Head of the lines of [`line`].
 pub(super) const HEAD: &str =
@@ -158,7 +159,7 @@ pub(super) fn progress(what: &'static str) -> impl FnMut(u64, u64) {
     move |done, all| {
         if terminal {
             let end = if done >= all { "\n" } else { "" };
-            eprint!("\r{what}: {} of {}   {end}", bytes(done), bytes(all));
+            eprint(format_args!("\r{what}: {} of {}   {end}", bytes(done), bytes(all)));
         }
     }
 }

@@ -17,7 +17,7 @@ use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::StopCause;
 use millstream_evb::process::RunOutcome;
 use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
-use millstream_report::Bytes;
+use millstream_report::{Bytes, eprint_line};
 use millstream_tls::Security;
 
 use super::usage::Usages;
@@ -47,7 +47,7 @@ pub(super) fn run(options: &EvbControlOptions) -> Result<ExitCode, Box<dyn Error
     match control.configure() {
         Ok(()) => print_line!("configured: {}", options.config.display())?,
         // The operator can correct the file and configure again.
-        Err(error) => eprintln!("not configured: {error}"),
+        Err(error) => eprint_line!("not configured: {error}"),
     }
     while interrupt.flow() == ControlFlow::Continue(()) {
         std::thread::sleep(SIGNAL_INTERVAL);
@@ -134,12 +134,12 @@ impl Processes {
             return;
         }
         let folders = run_folders(&directory).unwrap_or_else(|error| {
-            eprintln!("warning: {error}");
+            eprint_line!("warning: {error}");
             Vec::new()
         });
         for earlier in folders.iter().filter(|earlier| **earlier != output.directory) {
             if let Err(error) = files::recover_earlier(earlier, &[]) {
-                eprintln!("warning: {error}");
+                eprint_line!("warning: {error}");
             }
         }
     }

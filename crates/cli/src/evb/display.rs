@@ -17,6 +17,7 @@ use millstream_evb::core::{BuIndex, EventNumber};
 use millstream_evb::process::{AcceptedBatch, AcceptedEvent, Sink, SinkError, WrittenBytes};
 use millstream_fragment::SourceId;
 use millstream_report::colour::{SECONDARY, TEXT, viridis};
+use millstream_report::eprint_line;
 use millstream_report::svg::{Anchor, Coordinate, Font, Svg};
 use millstream_report::{count, save};
 
@@ -78,7 +79,7 @@ fn draw_all(events: &Receiver<Event>, detector: &dyn Detector, run: &str, path: 
         // An event that cannot be drawn is not shown; it is stored all the same.
         let drawn = detector.draw(run, &event).and_then(|svg| Ok(save(path, &svg)?));
         if let Err(error) = drawn {
-            eprintln!("event {} is not shown: {error}", event.number);
+            eprint_line!("event {} is not shown: {error}", event.number);
         }
     }
 }

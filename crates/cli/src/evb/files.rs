@@ -11,6 +11,7 @@ use std::time::SystemTime;
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
 use millstream_fragment::file::IoError;
+use millstream_report::eprint_line;
 use millstream_store::{
     FileError, FileState, INDEX_SUFFIX, IndexEntry, Recovered, WriteOptions, append_to_index,
     base_of_complete, committed_numbers, event_numbers, file_state, index_path, is_not_synced, partials,
@@ -108,7 +109,7 @@ impl StoredFiles {
 pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dyn Error>> {
     let mut problems = 0;
     let mut problem = |text: &dyn Display| {
-        eprintln!("{text}");
+        eprint_line!("{text}");
         problems += 1;
     };
     if completes {
@@ -226,11 +227,11 @@ pub(crate) fn recover(directory: &Path, bases: &[PathBuf]) -> Result<Vec<FileErr
     for recovered in recover_partials(directory)? {
         match recovered {
             Ok(Recovered { path: Some(path), partial, events }) => {
-                eprintln!("{}: recovered {events} events as {}", partial.display(), path.display());
+                eprint_line!("{}: recovered {events} events as {}", partial.display(), path.display());
                 problems.extend(add_file(directory, bases, &path).err());
             }
             Ok(Recovered { path: None, partial, .. }) => {
-                eprintln!("{}: has no event and is removed", partial.display());
+                eprint_line!("{}: has no event and is removed", partial.display());
             }
             Err(error) => problems.push(error),
         }
@@ -240,7 +241,7 @@ pub(crate) fn recover(directory: &Path, bases: &[PathBuf]) -> Result<Vec<FileErr
 
 /// Recovers what earlier runs left in a directory, with a warning for each file that stays as it is.
 pub(crate) fn recover_earlier(directory: &Path, bases: &[PathBuf]) -> Result<(), FileError> {
-    recover(directory, bases)?.iter().for_each(|error| eprintln!("warning: {error}"));
+    recover(directory, bases)?.iter().for_each(|error| eprint_line!("warning: {error}"));
     Ok(())
 }
 

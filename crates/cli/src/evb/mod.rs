@@ -32,6 +32,7 @@ use millstream_evb::process::launcher::{Launcher, RunEvent};
 use millstream_evb::process::{OwnConfig, Sink, SinkError};
 use millstream_rdma::device::{self, DeviceSelector};
 use millstream_rdma::loader;
+use millstream_report::eprint_line;
 use millstream_report::{
     Bytes, BytesPerSecond, MemcpyBaseline, Progress, RunReport, Style, save, table, throughput,
 };
@@ -222,7 +223,7 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
     make_output_directory(config)?;
     let since = SystemTime::now();
     for warning in config.warnings() {
-        eprintln!("warning: {warning}");
+        eprint_line!("warning: {warning}");
     }
     let baseline = baseline(config)?;
     let progress = Progress::new(&config.name, config.plan.events.get());

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use millstream_report::eprint_line;
 use millstream_site::load;
 use millstream_tls::KeyFiles;
 use millstream_tls::authority::{AUTHORITY_DIRECTORY, Authority, AuthorityError, Validity};
@@ -44,7 +45,7 @@ pub(super) fn run(options: &SiteKeysOptions) -> Result<(), Box<dyn Error>> {
             // Run control is reached by names that were given when the present keys were made.
             match KeyFiles::in_directory(&folder).names() {
                 Ok(present) => further.extend(present),
-                Err(error) => eprintln!("warning: {error}; {node} keeps no names of this certificate"),
+                Err(error) => eprint_line!("warning: {error}; {node} keeps no names of this certificate"),
             }
         }
         made.push((node, folder, authority.issue(node, &further, validity)?));

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use millstream_application::{ApplicationError, FailAt, TorusApplication};
 use millstream_fabric::{Fabric, OnCard};
-use millstream_report::save;
+use millstream_report::{eprint_line, save};
 use millstream_torus::application::ENV_SOCKET;
 use millstream_torus::direct::ENV_RENDEZVOUS;
 use millstream_torus::{DirectNode, TorusNode};
@@ -133,7 +133,7 @@ fn on_this_node<A: TorusApplication>(
 /// Ends this process as a fault would if it is a node of a torus: it kills itself.
 pub(super) fn fail(error: impl Error + 'static) -> Box<dyn Error> {
     if [ENV_SOCKET, ENV_RENDEZVOUS].into_iter().any(|name| std::env::var_os(name).is_some()) {
-        eprintln!("millstream: {error}");
+        eprint_line!("millstream: {error}");
         let this = rustix::process::getpid();
         if let Err(error) = rustix::process::kill_process(this, rustix::process::Signal::KILL) {
             return error.into();

@@ -9,7 +9,7 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use millstream_fabric::{Fabric, Notification};
 use millstream_rdma::device::DeviceSelector;
-use millstream_report::Replacement;
+use millstream_report::{Replacement, eprint_line};
 use millstream_torus::OutsideHost;
 use millstream_torus::engine::OutsideAccess;
 use millstream_torus::seventh::GatewayOptions;
@@ -120,7 +120,7 @@ fn list(host: &mut OutsideHost, json: bool) -> Result<ExitCode, Box<dyn Error>> 
             Ok(regions) => rows.extend(regions.into_iter().map(|region| (node, region))),
             // The others are there all the same.
             Err(error) => {
-                eprintln!("{node}: {error}");
+                eprint_line!("{node}: {error}");
                 code = ExitCode::FAILURE;
             }
         }

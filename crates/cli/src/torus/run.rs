@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use millstream_rdma::device::DeviceSelector;
+use millstream_report::eprint_line;
 use millstream_torus::engine::EngineOptions;
 use millstream_torus::launch::{LaunchedTorus, Launcher, run_direct};
 use millstream_torus::node::SeventhOptions;
@@ -83,10 +84,10 @@ pub(super) fn run_with(
     torus.end_if(interrupt.asked());
     if options.supervisors > 0 {
         let (addresses, key) = torus.watched_at();
-        eprintln!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
+        eprint_line!("watch: millstream torus watch --supervisors {} --key {key:016x}", addresses.join(","));
     }
     if let Some((address, key)) = torus.gateway(NodeNumber(0)) {
-        eprintln!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={key:016x}");
+        eprint_line!("outside hosts: {ENV_GATEWAY}={address} {ENV_GATEWAY_KEY}={key:016x}");
     }
     let mut failures = Vec::new();
     if options.supervisors > 0 {
@@ -126,8 +127,8 @@ fn restart_supervisors(torus: &mut LaunchedTorus, restarts: &mut u32) {
         }
         *restarts += 1;
         match torus.restart_supervisor(index) {
-            Ok(()) => eprintln!("supervisor {index} ended and was started again"),
-            Err(error) => eprintln!("supervisor {index} ended and could not be started again: {error}"),
+            Ok(()) => eprint_line!("supervisor {index} ended and was started again"),
+            Err(error) => eprint_line!("supervisor {index} ended and could not be started again: {error}"),
         }
     }
 }
