@@ -80,8 +80,15 @@ struct Slot {
     /// Readout units whose packets will not arrive.
     absent: u16,
     timed_out: bool,
-    /// Whether its batch waits for storage, which a lost card does not end.
+    /// Whether its batch was processed and went to the software trigger or storage.
     storing: bool,
+}
+
+impl Slot {
+    /// Whether its batch waits for the software trigger or storage, which a lost card does not end.
+    fn is_storing(&self) -> bool {
+        self.state == State::Processing && self.storing
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +125,8 @@ pub struct Builder {
     readouts: Vec<ReadoutMember>,
     /// From assignment to the last arrival, then from there to the outcome.
     deadlines: Deadlines,
+    /// When the manager has to know which batches wait for the software trigger or storage; `None` if none waited then.
+    storing_due: Option<Instant>,
     complete: VecDeque<SlotIndex>,
     processing: u16,
     done: Totals,
@@ -183,6 +192,7 @@ impl Builder {
                 })
                 .collect(),
             deadlines: Deadlines::new(slots),
+            storing_due: None,
             complete: VecDeque::with_capacity(slots),
             processing: 0,
             done: Totals::default(),
@@ -281,12 +291,14 @@ impl Builder {
         self.fault(StopCause::OutputFailed(self.index));
     }
 
-    /// The batch in that slot is processed and waits for storage, which has no deadline of its own.
-    pub fn handle_storing(&mut self, slot: SlotIndex) {
+    /// The batch in that slot is processed and waits for the software trigger or storage. They have no deadline of their own, also
+    /// at the manager: it is told from time to time that the batch waits.
+    pub fn handle_storing(&mut self, slot: SlotIndex, now: Instant) {
         let entry = self.slots.get_mut(slot.index());
         if let Some(entry) = entry.filter(|entry| entry.state == State::Processing) {
             entry.storing = true;
             self.deadlines.stop(slot.index());
+            self.storing_due.get_or_insert(now + self.plan.timeout / 4);
         }
     }
 
@@ -420,7 +432,8 @@ impl Builder {
         match self.phase {
             Phase::Running if self.manager.is_waiting() => Some(self.manager.due()),
             Phase::Running => {
-                Some(self.deadlines.earliest().map_or(self.manager.due(), |at| at.min(self.manager.due())))
+                let due = self.deadlines.earliest().into_iter().chain(self.storing_due);
+                Some(due.fold(self.manager.due(), Instant::min))
             }
             Phase::Stopping { until } | Phase::Draining { until } => Some(until),
             Phase::Reported => None,
@@ -439,6 +452,9 @@ impl Builder {
                     if let Some(batch) = self.slots[at].batch {
                         self.report_late(at, batch);
                     }
+                }
+                if self.storing_due.is_some_and(|due| due <= now) {
+                    self.report_storing(now);
                 }
             }
             Phase::Stopping { until } if until <= now => self.drain(now),
@@ -495,6 +511,19 @@ impl Builder {
         } else {
             self.fault(StopCause::TimedOut { by: Unit::Builder(self.index), batch: batch.id });
         }
+    }
+
+    /// Tells the manager which batches wait for the software trigger or storage.
+    fn report_storing(&mut self, now: Instant) {
+        let slots = (0..).map(SlotIndex).zip(&self.slots).filter(|(_, slot)| slot.is_storing());
+        let before = self.outbox.len();
+        let builder = self.index;
+        self.outbox.extend(slots.map(|(at, slot)| Message::Storing {
+            builder,
+            slot: at,
+            generation: slot.generation,
+        }));
+        self.storing_due = (self.outbox.len() > before).then(|| now + self.plan.timeout / 4);
     }
 
     /// A readout unit has the sources of one that was lost, from that batch on.
@@ -656,10 +685,9 @@ impl Builder {
     }
 
     fn finish_if_drained(&mut self) {
-        let is_storing = |slot: &Slot| slot.state == State::Processing && slot.storing;
         let waits = match self.card_lost {
             false => self.processing > 0,
-            true => self.slots.iter().any(is_storing),
+            true => self.slots.iter().any(Slot::is_storing),
         };
         if matches!(self.phase, Phase::Draining { .. }) && !waits {
             self.finish();

@@ -289,6 +289,9 @@ impl Manager {
             {
                 self.done(builder, slot, generation, batch, outcome, now)
             }
+            (Unit::Builder(bu), Message::Storing { builder, slot, generation }) if bu == builder => {
+                self.storing(builder, slot, generation, now)
+            }
             (_, Message::Fault { cause }) => {
                 self.fault(from, cause, now);
                 Ok(())
@@ -444,7 +447,7 @@ impl Manager {
         let at = unit.base + slot.index();
         self.slots[at].1 = Slot::Assigned(batch);
         // One timeout to arrive and one to be processed, which the builder unit enforces; the third is for its
-        // report.
+        // report, or the next one that the batch waits for storage.
         self.deadlines.start(at, now + 3 * self.plan.timeout);
         match rebuild {
             Some(Rebuild { batch, from, .. }) => {
@@ -601,6 +604,23 @@ impl Manager {
             return Err(ProtocolError::TooManyFragments);
         }
         missing_reports.push((readout, missing));
+        Ok(())
+    }
+
+    /// The builder unit waits for the software trigger or storage, and not for us: both may take longer than any timeout.
+    fn storing(
+        &mut self,
+        builder: BuIndex,
+        slot: SlotIndex,
+        generation: Generation,
+        now: Instant,
+    ) -> Result<(), ProtocolError> {
+        let at = self.slot_at(builder, slot)?;
+        self.assigned(at, generation)?;
+        let membership = self.builders[builder.index()].membership;
+        if matches!(membership, BuilderState::Active | BuilderState::Spare) {
+            self.deadlines.start(at, now + 3 * self.plan.timeout);
+        }
         Ok(())
     }
 

@@ -18,6 +18,7 @@
 //! Release │ 10 │     │        │      │        │      │  term   │ batch │           │         │       │
 //! Joined  │ 11 │     │unit    │index │        │      │  term   │ batch │           │         │       │
 //! Withdraw│ 12 │     │builder │ slot │        │ gen. │  term   │       │           │         │       │
+//! Storing │ 13 │     │builder │ slot │        │ gen. │         │       │           │         │       │
 //!         └────┴─────┴────────┴──────┴────────┴──────┴─────────┴───────┴───────────┴─────────┴───────┘
 //! ```
 //!
@@ -73,6 +74,16 @@ pub enum Message {
         readout: RuIndex,
         /// Fragments that its sources do not have, at least 1.
         missing: u32,
+    },
+    /// Builder to manager, every quarter of the timeout: the slot's batch is processed and waits for the software trigger or
+    /// for storage, which may take any time.
+    Storing {
+        /// The slot's builder unit.
+        builder: BuIndex,
+        /// The slot.
+        slot: SlotIndex,
+        /// Its generation.
+        generation: Generation,
     },
     /// Unit to manager: the run cannot continue.
     Fault {
@@ -279,6 +290,7 @@ impl Message {
             Message::Grant { .. }
                 | Message::Done { .. }
                 | Message::MissingFragments { .. }
+                | Message::Storing { .. }
                 | Message::Fault { .. }
         )
     }
@@ -346,6 +358,10 @@ impl Message {
                 record.put_slot(builder, slot, generation);
                 12
             }
+            Message::Storing { builder, slot, generation } => {
+                record.put_slot(builder, slot, generation);
+                13
+            }
         };
         record.0
     }
@@ -412,6 +428,7 @@ impl Message {
                 _ => return Err(bad("unit")),
             },
             12 => Message::Withdraw { builder, slot, generation },
+            13 => Message::Storing { builder, slot, generation },
             _ => return Err(DecodeError::Kind(kind)),
         };
         // One encoding per message: bytes that the kind does not use must be zero.
@@ -492,6 +509,7 @@ mod tests {
             unit().prop_map(|unit| Message::Lost { unit }),
             any::<u64>().prop_map(|before| Message::Release { before: BatchId(before) }),
             place().prop_map(|(builder, slot, generation)| Message::Withdraw { builder, slot, generation }),
+            place().prop_map(|(builder, slot, generation)| Message::Storing { builder, slot, generation }),
             any::<(u16, u64)>().prop_map(|(ru, batch)| Message::Joined {
                 readout: RuIndex(ru),
                 first_batch: BatchId(batch)
@@ -507,7 +525,7 @@ mod tests {
         }
 
         #[test]
-        fn what_decodes_has_exactly_one_encoding(kind in 0u8..13, mut bytes: [u8; Message::SIZE]) {
+        fn what_decodes_has_exactly_one_encoding(kind in 0u8..14, mut bytes: [u8; Message::SIZE]) {
             bytes[0] = kind;
             if let Ok((term, message)) = Message::decode(&bytes) {
                 prop_assert_eq!(message.encode(term), bytes);

@@ -9,7 +9,7 @@ use millstream_evb::core::recovery::{OnBuilderLoss, OnReadoutLoss, RecoveryPolic
 use millstream_evb::core::shaping::TrafficShaping;
 use millstream_evb::core::summary::Invariant;
 use millstream_evb::core::types::ProtocolError;
-use millstream_evb::core::{BuIndex, EventNumber, Plan, RuIndex, StopCause, Unit};
+use millstream_evb::core::{BuIndex, EventNumber, Instant, Plan, RuIndex, StopCause, Unit};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
 use sim::{Failure, Fault, Misbehavior, Outcome, Scenario, run};
@@ -47,6 +47,7 @@ fn without_faults(plan: Plan) -> Scenario {
         corrupt: 0,
         faults: vec![],
         interval: None,
+        storage: None,
         misbehavior: Misbehavior::None,
     }
 }
@@ -74,6 +75,11 @@ fn any_arrival() -> impl Strategy<Value = (Option<Duration>, Option<Duration>)> 
     (prop_oneof![3 => Just(None), 1 => micros(1..100)], prop_oneof![Just(None), micros(1..3000)])
 }
 
+/// Longest time for which a batch waits for storage: up to four timeouts.
+fn any_storage() -> impl Strategy<Value = Option<Duration>> {
+    prop_oneof![3 => Just(None), 1 => (1u64..400).prop_map(|ms| Some(Duration::from_millis(ms)))]
+}
+
 fn any_scenario() -> impl Strategy<Value = Scenario> {
     let units = (
         proptest::collection::vec(1u16..5, 1..5),
@@ -82,7 +88,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
         prop_oneof![1u16..8, 1u16..=256],
         1u16..4,
         (prop_oneof![Just(u32::MAX), 1u32..6], any::<bool>(), any_recovery()),
-        any_arrival(),
+        (any_arrival(), any_storage()),
     );
     (units, any::<u64>(), prop_oneof![Just(0u16), 0u16..300], prop_oneof![Just(0u16), 0u16..100]).prop_map(
         |(
@@ -93,7 +99,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
                 batch,
                 window,
                 (max_in_flight, shaped, recovery),
-                (interval, batch_timeout),
+                ((interval, batch_timeout), storage),
             ),
             seed,
             missing,
@@ -103,6 +109,7 @@ fn any_scenario() -> impl Strategy<Value = Scenario> {
             let slots = slots.repeat(1 + usize::from(recovery.restarts));
             Scenario {
                 interval,
+                storage,
                 plan: Plan {
                     batch_timeout,
                     recovery: RecoveryPolicy { spare_builders, ..recovery },
@@ -217,6 +224,7 @@ fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outco
     let last_step = scenario.faults.iter().map(|fault| fault.step).max();
     let (faults, events) = (scenario.faults.clone(), scenario.plan.events.get());
     let (recovery, builders) = (scenario.plan.recovery, scenario.plan.initial_builders());
+    let waits_for_storage = scenario.storage.is_some();
     let outcome = run(scenario);
     check_always(&outcome)?;
     let Some(fault_at) = outcome.fault_at else {
@@ -225,7 +233,7 @@ fn check_schedule(mut scenario: Scenario, faults: Vec<AnyFault>) -> Result<Outco
     let has_standby = recovery.has_standby();
     let recovers =
         recovery.builder == OnBuilderLoss::Rebuild || recovery.readout != OnReadoutLoss::Stop || has_standby;
-    if !recovers && recovery.spare_builders == 0 && last_step < Some(outcome.steps) {
+    if !recovers && !waits_for_storage && recovery.spare_builders == 0 && last_step < Some(outcome.steps) {
         // The longest sequence: a stalled builder unit, noticed by the manager only, then a stalled manager.
         let bound = fault_at + 6 * timeout + 8 * drain;
         prop_assert!(outcome.end <= bound, "{:?} after {fault_at:?} for {faults:?}", outcome.end);
@@ -355,6 +363,36 @@ proptest! {
         check_whole_run(&outcome, events)?;
         prop_assert!(outcome.summary.recovered.is_empty());
     }
+}
+
+/// Storage takes up to ten timeouts for a batch.
+fn with_slow_storage(faults: Vec<Fault>, takeover_timeout: Duration) -> Outcome {
+    let recovery =
+        RecoveryPolicy { builder: OnBuilderLoss::Rebuild, takeover_timeout, ..RecoveryPolicy::default() };
+    let plan = Plan { recovery, ..plan(&[3, 3], &[4, 4], 4000, 8, 4) };
+    let storage = Some(10 * plan.timeout);
+    let outcome = run(Scenario { faults, storage, ..without_faults(plan) });
+    check_always(&outcome).expect("the invariants hold");
+    check_whole_run(&outcome, 4000).expect("all events are accounted for");
+    assert!(outcome.end > Instant::from_nanos(0) + Duration::from_secs(2), "{:?}", outcome.end);
+    outcome
+}
+
+#[test]
+fn storage_that_is_too_slow_costs_no_unit_and_no_event() {
+    assert_eq!(with_slow_storage(Vec::new(), Duration::ZERO).summary.recovered, []);
+    // Batches that wait for storage when the manager is lost do so at the next one.
+    let death = Fault { step: 900, unit: Unit::Manager, failure: Failure::Death };
+    let outcome = with_slow_storage(vec![death], Duration::from_millis(300));
+    assert_eq!((outcome.takeovers, outcome.summary.recovered), (1, vec![Unit::Manager]));
+}
+
+#[test]
+fn a_builder_unit_that_stalls_while_it_waits_for_storage_is_lost() {
+    let unit = Unit::Builder(BuIndex(1));
+    let stall = Fault { step: 2000, unit, failure: Failure::Stall };
+    let outcome = with_slow_storage(vec![stall], Duration::ZERO);
+    assert_eq!(outcome.summary.recovered, [unit]);
 }
 
 /// A unit dies in the middle of a run that lets it join again: `policy` without the number of restarts.

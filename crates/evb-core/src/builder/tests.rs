@@ -4,6 +4,7 @@ use super::super::plan::small;
 use super::super::summary::BatchCounts;
 use super::super::types::BatchId;
 use super::*;
+use std::time::Duration;
 
 const START: Instant = Instant::from_nanos(1_000);
 const SLOT: SlotIndex = SlotIndex(0);
@@ -247,6 +248,28 @@ fn a_lost_card_leaves_its_batches_unprocessed() {
 }
 
 #[test]
+fn the_manager_is_told_of_batches_that_wait_for_storage_until_they_are_done() {
+    let mut builder = builder();
+    assign(&mut builder, 0, 1, 7);
+    arrive(&mut builder, 0, 0, 1, 8).unwrap();
+    arrive(&mut builder, 1, 0, 1, 11).unwrap();
+    builder.handle_storing(SLOT, START);
+    let storing = Message::Storing { builder: BuIndex(0), slot: SLOT, generation: Generation(1) };
+    let interval = Duration::from_millis(25);
+    for time in 1..=40 {
+        let now = START + time * interval;
+        builder.handle_message(Term::FIRST, Message::Heartbeat, now);
+        assert_eq!((builder.poll_timeout(), builder.poll_transmit()), (Some(now), None));
+        builder.handle_timeout(now);
+        assert_eq!((builder.poll_transmit(), builder.poll_transmit()), (Some(storing), None));
+    }
+    builder.handle_processed(SLOT, outcome()).unwrap();
+    while builder.poll_transmit().is_some() {}
+    builder.handle_timeout(START + 41 * interval);
+    assert_eq!(builder.poll_transmit(), None);
+}
+
+#[test]
 fn a_lost_card_does_not_end_the_wait_for_storage() {
     let mut builder = builder();
     for slot in 0..2 {
@@ -254,7 +277,7 @@ fn a_lost_card_does_not_end_the_wait_for_storage() {
         arrive(&mut builder, 0, slot, 1, 8).unwrap();
         arrive(&mut builder, 1, slot, 1, 11).unwrap();
     }
-    builder.handle_storing(SLOT);
+    builder.handle_storing(SLOT, START);
     builder.handle_card_lost();
     builder.handle_message(Term::FIRST, Message::Stop { cause: StopCause::CardLost(BuIndex(0)) }, START);
     builder.handle_message(Term::FIRST, Message::Drain, START);

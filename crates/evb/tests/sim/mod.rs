@@ -92,6 +92,8 @@ pub struct Scenario {
     pub faults: Vec<Fault>,
     /// Mean time between two events; without it all are there from the start.
     pub interval: Option<Duration>,
+    /// Longest time for which a batch waits for storage; without it none is stored.
+    pub storage: Option<Duration>,
     /// Deliberate violation.
     pub misbehavior: Misbehavior,
 }
@@ -149,6 +151,10 @@ enum SimEvent {
         bu: BuIndex,
     },
     Process {
+        bu: BuIndex,
+        slot: SlotIndex,
+    },
+    Stored {
         bu: BuIndex,
         slot: SlotIndex,
     },
@@ -221,6 +227,8 @@ struct Sim {
     counter: u64,
     /// Events that are there.
     available: u64,
+    /// Batches that wait for storage.
+    storing: BTreeSet<(BuIndex, SlotIndex)>,
     /// Units that the run went on without, and whose processes have not been started again.
     departed: BTreeSet<Unit>,
 }
@@ -265,6 +273,7 @@ pub fn run(scenario: Scenario) -> Outcome {
         reports_in_flight: 0,
         counter: 0,
         available: 0,
+        storing: BTreeSet::new(),
         departed: BTreeSet::new(),
         scenario,
     };
@@ -518,7 +527,9 @@ impl Sim {
             {
                 return;
             }
-            SimEvent::Arrive { bu, .. } | SimEvent::Process { bu, .. } => Unit::Builder(*bu),
+            SimEvent::Arrive { bu, .. } | SimEvent::Process { bu, .. } | SimEvent::Stored { bu, .. } => {
+                Unit::Builder(*bu)
+            }
             SimEvent::Complete { ru, .. } | SimEvent::Unreachable { ru, .. } => Unit::Readout(*ru),
             SimEvent::Wake(unit) => *unit,
         };
@@ -577,6 +588,7 @@ impl Sim {
             }
             SimEvent::Unreachable { ru, bu } => self.readouts[ru.index()].handle_unreachable(bu),
             SimEvent::Process { bu, slot } => self.process(bu, slot),
+            SimEvent::Stored { bu, slot } => self.stored(bu, slot),
             SimEvent::Notice { lost, term, .. } => match (unit, lost) {
                 (Unit::Manager, lost) if self.standby.is_noticed(lost) => self.manager.handle_lost(lost, now),
                 (Unit::Manager, _) => {}
@@ -600,7 +612,10 @@ impl Sim {
                     match unit {
                         Unit::Manager => self.manager.handle_timeout(now),
                         Unit::Readout(ru) => self.readouts[ru.index()].handle_timeout(now),
-                        Unit::Builder(bu) => self.builders[bu.index()].handle_timeout(now),
+                        Unit::Builder(bu) => {
+                            self.drain_storage(bu);
+                            self.builders[bu.index()].handle_timeout(now);
+                        }
                     }
                 }
             }
@@ -619,8 +634,34 @@ impl Sim {
         self.paused.get(&Unit::Manager).is_some_and(|&until| self.now < until)
     }
 
-    /// The kernel is done with a batch, and its accepted events are stored.
+    /// The kernel is done with a batch, which waits for storage if the scenario has one. Storage stalls now and then.
     fn process(&mut self, bu: BuIndex, slot: SlotIndex) {
+        let Some(longest) = self.scenario.storage else { return self.done(bu, slot) };
+        self.builders[bu.index()].handle_storing(slot, self.now);
+        self.storing.insert((bu, slot));
+        let longest = longest.as_nanos() as u64;
+        let stalls = self.random.one_in(8);
+        let time = self.random.below(if stalls { longest } else { longest / 100 });
+        self.at(self.now + Duration::from_nanos(time), SimEvent::Stored { bu, slot });
+    }
+
+    /// The accepted events of a batch are stored.
+    fn stored(&mut self, bu: BuIndex, slot: SlotIndex) {
+        if self.storing.remove(&(bu, slot)) {
+            self.done(bu, slot);
+        }
+    }
+
+    /// A builder unit that drains waits for storage, however long that takes.
+    fn drain_storage(&mut self, bu: BuIndex) {
+        if self.builders[bu.index()].is_draining() {
+            let waiting: Vec<_> = self.storing.iter().copied().filter(|(of, _)| *of == bu).collect();
+            waiting.into_iter().for_each(|(bu, slot)| self.stored(bu, slot));
+        }
+    }
+
+    /// The kernel is done with a batch, and its accepted events are stored.
+    fn done(&mut self, bu: BuIndex, slot: SlotIndex) {
         let assignment = self.monitor.finish(bu, slot);
         let absent = self.absent(bu, slot);
         let mut outcome = self.oracle.outcome_without(&assignment.batch, &absent);

@@ -161,7 +161,7 @@ impl BuilderProcess {
             candidates.iter().map(|&event| (event, self.kernel_decisions(event).to_vec())).collect();
         self.in_workers[slot.index()] =
             Some(UndecidedBatch { complete: *complete, outcome, delivered, decisions });
-        self.core.handle_storing(slot);
+        self.core.handle_storing(slot, self.clock.now());
         if let Some(workers) = &mut self.workers {
             workers.submit(WorkerJob { slot, batch, candidates });
         }
@@ -300,7 +300,7 @@ impl BuilderProcess {
         }
         let contents = std::mem::take(&mut self.contents[slot.index()]);
         self.in_storage[slot.index()] = Some(outcome);
-        self.core.handle_storing(slot);
+        self.core.handle_storing(slot, self.clock.now());
         if let Some(storage) = &mut self.storage {
             storage.submit(StorageJob { slot, batch, again, contents, events, decisions });
         }

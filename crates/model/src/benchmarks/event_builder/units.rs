@@ -553,7 +553,7 @@ impl Units {
         let built = events * (self.load.fragment + f64::from(self.load.index)) * self.readouts.len() as f64;
         let (time, now) = (storage.time(built), network.now());
         self.stored += storage.stored(built);
-        self.builders[builder.index()].handle_storing(slot);
+        self.builders[builder.index()].handle_storing(slot, nanos(now));
         let state = &mut self.builder_states[builder.index()];
         state.disks_free = state.disks_free.max(now) + time;
         state.disks_busy += time;
