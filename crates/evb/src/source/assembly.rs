@@ -7,6 +7,7 @@
 
 use super::SourceStatistics;
 use super::datagram::Datagram;
+use super::sequence::SequenceNumbers;
 use millstream_fragment::Fragment;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -41,8 +42,7 @@ pub struct Assembly {
 #[derive(Debug)]
 struct SourceRing {
     statistics: SourceStatistics,
-    /// Expected sequence number; `None` before the first datagram of a source that sent others before.
-    sequence: Option<u64>,
+    sequence: SequenceNumbers,
     /// One past the latest event.
     next: u64,
     /// Fragments without room since the last one with room: their number in a row, and the latest event.
@@ -64,7 +64,7 @@ impl Assembly {
     pub fn new(sources: &[u32], run: Range<u64>, depth: u64, max_len: u32, limit: Duration) -> Assembly {
         let ring = |&source: &u32| SourceRing {
             statistics: SourceStatistics { source, ..SourceStatistics::default() },
-            sequence: Some(0),
+            sequence: SequenceNumbers::new(Some(0)),
             next: run.start,
             dropped: None,
             events: vec![Slot::default(); depth as usize],
@@ -88,7 +88,7 @@ impl Assembly {
         let first = self.run.start.saturating_add(events);
         (self.sent, self.latest, self.overdue) = (first, first, first);
         for ring in &mut self.sources {
-            (ring.sequence, ring.next) = (None, first);
+            (ring.sequence, ring.next) = (SequenceNumbers::new(None), first);
         }
     }
 
@@ -99,15 +99,13 @@ impl Assembly {
             return false;
         };
         let Fragment { event, payload, crc } = datagram.fragment;
-        let fills_gap = ring.count(datagram.sequence);
+        ring.sequence.arrived(datagram.sequence, &mut ring.statistics.lost);
         if !self.run.contains(&event) || payload.len() > self.max_len as usize {
             ring.statistics.invalid += 1;
-            ring.statistics.lost -= u64::from(fills_gap);
             return true;
         }
         if event < self.sent {
             ring.statistics.late += 1;
-            ring.statistics.lost -= u64::from(fills_gap);
             // A source that was not waited for is waited for again while it catches up.
             ring.next = ring.next.max(event + 1);
         } else if event - self.sent >= self.depth {
@@ -116,8 +114,7 @@ impl Assembly {
                 self.reach(event + 1, now);
             }
         } else {
-            let is_new = ring.store(event, payload, crc, self.depth);
-            ring.statistics.lost -= u64::from(fills_gap && is_new);
+            ring.store(event, payload, crc, self.depth);
             self.reach(event + 1, now);
         }
         true
@@ -183,17 +180,6 @@ impl Assembly {
 }
 
 impl SourceRing {
-    /// Counts the gap before a datagram. Returns whether the datagram may be one that counts as lost.
-    fn count(&mut self, sequence: u64) -> bool {
-        let expected = self.sequence.unwrap_or(sequence);
-        if sequence < expected {
-            return self.statistics.lost > 0;
-        }
-        self.statistics.lost += sequence - expected;
-        self.sequence = Some(sequence.saturating_add(1));
-        false
-    }
-
     /// A fragment without room is dropped. Returns whether the source is at this event: several in a row were near each other.
     fn note_dropped(&mut self, event: u64, depth: u64) -> bool {
         let (count, latest) = match self.dropped {
@@ -210,13 +196,13 @@ impl SourceRing {
         is_believed
     }
 
-    /// Stores a fragment. False if it is there already.
-    fn store(&mut self, event: u64, payload: &[u8], crc: u32, depth: u64) -> bool {
+    /// Stores a fragment, unless it is there already.
+    fn store(&mut self, event: u64, payload: &[u8], crc: u32, depth: u64) {
         self.dropped = None;
         let slot = &mut self.events[(event % depth) as usize];
         if slot.event == Some(event) {
             self.statistics.duplicate += 1;
-            return false;
+            return;
         }
         slot.event = Some(event);
         slot.crc = crc;
@@ -224,7 +210,6 @@ impl SourceRing {
         slot.payload.extend_from_slice(payload);
         self.statistics.received += 1;
         self.next = self.next.max(event + 1);
-        true
     }
 }
 
@@ -314,6 +299,19 @@ mod tests {
         assert_eq!(statistics, expected);
         let stranger = Datagram { source: SourceId(9), sequence: 0, fragment: Fragment::new(10, &[]) };
         assert!(!assembly.handle(&stranger, now));
+    }
+
+    #[test]
+    fn a_front_end_that_starts_again_counts_its_losses() {
+        let now = Instant::now();
+        let mut assembly = Assembly::new(&[1], 0..10_000, 10_000, 64, LIMIT);
+        (0..5000).filter(|event| event % 100 > 0).for_each(|event| send(&mut assembly, 1, event, event, now));
+        for event in (5000..10_000).filter(|event| event % 50 > 0) {
+            send(&mut assembly, 1, event - 5000, event, now);
+        }
+        let statistics = assembly.statistics()[0];
+        // What the front end sent before its first datagram that arrived is not known after its restart.
+        assert_eq!((statistics.received, statistics.lost), (4950 + 4900, 50 + 99));
     }
 
     #[test]

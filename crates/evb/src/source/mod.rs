@@ -12,6 +12,7 @@ pub mod datagram;
 pub mod file;
 pub mod generator;
 pub mod ring;
+mod sequence;
 pub mod udp;
 
 use crate::config::{InputConfig, RunConfig};
