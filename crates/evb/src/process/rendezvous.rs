@@ -74,7 +74,11 @@ impl Unidentified {
             let (_, oldest, _) = self.connections.remove(0);
             self.admission.refuse(oldest, "it made room for a new connection");
         }
-        self.connections.push((Channel::new(stream), address, Deadline::after(FIRST_FRAME_TIMEOUT)));
+        self.connections.push((
+            Channel::of_unidentified(stream),
+            address,
+            Deadline::after(FIRST_FRAME_TIMEOUT),
+        ));
     }
 
     /// Takes the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
@@ -99,7 +103,13 @@ impl Unidentified {
             }
             match channel.try_receive() {
                 TryReceive::Frame(ToManager::Join { version, unit, data }) => {
-                    requests.push(JoinRequest { channel, address, version, unit, data });
+                    requests.push(JoinRequest {
+                        channel: channel.identified(),
+                        address,
+                        version,
+                        unit,
+                        data,
+                    });
                 }
                 TryReceive::Pending if !due.passed() => self.connections.push((channel, address, due)),
                 TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {

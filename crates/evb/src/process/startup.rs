@@ -52,6 +52,8 @@ const VERSION: &str = concat!("millstream-evb ", env!("CARGO_PKG_VERSION"));
 const LENGTH_BYTES: usize = 4;
 /// Limit of a frame's length.
 const MAX_FRAME: usize = 256 << 20;
+/// Limit of the length of a first frame, whose sender may be anybody.
+const MAX_FIRST_FRAME: usize = 4 << 10;
 
 /// Frames from a unit.
 #[derive(Debug, Serialize, Deserialize)]
@@ -163,6 +165,8 @@ pub(super) struct Channel {
     stream: Stream,
     /// Bytes of an incomplete frame.
     buffer: Vec<u8>,
+    /// Limit of a frame's length.
+    limit: usize,
 }
 
 /// Result of [`Channel::try_receive`].
@@ -178,7 +182,17 @@ pub(super) enum TryReceive<T> {
 
 impl Channel {
     pub(super) fn new(stream: Stream) -> Channel {
-        Channel { stream, buffer: Vec::new() }
+        Channel { stream, buffer: Vec::new(), limit: MAX_FRAME }
+    }
+
+    /// A stream of a peer that has not said which unit it is: its first frame is short.
+    pub(super) fn of_unidentified(stream: Stream) -> Channel {
+        Channel { limit: MAX_FIRST_FRAME, ..Channel::new(stream) }
+    }
+
+    /// The peer is a unit of the run.
+    pub(super) fn identified(self) -> Channel {
+        Channel { limit: MAX_FRAME, ..self }
     }
 
     /// Bounds the time of each [`send`](Self::send).
@@ -281,7 +295,7 @@ impl Channel {
             ));
         }
         let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_FRAME {
+        if length > self.limit {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "frame is too long; the peer is not an event builder unit",

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
         "units_with_keys_build_events_and_strangers_are_refused",
         units_with_keys_build_events_and_strangers_are_refused,
     ),
+    ("strangers_do_not_hold_up_the_start_of_a_run", strangers_do_not_hold_up_the_start_of_a_run),
     ("a_builder_unit_counts_strangers", a_builder_unit_counts_strangers),
     ("a_builder_unit_waits_for_no_stranger", a_builder_unit_waits_for_no_stranger),
     ("a_standby_manager_with_keys_takes_over", a_standby_manager_with_keys_takes_over),
@@ -118,6 +119,38 @@ fn ports_of(process: u32) -> Vec<u16> {
         u16::from_str_radix(fields[1].rsplit_once(':')?.1, 16).ok().filter(|_| is_its_listener)
     });
     listening.collect()
+}
+
+/// Without keys, strangers dial a builder unit before its readout units do. Some say nothing, one speaks HTTP, and one announces a
+/// frame of 100 MiB to the manager.
+fn strangers_do_not_hold_up_the_start_of_a_run() {
+    let (inputs, _) = inputs();
+    let mut config = inputs.config(2, &["host"], "batch = 8\ntimeout_ms = 4000", "", "");
+    let manager = listening(&mut config);
+    let dial = |address: &str| millstream_rdma::connect::dial(address, Deadline::after(BOUND)).unwrap();
+    let (mut strangers, mut refused) = (None, 0);
+    let outcome = launcher().run(&config, &mut |event| match event {
+        RunEvent::Spawned { process: RunProcess::Unit(Unit::Builder(_)), pid } => {
+            let mut of_manager = dial(&manager);
+            of_manager.write_all(&(100u32 << 20).to_be_bytes()).unwrap();
+            let end = Instant::now() + BOUND;
+            let port = loop {
+                match ports_of(*pid).first() {
+                    Some(port) => break *port,
+                    None => assert!(Instant::now() < end, "the builder unit does not listen"),
+                }
+            };
+            let mut dialled: Vec<_> = (0..3).map(|_| dial(&format!("127.0.0.1:{port}"))).collect();
+            dialled[2].write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+            dialled.push(of_manager);
+            strangers = Some(dialled);
+        }
+        RunEvent::Refused { process: RunProcess::Unit(Unit::Manager), connections } => refused = *connections,
+        _ => {}
+    });
+    let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+    assert!(outcome.is_success() && strangers.is_some(), "{outcome:#?}");
+    assert_eq!((outcome.summary.expect("the run had started").built.events, refused), (400, 1));
 }
 
 /// Strangers dial the port for data connections in the middle of the run.

@@ -1,12 +1,13 @@
-//! Connections of readout units that are about to join the run.
+//! Connections of readout units: at the start of the run, and of units that are about to join it.
 //!
-//! Each is made on a thread of its own: a peer that says nothing delays no batch.
+//! Each is made on a thread of its own: a peer that says nothing delays no batch, and no other connection.
 
 use super::BuilderProcess;
-use super::connections::connect_readout;
+use super::connections::{DataEndpoint, connect_readout};
 use crate::core::types::Immediate;
 use crate::core::{RuIndex, Unit};
 use crate::process::ProcessError;
+use crate::process::admission::Admission;
 use crate::process::error::IoContext;
 use millstream_rdma::connect::Listener;
 use millstream_rdma::{CompletionQueue, Deadline, Qpn, QueuePair, WrId};
@@ -18,7 +19,7 @@ use std::time::Duration;
 
 /// Longest time to connect to a readout unit that joins the run.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Most connections that are made at a time; others are refused.
+/// Most connections that are made at a time.
 const MAX_CONNECTING: usize = 16;
 
 /// The connection of a readout unit that is about to join the run.
@@ -30,7 +31,7 @@ pub(super) struct PendingPeer {
 }
 
 /// Who connected, and the connection or why there is none.
-type Connected = (SocketAddr, Result<(RuIndex, QueuePair), String>);
+type Connected = (SocketAddr, Result<(RuIndex, QueuePair), ProcessError>);
 
 /// Connections that are being made.
 pub(super) struct Connecting {
@@ -53,6 +54,49 @@ impl Connecting {
         Arc::clone(&self.wake)
     }
 
+    /// Whether no further connection can be made meanwhile.
+    pub(super) fn is_full(&self) -> bool {
+        self.number == MAX_CONNECTING
+    }
+
+    /// Accepts a connection, and makes it by `deadline`.
+    pub(super) fn accept(
+        &mut self,
+        listener: &Listener,
+        admission: &Admission,
+        endpoint: &DataEndpoint,
+        deadline: Deadline,
+    ) {
+        let Ok((stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
+        if self.is_full() {
+            return admission.refuse(address, "too many others are connecting");
+        }
+        let (security, endpoint) = (admission.security.clone(), endpoint.clone());
+        let (results, wake) = (self.results.0.clone(), self.wake_fd());
+        let connect = move || {
+            let accepted = security.accept(stream, deadline).map_err(ProcessError::from);
+            let connected =
+                accepted.and_then(|stream| connect_readout((stream, address), &endpoint, deadline));
+            // The unit may have ended.
+            let _ = results.send((address, connected));
+            wake.signal();
+        };
+        match std::thread::Builder::new().name("connecting".to_owned()).spawn(connect) {
+            Ok(_) => self.number += 1,
+            Err(error) => admission.refuse(address, &format!("no thread: {error}")),
+        }
+    }
+
+    /// The next connection that was made, or failed. Until there is one, [`wake_fd`](Self::wake_fd) is not readable.
+    pub(super) fn take(&mut self) -> Option<Connected> {
+        let result = self.results.1.try_recv().ok().or_else(|| {
+            self.wake.clear();
+            self.results.1.try_recv().ok()
+        });
+        self.number -= usize::from(result.is_some());
+        result
+    }
+
     /// Keeps immediate data of a queue pair that is not known yet, or that it has failed.
     pub(super) fn keep(&mut self, pair: Qpn, immediate: Option<u32>) {
         if self.number > 0 {
@@ -64,39 +108,23 @@ impl Connecting {
 impl BuilderProcess {
     /// Accepts a connection, perhaps of a readout unit that is about to join.
     pub(super) fn accept_joining(&mut self, listener: &Listener, queue: &CompletionQueue) {
-        let Ok((stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        if self.connecting.number == MAX_CONNECTING {
-            return self.admission.refuse(address, "too many others are connecting");
-        }
-        let (security, device) = (self.admission.security.clone(), self.device.clone());
-        let (queue, options, landing) = (queue.clone(), self.connection, self.landing.remote().encode());
-        let (results, wake) = (self.connecting.results.0.clone(), self.connecting.wake_fd());
-        let connect = move || {
-            let deadline = Deadline::after(CONNECT_TIMEOUT);
-            let accepted = security.accept(stream, deadline).map_err(|error| error.to_string());
-            let connected = accepted.and_then(|stream| {
-                let places = (&device, &queue, &options);
-                connect_readout((stream, address), places, &landing, deadline)
-                    .map_err(|error| format!("no connection to a readout unit that joins: {error}"))
-            });
-            // The unit may have ended.
-            let _ = results.send((address, connected));
-            wake.signal();
+        let endpoint = DataEndpoint {
+            device: self.device.clone(),
+            queue: queue.clone(),
+            options: self.connection,
+            landing: self.landing.remote(),
         };
-        match std::thread::Builder::new().name("joining".to_owned()).spawn(connect) {
-            Ok(_) => self.connecting.number += 1,
-            Err(error) => self.admission.refuse(address, &format!("no thread: {error}")),
-        }
+        self.connecting.accept(listener, &self.admission, &endpoint, Deadline::after(CONNECT_TIMEOUT));
     }
 
     /// Takes connections that were made. Nobody who may not join is a reason to stop.
     pub(super) fn take_connected(&mut self) {
-        self.connecting.wake.clear();
-        while let Ok((address, connected)) = self.connecting.results.1.try_recv() {
-            self.connecting.number -= 1;
+        while let Some((address, connected)) = self.connecting.take() {
             match connected {
                 Ok((index, pair)) => self.admit(address, index, pair),
-                Err(reason) => self.admission.refuse(address, &reason),
+                Err(error) => self
+                    .admission
+                    .refuse(address, &format!("no connection to a readout unit that joins: {error}")),
             }
         }
         if self.connecting.number == 0 {

@@ -38,7 +38,7 @@ use crate::core::types::Immediate;
 use crate::core::{BatchOutcome, BuIndex, Bytes, RuIndex, SlotIndex, Term, Unit};
 use batches::UndecidedBatch;
 use checksums::ChecksumChecker;
-use connections::{accept, connection};
+use connections::{DataEndpoint, accept_all, connection};
 use joining::{Connecting, PendingPeer};
 use kernel::CardKernel;
 use landing::LandingMemory;
@@ -252,20 +252,17 @@ impl BuilderProcess {
         let data_queue = waiter.completion_queue(depth.min(device.limits().completions))?;
         let mut peers: Vec<Option<QueuePair>> = (0..readouts).map(|_| None).collect();
         let mut readout_of = HashMap::new();
-        for _ in 0..expected.len() {
-            let (ru, pair) = accept(
-                (listener, &admission),
-                channel,
-                &mut waiter,
-                (&device, &data_queue, &connection),
-                &landing,
-                deadline,
-            )?;
-            let place = peers.get_mut(config.plan.readout_role(ru).index());
-            let place = place.filter(|place| place.is_none() && expected.contains(&ru));
-            let unit = Unit::Readout(ru);
+        let endpoint = DataEndpoint {
+            device: device.clone(),
+            queue: data_queue.clone(),
+            options: connection,
+            landing: landing.remote(),
+        };
+        let connected =
+            accept_all((listener, &admission), channel, &mut waiter, &endpoint, expected, deadline)?;
+        for (ru, pair) in connected {
             readout_of.insert(pair.qpn(), ru);
-            *place.ok_or_else(|| startup::unexpected_frame(unit))? = Some(pair);
+            peers[config.plan.readout_role(ru).index()] = Some(pair);
         }
         let membership = startup::await_start(channel, deadline)?;
         let clock = MonotonicClock::start();
