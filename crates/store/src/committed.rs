@@ -14,6 +14,8 @@ use crate::{EventReader, FileError, commit_record};
 #[derive(Debug)]
 pub struct CommittedReader {
     path: PathBuf,
+    /// The instance of the run whose events are read; `None` for any.
+    instance: Option<String>,
     /// Open once the file has a header, if it is a batch file.
     batches: Option<BatchReader>,
     /// Rows read, if it is an event file.
@@ -23,7 +25,13 @@ pub struct CommittedReader {
 impl CommittedReader {
     /// Reads from the start of the file.
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), batches: None, rows: 0 }
+        Self { path: path.into(), instance: None, batches: None, rows: 0 }
+    }
+
+    /// Reads from the start of the file if it is of the run with this [`instance`](crate::Run::instance). Otherwise it has no
+    /// event.
+    pub fn of_run(path: impl Into<PathBuf>, instance: impl Into<String>) -> Self {
+        Self { instance: Some(instance.into()), ..Self::new(path) }
     }
 
     /// The file has another name now.
@@ -46,6 +54,9 @@ impl CommittedReader {
                 reader => self.batches.insert(reader?),
             },
         };
+        if !is_wanted(self.instance.as_deref(), &reader.schema().run.instance) {
+            return Ok(Vec::new());
+        }
         reader.newly_committed()
     }
 
@@ -56,11 +67,20 @@ impl CommittedReader {
         if committed <= self.rows {
             return Ok(Vec::new());
         }
-        let mut numbers = EventReader::open_from(&self.path, self.rows)?.into_numbers();
+        let reader = EventReader::open_from(&self.path, self.rows)?;
+        if self.instance.is_some() && !is_wanted(self.instance.as_deref(), &reader.instance()?) {
+            return Ok(Vec::new());
+        }
+        let mut numbers = reader.into_numbers();
         numbers.truncate(usize::try_from(committed - self.rows).unwrap_or(usize::MAX));
         self.rows += numbers.len() as u64;
         Ok(numbers)
     }
+}
+
+/// Whether a run with the instance `found` is the one whose events are read.
+fn is_wanted(wanted: Option<&str>, found: &str) -> bool {
+    wanted.is_none_or(|wanted| wanted == found)
 }
 
 /// Numbers of the events that the writer of a file committed, whether it is complete, being written, or left by a dead writer.

@@ -11,6 +11,8 @@ use crate::schema::{Attribute, ConstantValues, DecisionSchema, Run, Schema};
 pub(crate) const FORMAT: &str = "millstream events";
 /// Value of the root's attribute `version`. It changes when readers of older files cannot read new ones.
 pub(crate) const VERSION: u32 = 1;
+/// Attribute of `/run` that tells runs with one name apart.
+pub(crate) const INSTANCE: &str = "instance";
 
 /// Path of the object that cannot be written, and the cause.
 pub(crate) type ObjectError = (String, hdf5_metno::Error);
@@ -44,6 +46,7 @@ pub(crate) fn write(root: &Group, schema: &Schema, layout: &FileLayout) -> Resul
 fn run(root: &Group, run: &Run) -> Result<(), ObjectError> {
     let group = root.create_group("run").map_err(failed_at("run"))?;
     attribute(&group, "name", &Attribute::Text(run.name.clone()))?;
+    attribute(&group, INSTANCE, &Attribute::Text(run.instance.clone()))?;
     scalar(&group, "replay", &run.replay).map_err(failed_at("attribute replay"))?;
     attribute(&group, "software", &Attribute::Text(run.software.clone()))?;
     for (name, value) in &run.attributes {

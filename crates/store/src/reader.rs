@@ -8,7 +8,7 @@ use millstream_fragment::file::IoError;
 use ndarray::IxDyn;
 
 use crate::error::{FileError, error_text};
-use crate::metadata::{FORMAT, VERSION};
+use crate::metadata::{FORMAT, INSTANCE, VERSION};
 use crate::recover::RECOVERED;
 
 /// Gzip makes data at most about 1000 times shorter.
@@ -94,6 +94,19 @@ impl EventReader {
     /// Whether this is the recovered file of a writer that ended early.
     pub fn is_recovered(&self) -> bool {
         self.file.attr(RECOVERED).is_ok()
+    }
+
+    /// What tells the run from others with its name; empty if nothing does.
+    pub(crate) fn instance(&self) -> Result<String, FileError> {
+        let run = self.file.group("run").map_err(|cause| read_error(&self.path, "run", &cause))?;
+        match run.attr(INSTANCE) {
+            Ok(instance) => {
+                let instance = instance.read_scalar::<VarLenUnicode>();
+                let instance = instance.map_err(|cause| read_error(&self.path, "attribute instance", &cause));
+                Ok(instance?.as_str().to_owned())
+            }
+            Err(_) => Ok(String::new()),
+        }
     }
 
     /// The event numbers that were read.

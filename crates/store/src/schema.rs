@@ -29,6 +29,9 @@ pub struct Schema {
 pub struct Run {
     /// Name of the run.
     pub name: String,
+    /// Tells the run from others with its name; empty if nothing does.
+    #[serde(default)]
+    pub instance: String,
     /// Number of passes over the input.
     pub replay: u64,
     /// Program that writes the file, and its version.

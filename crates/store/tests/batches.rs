@@ -396,7 +396,8 @@ fn what_a_writer_commits_is_read_once() {
     let path = folder.path().join("made.batches");
     let partial = folder.path().join("made.batches.partial");
     fs::write(&partial, b"").unwrap();
-    let mut reader = CommittedReader::new(&partial);
+    let mut reader = CommittedReader::of_run(&partial, "");
+    let mut other = CommittedReader::of_run(&partial, "another");
     // The writer has just created the file.
     assert_eq!(reader.read_new().unwrap(), [0; 0]);
     fs::remove_file(&partial).unwrap();
@@ -406,6 +407,7 @@ fn what_a_writer_commits_is_read_once() {
     add(1);
     assert_eq!(reader.read_new().unwrap(), [1, 3, 5, 7]);
     assert_eq!(reader.read_new().unwrap(), [0; 0]);
+    assert_eq!(other.read_new().unwrap(), [0; 0]);
     add(2);
     writer.close().unwrap().complete().unwrap();
     reader.renamed(&path);

@@ -190,7 +190,8 @@ fn committed_events_are_read_once_and_a_new_file_has_none() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.h5");
     let partial = folder.path().join("run.h5.partial");
-    let mut reader = CommittedReader::new(&partial);
+    let mut reader = CommittedReader::of_run(&partial, "sst1m-1");
+    let mut other = CommittedReader::of_run(&partial, "sst1m-2");
     // The writer was killed after it had created the file, and then before the HDF5 file could be read by others.
     for len in [0, 16, 4096, 8192] {
         fs::write(&partial, vec![0; len]).unwrap();
@@ -206,6 +207,7 @@ fn committed_events_are_read_once_and_a_new_file_has_none() {
     append_all(&mut writer, &events[..32]);
     writer.flush().unwrap();
     assert_eq!(reader.read_new().unwrap(), numbers[..32]);
+    assert_eq!(other.read_new().unwrap(), [0; 0]);
     append_all(&mut writer, &events[32..40]);
     writer.flush().unwrap();
     append_all(&mut writer, &events[40..41]);

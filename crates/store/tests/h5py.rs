@@ -79,6 +79,7 @@ fn variable_length_fragments_equal_their_input() {
     let stream = Stream::open(&input).unwrap();
     let run = Run {
         name: "tof".into(),
+        instance: String::new(),
         replay: 1,
         software: "millstream test".into(),
         inputs: vec![InputFile {

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use millstream_control::directory::{Directory, run_folders};
 use millstream_control::http::{Server, ServerLimits};
@@ -86,14 +86,13 @@ impl Backend for Processes {
     ) -> Result<FinishedRun, String> {
         make_output_directory(config).map_err(|error| error.to_string())?;
         self.recover_earlier_runs(config);
-        let since = SystemTime::now();
         let launcher = launcher(self.process_launcher.as_deref())?;
         let mut usages = Usages::default();
         let outcome = launcher.run_with_commands(config, commands, &mut |event| {
             usages.watch(event);
             observe(event)
         });
-        let problems = files::complete(config, since);
+        let problems = files::complete(config);
         let outcome = outcome.map_err(|error| error.to_string())?;
         let stopped_cleanly = stopped_cleanly(&outcome);
         let report = outcome::report(config, &outcome, &usages, (None, problems));

@@ -6,7 +6,6 @@ use std::error::Error;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::SystemTime;
 
 use millstream_evb::config::RunConfig;
 use millstream_evb::core::BuIndex;
@@ -126,7 +125,7 @@ pub(crate) fn list(directory: &Path, completes: bool) -> Result<ExitCode, Box<dy
         }
     }
     for index in indexes(directory)? {
-        for path in unlisted(&index, SystemTime::UNIX_EPOCH)? {
+        for path in unlisted(&index)? {
             if completes {
                 append_to_index(&index, &IndexEntry::of_file(&path)?)?;
             } else {
@@ -273,8 +272,8 @@ fn complete_files(directory: &Path) -> Result<Vec<PathBuf>, FileError> {
 }
 
 /// Complete files of a sequence that its index lacks: the process was killed after it had renamed the file, and before it wrote
-/// the entry. Files that were last changed before `since` are of an earlier run.
-fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> {
+/// the entry.
+fn unlisted(index: &Path) -> Result<Vec<PathBuf>, FileError> {
     let name = name_of(index);
     let base = name.strip_suffix(INDEX_SUFFIX).unwrap_or(&name);
     let entries = read_index(index)?;
@@ -282,10 +281,7 @@ fn unlisted(index: &Path, since: SystemTime) -> Result<Vec<PathBuf>, FileError> 
     found.retain(|path| {
         let name = name_of(path);
         let is_listed = entries.iter().any(|entry| entry.file == name) || is_unpacked(path, &entries);
-        let changed = std::fs::metadata(path).and_then(|metadata| metadata.modified());
-        file_state(base, &name) == Some(FileState::Complete)
-            && !is_listed
-            && changed.is_ok_and(|changed| changed >= since)
+        file_state(base, &name) == Some(FileState::Complete) && !is_listed
     });
     Ok(found)
 }
@@ -296,18 +292,19 @@ fn is_unpacked(path: &Path, entries: &[IndexEntry]) -> bool {
     batches != path && (batches.exists() || entries.iter().any(|entry| entry.file == name_of(&batches)))
 }
 
-/// Completes the partial files of a run that began at `since`, and adds them to the indexes of its builder units, with complete
-/// files that killed units have not added. Returns what it could not do, as on a full disk: the run has a report nevertheless.
-pub(crate) fn complete(config: &RunConfig, since: SystemTime) -> Vec<String> {
+/// Completes the partial files of a run, and adds them to the indexes of its builder units, with complete files that killed units have
+/// not added: those of earlier runs were removed at its start. Returns what it could not do, as on a full disk: the run has a report
+/// nevertheless.
+pub(crate) fn complete(config: &RunConfig) -> Vec<String> {
     let Some(output) = &config.output else { return Vec::new() };
     let bases: Vec<PathBuf> = all_event_files(config).collect();
     let mut errors = recover(&output.directory, &bases).unwrap_or_else(|error| vec![error]);
-    errors.extend(bases.iter().filter_map(|base| add_unlisted(base, since).err()));
+    errors.extend(bases.iter().filter_map(|base| add_unlisted(base).err()));
     errors.iter().map(ToString::to_string).collect()
 }
 
 /// Adds complete files of the sequence with this base name to its index.
-fn add_unlisted(base: &Path, since: SystemTime) -> Result<(), FileError> {
+fn add_unlisted(base: &Path) -> Result<(), FileError> {
     let index = index_path(base);
-    unlisted(&index, since)?.iter().try_for_each(|path| append_to_index(&index, &IndexEntry::of_file(path)?))
+    unlisted(&index)?.iter().try_for_each(|path| append_to_index(&index, &IndexEntry::of_file(path)?))
 }

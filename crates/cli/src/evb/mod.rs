@@ -16,7 +16,7 @@ use std::error::Error;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use millstream_card_server::backing::{BackingKind, DevicePaths, check_mappable, default_size};
 use millstream_card_server::kernel::gpu::check_ptx_for_events;
@@ -221,7 +221,6 @@ pub(crate) fn run_checked(config: &RunConfig) -> Result<RunReport, Box<dyn Error
 /// Runs a checked configuration with each process started by `launcher`.
 fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn Error>> {
     make_output_directory(config)?;
-    let since = SystemTime::now();
     for warning in config.warnings() {
         eprint_line!("warning: {warning}");
     }
@@ -253,7 +252,7 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
         interrupt.flow()
     });
     drop(progress);
-    let problems = files::complete(config, since);
+    let problems = files::complete(config);
     Ok(outcome::report(config, &result?, &usages, (Some(baseline), problems)))
 }
 

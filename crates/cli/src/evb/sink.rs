@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
 
 use millstream_camera::PixelGeometry;
 use millstream_camera::columns::schema;
@@ -49,6 +49,7 @@ pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
     }
     let mut run = Run {
         name: config.name.clone(),
+        instance: instance(config),
         replay: config.plan.events.get().checked_div(config.file_events).unwrap_or(1),
         software: concat!("millstream ", env!("CARGO_PKG_VERSION")).to_owned(),
         inputs,
@@ -76,6 +77,13 @@ pub(crate) fn make(config: &RunConfig, bu: BuIndex) -> Result<Option<Box<dyn Sin
             })
         }
     }))
+}
+
+/// Tells the run from all others: what the launcher called it, and when that started it. Clocks of hosts, and of a file server, may
+/// differ, so that the times of files tell nothing.
+fn instance(config: &RunConfig) -> String {
+    let started = config.started.and_then(|started| started.duration_since(UNIX_EPOCH).ok());
+    started.map_or(config.instance.clone(), |started| format!("{}-{}", config.instance, started.as_nanos()))
 }
 
 /// The camera's geometry, if the builder unit's card runs the trigger.
@@ -108,8 +116,8 @@ struct EventFiles {
 struct OtherFiles {
     /// Their base names.
     bases: Vec<PathBuf>,
-    /// Files that were last changed before are of an earlier run.
-    since: SystemTime,
+    /// That of the run: files of an earlier one may have their names.
+    instance: String,
     /// Files that are being read, by device and inode: a file keeps them when it is complete and gets its final name. `None`
     /// for a complete file that was read.
     readers: HashMap<(u64, u64), Option<CommittedReader>>,
@@ -122,9 +130,7 @@ impl OtherFiles {
         let others =
             (0..config.builders.len()).map(|other| BuIndex(other as u16)).filter(|other| *other != bu);
         let bases = others.filter_map(|other| event_files(config, other)).collect();
-        // Not the start of this process: it may be a restart of a unit that has stored events.
-        let since = config.started.unwrap_or_else(SystemTime::now);
-        OtherFiles { bases, since, readers: HashMap::new(), numbers: HashSet::new() }
+        OtherFiles { bases, instance: instance(config), readers: HashMap::new(), numbers: HashSet::new() }
     }
 
     /// Which of these events are in the files.
@@ -161,12 +167,8 @@ impl OtherFiles {
 
     fn read_file(&mut self, path: &Path, state: FileState) -> Result<(), FileError> {
         let metadata = std::fs::metadata(path).map_err(IoError::of(path, "open"))?;
-        let changed = metadata.modified().map_err(IoError::of(path, "read the time of"))?;
-        if changed < self.since {
-            return Ok(());
-        }
         let reader = self.readers.entry((metadata.dev(), metadata.ino()));
-        let place = reader.or_insert_with(|| Some(CommittedReader::new(path)));
+        let place = reader.or_insert_with(|| Some(CommittedReader::of_run(path, &self.instance)));
         let Some(reader) = place else { return Ok(()) };
         reader.renamed(path);
         self.numbers.extend(reader.read_new()?);
@@ -267,8 +269,12 @@ mod tests {
     use super::*;
     use millstream_evb::config::ConfigFile;
     use millstream_evb::core::BatchId;
+    use std::time::{Duration, SystemTime};
 
-    /// The sink of a unit that was started again finds what its predecessor had stored, though that file is older than the process.
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    /// The sink of a unit that was started again finds what its predecessor had stored, whatever the clocks say: that of the launcher
+    /// is ahead of the file's.
     #[test]
     fn a_restarted_unit_knows_the_events_of_its_predecessor() {
         let folder = tempfile::tempdir().unwrap();
@@ -279,7 +285,7 @@ mod tests {
                     [[builder]]\nname = \"bu0\"\nslots = 4\nlanding = \"host\"\n";
         std::fs::write(&path, text).unwrap();
         let mut config = ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
-        config.started = Some(SystemTime::now() - std::time::Duration::from_secs(10));
+        config.started = Some(SystemTime::now() + HOUR);
         let event = |number| AcceptedEvent {
             number: EventNumber(number),
             batch: BatchId(0),
@@ -291,12 +297,11 @@ mod tests {
         killed.store(&event(7)).unwrap();
         killed.flush().unwrap();
         drop(killed);
-        std::thread::sleep(std::time::Duration::from_millis(50));
         let mut restarted = make(&config, BuIndex(1)).unwrap().unwrap();
         assert_eq!(restarted.are_stored(&[7, 8].map(EventNumber)).unwrap(), [true, false]);
         drop(restarted);
-        // A file of an earlier run has another one's events.
-        config.started = Some(SystemTime::now());
+        // A file of another run has other events.
+        config.started = Some(SystemTime::now() - HOUR);
         let mut next = make(&config, BuIndex(1)).unwrap().unwrap();
         assert_eq!(next.are_stored(&[EventNumber(7)]).unwrap(), [false]);
     }
@@ -313,7 +318,7 @@ mod tests {
                     [[builder]]\nname = \"bu1\"\nslots = 4\nlanding = \"host\"\n";
         std::fs::write(&path, text).unwrap();
         let mut config = ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
-        config.started = Some(SystemTime::now() - std::time::Duration::from_secs(10));
+        config.started = Some(SystemTime::now() + HOUR);
         let mut asking = make(&config, BuIndex(1)).unwrap().unwrap();
         let numbers = [7, 8, 9].map(EventNumber);
         // Files of a unit that was killed before it had created them.

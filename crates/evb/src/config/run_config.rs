@@ -16,7 +16,7 @@ pub struct RunConfig {
     /// Distinguishes the cards of this run from those of other runs on the same host. The run's name by default; the
     /// launcher adds its process id.
     pub instance: String,
-    /// When the launcher started the run. Files that were last changed before are of earlier runs.
+    /// When the launcher started the run. With the instance, it tells the run from all others.
     #[serde(default)]
     pub started: Option<SystemTime>,
     /// How long to poll before blocking.

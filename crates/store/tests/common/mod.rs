@@ -59,6 +59,7 @@ impl Files {
         });
         let run = Run {
             name: "sst1m test".into(),
+            instance: "sst1m-1".into(),
             replay,
             software: concat!("millstream ", env!("CARGO_PKG_VERSION")).into(),
             inputs: inputs.collect(),
