@@ -6,6 +6,7 @@ use millstream_evb::config::RunConfig;
 use millstream_software_trigger::protocol::{EventSet, Job, Reply, receive, send};
 use std::error::Error;
 use std::path::Path;
+use std::time::Duration;
 
 /// Tests by name.
 pub(crate) const TESTS: &[(&str, fn())] = &[
@@ -16,6 +17,10 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ),
     ("the_batches_of_a_worker_that_dies_go_to_another", the_batches_of_a_worker_that_dies_go_to_another),
     ("an_event_that_kills_workers_ends_the_run", an_event_that_kills_workers_ends_the_run),
+    (
+        "a_worker_may_be_slower_than_the_timeout_of_the_run",
+        a_worker_may_be_slower_than_the_timeout_of_the_run,
+    ),
     ("a_worker_that_hangs_is_killed", a_worker_that_hangs_is_killed),
     ("no_worker_that_hangs_is_left", no_worker_that_hangs_is_left),
     (
@@ -29,7 +34,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
 ];
 
 /// A worker: `any` accepts all events, `modulus N` accepts events that N divides and that are intact, `missing` accepts incomplete events,
-/// `die FILE` exits at event 50 unless FILE exists, and creates it; `die` exits at event 50; `hang` does not return. `raw WHAT
+/// `die FILE` exits at event 50 unless FILE exists, and creates it; `die` exits at event 50; `slow` takes 4 s for event 50; `hang` does not return. `raw WHAT
 /// FILE` speaks the protocol without the crate: it answers with another `id`, or too `long`, unless FILE exists, and creates it;
 /// or it does `nothing`.
 pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
@@ -53,6 +58,10 @@ pub(crate) fn work(words: &[String]) -> Result<bool, Box<dyn Error>> {
             "die" if event.number() == 50 && !words.get(1).is_some_and(|file| Path::new(file).exists()) => {
                 words.get(1).into_iter().for_each(|file| std::fs::write(file, "").unwrap());
                 std::process::exit(7);
+            }
+            "slow" if event.number() == 50 => {
+                std::thread::sleep(Duration::from_secs(4));
+                true
             }
             "hang" => loop {
                 std::thread::park();
@@ -120,6 +129,20 @@ fn config_with(
     let config = millstream_evb::config::ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
     assert!(config.warnings().is_empty());
     config
+}
+
+/// A batch that waits for its decisions for longer than three timeouts costs no builder unit.
+fn a_worker_may_be_slower_than_the_timeout_of_the_run() {
+    let inputs = inputs();
+    config_with(&inputs, &["host", "host"], "timeout_ms = 1000\n", "", &["slow"]);
+    let path = inputs.folder.path().join("run.toml");
+    let text = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, text.replace("timeout_ms = 400", "timeout_ms = 60000")).unwrap();
+    let config = millstream_evb::config::ConfigFile::load(&path).and_then(|config| config.check()).unwrap();
+    let outcome = run(&config);
+    let summary = outcome.summary.as_ref().expect("the run had started");
+    assert_eq!((summary.built.events, &summary.recovered[..]), (90, &[][..]), "{summary}");
+    assert_eq!(stored(&outcome).len(), 90);
 }
 
 fn inputs() -> TestInputs {
