@@ -35,7 +35,8 @@ pub fn run(rounds: usize) -> Table {
     let mut table = Table::new(BENCHMARK, rounds);
     for mtu in [Mtu::B1024, Mtu::B4096] {
         for (name, data_from) in [("WRITE", 0), ("READ", 1)] {
-            let [memcpy, times @ ..] = measure(mtu, data_from, rounds).map(|times| median(&times).unwrap_or(0.0));
+            let [memcpy, times @ ..] =
+                measure(mtu, data_from, rounds).map(|times| median(&times).unwrap_or(0.0));
             for (what, time) in ["ICRC alone", "build", "verify", "handle"].into_iter().zip(times) {
                 let name = format!("{name}, MTU {}: {what}", mtu.bytes());
                 table.push(Figure::with_baseline(name, time, "ns", memcpy));

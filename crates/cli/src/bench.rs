@@ -9,8 +9,8 @@ use millstream_bench::stencil::{self, jobs, python_in};
 use millstream_bench::verbs::raw_verbs::{self, RawVerbsOptions};
 use millstream_bench::wire::raw_udp::{self, SendMode};
 use millstream_bench::{
-    bfs, card, evb, evb_load, evb_storage, faults, gpu, model, mpi, neurons, proto, report, scale, spin, torus,
-    verbs, wire,
+    bfs, card, evb, evb_load, evb_storage, faults, gpu, model, mpi, neurons, proto, report, scale, spin,
+    torus, verbs, wire,
 };
 
 use crate::args::bench::{BenchCommand, BenchOptions, RawUdpOptions, RawUdpRole, RawVerbsArguments};

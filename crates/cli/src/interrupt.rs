@@ -1,12 +1,16 @@
 //! Ctrl-C and SIGTERM: the first signal requests the stop of a run, the second ends the program.
 //! `timeout` and many shells send a second signal immediately after the first.
+//!
+//! SIGHUP requests the stop as well and never ends the program: the kernel and the shell both send one when a terminal goes
+//! away, and systemd sends one after SIGTERM. A program that was started with SIGHUP ignored (`nohup`) goes on.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use signal_hook::low_level::{register, unregister};
 
@@ -41,6 +45,9 @@ impl Interrupt {
             handlers.push(flag::register_conditional_default(signal, Arc::clone(&asked)).map_err(failed)?);
             handlers.push(flag::register(signal, Arc::clone(&asked)).map_err(failed)?);
         }
+        if !is_ignored(SIGHUP) {
+            handlers.push(flag::register(SIGHUP, Arc::clone(&asked)).map_err(failed)?);
+        }
         Ok(Self { asked, handlers })
     }
 
@@ -54,6 +61,15 @@ impl Interrupt {
     pub(crate) fn flow(&self) -> ControlFlow<()> {
         if self.asked.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
+}
+
+/// Whether this process ignores a signal.
+fn is_ignored(signal: i32) -> bool {
+    let mut present = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: without a new action, the call only writes the present one, to memory that is valid for it.
+    let status = unsafe { libc::sigaction(signal, std::ptr::null(), present.as_mut_ptr()) };
+    // SAFETY: all bytes are initialised, and every value of the fields is valid.
+    status == 0 && unsafe { present.assume_init() }.sa_sigaction == libc::SIG_IGN
 }
 
 impl Drop for Interrupt {

@@ -46,6 +46,10 @@ impl RunControl {
     }
 
     fn start_with(configuration: &str) -> RunControl {
+        RunControl::start_through(Command::new(env!("CARGO_BIN_EXE_millstream")), configuration)
+    }
+
+    fn start_through(mut program: Command, configuration: &str) -> RunControl {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let mut writer = StreamWriter::create(path.join("crate1.mfs"), 0..64, Alignment::CACHE_LINE).unwrap();
@@ -53,7 +57,7 @@ impl RunControl {
         (0..64).for_each(|event| source.push(event, &[7; 1000]).unwrap());
         writer.finish().unwrap();
         std::fs::write(path.join("run.toml"), configuration).unwrap();
-        let mut process = Command::new(env!("CARGO_BIN_EXE_millstream"))
+        let mut process = program
             .args(["--device", "soft", "evb", "control", "run.toml", "--listen", "127.0.0.1:0"])
             .current_dir(path)
             .stdout(Stdio::piped())
@@ -102,6 +106,14 @@ impl RunControl {
     fn signal(&self, signal: rustix::process::Signal) {
         let process = rustix::process::Pid::from_raw(self.process.id() as i32).unwrap();
         rustix::process::kill_process(process, signal).unwrap();
+    }
+
+    /// Waits for the end of run control, which succeeds, and returns the last record of the log book.
+    fn ended(&mut self) -> serde_json::Value {
+        wait(|| self.process.try_wait().unwrap().is_some());
+        assert!(self.process.wait().unwrap().success());
+        let book = std::fs::read_to_string(self.path().join("run-control/logbook.jsonl")).unwrap();
+        serde_json::from_str(book.lines().last().unwrap()).unwrap()
     }
 }
 
@@ -156,16 +168,36 @@ fn runs_are_commanded_from_a_terminal() {
     control.succeeds(&["set", "run.replay=100000000"]);
     control.succeeds(&["start"]);
     control.signal(rustix::process::Signal::TERM);
-    wait(|| control.process.try_wait().unwrap().is_some());
-    assert!(control.process.wait().unwrap().success());
-    let book = std::fs::read_to_string(control.path().join("run-control/logbook.jsonl")).unwrap();
-    let last: serde_json::Value = serde_json::from_str(book.lines().last().unwrap()).unwrap();
+    let last = control.ended();
     assert_eq!(
         (&last["record"], &last["run"], &last["result"]),
         (&"end".into(), &3.into(), &"stopped".into())
     );
     let unreachable = control.fails(&["status"]);
     assert!(unreachable.contains("is `millstream evb control` running there?"), "{unreachable}");
+}
+
+#[test]
+fn a_hang_up_ends_a_run_with_its_records() {
+    let mut control = RunControl::start();
+    control.succeeds(&["start"]);
+    // The shell and the kernel send one each.
+    control.signal(rustix::process::Signal::HUP);
+    std::thread::sleep(Duration::from_millis(50));
+    control.signal(rustix::process::Signal::HUP);
+    let last = control.ended();
+    assert_eq!((&last["record"], &last["result"]), (&"end".into(), &"stopped".into()));
+}
+
+#[test]
+fn a_hang_up_that_was_ignored_from_the_start_ends_nothing() {
+    let mut nohup = Command::new("nohup");
+    nohup.arg(env!("CARGO_BIN_EXE_millstream"));
+    let mut control = RunControl::start_through(nohup, CONFIGURATION);
+    control.signal(rustix::process::Signal::HUP);
+    assert!(control.succeeds(&["start"]).starts_with("state: running"));
+    control.signal(rustix::process::Signal::TERM);
+    assert_eq!(control.ended()["result"], "stopped");
 }
 
 #[test]

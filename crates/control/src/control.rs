@@ -371,8 +371,10 @@ impl RunControl {
         self.changed();
     }
 
-    /// Stops the present run, if there is one, and waits for its end. From then on no run starts. False if it did not end in time.
-    pub fn shut_down(&self, timeout: Duration) -> bool {
+    /// Stops the present run, if there is one, and waits for its end. From then on no run starts.
+    ///
+    /// The run bounds its steps itself. Closing a large file on a slow disk may take minutes.
+    pub fn shut_down(&self) {
         let mut inner = self.lock();
         inner.is_ending = true;
         if inner.machine.check(Command::Stop).is_ok()
@@ -380,9 +382,7 @@ impl RunControl {
         {
             inner.send(action);
         }
-        let waited = self.shared.ended.wait_timeout_while(inner, timeout, |inner| inner.run.is_some());
-        let (inner, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        inner.run.is_none()
+        drop(self.shared.ended.wait_while(inner, |inner| inner.run.is_some()));
     }
 
     /// The status.

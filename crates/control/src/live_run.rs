@@ -96,6 +96,7 @@ impl LiveRun {
             RunEvent::Paused(_)
             | RunEvent::SourcesSilent(..)
             | RunEvent::StandbyJoined
+            | RunEvent::Waiting
             | RunEvent::TookOver { .. } => {}
         }
         self.read_usage(now);
@@ -176,7 +177,7 @@ fn progress(sample: &ProgressSample) -> RunProgress {
         batches_done: sample.done.batches,
         events_built: sample.done.built.events,
         events_accepted: sample.done.accepted,
-        events_incomplete: sample.done.missing.events,
+        events_incomplete: sample.done.missing.events + sample.done.readout_lost.events,
         events_corrupt: sample.done.corrupt.events,
         fragments_built: sample.done.built.fragments,
     }

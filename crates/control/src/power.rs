@@ -64,7 +64,7 @@ pub struct EnergyCounter {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sensor {
     /// Chip and label, as in `coretemp Package id 0`; with the chip's number if several have this name, as in
-    /// `coretemp Core 0 (hwmon3)`.
+    /// `coretemp Core 0 (hwmon3)`, and with the input if several of the chip have it, as in `nct6798 temp (hwmon3 temp2)`.
     pub name: String,
     /// Its value \[°C\].
     pub celsius: f64,
@@ -238,16 +238,22 @@ impl PowerMeter {
                 // A sensor that cannot be read now is left out.
                 if let Ok(Ok(millidegrees)) = text(&input).map(|value| value.parse::<f64>()) {
                     let name = format!("{chip_name} {label}");
-                    sensors.push((file_name(&chip), Sensor { name, celsius: millidegrees / 1000.0 }));
+                    let place = [file_name(&chip), file.trim_end_matches("_input").to_owned()];
+                    sensors.push((place, Sensor { name, celsius: millidegrees / 1000.0 }));
                 }
             }
         }
-        // Two processors or disks have sensors of the same name.
-        let names: Vec<_> = sensors.iter().map(|(_, sensor)| sensor.name.clone()).collect();
-        let is_unique = |name: &String| names.iter().filter(|other| *other == name).count() == 1;
-        let named = sensors.into_iter().map(|(chip, sensor)| {
-            let name = sensor.name;
-            Sensor { name: if is_unique(&name) { name } else { format!("{name} ({chip})") }, ..sensor }
+        // Two processors or disks have sensors of the same name, and so have some chips.
+        let known: Vec<_> =
+            sensors.iter().map(|([chip, _], sensor)| (chip.clone(), sensor.name.clone())).collect();
+        let named = sensors.into_iter().map(|([chip, input], sensor)| {
+            let alike = || known.iter().filter(|(_, name)| *name == sensor.name);
+            let place = match alike().filter(|(other, _)| *other == chip).count() {
+                1 => chip,
+                _ => format!("{chip} {input}"),
+            };
+            let name = if alike().count() == 1 { sensor.name } else { format!("{} ({place})", sensor.name) };
+            Sensor { name, ..sensor }
         });
         some(named.collect(), || format!("no temperature sensor in {}", folder.display()))
     }

@@ -73,7 +73,7 @@ pub struct Transmit {
 pub struct Progress {
     /// Batches assigned so far.
     pub assigned: u64,
-    /// Outcomes of the batches that are done.
+    /// Outcomes of the batches that are done, with those that a lost builder unit had finished.
     pub done: Totals,
 }
 

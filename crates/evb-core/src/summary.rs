@@ -71,6 +71,15 @@ pub struct Counts {
     pub fragments: u64,
 }
 
+impl Counts {
+    fn since(self, earlier: Counts) -> Counts {
+        Counts {
+            events: self.events.saturating_sub(earlier.events),
+            fragments: self.fragments.saturating_sub(earlier.fragments),
+        }
+    }
+}
+
 impl AddAssign<BatchCounts> for Counts {
     fn add_assign(&mut self, batch: BatchCounts) {
         self.events += u64::from(batch.events);
@@ -119,6 +128,19 @@ impl Totals {
     /// Number of fragments in all counts.
     pub fn fragments(&self) -> u64 {
         self.counts().iter().map(|counts| counts.fragments).sum()
+    }
+
+    /// What was added since an earlier sum.
+    pub fn since(&self, earlier: &Totals) -> Totals {
+        Totals {
+            batches: self.batches.saturating_sub(earlier.batches),
+            built: self.built.since(earlier.built),
+            missing: self.missing.since(earlier.missing),
+            corrupt: self.corrupt.since(earlier.corrupt),
+            readout_lost: self.readout_lost.since(earlier.readout_lost),
+            accepted: self.accepted.saturating_sub(earlier.accepted),
+            selected: self.selected.saturating_sub(earlier.selected),
+        }
     }
 }
 

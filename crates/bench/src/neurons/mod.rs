@@ -235,6 +235,10 @@ mod tests {
         assert!(table.figures().iter().all(|figure| figure.value > 0.0), "{table}");
         assert!(!table.figures().iter().any(|figure| figure.name.contains("NEST")), "{table}");
         let reasons: Vec<_> = table.unmeasured().iter().map(|each| each.reason.as_str()).collect();
-        assert_eq!(reasons.iter().filter(|reason| reason.ends_with("out of memory")).count(), 2, "{reasons:?}");
+        assert_eq!(
+            reasons.iter().filter(|reason| reason.ends_with("out of memory")).count(),
+            2,
+            "{reasons:?}"
+        );
     }
 }

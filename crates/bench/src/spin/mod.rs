@@ -138,7 +138,8 @@ fn table(options: &Options, times: &[Vec<f64>], adds: &[Vec<f64>]) -> Table {
     let medians: Vec<f64> = times.iter().map(|times| median(times).unwrap_or(0.0)).collect();
     let (ours, c) = medians.split_at(SHAPES.len());
     let best = |wanted: usize| {
-        let alike = c_programs().zip(c).filter(|((method, _, threads), _)| *method != "loop" && *threads == wanted);
+        let alike =
+            c_programs().zip(c).filter(|((method, _, threads), _)| *method != "loop" && *threads == wanted);
         alike.map(|(_, &time)| time).fold(f64::INFINITY, f64::min)
     };
     let mut table = Table::new(BENCHMARK, options.rounds);

@@ -285,7 +285,8 @@ impl Tool {
             io::Error::other(format!("{} printed no result:\n{}", self.client, output.client_output))
         })?;
         let Some(messages) = &self.messages else { return Ok((value, output.cpu_seconds)) };
-        let shorter = [&self.server, &self.client].map(|line| line.replace(messages, &format!("-n {FEWER_MESSAGES}")));
+        let shorter =
+            [&self.server, &self.client].map(|line| line.replace(messages, &format!("-n {FEWER_MESSAGES}")));
         let shorter = hosts.run([&shorter[0], &shorter[1]], self.port, &self.environment)?;
         Ok((value, [0, 1].map(|side| output.cpu_seconds[side] - shorter.cpu_seconds[side])))
     }

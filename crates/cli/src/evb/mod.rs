@@ -45,10 +45,6 @@ use crate::output::{is_standard_output, print, print_line};
 pub(crate) use files::stored;
 use usage::Usages;
 
-/// Time for the run of run control to end after a signal: a builder unit may take a minute.
-#[cfg(any(feature = "control", feature = "torus"))]
-pub(crate) const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(120);
-
 pub(crate) fn run(command: &EvbCommand) -> Result<ExitCode, Box<dyn Error>> {
     match command {
         EvbCommand::Run(options) => {

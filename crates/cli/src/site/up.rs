@@ -15,7 +15,6 @@ use millstream_torus_core::Dimensions;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use crate::evb::SHUTDOWN_TIMEOUT;
 use crate::interrupt::Interrupt;
 use crate::output::print_line;
 
@@ -25,8 +24,6 @@ const MEMORY: u64 = 1 << 30;
 const LOOK: Duration = Duration::from_millis(200);
 /// Time for a card to end after SIGTERM.
 const CARD_END: Duration = Duration::from_secs(5);
-/// Time for run control to end after SIGTERM: it waits for the end of its run, and then says that it has not ended.
-const CONTROL_END: Duration = SHUTDOWN_TIMEOUT.saturating_add(Duration::from_secs(10));
 
 /// What runs, for `site check --live`; a file in the state folder of the user.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -50,8 +47,8 @@ pub(super) struct LiveTorus {
 struct Process {
     name: String,
     child: Child,
-    /// Time for its end after SIGTERM.
-    end: Duration,
+    /// Time for its end after SIGTERM. `None` for run control, which waits for the end of its run.
+    end: Option<Duration>,
     /// It was asked to end. A second signal would end run control in the middle of its run.
     is_asked: bool,
 }
@@ -70,8 +67,8 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.ask();
-        let deadline = Instant::now() + self.end;
-        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+        let deadline = self.end.map(|end| Instant::now() + end);
+        while matches!(self.child.try_wait(), Ok(None)) && deadline.is_none_or(|at| Instant::now() < at) {
             std::thread::sleep(Duration::from_millis(10));
         }
         let _ = self.child.kill();
@@ -148,7 +145,7 @@ pub(super) fn run(
             let directory = format!("run-control-{}", builder.name);
             command.arg("--directory").arg(crate::evb::folder(&configuration).join(directory));
         }
-        let (process, line) = started(name.clone(), command, &builder.control, CONTROL_END)?;
+        let (process, line) = started(name.clone(), command, &builder.control, None)?;
         print_line!("{name}: {line}")?;
         processes.builders.push(process);
     }
@@ -210,7 +207,7 @@ fn card_process(
     let (memory, banks) = (card.memory.map_or(MEMORY, |memory| memory.0), card.banks.unwrap_or(1));
     command.args(["card", "serve", &card.name, "--listen", &card.address]);
     command.args(["--memory", &memory.to_string(), "--banks", &banks.to_string()]);
-    started(format!("card {}", card.name), command, &card.address, CARD_END).map(Some)
+    started(format!("card {}", card.name), command, &card.address, Some(CARD_END)).map(Some)
 }
 
 /// Starts a process that prints a line when it listens at its address; the process and that line.
@@ -218,7 +215,7 @@ fn started(
     name: String,
     mut command: Command,
     address: &str,
-    end: Duration,
+    end: Option<Duration>,
 ) -> Result<(Process, String), Box<dyn Error>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?;
     let out = child.stdout.take().ok_or("no standard output")?;

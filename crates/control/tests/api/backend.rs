@@ -48,7 +48,7 @@ events = \"built\"
 pub(crate) const REFUSED: u64 = 3;
 
 /// Builds events until it is stopped; fails with batches of 13 events, panics with 14, and fails with 15 after 100 events. With
-/// batches of 16 the report has fewer events than the progress.
+/// batches of 16 the report has fewer events than the progress. With batches of 17 a readout unit is lost, and no event is built.
 struct Simulated {
     /// Whether the run has a process for each unit.
     has_units: bool,
@@ -94,7 +94,10 @@ impl Backend for Simulated {
             }
             sample.elapsed += Duration::from_millis(20);
             if !paused {
-                sample.done.built.events += 10;
+                match config.plan.batch.get() {
+                    17 => sample.done.readout_lost.events += 10,
+                    _ => sample.done.built.events += 10,
+                }
                 sample.done.accepted += 5;
                 sample.assigned += 1;
                 sample.done.batches += 1;

@@ -174,7 +174,7 @@ fn settings_change_the_next_run_only_if_they_are_valid() {
 fn no_run_starts_once_run_control_ends() {
     let test = Test::new();
     test.succeed("configure", "");
-    assert!(test.control.shut_down(Duration::from_secs(60)));
+    test.control.shut_down();
     for command in ["start", "prepare"] {
         let refused = test.command(command, "");
         assert!(refused.code == 503 && refused.body.contains("run control is ending"), "{refused:?}");
@@ -313,7 +313,7 @@ fn a_shut_down_ends_the_run() {
     test.succeed("configure", "");
     test.succeed("start", "");
     test.wait_for(State::Running);
-    assert!(test.control.shut_down(crate::backend::BOUND));
+    test.control.shut_down();
     assert_eq!(test.status().state, State::Configured);
     let request = Request::default();
     assert!(test.control.command(Command::Pause, &request).is_err());

@@ -94,6 +94,16 @@ fn counters_of_events_do_not_fall_when_a_run_ends() {
 }
 
 #[test]
+fn events_without_a_lost_readout_unit_are_incomplete_while_the_run_goes_on() {
+    let test = Test::new();
+    test.succeed("configure", "");
+    test.succeed("set", r#"{"settings": {"run.batch": 17}}"#);
+    test.succeed("start", "");
+    test.wait(|status| status.run.as_ref().is_some_and(|run| run.progress.events_incomplete >= 20));
+    assert!(one(&parse(&test.get("/metrics").body), "millstream_events_incomplete_total") >= 20.0);
+}
+
+#[test]
 fn the_energy_does_not_fall_when_its_counter_wraps() {
     let test = Test::new();
     let zone = test.folder.path().join("sys/class/powercap/intel-rapl:0");

@@ -80,9 +80,12 @@ fn sensors_of_one_name_are_told_apart() {
         write(folder.path(), &format!("{chip}/temp1_input"), "40000");
         write(folder.path(), &format!("{chip}/temp1_label"), "Core 0");
     }
+    write(folder.path(), "class/hwmon/hwmon4/temp2_input", "40000");
+    write(folder.path(), "class/hwmon/hwmon4/temp2_label", "Core 0");
     let reading = PowerMeter::at(folder.path()).read();
     let names: Vec<_> = reading.temperatures.value().unwrap().iter().map(|sensor| &sensor.name).collect();
-    assert_eq!(names, ["nvme Core 0", "coretemp Core 0 (hwmon3)", "coretemp Core 0 (hwmon4)"]);
+    let inputs = ["coretemp Core 0 (hwmon4 temp1)", "coretemp Core 0 (hwmon4 temp2)"];
+    assert_eq!(names, ["nvme Core 0", "coretemp Core 0 (hwmon3)", inputs[0], inputs[1]]);
 }
 
 #[test]

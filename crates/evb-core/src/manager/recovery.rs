@@ -217,6 +217,7 @@ impl Manager {
 
     /// An excluded builder unit reported: batches that it finished are done, though their `Done` may not have arrived.
     pub(super) fn settle_builder(&mut self, bu: BuIndex, report: &BuilderReport, now: Instant) {
+        self.done += report.done.since(&self.builders[bu.index()].done);
         let base = self.builders[bu.index()].base;
         for (position, slot) in report.slots.iter().enumerate() {
             if !self.plan.has_slot(bu, SlotIndex(position as u16)) {

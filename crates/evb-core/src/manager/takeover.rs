@@ -230,7 +230,8 @@ impl Manager {
         unit.report = report.clone().map_or(PendingReport::Lost, PendingReport::Received);
         (unit.events_assigned, unit.done) = (view.events_assigned, view.done);
         unit.arrived.clone_from(&view.arrived);
-        self.done += view.done;
+        // Of an excluded unit that has reported, with the batches that it had finished and not reported done.
+        self.done += report.as_ref().map_or(view.done, |report| report.done);
         self.events_done += view.done.events();
         for unfinished in &view.unfinished {
             let at = self.slot_at(*bu, unfinished.slot).map_err(|_| TakeoverError::Replica)?;

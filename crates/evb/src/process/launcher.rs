@@ -20,6 +20,7 @@ use super::child::{Child, ChildMessage};
 use super::commands::ManagerCommand;
 use super::error::{IoContext, ProcessError};
 use super::manager::{ManagerEvent, ProgressSample};
+use super::startup;
 use crate::config::{LandingCard, LandingTarget, RunConfig};
 use crate::core::report::{ReadoutReport, RunReports};
 use crate::core::summary::Totals;
@@ -32,16 +33,16 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 use samples::Samples;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
+use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::ops::ControlFlow;
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long to wait for messages before a run starts; its processes bound the start themselves.
-const IDLE: Duration = Duration::from_secs(3600);
 /// Interval of looking for processes that have ended while a child of theirs holds their standard output.
 const EXIT_INTERVAL: Duration = Duration::from_millis(250);
 /// How long such a child may go on until it is killed.
@@ -111,6 +112,8 @@ pub enum RunEvent {
         /// Its role.
         process: RunProcess,
     },
+    /// Nothing: sent every 250 ms, also before the run starts, so that the observer can request the stop.
+    Waiting,
 }
 
 /// A command of an operator to a run.
@@ -298,6 +301,10 @@ struct LaunchedRun<'a, 'w> {
     attempts: HashMap<Unit, u32>,
     start_at: Vec<(Instant, Unit)>,
     started: bool,
+    /// When the manager is killed if it does not listen by then, or does not start the run after that.
+    start_by: Instant,
+    /// When all processes are killed, because a stop was requested before the run started.
+    stop_by: Option<Instant>,
     /// When the manager's last message came.
     manager_alive: Instant,
     samples: Samples,
@@ -323,7 +330,7 @@ impl Launcher {
     }
 
     /// Runs as [`run`](Self::run) does; `watch` may request the stop. The run then ends with its
-    /// summary. `watch` is called for progress every 100 ms.
+    /// summary. `watch` is called for progress every 100 ms, and at least every 250 ms from the start of the processes on.
     ///
     /// # Errors
     /// A process could not be started.
@@ -382,6 +389,8 @@ impl Launcher {
             attempts: HashMap::new(),
             start_at: Vec::new(),
             started: false,
+            start_by: Instant::now() + startup::timeout(&config),
+            stop_by: None,
             manager_alive: Instant::now(),
             samples: Samples::default(),
             outcome,
@@ -407,10 +416,11 @@ impl LaunchedRun<'_, '_> {
             .map_err(std::io::Error::from)
             .context("write the configuration")?;
         line.push(b'\n');
-        if let Some(parent_pipe) =
-            self.running.get_mut(&manager).and_then(|running| running.parent_pipe.as_mut())
-        {
-            parent_pipe.write_all(&line).context("hand the configuration to the manager")?;
+        if let Some(pipe) = self.running.get(&manager).and_then(|running| running.parent_pipe.as_ref()) {
+            let pipe = pipe.as_fd().try_clone_to_owned().context("hand the configuration to the manager")?;
+            // It may not fit into the pipe, and a manager that hangs does not read. An error is ignored: the end of the manager
+            // is handled as any other.
+            std::thread::spawn(move || File::from(pipe).write_all(&line));
         }
         Ok(())
     }
@@ -483,7 +493,10 @@ impl LaunchedRun<'_, '_> {
 
     /// Passes a command to the manager. Before the start, only [`RunCommand::Stop`] has an effect.
     fn command(&mut self, command: RunCommand) {
-        self.is_stopping |= command == RunCommand::Stop;
+        if command == RunCommand::Stop {
+            self.is_stopping = true;
+            self.stop_by = self.stop_by.or(Some(Instant::now() + self.grace()));
+        }
         let Some(manager) = self.running.get_mut(&self.manager_process) else { return };
         match command {
             RunCommand::Stop => manager.parent_pipe = None,
@@ -505,17 +518,17 @@ impl LaunchedRun<'_, '_> {
 
     /// Handles children's messages until all units have ended or their time is up.
     fn supervise(&mut self) -> Result<(), ProcessError> {
-        let mut give_up_at: Option<Instant> = None;
+        let mut end_by: Option<Instant> = None;
         let mut look_at = Instant::now();
         while self.units_running() {
             if look_at <= Instant::now() {
                 look_at = Instant::now() + EXIT_INTERVAL;
                 self.end_orphans();
+                self.notify(&RunEvent::Waiting);
             }
-            let silent_at = self.silent_at();
-            let wait = give_up_at
-                .unwrap_or_else(|| if self.started { silent_at } else { Instant::now() + IDLE })
-                .saturating_duration_since(Instant::now());
+            let give_up_at = end_by.or(self.stop_by.filter(|_| !self.started));
+            let wait =
+                give_up_at.unwrap_or_else(|| self.manager_due()).saturating_duration_since(Instant::now());
             let kill = self.running.values().filter(|running| running.ended.is_none());
             let kill = kill.filter_map(|running| running.kill_at).min();
             let wait = kill.map_or(wait, |at| wait.min(at.saturating_duration_since(Instant::now())));
@@ -533,7 +546,7 @@ impl LaunchedRun<'_, '_> {
                 Ok(ChildOutput::Message(role, message)) => {
                     if matches!(*message, ChildMessage::Closing) {
                         let until = Instant::now() + CLOSING_SILENCE;
-                        give_up_at = give_up_at.map(|at| at.max(until));
+                        end_by = end_by.map(|at| at.max(until));
                     }
                     self.take(&role, *message)?;
                 }
@@ -558,7 +571,7 @@ impl LaunchedRun<'_, '_> {
                     // Before the start, the end of any process ends the run.
                     if is_manager || !self.started {
                         let grace = if self.cause.is_some() { self.closing() } else { self.grace() };
-                        give_up_at.get_or_insert(Instant::now() + grace);
+                        end_by.get_or_insert(Instant::now() + grace);
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => match give_up_at {
@@ -572,20 +585,29 @@ impl LaunchedRun<'_, '_> {
         Ok(())
     }
 
-    /// Lets the standby manager take over if the manager is silent: it is stopped or hangs. Without one, kills the manager; its
-    /// end is handled as any other.
+    /// When the manager is killed, or the standby manager takes over, unless it reports something before.
+    fn manager_due(&self) -> Instant {
+        if self.started { self.silent_at() } else { self.start_by }
+    }
+
+    /// Lets the standby manager take over if the manager is silent: it is stopped or hangs. Without one, and before the start,
+    /// kills the manager; its end is handled as any other.
     fn end_silent_manager(&mut self) {
-        let silent = self.silent_at() <= Instant::now();
-        if !silent || self.take_over() {
+        if self.manager_due() > Instant::now() || self.take_over() {
             return;
         }
-        if let Some(manager) = self.running.get_mut(&self.manager_process)
-            && self.started
-        {
-            tracing::warn!("the event manager is silent and is killed");
+        let timeout = startup::timeout(self.config);
+        let why = match (self.started, self.manager.is_empty()) {
+            (true, _) => "was silent and was killed".to_owned(),
+            (false, true) => format!("did not listen within {timeout:?} and was killed"),
+            (false, false) => format!("did not start the run within {timeout:?} and was killed"),
+        };
+        if let Some(manager) = self.running.get_mut(&self.manager_process) {
+            tracing::warn!("the event manager {why}");
             manager.kill();
-            manager.failure = Some(("was silent and was killed".to_owned(), false));
-            self.manager_alive = Instant::now();
+            manager.failure = Some((why, false));
+            let now = Instant::now();
+            (self.manager_alive, self.start_by) = (now, now + timeout);
         }
     }
 
@@ -640,7 +662,11 @@ impl LaunchedRun<'_, '_> {
             (ChildMessage::Manager(event), _) if is_manager => match event {
                 ManagerEvent::Listening { address } => {
                     self.manager.clone_from(&address);
-                    self.spawn_units(&address)?;
+                    // The manager bounds the start itself, by the same time from here on.
+                    self.start_by = Instant::now() + startup::timeout(self.config) + self.grace();
+                    if !self.is_stopping {
+                        self.spawn_units(&address)?;
+                    }
                 }
                 ManagerEvent::Started => {
                     self.started = true;

@@ -341,7 +341,7 @@ pub(super) struct JoinedRun {
     pub(super) deadline: Deadline,
 }
 
-/// Timeout of the startup of a run.
+/// Timeout of the startup of a run; also the time for the manager to listen.
 pub(super) fn timeout(config: &RunConfig) -> Duration {
     let landing: u64 =
         (0..config.plan.initial_builders()).map(|builder| config.landing_bytes(builder).0).sum();

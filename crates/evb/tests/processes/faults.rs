@@ -7,7 +7,7 @@ use millstream_evb::config::RunConfig;
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::{RunEvent, RunProcess};
+use millstream_evb::process::launcher::{ProcessFailure, RunEvent, RunProcess};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
@@ -30,6 +30,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ),
     ("a_stop_with_slow_storage_counts_all_stored_events", a_stop_with_slow_storage_counts_all_stored_events),
     ("a_run_that_is_asked_to_stop_closes_its_account", a_run_that_is_asked_to_stop_closes_its_account),
+    ("a_start_that_hangs_can_be_stopped", a_start_that_hangs_can_be_stopped),
     ("a_killed_launcher_leaves_nothing_behind", a_killed_launcher_leaves_nothing_behind),
     ("a_unit_that_does_not_come_up_is_named", a_unit_that_does_not_come_up_is_named),
     ("a_port_taken_after_the_check_is_named", a_port_taken_after_the_check_is_named),
@@ -235,6 +236,36 @@ fn a_run_that_is_asked_to_stop_closes_its_account() {
     assert_eq!((summary.cause, summary.lost.len()), (StopCause::Requested, 0));
     assert!(summary.is_balanced() && summary.built.events > 0, "{summary}");
     assert!(!outcome.is_success());
+}
+
+/// A program between launcher and process waits: for a password, or for a disk. First the manager's, then that of the units. The
+/// configuration is longer than a pipe.
+fn a_start_that_hangs_can_be_stopped() {
+    let inputs = TestInputs::camera();
+    let mut config = inputs.config(3, &["host", "host"], "batch = 8", "", "");
+    config.builders[0].name = "b".repeat(1 << 17);
+    for (hangs, spawned) in [("manager", 1), ("readout", 6)] {
+        let script = format!("case $2 in {hangs}) exec sleep 1000;; *) exec \"$0\" \"$@\";; esac");
+        let mut launcher = launcher();
+        let program = std::mem::replace(&mut launcher.program, "/bin/sh".into());
+        launcher.arguments.splice(0..0, ["-c".into(), script.into(), program.into()]);
+        let mut processes = Vec::new();
+        let outcome = launcher.run_while(&config, &mut |event| match event {
+            RunEvent::Spawned { pid, .. } => {
+                processes.push(*pid);
+                ControlFlow::Continue(())
+            }
+            RunEvent::Waiting if processes.len() == spawned => ControlFlow::Break(()),
+            _ => ControlFlow::Continue(()),
+        });
+        let outcome = outcome.unwrap_or_else(|error| panic!("{error}"));
+        assert!(outcome.summary.is_none() && processes.len() == spawned, "{outcome:#?}");
+        assert!(!processes.iter().any(|process| is_there(*process)), "{outcome:#?}");
+        let is_manager = |failure: &&ProcessFailure| failure.process == RunProcess::Unit(Unit::Manager);
+        let manager = outcome.failures.iter().find(is_manager).expect("it has not succeeded");
+        let reason = if hangs == "manager" { "was killed" } else { "the run was stopped: stop requested" };
+        assert!(manager.reason.contains(reason), "{manager:?}");
+    }
 }
 
 fn a_killed_launcher_leaves_nothing_behind() {

@@ -715,6 +715,12 @@ impl Sim {
             self.start_again(unit);
         }
         if let Some(summary) = self.manager.poll_finished() {
+            let progress = self.manager.progress();
+            let events = self.scenario.plan.events.get();
+            let is_complete = progress.done.batches == progress.assigned && progress.done.events() == events;
+            if summary.cause == StopCause::EndOfRun && !is_complete {
+                self.monitor.violations.push(format!("all of {events} events are done: {progress:?}"));
+            }
             self.summary = Some(summary);
         }
         self.manager.poll_timeout()
