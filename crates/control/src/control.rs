@@ -23,7 +23,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 use tokio::sync::watch;
 
 /// Faults that the status shows.
@@ -279,6 +279,10 @@ impl RunControl {
     }
 
     fn observe(&self, config: &RunConfig, event: &RunEvent) {
+        if matches!(event, RunEvent::ErrorLine { .. }) {
+            // The status does not show it.
+            return;
+        }
         let mut inner = self.lock();
         let input = match event {
             RunEvent::Started => Some(RunInput::UnitsReady),
@@ -346,6 +350,9 @@ impl RunControl {
         let account = report.filter(|_| !not_started).map(account);
         if result == RunResult::Failed {
             ended.into_iter().for_each(|name| inner.fault(number, format!("{name} ended during the run")));
+        }
+        for failure in report.iter().flat_map(|report| &report.recovered_failures) {
+            inner.fault(number, format!("{}: {}; the run went on without it", failure.unit, failure.cause));
         }
         problems.iter().for_each(|problem| inner.fault(number, problem.clone()));
         let last_run = EndedRun {

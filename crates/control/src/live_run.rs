@@ -96,6 +96,7 @@ impl LiveRun {
             RunEvent::Paused(_)
             | RunEvent::SourcesSilent(..)
             | RunEvent::StandbyJoined
+            | RunEvent::ErrorLine { .. }
             | RunEvent::Waiting
             | RunEvent::TookOver { .. } => {}
         }

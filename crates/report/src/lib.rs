@@ -31,7 +31,8 @@ pub use progress::Progress;
 pub use quantity::count;
 pub use run::{
     CorruptSource, Derived, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount,
-    ProgressSample, RunReport, StorageReport, TriggerComparison, UnitReport, VERSION,
+    ProgressSample, RecoveredFailure, RunReport, SoftwareTriggerReport, StorageReport, TriggerComparison,
+    UnitReport, VERSION,
 };
 pub use save::{Replacement, SaveError, replace, save};
 pub use stderr::eprint;

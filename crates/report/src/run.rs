@@ -50,9 +50,15 @@ pub struct RunReport {
     /// Storage of each builder unit that stored events.
     #[serde(default)]
     pub storage: Vec<StorageReport>,
+    /// Software trigger of each builder unit that has one.
+    #[serde(default)]
+    pub software_triggers: Vec<SoftwareTriggerReport>,
     /// Units that the run went on without.
     #[serde(default)]
     pub recovered: Vec<String>,
+    /// Why processes failed that the run went on without, such as those of the units in `recovered` and their cards.
+    #[serde(default)]
+    pub recovered_failures: Vec<RecoveredFailure>,
     /// Units that were started again and joined the run.
     #[serde(default)]
     pub joined: Vec<String>,
@@ -217,6 +223,34 @@ pub struct StorageReport {
     pub longest_queue: u64,
     /// Time that all slots waited for storage: back-pressure on the readout units.
     pub all_slots_waiting_s: Seconds,
+}
+
+/// Software trigger of one builder unit.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SoftwareTriggerReport {
+    /// The builder unit.
+    pub builder: String,
+    /// Batches decided.
+    pub batches: u64,
+    /// Events decided.
+    pub events: u64,
+    /// Events accepted.
+    pub accepted: u64,
+    /// Workers that ended or did not answer in time.
+    pub workers_lost: u64,
+    /// Maximum number of batches that waited for a worker.
+    pub longest_queue: u64,
+    /// Time that all workers had all their credits in use: back-pressure on the readout units.
+    pub all_credits_used_s: Seconds,
+}
+
+/// A process that failed, and that the run went on without.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RecoveredFailure {
+    /// Its unit, as in `builder bu0`, or a card.
+    pub unit: String,
+    /// Its exit status, and its error if it has reported one.
+    pub cause: String,
 }
 
 /// Counts of one unit of a run.

@@ -4,7 +4,10 @@ use std::fmt::Write as _;
 use std::io::IsTerminal;
 
 use crate::quantity::{block, count, per_cent};
-use crate::run::{CorruptSource, FragmentOutcome, RunReport, StorageReport, UnitReport};
+use crate::run::{
+    CorruptSource, FragmentOutcome, RecoveredFailure, RunReport, SoftwareTriggerReport, StorageReport,
+    UnitReport,
+};
 use millstream_quantity::si::metric;
 
 /// Whether the output is coloured.
@@ -123,6 +126,19 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
             grid.row(["", &direct_bytes.to_string(), &note]);
         }
     }
+    for trigger in &report.software_triggers {
+        let SoftwareTriggerReport { builder, events, accepted, all_credits_used_s, workers_lost, .. } =
+            trigger;
+        let note = format!(
+            "of {} events by the software trigger of {builder}; all its credits were in use for {all_credits_used_s}",
+            count(*events)
+        );
+        grid.row(["  decided", &count(*accepted), &note]);
+        if *workers_lost > 0 {
+            let note = format!("workers of the software trigger of {builder} were lost");
+            grid.emphasised(["", &count(*workers_lost), &note], Emphasis::Warning);
+        }
+    }
     if let Some(trigger) = &report.trigger {
         let (matching, compared) = (trigger.decisions_matching, trigger.decisions_compared);
         let note = format!(
@@ -158,6 +174,9 @@ fn summary_rows(report: &RunReport, grid: &mut Grid) {
     }
     for unit in &report.recovered {
         grid.emphasised(["lost", unit, "the run went on without it"], Emphasis::Warning);
+    }
+    for RecoveredFailure { unit, cause } in &report.recovered_failures {
+        grid.emphasised(["  cause", unit, cause], Emphasis::Warning);
     }
     for unit in &report.joined {
         grid.row(["joined", unit, "started again"]);

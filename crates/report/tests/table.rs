@@ -3,8 +3,8 @@
 use millstream_report::table::{self, Style};
 use millstream_report::{
     Bytes, BytesPerSecond, CorruptSource, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline,
-    OutcomeCount, ProgressSample, RunReport, Seconds, StorageReport, TriggerComparison, UnitReport, VERSION,
-    count,
+    OutcomeCount, ProgressSample, RecoveredFailure, RunReport, Seconds, SoftwareTriggerReport, StorageReport,
+    TriggerComparison, UnitReport, VERSION, count,
 };
 use proptest::prelude::*;
 use serde_json::Value;
@@ -61,7 +61,20 @@ fn report() -> RunReport {
             ],
             inconsistencies: Vec::new(),
         },
+        software_triggers: vec![SoftwareTriggerReport {
+            builder: "bu1".into(),
+            batches: 30_000,
+            events: 480_000,
+            accepted: 4_800,
+            workers_lost: 2,
+            longest_queue: 3,
+            all_credits_used_s: Seconds(1.5),
+        }],
         recovered: Vec::new(),
+        recovered_failures: vec![RecoveredFailure {
+            unit: "builder 2".into(),
+            cause: "exit status: 1: no space left".into(),
+        }],
         joined: Vec::new(),
         corrupt_sources: vec![CorruptSource { source: "source 0x101".into(), fragments: 1, checked: 1000 }],
         live_sources: vec![LiveSource {
@@ -123,6 +136,11 @@ fn table_and_json_have_the_same_numbers() {
     let fraction = format!("{:.2}", measured("/derived/memcpy_ratio"));
     assert_eq!(row(&table, &fraction).join(" "), "× memcpy (12.1 GB/s in blocks of 1 MiB)");
     assert_eq!(row(&table, "accepted ")[..2], [counted("/accepted_events"), counted("/stored_events")]);
+    let decided = row(&table, "decided ");
+    let software = |field: &str| counted(&format!("/software_triggers/0/{field}"));
+    assert_eq!([decided[0], decided[2]], [software("accepted"), software("events")]);
+    assert_eq!(row(&table, &software("workers_lost")).last(), Some(&"lost"));
+    assert_eq!(row(&table, "cause ").join(" "), "builder 2 exit status: 1: no space left");
     assert_eq!(row(&table, "trigger ")[0], counted("/trigger/decisions_matching"));
     assert_eq!(row(&table, "trigger ")[2], counted("/trigger/decisions_compared"));
     assert!(table.contains(&format!("match (100 %), {} set", counted("/trigger/decisions_set"))));

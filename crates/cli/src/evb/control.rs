@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::error::Error;
+use std::io::Write as _;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
@@ -16,7 +17,7 @@ use millstream_control::{Backend, FinishedRun, RunControl};
 use millstream_evb::config::{ConfigFile, RunConfig};
 use millstream_evb::core::StopCause;
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::{CommandReceiver, RunObserver};
+use millstream_evb::process::launcher::{CommandReceiver, RunEvent, RunObserver};
 use millstream_report::{Bytes, eprint_line};
 use millstream_tls::Security;
 
@@ -86,6 +87,9 @@ impl Backend for Processes {
         let mut usages = Usages::default();
         let outcome = launcher.run_with_commands(config, commands, &mut |event| {
             usages.watch(event);
+            if let RunEvent::ErrorLine { process, line } = event {
+                eprint_line!("{}: {line}", outcome::name(config, process));
+            }
             observe(event)
         });
         let problems = files::complete(config);

@@ -243,6 +243,9 @@ fn launch(config: &RunConfig, launcher: &Launcher) -> Result<RunReport, Box<dyn 
                 };
                 progress.print(&format!("the sources of {} {what}", config.unit_name(*unit)));
             }
+            RunEvent::ErrorLine { process, line } => {
+                progress.print(&format!("{}: {line}", outcome::name(config, process)));
+            }
             _ => {}
         }
         interrupt.flow()

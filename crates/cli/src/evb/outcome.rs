@@ -8,13 +8,14 @@ use millstream_evb::config::{
 use millstream_evb::core::summary::Counts;
 use millstream_evb::core::{BuIndex, RuIndex, RunSummary, StopCause, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::RunProcess;
+use millstream_evb::process::launcher::{ProcessFailure, RunProcess};
 use millstream_evb::source::SourceStatistics;
 use millstream_fragment::SourceId;
 use millstream_fragment::stream::Stream;
 use millstream_report::{
     Bytes, CorruptSource, FragmentAccounting, FragmentOutcome, LiveSource, MemcpyBaseline, OutcomeCount,
-    ProgressSample, RunReport, Seconds, StorageReport, TriggerComparison, UnitReport,
+    ProgressSample, RecoveredFailure, RunReport, Seconds, SoftwareTriggerReport, StorageReport,
+    TriggerComparison, UnitReport,
 };
 
 use super::usage::Usages;
@@ -69,6 +70,8 @@ pub(super) fn report(
             .collect(),
         corrupt_sources: corrupt_sources(outcome),
         storage: storage(config, outcome),
+        software_triggers: software_triggers(config, outcome),
+        recovered_failures: recovered_failures(config, outcome),
         live_sources: outcome.sources.iter().map(live_source).collect(),
         units: units(config, outcome, usages),
         ..RunReport::default()
@@ -112,19 +115,12 @@ pub(super) fn report(
             ));
         }
     }
-    let recovered = |bu: usize| {
-        let unit = Unit::Builder(BuIndex(bu as u16));
-        outcome.summary.as_ref().is_some_and(|summary| summary.recovered.contains(&unit))
-    };
-    let builders = outcome.builders.iter().enumerate().filter(|(bu, _)| !recovered(*bu));
+    let builders = (0..).map(BuIndex).zip(&outcome.builders);
+    let builders = builders.filter(|(bu, _)| !is_recovered(outcome, *bu));
     let seen = builders.filter_map(|(_, statistics)| statistics.as_ref()?.error.clone());
-    let failures = outcome.failures.iter().filter(|failure| !failure.is_recovered).map(|failure| {
-        let failed = format!("{}: {}", name(config, &failure.process), failure.status);
-        match failure.reason.trim() {
-            "" => failed,
-            reason => format!("{failed}: {reason}"),
-        }
-    });
+    let failures = outcome.failures.iter().filter(|failure| !failure.is_recovered);
+    let failures =
+        failures.map(|failure| format!("{}: {}", name(config, &failure.process), cause_of(failure)));
     let corrupt = outcome.too_corrupt().into_iter().map(|source| {
         format!(
             "{}: {} of {} checked fragments are corrupt, more than {} % (check.max_corrupt)",
@@ -137,6 +133,57 @@ pub(super) fn report(
     let words: Vec<String> = stopped.into_iter().chain(seen).chain(failures).chain(corrupt).collect();
     report.error = (!words.is_empty()).then(|| words.join("; "));
     report
+}
+
+/// Whether the run went on without a builder unit.
+fn is_recovered(outcome: &RunOutcome, bu: BuIndex) -> bool {
+    outcome.summary.as_ref().is_some_and(|summary| summary.recovered.contains(&Unit::Builder(bu)))
+}
+
+/// Exit status and error of a process.
+fn cause_of(failure: &ProcessFailure) -> String {
+    match failure.reason.trim() {
+        "" => failure.status.to_string(),
+        reason => format!("{}: {reason}", failure.status),
+    }
+}
+
+/// Why processes failed that the run went on without. A builder unit's own error is in its statistics.
+fn recovered_failures(config: &RunConfig, outcome: &RunOutcome) -> Vec<RecoveredFailure> {
+    let failures = outcome.failures.iter().filter(|failure| failure.is_recovered);
+    let failures = failures.map(|failure| {
+        let own = match &failure.process {
+            RunProcess::Unit(Unit::Builder(bu)) => outcome.builders[bu.index()].as_ref(),
+            _ => None,
+        };
+        let own = own.and_then(|statistics| statistics.error.clone());
+        let causes = std::iter::once(cause_of(failure)).chain(own);
+        RecoveredFailure {
+            unit: name(config, &failure.process),
+            // One row of the table.
+            cause: causes.collect::<Vec<_>>().join(": ").lines().collect::<Vec<_>>().join("; "),
+        }
+    });
+    failures.collect()
+}
+
+/// Software triggers of the builder units.
+fn software_triggers(config: &RunConfig, outcome: &RunOutcome) -> Vec<SoftwareTriggerReport> {
+    let statistics = config.builders.iter().zip(&outcome.builders);
+    let triggers = statistics.filter(|(builder, _)| builder.trigger.is_some());
+    let triggers = triggers.filter_map(|(builder, statistics)| {
+        let workers = statistics.as_ref()?.workers;
+        Some(SoftwareTriggerReport {
+            builder: builder.name.clone(),
+            batches: workers.batches,
+            events: workers.events,
+            accepted: workers.accepted,
+            workers_lost: workers.lost,
+            longest_queue: workers.longest_queue.into(),
+            all_credits_used_s: Seconds(workers.all_credits_used.as_secs_f64()),
+        })
+    });
+    triggers.collect()
 }
 
 fn corrupt_sources(outcome: &RunOutcome) -> Vec<CorruptSource> {
@@ -283,7 +330,8 @@ fn kernel_name(config: &RunConfig) -> Option<&'static str> {
     })
 }
 
-fn name(config: &RunConfig, process: &RunProcess) -> String {
+/// The name of a process in reports and messages.
+pub(super) fn name(config: &RunConfig, process: &RunProcess) -> String {
     match process {
         RunProcess::Unit(Unit::Manager) => "event manager".to_owned(),
         RunProcess::Standby(0) => "standby manager".to_owned(),

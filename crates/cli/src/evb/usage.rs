@@ -27,6 +27,10 @@ impl Usages {
         if let RunEvent::Spawned { process, pid } = event {
             self.pids.insert(process.clone(), *pid);
         }
+        if matches!(event, RunEvent::ErrorLine { .. }) {
+            // There may be many.
+            return;
+        }
         for (process, pid) in &self.pids {
             if let (Some(peak), Some(cpu)) = (peak_memory(*pid), cpu_time(*pid)) {
                 self.usages.insert(process.clone(), Usage { peak, cpu });

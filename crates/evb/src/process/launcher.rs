@@ -112,6 +112,14 @@ pub enum RunEvent {
         /// Its role.
         process: RunProcess,
     },
+    /// A line of a process's standard error, also of its software trigger: at most 100 a second. A further line says how many were
+    /// dropped.
+    ErrorLine {
+        /// Its role.
+        process: RunProcess,
+        /// The line.
+        line: String,
+    },
     /// Nothing: sent every 250 ms, also before the run starts, so that the observer can request the stop.
     Waiting,
 }
@@ -230,6 +238,8 @@ pub type RunObserver<'a> = dyn FnMut(&RunEvent) -> ControlFlow<()> + 'a;
 enum ChildOutput {
     Command(RunCommand),
     Message(RunProcess, Box<ChildMessage>),
+    /// A line of its standard error.
+    ErrorLine(RunProcess, String),
     /// Standard output of the process with that id ended, and so did the process.
     Ended(RunProcess, u32),
 }
@@ -455,7 +465,8 @@ impl LaunchedRun<'_, '_> {
         let mut process = command.spawn().map_err(start)?;
         let pid = process.id();
         let spawned = RunEvent::Spawned { process: role.clone(), pid: process.id() };
-        let errors = process.stderr.take().map(ErrorLines::read);
+        let errors = process.stderr.take();
+        let errors = errors.map(|stderr| ErrorLines::read(stderr, role.clone(), self.output_sender.clone()));
         if let Some(stdout) = process.stdout.take() {
             let (output_sender, role) = (self.output_sender.clone(), role.clone());
             std::thread::spawn(move || {
@@ -543,6 +554,9 @@ impl LaunchedRun<'_, '_> {
                     self.start_due();
                 }
                 Ok(ChildOutput::Command(command)) => self.command(command),
+                Ok(ChildOutput::ErrorLine(process, line)) => {
+                    self.notify(&RunEvent::ErrorLine { process, line });
+                }
                 Ok(ChildOutput::Message(role, message)) => {
                     if matches!(*message, ChildMessage::Closing) {
                         let until = Instant::now() + CLOSING_SILENCE;

@@ -3,10 +3,10 @@
 use crate::example;
 use crate::input::{TestInputs, launcher};
 use millstream_evb::config::RunConfig;
-use millstream_evb::core::StopCause;
 use millstream_evb::core::summary::Counts;
+use millstream_evb::core::{StopCause, Unit};
 use millstream_evb::process::RunOutcome;
-use millstream_evb::process::launcher::{self, RunCommand, RunEvent};
+use millstream_evb::process::launcher::{self, RunCommand, RunEvent, RunProcess};
 use std::ops::ControlFlow;
 
 /// Tests by name.
@@ -28,6 +28,7 @@ pub(crate) const TESTS: &[(&str, fn())] = &[
     ("a_function_for_events_decides_per_event", a_function_for_events_decides_per_event),
     ("a_run_waits_for_its_start_and_pauses", a_run_waits_for_its_start_and_pauses),
     ("a_wrong_decision_fails_the_run", a_wrong_decision_fails_the_run),
+    ("lines_of_standard_error_are_forwarded_or_counted", lines_of_standard_error_are_forwarded_or_counted),
 ];
 
 const CLUSTER7: &str = "kernel = \"cluster7\"\npatches = \"patches.csv\"";
@@ -258,4 +259,27 @@ fn a_wrong_decision_fails_the_run() {
     let comparison = outcome.builders[0].as_ref().unwrap().comparison;
     assert!(comparison.compared == 691_200 && comparison.equal < 691_200, "{comparison:?}");
     assert!(outcome.summary.as_ref().unwrap().is_success() && !outcome.is_success());
+}
+
+/// Also those of processes that succeed.
+fn lines_of_standard_error_are_forwarded_or_counted() {
+    const LINES: u64 = 1000;
+    let inputs = TestInputs::camera();
+    let config = inputs.config(3, &["host"], "batch = 8", "", "");
+    let noise = format!("yes noise | head -n {LINES} >&2; printf '\\377\\n' >&2");
+    let script = format!("case $2 in readout) {noise};; esac; exec \"$0\" \"$@\"");
+    let mut launcher = launcher();
+    let program = std::mem::replace(&mut launcher.program, "/bin/sh".into());
+    launcher.arguments.splice(0..0, ["-c".into(), script.into(), program.into()]);
+    let (mut forwarded, mut dropped) = (0, 0);
+    let outcome = launcher.run(&config, &mut |event| {
+        if let RunEvent::ErrorLine { process: RunProcess::Unit(Unit::Readout(_)), line } = event {
+            match line.strip_suffix(" further lines of its standard error were dropped") {
+                Some(lines) => dropped += lines.parse::<u64>().unwrap(),
+                None => forwarded += 1,
+            }
+        }
+    });
+    assert!(outcome.unwrap_or_else(|error| panic!("{error}")).is_success());
+    assert!(forwarded >= 3 * 100 && forwarded + dropped == 3 * (LINES + 1), "{forwarded} + {dropped}");
 }

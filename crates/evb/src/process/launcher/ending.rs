@@ -1,7 +1,7 @@
 //! The end of a run: the processes that are left, and the summary from all reports.
 
 use super::error_lines::ErrorLines;
-use super::{ChildOutput, ChildProcess, LaunchedRun, ProcessFailure, RunProcess};
+use super::{ChildOutput, ChildProcess, LaunchedRun, ProcessFailure, RunEvent, RunProcess};
 use crate::config::LandingTarget;
 use crate::core::{BuIndex, ReportMerger, StopCause, Unit};
 use crate::process::child::ChildMessage;
@@ -31,12 +31,21 @@ impl LaunchedRun<'_, '_> {
         }
         self.take_last_messages();
         let mut failures = Vec::new();
-        for (role, status) in exits.into_iter().filter(|(_, status)| !status.success()) {
+        for (role, status) in exits {
             let Some(running) = self.running.remove(&role) else { continue };
             let last = running.errors.map(ErrorLines::take).unwrap_or_default();
+            if status.success() {
+                continue;
+            }
             let (reason, is_secondary) = running.failure.unwrap_or((last, false));
             let rank = (is_secondary, running.ended.unwrap_or(usize::MAX));
             failures.push((rank, ProcessFailure { process: role, status, reason, is_recovered: false }));
+        }
+        // Standard error has been read to its end.
+        while let Ok(output) = self.outputs.try_recv() {
+            if let ChildOutput::ErrorLine(process, line) = output {
+                self.notify(&RunEvent::ErrorLine { process, line });
+            }
         }
         failures.sort_by_key(|(rank, _)| *rank);
         self.outcome.failures = failures.into_iter().map(|(_, failure)| failure).collect();
@@ -89,6 +98,9 @@ impl LaunchedRun<'_, '_> {
                     let _ = self.take(&role, *message);
                 }
                 Ok(ChildOutput::Ended(role, pid)) => _ = self.record_end(&role, pid),
+                Ok(ChildOutput::ErrorLine(process, line)) => {
+                    self.notify(&RunEvent::ErrorLine { process, line });
+                }
                 Ok(ChildOutput::Command(_)) => {}
                 Err(_) => return,
             }
