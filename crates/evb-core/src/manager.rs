@@ -339,6 +339,15 @@ impl Manager {
         self.advance(now);
     }
 
+    /// A unit's host does not answer. A builder unit may go on and store events: it is excluded, as one that does not respond. The
+    /// caller handles it as lost when it has ended or has stopped itself. False if the unit counts as lost at once.
+    pub fn handle_cut_off(&mut self, unit: Unit, now: Instant) -> bool {
+        let Unit::Builder(bu) = unit else { return false };
+        let is_there =
+            matches!(self.builders[bu.index()].membership, BuilderState::Active | BuilderState::Spare);
+        self.phase == Phase::Running && is_there && self.exclude_builder(bu, StopCause::Lost(unit), now)
+    }
+
     /// The first `events` events of the run are available. Without a call, all events are available from the start.
     ///
     /// With the barrel shifter, batches are assigned in rounds of one for each builder unit (see [`shaping`](super::shaping)).

@@ -244,3 +244,26 @@ fn units_that_do_not_answer_are_lost_after_a_bounded_time() {
     let lost = manager.poll_finished().unwrap().lost;
     assert_eq!(lost, [Unit::Readout(RuIndex(0)), Unit::Builder(BuIndex(0))]);
 }
+
+#[test]
+fn batches_of_a_builder_unit_that_is_cut_off_wait_for_its_end() {
+    let mut plan = small(&[2], &[1, 2], 12, 4);
+    plan.recovery.builder = OnBuilderLoss::Rebuild;
+    let mut manager = Manager::new(plan, NOW);
+    let cut_off = Unit::Builder(BuIndex(0));
+    grant(&mut manager, 0, 0, 1);
+    grant(&mut manager, 1, 0, 1);
+    assert_eq!(assigned(&mut manager), [(0, 0, 0), (1, 1, 0)]);
+    assert!(manager.handle_cut_off(cut_off, NOW));
+    assert_eq!(manager.poll_excluded(), Some(cut_off));
+    sent(&mut manager);
+    grant(&mut manager, 1, 1, 1);
+    assert_eq!(assigned(&mut manager), [(2, 1, 1)]);
+    manager.handle_lost(cut_off, NOW);
+    manager.handle_message(Unit::Builder(BuIndex(1)), done(1, 0, 1, 1), NOW);
+    grant(&mut manager, 1, 0, 2);
+    assert_eq!(assigned(&mut manager), [(0, 1, 0)]);
+    // It is gone, and a readout unit stores nothing.
+    assert!(!manager.handle_cut_off(cut_off, NOW));
+    assert!(!manager.handle_cut_off(Unit::Readout(RuIndex(0)), NOW));
+}

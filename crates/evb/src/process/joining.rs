@@ -113,7 +113,7 @@ impl<'a> Joining<'a> {
     /// Takes what has arrived; call it until it returns `None`.
     pub(super) fn progress(&mut self, run: &mut Joinable<'_>) -> Option<JoinEvent> {
         self.unidentified.accept(self.listener, Deadline::after(Duration::ZERO));
-        for request in self.unidentified.take_requests() {
+        for request in self.unidentified.take_requests(&run.config.plan) {
             self.admit(request, run);
         }
         if let Some((channel, address)) = self.standby.take() {

@@ -184,6 +184,8 @@ pub(super) struct ManagerProcess {
     availability: Availability,
     /// When the last frame of each of the current readout units arrived.
     heard: Vec<Instant>,
+    /// Builder units that were excluded because they are cut off, and when they have stopped themselves.
+    cut_off: Vec<(Unit, Instant)>,
     last_done: Instant,
     batches_done: u64,
     completions: [Completion; POLL],
@@ -276,6 +278,7 @@ impl ManagerProcess {
             first_assigned: None,
             availability: Availability::new(config),
             heard: vec![clock.now(); readouts],
+            cut_off: Vec::new(),
             config: config.clone(),
             last_done: Instant::default(),
             batches_done: 0,
@@ -326,6 +329,7 @@ impl ManagerProcess {
             first_assigned: taken.first_assigned,
             availability: Availability::new(&config),
             heard: vec![now; config.plan.readouts()],
+            cut_off: Vec::new(),
             last_done: now,
             batches_done,
             completions: [Completion::EMPTY; POLL],
@@ -378,6 +382,7 @@ impl ManagerProcess {
             }
             // After the frames that arrived while this process itself was stopped.
             self.exclude_silent_readouts();
+            self.lose_cut_off();
             self.admit(&mut joining, &mut queues, notify);
             // Sends the messages that the frames caused.
             self.progress(&queues.control)?;
@@ -483,9 +488,14 @@ impl ManagerProcess {
                 TryReceive::Frame(_) if self.core.is_recovered(self.units[at]) => {}
                 TryReceive::Frame(_) => self.core.handle_malformed(self.units[at], self.now),
                 TryReceive::Closed => {
+                    let is_cut_off = channel.is_cut_off();
                     *place = None;
                     self.controls[at].iter_mut().for_each(Control::close);
-                    self.core.handle_lost(self.units[at], self.now);
+                    let unit = self.units[at];
+                    match is_cut_off && self.core.handle_cut_off(unit, self.now) {
+                        true => self.cut_off.push((unit, self.now + 2 * self.config.plan.timeout)),
+                        false => self.core.handle_lost(unit, self.now),
+                    }
                 }
             }
         }
@@ -498,6 +508,14 @@ impl ManagerProcess {
             if self.now >= heard + self.config.plan.timeout {
                 self.core.handle_lost(Unit::Readout(ru), self.now);
             }
+        }
+    }
+
+    /// Handles builder units as lost that are cut off and have stopped themselves, if the launcher has not said so before.
+    fn lose_cut_off(&mut self) {
+        let now = self.now;
+        for (unit, _) in self.cut_off.extract_if(.., |(_, until)| *until <= now) {
+            self.core.handle_lost(unit, now);
         }
     }
 

@@ -6,6 +6,7 @@ use super::ProcessError;
 use super::admission::Admission;
 use super::startup::{self, Channel, ToManager, TryReceive};
 use crate::config::RunConfig;
+use crate::core::plan::Plan;
 use crate::core::{BuIndex, RuIndex, StopCause, Unit};
 use millstream_rdma::connect::Listener;
 use millstream_rdma::wait::CompletionWaiter;
@@ -83,7 +84,7 @@ impl Unidentified {
 
     /// Takes the connections whose first frame is there. A connection that sends anything but a Join frame, or nothing
     /// for too long, is not a unit and is dropped.
-    pub(super) fn take_requests(&mut self) -> Vec<JoinRequest> {
+    pub(super) fn take_requests(&mut self, plan: &Plan) -> Vec<JoinRequest> {
         let mut requests = Vec::new();
         for (mut channel, address, due) in std::mem::take(&mut self.connections) {
             match channel.handshake() {
@@ -103,13 +104,11 @@ impl Unidentified {
             }
             match channel.try_receive() {
                 TryReceive::Frame(ToManager::Join { version, unit, data }) => {
-                    requests.push(JoinRequest {
-                        channel: channel.identified(),
-                        address,
-                        version,
-                        unit,
-                        data,
-                    });
+                    let channel = channel.identified();
+                    match channel.set_peer_timeout(plan) {
+                        Ok(()) => requests.push(JoinRequest { channel, address, version, unit, data }),
+                        Err(error) => self.admission.refuse(address, &error.to_string()),
+                    }
                 }
                 TryReceive::Pending if !due.passed() => self.connections.push((channel, address, due)),
                 TryReceive::Pending | TryReceive::Closed | TryReceive::Frame(_) => {
@@ -195,7 +194,7 @@ impl<'a> Rendezvous<'a> {
             if comes {
                 self.unidentified.accept(listener, self.deadline);
             }
-            for request in self.unidentified.take_requests() {
+            for request in self.unidentified.take_requests(&self.config.plan) {
                 self.join(request)?;
             }
             if self.deadline.passed() {

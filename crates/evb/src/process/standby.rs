@@ -129,7 +129,7 @@ impl<'a> StandbyProcess<'a> {
     /// Takes the streams of units.
     fn admit(&mut self) {
         self.unidentified.accept(self.listener, Deadline::after(Duration::ZERO));
-        for request in self.unidentified.take_requests() {
+        for request in self.unidentified.take_requests(&self.config.plan) {
             // A stranger does not take the place of a unit.
             if startup::is_our_version(&request.version) {
                 self.units.entry(request.unit).or_insert((request.channel, request.data));

@@ -25,6 +25,7 @@ use super::error::IoContext;
 use super::manager_link;
 use super::own::OwnConfig;
 use crate::config::RunConfig;
+use crate::core::plan::Plan;
 use crate::core::recovery::Membership;
 use crate::core::report::ReadoutReport;
 use crate::core::takeover::{BuilderState, DoneBatch, ManagerReplica, ReadoutState};
@@ -167,6 +168,7 @@ pub(super) struct Channel {
     buffer: Vec<u8>,
     /// Limit of a frame's length.
     limit: usize,
+    is_cut_off: bool,
 }
 
 /// Result of [`Channel::try_receive`].
@@ -182,7 +184,7 @@ pub(super) enum TryReceive<T> {
 
 impl Channel {
     pub(super) fn new(stream: Stream) -> Channel {
-        Channel { stream, buffer: Vec::new(), limit: MAX_FRAME }
+        Channel { stream, buffer: Vec::new(), limit: MAX_FRAME, is_cut_off: false }
     }
 
     /// A stream of a peer that has not said which unit it is: its first frame is short.
@@ -198,6 +200,12 @@ impl Channel {
     /// Bounds the time of each [`send`](Self::send).
     pub(super) fn set_send_timeout(&self, timeout: Duration) -> io::Result<()> {
         self.stream.set_write_timeout(Some(timeout.max(Duration::from_millis(1))))
+    }
+
+    /// Sets how long the peer may be cut off until the stream ends: longer than a short cut, which costs only time, and shorter than
+    /// an excluded unit has to report or end.
+    pub(super) fn set_peer_timeout(&self, plan: &Plan) -> io::Result<()> {
+        millstream_rdma::connect::set_peer_timeout(self.stream.tcp(), 2 * plan.timeout)
     }
 
     /// Continues the TLS handshake without waiting. Returns whether it is complete.
@@ -265,7 +273,15 @@ impl Channel {
             }
         });
         // A stream that fails or sends an invalid frame counts as closed.
-        received.unwrap_or(TryReceive::Closed)
+        received.unwrap_or_else(|cause| {
+            self.is_cut_off = cause.kind() == io::ErrorKind::TimedOut;
+            TryReceive::Closed
+        })
+    }
+
+    /// Whether [`TryReceive::Closed`] says that the peer's host did not answer: the peer may go on.
+    pub(super) fn is_cut_off(&self) -> bool {
+        self.is_cut_off
     }
 
     /// Reads bytes of the current frame, and nothing behind it: that may belong to a connection that is being set up
@@ -374,6 +390,7 @@ pub(super) fn join(
                     return report_prepared(&mut channel, Err(error));
                 }
                 config.plan.check()?;
+                channel.set_peer_timeout(&config.plan).context("use the manager's TCP stream")?;
                 let deadline = Deadline::after(timeout(&config));
                 let standby = standby.and_then(|address| {
                     manager_link::connect_to_standby(&address, unit, data.clone(), security, deadline)

@@ -166,6 +166,20 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
+/// Lets the stream fail with `ETIMEDOUT` when nothing has come from the peer's kernel for `timeout`, instead of after 3 to 6 s as
+/// streams do from their start. A peer that is cut off for less costs nothing. The kernel counts idle time in seconds, so the stream may
+/// fail up to 2 s later.
+///
+/// # Errors
+/// Errors of the system.
+pub fn set_peer_timeout(stream: &TcpStream, timeout: Duration) -> io::Result<()> {
+    let idle = Duration::from_secs((timeout.as_secs() / 2).max(1));
+    sockopt::set_tcp_keepidle(stream, idle)?;
+    // Once it is set, it bounds the time without an answer to probes and to data, and the number of probes has no effect.
+    let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX).max(1);
+    Ok(sockopt::set_tcp_user_timeout(stream, millis)?)
+}
+
 fn resolve(address: &str) -> Result<Vec<SocketAddr>, ConnectError> {
     let failed = |cause| ConnectError::new(address, ConnectErrorKind::Address { cause });
     let addresses: Vec<SocketAddr> = address.to_socket_addrs().map_err(failed)?.collect();
@@ -235,6 +249,20 @@ fn time_left(deadline: Deadline) -> io::Result<Option<Duration>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_peer_timeout_replaces_the_number_of_probes() {
+        let listener = listen("127.0.0.1:0").unwrap();
+        let stream = dial(&listener.address().to_string(), Deadline::after(Duration::from_secs(10))).unwrap();
+        let options = |stream: &TcpStream| {
+            (sockopt::tcp_keepidle(stream).unwrap(), sockopt::tcp_user_timeout(stream).unwrap())
+        };
+        assert_eq!(options(&stream), (Duration::from_secs(3), 0));
+        for (timeout, idle) in [(20_000, 10), (3_500, 1), (200, 1)] {
+            set_peer_timeout(&stream, Duration::from_millis(timeout)).unwrap();
+            assert_eq!(options(&stream), (Duration::from_secs(idle), timeout as u32));
+        }
+    }
 
     #[test]
     fn accept_and_dial_connect() {
