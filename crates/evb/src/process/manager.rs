@@ -492,8 +492,11 @@ impl ManagerProcess {
                     *place = None;
                     self.controls[at].iter_mut().for_each(Control::close);
                     let unit = self.units[at];
+                    let plan = &self.config.plan;
+                    // A drain timeout before the run would stop for it.
+                    let until = self.now + 2 * plan.timeout + 3 * plan.drain_timeout;
                     match is_cut_off && self.core.handle_cut_off(unit, self.now) {
-                        true => self.cut_off.push((unit, self.now + 2 * self.config.plan.timeout)),
+                        true => self.cut_off.push((unit, until)),
                         false => self.core.handle_lost(unit, self.now),
                     }
                 }
