@@ -91,8 +91,9 @@ impl Engine {
         let start = header.offset.checked_sub(before).ok_or(Failure::Bounds(0))?;
         let memory = Arc::clone(self.regions.written(header.port, region, start, whole)?);
         let _access = memory.access().ok_or(RegionError::Gone)?;
+        // Its source is on this node, and gone.
         if !self.copy_payload(arrived, &memory, header.offset, header.length) {
-            return Ok(());
+            return Err(Failure::Gone);
         }
         self.counters.delivered_bytes += u64::from(header.length);
         if header.last {
@@ -159,10 +160,12 @@ impl Engine {
                 }
                 return;
             };
-            let access = memory.access();
-            if access.is_some() && self.copy_payload(arrived, &memory, at, header.length) {
-                self.counters.delivered_bytes += u64::from(header.length);
+            // Either memory is gone: the get fails when its card's lease is known to have ended.
+            let Some(_access) = memory.access() else { return };
+            if !self.copy_payload(arrived, &memory, at, header.length) {
+                return;
             }
+            self.counters.delivered_bytes += u64::from(header.length);
             self.endpoints[header.port.index()].data_arrived(header);
             return;
         }

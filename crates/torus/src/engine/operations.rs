@@ -361,6 +361,8 @@ impl Operations {
                     let target = self.targets.entry(node).or_default();
                     target.completing.push_back((packet.operation, refusals));
                 }
+                // Some of its packets may have left without data: `lose_memory` tells the reader.
+                Some(Work::Reply(_, Reply::Data { source, .. })) if !source.memory.is_live() => {}
                 Some(Work::Reply(..)) => drop(self.remove(packet.operation)),
                 _ => {}
             }
