@@ -1,5 +1,10 @@
 //! Periods and thresholds, and the bounds that follow from them.
 
+use crate::watch::PeerWatch;
+
+/// How much later than its adapter's monitor a host monitor may start (ms).
+const HOST_START: u64 = 5000;
+
 /// Periods and thresholds of one node. Times in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timers {
@@ -93,6 +98,12 @@ impl Timers {
     #[must_use]
     pub fn detection_bound(&self) -> u64 {
         (u64::from(self.misses) + 1) * self.read
+    }
+
+    /// How an adapter watches its host, whose monitor may start later.
+    #[must_use]
+    pub fn host_watch(&self) -> PeerWatch {
+        PeerWatch::new(self.misses).with_start((HOST_START / self.read.max(1)) as u32)
     }
 
     /// A dead link is known after this time at the latest (ms): K · T_k.

@@ -20,6 +20,8 @@ pub enum PeerState {
 #[derive(Clone, Debug)]
 pub struct PeerWatch {
     misses: u32,
+    /// Reads before a peer that has not been seen counts as failed.
+    unseen: u32,
     state: PeerState,
     last: Option<u32>,
     /// Reads with a change since the peer failed.
@@ -34,12 +36,19 @@ impl PeerWatch {
     pub fn new(misses: u32) -> PeerWatch {
         PeerWatch {
             misses: misses.max(1),
+            unseen: misses.max(1),
             state: PeerState::Unknown,
             last: None,
             moved: 0,
             stalls: 0,
             recovered: 0,
         }
+    }
+
+    /// A peer that has not been seen yet has so many reads more: it may start later.
+    #[must_use]
+    pub fn with_start(self, reads: u32) -> PeerWatch {
+        PeerWatch { unseen: self.misses.saturating_add(reads), ..self }
     }
 
     /// What is known of the peer.
@@ -88,7 +97,11 @@ impl PeerWatch {
                 self.moved = 0;
                 PeerState::Failed
             }
-            (Some(false), state) => state,
+            (Some(false), PeerState::Unknown) => {
+                self.unseen = self.unseen.saturating_sub(1);
+                if self.unseen == 0 { PeerState::Failed } else { PeerState::Unknown }
+            }
+            (Some(false), PeerState::Left) => PeerState::Left,
         };
         (self.state != before).then_some(self.state)
     }

@@ -92,11 +92,21 @@ fn an_announced_end_is_no_fault() {
     assert_eq!(watch.handle_read(4, false), Some(PeerState::Alive));
 }
 
+/// A host monitor that died before its node process was started again.
 #[test]
-fn a_peer_that_was_never_seen_is_unknown() {
-    let mut watch = PeerWatch::new(1);
-    assert!((0..9).all(|_| watch.handle_read(0, false).is_none()));
-    assert_eq!(watch.state(), PeerState::Unknown);
+fn a_peer_that_is_never_seen_fails_after_its_time_to_start() {
+    let timers = Timers::default();
+    let start = 5000 / timers.read as u32;
+    for (mut watch, reads) in
+        [(PeerWatch::new(timers.misses), timers.misses), (timers.host_watch(), timers.misses + start)]
+    {
+        assert!(
+            (0..reads).all(|_| watch.handle_read(0, false).is_none() && watch.state() == PeerState::Unknown)
+        );
+        assert_eq!(watch.handle_read(0, false), Some(PeerState::Failed));
+        assert_eq!(watch.handle_read(1, false), None);
+        assert_eq!(watch.handle_read(2, false), Some(PeerState::Alive));
+    }
 }
 
 #[test]

@@ -78,7 +78,7 @@ impl AdapterMonitor {
         let mut monitor = AdapterMonitor {
             timers,
             page,
-            host: PeerWatch::new(timers.misses),
+            host: timers.host_watch(),
             host_state: Condition::Ok,
             service: true,
             sides,

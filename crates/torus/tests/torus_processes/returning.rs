@@ -28,6 +28,9 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("a_node_that_is_restarted_at_once_comes_back", move || {
             a_node_that_is_restarted_at_once_comes_back().map_err(failed)
         }),
+        Trial::test("a_node_comes_back_although_its_host_monitor_is_dead", move || {
+            a_node_without_a_host_monitor().map_err(failed)
+        }),
         Trial::test("nodes_that_were_all_killed_come_back", move || {
             nodes_that_were_all_killed_come_back().map_err(failed)
         }),
@@ -73,6 +76,22 @@ fn a_restarted_node_comes_back() -> Result<(), LaunchError> {
     assert!(counters[5].delivered > 100, "the returned node took part: {:?}", counters[5]);
     assert!(counters.iter().all(TrafficCounters::is_balanced), "{counters:?}");
     Ok(())
+}
+
+/// The new process sees no host monitor at all.
+fn a_node_without_a_host_monitor() -> Result<(), LaunchError> {
+    let mut torus = Launcher { supervisors: 1, ..launcher("3x1x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let node = NodeNumber(1);
+    kill(torus.pid(node).expect("exists"), Signal::KILL);
+    await_state(&torus, "node 1 is avoided", |state| state.settled && state.nodes[1].avoided);
+    kill(torus.monitor_pid(node).expect("started"), Signal::KILL);
+    torus.restart_node(node)?;
+    await_state(&torus, "node 1 is back", |state| {
+        state.settled && !state.nodes[1].avoided && state.nodes[1].state == NodeState::HostFailed
+    });
+    conforms(&mut torus)?;
+    torus.finish().map(drop)
 }
 
 /// Nobody misses the earlier process, but pairs with the later one begin anew.

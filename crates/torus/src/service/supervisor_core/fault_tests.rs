@@ -1,6 +1,7 @@
 //! Faults of several components, and nodes that are avoided at the same time.
 
 use millstream_health::registers::Condition;
+use millstream_health::{PeerState, PeerWatch};
 use millstream_torus_core::epoch::Participant;
 use millstream_torus_core::{Axis, Link, Sign};
 
@@ -19,6 +20,8 @@ struct World {
     /// Nodes whose host monitors have ended.
     silent: BTreeSet<NodeNumber>,
     broken: BTreeSet<Link>,
+    /// How adapters see their hosts.
+    hosts: Vec<PeerWatch>,
     now: Instant,
 }
 
@@ -30,7 +33,8 @@ impl World {
         core.act(1);
         let nodes = torus.all().map(Participant::new).collect();
         let (ended, silent, broken) = Default::default();
-        let mut world = World { torus, core, nodes, ended, silent, broken, now: Instant::default() };
+        let hosts = torus.all().map(|_| Timers::default().host_watch()).collect();
+        let mut world = World { torus, core, nodes, ended, silent, broken, hosts, now: Instant::default() };
         world.pass(Duration::from_secs(1));
         assert!(world.is_well(), "{:?}", world.core.state());
         world
@@ -50,7 +54,7 @@ impl World {
             };
             if self.broken.contains(&link) || self.ended.contains(&other) {
                 view.link = LinkState::Broken;
-            } else if self.silent.contains(&other) {
+            } else if self.hosts[other.index()].state() == PeerState::Failed {
                 view.host = Condition::Failed;
             }
         }
@@ -61,6 +65,11 @@ impl World {
         let end = self.now + time;
         while self.now < end {
             self.now = self.now + REPEAT;
+            for (node, host) in self.torus.all().zip(&mut self.hosts) {
+                // The register of a host whose monitor has ended stands still.
+                let sequence = if self.silent.contains(&node) { 0 } else { self.now.as_nanos() / 1_000_000 };
+                host.handle_read(sequence as u32, false);
+            }
             for node in self.torus.all().filter(|node| !self.silent.contains(node)) {
                 self.core.handle_report(node, self.report(node), self.now);
             }
@@ -72,6 +81,7 @@ impl World {
     fn start_again(&mut self, node: NodeNumber) {
         assert!(self.ended.remove(&node));
         self.nodes[node.index()] = Participant::rejoining(node);
+        self.hosts[node.index()] = Timers::default().host_watch();
         self.core.handle_node(node, self.now.as_nanos());
     }
 
@@ -149,6 +159,8 @@ fn a_node_comes_back_although_its_host_monitor_is_dead() {
     assert_eq!((world.state(1), world.avoided()), (NodeState::NodeFailed, vec![1]));
     world.start_again(NodeNumber(1));
     world.pass(Duration::from_secs(1));
+    assert_eq!((world.state(1), world.avoided()), (NodeState::Unknown, vec![1]), "its monitor may start");
+    world.pass(Duration::from_secs(12));
     assert_eq!((world.state(1), world.avoided()), (NodeState::HostFailed, vec![]));
     world.silent.clear();
     world.pass(Duration::from_secs(1));
