@@ -34,7 +34,7 @@ codes!(
     } else Failed
 );
 codes!(
-    /// State of a link.
+    /// State of a link. The codes 3 and 5 are reserved.
     LinkState {
         /// The torus has no such link.
         Absent = 0,
@@ -42,12 +42,8 @@ codes!(
         Training = 1,
         /// Frames arrive.
         Up = 2,
-        /// Too many errors.
-        Sick = 3,
         /// No frames arrive.
         Broken = 4,
-        /// Switched off.
-        Disabled = 5,
     } else Broken
 );
 
@@ -159,7 +155,7 @@ registers! {
         service, with_service: 2, 1;
         /// The sender adapter's [`Condition`].
         adapter, with_adapter: 3, 2;
-        /// Whether this link works as the sender sees it: 0 down, 1 training, 2 up, 3 sick.
+        /// Whether this link works as the sender sees it: 2 up; the other codes are reserved.
         link, with_link: 5, 2;
         /// Whether a flooded report waits: reserved, as node processes flood none.
         report, with_report: 7, 1;

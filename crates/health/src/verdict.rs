@@ -130,7 +130,7 @@ impl Reports {
             && Direction::ALL.into_iter().any(|direction| {
                 let other = self.torus.neighbour(node, direction);
                 let link = other.and_then(|other| self.link(other, direction.reversed()));
-                matches!(link, Some(LinkState::Up | LinkState::Sick))
+                link == Some(LinkState::Up)
             })
     }
 
@@ -162,7 +162,7 @@ impl Reports {
                 views.extend(page.neighbours[direction.reversed().index()]);
             }
         }
-        let mut heard = views.iter().filter(|view| matches!(view.link, LinkState::Up | LinkState::Sick));
+        let mut heard = views.iter().filter(|view| view.link == LinkState::Up);
         if let Some(view) = heard.clone().find(|view| view.host != Condition::Ok) {
             return match view.host {
                 Condition::Stopping => NodeState::Left,

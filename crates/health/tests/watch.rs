@@ -50,8 +50,9 @@ fn stand_still(timers: &Timers, phase: u64, end: u64) -> Option<u64> {
     const PERIOD: u64 = 1400;
     let stands = |now: u64| now % PERIOD >= 400;
     let mut clock = ObserverClock::new(Duration::from_millis(2 * timers.keepalive));
-    let mut link = LinkMonitor::new(timers, 1000, 8);
+    let mut link = LinkMonitor::new(timers);
     link.handle_event(LinkEvent::Connected, 0);
+    link.handle_event(LinkEvent::Frame, 0);
     for now in (0..10 * PERIOD).filter(|&now| !stands(now)) {
         let running = now % PERIOD;
         let time = |clock: &mut ObserverClock| clock.advance(Duration::from_millis(now)).as_millis() as u64;
@@ -60,7 +61,7 @@ fn stand_still(timers: &Timers, phase: u64, end: u64) -> Option<u64> {
         }
         if running % timers.keepalive == phase {
             let now_watched = time(&mut clock);
-            if link.handle_timeout(now_watched) == Some(LinkState::Broken) {
+            if link.handle_timeout(now_watched) {
                 return Some(now);
             }
         }
@@ -110,38 +111,28 @@ fn a_peer_that_is_never_seen_fails_after_its_time_to_start() {
 }
 
 #[test]
-fn a_silent_link_breaks_and_trains_again_with_a_longer_pause() {
-    let timers = Timers::default();
-    let mut link = LinkMonitor::new(&timers, 100, 3);
-    let mut pauses = Vec::new();
-    let mut now = 0;
-    for _ in 0..3 {
-        assert_eq!(link.handle_event(LinkEvent::Connected, now), Some(LinkState::Up));
-        assert_eq!(link.handle_timeout(now + 99), None);
-        now += 100;
-        assert_eq!(link.handle_timeout(now), Some(LinkState::Broken));
-        let broken = now;
-        while link.handle_timeout(now).is_none() {
-            now += 10;
-        }
-        assert_eq!(link.state(), LinkState::Training);
-        pauses.push(now - broken);
+fn a_link_is_up_from_the_first_frame_of_a_connection_to_its_silence() {
+    let mut link = LinkMonitor::new(&Timers::default());
+    assert_eq!(link.handle_event(LinkEvent::Frame, 0), None, "of no connection");
+    assert!(!link.handle_timeout(1000));
+    let mut before = LinkState::Training;
+    for now in [2000, 4000] {
+        assert_eq!(link.handle_event(LinkEvent::Connected, now), None);
+        assert_eq!(link.state(), before);
+        assert_eq!(link.handle_event(LinkEvent::Frame, now + 90), Some(LinkState::Up));
+        assert!(!link.handle_timeout(now + 189));
+        assert!(link.handle_timeout(now + 190));
+        assert_eq!(link.state(), LinkState::Broken);
+        assert!(!link.handle_timeout(now + 1000), "it is known");
+        before = LinkState::Broken;
     }
-    assert_eq!(pauses, [100, 200, 400]);
-}
-
-#[test]
-fn errors_make_a_link_sick_and_clean_windows_heal_it() {
-    let mut link = LinkMonitor::new(&Timers::default(), 100, 3);
-    link.handle_event(LinkEvent::Connected, 0);
-    (0..4).for_each(|_| assert_eq!(link.handle_event(LinkEvent::Error, 10), None));
-    assert_eq!(link.handle_timeout(20), Some(LinkState::Sick));
-    let healed = (21..).find(|&now| {
-        link.handle_event(LinkEvent::Frame, now);
-        link.handle_timeout(now) == Some(LinkState::Up)
-    });
-    // The window with the errors, then three clean ones.
-    assert_eq!(healed, Some(400));
+    // Connections without frames.
+    for now in [6000, 8000] {
+        link.handle_event(LinkEvent::Connected, now);
+        assert!(!link.handle_timeout(now + 99));
+        assert!(link.handle_timeout(now + 100));
+        assert_eq!(link.state(), LinkState::Broken);
+    }
 }
 
 #[test]

@@ -10,9 +10,8 @@ use millstream_torus_core::{Dimensions, Direction, NodeNumber};
 
 use crate::health_page::HealthPage;
 
-/// Window in which errors of a link are counted (ms), and how many make it sick.
-const ERROR_WINDOW: u64 = 1000;
-const ERROR_THRESHOLD: u32 = 8;
+/// What diagnosis words say of their link: no other one is sent.
+const LINK_UP: u64 = 2;
 
 /// A link as the monitor sees it.
 #[derive(Debug)]
@@ -62,7 +61,7 @@ impl AdapterMonitor {
     ) -> AdapterMonitor {
         let sides = Direction::ALL.map(|direction| {
             torus.neighbour(here, direction)?;
-            let mut link = LinkMonitor::new(&timers, ERROR_WINDOW, ERROR_THRESHOLD);
+            let mut link = LinkMonitor::new(&timers);
             let event = if connected { LinkEvent::Connected } else { LinkEvent::QueuePairError };
             link.handle_event(event, millis(now));
             let heard = DiagnosisWord::default().with_service(1);
@@ -98,23 +97,19 @@ impl AdapterMonitor {
     /// A frame or a keep-alive arrived.
     pub(super) fn frame(&mut self, direction: Direction, word: u16, now: Instant) {
         let Some(side) = &mut self.sides[direction.index()] else { return };
-        side.link.handle_event(LinkEvent::Frame, millis(now));
+        let came_up = side.link.handle_event(LinkEvent::Frame, millis(now)).is_some();
         let word = DiagnosisWord(word.into());
-        if side.heard != word {
-            side.heard = word;
+        if std::mem::replace(&mut side.heard, word) != word || came_up {
             self.publish(direction, millis(now));
         }
     }
 
-    /// A link is connected again.
+    /// A link is connected again. It is up when the first frame has arrived.
     pub(super) fn connected(&mut self, direction: Direction, now: Instant) {
         if let Some(side) = &mut self.sides[direction.index()] {
-            for event in [LinkEvent::Disable, LinkEvent::Enable, LinkEvent::Connected] {
-                side.link.handle_event(event, millis(now));
-            }
+            side.link.handle_event(LinkEvent::Connected, millis(now));
             // The neighbour may have begun anew: it is told everything again.
             (side.frames, side.sent_at, side.sent_word) = (0, 0, 0);
-            self.publish(direction, millis(now));
         }
     }
 
@@ -136,13 +131,8 @@ impl AdapterMonitor {
         }
         for direction in Direction::ALL {
             let Some(side) = &mut self.sides[direction.index()] else { continue };
-            // A broken link stays so until it is connected again.
-            let works = matches!(side.link.state(), LinkState::Up | LinkState::Sick);
-            let changed = works.then(|| side.link.handle_timeout(now)).flatten();
-            if changed == Some(LinkState::Broken) {
+            if side.link.handle_timeout(now) {
                 events.broken.push(direction);
-            }
-            if changed.is_some() {
                 self.publish(direction, now);
             }
             self.speak(direction, frames(direction), now, &mut events);
@@ -158,18 +148,18 @@ impl AdapterMonitor {
     fn speak(&mut self, direction: Direction, frames: u64, now: u64, events: &mut MonitorEvents) {
         let (host, service) = (self.host_state, self.service);
         let Some(side) = &mut self.sides[direction.index()] else { return };
-        if !matches!(side.link.state(), LinkState::Up | LinkState::Sick) {
+        // A new connection has begun with a frame.
+        if side.link.state() != LinkState::Up {
             return;
         }
         if frames != side.frames {
             (side.frames, side.sent_at) = (frames, now);
         }
-        let link = if side.link.state() == LinkState::Sick { 3 } else { 2 };
         let word = DiagnosisWord::default()
             .with_host(host as u64)
             .with_service(service.into())
             .with_adapter(Condition::Ok as u64)
-            .with_link(link)
+            .with_link(LINK_UP)
             .0 as u16;
         let changed = word != side.sent_word;
         if changed {
@@ -227,4 +217,39 @@ impl AdapterMonitor {
 
 fn millis(now: Instant) -> u64 {
     now.as_nanos() / 1_000_000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// TCP works between two neighbours, and their packets are lost.
+    #[test]
+    fn a_link_that_connects_but_carries_no_frames_stays_broken() {
+        let torus: Dimensions = "2x1x1".parse().unwrap();
+        let here = NodeNumber(0);
+        let link = Direction::ALL.into_iter().find(|&direction| torus.neighbour(here, direction).is_some());
+        let link = link.unwrap();
+        let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
+        let (page, descriptor) = HealthPage::create().unwrap();
+        let seen = HealthPage::open(descriptor).unwrap();
+        let timers = Timers::default();
+        let mut monitor = AdapterMonitor::new(&torus, here, timers, page, true, at(0));
+        let state = || LinkState::from_code(seen.remote(link).link());
+        monitor.frame(link, 0, at(10));
+        assert_eq!(state(), LinkState::Up);
+        for connected in [1000, 2000, 3000] {
+            monitor.failed(link, at(connected - 500));
+            monitor.connected(link, at(connected));
+            for ms in 0..timers.link_bound() {
+                assert!(monitor.tick(|_| 1, at(connected + ms)).broken.is_empty());
+                assert_eq!(state(), LinkState::Broken);
+            }
+            assert_eq!(monitor.tick(|_| 1, at(connected + timers.link_bound())).broken, [link]);
+        }
+        monitor.connected(link, at(4000));
+        monitor.frame(link, 0, at(4010));
+        assert_eq!(state(), LinkState::Up);
+        assert_eq!(monitor.tick(|_| 1, at(4020)).words.len(), 1, "the neighbour is told everything again");
+    }
 }

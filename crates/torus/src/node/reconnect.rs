@@ -17,6 +17,8 @@ use crate::verbs::{Connected, LinkConnector, LinkError};
 const ATTEMPT: Duration = Duration::from_secs(5);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(2);
+/// A connection that breaks earlier counts as an attempt that failed.
+const STEADY: Duration = Duration::from_secs(5);
 
 /// The end of an attempt.
 #[derive(Debug)]
@@ -32,8 +34,34 @@ pub(super) enum Outcome {
 #[derive(Clone, Copy, Debug)]
 struct Attempt {
     busy: bool,
+    /// The newest connection, until it has broken.
+    connected_at: Option<Instant>,
     retry_at: Instant,
     back_off: Duration,
+}
+
+impl Attempt {
+    fn new(now: Instant) -> Attempt {
+        Attempt { busy: false, connected_at: None, retry_at: now, back_off: FIRST_BACK_OFF }
+    }
+
+    fn fail(&mut self, now: Instant) {
+        self.retry_at = now + self.back_off;
+        self.back_off = (2 * self.back_off).min(LONGEST_BACK_OFF);
+    }
+
+    /// Whether a link that is down should be dialled now.
+    fn is_due(&mut self, now: Instant) -> bool {
+        if self.busy {
+            return false;
+        }
+        match self.connected_at.take() {
+            Some(at) if now - at < STEADY => self.fail(now),
+            Some(_) => (self.retry_at, self.back_off) = (now, FIRST_BACK_OFF),
+            None => {}
+        }
+        now >= self.retry_at
+    }
 }
 
 /// Attempts to connect links, each on a thread of its own.
@@ -50,7 +78,7 @@ pub(super) struct Reconnector {
 impl Reconnector {
     pub(super) fn new(connector: LinkConnector, peers: Vec<String>) -> std::io::Result<Reconnector> {
         let (sender, outcomes) = mpsc::channel();
-        let attempt = Attempt { busy: false, retry_at: Instant::now(), back_off: FIRST_BACK_OFF };
+        let attempt = Attempt::new(Instant::now());
         Ok(Reconnector {
             connector: Arc::new(connector),
             peers,
@@ -73,25 +101,22 @@ impl Reconnector {
             Outcome::Accepted(..) => {}
             Outcome::Connected(direction, ..) => {
                 self.attempts[direction.index()].busy = false;
-                self.attempts[direction.index()].back_off = FIRST_BACK_OFF;
+                self.attempts[direction.index()].connected_at = Some(Instant::now());
             }
             Outcome::Failed(direction) => {
                 let attempt = &mut self.attempts[direction.index()];
                 attempt.busy = false;
-                attempt.retry_at = Instant::now() + attempt.back_off;
-                attempt.back_off = (2 * attempt.back_off).min(LONGEST_BACK_OFF);
+                attempt.fail(Instant::now());
             }
         }
         Some(outcome)
     }
 
     /// Whether a link that is down should be dialled now.
-    pub(super) fn is_due(&self, direction: Direction) -> bool {
-        let attempt = &self.attempts[direction.index()];
+    pub(super) fn is_due(&mut self, direction: Direction) -> bool {
         direction.sign == Sign::Plus
-            && !attempt.busy
-            && Instant::now() >= attempt.retry_at
             && self.connector.torus.neighbour(self.connector.here, direction).is_some()
+            && self.attempts[direction.index()].is_due(Instant::now())
     }
 
     /// Tries this link later.
@@ -154,5 +179,29 @@ impl Reconnector {
             }
             Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_break_at_once_are_dialled_less_and_less_often() {
+        let mut now = Instant::now();
+        let mut attempt = Attempt::new(now);
+        let mut pause = |attempt: &mut Attempt, lived| {
+            attempt.connected_at = Some(now);
+            now += lived;
+            let broken = now;
+            while !attempt.is_due(now) {
+                now += Duration::from_millis(10);
+            }
+            (now - broken).as_millis()
+        };
+        let short: Vec<_> = (0..7).map(|_| pause(&mut attempt, Duration::from_millis(120))).collect();
+        assert_eq!(short, [100, 200, 400, 800, 1600, 2000, 2000]);
+        assert_eq!(pause(&mut attempt, STEADY), 0);
+        assert_eq!(pause(&mut attempt, Duration::ZERO), 100);
     }
 }

@@ -293,7 +293,7 @@ impl SupervisorCore {
             .into_iter()
             .filter_map(|(node, direction)| self.reports.link(node, direction))
             .peekable();
-        ends.peek().is_some() && ends.all(|link| matches!(link, LinkState::Up | LinkState::Sick))
+        ends.peek().is_some() && ends.all(|link| link == LinkState::Up)
     }
 
     /// Whether a node is avoided, has an adapter that works, and takes orders. Others in these states are not avoided

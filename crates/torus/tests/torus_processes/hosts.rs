@@ -27,6 +27,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         ),
         trial("a_cut_link_is_avoided_until_it_returns", a_cut_link_is_avoided_until_it_returns),
         trial("a_link_with_a_silent_direction_is_avoided_until_it_returns", a_link_with_a_silent_direction),
+        trial(
+            "a_link_that_connects_but_carries_nothing_stays_avoided",
+            a_link_that_connects_but_carries_nothing,
+        ),
         trial("a_node_without_a_service_network_does_not_stop_a_change", a_node_without_a_service_network),
     ]
 }
@@ -209,6 +213,15 @@ fn a_link_with_a_silent_direction() -> TestResult {
         |hosts| neighbour(hosts, "replace THERE lladdr 02:00:00:00:00:01 nud permanent dev to1"),
         |hosts| neighbour(hosts, "delete THERE dev to1"),
     )
+}
+
+/// The packets between nodes 0 and 1 are dropped, and their other connections work: the link connects, and carries nothing.
+fn a_link_that_connects_but_carries_nothing() -> TestResult {
+    fn rule(hosts: &Hosts, verb: &str) {
+        let (host, there) = (hosts.host(NodeNumber(0)), address(NodeNumber(1)));
+        ip(&format!("-n {host} rule {verb} to {there} ipproto udp dport 4791 blackhole"));
+    }
+    a_link_is_avoided_until_it_returns("mute", |hosts| rule(hosts, "add"), |hosts| rule(hosts, "del"))
 }
 
 /// A launcher of a torus on the hosts, with a supervisor on their service network.
