@@ -63,12 +63,21 @@ pub struct CreditError {
     pub sent: u32,
 }
 
-/// Slots are filled, and freed, in ring order. Cumulative counts wrap.
+/// The slot that is `by` places behind another one in its ring.
+fn advance(slot: u16, by: u16, slots: u16) -> u16 {
+    ((u32::from(slot) + u32::from(by)) % u32::from(slots)) as u16
+}
+
+/// Slots are filled, and freed, in ring order. Cumulative counts wrap; slots are counted apart, as the number of slots need not
+/// divide the range of a count.
 #[derive(Clone, Debug)]
 pub(super) struct SlotRing {
     slots: u16,
     arrived: u32,
     freed: u32,
+    /// The slot of the next packet, and the oldest occupied one.
+    next: u16,
+    oldest: u16,
     /// Per slot: a packet has left it but an earlier one has not.
     released: Vec<bool>,
     waiting: VecDeque<Header>,
@@ -80,6 +89,8 @@ impl SlotRing {
             slots,
             arrived: 0,
             freed: 0,
+            next: 0,
+            oldest: 0,
             released: vec![false; slots.into()],
             waiting: VecDeque::with_capacity(slots.into()),
         }
@@ -87,10 +98,6 @@ impl SlotRing {
 
     pub(super) fn reset(&mut self) {
         *self = SlotRing::new(self.slots);
-    }
-
-    fn slot_of(&self, count: u32) -> u16 {
-        (count % u32::from(self.slots)) as u16
     }
 
     pub(super) fn occupied(&self) -> u16 {
@@ -120,18 +127,19 @@ impl SlotRing {
         if self.occupied() >= self.slots {
             return Err(SlotError::Overrun { slots: self.slots });
         }
-        let expected = self.slot_of(self.arrived);
-        if slot != expected {
-            return Err(SlotError::Order { found: slot, expected });
+        if slot != self.next {
+            return Err(SlotError::Order { found: slot, expected: self.next });
         }
         self.waiting.push_back(header);
+        self.next = advance(self.next, 1, self.slots);
         self.arrived = self.arrived.wrapping_add(1);
         Ok(())
     }
 
     pub(super) fn head(&self) -> Option<(Header, u16)> {
         let header = *self.waiting.front()?;
-        Some((header, self.slot_of(self.arrived.wrapping_sub(self.waiting.len() as u32))))
+        // No more wait than there are slots.
+        Some((header, advance(self.next, self.slots - self.waiting.len() as u16, self.slots)))
     }
 
     pub(super) fn take_head(&mut self) -> Option<(Header, u16)> {
@@ -146,17 +154,17 @@ impl SlotRing {
             return Err(not_taken);
         }
         // Distance of the slot from the oldest occupied one.
-        let distance = (index + self.slots - self.slot_of(self.freed)) % self.slots;
+        let distance = advance(index, self.slots - self.oldest, self.slots);
         let taken = usize::from(self.occupied()) - self.waiting.len();
         if usize::from(distance) >= taken || self.released[usize::from(index)] {
             return Err(not_taken);
         }
         self.released[usize::from(index)] = true;
         while self.occupied() > 0 {
-            let oldest = usize::from(self.slot_of(self.freed));
-            if !std::mem::take(&mut self.released[oldest]) {
+            if !std::mem::take(&mut self.released[usize::from(self.oldest)]) {
                 break;
             }
+            self.oldest = advance(self.oldest, 1, self.slots);
             self.freed = self.freed.wrapping_add(1);
         }
         Ok(())
@@ -169,11 +177,13 @@ pub(super) struct CreditAccount {
     slots: u16,
     sent: u32,
     freed: u32,
+    /// The slot of the next packet.
+    next: u16,
 }
 
 impl CreditAccount {
     pub(super) fn new(slots: u16) -> CreditAccount {
-        CreditAccount { slots, sent: 0, freed: 0 }
+        CreditAccount { slots, sent: 0, freed: 0, next: 0 }
     }
 
     pub(super) fn reset(&mut self) {
@@ -191,9 +201,9 @@ impl CreditAccount {
     /// Uses a credit: the slot to fill.
     pub(super) fn take(&mut self) -> Option<u16> {
         (self.available() > 0).then(|| {
-            let slot = (self.sent % u32::from(self.slots)) as u16;
             self.sent = self.sent.wrapping_add(1);
-            slot
+            let next = advance(self.next, 1, self.slots);
+            std::mem::replace(&mut self.next, next)
         })
     }
 
@@ -208,5 +218,40 @@ impl CreditAccount {
         }
         self.freed = freed;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::header::Kind;
+    use crate::topology::NodeNumber;
+
+    /// Counts wrap at 2³², which only powers of two divide.
+    #[test]
+    fn slots_keep_their_order_while_counts_wrap() {
+        let header = Header::new(Kind::Put, NodeNumber(0), NodeNumber(1));
+        let begin = u32::MAX - 20;
+        for slots in [1, 3, 5, 7, 8, 12, 255] {
+            let mut ring = SlotRing { arrived: begin, freed: begin, ..SlotRing::new(slots) };
+            let mut credits = CreditAccount { sent: begin, freed: begin, ..CreditAccount::new(slots) };
+            let mut released = Vec::new();
+            for round in 0..6 * usize::from(slots).max(8) {
+                // Some rounds fill the ring, and each frees a part of it.
+                while credits.available() > u16::from(round % 2 == 0) {
+                    let slot = credits.take().expect("available");
+                    ring.arrive(slot, header).expect("the next slot");
+                }
+                for _ in 0..(round % 3).max(1) {
+                    released.extend(ring.take_head().map(|(_, slot)| slot));
+                }
+                while let Some(slot) = released.pop() {
+                    ring.release(slot).expect("taken");
+                }
+                credits.handle(VirtualChannel(0), ring.freed()).expect("as many were sent");
+                assert_eq!(credits.available() + ring.occupied(), slots);
+            }
+            assert!(ring.freed() < begin, "the counts of {slots} slots have wrapped");
+        }
     }
 }
