@@ -1,7 +1,7 @@
 //! Lines of JSON over a TCP stream.
 
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -42,6 +42,21 @@ impl Lines {
     /// A second handle, for writing.
     pub(crate) fn writer(&self) -> io::Result<Lines> {
         Ok(Lines { stream: self.stream.try_clone()?, buffer: Vec::new() })
+    }
+
+    /// Ends the stream for all handles.
+    pub(crate) fn shut_down(&self) {
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+
+    /// Longest time of a read; `None` for no limit.
+    pub(crate) fn set_read_timeout(&self, limit: Option<Duration>) -> io::Result<()> {
+        self.stream.set_read_timeout(limit)
+    }
+
+    /// Bytes of a line whose end has not come.
+    pub(crate) fn unfinished(&self) -> usize {
+        self.buffer.len()
     }
 
     pub(crate) fn send(&mut self, message: &impl Serialize) -> io::Result<()> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, SystemTime};
 
@@ -15,6 +16,14 @@ use super::{FromSupervisor, SupervisorCore, ToSupervisor, Who};
 
 /// Looks at reports that are overdue, in a period of reports.
 const TICKS: u32 = 5;
+/// A client that has not shown the run's key by then is disconnected.
+const HELLO: Duration = Duration::from_secs(2);
+/// Longest first line.
+const HELLO_BYTES: usize = 4096;
+/// Clients that have not shown the key; others wait to be accepted.
+const STRANGERS: usize = 64;
+/// Pause after a connection could not be accepted, and while there are too many strangers.
+const PAUSE: Duration = Duration::from_millis(20);
 /// Interval of attempts to reach a lower supervisor.
 const REDIAL: Duration = Duration::from_millis(100);
 
@@ -34,7 +43,8 @@ pub struct SupervisorOptions {
 }
 
 enum Input {
-    Connected(u64, Lines),
+    /// A peer has shown the run's key.
+    Connected(u64, Lines, Who),
     Message(u64, ToSupervisor),
     Closed(u64),
     /// A lower supervisor lives, or does not.
@@ -45,8 +55,14 @@ enum Input {
 
 struct Peer {
     lines: Lines,
-    /// Once it has shown the run's key.
-    who: Option<Who>,
+    who: Who,
+}
+
+impl Drop for Peer {
+    /// Its reader has a handle of its own.
+    fn drop(&mut self) {
+        self.lines.shut_down();
+    }
 }
 
 /// Runs a supervisor until its standard input ends. Prints `{"listening": ADDRESS}`.
@@ -59,7 +75,7 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
     let line = serde_json::json!({ "listening": listener.local_addr()?.to_string() });
     writeln!(io::stdout(), "{line}")?;
     let (sender, inputs) = mpsc::channel();
-    accept_all(listener, sender.clone());
+    accept_all(listener, options.key, sender.clone());
     for (at, address) in options.lower.iter().enumerate() {
         follow(at, address.clone(), options, sender.clone());
     }
@@ -72,27 +88,76 @@ pub fn run(options: &SupervisorOptions) -> io::Result<()> {
     Ok(())
 }
 
-fn accept_all(listener: TcpListener, sender: Sender<Input>) {
+fn accept_all(listener: TcpListener, key: u64, sender: Sender<Input>) {
     std::thread::spawn(move || {
-        for (number, stream) in (0_u64..).zip(listener.incoming().map_while(Result::ok)) {
-            let sender = sender.clone();
-            std::thread::spawn(move || read_all(number, stream, &sender));
+        // Each reader holds a clone until its client has shown the key.
+        let strangers = Arc::new(());
+        let mut number = 0;
+        loop {
+            while Arc::strong_count(&strangers) > STRANGERS {
+                std::thread::sleep(PAUSE);
+            }
+            match listener.accept() {
+                Ok((stream, address)) => {
+                    let (sender, stranger) = (sender.clone(), Arc::clone(&strangers));
+                    number += 1;
+                    let work = move || match receive_hello(stream, key) {
+                        Ok((lines, who, messages)) => {
+                            drop(stranger);
+                            read_all(number, lines, who, messages, &sender);
+                        }
+                        Err(cause) => tracing::warn!("{address} is refused: {cause}"),
+                    };
+                    if let Err(error) = std::thread::Builder::new().spawn(work) {
+                        tracing::warn!("{address} is refused: {error}");
+                    }
+                }
+                // There may be descriptors again later.
+                Err(error) => {
+                    tracing::warn!("a connection could not be accepted: {error}");
+                    std::thread::sleep(PAUSE);
+                }
+            }
         }
     });
 }
 
-fn read_all(number: u64, stream: TcpStream, sender: &Sender<Input>) {
-    let Ok(mut lines) = Lines::new(stream) else { return };
-    let Ok(writer) = lines.writer() else { return };
-    let mut open = sender.send(Input::Connected(number, writer)).is_ok();
-    while open {
-        match lines.read() {
-            Ok(messages) => {
-                open =
-                    messages.into_iter().all(|message| sender.send(Input::Message(number, message)).is_ok());
-            }
-            Err(_) => open = false,
+/// Reads until a client has shown the run's key. Returns who it is, and what it sent behind.
+fn receive_hello(stream: TcpStream, key: u64) -> io::Result<(Lines, Who, Vec<ToSupervisor>)> {
+    let invalid = |cause: &str| io::Error::new(io::ErrorKind::InvalidData, cause.to_owned());
+    let mut lines = Lines::new(stream)?;
+    lines.set_read_timeout(Some(HELLO))?;
+    let start = std::time::Instant::now();
+    let mut messages = Vec::new();
+    while messages.is_empty() {
+        messages = lines.read()?;
+        if messages.is_empty() && (start.elapsed() >= HELLO || lines.unfinished() > HELLO_BYTES) {
+            return Err(invalid("its first line has no end"));
         }
+    }
+    let ToSupervisor::Hello { key: theirs, who } = messages.remove(0) else {
+        return Err(invalid("it does not show a key"));
+    };
+    if theirs != key {
+        return Err(invalid("it has not the run's key"));
+    }
+    lines.set_read_timeout(None)?;
+    Ok((lines, who, messages))
+}
+
+fn read_all(number: u64, mut lines: Lines, who: Who, messages: Vec<ToSupervisor>, sender: &Sender<Input>) {
+    let Ok(writer) = lines.writer() else { return };
+    let mut read = Ok(messages);
+    if sender.send(Input::Connected(number, writer, who)).is_err() {
+        return;
+    }
+    while let Ok(messages) = read {
+        for message in messages {
+            if sender.send(Input::Message(number, message)).is_err() {
+                return;
+            }
+        }
+        read = lines.read();
     }
     let _ = sender.send(Input::Closed(number));
 }
@@ -143,7 +208,6 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
 
 struct Supervisor {
     core: SupervisorCore,
-    key: u64,
     peers: BTreeMap<u64, Peer>,
     /// Whether each lower supervisor lives; unknown at the start.
     lower: Vec<Option<bool>>,
@@ -158,7 +222,6 @@ impl Supervisor {
         let index = options.lower.len() as u16;
         Supervisor {
             core: SupervisorCore::new(options.dimensions, index, options.timers),
-            key: options.key,
             peers: BTreeMap::new(),
             lower: vec![None; options.lower.len()],
             origin: std::time::Instant::now(),
@@ -196,29 +259,22 @@ impl Supervisor {
     fn handle(&mut self, input: Input) {
         let now = self.now();
         match input {
-            Input::Connected(number, lines) => {
-                self.peers.insert(number, Peer { lines, who: None });
+            Input::Connected(number, mut lines, who) => {
+                if let Who::Node { node, incarnation } = who {
+                    if let Some(lost) = self.core.announced()
+                        && lines.send(&FromSupervisor::Lost(lost.clone())).is_err()
+                    {
+                        lines.shut_down();
+                        return;
+                    }
+                    self.core.handle_node(node, incarnation);
+                }
+                self.peers.insert(number, Peer { lines, who });
             }
             Input::Closed(number) => drop(self.peers.remove(&number)),
             Input::Lower(at, lives) => self.lower[at] = Some(lives),
-            Input::Message(number, ToSupervisor::Hello { key, who }) => {
-                let Some(peer) = self.peers.get_mut(&number) else { return };
-                if key != self.key {
-                    tracing::warn!("a peer of another run (key {key:016x}) is refused");
-                    self.peers.remove(&number);
-                    return;
-                }
-                peer.who = Some(who);
-                let Who::Node { node, incarnation } = who else { return };
-                if let Some(lost) = self.core.announced()
-                    && peer.lines.send(&FromSupervisor::Lost(lost.clone())).is_err()
-                {
-                    self.peers.remove(&number);
-                }
-                self.core.handle_node(node, incarnation);
-            }
             Input::Message(number, message) => {
-                let Some(who) = self.peers.get(&number).and_then(|peer| peer.who) else { return };
+                let Some(who) = self.peers.get(&number).map(|peer| peer.who) else { return };
                 match message {
                     ToSupervisor::Report { node, page } => self.core.handle_report(node, page, now),
                     ToSupervisor::Answer(answer) => {
@@ -265,11 +321,49 @@ impl Supervisor {
 
     fn send(&mut self, message: &FromSupervisor, to: impl Fn(Who) -> bool) {
         let mut failed = Vec::new();
-        for (&number, peer) in self.peers.iter_mut().filter(|(_, peer)| peer.who.is_some_and(&to)) {
+        for (&number, peer) in self.peers.iter_mut().filter(|(_, peer)| to(peer.who)) {
             if peer.lines.send(message).is_err() {
                 failed.push(number);
             }
         }
         failed.into_iter().for_each(|number| drop(self.peers.remove(&number)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Waits until the supervisor has closed a connection.
+    fn await_end(mut stream: TcpStream) {
+        stream.set_read_timeout(Some(10 * HELLO)).unwrap();
+        // Closed, also with bytes that were not read.
+        let end = stream.read(&mut [0]);
+        assert!(matches!(&end, Ok(0)) || end.is_err_and(|error| !waits(&error)));
+    }
+
+    #[test]
+    fn clients_without_the_key_are_disconnected_and_take_no_place_for_long() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, inputs) = mpsc::channel();
+        accept_all(listener, 7, sender);
+        let connect = || TcpStream::connect(address).unwrap();
+        let hello = |key| {
+            let mut lines = Lines::new(connect()).unwrap();
+            lines.send(&ToSupervisor::Hello { key, who: Who::Watcher }).unwrap();
+            lines
+        };
+        let silent: Vec<_> = (0..STRANGERS + 8).map(|_| connect()).collect();
+        let mut wrong = hello(8);
+        wrong.set_read_timeout(Some(10 * HELLO)).unwrap();
+        let right = hello(7);
+        let input = inputs.recv_timeout(10 * HELLO).unwrap();
+        assert!(matches!(input, Input::Connected(_, _, Who::Watcher)));
+        assert!(wrong.read::<FromSupervisor>().is_err_and(|error| !waits(&error)));
+        silent.into_iter().for_each(await_end);
+        drop(right);
+        assert!(matches!(inputs.recv_timeout(10 * HELLO).unwrap(), Input::Closed(_)));
+        assert!(inputs.try_recv().is_err(), "no stranger is a peer");
     }
 }

@@ -11,7 +11,7 @@ use millstream_torus::TorusNode;
 use millstream_torus::health_page::HealthPage;
 use millstream_torus::launch::{LaunchError, LaunchedTorus, Launcher};
 use millstream_torus_core::{Axis, Direction, NodeNumber, Sign};
-use rustix::process::Signal;
+use rustix::process::{Pid, Resource, Rlimit, Signal};
 
 use super::returning::{health_page, is_well};
 use super::{LONG, PERIOD_FACTOR, application, await_end, await_state, kill, launcher};
@@ -23,6 +23,9 @@ pub(crate) fn trials() -> Vec<Trial> {
             without_supervisors().map_err(failed)
         }),
         Trial::test("a_supervisor_that_is_started_again_acts_again", move || started_again().map_err(failed)),
+        Trial::test("a_supervisor_without_descriptors_accepts_again", move || {
+            without_descriptors().map_err(failed)
+        }),
         Trial::test("lost_nodes_stay_known_when_supervisors_change", move || {
             lost_nodes_stay_known().map_err(failed)
         }),
@@ -94,6 +97,22 @@ fn started_again() -> Result<(), LaunchError> {
     await_state(&torus, "supervisor 0 acts again", |state| state.supervisor == 0 && is_well(state));
     assert_eq!(torus.ended_supervisors(), Vec::<usize>::new());
     torus.run(&application("conformance"))?;
+    torus.finish().map(drop)
+}
+
+fn without_descriptors() -> Result<(), LaunchError> {
+    let torus = Launcher { supervisors: 1, ..launcher("1x1x1") }.launch()?;
+    await_state(&torus, "all nodes are well", is_well);
+    let pid = Pid::from_raw(torus.supervisor_pid(0).expect("started") as i32);
+    let limit = |current| {
+        let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
+        let earlier = rustix::process::prlimit(pid, Resource::Nofile, Rlimit { current, maximum });
+        earlier.expect("our own child").current
+    };
+    let before = limit(Some(3));
+    assert!(torus.state().is_none(), "there is no descriptor for a watcher");
+    limit(before);
+    await_state(&torus, "the supervisor answers", is_well);
     torus.finish().map(drop)
 }
 
