@@ -11,7 +11,7 @@ use millstream_shm::EventFd;
 use millstream_torus_core::topology::DIRECTIONS;
 use millstream_torus_core::{Direction, Sign};
 
-use crate::verbs::{Connected, LinkConnector, LinkError};
+use crate::verbs::{Connected, LinkConnector, LinkError, Strangers};
 
 /// Longest time of an attempt.
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -69,6 +69,7 @@ impl Attempt {
 pub(super) struct Reconnector {
     connector: Arc<LinkConnector>,
     peers: Vec<String>,
+    strangers: Strangers,
     attempts: [Attempt; DIRECTIONS],
     sender: Sender<Outcome>,
     outcomes: Receiver<Outcome>,
@@ -82,6 +83,7 @@ impl Reconnector {
         Ok(Reconnector {
             connector: Arc::new(connector),
             peers,
+            strangers: Strangers::default(),
             attempts: [attempt; DIRECTIONS],
             sender,
             outcomes,
@@ -167,17 +169,13 @@ impl Reconnector {
         });
     }
 
-    /// Accepts a connection and reads which link it is, without waiting here.
+    /// Accepts a connection. Its link is known when its other end has proved that it knows the key, without waiting here.
     pub(super) fn accept(&self, listener: &Listener) {
-        let Ok((mut stream, address)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
-        let (connector, sender, wake) =
-            (Arc::clone(&self.connector), self.sender.clone(), Arc::clone(&self.wake));
-        std::thread::spawn(move || match connector.receive_hello(&mut stream) {
-            Ok(direction) => {
-                let _ = sender.send(Outcome::Accepted(direction, stream));
-                wake.signal();
-            }
-            Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
+        let Ok((stream, _)) = listener.accept(Deadline::after(Duration::ZERO)) else { return };
+        let (sender, wake) = (self.sender.clone(), Arc::clone(&self.wake));
+        self.connector.accept(&self.strangers, stream, move |direction, stream| {
+            let _ = sender.send(Outcome::Accepted(direction, stream));
+            wake.signal();
         });
     }
 }

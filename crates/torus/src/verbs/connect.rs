@@ -1,7 +1,8 @@
 //! Connections to all neighbours: a node dials in positive directions and accepts in negative ones.
 
-use std::io::{self, Read, Write};
+use std::io;
 use std::net::TcpStream;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use millstream_rdma::connect::{ConnectError, ConnectedQueuePair, Listener, dial};
@@ -12,11 +13,12 @@ use millstream_rdma::{
 use millstream_torus_core::{Dimensions, Direction, NodeNumber, Sign};
 
 use super::handshake::{Identity, LocalEnd, Mismatch};
+use super::proof::{self, Strangers};
 use super::{KEEPALIVES, PLACES, RECEIVE, VerbsLinks, link_bits};
 use crate::engine::EngineOptions;
 
-/// First bytes of a link's stream; the direction as the dialling node sees it follows.
-const MAGIC: [u8; 7] = *b"mtorus1";
+/// Interval of looks at links that are being connected.
+const LOOK: Duration = Duration::from_millis(20);
 
 /// Why links cannot be connected.
 #[derive(Debug, thiserror::Error)]
@@ -42,6 +44,18 @@ pub enum LinkError {
         address: String,
         /// The difference.
         cause: Mismatch,
+    },
+    /// The other end and this one do not know the same key.
+    #[error("link {direction} to {node} at {address}: {cause}")]
+    Key {
+        /// The direction.
+        direction: Direction,
+        /// The expected neighbour.
+        node: NodeNumber,
+        /// Its address.
+        address: String,
+        /// The cause.
+        cause: io::Error,
     },
     /// The peer is not a node of a torus.
     #[error("{address} connected, but is not a node of a torus: {cause}")]
@@ -130,19 +144,34 @@ impl LinkConnector {
     ) -> Result<Connected, LinkError> {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
         let failed = |cause| LinkError::Connect { direction, node, cause };
-        let mut stream = dial(address, deadline).map_err(failed)?;
-        stream.write_all(&MAGIC)?;
-        stream.write_all(&[direction.index() as u8])?;
+        let stream = dial(address, deadline).map_err(failed)?;
+        proof::dial(&stream, self.key, direction, deadline).map_err(|cause| LinkError::Key {
+            direction,
+            node,
+            address: address.to_owned(),
+            cause,
+        })?;
         self.finish(direction, stream, incarnation, deadline)
     }
 
-    /// The link that a neighbour wants to connect, as this node sees it.
-    pub(crate) fn receive_hello(&self, stream: &mut TcpStream) -> io::Result<Direction> {
-        let mine = receive_hello(stream)?.reversed();
-        match self.torus.neighbour(self.here, mine) {
-            Some(_) => Ok(mine),
-            None => Err(io::Error::new(io::ErrorKind::InvalidData, format!("there is no link {mine}"))),
-        }
+    /// Accepts a connection, and gives it to `then` with its link, as this node sees it, if its other end knows the run's
+    /// key.
+    pub(crate) fn accept(
+        &self,
+        strangers: &Strangers,
+        stream: TcpStream,
+        then: impl FnOnce(Direction, TcpStream) + Send + 'static,
+    ) {
+        let (torus, here) = (self.torus, self.here);
+        strangers.accept(stream, self.key, move |theirs, stream| {
+            let link = theirs.reversed();
+            match torus.neighbour(here, link) {
+                Some(_) => then(link, stream),
+                None => {
+                    tracing::warn!("{here}: a node of this torus dials link {link}, which does not exist")
+                }
+            }
+        });
     }
 }
 
@@ -157,44 +186,47 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
     let neighbours: Vec<_> = (Direction::ALL.into_iter())
         .filter_map(|direction| Some((direction, parts.torus.neighbour(parts.here, direction)?)))
         .collect();
-    let link = &LinkConnector::new(links, parts)?;
+    let link = Arc::new(LinkConnector::new(links, parts)?);
+    let strangers = Strangers::default();
+    let ((proved, accepted), (done, results)) = (mpsc::channel(), mpsc::channel());
+    let begin = |work: Box<dyn FnOnce(&LinkConnector) -> Result<Connected, LinkError> + Send>| {
+        let (link, done) = (Arc::clone(&link), done.clone());
+        std::thread::spawn(move || done.send(work(&link)));
+    };
+    let deadline = parts.deadline;
+    for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
+        let address = parts.peers.get(node.index()).cloned().unwrap_or_default();
+        begin(Box::new(move |link| link.dial(direction, &address, 0, deadline)));
+    }
+    let mut waiting: Vec<_> =
+        neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
     let mut connected = Vec::new();
-    std::thread::scope(|scope| -> Result<(), LinkError> {
-        let mut threads = Vec::new();
-        for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
-            let work = move || -> Result<_, LinkError> {
-                let address = parts.peers.get(node.index()).map_or("", String::as_str);
-                link.dial(direction, address, 0, parts.deadline)
-            };
-            threads.push(scope.spawn(work));
-        }
-        let mut waiting: Vec<_> =
-            neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
-        while let Some(&(direction, node)) = waiting.first() {
-            let missing = |cause| LinkError::Missing { direction, node, cause };
-            let (mut stream, address) = parts.listener.accept(parts.deadline).map_err(missing)?;
-            match receive_hello(&mut stream) {
-                Ok(theirs) => {
-                    let mine = theirs.reversed();
-                    let Some(at) = waiting.iter().position(|&(direction, _)| direction == mine) else {
-                        let cause = format!("there is no link {mine} to connect");
-                        return Err(LinkError::NotANode { address: address.to_string(), cause });
-                    };
-                    let (direction, _) = waiting.remove(at);
-                    threads.push(scope.spawn(move || link.finish(direction, stream, 0, parts.deadline)));
+    while connected.len() < neighbours.len() {
+        if let Some(&(direction, node)) = waiting.first() {
+            match parts.listener.accept(Deadline::after(LOOK)) {
+                Ok((stream, _)) => {
+                    let proved = proved.clone();
+                    link.accept(&strangers, stream, move |direction, stream| {
+                        let _ = proved.send((direction, stream));
+                    });
                 }
-                // A stranger must not keep the neighbours out.
-                Err(cause) => tracing::warn!("{address} is not a node of a torus: {cause}"),
+                Err(cause) if deadline.passed() => return Err(LinkError::Missing { direction, node, cause }),
+                Err(_) => {}
             }
+        } else {
+            // Each thread gives up at the deadline.
+            connected.extend(results.recv().ok().transpose()?);
         }
-        for thread in threads {
-            match thread.join() {
-                Ok(done) => connected.push(done?),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+        while let Ok((direction, stream)) = accepted.try_recv() {
+            // Nobody knows the key but the neighbours: this one dials for the second time.
+            let Some(at) = waiting.iter().position(|&(other, _)| other == direction) else { continue };
+            waiting.remove(at);
+            begin(Box::new(move |link| link.finish(direction, stream, 0, deadline)));
         }
-        Ok(())
-    })?;
+        while let Ok(result) = results.try_recv() {
+            connected.push(result?);
+        }
+    }
     let mut streams = Vec::new();
     for (direction, pair, slots, credits, stream) in connected {
         links.connected(direction, 0, pair.pair, slots, credits);
@@ -219,17 +251,6 @@ fn remote(links: &VerbsLinks) -> Result<(RemoteMemory, RemoteMemory), LinkError>
     Ok((of(&links.slots).map_err(io::Error::from)?, of(&links.credits).map_err(io::Error::from)?))
 }
 
-/// Reads which link a neighbour wants to connect.
-fn receive_hello(stream: &mut TcpStream) -> io::Result<Direction> {
-    let mut hello = [0; 8];
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-    stream.read_exact(&mut hello)?;
-    let direction = Direction::from_index(hello[7].into()).filter(|direction| direction.sign == Sign::Plus);
-    direction
-        .filter(|_| hello[..7] == MAGIC)
-        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("it sent {hello:02x?}")))
-}
-
 pub(crate) type Connected = (Direction, ConnectedQueuePair, RemoteMemory, RemoteMemory, TcpStream);
 
 impl LinkConnector {
@@ -242,7 +263,7 @@ impl LinkConnector {
         deadline: Deadline,
     ) -> Result<Connected, LinkError> {
         let node = self.torus.neighbour(self.here, direction).unwrap_or_default();
-        let local = LocalEnd { torus: self.torus, here: self.here, key: self.key, options: self.options };
+        let local = LocalEnd { torus: self.torus, here: self.here, options: self.options };
         let receives = VerbsLinks::receives(&self.options);
         let options = RcOptions {
             send_depth: u32::from(PLACES + KEEPALIVES),

@@ -1,4 +1,4 @@
-//! What two neighbours tell each other before they connect.
+//! What two neighbours tell each other before they connect. Both have proved that they know the run's key.
 
 use millstream_rdma::RemoteMemory;
 use millstream_torus_core::{Dimensions, Direction, NodeNumber};
@@ -6,15 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::EngineOptions;
 
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// A node, and the torus that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     version: u32,
     dimensions: String,
-    /// The run's key: nodes of different runs do not connect.
-    key: u64,
     node: u16,
     /// Direction of the link, as this node sees it.
     direction: u8,
@@ -41,7 +39,6 @@ pub struct Mismatch {
 pub(super) struct LocalEnd {
     pub(super) torus: Dimensions,
     pub(super) here: NodeNumber,
-    pub(super) key: u64,
     pub(super) options: EngineOptions,
 }
 
@@ -55,7 +52,6 @@ impl Identity {
         Identity {
             version: VERSION,
             dimensions: local.torus.to_string(),
-            key: local.key,
             node: local.here.0,
             direction: direction.index() as u8,
             packet: local.options.packet,
@@ -72,10 +68,9 @@ impl Identity {
         direction: Direction,
     ) -> Result<(RemoteMemory, RemoteMemory), Mismatch> {
         let neighbour = local.torus.neighbour(local.here, direction).unwrap_or_default();
-        let fields: [(&'static str, String, String); 7] = [
+        let fields: [(&'static str, String, String); 6] = [
             ("version", self.version.to_string(), VERSION.to_string()),
             ("dimensions", self.dimensions.clone(), local.torus.to_string()),
-            ("key", format!("{:016x}", self.key), format!("{:016x}", local.key)),
             ("node", self.node.to_string(), neighbour.0.to_string()),
             ("direction", self.direction.to_string(), direction.reversed().index().to_string()),
             ("packet", self.packet.to_string(), local.options.packet.to_string()),

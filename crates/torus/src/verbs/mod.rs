@@ -16,10 +16,12 @@
 mod connect;
 mod early;
 mod handshake;
+mod proof;
 
 pub(crate) use connect::{Connected, LinkConnector, LinkStream, connect_all};
 pub use connect::{LinkError, Links as Connections};
 pub use handshake::{Identity, Mismatch};
+pub(crate) use proof::Strangers;
 
 use std::io;
 use std::sync::Arc;
@@ -603,14 +605,51 @@ mod tests {
             let dialled = scope.spawn(|| {
                 dials.connector.dial(link, &address, incarnations[0], Deadline::after(LONG)).unwrap()
             });
-            let (mut stream, _) = listener.accept().unwrap();
-            let direction = accepts.connector.receive_hello(&mut stream).unwrap();
+            let (stream, _) = listener.accept().unwrap();
+            let (sender, proved) = std::sync::mpsc::channel();
+            accepts.connector.accept(&Strangers::default(), stream, move |direction, stream| {
+                sender.send((direction, stream)).unwrap();
+            });
+            let (direction, stream) = proved.recv_timeout(LONG).unwrap();
             let deadline = Deadline::after(LONG);
             let accepted = accepts.connector.finish(direction, stream, incarnations[1], deadline).unwrap();
             [dialled.join().unwrap(), accepted]
         });
         let [dialled, accepted] = connected;
         [(dialled, incarnations[0]), (accepted, incarnations[1])]
+    }
+
+    /// Strangers connect first: one that says nothing, and one that names a link.
+    #[test]
+    fn strangers_do_not_keep_neighbours_out_at_the_start() {
+        use std::io::Write as _;
+
+        let device = millstream_rdma::device::open(&DeviceSelector::from_environment()).unwrap();
+        let torus: Dimensions = "2x1x1".parse().unwrap();
+        let listeners = [(); 2].map(|()| millstream_rdma::connect::listen("127.0.0.1:0").unwrap());
+        let peers = listeners.each_ref().map(|listener| listener.address().to_string());
+        let connect = || {
+            let mut streams = peers.each_ref().map(|address| std::net::TcpStream::connect(address).unwrap());
+            streams.iter_mut().for_each(|stream| stream.write_all(b"mtorus2").unwrap());
+            streams
+        };
+        let (_silent, mut named) = (connect(), connect());
+        let hello = std::array::from_fn::<u8, 33, _>(|_| 0);
+        named.iter_mut().for_each(|stream| stream.write_all(&hello).unwrap());
+        std::thread::scope(|scope| {
+            for (listener, node) in listeners.iter().zip(torus.all()) {
+                let (device, peers) = (&device, &peers);
+                scope.spawn(move || {
+                    let End { mut links, queue, .. } = End::new(device, torus, node);
+                    let options = EngineOptions::default();
+                    let deadline = Deadline::after(LONG);
+                    let (queue, here, key) = (&queue, node, 1);
+                    let parts =
+                        Connections { device, queue, torus, here, key, options, listener, peers, deadline };
+                    assert_eq!(connect_all(&mut links, &parts).unwrap().len(), 1);
+                });
+            }
+        });
     }
 
     /// The other end may still forward packets of the former connection from its slots.
