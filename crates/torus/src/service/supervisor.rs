@@ -36,7 +36,7 @@ pub struct SupervisorOptions {
     pub key: u64,
     /// Address for reports, for example `127.0.0.1:0`.
     pub listen: String,
-    /// Addresses of lower supervisors. This one acts only if none of them lives.
+    /// Addresses of lower supervisors. This one begins to act only if none of them lives, and ends when one of them acts.
     pub lower: Vec<String>,
     /// Periods of reports.
     pub timers: Timers,
@@ -47,10 +47,19 @@ enum Input {
     Connected(u64, Lines, Who),
     Message(u64, ToSupervisor),
     Closed(u64),
-    /// A lower supervisor lives, or does not.
-    Lower(usize, bool),
+    Lower(usize, Lower),
     /// The launcher ended.
     End,
+}
+
+/// A lower supervisor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lower {
+    /// It lives and does not act, or nothing is known yet.
+    Waits,
+    Acts,
+    /// It does not live.
+    Lost,
 }
 
 struct Peer {
@@ -167,7 +176,7 @@ fn waits(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
 }
 
-/// Follows a lower supervisor: it lives while its states come.
+/// Follows a lower supervisor: it lives while its states come, and they say whether it acts.
 fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sender<Input>) {
     let report = Duration::from_millis(options.timers.report);
     let silence = options.timers.missed_reports * report;
@@ -187,10 +196,14 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
                     let read = lines.read::<FromSupervisor>();
                     let now = clock.advance(origin.elapsed());
                     match read {
-                        Ok(_) => {
+                        Ok(messages) => {
                             heard = now;
-                            if sender.send(Input::Lower(at, true)).is_err() {
-                                return;
+                            for message in messages {
+                                let FromSupervisor::State(state) = message else { continue };
+                                let lower = if state.acting { Lower::Acts } else { Lower::Waits };
+                                if sender.send(Input::Lower(at, lower)).is_err() {
+                                    return;
+                                }
                             }
                         }
                         Err(error) if waits(&error) && now - heard < silence => {}
@@ -198,7 +211,7 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
                     }
                 }
             }
-            if sender.send(Input::Lower(at, false)).is_err() {
+            if sender.send(Input::Lower(at, Lower::Lost)).is_err() {
                 return;
             }
             std::thread::sleep(REDIAL);
@@ -209,8 +222,7 @@ fn follow(at: usize, address: String, options: &SupervisorOptions, sender: Sende
 struct Supervisor {
     core: SupervisorCore,
     peers: BTreeMap<u64, Peer>,
-    /// Whether each lower supervisor lives; unknown at the start.
-    lower: Vec<Option<bool>>,
+    lower: Vec<Lower>,
     origin: std::time::Instant,
     clock: ObserverClock,
     last_sent: Instant,
@@ -223,7 +235,7 @@ impl Supervisor {
         Supervisor {
             core: SupervisorCore::new(options.dimensions, index, options.timers),
             peers: BTreeMap::new(),
-            lower: vec![None; options.lower.len()],
+            lower: vec![Lower::Waits; options.lower.len()],
             origin: std::time::Instant::now(),
             clock: ObserverClock::new(Duration::from_millis(options.timers.report)),
             last_sent: Instant::default(),
@@ -272,7 +284,7 @@ impl Supervisor {
                 self.peers.insert(number, Peer { lines, who });
             }
             Input::Closed(number) => drop(self.peers.remove(&number)),
-            Input::Lower(at, lives) => self.lower[at] = Some(lives),
+            Input::Lower(at, lower) => self.lower[at] = lower,
             Input::Message(number, message) => {
                 let Some(who) = self.peers.get(&number).map(|peer| peer.who) else { return };
                 match message {
@@ -294,12 +306,13 @@ impl Supervisor {
 
     fn tick(&mut self) {
         let now = self.now();
-        if self.lower.iter().all(|lives| *lives == Some(false)) {
+        // One that has judged nothing would change routes as if nobody were dead. Until then a higher one goes on.
+        if self.lower.iter().all(|&lower| lower == Lower::Lost) && self.core.has_judged() {
             // Terms grow with time, so a supervisor that is started again has a higher one than it had. Nodes that refuse it,
             // because the clock was set back, make it take a higher one.
             let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
             self.core.act(time.as_micros() as u64);
-        } else if self.lower.contains(&Some(true)) {
+        } else if self.lower.contains(&Lower::Acts) {
             self.core.step_back();
         }
         let changed = self.core.handle_time(now);
@@ -332,6 +345,10 @@ impl Supervisor {
 
 #[cfg(test)]
 mod tests {
+    use millstream_health::HostReport;
+    use millstream_health::registers::Condition;
+    use millstream_torus_core::NodeNumber;
+
     use super::*;
 
     /// Waits until the supervisor has closed a connection.
@@ -365,5 +382,31 @@ mod tests {
         drop(right);
         assert!(matches!(inputs.recv_timeout(10 * HELLO).unwrap(), Input::Closed(_)));
         assert!(inputs.try_recv().is_err(), "no stranger is a peer");
+    }
+
+    #[test]
+    fn a_supervisor_acts_when_it_has_judged_and_until_a_lower_one_acts() {
+        let options = SupervisorOptions {
+            dimensions: "1x1x1".parse().unwrap(),
+            key: 7,
+            listen: String::new(),
+            lower: vec![String::new()],
+            timers: Timers::default(),
+        };
+        let mut supervisor = Supervisor::new(&options);
+        let mut acts = |lower, reports| {
+            supervisor.handle(Input::Lower(0, lower));
+            if reports {
+                let (ok, neighbours) = (Condition::Ok, Default::default());
+                let page = HostReport { host: ok, adapter: ok, neighbours };
+                supervisor.core.handle_report(NodeNumber(0), page, Instant::default());
+            }
+            (0..2).for_each(|_| supervisor.tick());
+            supervisor.core.is_acting()
+        };
+        assert!(!acts(Lower::Waits, false) && !acts(Lower::Lost, false), "it has no reports");
+        assert!(!acts(Lower::Waits, true) && acts(Lower::Lost, true));
+        assert!(acts(Lower::Waits, true), "the lower one was started again and has judged nothing");
+        assert!(!acts(Lower::Acts, true) && !acts(Lower::Waits, true) && acts(Lower::Lost, true));
     }
 }

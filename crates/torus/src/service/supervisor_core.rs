@@ -14,6 +14,8 @@ use super::message::{Change, LostNodes, NodeRow, TorusState};
 
 /// Time for all nodes to report before a missing one counts.
 const START: Duration = Duration::from_secs(10);
+/// The same in periods of reports, for a host monitor whose node process is there: each process had the time to connect again.
+const MONITOR_PERIODS: u32 = 10;
 /// Interval in which orders without an answer are sent again.
 const REPEAT: Duration = Duration::from_millis(200);
 /// A node that answers no order for so many periods of reports is avoided, so that the others' routes can change.
@@ -51,6 +53,8 @@ pub struct SupervisorCore {
     repeat_at: Instant,
     /// Enough nodes have reported, or had the time to.
     has_judged: bool,
+    /// Since when only reports of nodes are missing whose processes are there.
+    monitors_missing: Option<Instant>,
     /// The list of lost nodes that nodes have.
     announced: Option<LostNodes>,
     changes: Vec<Change>,
@@ -77,6 +81,7 @@ impl SupervisorCore {
             highest: Ballot::default(),
             repeat_at: Instant::default(),
             has_judged: false,
+            monitors_missing: None,
             announced: None,
             changes: Vec::new(),
         }
@@ -174,11 +179,10 @@ impl SupervisorCore {
                 self.reports.handle_silence(node);
             }
         }
-        let all_reported = self.reported.len() == self.torus.nodes();
-        if !all_reported && now < Instant::default() + START {
+        self.has_judged = self.has_judged || self.can_judge(now);
+        if !self.has_judged {
             return false;
         }
-        self.has_judged = true;
         let changed = self.update_states(now);
         self.avoid(now);
         self.avoid_silent(now);
@@ -197,6 +201,32 @@ impl SupervisorCore {
             }
         }
         changed
+    }
+
+    /// Whether it has judged the nodes: it knows who is dead.
+    #[must_use]
+    pub fn has_judged(&self) -> bool {
+        self.has_judged
+    }
+
+    /// Whether all nodes have reported, or had the time to. If the process of a node has connected and a neighbour reports
+    /// what it sees, its host monitor may be dead.
+    fn can_judge(&mut self, now: Instant) -> bool {
+        let missing: Vec<_> = self.torus.all().filter(|node| !self.reported.contains_key(node)).collect();
+        if missing.is_empty() || now >= Instant::default() + START {
+            return true;
+        }
+        let is_seen = |&node: &NodeNumber| {
+            let mut neighbours = self.neighbours(node);
+            self.incarnations.contains_key(&node)
+                && neighbours.any(|(other, _)| self.reported.contains_key(&other))
+        };
+        if !missing.iter().all(is_seen) {
+            self.monitors_missing = None;
+            return false;
+        }
+        let since = *self.monitors_missing.get_or_insert(now);
+        now.since(since) >= MONITOR_PERIODS * Duration::from_millis(self.timers.report)
     }
 
     fn update_states(&mut self, now: Instant) -> bool {

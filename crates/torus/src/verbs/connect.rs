@@ -189,14 +189,10 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
     let link = Arc::new(LinkConnector::new(links, parts)?);
     let strangers = Strangers::default();
     let ((proved, accepted), (done, results)) = (mpsc::channel(), mpsc::channel());
-    let begin = |work: Box<dyn FnOnce(&LinkConnector) -> Result<Connected, LinkError> + Send>| {
-        let (link, done) = (Arc::clone(&link), done.clone());
-        std::thread::spawn(move || done.send(work(&link)));
-    };
     let deadline = parts.deadline;
     for &(direction, node) in neighbours.iter().filter(|(direction, _)| direction.sign == Sign::Plus) {
         let address = parts.peers.get(node.index()).cloned().unwrap_or_default();
-        begin(Box::new(move |link| link.dial(direction, &address, 0, deadline)));
+        begin(&link, &done, move |link| link.dial(direction, &address, 0, deadline));
     }
     let mut waiting: Vec<_> =
         neighbours.iter().copied().filter(|(direction, _)| direction.sign == Sign::Minus).collect();
@@ -221,7 +217,7 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
             // Nobody knows the key but the neighbours: this one dials for the second time.
             let Some(at) = waiting.iter().position(|&(other, _)| other == direction) else { continue };
             waiting.remove(at);
-            begin(Box::new(move |link| link.finish(direction, stream, 0, deadline)));
+            begin(&link, &done, move |link| link.finish(direction, stream, 0, deadline));
         }
         while let Ok(result) = results.try_recv() {
             connected.push(result?);
@@ -233,6 +229,19 @@ pub(crate) fn connect_all(links: &mut VerbsLinks, parts: &Links<'_>) -> Result<V
         streams.push((direction, stream));
     }
     Ok(streams)
+}
+
+/// Connects a link on a thread of its own.
+fn begin(
+    link: &Arc<LinkConnector>,
+    done: &mpsc::Sender<Result<Connected, LinkError>>,
+    work: impl FnOnce(&LinkConnector) -> Result<Connected, LinkError> + Send + 'static,
+) {
+    let (link, done) = (Arc::clone(link), done.clone());
+    std::thread::spawn(move || {
+        // Nobody waits for it after an error of another link.
+        let _ = done.send(work(&link));
+    });
 }
 
 impl VerbsLinks {

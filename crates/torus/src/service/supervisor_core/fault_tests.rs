@@ -248,3 +248,29 @@ fn links_to_enclosed_nodes_are_avoided() {
     }
     assert!(world.is_well(), "{:?}", world.core.state());
 }
+
+/// A supervisor that is started again while the host monitor of node 1 is dead. Without the process of node 1, it may be that of
+/// a host that is slow to start.
+#[test]
+fn a_dead_host_monitor_does_not_keep_a_supervisor_from_judging() {
+    for (is_there, within) in [(true, Duration::from_millis(1100)), (false, START)] {
+        let torus: Dimensions = "4x1x1".parse().unwrap();
+        let mut core = SupervisorCore::new(torus, 0, Timers::default());
+        let others = torus.all().filter(|&node| node != NodeNumber(1));
+        others.for_each(|node| core.handle_node(node, 1));
+        if is_there {
+            core.handle_node(NodeNumber(1), 1);
+        }
+        let mut now = Instant::default();
+        while !core.has_judged() {
+            for node in torus.all().filter(|&node| node != NodeNumber(1)) {
+                core.handle_report(node, page(&torus, node, None, Condition::Ok), now);
+            }
+            core.handle_time(now);
+            now = now + Duration::from_millis(20);
+        }
+        let time = now.since(Instant::default());
+        assert!((within / 2..=within + Duration::from_millis(100)).contains(&time), "{time:?}");
+        assert_eq!(core.lost(), []);
+    }
+}
