@@ -7,6 +7,7 @@ mod options;
 mod pending;
 mod port;
 mod reconnect;
+mod registration;
 mod service;
 
 pub use message::{NodeCommand, NodeMessage};
@@ -41,6 +42,7 @@ use options::context;
 use pending::PendingConnections;
 use port::Port;
 use reconnect::{Outcome, Reconnector};
+use registration::MemoryKeeper;
 use service::Service;
 
 /// How long the nodes of a torus wait for each other at the start.
@@ -104,6 +106,7 @@ struct Node {
     pending: PendingConnections,
     listener: Arc<Listener>,
     reconnector: Reconnector,
+    keeper: MemoryKeeper,
     /// An application that waits for the supervisors to take this node back.
     waiting: Option<(Arc<Connection>, AttachRequest)>,
     /// An application has gone, and the supervisors do not know yet.
@@ -151,7 +154,8 @@ impl Node {
             engine.rejoin();
         }
         let publish = options.publish_card;
-        let port = Port::new(&device, card.clone(), publish, &mut engine, RegionId(options.key))
+        let keeper = MemoryKeeper::start().map_err(context("a thread that frees memory"))?;
+        let port = Port::new(&device, card.clone(), publish, &mut engine, RegionId(options.key), &keeper)
             .map_err(context("memory for an application"))?;
         let socket = socket_name(options.key, options.node);
         let applications = socket::Listener::bind(&socket).map_err(context("listen for applications"))?;
@@ -227,6 +231,7 @@ impl Node {
             pending: PendingConnections::default(),
             listener: Arc::new(listener),
             reconnector,
+            keeper,
             waiting: None,
             // The application of the node's earlier process is gone.
             departed: options.rejoin,
@@ -310,9 +315,10 @@ impl Node {
                 attempts.clear();
             }
             self.reconnect();
+            let unreachable = self.state.port.finish_registrations(&mut self.state.engine).is_err();
             let gone = ready.get(application_at) == Some(&true)
                 && self.state.port.serve(&mut self.state.engine).is_err();
-            if gone || self.state.faulty {
+            if unreachable || gone || self.state.faulty {
                 self.detach()?;
             }
             if ready.get(card_at) == Some(&true)
@@ -497,9 +503,15 @@ impl Node {
         state.engine.detach();
         state.faulty = false;
         let (publish, mailbox) = (self.options.publish_card, RegionId(self.options.key));
-        self.state.port =
-            Port::new(&self.device, self.card.clone(), publish, &mut self.state.engine, mailbox)
-                .map_err(context("memory for an application"))?;
+        self.state.port = Port::new(
+            &self.device,
+            self.card.clone(),
+            publish,
+            &mut self.state.engine,
+            mailbox,
+            &self.keeper,
+        )
+        .map_err(context("memory for an application"))?;
         self.departed = true;
         self.show_lost();
         Ok(())

@@ -10,6 +10,7 @@ use millstream_shm::EventFd;
 use millstream_shm::socket::Connection;
 use millstream_torus_core::{Dimensions, NodeNumber, router};
 
+use super::registration::{MemoryKeeper, Registrations};
 use crate::attach::{AttachReply, AttachRequest, receive, send};
 use crate::card::LeasedCard;
 use crate::control::{Command, Completion, Control, ControlError, MAX_COMMANDS};
@@ -39,6 +40,8 @@ pub(super) struct Port {
     descriptors: [OwnedFd; 2],
     wake: Arc<EventFd>,
     connection: Option<Arc<Connection>>,
+    keeper: MemoryKeeper,
+    registrations: Registrations,
 }
 
 impl Port {
@@ -48,6 +51,7 @@ impl Port {
         publish_card: bool,
         engine: &mut Engine,
         mailbox: RegionId,
+        keeper: &MemoryKeeper,
     ) -> io::Result<Port> {
         let (torus, here) = (engine.dimensions(), engine.here());
         let (control, control_fd) = Control::create(Some(device))?;
@@ -62,6 +66,7 @@ impl Port {
         let directory = Arc::new(directory);
         engine.regions.add_known(DIRECTORY, Arc::clone(&directory));
         engine.regions.publish(DIRECTORY, OutsideAccess::Read);
+        let wake = Arc::new(EventFd::latch()?);
         let mut port = Port {
             device: device.clone(),
             card,
@@ -72,7 +77,9 @@ impl Port {
             published: Vec::new(),
             control,
             descriptors: [control_fd, mailbox_fd],
-            wake: Arc::new(EventFd::latch()?),
+            registrations: Registrations::new(device, &wake),
+            keeper: keeper.clone(),
+            wake,
             connection: None,
         };
         if publish_card {
@@ -87,7 +94,7 @@ impl Port {
         let size = card.size();
         let length = usize::try_from(size).map_err(io::Error::other)?;
         let memory = Memory::of_card(card, 0, length, &self.device, Access::LOCAL_WRITE)?;
-        let region = engine.regions.add(Arc::new(memory));
+        let region = engine.regions.add(self.keeper.keep(memory));
         let access = OutsideAccess::ReadWrite;
         engine.regions.publish(region, access);
         self.published.push(PublishedRegion { name: CARD.to_owned(), region, size, access });
@@ -147,10 +154,10 @@ impl Port {
             AttachRequest::Attach { .. } | AttachRequest::Monitor => {
                 failed("this application is attached".to_owned())
             }
-            AttachRequest::Register { length } => match self.register(engine, descriptors, length) {
-                Ok(region) => AttachReply::Region { region: region.0 },
-                Err(error) => failed(format!("{length} bytes: {error}")),
-            },
+            AttachRequest::Register { length } => {
+                // The answer follows: [`Port::finish_registrations`].
+                return self.registrations.begin(descriptors.into_iter().next(), length);
+            }
             AttachRequest::RegisterCard { offset, length } => {
                 match self.register_card(engine, offset, length)? {
                     Some((region, descriptor)) => {
@@ -181,6 +188,20 @@ impl Port {
         };
         let memory: Vec<_> = memory.iter().map(OwnedFd::as_fd).collect();
         send(&connection, &reply, &memory)
+    }
+
+    /// Answers the application whose memory is registered. An error means that it is gone.
+    pub(super) fn finish_registrations(&mut self, engine: &mut Engine) -> io::Result<()> {
+        while let Some((length, registered)) = self.registrations.poll() {
+            let reply = match registered {
+                Ok(memory) => AttachReply::Region { region: engine.regions.add(self.keeper.keep(memory)).0 },
+                Err(error) => AttachReply::Failed { reason: format!("{length} bytes: {error}") },
+            };
+            if let Some(connection) = &self.connection {
+                send(connection, &reply, &[])?;
+            }
+        }
+        Ok(())
     }
 
     /// Lets hosts outside of the torus use a region by a name.
@@ -237,21 +258,12 @@ impl Port {
         let Some(card) = self.card.as_ref().filter(|card| card.is_leased()) else { return Ok(None) };
         let Ok(length) = usize::try_from(length) else { return Ok(None) };
         match Memory::of_card(card, offset, length, &self.device, Access::LOCAL_WRITE) {
-            Ok(memory) => Ok(Some((engine.regions.add(Arc::new(memory)), card.descriptor()?))),
+            Ok(memory) => Ok(Some((engine.regions.add(self.keeper.keep(memory)), card.descriptor()?))),
             Err(error) => {
                 tracing::warn!("{}: card {}: {error}", self.here, card.name());
                 Ok(None)
             }
         }
-    }
-
-    fn register(&self, engine: &mut Engine, descriptors: Vec<OwnedFd>, length: u64) -> io::Result<RegionId> {
-        let invalid = |cause: &str| io::Error::new(io::ErrorKind::InvalidInput, cause.to_owned());
-        let descriptor =
-            descriptors.into_iter().next().ok_or_else(|| invalid("no memory came with the request"))?;
-        let memory = Memory::from_peer(descriptor, Some((&self.device, Access::LOCAL_WRITE)))?;
-        memory.check(0, length).map_err(|error| invalid(&error.to_string()))?;
-        Ok(engine.regions.add(Arc::new(memory)))
     }
 
     /// Gives the application's commands to the engine, some at a time. Returns whether there were any.
