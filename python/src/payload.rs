@@ -41,8 +41,7 @@ impl<'a> Fragments<'a> {
         }
         let mut rest = self.payload;
         for (position, (event, len)) in self.events.iter().zip(self.lengths).enumerate() {
-            let Some((payload, tail)) =
-                usize::try_from(*len).ok().and_then(|len| rest.split_at_checked(len))
+            let Some((payload, tail)) = usize::try_from(*len).ok().and_then(|len| rest.split_at_checked(len))
             else {
                 return refuse(format!("the payload ends in event {event}"));
             };

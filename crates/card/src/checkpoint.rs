@@ -353,7 +353,12 @@ type ChunkSink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// A checkpoint file with checked header and regions.
 /// Reads a part of a checkpoint. A file that ends in it breaks the format.
-fn read_exact(input: &mut impl Read, into: &mut [u8], part: &str, path: &Path) -> Result<(), CheckpointError> {
+fn read_exact(
+    input: &mut impl Read,
+    into: &mut [u8],
+    part: &str,
+    path: &Path,
+) -> Result<(), CheckpointError> {
     let wanted = into.len();
     let mut read = 0;
     while read < wanted {

@@ -110,11 +110,7 @@ impl RemoteCard {
     }
 
     /// Acts as soon as a region has read its latest doorbell. Operations of other threads go on meanwhile.
-    fn when_free<T>(
-        &self,
-        region: u32,
-        act: impl FnOnce(&mut Inner) -> Result<T>,
-    ) -> Result<T, RemoteError> {
+    fn when_free<T>(&self, region: u32, act: impl FnOnce(&mut Inner) -> Result<T>) -> Result<T, RemoteError> {
         let mut act = Some(act);
         let mut waited: Option<(Deadline, Duration)> = None;
         loop {
@@ -122,7 +118,8 @@ impl RemoteCard {
                 if inner.is_free(region)? {
                     return act.take().map(|act| act(inner)).transpose();
                 }
-                let (deadline, _) = *waited.get_or_insert_with(|| (inner.deadline(), Duration::from_micros(20)));
+                let (deadline, _) =
+                    *waited.get_or_insert_with(|| (inner.deadline(), Duration::from_micros(20)));
                 match deadline.passed() {
                     true => Err(RemoteErrorKind::TimedOut(inner.options.timeout, "execution of a command")),
                     false => Ok(None),

@@ -168,6 +168,7 @@ pub(super) struct Channel {
     buffer: Vec<u8>,
     /// Limit of a frame's length.
     limit: usize,
+    /// The stream has ended because the peer was not reached, and not because it has ended.
     is_cut_off: bool,
 }
 
