@@ -71,7 +71,17 @@ static inline void msfe_close(struct msfe *ring) {
     ring->wake = ring->connection = -1;
 }
 
-static inline int msfe_limit(int socket, uint64_t deadline);
+/* Limits the wait of connect() and recvmsg(), which end with EAGAIN then. */
+static inline int msfe_limit(int socket, uint64_t deadline) {
+    uint64_t now = msfe_now();
+    /* Zero would be no limit. */
+    uint64_t left = now + 1000000u < deadline ? deadline - now : 1000000u;
+    struct timeval limit = {(time_t)(left / 1000000000u), (suseconds_t)(left % 1000000000u / 1000u)};
+    return setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
+                   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0
+               ? 0
+               : -1;
+}
 
 /* Receives the descriptors of the ring and of the wake-up. */
 static inline int msfe_receive(int socket, uint64_t deadline, int fds[2]) {
@@ -89,9 +99,12 @@ static inline int msfe_receive(int socket, uint64_t deadline, int fds[2]) {
             return -1;
         received = recvmsg(socket, &message, MSG_CMSG_CLOEXEC);
         /* A signal handler ends the wait, also with SA_RESTART. */
-    } while (received < 0 && errno == EINTR);
-    if (received <= 0)
+    } while (received < 0 && errno == EINTR && msfe_now() < deadline);
+    if (received <= 0) {
+        if (received < 0 && errno == EINTR)
+            errno = EAGAIN;
         return -1;
+    }
     struct cmsghdr *found = CMSG_FIRSTHDR(&message);
     if (!found || found->cmsg_type != SCM_RIGHTS || found->cmsg_len != CMSG_LEN(2 * sizeof(int))) {
         errno = EPROTO;
@@ -101,17 +114,10 @@ static inline int msfe_receive(int socket, uint64_t deadline, int fds[2]) {
     return 0;
 }
 
-/* Limits the wait of connect() and recvmsg(), which end with EAGAIN then. The answer of a readout unit takes some time, also if
- * none is left. */
-static inline int msfe_limit(int socket, uint64_t deadline) {
-    const uint64_t least = 100000000u;
-    uint64_t now = msfe_now();
-    uint64_t left = now + least < deadline ? deadline - now : least;
-    struct timeval limit = {(time_t)(left / 1000000000u), (suseconds_t)(left % 1000000000u / 1000u)};
-    return setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) == 0 &&
-                   setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) == 0
-               ? 0
-               : -1;
+/* The later one of a deadline and 100 ms from now: the answer of a readout unit takes some time, also if none is left. */
+static inline uint64_t msfe_at_least(uint64_t deadline) {
+    uint64_t least = msfe_now() + 100000000u;
+    return least < deadline ? deadline : least;
 }
 
 /* Connects to the readout unit that waits for front ends of `name`; waits for it up to `timeout_ms`, and for its answer at least
@@ -131,7 +137,7 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
     uint64_t deadline = msfe_now() + (uint64_t)timeout_ms * 1000000u;
     for (;;) {
         ring->connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-        if (ring->connection < 0 || msfe_limit(ring->connection, deadline) != 0) {
+        if (ring->connection < 0 || msfe_limit(ring->connection, msfe_at_least(deadline)) != 0) {
             int cause = errno;
             msfe_close(ring);
             errno = cause;
@@ -154,7 +160,7 @@ static inline int msfe_connect(struct msfe *ring, const char *name, int timeout_
     int fds[2];
     errno = 0;
     if (getsockopt(ring->connection, SOL_SOCKET, SO_PEERCRED, &peer, &peer_len) != 0 || peer.uid != geteuid() ||
-        msfe_receive(ring->connection, deadline, fds) != 0) {
+        msfe_receive(ring->connection, msfe_at_least(deadline), fds) != 0) {
         int cause = errno == EAGAIN ? ETIMEDOUT : EPROTO;
         msfe_close(ring);
         errno = cause;

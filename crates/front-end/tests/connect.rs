@@ -36,6 +36,8 @@ fn a_readout_unit_that_does_not_answer_is_not_waited_for() {
     let _silent = RingListener::bind(&name, OPTIONS).unwrap();
     assert!(matches!(FrontEnd::connect(&name, timeout), Err(ConnectError::TimedOut(_))));
     assert_eq!(connect_in_c(&name), Some(Errno::TIMEDOUT.raw_os_error()));
-    let with_signals = Command::new(&program).args([&name, "signals"]).status().unwrap().code();
+    let mut with_signals = Command::new("timeout");
+    with_signals.arg("60").arg(&program).args([&name, "signals"]);
+    let with_signals = with_signals.status().unwrap().code();
     assert_eq!(with_signals, Some(Errno::TIMEDOUT.raw_os_error()));
 }
