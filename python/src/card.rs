@@ -1,7 +1,6 @@
 //! Cards on the network.
 
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_card::control::{KernelSource, RunRequest};
@@ -38,7 +37,7 @@ const SIGNALS: Duration = Duration::from_millis(100);
 fn wait_in_turns<T: Send>(
     py: Python<'_>,
     timeout: Duration,
-    wait: impl Fn(Duration) -> Result<Option<T>, RemoteError> + Sync,
+    mut wait: impl FnMut(Duration) -> Result<Option<T>, RemoteError> + Send,
 ) -> PyResult<Option<T>> {
     let started = Instant::now();
     loop {
@@ -93,15 +92,15 @@ impl Connection {
 
     fn acquire(&self, py: Python<'_>, duration: f64, timeout: f64) -> PyResult<u32> {
         let (duration, timeout) = (seconds("duration", duration)?, seconds("timeout", timeout)?);
-        let latest = Mutex::new(None);
+        let mut leased = None;
         let held = wait_in_turns(py, timeout, |turn| match self.card.acquire(duration, turn) {
             Err(error) if matches!(error.kind, RemoteErrorKind::Leased { .. }) => {
-                *latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                leased = Some(error);
                 Ok(None)
             }
             other => other.map(Some),
         })?;
-        match (held, latest.into_inner().unwrap_or_else(PoisonError::into_inner)) {
+        match (held, leased) {
             (Some(held), _) => Ok(held.epoch),
             (None, Some(leased)) => Err(card_failed(&leased)),
             (None, None) => unreachable!("a turn ends with the lease or an error"),

@@ -352,31 +352,20 @@ impl RegionRecord {
 type ChunkSink<'a> = dyn FnMut(u64, &[u8]) -> Result<(), CheckpointError> + 'a;
 
 /// A checkpoint file with checked header and regions.
-/// Reads a part of a checkpoint. A file that ends in it breaks the format.
-fn read_exact(
-    input: &mut impl Read,
-    into: &mut [u8],
-    part: &str,
-    path: &Path,
-) -> Result<(), CheckpointError> {
-    let wanted = into.len();
-    let mut read = 0;
-    while read < wanted {
-        match input.read(&mut into[read..]) {
-            Ok(0) => {
-                return Err(CheckpointError::Field {
-                    file: path.to_owned(),
-                    field: part.to_owned(),
-                    value: read as u64,
-                    must: format!("the file ends after so many bytes, not {wanted}"),
-                });
-            }
-            Ok(more) => read += more,
-            Err(cause) if cause.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(cause) => return Err(CheckpointError::Io { file: path.to_owned(), cause }),
-        }
+/// Reads the next `len` bytes of a checkpoint. A file that ends in them breaks the format.
+fn read_part(input: &mut impl Read, len: usize, part: &str, path: &Path) -> Result<Vec<u8>, CheckpointError> {
+    let mut bytes = Vec::with_capacity(len);
+    let read = input.take(len as u64).read_to_end(&mut bytes);
+    let read = read.map_err(|cause| CheckpointError::Io { file: path.to_owned(), cause })?;
+    if read < len {
+        return Err(CheckpointError::Field {
+            file: path.to_owned(),
+            field: part.to_owned(),
+            value: read as u64,
+            must: format!("the file ends after so many bytes, not {len}"),
+        });
     }
-    Ok(())
+    Ok(bytes)
 }
 
 struct Reader {
@@ -396,8 +385,7 @@ impl Reader {
             must: must.to_owned(),
         };
         let mut input = BufReader::with_capacity(1 << 20, File::open(path).map_err(io)?);
-        let mut head = vec![0; Header::BYTES];
-        read_exact(&mut input, &mut head, "header", path)?;
+        let mut head = read_part(&mut input, Header::BYTES, "header", path)?;
         let header = Header::from_bytes(head.first_chunk().expect("as long as a header"));
         if header.magic != MAGIC {
             return Err(bad("magic", header.magic, "the file is not a checkpoint of a card"));
@@ -408,14 +396,11 @@ impl Reader {
         if header.region_count as usize > MAX_REGIONS {
             return Err(bad("region_count", header.region_count.into(), "at most 8"));
         }
-        head.resize(Header::BYTES + header.region_count as usize * RegionRecord::BYTES, 0);
-        read_exact(&mut input, &mut head[Header::BYTES..], "regions", path)?;
-        let regions = head[Header::BYTES..]
-            .as_chunks::<{ RegionRecord::BYTES }>()
-            .0
-            .iter()
-            .map(RegionRecord::from_bytes)
-            .collect();
+        let len = header.region_count as usize * RegionRecord::BYTES;
+        let records = read_part(&mut input, len, "regions", path)?;
+        let (regions, _) = records.as_chunks::<{ RegionRecord::BYTES }>();
+        let regions = regions.iter().map(RegionRecord::from_bytes).collect();
+        head.extend_from_slice(&records);
         head[12..16].fill(0);
         if crc32fast::hash(&head) != header.crc {
             return Err(bad(
@@ -440,10 +425,9 @@ impl Reader {
         let mut buffer = Vec::new();
         let mut total = 0u64;
         for index in 0..self.header.chunk_count {
-            let mut bytes = [0; Chunk::BYTES];
             let io = |cause| CheckpointError::Io { file: self.path.clone(), cause };
-            read_exact(&mut self.input, &mut bytes, &format!("chunk {index}"), &self.path)?;
-            let chunk = Chunk::from_bytes(&bytes);
+            let bytes = read_part(&mut self.input, Chunk::BYTES, &format!("chunk {index}"), &self.path)?;
+            let chunk = Chunk::from_bytes(bytes.first_chunk().expect("as long as a chunk's head"));
             let field = |name: &str| format!("chunk {index}: {name}");
             if !MemoryRange::new(chunk.offset, chunk.len).fits(self.header.memory_bytes) {
                 return Err(self.bad(&field("offset"), chunk.offset, "chunk is outside the card's memory"));

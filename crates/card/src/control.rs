@@ -26,6 +26,9 @@ type Result<T, E = RemoteErrorKind> = std::result::Result<T, E>;
 /// Most bytes of DMA transfers that are queued at once, unless it is one transfer.
 const MAX_BATCH_BYTES: u64 = 64 << 20;
 
+/// What is missing when a command times out that the card answers in a register.
+const EXECUTION: &str = "execution of a command";
+
 /// Least time for a card to load an image: its compiler may take 20 s of processor time.
 const COMPILATION: Duration = Duration::from_secs(60);
 
@@ -121,7 +124,7 @@ impl RemoteCard {
                 let (deadline, _) =
                     *waited.get_or_insert_with(|| (inner.deadline(), Duration::from_micros(20)));
                 match deadline.passed() {
-                    true => Err(RemoteErrorKind::TimedOut(inner.options.timeout, "execution of a command")),
+                    true => Err(RemoteErrorKind::TimedOut(inner.options.timeout, EXECUTION)),
                     false => Ok(None),
                 }
             })?;
@@ -306,13 +309,16 @@ impl Inner {
     fn is_free(&mut self, region: u32) -> Result<bool> {
         self.check_region(region)?;
         let pending = self.pending[region as usize];
-        if pending != 0 && self.register(region_register(region, region_at::doorbell_ack))? == pending {
-            self.clear_pending(pending);
+        if pending == 0 {
+            return Ok(true);
         }
-        if self.pending[region as usize] != 0 {
+        let is_acknowledged = self.register(region_register(region, region_at::doorbell_ack))? == pending;
+        if is_acknowledged {
+            self.clear_pending(pending);
+        } else {
             self.lease()?;
         }
-        Ok(self.pending[region as usize] == 0)
+        Ok(is_acknowledged)
     }
 
     /// Answers a start that a stop has overwritten before the region had read it.
@@ -367,7 +373,7 @@ impl Inner {
         while self.register(register)? != word {
             self.lease()?;
             if deadline.passed() {
-                return Err(RemoteErrorKind::TimedOut(self.options.timeout, "execution of a command"));
+                return Err(RemoteErrorKind::TimedOut(self.options.timeout, EXECUTION));
             }
             self.wait_until(Deadline::after(pause), |_| false)?;
             pause = (pause * 2).min(Duration::from_millis(5));

@@ -107,6 +107,13 @@ enum BuilderState {
     Gone,
 }
 
+impl BuilderState {
+    /// Whether the unit is there, and gets batches or will.
+    fn is_present(self) -> bool {
+        matches!(self, BuilderState::Active | BuilderState::Spare)
+    }
+}
+
 /// Phase of the run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
@@ -343,9 +350,8 @@ impl Manager {
     /// caller handles it as lost when it has ended or has stopped itself. False if the unit counts as lost at once.
     pub fn handle_cut_off(&mut self, unit: Unit, now: Instant) -> bool {
         let Unit::Builder(bu) = unit else { return false };
-        let is_there =
-            matches!(self.builders[bu.index()].membership, BuilderState::Active | BuilderState::Spare);
-        self.phase == Phase::Running && is_there && self.exclude_builder(bu, StopCause::Lost(unit), now)
+        let is_present = self.builders[bu.index()].membership.is_present();
+        self.phase == Phase::Running && is_present && self.exclude_builder(bu, StopCause::Lost(unit), now)
     }
 
     /// The first `events` events of the run are available. Without a call, all events are available from the start.
@@ -455,9 +461,7 @@ impl Manager {
         unit.events_assigned += u64::from(batch.events);
         let at = unit.base + slot.index();
         self.slots[at].1 = Slot::Assigned(batch);
-        // One timeout to arrive and one to be processed, which the builder unit enforces; the third is for its
-        // report, or the next one that the batch waits for storage.
-        self.deadlines.start(at, now + 3 * self.plan.timeout);
+        self.deadlines.start(at, now + self.plan.done_timeout());
         match rebuild {
             Some(Rebuild { batch, from, .. }) => {
                 self.rebuild.pop_front();
@@ -578,7 +582,7 @@ impl Manager {
         }
         (*last, *state) = (generation, Slot::Granted);
         let unit = &mut self.builders[builder.index()];
-        if matches!(unit.membership, BuilderState::Active | BuilderState::Spare) {
+        if unit.membership.is_present() {
             unit.credits.push_back(slot);
             self.round_robin.set_ready(builder.index(), unit.membership == BuilderState::Active);
         }
@@ -626,9 +630,8 @@ impl Manager {
     ) -> Result<(), ProtocolError> {
         let at = self.slot_at(builder, slot)?;
         self.assigned(at, generation)?;
-        let membership = self.builders[builder.index()].membership;
-        if matches!(membership, BuilderState::Active | BuilderState::Spare) {
-            self.deadlines.start(at, now + 3 * self.plan.timeout);
+        if self.builders[builder.index()].membership.is_present() {
+            self.deadlines.start(at, now + self.plan.done_timeout());
         }
         Ok(())
     }

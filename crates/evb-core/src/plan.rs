@@ -73,6 +73,12 @@ pub struct Batch {
 }
 
 impl Plan {
+    /// Time from the assignment of a batch to its report, or from one report that it waits for storage to the next. One timeout
+    /// to arrive and one to be processed, which the builder unit enforces; the third is for the report.
+    pub(crate) fn done_timeout(&self) -> Duration {
+        3 * self.timeout
+    }
+
     /// Checks that the numbers of units, slots, events and fragments fit their types.
     ///
     /// # Errors

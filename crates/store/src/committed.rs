@@ -54,7 +54,7 @@ impl CommittedReader {
                 reader => self.batches.insert(reader?),
             },
         };
-        if !is_wanted(self.instance.as_deref(), &reader.schema().run.instance) {
+        if self.instance.as_ref().is_some_and(|wanted| *wanted != reader.schema().run.instance) {
             return Ok(Vec::new());
         }
         reader.newly_committed()
@@ -68,7 +68,9 @@ impl CommittedReader {
             return Ok(Vec::new());
         }
         let reader = EventReader::open_from(&self.path, self.rows)?;
-        if self.instance.is_some() && !is_wanted(self.instance.as_deref(), &reader.instance()?) {
+        if let Some(wanted) = &self.instance
+            && *wanted != reader.instance()?
+        {
             return Ok(Vec::new());
         }
         let mut numbers = reader.into_numbers();
@@ -76,11 +78,6 @@ impl CommittedReader {
         self.rows += numbers.len() as u64;
         Ok(numbers)
     }
-}
-
-/// Whether a run with the instance `found` is the one whose events are read.
-fn is_wanted(wanted: Option<&str>, found: &str) -> bool {
-    wanted.is_none_or(|wanted| wanted == found)
 }
 
 /// Numbers of the events that the writer of a file committed, whether it is complete, being written, or left by a dead writer.

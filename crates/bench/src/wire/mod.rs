@@ -83,8 +83,8 @@ struct Tool {
     port: Option<u16>,
     environment: Vec<(&'static str, String)>,
     read: Reader,
-    /// The number of messages in both command lines, if the CPU time per byte is a figure too: `-n 3000`.
-    messages: Option<String>,
+    /// Whether the CPU time per byte is a figure too: its command lines have [`MESSAGES`].
+    has_cpu_time: bool,
     /// Factor of the baseline: 2 if the tool measures whole round trips.
     round_trips: f64,
 }
@@ -135,10 +135,9 @@ impl Options {
 
 /// Raw UDP is the first of each group: the baseline of the others.
 fn bandwidths(options: &Options, payload: usize) -> Vec<Tool> {
-    let messages = format!("-n {MESSAGES}");
     let perftest = |program| Tool {
-        messages: Some(messages.clone()),
-        ..perftest(&options.library_dir, program, &format!("-s {SIZE} {messages}"), bandwidth)
+        has_cpu_time: true,
+        ..perftest(&options.library_dir, program, &format!("-s {SIZE} -n {MESSAGES}"), bandwidth)
     };
     vec![
         raw_udp(&options.program, "bandwidth", payload, "--segmentation-offload"),
@@ -158,7 +157,7 @@ fn bandwidths(options: &Options, payload: usize) -> Vec<Tool> {
                 let rate = text[end..].split("\"bits_per_second\":").nth(1)?;
                 rate.split([',', '\n', '}']).next()?.trim().parse::<f64>().ok().map(|bits| bits / 8e9)
             }),
-            messages: None,
+            has_cpu_time: false,
             round_trips: 1.0,
         },
         ucx("ucp_put_bw", &format!("-s {SIZE} -n 1000 -w 50"), |text| {
@@ -234,7 +233,7 @@ fn add_figures(table: &mut Table, mtu: u32, unit: &str, tools: &[Tool], measured
             _ => Figure::without_baseline(name, value, unit),
         });
         // With veth the sender's system calls carry packets up to the receiver's socket.
-        if tool.messages.is_none() {
+        if !tool.has_cpu_time {
             continue;
         }
         let bytes = (MESSAGES - FEWER_MESSAGES) * SIZE;
@@ -284,9 +283,11 @@ impl Tool {
         let value = self.read.read(&output.client_output).ok_or_else(|| {
             io::Error::other(format!("{} printed no result:\n{}", self.client, output.client_output))
         })?;
-        let Some(messages) = &self.messages else { return Ok((value, output.cpu_seconds)) };
-        let shorter =
-            [&self.server, &self.client].map(|line| line.replace(messages, &format!("-n {FEWER_MESSAGES}")));
+        if !self.has_cpu_time {
+            return Ok((value, output.cpu_seconds));
+        }
+        let [messages, fewer] = [MESSAGES, FEWER_MESSAGES].map(|count| format!("-n {count}"));
+        let shorter = [&self.server, &self.client].map(|line| line.replace(&messages, &fewer));
         let shorter = hosts.run([&shorter[0], &shorter[1]], self.port, &self.environment)?;
         Ok((value, [0, 1].map(|side| output.cpu_seconds[side] - shorter.cpu_seconds[side])))
     }
@@ -311,7 +312,7 @@ fn raw_udp(program: &Path, test: &str, payload: usize, flags: &str) -> Tool {
         port: None,
         environment: Vec::new(),
         read: Reader::Text(|text| text.lines().find_map(|line| line.strip_prefix("result ")?.parse().ok())),
-        messages: None,
+        has_cpu_time: false,
         round_trips: 1.0,
     }
 }
@@ -328,7 +329,7 @@ fn perftest(library_dir: &Path, program: &str, arguments: &str, read: fn(&str) -
         port: Some(PORT),
         environment: vec![("LD_LIBRARY_PATH", library_dir.display().to_string())],
         read: Reader::Text(read),
-        messages: None,
+        has_cpu_time: false,
         round_trips: 1.0,
     }
 }
@@ -342,7 +343,7 @@ fn ucx(test: &str, arguments: &str, read: fn(&str) -> Option<f64>) -> Tool {
         port: Some(PORT),
         environment: vec![("UCX_TLS", "tcp,self".into()), ("UCX_NET_DEVICES", "wire0".into())],
         read: Reader::Text(read),
-        messages: None,
+        has_cpu_time: false,
         round_trips: 1.0,
     }
 }
@@ -357,7 +358,7 @@ fn libfabric(name: &str, size: usize, times: usize, column: fn(&[&str]) -> Optio
         port: Some(PORT),
         environment: Vec::new(),
         read: Reader::LastLine(column),
-        messages: None,
+        has_cpu_time: false,
         round_trips: 1.0,
     }
 }

@@ -234,6 +234,12 @@ impl Test {
         serde_json::from_str(&answer.body).unwrap_or_else(|error| panic!("{error}: {answer:?}"))
     }
 
+    /// Starts a run; the simulated backend does by the number of events in a batch what it is asked to.
+    pub(crate) fn start_with_batch(&self, events: u32) {
+        self.succeed("set", &format!(r#"{{"settings": {{"run.batch": {events}}}}}"#));
+        self.succeed("start", "");
+    }
+
     pub(crate) fn status(&self) -> Status {
         serde_json::from_str(&self.get("/api/v1/status").body).unwrap()
     }

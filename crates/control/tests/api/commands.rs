@@ -62,8 +62,7 @@ fn a_prepared_run_waits_for_its_start() {
 fn a_failed_run_is_an_error_until_it_is_acknowledged() {
     let test = Test::new();
     test.succeed("configure", "");
-    test.succeed("set", r#"{"settings": {"run.batch": 13}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(13);
     let failed = test.wait_for(State::Error);
     assert_eq!(failed.last_run.unwrap().problems, ["the simulated run failed"]);
     assert_eq!(failed.faults.last().unwrap().text, "the simulated run failed");
@@ -77,16 +76,14 @@ fn a_failed_run_is_an_error_until_it_is_acknowledged() {
 fn a_panic_fails_the_run_and_the_next_one_starts() {
     let test = Test::new();
     test.succeed("configure", "");
-    test.succeed("set", r#"{"settings": {"run.batch": 14}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(14);
     let failed = test.wait(|status| status.run.is_none());
     let problem = "a fault of this program ended the run: the simulated backend has a fault";
     assert_eq!((failed.state, failed.last_run.unwrap().problems), (State::Error, vec![problem.to_owned()]));
     let EntryKind::End { result, problems, .. } = &test.control.log(1)[0].kind else { panic!("no end") };
     assert_eq!((result, problems.as_slice()), (&RunResult::Failed, &[problem.to_owned()][..]));
     assert_eq!(test.succeed("reset", "").state, State::Configured);
-    test.succeed("set", r#"{"settings": {"run.batch": 4}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(4);
     test.wait_for(State::Running);
 }
 

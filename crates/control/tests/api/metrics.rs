@@ -78,16 +78,14 @@ fn counters_of_events_do_not_fall_when_a_run_ends() {
         let samples = parse(&test.get("/metrics").body);
         ["built", "accepted"].map(|what| one(&samples, &format!("millstream_events_{what}_total")))
     };
-    test.succeed("set", r#"{"settings": {"run.batch": 16}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(16);
     test.wait(|status| status.run.as_ref().is_some_and(|run| run.progress.events_built >= 20));
     let running = counts();
     test.succeed("stop", "");
     test.wait_for(State::Configured);
     let ended = counts();
     assert!(ended[0] >= running[0] && ended[1] >= running[1], "{running:?} {ended:?}");
-    test.succeed("set", r#"{"settings": {"run.batch": 15}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(15);
     test.wait_for(State::Error);
     let failed = counts();
     assert!(failed[0] >= ended[0] + 100.0 && failed[1] >= ended[1] + 50.0, "{ended:?} {failed:?}");
@@ -97,8 +95,7 @@ fn counters_of_events_do_not_fall_when_a_run_ends() {
 fn events_without_a_lost_readout_unit_are_incomplete_while_the_run_goes_on() {
     let test = Test::new();
     test.succeed("configure", "");
-    test.succeed("set", r#"{"settings": {"run.batch": 17}}"#);
-    test.succeed("start", "");
+    test.start_with_batch(17);
     test.wait(|status| status.run.as_ref().is_some_and(|run| run.progress.events_incomplete >= 20));
     assert!(one(&parse(&test.get("/metrics").body), "millstream_events_incomplete_total") >= 20.0);
 }

@@ -81,13 +81,12 @@ impl Manager {
             is_lost: self.readouts[current.index.index()].is_lost(),
             first_batch: current.first_batch,
         });
-        let is_absent = |state| !matches!(state, BuilderState::Active | BuilderState::Spare);
         let builders = (0..).map(BuIndex).zip(&self.builders);
         Membership {
             term: self.term,
             readouts: readouts.collect(),
             absent_builders: builders
-                .filter(|(_, unit)| is_absent(unit.membership))
+                .filter(|(_, unit)| !unit.membership.is_present())
                 .map(|(bu, _)| bu)
                 .collect(),
             first_batch: self.next_batch,
@@ -292,9 +291,7 @@ impl Manager {
         let mut others = others.map(|(_, unit)| unit);
         self.phase == Phase::Running
             && self.plan.recovery.builder == OnBuilderLoss::Rebuild
-            && others.any(|unit| {
-                matches!(unit.membership, BuilderState::Active | BuilderState::Spare | BuilderState::Vacant)
-            })
+            && others.any(|unit| unit.membership.is_present() || unit.membership == BuilderState::Vacant)
     }
 
     /// The run goes on without a readout unit: builder units close its connection and do not wait for it. False if the

@@ -56,7 +56,7 @@ impl Manager {
                 .map(|(bu, _)| bu)
                 .collect(),
             builders: builders()
-                .filter(|(_, unit)| matches!(unit.membership, BuilderState::Active | BuilderState::Spare))
+                .filter(|(_, unit)| unit.membership.is_present())
                 .map(|(bu, _)| self.record(bu))
                 .collect(),
             lost_builders: lost
@@ -415,10 +415,10 @@ impl Manager {
     /// Starts the term.
     fn go_on(&mut self, now: Instant) {
         for (at, unit) in self.builders.iter_mut().enumerate() {
-            if matches!(unit.membership, BuilderState::Active | BuilderState::Spare) {
+            if unit.membership.is_present() {
                 let slots = unit.base..unit.base + usize::from(self.plan.slots[at].get());
                 for slot in slots.filter(|&slot| matches!(self.slots[slot].1, Slot::Assigned(_))) {
-                    self.deadlines.start(slot, now + 3 * self.plan.timeout);
+                    self.deadlines.start(slot, now + self.plan.done_timeout());
                 }
                 let slots = (0..self.plan.slots[at].get()).map(SlotIndex);
                 let granted =
